@@ -1,0 +1,103 @@
+"""A circuit: some of a model's edges, and how they were found. Kept as JSON that people can read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gradpath.errors import InputError
+from gradpath.files import write_atomically
+from gradpath.graph import Graph
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """Edges in the order in which they were chosen, with their scores.
+
+    ``about`` says how the scores were made and how the edges were selected: enough to find them again.
+    """
+
+    graph: Graph
+    index: Int[Tensor, "edge 2"]  # (source, target)
+    scores: Float[Tensor, " edge"]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def edges(self) -> list[str]:
+        """The edges' names, most important first."""
+        return [self.graph.edge(source, target) for source, target in self.index.tolist()]
+
+    @property
+    def mask(self) -> Bool[Tensor, "source target"]:
+        mask = torch.zeros(self.graph.n_sources, self.graph.n_targets, dtype=torch.bool, device="cpu")
+        mask[self.index[:, 0], self.index[:, 1]] = True
+        return mask
+
+    @property
+    def asked(self) -> int:
+        """How many edges were asked for, before pruning."""
+        return int(self.about.get("selection", {}).get("edges_asked", len(self)))
+
+    def save(self, file: str | Path) -> None:
+        """Write JSON with one edge a line, all of it or nothing."""
+        graph = self.graph
+        head = {
+            "gradpath_circuit": FORMAT,
+            "graph": {"n_layers": graph.n_layers, "n_heads": graph.n_heads, "parallel": graph.parallel},
+            "about": dict(self.about),
+        }
+        # Nine digits are enough to give every float32 back exactly.
+        scores = [float(f"{score:.9g}") for score in self.scores.tolist()]
+        lines = [json.dumps([edge, score]) for edge, score in zip(self.edges, scores, strict=True)]
+        text = json.dumps(head, indent=1).removesuffix("\n}")
+        body = ",\n  ".join(lines)
+        write_atomically(Path(file), f'{text},\n "edges": [\n  {body}\n ]\n}}\n')
+
+
+def load_circuit(file: str | Path) -> Circuit:
+    """Read what ``Circuit.save`` wrote, checking every edge."""
+    try:
+        return _parsed(json.loads(Path(file).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise InputError(f"there is no file {file}. Give the circuit.json of a find.") from None
+    except InputError as problem:
+        raise InputError(f"{file} is no circuit that can be used: {problem}") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
+        reason = f"{type(problem).__name__}: {problem}"
+        raise InputError(
+            f"{file} cannot be read as a gradpath circuit ({reason}). "
+            "It may be cut off or edited by hand: make it again with gradpath find."
+        ) from None
+
+
+def _parsed(content: Any) -> Circuit:
+    if not isinstance(content, dict) or content.get("gradpath_circuit") != FORMAT:
+        raise InputError(f'it has no "gradpath_circuit": {FORMAT}. Give the circuit.json of a find.')
+    graph = Graph(**{name: content["graph"][name] for name in ("n_layers", "n_heads", "parallel")})
+    if not (0 < graph.n_layers <= 10_000 and 0 < graph.n_heads <= 10_000):
+        raise InputError(f"{graph.n_layers} layers of {graph.n_heads} heads are no model.")
+    index, scores, seen = [], [], set()
+    for name, score in content["edges"]:
+        pair = graph.index(name)
+        if pair in seen:
+            raise InputError(f"the edge {name!r} stands in it twice. Remove one of them.")
+        if not isinstance(score, (int, float)) or not math.isfinite(score):
+            raise InputError(f"the score of {name!r} is {score!r}: it has to be a finite number.")
+        seen.add(pair)
+        index.append(pair)
+        scores.append(float(score))
+    edges = torch.tensor(index, dtype=torch.long, device="cpu").view(-1, 2)
+    return Circuit(graph, edges, torch.tensor(scores, device="cpu"), dict(content["about"]))

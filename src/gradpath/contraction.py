@@ -1,0 +1,195 @@
+r"""The contraction: differences of writes times gradients of reads, summed over examples and positions.
+
+Neither side is ever kept per head at full width. Of a head's write only z_h (d_head wide) is kept, and
+of the gradient at a head's read only the gradient d_h at its projection's output. Their expansions are
+
+    x_u           W_O[:, h] z_h
+    dL/d in_h     J^T W_h^T d_h,       J = (I - y y^T / D) / sigma
+
+y is the normalised input and 1/sigma its scale, which all heads of a layer share, D = d_model. For several
+points p of a path, with c_hp = d_hp . (W_h y_p) / D and W_h y_p the projection's output less its bias,
+
+    sum_p J_p^T W_h^T d_hp  =  W_h^T (sum_p d_hp / sigma_p)  -  sum_p (c_hp / sigma_p) y_p
+
+so the d_h are summed over the points before they are expanded, and the number of points costs one
+column of y each. Expansion and contraction are matrix products, made one layer and a few thousand rows
+at a time, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradpath.model.transformer import Architecture, Layer, LayerRun, Run, Transformer
+
+# The most numbers that the expanded writes of one chunk of rows may take: 32 Mi floats, 128 MiB.
+_CHUNK = 1 << 25
+
+
+@dataclass(frozen=True)
+class Writes:
+    """What the nodes wrote on the clean prompts less what they wrote on the corrupted ones."""
+
+    input: Tensor  # (row, d_model)
+    heads: list[Tensor]  # per layer (head, row, d_head): z
+    mlps: list[Tensor]  # per layer (row, d_model)
+
+
+def write_differences(clean_input: Tensor, clean: Run, corrupted_input: Tensor, corrupted: Run) -> Writes:
+    """The differences of all nodes' writes; the graph of the runs is let go."""
+
+    def difference(a: Tensor, b: Tensor) -> Tensor:
+        return (a.detach().float() - b.detach().float()).flatten(0, 1)  # (row, ...)
+
+    layers = list(zip(clean.layers, corrupted.layers, strict=True))
+    return Writes(
+        input=difference(clean_input, corrupted_input),
+        heads=[difference(a.z, b.z).transpose(0, 1).contiguous() for a, b in layers],
+        mlps=[difference(a.mlp_out, b.mlp_out) for a, b in layers],
+    )
+
+
+@dataclass
+class LayerReads:
+    """The gradients at one layer's reads, summed over points as far as they can be."""
+
+    heads: Tensor  # (3 head, row, d_head): sum of d_h / sigma
+    mlp: Tensor  # (row, d_model)
+    pull: list[Tensor]  # per group of points (row, 3 head, point): c_h / sigma
+    y: list[Tensor]  # per group of points (row, point, d_model)
+
+
+@dataclass
+class Reads:
+    """The sum over points of the gradients at all targets."""
+
+    n_points: int = 0
+    layers: list[LayerReads] = field(default_factory=list)
+    logits: Tensor | None = None  # (row, d_model)
+
+    def add(self, model: Transformer, run: Run, metric: Tensor) -> None:
+        """Take the gradients of ``metric``, (point, batch), at every target of the run that gave it.
+
+        ``torch.autograd.grad`` returns them and stores nothing, so they cannot mix with those of another
+        backward pass over the same run.
+        """
+        n_points = len(metric)
+        taps = [tap for layer in run.layers for tap in (layer.q, layer.k, layer.v, layer.mlp_in)]
+        gradients = torch.autograd.grad(metric.sum(), [*taps, run.final_in], retain_graph=True)
+        for index, layer in enumerate(run.layers):
+            new = _layer_reads(
+                model, model.layers[index], layer, gradients[4 * index : 4 * index + 4], n_points
+            )
+            if self.n_points:
+                old = self.layers[index]
+                new = LayerReads(old.heads + new.heads, old.mlp + new.mlp, old.pull + new.pull, old.y + new.y)
+                self.layers[index] = new
+            else:
+                self.layers.append(new)
+        logits = _summed(gradients[-1], n_points)
+        self.logits = logits if self.logits is None else self.logits + logits
+        self.n_points += n_points
+
+
+def _summed(x: Tensor, n_points: int) -> Tensor:
+    """(point batch, pos, ...) summed over points, as (row, ...)."""
+    return x.float().reshape(n_points, -1, *x.shape[2:]).sum(0)
+
+
+def _layer_reads(
+    model: Transformer, layer: Layer, run: LayerRun, gradients: Sequence[Tensor], n_points: int
+) -> LayerReads:
+    a = model.arch
+    d = torch.stack(list(gradients[:3]), -3).float().flatten(-3, -2)  # (point batch, pos, 3 head, d_head)
+    out = torch.stack([run.q, run.k, run.v], -3).detach().float().flatten(-3, -2)
+    if layer.b_qkv is not None:
+        out = out - _per_query_head(layer.b_qkv.float().view(-1, a.d_head), a)
+    rstd, y = run.rstd.detach().float(), run.y.detach().float()
+    c = (d * out).sum(-1) * (rstd / a.d_model)  # (point batch, pos, 3 head)
+    scaled = _summed(d * rstd[..., None], n_points)  # (row, 3 head, d_head)
+
+    def by_row(x: Tensor) -> Tensor:  # (point batch, pos, ...) -> (row, point, ...)
+        return x.reshape(n_points, -1, *x.shape[2:]).transpose(0, 1)
+
+    return LayerReads(
+        heads=scaled.transpose(0, 1).contiguous(),
+        mlp=_summed(gradients[3], n_points),
+        pull=[by_row(c).transpose(1, 2)],
+        y=[by_row(y)],
+    )
+
+
+def _per_query_head(bias: Tensor, a: Architecture) -> Tensor:
+    """A bias (head + 2 kv_head, d_head) of the fused projection for every query head, (3 head, d_head)."""
+    q, k, v = torch.split(bias, [a.n_heads, a.n_kv_heads, a.n_kv_heads])
+    group = a.n_heads // a.n_kv_heads
+    return torch.cat([q, k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)])
+
+
+def contract(model: Transformer, writes: Writes, reads: Reads) -> Tensor:
+    """The sum over rows of writes times reads, for every source and target: (source, target)."""
+    assert reads.logits is not None, "a path has to be walked before it is contracted"
+    graph, d_model = model.graph, model.arch.d_model
+    scores = torch.zeros(graph.n_sources, graph.n_targets, device=writes.input.device)
+    n_rows = len(writes.input)
+    size = max(1, _CHUNK // (graph.n_sources * d_model))
+    for at in range(0, n_rows, size):
+        rows = slice(at, min(at + size, n_rows))
+        sources = _expanded_writes(model, writes, rows)  # (source, row d_model)
+        for first, targets in _expanded_reads(model, reads, rows):
+            n_before = int(graph.sources_before_target[first + len(targets) - 1])
+            scores[:n_before, first : first + len(targets)] += sources[:n_before] @ targets.T
+    return scores
+
+
+def _expanded_writes(model: Transformer, writes: Writes, rows: slice) -> Tensor:
+    a, graph = model.arch, model.graph
+    n_rows = len(writes.input[rows])
+    sources = writes.input.new_empty(graph.n_sources, n_rows, a.d_model)
+    sources[0] = writes.input[rows]
+    for index, layer in enumerate(model.layers):
+        w_o = layer.w_o.float().view(a.d_model, a.n_heads, a.d_head).permute(1, 2, 0)
+        heads = slice(graph.source_head(index), graph.source_mlp(index))
+        torch.bmm(writes.heads[index][:, rows], w_o, out=sources[heads])
+        sources[graph.source_mlp(index)] = writes.mlps[index][rows]
+    return sources.flatten(1)
+
+
+def _expanded_reads(model: Transformer, reads: Reads, rows: slice) -> Iterator[tuple[int, Tensor]]:
+    """Blocks of consecutive targets: (first target, gradients (target, row d_model)).
+
+    A block is an MLP and the heads of the layer above it. Both read the same sources, but for the MLP
+    itself, whose column is masked in the end.
+    """
+    graph, n_heads = model.graph, model.arch.n_heads
+    assert reads.logits is not None
+    n_rows = len(reads.logits[rows])
+    block = reads.logits.new_empty(1 + 3 * n_heads, n_rows, model.arch.d_model)
+    for index, layer in enumerate(model.layers):
+        _expand_heads(model.arch, layer, reads.layers[index], rows, out=block[1:])
+        if index == 0:
+            yield graph.target_head(0), block[1:].flatten(1)
+        else:
+            block[0] = reads.layers[index - 1].mlp[rows]
+            yield graph.target_mlp(index - 1), block.flatten(1)
+    last = torch.stack([reads.layers[-1].mlp[rows], reads.logits[rows]])
+    yield graph.target_mlp(graph.n_layers - 1), last.flatten(1)
+
+
+def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: slice, out: Tensor) -> None:
+    """The gradients at the reads of a layer's heads, (3 head, row, d_model), into ``out``."""
+    weights = layer.w_qkv.float().view(-1, a.d_head, a.d_model)
+    n_q, n_kv = a.n_heads, a.n_kv_heads
+    sizes = [(n_q, n_q), (n_q, n_kv), (n_q, n_kv)]  # query heads that read, heads that have weights
+    at = 0
+    for (n_reads, n_own), weight in zip(sizes, torch.split(weights, [n_q, n_kv, n_kv]), strict=True):
+        heads = slice(at, at + n_reads)
+        d = reads.heads[heads, rows].reshape(n_own, -1, a.d_head)
+        torch.bmm(d, weight, out=out[heads].view(n_own, -1, a.d_model))
+        at += n_reads
+    pull, y = torch.cat(reads.pull, -1)[rows], torch.cat(reads.y, 1)[rows]
+    out.transpose(0, 1).baddbmm_(pull, y, alpha=-1)

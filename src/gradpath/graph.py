@@ -1,0 +1,140 @@
+"""The computational graph of a decoder-only transformer: its nodes, its edges and their names.
+
+A *source* writes to the residual stream, a *target* reads from it, an edge joins a source to a
+later target and is written ``a0.h3->a5.h1<k>``. With L layers of H heads::
+
+    sources  input, then per layer  a{l}.h{h} (H of them), m{l}              1 + L (H + 1)
+    targets  per layer  a{l}.h{h}<q>, <k>, <v> (3 H), m{l}; then logits      L (3 H + 1) + 1
+
+``input`` is the token embedding alone. Positional embeddings and biases are the same in the clean
+and in the corrupted run, so they belong to no edge. An attention target reads every source of the
+layers below; an MLP reads those and the heads of its own layer, unless attention and MLP run in
+parallel; ``logits`` reads everything.
+
+Axis names, used in every shape of the package: ``batch`` examples, ``pos`` token positions,
+``d_model`` the residual stream, ``head`` attention heads, ``d_head`` the width of one, ``source`` and
+``target`` as above, ``vocab`` tokens, ``point`` points of a path, ``row`` = (batch, pos) flattened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from gradpath.errors import InputError
+
+QKV = ("q", "k", "v")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes and edges of a transformer, as names, positions in them, and one mask.
+
+    >>> graph = Graph(n_layers=12, n_heads=12)
+    >>> graph.n_edges
+    32491
+    >>> graph.edge(*graph.index("a0.h3->a5.h1<k>"))
+    'a0.h3->a5.h1<k>'
+    """
+
+    n_layers: int
+    n_heads: int
+    parallel: bool = False
+
+    @property
+    def n_sources(self) -> int:
+        return 1 + self.n_layers * (self.n_heads + 1)
+
+    @property
+    def n_targets(self) -> int:
+        return self.n_layers * (3 * self.n_heads + 1) + 1
+
+    @cached_property
+    def n_edges(self) -> int:
+        return int(self.sources_before_target.sum())
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        names = ["input"]
+        for layer in range(self.n_layers):
+            names += [f"a{layer}.h{head}" for head in range(self.n_heads)] + [f"m{layer}"]
+        return tuple(names)
+
+    @cached_property
+    def targets(self) -> tuple[str, ...]:
+        names = []
+        for layer in range(self.n_layers):
+            names += [f"a{layer}.h{head}<{x}>" for x in QKV for head in range(self.n_heads)]
+            names.append(f"m{layer}")
+        return (*names, "logits")
+
+    def source_head(self, layer: int, head: int = 0) -> int:
+        """Index of the source ``a{layer}.h{head}``; a layer's heads are consecutive."""
+        return 1 + layer * (self.n_heads + 1) + head
+
+    def source_mlp(self, layer: int) -> int:
+        return self.source_head(layer, self.n_heads)
+
+    def target_head(self, layer: int, qkv: int = 0, head: int = 0) -> int:
+        """Index of the target ``a{layer}.h{head}<q|k|v>``; a layer's 3 H are consecutive."""
+        return layer * (3 * self.n_heads + 1) + qkv * self.n_heads + head
+
+    def target_mlp(self, layer: int) -> int:
+        return self.target_head(layer, 3)
+
+    @property
+    def logits(self) -> int:
+        return self.n_targets - 1
+
+    @cached_property
+    def sources_before_target(self) -> Tensor:
+        """How many sources each target reads. They are always the first ones, (target,)."""
+        counts = []
+        for layer in range(self.n_layers):
+            below = self.source_head(layer)
+            counts += [below] * (3 * self.n_heads)
+            counts.append(below if self.parallel else self.source_mlp(layer))
+        counts.append(self.n_sources)
+        return torch.tensor(counts, device="cpu")
+
+    @cached_property
+    def mask(self) -> Bool[Tensor, "source target"]:
+        """Which (source, target) pairs are edges."""
+        return torch.arange(self.n_sources, device="cpu")[:, None] < self.sources_before_target
+
+    @cached_property
+    def node_of_target(self) -> Tensor:
+        """For each target the source index of the same node; for ``logits`` n_sources, (target,)."""
+        nodes = []
+        for layer in range(self.n_layers):
+            nodes += [self.source_head(layer, head) for _ in QKV for head in range(self.n_heads)]
+            nodes.append(self.source_mlp(layer))
+        return torch.tensor([*nodes, self.n_sources], device="cpu")
+
+    @cached_property
+    def _source_index(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.sources)}
+
+    @cached_property
+    def _target_index(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.targets)}
+
+    def edge(self, source: int, target: int) -> str:
+        return f"{self.sources[source]}->{self.targets[target]}"
+
+    def index(self, edge: str) -> tuple[int, int]:
+        """The (source, target) position of an edge's name, or an error that says what is wrong."""
+        source, arrow, target = edge.partition("->")
+        if not arrow or source not in self._source_index or target not in self._target_index:
+            raise InputError(
+                f"{edge!r} is no edge of a model with {self.n_layers} layers of {self.n_heads} heads: "
+                "write it as source->target, for example 'input->a0.h0<q>' or 'a0.h0->m0'."
+            )
+        pair = self._source_index[source], self._target_index[target]
+        if pair[0] >= int(self.sources_before_target[pair[1]]):
+            raise InputError(f"{edge!r} is no edge: {target} does not read what {source} writes.")
+        return pair

@@ -1,0 +1,201 @@
+r"""The intervention: run the model with every edge outside a circuit corrupted (Algorithm 1 D).
+
+::
+
+    in_v = sum over edges (u, v) of  x_u  if the edge is in the circuit,  else  x'_u
+
+x_u as computed in this patched run, x'_u in the corrupted one. Written as the corrupted run's input and
+the differences that the kept edges bring,
+
+    in_v = in'_v + sum over kept edges of (x_u - x'_u),
+
+it needs nothing of a node that is outside the circuit, and the corrupted run serves every circuit. A
+target without a kept edge reads what it reads in the corrupted run, so its projection is taken from there.
+Positions before the first differing token have no differences; their keys and values come from the prefix.
+
+Cost: per batch of examples one clean and one corrupted forward pass (``Stage``), then per circuit the
+products of the nodes in it, at most one forward pass over the suffix, and no backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from gradpath.circuit import Circuit
+from gradpath.errors import InputError
+from gradpath.model.transformer import Past, Run, Transformer
+from gradpath.tasks.task import Pairs
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Some targets that read from the same sources: which they are and which edges feed them."""
+
+    targets: list[int]  # indices among the 3 H of a layer, in order; [0] for an MLP or the logits
+    edges: Tensor  # (target, live source): 1 where the edge is in the circuit
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What a circuit needs of one layer."""
+
+    heads: list[int]  # heads that write to the circuit
+    attention: Reader  # their q, k and v that have a kept edge
+    head_rows: slice  # where the heads stand among the live sources
+    mlp: Reader | None  # if it writes to the circuit
+    mlp_row: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A circuit's edges, laid out in the order of the computation."""
+
+    n_live: int
+    reads_input: bool
+    layers: list[LayerPlan]
+    logits: Tensor  # (1, live source)
+
+
+def plan(circuit: Circuit, dtype: torch.dtype, device: torch.device) -> Plan:
+    """Find what has to be computed for a circuit: the nodes that write to it, and what they read."""
+    graph, mask = circuit.graph, circuit.mask
+    live = mask.any(1)
+    edges = mask[live].T.to(device, dtype)  # (target, live source)
+    row = (live.cumsum(0) - 1).tolist()
+    layers = []
+    for layer in range(graph.n_layers):
+        first, last = graph.source_head(layer), graph.source_mlp(layer)
+        heads = [h for h in range(graph.n_heads) if live[first + h]]
+        begin = int(live[:first].sum())
+        own = [qkv * graph.n_heads + h for qkv in range(3) for h in heads]
+        columns = graph.target_head(layer) + torch.tensor(own, dtype=torch.long, device="cpu")
+        fed = mask[:, columns].any(0)
+        targets = [x for x, is_fed in zip(own, fed.tolist(), strict=True) if is_fed]
+        attention = Reader(targets, edges[columns[fed], :begin])
+        rows = slice(begin, begin + len(heads))
+        mlp = Reader([0], edges[graph.target_mlp(layer), : rows.stop][None]) if live[last] else None
+        layers.append(LayerPlan(heads, attention, rows, mlp, row[last]))
+    return Plan(int(live.sum()), bool(live[0]), layers, edges[graph.logits][None])
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One batch, set up for any number of circuits: its corrupted run, and the logits of both ends."""
+
+    model: Transformer
+    batch: Pairs
+    corrupted: Run
+    queries: list[Tensor]  # per layer (batch, head, pos, d_head), rotated
+    past: list[Past]  # per layer, prefix and suffix
+    input: Tensor  # (batch, pos, d_model): x - x' of the node input
+    clean_logits: Tensor  # (batch, vocab)
+    corrupted_logits: Tensor
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor]:
+        """Where each example's last token stands in the suffix."""
+        at = self.batch.last - self.batch.start
+        return torch.arange(len(at), device=at.device), at
+
+
+def set_stage(model: Transformer, batch: Pairs) -> Stage:
+    """Run the clean and the corrupted prompts of a batch."""
+    start = batch.start
+    clean, corrupted = model.embed(batch.clean), model.embed(batch.corrupted)
+    past = model.prefix(clean[:, :start]) if start else []
+    place = model.place(start, clean.shape[1] - start)
+    row, at = torch.arange(len(batch), device=model.device), batch.last - start
+    clean_run = model.run(clean[:, start:], start=start, past=past)
+    run = model.run(corrupted[:, start:], start=start, past=past)
+    return Stage(
+        model=model,
+        batch=batch,
+        corrupted=run,
+        queries=[model.rotate(layer.q, place).transpose(1, 2) for layer in run.layers],
+        past=[x.past.behind(past[i] if past else None) for i, x in enumerate(run.layers)],
+        input=(clean - corrupted)[:, start:],
+        clean_logits=model.unembed(clean_run.final_in[row, at]),
+        corrupted_logits=model.unembed(run.final_in[row, at]),
+    )
+
+
+def run_circuit(stage: Stage, todo: Plan) -> Tensor:
+    """Logits at the last position with every edge outside the circuit corrupted, (batch, vocab)."""
+    model = stage.model
+    # What each live node writes here less what it writes in the corrupted run.
+    deltas = stage.input.new_zeros(todo.n_live, *stage.input.shape)  # (live source, batch, pos, d_model)
+    if todo.reads_input:
+        deltas[0] = stage.input
+    for index, step in enumerate(todo.layers):
+        if step.attention.targets:
+            deltas[step.head_rows] = _heads(stage, index, step, deltas)
+        if step.mlp is not None:
+            before = stage.corrupted.layers[index]
+            x = _read(before.mlp_in, step.mlp.edges, deltas)[0]
+            deltas[step.mlp_row] = model.mlp(model.layers[index], x) - before.mlp_out
+    row, at = stage.last
+    final = _read(stage.corrupted.final_in[row, at], todo.logits, deltas[:, row, at])[0]
+    return model.unembed(final)
+
+
+def _read(base: Tensor, edges: Tensor, deltas: Tensor) -> Tensor:
+    """What targets read: the corrupted input and what the kept edges bring, (target, *base)."""
+    if not edges.shape[1]:
+        return base.expand(len(edges), *base.shape)
+    brought = edges @ deltas[: edges.shape[1]].flatten(1)
+    return brought.view(len(edges), *base.shape).add_(base)
+
+
+def _heads(stage: Stage, index: int, step: LayerPlan, deltas: Tensor) -> Tensor:
+    """What the live heads of a layer write beyond the corrupted run, (head, batch, pos, d_model)."""
+    model, layer, a = stage.model, stage.model.layers[index], stage.model.arch
+    before = stage.corrupted.layers[index]
+    start, length = stage.batch.start, before.z.shape[1]
+    x = _read(before.attn_in, step.attention.edges, deltas)
+    fresh = _project(model, index, step.attention.targets, model.norm(x)[0])  # (target, batch, pos, d_head)
+    place = model.place(start, length)
+    q = stage.queries[index][:, step.heads]
+    keys, values = (x[:, step.heads] for x in stage.past[index])
+    for target, projected in zip(step.attention.targets, fresh, strict=True):
+        qkv, head = divmod(target, a.n_heads)
+        at = step.heads.index(head)
+        if qkv == 2:
+            values[:, at, start:] = projected
+        else:
+            turned = model.rotate(projected[:, :, None], place)[:, :, 0]
+            (q if qkv == 0 else keys[:, :, start:])[:, at] = turned
+    z = model.attend(layer, q, Past(keys, values), place)  # (batch, pos, head, d_head)
+    change = (z - before.z[:, :, step.heads]).flatten(0, 1).transpose(0, 1)  # (head, row, d_head)
+    w_o = layer.w_o.view(a.d_model, a.n_heads, a.d_head)[:, step.heads].permute(1, 2, 0)
+    return torch.bmm(change, w_o).view(len(step.heads), *before.attn_in.shape)
+
+
+def _project(model: Transformer, index: int, targets: list[int], y: Tensor) -> list[Tensor]:
+    """Each target's own head projection of its own normalised input, (batch, pos, d_head) each."""
+    a, layer = model.arch, model.layers[index]
+    weights = layer.w_qkv.view(-1, a.d_head, a.d_model)
+    biases = None if layer.b_qkv is None else layer.b_qkv.view(-1, a.d_head)
+    rows = [_weight_row(target, a.n_heads, a.n_kv_heads) for target in targets]
+    return [F.linear(y[i], weights[r], None if biases is None else biases[r]) for i, r in enumerate(rows)]
+
+
+def _weight_row(target: int, n_heads: int, n_kv_heads: int) -> int:
+    """Where the fused projection keeps the head of a target: query heads share keys and values."""
+    qkv, head = divmod(target, n_heads)
+    if qkv == 0:
+        return head
+    return n_heads + (qkv - 1) * n_kv_heads + head // (n_heads // n_kv_heads)
+
+
+def check_same_graph(model: Transformer, circuit: Circuit) -> None:
+    if model.graph != circuit.graph:
+        ours, theirs = model.graph, circuit.graph
+        raise InputError(
+            f"the circuit is of another model: it has {theirs.n_layers} layers of {theirs.n_heads} heads, "
+            f"{model.name or 'this model'} has {ours.n_layers} of {ours.n_heads}. "
+            f"Evaluate it on {circuit.about.get('model') or 'the model it was found in'}."
+        )

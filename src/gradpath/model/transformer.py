@@ -1,0 +1,308 @@
+"""One decoder-only transformer that shows what every node writes and what every target reads.
+
+A layer computes, on the residual stream x (one column per position)::
+
+    y = norm(x);  q, k, v = W_qkv y + b        one product for all heads
+    z = softmax(scale q k^T) v                 per head, d_head wide
+    x = x + W_O z + b_O                        head h writes W_O[:, h] z_h
+    x = x + W_out act(W_in norm(x) + b) + b    the MLP, gated or not
+
+The forward pass is this and nothing more: heads are never split apart in it. A ``Run`` keeps what the
+products gave, and whoever wants a head's own write or the gradient at a head's own read forms it
+from there (see ``attribution``).
+
+Two exact rewritings are made once, when a model is loaded (``folded``). A norm's gain and shift go
+into the projection that follows, so a norm has no parameters. Behind a LayerNorm, the rows of that
+projection are centred: the norm's output has mean zero, so this changes nothing, and a gradient that
+comes back through the projection has mean zero too. Both kinds of norm then have the same Jacobian,
+``(I - y y^T / d_model) / sigma``.
+
+Parameters never ask for gradients, and nothing here changes the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradpath.errors import InputError
+from gradpath.graph import Graph
+from gradpath.model.tokenizer import Tokenizer
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "swish": F.silu,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The numbers and choices that tell one family and size from another."""
+
+    family: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_model: int
+    norm: Literal["layer", "rms"]
+    norm_eps: float
+    activation: str
+    gated: bool = False
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's weights, rows are outputs. Norm gains and shifts are folded in already."""
+
+    w_qkv: Tensor  # (head d_head + 2 kv_head d_head, d_model)
+    b_qkv: Tensor | None
+    w_o: Tensor  # (d_model, head d_head)
+    b_o: Tensor | None
+    w_in: Tensor  # (d_mlp, d_model), or the gate's rows above the values' rows
+    b_in: Tensor | None
+    w_out: Tensor  # (d_model, d_mlp)
+    b_out: Tensor | None
+    scale: float  # of the attention logits
+    window: int | None = None  # how many positions back attention sees, itself included
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands in the prompt: what its positions see, and what rotates them."""
+
+    masks: dict[int | None, Tensor]  # per window: -inf where a position may not look, (pos, start + pos)
+    rotation: tuple[Tensor, Tensor] | None  # cos and sin, (pos, 1, d_head)
+
+
+class Past(NamedTuple):
+    """Keys (rotated) and values of one layer at earlier positions, (batch, head, pos, d_head)."""
+
+    keys: Tensor
+    values: Tensor
+
+    def behind(self, earlier: Past | None) -> Past:
+        """These positions with the earlier ones in front of them."""
+        if earlier is None:
+            return self
+        return Past(torch.cat([earlier.keys, self.keys], 2), torch.cat([earlier.values, self.values], 2))
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """What one layer read and wrote; the shapes are the run's (batch, pos, ...).
+
+    ``q``, ``k``, ``v`` are the projections before any rotation, k and v repeated for every query head.
+    ``y`` is the normalised input of attention and ``rstd`` its 1/sigma.
+    """
+
+    attn_in: Tensor  # (batch, pos, d_model), before the norm
+    y: Tensor  # (batch, pos, d_model)
+    rstd: Tensor  # (batch, pos, 1)
+    q: Tensor  # (batch, pos, head, d_head)
+    k: Tensor
+    v: Tensor
+    z: Tensor  # (batch, pos, head, d_head)
+    mlp_in: Tensor  # (batch, pos, d_model), before the norm
+    mlp_out: Tensor  # (batch, pos, d_model)
+    past: Past  # this run's own keys and values
+
+
+@dataclass(frozen=True)
+class Run:
+    """A forward pass over consecutive positions."""
+
+    layers: list[LayerRun]
+    final_in: Tensor  # (batch, pos, d_model): what ``logits`` reads, before the norm
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A decoder-only language model: architecture, weights, tokenizer, and how to run it."""
+
+    arch: Architecture
+    layers: tuple[Layer, ...]
+    embedding: Float[Tensor, "vocab d_model"]
+    unembedding: Float[Tensor, "vocab d_model"]
+    final_gain: Float[Tensor, " d_model"]
+    final_shift: Float[Tensor, " d_model"] | None = None
+    positions: Float[Tensor, "max_pos d_model"] | None = None
+    rotary: Float[Tensor, " half_d_head"] | None = None  # inverse frequencies
+    rotary_gain: float = 1.0
+    tokenizer: Tokenizer | None = None
+    name: str = ""
+
+    @cached_property
+    def graph(self) -> Graph:
+        return Graph(self.arch.n_layers, self.arch.n_heads)
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def max_positions(self) -> int | None:
+        return None if self.positions is None else len(self.positions)
+
+    def embed(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        """What ``input`` writes: the token embedding alone."""
+        return self.embedding[ids]
+
+    def run(self, x: Float[Tensor, "batch pos d_model"], *, start: int = 0, past: Sequence[Past] = ()) -> Run:
+        """Run token embeddings at positions start, start + 1, ... behind the keys and values of ``past``."""
+        place = self.place(start, x.shape[1])
+        resid = self._with_positions(x, start)
+        layers = []
+        for index, layer in enumerate(self.layers):
+            seen, resid = self._run_layer(layer, resid, place, past[index] if past else None)
+            layers.append(seen)
+        return Run(layers, resid)
+
+    def prefix(self, x: Float[Tensor, "batch pos d_model"]) -> list[Past]:
+        """Keys and values of positions 0, 1, ...: all that later positions ever read of them.
+
+        The last layer stops there: its queries and its MLP would reach nothing.
+        """
+        place = self.place(0, x.shape[1])
+        resid = self._with_positions(x, 0)
+        past = []
+        for layer in self.layers[:-1]:
+            seen, resid = self._run_layer(layer, resid, place, None)
+            past.append(seen.past)
+        _, k, v = self.project(self.layers[-1], self.norm(resid)[0])
+        return [*past, self.keys_and_values(k, v, place)]
+
+    def _run_layer(
+        self, layer: Layer, resid: Tensor, place: Place, before: Past | None
+    ) -> tuple[LayerRun, Tensor]:
+        y, rstd = self.norm(resid)
+        q, k, v = self.project(layer, y)
+        own = self.keys_and_values(k, v, place)
+        z = self.attend(layer, self.rotate(q, place).transpose(1, 2), own.behind(before), place)
+        after = resid + F.linear(z.flatten(-2), layer.w_o, layer.b_o)
+        # An alias, so that a gradient asked for here is the one that came through the MLP alone.
+        mlp_in = after.view_as(after)
+        mlp_out = self.mlp(layer, mlp_in)
+        return LayerRun(resid, y, rstd, q, k, v, z, mlp_in, mlp_out, own), after + mlp_out
+
+    def norm(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalised x and 1/sigma, (..., d_model) and (..., 1). No gain, no shift: see ``folded``."""
+        if self.arch.norm == "layer":
+            y, _, rstd = torch.native_layer_norm(x, [x.shape[-1]], None, None, self.arch.norm_eps)
+            return y, rstd
+        wide = x.float()
+        rstd = (wide.square().mean(-1, keepdim=True) + self.arch.norm_eps).rsqrt()
+        return (wide * rstd).to(x.dtype), rstd
+
+    def project(self, layer: Layer, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of every query head, each (batch, pos, head, d_head)."""
+        a = self.arch
+        qkv = F.linear(y, layer.w_qkv, layer.b_qkv)
+        qkv = qkv.view(*y.shape[:-1], -1, a.d_head)
+        q, k, v = torch.split(qkv, [a.n_heads, a.n_kv_heads, a.n_kv_heads], dim=-2)
+        if a.n_kv_heads < a.n_heads:
+            # One copy for each query head, so that each has a gradient, and so an edge, of its own.
+            group = a.n_heads // a.n_kv_heads
+            k, v = k.repeat_interleave(group, -2), v.repeat_interleave(group, -2)
+        return q, k, v
+
+    def keys_and_values(self, k: Tensor, v: Tensor, place: Place) -> Past:
+        return Past(self.rotate(k, place).transpose(1, 2), v.transpose(1, 2))
+
+    def attend(self, layer: Layer, q: Tensor, past: Past, place: Place) -> Tensor:
+        """What each head gathers for queries (batch, head, pos, d_head): z, (batch, pos, head, d_head)."""
+        mask = place.masks[layer.window]
+        z = F.scaled_dot_product_attention(q, past.keys, past.values, attn_mask=mask, scale=layer.scale)
+        return z.transpose(1, 2)
+
+    def mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        """The MLP's write for a residual stream x that it has yet to normalise."""
+        hidden = F.linear(self.norm(x)[0], layer.w_in, layer.b_in)
+        act = ACTIVATIONS[self.arch.activation]
+        if self.arch.gated:
+            gate, value = hidden.chunk(2, -1)
+            hidden = act(gate) * value
+        else:
+            hidden = act(hidden)
+        return F.linear(hidden, layer.w_out, layer.b_out)
+
+    def unembed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
+        """Logits for what ``logits`` reads. Ask only for the positions that are wanted: it is costly."""
+        y = self.norm(x)[0] * self.final_gain
+        return F.linear(y if self.final_shift is None else y + self.final_shift, self.unembedding)
+
+    def place(self, start: int, length: int) -> Place:
+        """Masks and rotations for positions start, start + 1, ... of a prompt that begins at 0."""
+        at = torch.arange(start, start + length, device=self.device)[:, None]
+        key = torch.arange(start + length, device=self.device)
+        masks = {}
+        for window in {layer.window for layer in self.layers}:
+            hidden = (key > at) if window is None else (key > at) | (key <= at - window)
+            masks[window] = torch.zeros_like(hidden, dtype=self.dtype).masked_fill(hidden, -torch.inf)
+        if self.rotary is None:
+            return Place(masks, None)
+        angle = (at * self.rotary).tile(2)[:, None]  # (pos, 1, d_head)
+        cos, sin = angle.cos() * self.rotary_gain, angle.sin() * self.rotary_gain
+        return Place(masks, (cos.to(self.dtype), sin.to(self.dtype)))
+
+    def rotate(self, x: Tensor, place: Place) -> Tensor:
+        """Rotary position embedding of queries or keys (batch, pos, head, d_head), if there is one."""
+        if place.rotation is None:
+            return x
+        cos, sin = place.rotation
+        a, b = x.chunk(2, -1)
+        return x * cos + torch.cat([-b, a], -1) * sin
+
+    def _with_positions(self, x: Tensor, start: int) -> Tensor:
+        if self.positions is None:
+            return x
+        if start + x.shape[1] > len(self.positions):
+            raise InputError(
+                f"the model reads at most {len(self.positions)} tokens: a prompt has {start + x.shape[1]}. "
+                "Shorten it, or use a model with a longer context."
+            )
+        return x + self.positions[start : start + x.shape[1]]
+
+    def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
+        """The plain forward pass, logits at every position."""
+        with torch.no_grad():
+            return self.unembed(self.run(self.embed(ids)).final_in)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Transformer:
+        """The same model elsewhere, or in another precision."""
+
+        def moved(value: Any) -> Any:
+            return value.to(device, dtype) if isinstance(value, Tensor) else value
+
+        layers = tuple(replace(x, **{k: moved(v) for k, v in vars(x).items()}) for x in self.layers)
+        names = ("embedding", "unembedding", "final_gain", "final_shift", "positions")
+        tensors = {name: moved(getattr(self, name)) for name in names}
+        # Angles grow with the position: half precision would blur them, so frequencies stay float32.
+        rotary = None if self.rotary is None else self.rotary.to(device)
+        return replace(self, layers=layers, rotary=rotary, **tensors)
+
+
+def folded(
+    weight: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor | None, *, centre: bool
+) -> tuple[Tensor, Tensor | None]:
+    """A projection (out, in) with the gain and shift of the norm in front of it made part of it."""
+    if shift is not None:
+        moved = weight @ shift
+        bias = moved if bias is None else bias + moved
+    weight = weight * gain
+    return (weight - weight.mean(1, keepdim=True) if centre else weight), bias

@@ -1,0 +1,159 @@
+"""Selection: from scores to a circuit.
+
+A way of selecting is an order of all edges, of which the first n are taken. ``top`` goes by |score|.
+``greedy`` starts from ``logits``; its frontier is every edge into a node that is in, it takes the one of
+largest |score|, and when that edge's source is new its incoming edges join the frontier. Either is one
+nested sequence, computed once whatever the number of circuits cut from it. Ties go to the lower index.
+
+What is selected is then pruned: a node without an incoming or without an outgoing edge leaves, with its
+edges, until none is left. ``input`` needs no parent, ``logits`` no child, and any of a head's q, k and v
+counts as incoming. In a graph without cycles this leaves exactly the edges on a way from ``input`` to
+``logits``, which two sweeps over the layers find.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from gradpath.circuit import Circuit
+from gradpath.errors import InputError, UsageError, unknown
+from gradpath.graph import QKV, Graph
+from gradpath.scores import Scores
+
+Order = Int[Tensor, " edge"]  # flat positions in the (source, target) matrix
+
+
+def top(scores: Scores, n: int) -> Order:
+    """The n edges of largest |score|."""
+    edges = scores.graph.mask.flatten().nonzero()[:, 0]
+    size = scores.values.flatten()[edges].abs()
+    return edges[size.sort(descending=True, stable=True).indices[:n]]
+
+
+def greedy(scores: Scores, n: int) -> Order:
+    """The n edges that a search from ``logits`` backwards takes, always the largest |score| at hand.
+
+    Each target's sources are sorted once; the heap holds one edge per target, so n edges cost n pops.
+    """
+    graph = scores.graph
+    size = scores.values.abs().masked_fill(~graph.mask, -1)
+    ranked = size.sort(dim=0, descending=True, stable=True)
+    sizes, sources = ranked.values.T.tolist(), ranked.indices.T.tolist()  # [target][rank]
+    limits = graph.sources_before_target.tolist()
+    targets_of = _targets_of_nodes(graph)
+    heap: list[tuple[float, int, int]] = []  # (-|score|, flat index, rank)
+
+    def offer(target: int, rank: int) -> None:
+        if rank < limits[target]:
+            flat = sources[target][rank] * graph.n_targets + target
+            heapq.heappush(heap, (-sizes[target][rank], flat, rank))
+
+    offer(graph.logits, 0)
+    taken, reached = list[int](), set[int]()
+    while len(taken) < n:
+        _, flat, rank = heapq.heappop(heap)
+        source, target = divmod(flat, graph.n_targets)
+        taken.append(flat)
+        offer(target, rank + 1)
+        if source not in reached:
+            reached.add(source)
+            for reader in targets_of[source]:
+                offer(reader, 0)
+    return torch.tensor(taken, dtype=torch.long, device="cpu")
+
+
+def _targets_of_nodes(graph: Graph) -> list[list[int]]:
+    """For each source the targets that the same node reads at: none for ``input``."""
+    readers: list[list[int]] = [[] for _ in range(graph.n_sources)]
+    for target, node in enumerate(graph.node_of_target.tolist()[:-1]):
+        readers[node].append(target)
+    return readers
+
+
+SELECTIONS: dict[str, Callable[[Scores, int], Order]] = {"top": top, "greedy": greedy}
+
+
+def select(
+    scores: Scores,
+    n: int | None = None,
+    *,
+    sparsity: float | None = None,
+    how: str = "top",
+    prune: bool = True,
+) -> Circuit:
+    """The circuit of ``n`` edges, or of the share 1 - ``sparsity`` of all edges, pruned."""
+    n = edge_count(scores.graph, n, sparsity)
+    return select_many(scores, [n], how=how, prune=prune)[0]
+
+
+def select_many(
+    scores: Scores, counts: Sequence[int], *, how: str = "top", prune: bool = True
+) -> list[Circuit]:
+    """Circuits of several sizes from one ordering."""
+    if how not in SELECTIONS:
+        raise unknown("selection", how, SELECTIONS)
+    if not scores.values.isfinite().all():
+        raise InputError("scores that are not finite numbers cannot be ranked. Attribute again.")
+    scores = replace(scores, values=scores.values.cpu())
+    order = SELECTIONS[how](scores, max(edge_count(scores.graph, n, None) for n in counts))
+    return [_circuit(scores, order[:n], n, how, prune) for n in counts]
+
+
+def edge_count(graph: Graph, n: int | None, sparsity: float | None) -> int:
+    """How many edges a request for a number, or for a sparsity, means."""
+    if (n is None) == (sparsity is None):
+        raise UsageError("say how large the circuit should be: either a number of edges or a sparsity.")
+    if sparsity is not None:
+        if not 0 <= sparsity < 1:
+            raise UsageError(
+                "the sparsity is the share of edges left out, from 0 up to but not including 1: "
+                f"{sparsity} was asked for."
+            )
+        n = max(1, round((1 - sparsity) * graph.n_edges))
+    assert n is not None
+    if not 1 <= n <= graph.n_edges:
+        raise UsageError(
+            f"a circuit of this model has from 1 to {graph.n_edges:,} edges: {n:,} were asked for."
+        )
+    return n
+
+
+def _circuit(scores: Scores, order: Order, n: int, how: str, prune: bool) -> Circuit:
+    graph = scores.graph
+    if prune:
+        mask = torch.zeros(graph.n_sources * graph.n_targets, dtype=torch.bool, device="cpu")
+        mask[order] = True
+        order = order[pruned(graph, mask.view(graph.n_sources, -1)).flatten()[order]]
+    index = torch.stack([order // graph.n_targets, order % graph.n_targets], 1)
+    selection = {"how": how, "pruned": prune, "edges_asked": n, "edges_kept": len(order)}
+    return Circuit(graph, index, scores.values.flatten()[order], {**scores.about, "selection": selection})
+
+
+def pruned(graph: Graph, mask: Bool[Tensor, "source target"]) -> Bool[Tensor, "source target"]:
+    """The edges of ``mask`` that lie on a way from ``input`` to ``logits``."""
+    fed = torch.zeros(graph.n_sources, dtype=torch.bool, device="cpu")  # is reached from input
+    fed[0] = True
+    for layer in range(graph.n_layers):
+        for nodes, targets in _layer_nodes(graph, layer):
+            fed[nodes] = (mask[:, targets] & fed[:, None]).any(0).view(-1, len(fed[nodes])).any(0)
+    heard = torch.zeros(graph.n_targets, dtype=torch.bool, device="cpu")  # reaches logits
+    heard[graph.logits] = True
+    for layer in reversed(range(graph.n_layers)):
+        for nodes, targets in reversed(_layer_nodes(graph, layer)):
+            alive = (mask[nodes] & heard).any(1)
+            heard[targets] = alive.repeat(len(heard[targets]) // len(alive))
+    return mask & fed[:, None] & heard
+
+
+def _layer_nodes(graph: Graph, layer: int) -> list[tuple[slice, slice]]:
+    """A layer's heads, then its MLP: the range of its sources and that of its targets."""
+    head, mlp = graph.source_head(layer), graph.source_mlp(layer)
+    read, read_mlp = graph.target_head(layer), graph.target_mlp(layer)
+    assert read_mlp - read == len(QKV) * (mlp - head)
+    return [(slice(head, mlp), slice(read, read_mlp)), (slice(mlp, mlp + 1), slice(read_mlp, read_mlp + 1))]

@@ -1,0 +1,70 @@
+"""Metrics: how much of the behaviour the logits show, one number per example, higher is better.
+
+A metric is a function of the logits at each prompt's last position, (batch, vocab), and the same
+rows' labels, whatever their shape. Users pass their own in the same form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Metric = Callable[[Any, Any], Tensor]
+
+_NONE = -1  # fills up the shorter list of answers
+
+
+def logit_difference(
+    logits: Float[Tensor, "batch vocab"], labels: Int[Tensor, "batch 2"]
+) -> Float[Tensor, " batch"]:
+    """The logit of the right answer, labels[:, 0], minus that of the wrong one, labels[:, 1]."""
+    pair = logits.gather(1, labels)  # (batch, 2)
+    return pair[:, 0] - pair[:, 1]
+
+
+def probability_difference(
+    logits: Float[Tensor, "batch vocab"], labels: Int[Tensor, "batch 2 width"]
+) -> Float[Tensor, " batch"]:
+    """The probability of all right answers, labels[:, 0], minus that of all wrong ones, labels[:, 1].
+
+    Both are lists of token ids, filled up with -1 where one is shorter.
+    """
+    batch = torch.arange(len(logits), device=logits.device)[:, None, None]
+    picked = logits.softmax(-1)[batch, labels.clamp(min=0)]  # (batch, 2, width)
+    right, wrong = torch.where(labels >= 0, picked, 0).sum(-1).unbind(1)
+    return right - wrong
+
+
+def kl_divergence(
+    logits: Float[Tensor, "batch vocab"], labels: Float[Tensor, "batch vocab"]
+) -> Float[Tensor, " batch"]:
+    """Minus KL(clean || these logits), labels being the log-probabilities of the clean run.
+
+    0 is the clean output and everything else is below it. The gradient at the clean input itself
+    is zero, so a method that looks only there (EAP) sees nothing: use one with a path.
+    """
+    return -(labels.exp() * (labels - logits.log_softmax(-1))).sum(-1)
+
+
+METRICS: dict[str, Metric] = {
+    "logit-difference": logit_difference,
+    "probability-difference": probability_difference,
+}
+
+
+def label_tensor(answers: Sequence[tuple[Sequence[int], Sequence[int]]], *, many: bool) -> Tensor:
+    """Right and wrong answers as the labels of a metric: (n, 2), or (n, 2, width) for ``many``.
+
+    >>> label_tensor([((5, 6), (7,))], many=True).tolist()
+    [[[5, 6], [7, -1]]]
+    """
+    if not many:
+        return torch.tensor([[right[0], wrong[0]] for right, wrong in answers])
+    width = max(len(side) for pair in answers for side in pair)
+    return torch.tensor(
+        [[[*side, *[_NONE] * (width - len(side))] for side in pair] for pair in answers]
+    )  # (n, 2, width)

@@ -1,0 +1,141 @@
+"""Running the model at the points of a path, for one batch of prompts.
+
+A causal model computes the same on both prompts before the first token in which they differ, so the
+positions are kept in two tensors. The *prefix* lies before, the *suffix* from there on. Only the suffix
+has scores. A gradient at a suffix position flows through suffix positions alone, so the backward pass
+of an attribution never enters the prefix, and the prefix of all points is run once, unless the path
+itself moves it (``whole``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gradpath.errors import InputError
+from gradpath.model.transformer import Past, Run, Transformer
+from gradpath.paths import Look, Pair
+from gradpath.tasks.metrics import Metric
+from gradpath.tasks.task import Pairs
+
+
+@dataclass
+class Passes:
+    """How many passes over the suffix were made, counted as they happen."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One visited point, or several stacked ones: its leaves, its run, its logits."""
+
+    ground: Ground
+    point: Tensor  # ([point], batch, pos, d_model), as the path gave it
+    prefix: Tensor | None  # the leaf (batch, prefix pos, d_model) if the path moves the prefix
+    suffix: Tensor  # the leaf (point batch, suffix pos, d_model)
+    run: Run
+    logits: Tensor  # (point batch, vocab)
+
+    def outputs(self, where: Literal["last", "all"]) -> list[Tensor]:
+        """Logits at each prompt's last position, or at every real position."""
+        if where == "last":
+            return [self.logits]
+        ground, model = self.ground, self.ground.model
+        parts = [(self.run.final_in, ground.real[:, ground.start :])]
+        if self.prefix is not None and ground.start:
+            # The shared prefix run stops at the last layer's keys, so this one is made for its outputs.
+            ground.passes.forward += 1
+            parts.append((model.run(self.prefix).final_in, ground.real[:, : ground.start]))
+        return [model.unembed(x) * real[..., None] for x, real in parts]
+
+    def gradient(self, objective: Tensor) -> Tensor:
+        """The gradient of the sum of ``objective`` at the point."""
+        leaves = [self.suffix] if self.prefix is None else [self.prefix, self.suffix]
+        self.ground.passes.backward += 1
+        parts = torch.autograd.grad(objective.sum(), leaves, retain_graph=True)
+        return torch.cat(parts, -2).view(self.point.shape)
+
+
+@dataclass
+class Ground:
+    """One batch of prompt pairs on a model: where a path's points are visited."""
+
+    model: Transformer
+    batch: Pairs
+    metric: Metric
+    whole: bool
+    passes: Passes = field(default_factory=Passes)
+
+    def __post_init__(self) -> None:
+        """Run the clean and the corrupted prompt, which every method needs."""
+        model, batch = self.model, self.batch
+        self.start = batch.start
+        self.real = torch.arange(batch.clean.shape[1], device=model.device) <= batch.last[:, None]
+        clean, corrupted = model.embed(batch.clean), model.embed(batch.corrupted)
+        differs = batch.clean != batch.corrupted
+        begin = 0 if self.whole else self.start
+        self.pair = Pair(clean[:, begin:], corrupted[:, begin:], differs[:, begin:])
+        self._prefix = self._leaf(clean[:, : self.start]) if self.whole and self.start else None
+        with torch.set_grad_enabled(self.whole):
+            front = clean[:, : self.start] if self._prefix is None else self._prefix
+            self._past = model.prefix(front) if self.start else []
+        self.clean = self._stand(self.pair.clean, self._prefix, self._past)
+        self.corrupted = self._stand(self.pair.corrupted, self._prefix, self._past)
+
+    def visit(self, asked: Tensor | Look) -> Standing:
+        """The model at a point, or at several stacked in front: (point, batch, pos, d_model)."""
+        point = asked.point if isinstance(asked, Look) else asked
+        if point is self.pair.clean:
+            return self.clean
+        if point is self.pair.corrupted:
+            return self.corrupted
+        if not isinstance(point, Tensor) or point.shape[-3:] != self.pair.clean.shape:
+            got = tuple(point.shape) if isinstance(point, Tensor) else type(point).__name__
+            raise InputError(
+                f"a path has to yield points of shape {tuple(self.pair.clean.shape)}, or several stacked "
+                f"in front: got {got}."
+            )
+        n_points = point.numel() // self.pair.clean.numel()
+        if not (self.whole and self.start):
+            return self._stand(point, None, [_repeated(past, n_points) for past in self._past])
+        prefix = self._leaf(point[..., : self.start, :])
+        return self._stand(point, prefix, self.model.prefix(prefix))
+
+    def judge(self, standing: Standing) -> Tensor:
+        """The metric of each example, and of each stacked point of it: (point, batch)."""
+        batch = len(self.batch)
+        rows = torch.split(standing.logits, batch)
+        values = [self.metric(logits, self.batch.labels) for logits in rows]
+        for value in values:
+            check_metric(value, batch)
+        return torch.stack(values)
+
+    def _stand(self, point: Tensor, prefix: Tensor | None, past: list[Past]) -> Standing:
+        suffix = self._leaf(point[..., self.start :, :] if self.whole else point)
+        run = self.model.run(suffix, start=self.start, past=past)
+        n_points = len(suffix) // len(self.batch)
+        self.passes.forward += n_points
+        row = torch.arange(len(suffix), device=suffix.device)
+        last = (self.batch.last - self.start).repeat(n_points)
+        return Standing(self, point, prefix, suffix, run, self.model.unembed(run.final_in[row, last]))
+
+    @staticmethod
+    def _leaf(x: Tensor) -> Tensor:
+        """A tensor (point batch, pos, d_model) at which gradients can be asked for."""
+        return x.detach().flatten(0, -3).requires_grad_()
+
+
+def check_metric(value: Any, batch: int) -> None:
+    """A metric has to give one number per example."""
+    if not isinstance(value, Tensor) or value.shape != (batch,):
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"a metric has to return one number per example, shape ({batch},): got {got}.")
+
+
+def _repeated(past: Past, n_points: int) -> Past:
+    return Past(past.keys.repeat(n_points, 1, 1, 1), past.values.repeat(n_points, 1, 1, 1))
