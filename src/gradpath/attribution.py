@@ -106,16 +106,15 @@ def _score_batch(
         clean, corrupted = ground.clean, ground.corrupted
         writes = write_differences(clean.suffix, clean.run, corrupted.suffix, corrupted.run)
         del clean, corrupted
-        total = torch.zeros(model.graph.n_sources, model.graph.n_targets, device=model.device)
-        n_points = 0
+        parts, n_points = [], 0
         for reads in _walk(ground, path, options):
-            total += contract(model, writes, reads)
+            parts.append(contract(model, writes, reads))
             n_points += reads.n_points
     if not n_points:
         raise UsageError(f"the method {path.name!r} yielded no point to take a gradient at.")
     passes.forward = max(passes.forward, ground.passes.forward)
     passes.backward = max(passes.backward, ground.passes.backward)
-    return total / n_points
+    return torch.stack(parts).sum(0) / n_points
 
 
 def _walk(ground: Ground, path: Path, options: dict[str, Any]) -> Iterator[Reads]:
@@ -137,7 +136,8 @@ def _walk(ground: Ground, path: Path, options: dict[str, Any]) -> Iterator[Reads
                 reads.add(ground.model, visit.run, ground.judge(visit))
                 ground.passes.backward += len(visit.suffix) // len(ground.batch)
         asked = _next(walk, None if stacked else visit)
-    yield reads
+    if reads.n_points:
+        yield reads
 
 
 def _next(walk: Points, visit: Standing | None) -> Tensor | Look | None:

@@ -13,7 +13,7 @@ points p of a path, with c_hp = d_hp . (W_h y_p) / D and W_h y_p the projection'
 
 so the d_h are summed over the points before they are expanded, and the number of points costs one
 column of y each. Expansion and contraction are matrix products, made one layer and a few thousand rows
-at a time, in float32.
+at a time, in float32 (in float64 for a model that is).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gradpath.model.transformer import Architecture, Layer, LayerRun, Run, Transformer
+from gradpath.errors import InputError
+from gradpath.model.transformer import Architecture, Layer, LayerRun, Run, Transformer, widened
 
 # The most numbers that the expanded writes of one chunk of rows may take: 32 Mi floats, 128 MiB.
 _CHUNK = 1 << 25
@@ -43,7 +44,7 @@ def write_differences(clean_input: Tensor, clean: Run, corrupted_input: Tensor, 
     """The differences of all nodes' writes; the graph of the runs is let go."""
 
     def difference(a: Tensor, b: Tensor) -> Tensor:
-        return (a.detach().float() - b.detach().float()).flatten(0, 1)  # (row, ...)
+        return (widened(a.detach()) - widened(b.detach())).flatten(0, 1)  # (row, ...)
 
     layers = list(zip(clean.layers, corrupted.layers, strict=True))
     return Writes(
@@ -79,6 +80,10 @@ class Reads:
         """
         n_points = len(metric)
         taps = [tap for layer in run.layers for tap in (layer.q, layer.k, layer.v, layer.mlp_in)]
+        if not metric.requires_grad:
+            raise InputError(
+                "the metric has no gradient: it has to be a differentiable function of the logits."
+            )
         gradients = torch.autograd.grad(metric.sum(), [*taps, run.final_in], retain_graph=True)
         for index, layer in enumerate(run.layers):
             new = _layer_reads(
@@ -97,18 +102,18 @@ class Reads:
 
 def _summed(x: Tensor, n_points: int) -> Tensor:
     """(point batch, pos, ...) summed over points, as (row, ...)."""
-    return x.float().reshape(n_points, -1, *x.shape[2:]).sum(0)
+    return widened(x).reshape(n_points, -1, *x.shape[2:]).sum(0)
 
 
 def _layer_reads(
     model: Transformer, layer: Layer, run: LayerRun, gradients: Sequence[Tensor], n_points: int
 ) -> LayerReads:
     a = model.arch
-    d = torch.stack(list(gradients[:3]), -3).float().flatten(-3, -2)  # (point batch, pos, 3 head, d_head)
-    out = torch.stack([run.q, run.k, run.v], -3).detach().float().flatten(-3, -2)
+    d = widened(torch.stack(list(gradients[:3]), -3)).flatten(-3, -2)  # (point batch, pos, 3 head, d_head)
+    out = widened(torch.stack([run.q, run.k, run.v], -3).detach()).flatten(-3, -2)
     if layer.b_qkv is not None:
-        out = out - _per_query_head(layer.b_qkv.float().view(-1, a.d_head), a)
-    rstd, y = run.rstd.detach().float(), run.y.detach().float()
+        out = out - _per_query_head(widened(layer.b_qkv).view(-1, a.d_head), a)
+    rstd, y = widened(run.rstd.detach()), widened(run.y.detach())
     c = (d * out).sum(-1) * (rstd / a.d_model)  # (point batch, pos, 3 head)
     scaled = _summed(d * rstd[..., None], n_points)  # (row, 3 head, d_head)
 
@@ -134,7 +139,7 @@ def contract(model: Transformer, writes: Writes, reads: Reads) -> Tensor:
     """The sum over rows of writes times reads, for every source and target: (source, target)."""
     assert reads.logits is not None, "a path has to be walked before it is contracted"
     graph, d_model = model.graph, model.arch.d_model
-    scores = torch.zeros(graph.n_sources, graph.n_targets, device=writes.input.device)
+    scores = writes.input.new_zeros(graph.n_sources, graph.n_targets)
     n_rows = len(writes.input)
     size = max(1, _CHUNK // (graph.n_sources * d_model))
     for at in range(0, n_rows, size):
@@ -152,7 +157,7 @@ def _expanded_writes(model: Transformer, writes: Writes, rows: slice) -> Tensor:
     sources = writes.input.new_empty(graph.n_sources, n_rows, a.d_model)
     sources[0] = writes.input[rows]
     for index, layer in enumerate(model.layers):
-        w_o = layer.w_o.float().view(a.d_model, a.n_heads, a.d_head).permute(1, 2, 0)
+        w_o = widened(layer.w_o).view(a.d_model, a.n_heads, a.d_head).permute(1, 2, 0)
         heads = slice(graph.source_head(index), graph.source_mlp(index))
         torch.bmm(writes.heads[index][:, rows], w_o, out=sources[heads])
         sources[graph.source_mlp(index)] = writes.mlps[index][rows]
@@ -182,7 +187,7 @@ def _expanded_reads(model: Transformer, reads: Reads, rows: slice) -> Iterator[t
 
 def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: slice, out: Tensor) -> None:
     """The gradients at the reads of a layer's heads, (3 head, row, d_model), into ``out``."""
-    weights = layer.w_qkv.float().view(-1, a.d_head, a.d_model)
+    weights = widened(layer.w_qkv).view(-1, a.d_head, a.d_model)
     n_q, n_kv = a.n_heads, a.n_kv_heads
     sizes = [(n_q, n_q), (n_q, n_kv), (n_q, n_kv)]  # query heads that read, heads that have weights
     at = 0

@@ -35,7 +35,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -65,6 +65,7 @@ class Look:
     point: Tensor
 
 
+@runtime_checkable
 class Visit(Protocol):
     """What the model did at a point that a path yielded."""
 
@@ -106,11 +107,20 @@ class Path:
                 f"the method {self.name!r} has no option {name!r}: it knows "
                 f"{', '.join(self.defaults) or 'none at all'}."
             )
-        options = {**self.defaults, **given}
-        steps = options.get("steps", 1)
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            raise UsageError(f"steps must be a whole number of at least 1: got {steps!r}.")
-        return options
+        for name, value in given.items():
+            self._check(name, value)
+        return {**self.defaults, **given}
+
+    def _check(self, name: str, value: Any) -> None:
+        """A value has to be one that the option's annotation allows, where it has a plain one."""
+        hint = get_type_hints(self.build).get(name)
+        choices = get_args(hint) if get_origin(hint) is Literal else ()
+        if choices and value not in choices:
+            raise UsageError(f"{name} must be one of {', '.join(map(str, choices))}: got {value!r}.")
+        if hint in (bool, int, str) and type(value) is not hint:
+            raise UsageError(f"{name} must be of type {hint.__name__}: got {value!r}.")
+        if name == "steps" and value < 1:
+            raise UsageError(f"steps must be a whole number of at least 1: got {value!r}.")
 
 
 PATHS: dict[str, Path] = {}
@@ -138,11 +148,6 @@ def find_path(name: str) -> Path:
     return PATHS[name]
 
 
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{name} must be one of {', '.join(known)}: got {value!r}.")
-
-
 @path("eap")
 def eap(pair: Pair) -> Points:
     """Edge attribution patching: the gradient at the clean prompt."""
@@ -163,7 +168,6 @@ def eap_ig(pair: Pair, *, steps: int = 5, end: Literal["clean", "corrupted"] = "
     The paper's Eq. 3 and 5. ``end`` says which end of the line is a point: ``clean`` as in the paper, or
     ``corrupted`` for j = 0..k-1, as the EAP-IG library has it now.
     """
-    _one_of("end", end, ("clean", "corrupted"))
     yield pair.clean if end == "clean" else pair.corrupted
     inner = [j / steps for j in range(1, steps)]
     if inner:
@@ -201,10 +205,6 @@ def eap_gp(
     ``stride``   steps of length 1, or of ||x - x'|| / k, which ties them to the model's own scale.
     ``move``     all positions move, or only those in which the prompts differ.
     """
-    _one_of("norm", norm, ("example", "position"))
-    _one_of("outputs", outputs, ("last", "all"))
-    _one_of("stride", stride, ("unit", "matched"))
-    _one_of("move", move, ("all", "differing"))
     goal = [logits.detach() for logits in (yield Look(pair.corrupted)).outputs(outputs)]
     axes = (-2, -1) if norm == "example" else (-1,)
     length = (

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradpath.errors import InputError
 from gradpath.model.transformer import Past, Run, Transformer
-from gradpath.paths import Look, Pair
+from gradpath.paths import Pair
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs
 
@@ -87,9 +87,8 @@ class Ground:
         self.clean = self._stand(self.pair.clean, self._prefix, self._past)
         self.corrupted = self._stand(self.pair.corrupted, self._prefix, self._past)
 
-    def visit(self, asked: Tensor | Look) -> Standing:
+    def visit(self, point: Any) -> Standing:
         """The model at a point, or at several stacked in front: (point, batch, pos, d_model)."""
-        point = asked.point if isinstance(asked, Look) else asked
         if point is self.pair.clean:
             return self.clean
         if point is self.pair.corrupted:

@@ -205,7 +205,7 @@ class Transformer:
         if self.arch.norm == "layer":
             y, _, rstd = torch.native_layer_norm(x, [x.shape[-1]], None, None, self.arch.norm_eps)
             return y, rstd
-        wide = x.float()
+        wide = widened(x)
         rstd = (wide.square().mean(-1, keepdim=True) + self.arch.norm_eps).rsqrt()
         return (wide * rstd).to(x.dtype), rstd
 
@@ -256,7 +256,8 @@ class Transformer:
             masks[window] = torch.zeros_like(hidden, dtype=self.dtype).masked_fill(hidden, -torch.inf)
         if self.rotary is None:
             return Place(masks, None)
-        angle = (at * self.rotary).tile(2)[:, None]  # (pos, 1, d_head)
+        frequency = self.rotary.to(torch.promote_types(self.dtype, torch.float32))
+        angle = (at * frequency).tile(2)[:, None]  # (pos, 1, d_head)
         cos, sin = angle.cos() * self.rotary_gain, angle.sin() * self.rotary_gain
         return Place(masks, (cos.to(self.dtype), sin.to(self.dtype)))
 
@@ -295,6 +296,11 @@ class Transformer:
         # Angles grow with the position: half precision would blur them, so frequencies stay float32.
         rotary = None if self.rotary is None else self.rotary.to(device)
         return replace(self, layers=layers, rotary=rotary, **tensors)
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in float32, or in float64 if it is: what sums are accumulated in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def folded(

@@ -1,0 +1,30 @@
+"""Small models with random weights, prompts of numbers, and run-time checks of shapes."""
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Every shape in a signature of the package is checked while the tests run.
+with install_import_hook("gradpath", "beartype.beartype"):
+    import gradpath.evaluation  # imports every layer below
+
+from small_models import TINY, tiny_model
+
+# The models are tiny: threads would only wait for each other.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(params=sorted(TINY))
+def model(request: pytest.FixtureRequest) -> gradpath.evaluation.Transformer:
+    """One small model of every family and variant."""
+    return tiny_model(request.param)
+
+
+@pytest.fixture
+def gpt2() -> gradpath.evaluation.Transformer:
+    return tiny_model("gpt2")
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)

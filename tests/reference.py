@@ -1,0 +1,176 @@
+"""The plain reference: slow, per head, one example at a time, and short enough to be checked by eye.
+
+Every node is computed on its own, from an input that is written out as the sum of what the nodes before
+it wrote. Nothing is fused, cached, batched or skipped. It shares with the engine the weights and nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from gradpath.model.transformer import ACTIVATIONS, Layer, Transformer
+from gradpath.tasks.task import Pairs, Task, encode
+
+# What a target reads, given its name, what every source so far wrote, and what belongs to no edge
+# (positional embeddings and biases).
+Reader = Callable[[str, list[Tensor], Tensor], Tensor]
+
+
+def everything(target: str, writes: list[Tensor], constant: Tensor) -> Tensor:
+    """The unpatched model: a target reads the sum of all writes before it."""
+    return sum(writes) + constant
+
+
+def forward(model: Transformer, x: Tensor, read: Reader) -> tuple[Tensor, list[Tensor]]:
+    """Logits at the last position for embeddings x (pos, d_model), and what each source wrote."""
+    a = model.arch
+    constant = torch.zeros_like(x) if model.positions is None else model.positions[: len(x)].to(x.dtype)
+    writes = [x]
+    for number, layer in enumerate(model.layers):
+        before = list(writes)
+        for head in range(a.n_heads):
+            ins = {kind: read(f"a{number}.h{head}<{kind}>", before, constant) for kind in "qkv"}
+            writes.append(one_head(model, layer, head, ins))
+        if layer.b_o is not None:
+            constant = constant + layer.b_o.to(x.dtype)
+        writes.append(mlp(model, layer, read(f"m{number}", writes, constant)))
+        if layer.b_out is not None:
+            constant = constant + layer.b_out.to(x.dtype)
+    final = norm(model, read("logits", writes, constant))[-1] * model.final_gain.to(x.dtype)
+    if model.final_shift is not None:
+        final = final + model.final_shift.to(x.dtype)
+    return model.unembedding.to(x.dtype) @ final, writes
+
+
+def norm(model: Transformer, x: Tensor) -> Tensor:
+    if model.arch.norm == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + model.arch.norm_eps)
+
+
+def one_head(model: Transformer, layer: Layer, head: int, ins: dict[str, Tensor]) -> Tensor:
+    """What one head writes, from separate inputs for its query, key and value."""
+    a, dtype = model.arch, ins["q"].dtype
+    shared = head // (a.n_heads // a.n_kv_heads)
+    first = {"q": head, "k": a.n_heads + shared, "v": a.n_heads + a.n_kv_heads + shared}
+    made = {}
+    for kind, x in ins.items():
+        rows = slice(first[kind] * a.d_head, (first[kind] + 1) * a.d_head)
+        made[kind] = norm(model, x) @ layer.w_qkv[rows].T.to(dtype)
+        if layer.b_qkv is not None:
+            made[kind] = made[kind] + layer.b_qkv[rows].to(dtype)
+    q, k = rotated(model, made["q"]), rotated(model, made["k"])
+    logits = q @ k.T * layer.scale
+    query, key = torch.meshgrid(torch.arange(len(q)), torch.arange(len(q)), indexing="ij")
+    hidden = key > query
+    if layer.window is not None:
+        hidden |= key <= query - layer.window
+    pattern = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+    columns = slice(head * a.d_head, (head + 1) * a.d_head)
+    return pattern @ made["v"] @ layer.w_o[:, columns].T.to(dtype)
+
+
+def rotated(model: Transformer, x: Tensor) -> Tensor:
+    """Rotary embedding as complex numbers: pair (i, i + d_head / 2) turns by position x frequency."""
+    if model.rotary is None:
+        return x
+    angle = torch.arange(len(x))[:, None] * model.rotary.to(x.dtype)
+    real, imaginary = x.chunk(2, -1)
+    turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([turned.real, turned.imag], -1) * model.rotary_gain
+
+
+def mlp(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
+    """What an MLP writes; its output bias belongs to no edge."""
+    hidden = norm(model, x) @ layer.w_in.T.to(x.dtype)
+    if layer.b_in is not None:
+        hidden = hidden + layer.b_in.to(x.dtype)
+    act = ACTIVATIONS[model.arch.activation]
+    if model.arch.gated:
+        gate, value = hidden.chunk(2, -1)
+        hidden = act(gate) * value
+    else:
+        hidden = act(hidden)
+    return hidden @ layer.w_out.T.to(x.dtype)
+
+
+def metric_of(task: Task, labels: Tensor, logits: Tensor) -> Tensor:
+    return task.metric(logits[None], labels[None])[0]
+
+
+def examples(model: Transformer, task: Task, dtype: torch.dtype = torch.float64) -> Iterable[tuple]:
+    """Each pair without padding: embeddings of both prompts, (pos, d_model), and the labels."""
+    pairs: Pairs = encode(task, model.tokenizer)
+    for i in range(len(pairs)):
+        length = int(pairs.last[i]) + 1
+        ends = [model.embedding[ids[i, :length]].to(dtype) for ids in (pairs.clean, pairs.corrupted)]
+        yield (*ends, pairs.labels[i])
+
+
+Path = Callable[[Transformer, Tensor, Tensor], list[Tensor]]
+
+
+def scores(model: Transformer, task: Task, path: Path) -> Tensor:
+    """score(u -> v) by its definition, one gradient per target and point, (source, target)."""
+    graph = model.graph
+    total = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float64)
+    for clean, corrupted, labels in examples(model, task):
+        x_u, x_u_corrupted = (forward(model, x, everything)[1] for x in (clean, corrupted))
+        points = path(model, clean, corrupted)
+        for point in points:
+            inputs: dict[str, Tensor] = {}
+
+            def read(target: str, writes: list[Tensor], constant: Tensor, inputs: dict = inputs) -> Tensor:
+                inputs[target] = everything(target, writes, constant).clone()
+                return inputs[target]
+
+            logits, _ = forward(model, point.clone().requires_grad_(), read)
+            gradients = torch.autograd.grad(metric_of(task, labels, logits), list(inputs.values()))
+            for target, gradient in zip(inputs, gradients, strict=True):
+                v = graph.targets.index(target)
+                for u in range(int(graph.sources_before_target[v])):
+                    total[u, v] += ((x_u[u] - x_u_corrupted[u]) * gradient).sum() / len(points)
+    return total / len(task)
+
+
+def straight_line(fractions: list[float]) -> Path:
+    """Points x' + f (x - x')."""
+    return lambda model, clean, corrupted: [corrupted + f * (clean - corrupted) for f in fractions]
+
+
+def grad_path(steps: int, everywhere: bool = False) -> Path:
+    """The paper's Eq. 7-8: unit steps down the gradient of ||G(gamma) - G(x')||^2, from x."""
+
+    def outputs(model: Transformer, x: Tensor) -> Tensor:
+        ends = range(1, len(x) + 1) if everywhere else [len(x)]
+        return torch.cat([forward(model, x[:end], everything)[0] for end in ends])
+
+    def path(model: Transformer, clean: Tensor, corrupted: Tensor) -> list[Tensor]:
+        goal, gamma, points = outputs(model, corrupted), clean, []
+        for _ in range(steps):
+            leaf = gamma.clone().requires_grad_()
+            (g,) = torch.autograd.grad(((outputs(model, leaf) - goal) ** 2).sum(), leaf)
+            gamma = gamma - g / g.norm()
+            points.append(gamma)
+        return points
+
+    return path
+
+
+def patched_metric(model: Transformer, task: Task, circuit: Tensor) -> Tensor:
+    """The metric of each example with every edge outside ``circuit`` (source, target) corrupted."""
+    position = {name: i for i, name in enumerate(model.graph.targets)}
+    values = []
+    for clean, corrupted, labels in examples(model, task):
+        _, x_corrupted = forward(model, corrupted, everything)
+
+        def read(target: str, writes: list[Tensor], constant: Tensor, x_c: list = x_corrupted) -> Tensor:
+            kept = circuit[:, position[target]]
+            return sum(x if kept[u] else x_c[u] for u, x in enumerate(writes)) + constant
+
+        values.append(metric_of(task, labels, forward(model, clean, read)[0]))
+    return torch.stack(values)

@@ -1,0 +1,148 @@
+"""Small random models of the real configuration classes, and prompts of numbers for them."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from gradpath.model.families import convert
+from gradpath.model.tokenizer import Tokenizer
+from gradpath.model.transformer import Transformer
+from gradpath.tasks.task import Task
+
+VOCAB = 61
+
+_LLAMA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "vocab_size": VOCAB,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GPT2: dict[str, Any] = {
+    "n_layer": 3,
+    "n_head": 3,
+    "n_embd": 24,
+    "n_positions": 32,
+    "vocab_size": VOCAB,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "gpt2": (GPT2LMHeadModel, GPT2Config, _GPT2),
+    "gpt2-variant": (
+        GPT2LMHeadModel,
+        GPT2Config,
+        {**_GPT2, "scale_attn_by_inverse_layer_idx": True, "activation_function": "relu", "n_inner": 33},
+    ),
+    "llama-grouped": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {**_LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    ),
+    "llama-biased": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {
+            **_LLAMA,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama3-rope": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {
+            **_LLAMA,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
+    "mistral": (
+        MistralForCausalLM,
+        MistralConfig,
+        {**_LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "sliding_window": 4},
+    ),
+}
+
+
+@cache
+def tiny_hf(kind: str) -> Any:
+    """A transformers model with weights large enough that every part of it matters."""
+    model_class, config_class, settings = TINY[kind]
+    torch.manual_seed(7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = model_class(config_class(**settings)).eval()
+    for name, parameter in model.named_parameters():
+        noise = torch.randn_like(parameter)
+        parameter.data = noise * 0.25 if parameter.ndim > 1 else parameter.data + 0.2 * noise
+        if "wte" in name or "embed_tokens" in name:
+            parameter.data = noise  # far apart, so that a unit step of GradPath is a small one
+    return model
+
+
+def tiny_model(name: str) -> Transformer:
+    return replace(convert(tiny_hf(name)), tokenizer=Tokenizer(Numbers()), name=name)
+
+
+class Numbers:
+    """A tokenizer whose text is its token ids: '5 17 3'. The word 'the' is token 0."""
+
+    bos_token_id = 1
+
+    def __call__(self, texts: Any, add_special_tokens: bool = True) -> dict[str, Any]:
+        if isinstance(texts, str):
+            return {"input_ids": self._ids(texts)}
+        return {"input_ids": [self._ids(text) for text in texts]}
+
+    @staticmethod
+    def _ids(text: str) -> list[int]:
+        return [0 if word == "the" else int(word) for word in text.split()]
+
+    def decode(self, ids: list[int], clean_up_tokenization_spaces: bool = False) -> str:
+        return " ".join("the" if i == 0 else str(i) for i in ids)
+
+
+def prompts(lengths: list[int], differ: list[list[int]], seed: int = 0) -> Task:
+    """Pairs of random prompts; pair i has ``lengths[i]`` tokens and differs at positions ``differ[i]``."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(n: int) -> list[int]:
+        return torch.randint(3, VOCAB, (n,), generator=generator).tolist()
+
+    clean, corrupted = [], []
+    for length, positions in zip(lengths, differ, strict=True):
+        ids = draw(length)
+        other = list(ids)
+        for position in positions:
+            other[position] = 3 + (ids[position] + 11) % (VOCAB - 3)
+        clean.append(" ".join(map(str, ids)))
+        corrupted.append(" ".join(map(str, other)))
+    labels = torch.randint(3, VOCAB, (len(lengths), 2), generator=generator)
+    return Task(clean, corrupted, labels)

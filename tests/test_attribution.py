@@ -1,0 +1,267 @@
+"""The engine against the plain reference, the peer library's figures, exact patching, and limits."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import reference
+import torch
+from small_models import prompts, tiny_model
+
+from gradpath.attribution import attribute
+from gradpath.errors import InputError, UsageError
+from gradpath.paths import PATHS, Look, path
+from gradpath.tasks.task import Task
+
+# Prompts of several lengths that differ in the first token, in the middle, in several, and in the last.
+MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
+
+METHODS = {
+    "eap": ("eap", {}, reference.straight_line([1.0])),
+    "clean-corrupted": ("clean-corrupted", {}, reference.straight_line([1.0, 0.0])),
+    "eap-ig": ("eap-ig", {"steps": 3}, reference.straight_line([1 / 3, 2 / 3, 1.0])),
+    "eap-ig-corrupted": (
+        "eap-ig",
+        {"steps": 3, "end": "corrupted"},
+        reference.straight_line([0.0, 1 / 3, 2 / 3]),
+    ),
+    "eap-gp": ("eap-gp", {"steps": 3}, reference.grad_path(3)),
+    "eap-gp-everywhere": (
+        "eap-gp",
+        {"steps": 2, "outputs": "all"},
+        reference.grad_path(2, everywhere=True),
+    ),
+}
+
+
+def close(values: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> bool:
+    """Equal to ``tolerance`` of the largest score."""
+    return bool((values - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_engine_equals_the_plain_reference(model, name):
+    method, options, points = METHODS[name]
+    expected = reference.scores(model, MIXED, points)
+    assert close(attribute(model, MIXED, method, batch_size=3, **options).values, expected)
+    # In double precision nothing is left of the difference but the rounding of the result.
+    exact = attribute(model.to(dtype=torch.float64), MIXED, method, batch_size=3, **options).values
+    assert close(exact, expected, 2e-7)
+
+
+@pytest.mark.parametrize("differ", [[0], [2], [5], [1, 4], [0, 1, 2, 3, 4, 5]])
+def test_engine_equals_the_reference_wherever_the_prompts_differ(differ):
+    model, task = tiny_model("llama-grouped"), prompts([6, 6], [differ, differ])
+    for method, options, points in (METHODS["eap-ig"], METHODS["eap-gp"]):
+        assert close(attribute(model, task, method, **options).values, reference.scores(model, task, points))
+
+
+@pytest.mark.parametrize("method", ["eap", "eap-ig", "eap-gp"])
+def test_scores_do_not_depend_on_batch_size_order_or_padding(model, method):
+    expected = attribute(model, MIXED, method, batch_size=1).values
+    for size in (2, 5):
+        assert close(attribute(model, MIXED, method, batch_size=size).values, expected)
+    backwards = replace(
+        MIXED, clean=MIXED.clean[::-1], corrupted=MIXED.corrupted[::-1], labels=MIXED.labels.flip(0)
+    )
+    assert close(attribute(model, backwards, method, batch_size=2).values, expected)
+
+
+def test_scores_are_the_same_in_every_run(gpt2):
+    first, second = (attribute(gpt2, MIXED, "eap-gp").values for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_scores_are_the_mean_of_single_examples(gpt2):
+    alone = [attribute(gpt2, MIXED[i : i + 1], "eap-gp").values for i in range(len(MIXED))]
+    assert close(attribute(gpt2, MIXED, "eap-gp").values, torch.stack(alone).mean(0))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped"])
+def test_eap_is_the_slope_of_exact_patching(kind):
+    """Corrupt one edge at a time, by so little that the metric is linear in it.
+
+    This also fixes the sign: a positive score means that corrupting the edge lowers the metric.
+    """
+    model = tiny_model(kind).to(dtype=torch.float64)
+    embedding = model.embedding.clone()
+    embedding[5] = embedding[4] + 1e-4 * torch.randn(model.arch.d_model)
+    model = replace(model, embedding=embedding)
+    task = Task(torch.tensor([[7, 4, 9, 8]]), torch.tensor([[7, 5, 9, 8]]), torch.tensor([[11, 12]]))
+    all_edges = model.graph.mask
+    clean = reference.patched_metric(model, task, all_edges)
+    exact = torch.zeros(all_edges.shape, dtype=torch.float64)
+    for u, v in all_edges.nonzero().tolist():
+        without = all_edges.clone()
+        without[u, v] = False
+        exact[u, v] = (clean - reference.patched_metric(model, task, without)).mean()
+    values = attribute(model, task, "eap").values
+    assert float(exact.abs().max()) > 0
+    assert close(values, exact, 2e-3)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped"])
+def test_integrated_gradients_are_complete_over_the_edges_out_of_input(kind):
+    """The sum that is complete is that over ``input``'s out-edges, over all targets.
+
+    A target reads the embedding directly, so dL/dx is the sum over targets of dL/d in_v, and the line
+    integral of dL/dx . (x - x') is L(x) - L(x'). Sums over any other source's edges hold no such promise:
+    what a later node writes is not moved along the line.
+    """
+    model = tiny_model(kind)
+    everything, nothing = model.graph.mask, torch.zeros_like(model.graph.mask)
+    ends = [reference.patched_metric(model, MIXED, mask).mean() for mask in (everything, nothing)]
+    # Both conventions for the end points, averaged, are the trapezoid rule.
+    sums = [
+        attribute(model, MIXED, "eap-ig", steps=100, end=end).values[0].sum()
+        for end in ("clean", "corrupted")
+    ]
+    assert float(sum(sums)) / 2 == pytest.approx(float(ends[0] - ends[1]), rel=0.02)
+
+
+def test_one_step_of_each_path_is_its_limit(gpt2):
+    eap = attribute(gpt2, MIXED, "eap").values
+    both = attribute(gpt2, MIXED, "clean-corrupted").values
+    assert close(attribute(gpt2, MIXED, "eap-ig", steps=1).values, eap)
+    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, start=True).values, eap)
+    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, start=True, pin_end=True).values, eap)
+    assert close(attribute(gpt2, MIXED, "eap-gp", steps=2, start=True, pin_end=True).values, both)
+    assert close(
+        attribute(gpt2, MIXED, "eap-gp", steps=1).values,
+        reference.scores(gpt2, MIXED, reference.grad_path(1)),
+    )
+
+
+def test_passes_are_counted_as_promised(gpt2):
+    task = prompts([6, 6], [[2], [3]])
+    promised = {"eap": (2, 1), "clean-corrupted": (2, 2), "eap-ig": (6, 5), "eap-gp": (7, 10)}
+    for method, (forward, backward) in promised.items():
+        assert attribute(gpt2, task, method).about["passes"] == {"forward": forward, "backward": backward}
+
+
+def test_a_long_path_is_summed_in_parts(gpt2):
+    task = prompts([6], [[2]])
+    line = reference.straight_line([j / 20 for j in range(1, 21)])
+    assert close(attribute(gpt2, task, "eap-ig", steps=20).values, reference.scores(gpt2, task, line))
+    assert close(
+        attribute(gpt2, task, "eap-gp", steps=10).values,
+        reference.scores(gpt2, task, reference.grad_path(10)),
+    )
+
+
+def test_gradpath_options_that_move_only_what_differs(gpt2):
+    """With one differing position, matched steps and no other move, the path stays within reach of x'."""
+    task = prompts([6], [[3]])
+    seen = []
+
+    @path("spy", whole=True)
+    def spy(pair, *, steps=4):
+        walk = PATHS["eap-gp"].build(pair, steps=steps, stride="matched", move="differing")
+        visit = None
+        while True:
+            try:
+                asked = walk.send(visit)
+            except StopIteration:
+                return
+            point = asked.point if isinstance(asked, Look) else asked
+            seen.append((pair, point.detach()))
+            visit = yield asked
+
+    try:
+        attribute(gpt2, task, "spy")
+    finally:
+        del PATHS["spy"]
+    pair, end = seen[-1]
+    assert torch.equal(end[:, [0, 1, 2, 4, 5]], pair.clean[:, [0, 1, 2, 4, 5]])
+    apart = (pair.clean - pair.corrupted).norm()
+    steps = [(b - a).norm() for (_, a), (_, b) in itertools.pairwise(seen[1:])]
+    assert len(steps) == 4
+    assert all(float(step) == pytest.approx(float(apart) / 4, rel=1e-4) for step in steps)
+
+
+def test_equal_prompts_have_no_scores(gpt2):
+    task = Task(MIXED.clean, MIXED.clean, MIXED.labels)
+    for method in ("eap", "eap-ig", "eap-gp"):
+        assert float(attribute(gpt2, task, method).values.abs().max()) == 0
+
+
+def test_nothing_is_left_behind(gpt2):
+    before = [
+        (t, t.clone()) for layer in gpt2.layers for t in vars(layer).values() if isinstance(t, torch.Tensor)
+    ]
+    attribute(gpt2, MIXED, "eap-gp")
+
+    @path("broken")
+    def broken(pair):
+        yield pair.clean
+        raise ZeroDivisionError
+
+    try:
+        with pytest.raises(ZeroDivisionError):
+            attribute(gpt2, MIXED, "broken")
+    finally:
+        del PATHS["broken"]
+    assert all(torch.equal(now, then) and now.grad is None and not now.requires_grad for now, then in before)
+    assert torch.is_grad_enabled()
+
+
+def test_gradients_are_taken_even_where_the_caller_has_switched_them_off(gpt2):
+    expected = attribute(gpt2, MIXED, "eap-gp").values
+    with torch.no_grad():
+        assert torch.equal(attribute(gpt2, MIXED, "eap-gp").values, expected)
+
+
+def test_a_path_of_ones_own_takes_one_function(gpt2):
+    @path("half-way")
+    def half_way(pair, *, fraction=0.5):
+        """Some way along the line."""
+        yield pair.corrupted + fraction * (pair.clean - pair.corrupted)
+
+    try:
+        values = attribute(gpt2, MIXED, "half-way", fraction=0.25).values
+    finally:
+        del PATHS["half-way"]
+    assert close(values, reference.scores(gpt2, MIXED, reference.straight_line([0.25])))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ("eap-gpp", {}, "Did you mean 'eap-gp'"),
+        ("eap-ig", {"steps": 0}, "at least 1"),
+        ("eap-ig", {"speed": 3}, "no option 'speed'"),
+        ("eap-ig", {"end": "left"}, "clean, corrupted"),
+        ("eap-gp", {"stride": "long"}, "unit, matched"),
+        ("eap", {"batch_size": 0}, "batch size"),
+    ],
+)
+def test_a_wrong_call_is_refused_in_words(gpt2, method, options, words):
+    with pytest.raises(UsageError, match=words):
+        attribute(gpt2, MIXED, method, **options)
+
+
+@pytest.mark.parametrize("point", [torch.zeros(2, 2), "point"])
+def test_a_path_that_yields_no_point_is_refused(gpt2, point):
+    @path("wrong")
+    def wrong(pair):
+        yield point
+
+    try:
+        with pytest.raises(InputError, match="has to yield points of shape"):
+            attribute(gpt2, MIXED, "wrong")
+    finally:
+        del PATHS["wrong"]
+
+
+def test_a_metric_of_the_wrong_shape_is_refused(gpt2):
+    task = replace(MIXED, metric=lambda logits, labels: logits.mean())
+    with pytest.raises(InputError, match="one number per example"):
+        attribute(gpt2, task, "eap")
+
+
+def test_a_metric_that_does_not_depend_on_the_logits_is_refused(gpt2):
+    task = replace(MIXED, metric=lambda logits, labels: torch.ones(len(logits)))
+    with pytest.raises(InputError, match="gradient"):
+        attribute(gpt2, task, "eap")

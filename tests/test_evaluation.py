@@ -1,0 +1,116 @@
+"""The intervention against the plain reference, its two ends, and the numbers made from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import reference
+import torch
+from small_models import prompts, tiny_model
+
+from gradpath.circuit import Circuit
+from gradpath.errors import GradpathError, InputError
+from gradpath.evaluation import Result, evaluate
+from gradpath.tasks.task import Task
+
+MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
+
+
+def circuit_of(graph, mask) -> Circuit:
+    index = mask.nonzero()
+    return Circuit(graph, index, torch.ones(len(index)))
+
+
+def random_mask(graph, share, seed=0):
+    return graph.mask & (torch.rand(graph.mask.shape, generator=torch.Generator().manual_seed(seed)) < share)
+
+
+def test_all_edges_give_the_clean_run_and_none_the_corrupted_one(model):
+    everything, nothing = (
+        circuit_of(model.graph, mask) for mask in (model.graph.mask, model.graph.mask & False)
+    )
+    full, empty = evaluate(model, [everything, nothing], MIXED, batch_size=3)
+    assert torch.allclose(full.circuit_values, full.clean_values, atol=1e-4)
+    assert torch.equal(empty.circuit_values, empty.corrupted_values)
+    assert full.faithfulness == pytest.approx(1, abs=1e-4)
+    assert full.error == pytest.approx(0, abs=1e-4)
+    assert empty.faithfulness == 0
+    assert empty.error == 1
+
+
+@pytest.mark.parametrize("share", [0.03, 0.3, 0.8])
+def test_engine_equals_the_plain_reference(model, share):
+    masks = [random_mask(model.graph, share, seed) for seed in range(3)]
+    results = evaluate(model, [circuit_of(model.graph, mask) for mask in masks], MIXED, batch_size=2)
+    for mask, result in zip(masks, results, strict=True):
+        expected = reference.patched_metric(model, MIXED, mask)
+        assert torch.allclose(result.circuit_values.double(), expected, atol=1e-4)
+
+
+def test_results_do_not_depend_on_the_batch_size(gpt2):
+    circuit = circuit_of(gpt2.graph, random_mask(gpt2.graph, 0.3))
+    one, many = (evaluate(gpt2, circuit, MIXED, batch_size=size).circuit_values for size in (1, 5))
+    assert torch.allclose(one, many, atol=1e-5)
+
+
+def test_clean_and_corrupted_are_the_plain_models(gpt2):
+    circuit = circuit_of(gpt2.graph, gpt2.graph.mask)
+    result = evaluate(gpt2, circuit, MIXED)
+    for prompts_, values in ((MIXED.clean, result.clean_values), (MIXED.corrupted, result.corrupted_values)):
+        for i, prompt in enumerate(prompts_):
+            logits = gpt2.logits(torch.tensor(gpt2.tokenizer.encode([prompt])))[0, -1]
+            right, wrong = MIXED.labels[i].tolist()
+            assert float(values[i]) == pytest.approx(float(logits[right] - logits[wrong]), abs=1e-4)
+
+
+def result(clean, corrupted, circuit) -> Result:
+    return Result(*(torch.tensor(x, dtype=torch.float32) for x in (clean, corrupted, circuit)), 10, 8)
+
+
+def test_faithfulness_and_error_by_hand():
+    numbers = result([4.0, 2.0], [0.0, 0.0], [6.0, 0.0])
+    assert numbers.faithfulness == 1.0  # the means agree
+    assert numbers.error == pytest.approx(2 / 3)  # and both examples are off by 2, of a mean of 3
+
+
+def test_an_interval_holds_its_value_and_shrinks_with_examples():
+    def width(n):
+        noise = torch.randn(n, generator=torch.Generator().manual_seed(1))
+        low, high = (some := result([1.0] * n, [0.0] * n, (0.5 + 0.3 * noise).tolist())).interval
+        assert low < some.faithfulness < high
+        return high - low
+
+    # Four times the examples, half the width.
+    assert width(100) / width(400) == pytest.approx(2, rel=0.3)
+    assert width(400) == pytest.approx(2 * 1.96 * 0.3 / 20, rel=0.2)
+
+
+def test_intervals_are_the_same_in_every_run():
+    some = result([1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [1.0, 1.0, 2.0])
+    assert some.interval == result([1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [1.0, 1.0, 2.0]).interval
+    assert some.error_interval[0] <= some.error <= some.error_interval[1]
+
+
+def test_a_metric_equal_on_clean_and_corrupted_is_refused(gpt2):
+    same = Task(MIXED.clean, MIXED.clean, MIXED.labels)
+    with pytest.raises(InputError, match="faithfulness is undefined"):
+        evaluate(gpt2, circuit_of(gpt2.graph, gpt2.graph.mask), same)
+
+
+def test_a_circuit_of_another_model_is_refused(gpt2):
+    other = tiny_model("llama-grouped")
+    with pytest.raises(InputError, match="circuit is of another model"):
+        evaluate(gpt2, circuit_of(other.graph, other.graph.mask), MIXED)
+
+
+def test_a_metric_that_is_not_finite_is_refused(gpt2):
+    task = replace(MIXED, metric=lambda logits, labels: logits[:, 0] / 0)
+    with pytest.raises(GradpathError, match="finite"):
+        evaluate(gpt2, circuit_of(gpt2.graph, gpt2.graph.mask), task)
+
+
+def test_a_prompt_longer_than_the_context_is_refused(gpt2):
+    task = prompts([40], [[3]])
+    with pytest.raises(InputError, match="at most 32 tokens"):
+        evaluate(gpt2, circuit_of(gpt2.graph, gpt2.graph.mask), task)

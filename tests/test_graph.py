@@ -1,0 +1,70 @@
+import time
+
+import pytest
+import torch
+
+from gradpath.errors import InputError
+from gradpath.graph import Graph
+
+GPT2_SIZES = [(12, 12, 32_491), (24, 16, 231_877), (48, 25, 2_235_025)]
+
+
+@pytest.mark.parametrize(("layers", "heads", "edges"), GPT2_SIZES)
+def test_edge_counts_are_the_papers(layers, heads, edges):
+    graph = Graph(layers, heads)
+    assert graph.n_edges == edges == int(graph.mask.sum())
+    assert len(graph.sources) == graph.n_sources == 1 + layers * (heads + 1)
+    assert len(graph.targets) == graph.n_targets == layers * (3 * heads + 1) + 1
+
+
+def test_the_graph_of_xl_is_built_quickly():
+    begin = time.process_time()
+    graph = Graph(48, 25)
+    _ = graph.mask, graph.sources, graph.targets, graph.n_edges
+    assert time.process_time() - begin < 1
+
+
+def test_every_edge_follows_from_its_names():
+    graph = Graph(3, 2)
+
+    def layer_and_kind(name):
+        if name in ("input", "logits"):
+            return (-1, 0) if name == "input" else (99, 0)
+        return int(name[1 : name.index(".")] if name[0] == "a" else name[1:]), "am".index(name[0])
+
+    for u, source in enumerate(graph.sources):
+        for v, target in enumerate(graph.targets):
+            assert bool(graph.mask[u, v]) == (layer_and_kind(source) < layer_and_kind(target)), (
+                source,
+                target,
+            )
+
+
+def test_parallel_layers_have_no_edge_from_heads_to_their_own_mlp():
+    plain, parallel = Graph(3, 2), Graph(3, 2, parallel=True)
+    missing = (plain.mask & ~parallel.mask).nonzero().tolist()
+    names = {plain.edge(*pair) for pair in missing}
+    assert names == {f"a{layer}.h{head}->m{layer}" for layer in range(3) for head in range(2)}
+    assert not (parallel.mask & ~plain.mask).any()
+
+
+def test_names_and_positions_are_inverse():
+    graph = Graph(2, 3)
+    for pair in graph.mask.nonzero().tolist():
+        assert graph.index(graph.edge(*pair)) == tuple(pair)
+
+
+@pytest.mark.parametrize(
+    "name", ["input", "input->", "a0.h0->a0.h0<q>", "m1->m0", "a9.h0->logits", "x->y", ""]
+)
+def test_a_name_that_is_no_edge_is_refused(name):
+    with pytest.raises(InputError, match="is no edge"):
+        Graph(2, 3).index(name)
+
+
+def test_node_of_target_names_the_same_node():
+    graph = Graph(2, 3)
+    for target, node in zip(graph.targets[:-1], graph.node_of_target.tolist(), strict=False):
+        assert target.partition("<")[0] == graph.sources[node]
+    assert int(graph.node_of_target[-1]) == graph.n_sources
+    assert graph.node_of_target.dtype == torch.long
