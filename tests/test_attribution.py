@@ -60,6 +60,8 @@ def test_engine_equals_the_reference_wherever_the_prompts_differ(differ):
 
 @pytest.mark.parametrize("method", ["eap", "eap-ig", "eap-gp"])
 def test_scores_do_not_depend_on_batch_size_order_or_padding(model, method):
+    # In double precision: GradPath's steps amplify rounding, and that is not what is asked here.
+    model = model.to(dtype=torch.float64)
     expected = attribute(model, MIXED, method, batch_size=1).values
     for size in (2, 5):
         assert close(attribute(model, MIXED, method, batch_size=size).values, expected)

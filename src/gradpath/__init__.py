@@ -1,5 +1,56 @@
-"""gradpath: find circuits in language models, and measure how much of the behaviour they keep."""
+"""gradpath: find circuits in language models, and measure how much of the behaviour they keep.
+
+>>> import gradpath as gp
+>>> sorted(gp.__all__)[:4]
+['Circuit', 'GradpathError', 'Scores', 'Task']
+
+Names are loaded when they are first used, so importing the package is quick.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from gradpath._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from gradpath.attribution import attribute as attribute
+    from gradpath.circuit import Circuit as Circuit
+    from gradpath.circuit import load_circuit as load_circuit
+    from gradpath.errors import GradpathError as GradpathError
+    from gradpath.evaluation import evaluate as evaluate
+    from gradpath.model.load import load_model as load_model
+    from gradpath.paths import path as path
+    from gradpath.scores import Scores as Scores
+    from gradpath.scores import load_scores as load_scores
+    from gradpath.selection import select as select
+    from gradpath.tasks import Task as Task
+    from gradpath.tasks import load_task as load_task
+
+_HOMES = {
+    "Circuit": "gradpath.circuit",
+    "GradpathError": "gradpath.errors",
+    "Scores": "gradpath.scores",
+    "Task": "gradpath.tasks",
+    "attribute": "gradpath.attribution",
+    "evaluate": "gradpath.evaluation",
+    "load_circuit": "gradpath.circuit",
+    "load_model": "gradpath.model.load",
+    "load_scores": "gradpath.scores",
+    "load_task": "gradpath.tasks",
+    "path": "gradpath.paths",
+    "select": "gradpath.selection",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gradpath' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

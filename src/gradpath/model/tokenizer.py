@@ -11,6 +11,8 @@ from gradpath.errors import InputError
 # A short word that every tokenizer knows. What follows it is tokenised as it would be inside a
 # prompt: SentencePiece would otherwise put a space mark of its own in front.
 _CARRIER = "the"
+# Letters would grow together with a word, so theirs is a quotation mark ("theMary", but "Mary").
+_LETTER_CARRIER = '"'
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,10 @@ class Tokenizer:
         """The tokens that each text adds when it continues a prompt (' Mary', ' is', '52')."""
         if not texts:
             return []
-        carrier, *carried = self._plain([_CARRIER, *(_CARRIER + text for text in texts)])
-        return [ids[len(carrier) :] if ids[: len(carrier)] == carrier else [] for ids in carried]
+        carriers = [_LETTER_CARRIER if text[:1].isalpha() else _CARRIER for text in texts]
+        alone = dict(zip((_CARRIER, _LETTER_CARRIER), self._plain((_CARRIER, _LETTER_CARRIER)), strict=True))
+        carried = self._plain([carrier + text for carrier, text in zip(carriers, texts, strict=True)])
+        return [_after(alone[carrier], ids) for carrier, ids in zip(carriers, carried, strict=True)]
 
     def token(self, text: str) -> int:
         """The one token that ``text`` is when it continues a prompt."""
@@ -58,3 +62,8 @@ class Tokenizer:
     def _plain(self, texts: Sequence[str]) -> list[list[int]]:
         ids: list[list[int]] = self.hf(list(texts), add_special_tokens=False)["input_ids"]
         return ids
+
+
+def _after(start: list[int], ids: list[int]) -> list[int]:
+    """What follows ``start``; nothing where the tokenizer drew the border elsewhere."""
+    return ids[len(start) :] if ids[: len(start)] == start else []

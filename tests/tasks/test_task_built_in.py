@@ -1,0 +1,198 @@
+"""Every built-in task under every kind of tokenizer: counts, halves, and labels that mean what they say."""
+
+from __future__ import annotations
+
+import csv
+import re
+import time
+
+import pytest
+
+from gradpath.tasks import TASKS, describe_tasks, encode, load_task
+from gradpath.tasks.kind import read_json, read_text
+
+# As many distinct pairs as the field uses.
+FIELD = {
+    "ioi": 1000,
+    "sva": 3000,
+    "gender-bias": 900,
+    "capital-country": 190,
+    "hypernymy": 190,
+    "greater-than": 1000,
+}
+NAMES = sorted(FIELD)
+
+
+def sides(task, model):
+    """Each example's right and wrong answers as text."""
+    cache = {}
+
+    def text(token):
+        if token not in cache:
+            cache[token] = model.tokenizer.decode([token])
+        return cache[token]
+
+    rows = task.labels.reshape(len(task), 2, -1).tolist()
+    return [[[text(token) for token in side if token >= 0] for side in row] for row in rows]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_are_as_many_pairs_as_the_field_uses(name, model):
+    """And they come quickly: well under two seconds for a thousand, shape checks included."""
+    start = time.perf_counter()
+    task = load_task(name, model, n=FIELD[name], split="all")
+    seconds = time.perf_counter() - start
+    assert len(set(zip(task.clean, task.corrupted, strict=True))) == FIELD[name]
+    assert seconds < max(2, 2 * FIELD[name] / 1000)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pairs_can_be_run(name, model):
+    """Equal lengths, a difference somewhere, the same last token: ``encode`` checks and shows it."""
+    task = load_task(name, model, n=60)
+    pairs = encode(task, model.tokenizer)
+    assert (pairs.clean != pairs.corrupted).any(1).all()
+    assert (pairs.first <= pairs.last).all()
+    assert task.labels.dtype.is_floating_point is False
+    assert task.labels.numel() < 60 * 2 * 200  # compact: lists of ids, never a row of the vocabulary
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_pairs(name, smollm2):
+    once, again = (load_task(name, smollm2, n=50, seed=4) for _ in range(2))
+    assert once.clean == again.clean
+    assert once.corrupted == again.corrupted
+    assert once.labels.equal(again.labels)
+    assert load_task(name, smollm2, n=50, seed=5).clean != once.clean
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_more_pairs_begin_with_the_fewer(name, smollm2):
+    assert load_task(name, smollm2, n=80).clean[:20] == load_task(name, smollm2, n=20).clean
+
+
+def _capital(prompt):
+    return prompt.split(", the capital of")[0]
+
+
+FACTS = {
+    "ioi": lambda prompt: set(re.findall(r"[A-Z]\w+", prompt)) & set(read_json("ioi.json")["names"]),
+    "sva": lambda prompt: {
+        singular
+        for singular, plural in read_json("sva.json")["nouns"]
+        if {singular, plural} & set(re.findall(r"\w+", prompt))
+    },
+    "gender-bias": lambda prompt: {prompt.split()[1]} - {"man", "woman"},
+    "capital-country": lambda prompt: {_capital(prompt)},
+    "hypernymy": lambda prompt: {re.fullmatch(r", (.*?),? (?:and|or) other", prompt)[1]},
+    "greater-than": lambda prompt: {prompt.split()[1]},
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_halves_share_no_fact(name, smollm2):
+    train, test = (
+        {
+            fact
+            for prompts in (task.clean, task.corrupted)
+            for prompt in prompts
+            for fact in FACTS[name](prompt)
+        }
+        for task in (load_task(name, smollm2, n=120, split=split, seed=1) for split in ("train", "test"))
+    )
+    assert train
+    assert test
+    assert not train & test
+
+
+def test_all_is_both_halves(smollm2):
+    both = {
+        split: load_task("gender-bias", smollm2, n=None, split=split) for split in ("train", "test", "all")
+    }
+    sets = {split: set(zip(task.clean, task.corrupted, strict=True)) for split, task in both.items()}
+    assert sets["all"] == sets["train"] | sets["test"]
+    assert not sets["train"] & sets["test"]
+
+
+def test_ioi_labels_and_corruption(model):
+    task = load_task("ioi", model, n=120)
+    orders = set()
+    for clean, corrupted, (right, wrong) in zip(task.clean, task.corrupted, sides(task, model), strict=True):
+        receiver, subject = right[0][1:], wrong[0][1:]
+        assert right == [f" {receiver}"]
+        assert clean.split().count(receiver) + clean.count(f"{receiver},") == 1
+        assert len(re.findall(rf"\b{subject}\b", clean)) == 2
+        assert len(re.findall(rf"\b{subject}\b", corrupted)) == 1
+        third = FACTS["ioi"](corrupted) - {receiver, subject}
+        assert len(third) == 1
+        assert clean.rsplit(subject, 1)[0] == corrupted.rsplit(next(iter(third)), 1)[0]
+        orders.add(clean.index(receiver) < clean.index(subject))
+    assert orders == {True, False}
+
+
+def test_sva_labels_agree_with_the_subject(model):
+    verbs = read_json("sva.json")["verbs"]
+    forms = [{f" {verb[number]}" for verb in verbs} for number in (0, 1)]
+    numbers = {word: at for noun in read_json("sva.json")["nouns"] for at, word in enumerate(noun)}
+    task = load_task("sva", model, n=120)
+    for clean, corrupted, (right, wrong) in zip(task.clean, task.corrupted, sides(task, model), strict=True):
+        (subject,) = set(re.findall(r"\w+", clean)) - set(re.findall(r"\w+", corrupted))
+        assert set(right) <= forms[numbers[subject]]
+        assert set(wrong) <= forms[1 - numbers[subject]]
+        assert len(right) == len(wrong) > 50
+
+
+def test_gender_bias_labels_follow_the_stereotype(model):
+    facts = read_json("gender_bias.json")
+    task = load_task("gender-bias", model, n=120)
+    seen = set()
+    for clean, corrupted, answers in zip(task.clean, task.corrupted, sides(task, model), strict=True):
+        male = clean.split()[1] in facts["male"]
+        assert corrupted.split()[1] == ("woman" if male else "man")
+        assert answers == ([[" he"], [" she"]] if male else [[" she"], [" he"]])
+        seen.add(male)
+    assert seen == {True, False}
+
+
+def test_capital_country_labels_begin_the_country(model):
+    rows = {row["capital"]: row for row in csv.DictReader(read_text("capital_country.csv").splitlines())}
+    task = load_task("capital-country", model, n=120)
+    for clean, corrupted, answers in zip(task.clean, task.corrupted, sides(task, model), strict=True):
+        for prompt, (first,) in zip((clean, corrupted), answers, strict=True):
+            row = rows[_capital(prompt)]
+            assert first.strip()
+            assert f" {row['country']}".startswith(first)
+            assert prompt.endswith(f"the capital of {row['article']}".rstrip())
+        assert answers[0] != answers[1]
+
+
+def test_hypernymy_labels_are_the_kinds_of_both_words(model):
+    kinds = {
+        word: kind["kinds"] for kind in read_json("hypernymy.json")["kinds"] for word in kind["examples"]
+    }
+    task = load_task("hypernymy", model, n=120)
+    for clean, corrupted, answers in zip(task.clean, task.corrupted, sides(task, model), strict=True):
+        for prompt, side in zip((clean, corrupted), answers, strict=True):
+            (word,) = FACTS["hypernymy"](prompt)
+            assert side
+            assert set(side) <= {f" {kind}" for kind in kinds[word]}
+        assert not set(answers[0]) & set(answers[1])
+
+
+def test_greater_than_labels_are_later_and_earlier_years(model):
+    task = load_task("greater-than", model, n=120)
+    for clean, (right, wrong) in zip(task.clean, sides(task, model), strict=True):
+        start, end = re.search(r"year (\d{4}) to the year (\d+)$", clean).groups()
+        width = len(right[0])
+        assert all(int((end + text).ljust(4, "0")) > int(start) for text in right)
+        assert all(int((end + text).ljust(4, "9")) <= int(start) for text in wrong)
+        neither = 10**width - len(right) - len(wrong)
+        assert neither in ((0,) if width == 2 else (0, 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_table_says_of_a_task(name):
+    row = next(row for row in describe_tasks() if row["name"] == name)
+    assert row["metric"] in ("logit-difference", "probability-difference")
+    assert all(row.values())
+    assert TASKS[name].name == name

@@ -1,0 +1,71 @@
+"""The facts themselves: nothing twice, nothing that would make an answer ambiguous or give it away."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from itertools import chain
+
+import pytest
+
+from gradpath.tasks.draw import half
+from gradpath.tasks.kind import read_json, read_text
+
+
+def twice(items):
+    return [item for item, count in Counter(items).items() if count > 1]
+
+
+def test_ioi_names_and_templates():
+    facts = read_json("ioi.json")
+    assert not twice(facts["names"])
+    for template in facts["templates"]:
+        assert all(template.count(place) == 1 for place in ("{A}", "{B}", "{S}", "{object}", "{place}"))
+        assert template.index("{S}") > max(template.index("{A}"), template.index("{B}"))
+        assert "a {object}" in template
+
+
+def test_countries_are_not_named_by_their_capitals():
+    rows = list(csv.DictReader(read_text("capital_country.csv").splitlines()))
+    assert not twice(row["capital"] for row in rows)
+    assert not twice(row["country"] for row in rows)
+    for row in rows:
+        capital, country = row["capital"].lower(), row["country"].lower()
+        assert country not in capital, row
+        assert capital not in country, row
+        assert row["article"] in ("", "the"), row
+
+
+def test_hypernyms_belong_to_one_kind_each():
+    kinds = read_json("hypernymy.json")["kinds"]
+    assert not twice(chain.from_iterable(kind["examples"] for kind in kinds))
+    for kind in kinds:
+        assert not twice(kind["kinds"])
+        assert not set(kind["kinds"]) & set(kind["examples"])
+
+
+def test_verbs_and_nouns_differ_in_number():
+    facts = read_json("sva.json")
+    for singular, plural in [*facts["nouns"], *facts["verbs"], *facts["acts"]]:
+        assert singular != plural
+    forms = list(chain.from_iterable(facts["verbs"]))
+    assert not twice(forms), "a form of two verbs would count twice"
+    assert not twice(chain.from_iterable(facts["nouns"]))
+
+
+def test_professions_have_one_stereotype():
+    facts = read_json("gender_bias.json")
+    assert not twice([*facts["male"], *facts["female"]])
+    assert not twice(facts["templates"])
+
+
+def test_greater_than_nouns_and_centuries():
+    facts = read_json("greater_than.json")
+    assert not twice(facts["nouns"])
+    assert all(len(century) == 2 for century in facts["centuries"])
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_both_halves_have_women_and_men(split):
+    names = half(read_json("ioi.json")["names"], split)
+    assert {"train": {"Mary", "John"}, "test": {"Sarah", "James"}}[split] <= set(names)

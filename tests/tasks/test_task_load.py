@@ -1,0 +1,136 @@
+"""What load_task refuses, what it records, and the choice of a metric."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gradpath.errors import InputError, UsageError
+from gradpath.tasks import load_task, logit_difference, probability_difference
+from gradpath.tasks.tokens import LENGTHS, NO_TOKEN, REPEATED, SAME, SHARED
+
+
+def rows(*pairs):
+    return [
+        {"clean": clean, "corrupted": corrupted, "answers": right, "wrong_answers": wrong}
+        for clean, corrupted, right, wrong in pairs
+    ]
+
+
+def test_unknown_task_suggests_the_nearest(words):
+    with pytest.raises(UsageError, match=r"no task 'oio'.*Known: .*greater-than"):
+        load_task("oio", words)
+    with pytest.raises(UsageError, match="Did you mean 'hypernymy'"):
+        load_task("hypernym", words)
+
+
+def test_neither_name_nor_data(words):
+    with pytest.raises(UsageError, match="a name or data: got neither"):
+        load_task(None, words)
+
+
+def test_no_model_and_no_tokenizer(words):
+    with pytest.raises(UsageError, match="needs the model"):
+        load_task("ioi")
+    with pytest.raises(InputError, match="this one has none"):
+        load_task("ioi", type(words)(None))
+
+
+def test_more_pairs_than_there_are_says_how_many(smollm2):
+    kept = load_task("capital-country", smollm2, n=None).about["kept"]
+    with pytest.raises(UsageError, match=f"{kept + 1} pairs were asked for.* has {kept} in split 'train'"):
+        load_task("capital-country", smollm2, n=kept + 1)
+
+
+def test_far_too_many_pairs_are_refused_at_once(words):
+    with pytest.raises(UsageError, match="1000000000000 pairs were asked for"):
+        load_task("ioi", words, n=10**12)
+    with pytest.raises(UsageError, match="too many to take all"):
+        load_task("ioi", words, n=None)
+
+
+def test_about_is_plain_and_complete(smollm2):
+    about = load_task("capital-country", smollm2, n=20, seed=3, split="test").about
+    assert json.loads(json.dumps(about)) == about
+    assert {"n": 20, "seed": 3, "split": "test", "kept": 20}.items() <= about.items()
+    assert about["metric"] == "logit-difference"
+    assert about["dropped"][LENGTHS]["count"] > 0
+    assert "the capital of" in about["dropped"][LENGTHS]["first"]
+
+
+@pytest.mark.parametrize(
+    ("pair", "reason", "detail"),
+    [
+        (("a b", "a b c", " x", " y"), LENGTHS, "2 and 3"),
+        (("a b", "a b", " x", " y"), SAME, "row 2"),
+        (("a b", "a c", " x y", " z"), NO_TOKEN, "' x y' is ' x' + ' y'"),
+        (("a b", "a c", " x", " x"), SHARED, "' x' in"),
+        (("good one", "good two", " x", " y"), REPEATED, "row 2"),
+    ],
+)
+def test_unusable_pairs_are_counted_with_their_reason(words, pair, reason, detail):
+    data = rows(("good one", "good two", " x", " y"), pair)
+    task = load_task(None, words, data=data, split="all", n=None)
+    assert task.clean == ["good one"]
+    assert list(task.about["dropped"]) == [reason]
+    assert task.about["dropped"][reason]["count"] == 1
+    assert detail in task.about["dropped"][reason]["first"]
+    assert "row 2" in task.about["dropped"][reason]["first"]
+
+
+def test_nothing_usable_is_an_error_with_the_row(words):
+    data = rows(("a b", "a c", " two words", " z"))
+    with pytest.raises(
+        InputError, match=r"no pair can be used.*row 1 of data: ' two words' is ' two' \+ ' words'"
+    ):
+        load_task(None, words, data=data, n=None)
+
+
+def test_a_metric_of_another_name_brings_its_labels(smollm2):
+    task = load_task("ioi", smollm2, n=5, metric="probability-difference")
+    assert task.metric is probability_difference
+    assert task.labels.shape == (5, 2, 1)
+    assert task.about["metric"] == "probability-difference"
+
+
+def test_a_metric_of_ones_own(smollm2):
+    def right_logit(logits, labels):
+        return logits.gather(1, labels)[:, 0]
+
+    task = load_task("ioi", smollm2, n=5, metric=right_logit)
+    assert (
+        task.metric(torch.arange(60_000.0).expand(5, -1), task.labels).tolist() == task.labels[:, 0].tolist()
+    )
+    assert task.about["metric"] == "right_logit"
+
+
+def test_logit_difference_refuses_several_answers(words):
+    data = rows(("a b", "a c", " x| y", " z"))
+    with pytest.raises(InputError, match=r"one right answer.*row 1 of data has 2"):
+        load_task(None, words, data=data, n=1, metric="logit-difference")
+
+
+def test_answers_that_are_no_tokens_are_left_out_and_named(words):
+    data = rows(("a b", "a c", " x| two words", " z| y"))
+    task = load_task(None, words, data=data, n=1)
+    assert (task.labels >= 0).sum(-1).tolist() == [[1, 2]]
+    assert task.about["notes"] == ["answers that are no single token count for neither side: ' two words'"]
+
+
+def test_unknown_metric(words):
+    with pytest.raises(UsageError, match=r"no metric 'logit-diference'\. Did you mean 'logit-difference'"):
+        load_task("ioi", words, metric="logit-diference")
+
+
+def test_the_tasks_own_metric_is_the_default(words):
+    assert load_task("ioi", words, n=3).metric is logit_difference
+    assert load_task("hypernymy", words, n=3).metric is probability_difference
+
+
+def test_importing_tasks_leaves_transformers_alone():
+    code = "import sys, gradpath.tasks; sys.exit('transformers' in sys.modules or 'datasets' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

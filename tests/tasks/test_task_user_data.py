@@ -1,0 +1,309 @@
+"""The user's own data: every layout, every kind of file, under GPT-2's vocabulary and another."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+
+from gradpath.errors import InputError
+from gradpath.tasks import load_task, logit_difference, probability_difference
+
+# One row of each layout, with GPT-2's token ids, and what its labels have to say.
+IOI = (
+    ",clean,corrupted,corrupted_hard,correct_idx,incorrect_idx\n"
+    '0,"Then, Mary and John met, and John said to","Then, Mary and John met, and Tom said to",'
+    '"Then, Ann and Bob met, and Tom said to",5335,1757\n'
+)
+SVA = "clean,corrupted,group,plural\nThe song that the chef likes,The songs that the chef likes,rc,0\n"
+GENDER = (
+    "clean,corrupted,clean_answer_idx,corrupted_answer_idx,label\n"
+    "The poet was promoted because,The man was promoted because,673,339,1\n"
+)
+CAPITAL = (
+    "clean,capital,country,country_idx,corrupted,corrupted_capital,corrupted_country,corrupted_country_idx\n"
+    '"Berlin, the capital of",Berlin,Germany,4486,"Cairo, the capital of",Cairo,Egypt,6365\n'
+)
+HYPERNYMY = (
+    "clean,h1,hypernym,answers,answers_idx,corrupted,c1,corrupted_hypernym,corrupted_answers,corrupted_answers_idx\n"
+    '", cars and other",cars,vehicle,"[\'vehicles\']",[5672],", dogs and other",dogs,animal,'
+    "\"['animals', 'pets']\",\"[4695, 17252]\"\n"
+)
+GREATER = (
+    "clean,corrupted,correct_idx\n"
+    "The war lasted from the year 1352 to the year 13,The war lasted from the year 1301 to the year 13,52\n"
+)
+HEADER = "clean,corrupted,answers,wrong_answers\n"
+OWN = HEADER + '"Then Alice gave it to","Then Bruce gave it to", Mary, John\n'
+
+
+def load(tmp_path, content, model, name="pairs.csv", **options):
+    file = tmp_path / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return load_task(None, model, data=file, **{"n": None, **options})
+
+
+def answers(task, model):
+    rows = task.labels.reshape(len(task), 2, -1).tolist()
+    return [[[model.tokenizer.decode([i]) for i in side if i >= 0] for side in row] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("content", "metric", "right", "wrong"),
+    [
+        (IOI, logit_difference, [" Mary"], [" John"]),
+        (GENDER, logit_difference, [" she"], [" he"]),
+        (CAPITAL, logit_difference, [" Germany"], [" Egypt"]),
+        (HYPERNYMY, probability_difference, [" vehicles"], [" animals", " pets"]),
+        (OWN, logit_difference, [" Mary"], [" John"]),
+    ],
+    ids=["ioi", "gender-bias", "capital-country", "hypernymy", "own"],
+)
+@pytest.mark.parametrize("name", ["gpt2", "smollm2"])
+def test_layouts_give_the_same_answers_under_both_vocabularies(
+    content, metric, right, wrong, name, tmp_path, request
+):
+    model = request.getfixturevalue(name)
+    task = load(tmp_path, content, model)
+    assert task.metric is metric
+    assert answers(task, model) == [[right, wrong]]
+
+
+def test_the_user_is_told_where_answers_come_from(tmp_path, gpt2, smollm2):
+    assert "_idx columns" in load(tmp_path, IOI, gpt2).about["notes"][0]
+    assert "from the prompts" in load(tmp_path, IOI, smollm2).about["notes"][0]
+    assert "from the text columns" in load(tmp_path, HYPERNYMY, smollm2).about["notes"][0]
+
+
+def test_ids_are_used_as_they_are_only_with_gpt2s_vocabulary(tmp_path, gpt2, smollm2):
+    other = IOI.replace("5335", "262")  # " the"
+    assert answers(load(tmp_path, other, gpt2), gpt2) == [[[" the"], [" John"]]]
+    assert answers(load(tmp_path, other, smollm2), smollm2) == [[[" Mary"], [" John"]]]
+
+
+def test_sva_rows_take_all_verbs_of_the_number(tmp_path, smollm2):
+    ((right, wrong),) = answers(load(tmp_path, SVA, smollm2), smollm2)
+    assert " is" in right
+    assert " are" in wrong
+    ((right, wrong),) = answers(load(tmp_path, SVA.replace(",0\n", ",1\n"), smollm2), smollm2)
+    assert " are" in right
+
+
+def test_greater_than_rows_follow_the_tokenizer(tmp_path, gpt2, smollm2):
+    ((right, wrong),) = answers(load(tmp_path, GREATER, gpt2), gpt2)
+    assert (right[0], wrong[-1], len(right) + len(wrong)) == ("53", "52", 100)
+    ((right, wrong),) = answers(load(tmp_path, GREATER, smollm2), smollm2)
+    assert (right, wrong) == (list("6789"), list("01234"))
+
+
+def test_ioi_names_are_read_in_either_order(tmp_path, smollm2):
+    other = IOI.replace("Mary and John", "John and Mary")
+    assert answers(load(tmp_path, other, smollm2), smollm2) == [[[" Mary"], [" John"]]]
+
+
+def test_prompts_that_do_not_tell_are_dropped_with_their_row(tmp_path, smollm2):
+    odd = GENDER + "The poet slept because,The wolf slept because,673,339,1\n"
+    dropped = load(tmp_path, odd, smollm2, split="all").about["dropped"]
+    assert dropped == {
+        "the answers cannot be read from the prompts": {"count": 1, "first": "row 2 (line 3 of pairs.csv)"}
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        OWN.replace("\n", "\r\n"),
+        b"\xef\xbb\xbf" + OWN.encode(),
+        "\n\n" + OWN + "\n",
+        OWN.replace("clean,corrupted", "Clean, Corrupted").replace("wrong_answers", "Wrong answers"),
+        OWN.replace("clean,", "id,clean,", 1).replace('"Then A', '7,"Then A'),
+    ],
+    ids=["windows", "bom", "blank-lines", "spelling", "further-column"],
+)
+def test_files_as_other_programs_write_them(tmp_path, words, content):
+    task = load(tmp_path, content, words)
+    assert task.clean == ["Then Alice gave it to"]
+    assert answers(task, words) == [[[" Mary"], [" John"]]]
+
+
+def test_quotes_and_commas_and_line_breaks_in_prompts(tmp_path, words):
+    content = HEADER + '"He said ""no"", and\nleft","She said ""no"", and\nleft", a, b\n'
+    assert load(tmp_path, content, words).clean == ['He said "no", and\nleft']
+
+
+def test_several_answers(tmp_path, words):
+    content = OWN.replace(" Mary, John", "\"[' Mary', ' Ann']\", John| Bob| Tom")
+    task = load(tmp_path, content, words)
+    assert task.metric is probability_difference
+    assert answers(task, words) == [[[" Mary", " Ann"], [" John", " Bob", " Tom"]]]
+
+
+def test_jsonl_with_lists_and_token_ids(tmp_path, words):
+    ids = [words.tokenizer.token(word) for word in (" Mary", " John")]
+    row = {
+        "clean": "Alice gave it to",
+        "corrupted": "Bruce gave it to",
+        "answers": ids[:1],
+        "wrong_answers": ids[1],
+    }
+    task = load(tmp_path, json.dumps(row) + "\n\n", words, name="pairs.jsonl")
+    assert task.labels.tolist() == [ids]
+
+
+def test_a_missing_space_is_said_and_not_mended(tmp_path, words):
+    task = load(tmp_path, OWN.replace(" Mary, John", "Mary,John"), words)
+    assert "'Mary' (row 1 (line 2 of pairs.csv)) follows its prompt without a space" in task.about["notes"][0]
+    assert answers(task, words) == [[["Mary"], ["John"]]]
+
+
+def test_a_word_without_a_space_is_its_own_token(model):
+    """'He said "' is followed by "the", not by " the"; both are single tokens everywhere."""
+    with_space, without = model.tokenizer.continuations([" the", "the"])
+    assert len(with_space) == len(without) == 1
+    assert [model.tokenizer.decode(ids) for ids in (with_space, without)] == [" the", "the"]
+
+
+def many(count):
+    for i in range(count):
+        yield {"clean": f"a{i} x", "corrupted": f"b{i} x", "answers": " y", "wrong_answers": " z"}
+
+
+def test_halves_of_a_file_share_no_pair(words):
+    rows = [row for row in many(40) for _ in range(2)]  # each pair twice, one row after the other
+    train, test = (load_task(None, words, data=rows, split=split, n=20) for split in ("train", "test"))
+    assert not set(train.clean) & set(test.clean)
+    assert len(set(train.clean)) == len(set(test.clean)) == 20
+
+
+def test_seed_decides_which_rows(words):
+    once, again, other = (load_task(None, words, data=list(many(80)), n=10, seed=seed) for seed in (0, 0, 1))
+    assert once.clean == again.clean != other.clean
+
+
+def test_a_huge_file_is_read_in_part_and_says_so(words, monkeypatch):
+    monkeypatch.setattr("gradpath.tasks.user_data._MOST_ROWS", 500)
+    taken = []
+    rows = (taken.append(i) or row for i, row in enumerate(many(10_000_000)))
+    task = load_task(None, words, data=rows, n=100)
+    assert len(task) == 100
+    assert len(taken) == 501
+    assert task.about["rows_read"] == 500
+    assert "only the first 500 rows were read" in task.about["notes"]
+
+
+def test_a_dataset_by_name_is_streamed(words, monkeypatch):
+    asked = {}
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = lambda name, **options: asked.update(name=name, **options) or list(many(10))
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    task = load_task(None, words, data="someone/pairs:validation", n=5)
+    assert asked == {"name": "someone/pairs", "split": "validation", "streaming": True}
+    assert task.name == "someone/pairs"
+
+
+def test_a_dataset_that_cannot_be_loaded(words, monkeypatch):
+    def fail(name, **options):
+        raise ConnectionError("offline")
+
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = fail
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    with pytest.raises(
+        InputError, match=r"no file someone/pairs, and the dataset .* cannot be loaded: offline"
+    ):
+        load_task(None, words, data="someone/pairs")
+
+
+def test_a_dataset_without_the_package(words, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match="pip install datasets"):
+        load_task(None, words, data="someone/pairs")
+
+
+def test_a_name_goes_with_its_own_layout_or_ours(tmp_path, words, gpt2):
+    file = tmp_path / "mine.csv"
+    file.write_text(OWN)
+    assert load_task("my-task", words, data=file, n=1).name == "my-task"
+    file.write_text(IOI)
+    assert load_task("ioi", gpt2, data=file, n=1).name == "ioi"
+    with pytest.raises(InputError, match=r"columns of the task 'ioi', and 'sva' was asked for"):
+        load_task("sva", gpt2, data=file, n=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "pairs.csv is empty"),
+        ("\n \n", "pairs.csv is empty"),
+        (HEADER, "has a header and no rows"),
+        ("prompt,target\na,b\n", r"found prompt, target\. .*Understood are own \(clean, corrupted, answers"),
+        ("clean;corrupted;answers\n", "separated by commas"),
+        ("clean,corrupted,answers\na,b,c\n", "layout own would also need wrong_answers"),
+        ("clean,clean,corrupted\n", "names 'clean' twice"),
+        (",clean,corrupted,corrupted_hard,incorrect_idx\n", "layout ioi would also need correct_idx"),
+        (HEADER + "a b,c d, x, y\n,c d, x, y\n", r"row 2 \(line 3 of pairs.csv\) has nothing in 'clean'"),
+        (HEADER + "a b,  , x, y\n", r"row 1 \(line 2 of pairs.csv\) has nothing in 'corrupted'"),
+        (HEADER + "a b,c d,, y\n", "row 1 .* has nothing in 'answers'.*remove the row"),
+        (HEADER + "a b,c d, x|, y\n", "row 1 .* has nothing in 'answers'"),
+        (HEADER + "a b,c d,[], y\n", "row 1 .* has nothing in 'answers'"),
+        (HEADER + "a b,c d,[ x, y\n", r"row 1 .* must have a list such as .* got '\[ x'"),
+        (HEADER + "a, b,c d, x, y\n", r"row 1 \(line 2 of pairs.csv\) has 5 fields, and the header has 4"),
+        (HEADER + '"a b,c d, x, y\n', "no readable CSV: .*double quote"),
+        (HEADER.encode() + b"caf\xe9,the, x, y\n", "not UTF-8 text: byte 0xe9"),
+        (HEADER.encode("utf-16"), "not UTF-8 text: byte 0xff"),
+        (SVA.replace(",0\n", ",2\n"), r"row 1 .* 0 \(singular\) or 1 in 'plural': got 2"),
+        (SVA.replace(",0\n", ",many\n"), "row 1 .* must have a whole number in 'plural': got 'many'"),
+        (GREATER.replace(",52\n", ",53\n"), "row 1 .* has the year 1352 in its prompt and 53"),
+        (HEADER + "a b,c d, x y, z\n", r"no pair can be used.*row 1 .*' x y' is ' x' \+ ' y'"),
+        (HEADER + "a b,c d,[99999999], z\n", "row 1 .* asks for token 99999999"),
+    ],
+)
+def test_bad_files_are_refused_with_the_row(tmp_path, words, content, message):
+    with pytest.raises(InputError, match=message):
+        load(tmp_path, content, words)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has no rows"),
+        ("{", r"row 1 \(line 1 of pairs.jsonl\) is not JSON"),
+        ("[1, 2]\n", "is a list, not an object"),
+        (
+            '{"clean": 3, "corrupted": "a", "answers": "b", "wrong_answers": "c"}',
+            "must have text in 'clean': got 3",
+        ),
+        (
+            '{"clean": "a", "corrupted": "b", "answers": null, "wrong_answers": "c"}',
+            "row 1 .* has nothing in 'answers'",
+        ),
+        (
+            '{"clean": "a", "corrupted": "b", "answers": {"x": 1}, "wrong_answers": "c"}',
+            "must have one answer or a list of them in 'answers'",
+        ),
+        (
+            '{"clean": "a", "corrupted": "b", "answers": " x", "wrong_answers": "c"}\n{"clean": "a"}',
+            r"row 2 \(line 2 of pairs.jsonl\) has no",
+        ),
+        ('{"clean": "' + "a" * 1_100_000, "longer than 1000000 characters"),
+    ],
+)
+def test_bad_jsonl_is_refused_with_the_row(tmp_path, words, content, message):
+    with pytest.raises(InputError, match=message):
+        load(tmp_path, content, words, name="pairs.jsonl")
+
+
+def test_data_of_no_known_kind(tmp_path, words):
+    with pytest.raises(InputError, match=r"there is no file .*nothing\.csv"):
+        load_task(None, words, data=str(tmp_path / "nothing.csv"))
+    with pytest.raises(InputError, match="is a folder"):
+        load_task(None, words, data=tmp_path)
+    with pytest.raises(InputError, match=r"this is \.parquet"):
+        load(tmp_path, "x", words, name="pairs.parquet")
+    with pytest.raises(InputError, match=r"got int\. .*to_dict"):
+        load_task(None, words, data=7)
+    parts = types.SimpleNamespace(column_names={"train": ["clean"], "test": ["clean"]})
+    with pytest.raises(InputError, match="several parts: train, test"):
+        load_task(None, words, data=parts)
