@@ -11,14 +11,11 @@ from typing import Any
 
 import torch
 
-from gradpath.errors import InputError
-from gradpath.model.families import convert
+from gradpath.errors import GradpathError, InputError
+from gradpath.model.families import check_family, convert
 from gradpath.model.smollm2 import HUB_NAME, NAME, local_folder
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
-
-# What transformers and the hub client raise when a folder or name is no usable model.
-_LOADING_PROBLEMS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, ImportError)
 
 
 def load_model(
@@ -51,16 +48,20 @@ def load_model(
 def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, Any, str]:
     """The transformers model and tokenizer of a name, a folder or a file, and what to call it."""
     folder, file = _located(source)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if file is not None:
         common["gguf_file"] = file
     try:
         with _quiet():
+            if file is None:  # before any weight is read, or fetched
+                check_family(str(PretrainedConfig.get_config_dict(folder)[0].get("model_type")))
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **common)
             tokenizer = _tokenizer_of(AutoTokenizer, folder, common)
-    except _LOADING_PROBLEMS as problem:
+    except GradpathError:
+        raise
+    except Exception as problem:  # a damaged file can make the libraries below raise anything
         raise _explained(source, folder, problem) from None
     return model, tokenizer, source
 
@@ -91,7 +92,7 @@ def _tokenizer_of(auto: Any, folder: str, common: dict[str, Any]) -> Any:
     """The tokenizer beside the weights, or None: a model can be used with token ids alone."""
     try:
         return auto.from_pretrained(folder, **common)
-    except _LOADING_PROBLEMS:
+    except Exception:  # whatever is wrong with it, there is none to use
         return None
 
 

@@ -31,9 +31,13 @@ MEMBERS = {
 def convert(hf_model: Any) -> Transformer:
     """Our model for a loaded ``transformers`` one."""
     family = str(hf_model.config.model_type)
+    check_family(family)
+    return FAMILIES[family](hf_model)
+
+
+def check_family(family: str) -> None:
     if family not in FAMILIES:
         raise InputError(
             f"models of the family {family!r} are not supported: "
             f"gradpath reads {', '.join(sorted(FAMILIES))}. Use a model of one of these."
         )
-    return FAMILIES[family](hf_model)

@@ -1,0 +1,213 @@
+"""The verbs as a user types them: results, files, exit codes, and one sentence when it fails."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from gradpath.circuit import load_circuit
+from gradpath.scores import load_scores
+
+CONTRACT = {
+    "version",
+    "model",
+    "task",
+    "method",
+    "steps",
+    "seed",
+    "examples",
+    "edges_total",
+    "edges_asked",
+    "edges_kept",
+    "sparsity",
+    "clean",
+    "corrupted",
+    "circuit",
+    "faithfulness",
+    "faithfulness_interval",
+    "error",
+    "seconds",
+}
+
+
+@pytest.fixture
+def found(run, model_folder, tmp_path):
+    """A circuit of the small model, found and kept."""
+    arguments = ["--model", model_folder, "--examples", 6, "--edges", 30, "--method", "eap-ig", "--steps", 3]
+    ran = run("find", *arguments, "--out", tmp_path / "out", "--json")
+    assert ran.code == 0, ran.err
+    return ran.json, tmp_path / "out"
+
+
+def test_find_prints_one_object_with_what_the_contract_names(found, model_folder):
+    summary, _ = found
+    assert set(summary) >= CONTRACT
+    assert summary["model"] == str(model_folder)
+    assert (summary["task"], summary["method"], summary["steps"], summary["examples"]) == (
+        "ioi",
+        "eap-ig",
+        3,
+        6,
+    )
+    assert summary["edges_asked"] == 30
+    assert summary["edges_kept"] <= 30
+    low, high = summary["faithfulness_interval"]
+    assert low <= summary["faithfulness"] <= high
+    expected = (summary["circuit"] - summary["corrupted"]) / (summary["clean"] - summary["corrupted"])
+    assert summary["faithfulness"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_find_keeps_scores_and_circuit(found):
+    summary, out = found
+    circuit, scores = load_circuit(out / "circuit.json"), load_scores(out / "scores.safetensors")
+    assert len(circuit) == summary["edges_kept"]
+    assert scores[circuit.edges[0]] == pytest.approx(float(circuit.scores[0]))
+    for name in ("model", "task", "method", "steps", "version", "bos"):
+        assert name in circuit.about
+    assert circuit.about["data"]["seed"] == 0
+
+
+def test_eval_gives_what_find_measured(run, found):
+    summary, out = found
+    again = run("eval", out / "circuit.json", "--examples", 6, "--json")
+    assert again.code == 0, again.err
+    for name in ("clean", "corrupted", "circuit", "faithfulness", "error", "edges_kept"):
+        assert again.json[name] == pytest.approx(summary[name])
+    told = run("eval", out / "circuit.json", "--examples", 6)
+    assert f"{summary['faithfulness']:.1%}" in told.out
+
+
+def test_eval_on_the_examples_it_was_found_on_differs(run, found):
+    summary, out = found
+    train = run("eval", out / "circuit.json", "--examples", 6, "--split", "train", "--json").json
+    assert train["clean"] != pytest.approx(summary["clean"])
+
+
+def test_find_speaks_to_people(run, model_folder):
+    ran = run("find", "--model", model_folder, "--examples", 4, "--method", "eap", "--sparsity", 0.5)
+    assert ran.code == 0, ran.err
+    assert "faithfulness" in ran.out
+    assert "held-out" in ran.out
+    assert "scoring" not in ran.out  # progress is on stderr
+
+
+def test_find_takes_the_methods_options(run, model_folder):
+    common = ["find", "--model", model_folder, "--examples", 4, "--edges", 30, "--json"]
+    matched = run(*common, "--method", "eap-gp", "-o", "stride=matched", "-o", "start=true").json
+    assert matched["options"]["stride"] == "matched"
+    assert matched["options"]["start"] is True
+
+
+def test_the_users_own_data_goes_the_same_way(run, model_folder, tmp_path):
+    rows = [("The red cat", "The big cat", " sat", " ran"), ("A dog will", "A man will", " run", " walk")]
+    lines = ["clean,corrupted,answers,wrong_answers", *(",".join(row) for row in rows * 3)]
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    common = ["--model", model_folder, "--method", "eap", "--edges", 30, "--examples", 1]
+    ran = run("find", *common, "--data", tmp_path / "pairs.csv", "--json")
+    assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize("what", ["models", "tasks", "methods", "selections"])
+def test_ls_lists(run, what):
+    plain, as_json = run("ls", what), run("ls", what, "--json")
+    assert plain.code == as_json.code == 0
+    names = [row["name"] for row in as_json.json[what]]
+    assert all(name in plain.out for name in names)
+    assert {"models": "smollm2", "tasks": "ioi", "methods": "eap-gp", "selections": "greedy"}[what] in names
+
+
+WRONG_USAGE = {
+    "an unknown command": (["fnd"], "Did you mean 'find'"),
+    "an unknown flag": (["find", "--edgs", "5"], "--edgs"),
+    "an unknown method": (["find", "--method", "eap-igg"], "Did you mean 'eap-ig'"),
+    "an unknown task": (["find", "--model", "MODEL", "--task", "iou"], "Did you mean 'ioi'"),
+    "an unknown selection": (["find", "--how", "topp"], "Did you mean 'top'"),
+    "too sparse": (["find", "--sparsity", "1.5"], "--sparsity is the share of edges left out"),
+    "no edges": (["find", "--edges", "0"], "--edges must be at least 1"),
+    "too many edges": (["find", "--model", "MODEL", "--edges", "9999"], "from 1 to"),
+    "two sizes": (["find", "--edges", "5", "--sparsity", "0.5"], "give one of them"),
+    "no batch": (["find", "--batch-size", "0"], "--batch-size"),
+    "no steps": (["find", "--steps", "0"], "--steps"),
+    "an option without a value": (["find", "-o", "stride"], "NAME=VALUE"),
+    "an option of no method": (
+        ["find", "--model", "MODEL", "-o", "speed=3", "--examples", "2"],
+        "no option 'speed'",
+    ),
+    "a file for a folder": (["find", "--out", "FILE"], "--out has to be a folder"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_USAGE)
+def test_wrong_usage_is_one_sentence_and_exit_2(run, model_folder, tmp_path, kind):
+    (tmp_path / "file").write_text("")
+    arguments, words = WRONG_USAGE[kind]
+    places = {"MODEL": model_folder, "FILE": tmp_path / "file"}
+    ran = run(*(places.get(argument, argument) for argument in arguments))
+    assert ran.code == 2, ran.err
+    assert words in ran.error
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+
+
+FAILURES = {
+    "no circuit": (["eval", "MISSING"], "there is no file"),
+    "a damaged circuit": (["eval", "BROKEN"], "cannot be read as a gradpath circuit"),
+    "no model": (["find", "--model", "./nowhere"], "there is no folder"),
+    "a missing data file": (["find", "--model", "MODEL", "--data", "MISSING"], "MISSING"),
+    "an unknown device": (["find", "--model", "MODEL", "--device", "abacus"], "abacus"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_failure_is_one_sentence_and_exit_1(run, model_folder, tmp_path, kind):
+    (tmp_path / "broken.json").write_text('{"gradpath_circuit": 1, "edges": [')
+    places = {"MODEL": model_folder, "MISSING": tmp_path / "MISSING", "BROKEN": tmp_path / "broken.json"}
+    arguments, words = FAILURES[kind]
+    ran = run(*(places.get(argument, argument) for argument in arguments))
+    assert ran.code == 1, ran.err
+    assert words in ran.error
+    assert "Traceback" not in ran.err
+
+
+def test_a_circuit_of_another_model_is_refused(run, found, tmp_path):
+    from small_models import tiny_hf
+
+    _, out = found
+    tiny_hf("gpt2").save_pretrained(tmp_path / "other")
+    ran = run("eval", out / "circuit.json", "--model", tmp_path / "other")
+    assert ran.code == 1
+    assert "circuit is of another model" in ran.error
+
+
+def test_a_folder_that_cannot_be_written_loses_nothing(run, model_folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    arguments = ["--model", model_folder, "--examples", 2, "--edges", 9, "--method", "eap"]
+    ran = run("find", *arguments, "--out", tmp_path / "file" / "below")
+    assert ran.code == 1
+    assert "could not be written" in ran.error
+
+
+def test_an_error_nobody_thought_of_is_still_one_sentence(run, model_folder, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr("gradpath.attribution.attribute", broken)
+    ran = run("find", "--model", model_folder, "--examples", 2, "--edges", 9)
+    assert ran.code == 1
+    assert "this is a bug, ZeroDivisionError: by hand" in ran.error
+    assert "Traceback" not in ran.err
+
+
+def test_results_are_the_same_with_another_batch_size(run, model_folder):
+    common = ["find", "--model", model_folder, "--examples", 6, "--edges", 30, "--method", "eap-ig", "--json"]
+    one, many = (run(*common, "--batch-size", size).json for size in (1, 6))
+    assert one["faithfulness"] == pytest.approx(many["faithfulness"], rel=1e-3)
+    assert one["edges_kept"] == many["edges_kept"]
+
+
+def test_json_is_all_that_stdout_has(run, model_folder):
+    ran = run("find", "--model", model_folder, "--examples", 2, "--edges", 9, "--method", "eap", "--json")
+    assert json.loads(ran.out)["edges_asked"] == 9
+    assert torch.is_grad_enabled()

@@ -1,0 +1,143 @@
+"""Loading from every kind of source, and words for what cannot be loaded."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import VOCAB, Numbers, tiny_hf
+
+from gradpath.errors import InputError
+from gradpath.model.load import load_model
+
+CONFORMANCE = Path(__file__).parent.parent / "data" / "conformance"
+IDS = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped", "mistral"])
+def test_a_folder_and_the_loaded_model_give_the_same_logits(kind, tmp_path):
+    tiny_hf(kind).save_pretrained(tmp_path)
+    expected = load_model(tiny_hf(kind)).logits(IDS)
+    assert torch.equal(load_model(tmp_path).logits(IDS), expected)
+    assert torch.equal(load_model(str(tmp_path)).logits(IDS), expected)
+
+
+def test_dtype_and_name_are_the_users():
+    model = load_model(CONFORMANCE, dtype="bfloat16")
+    assert model.dtype == torch.bfloat16
+    assert model.name == str(CONFORMANCE)
+    assert load_model(tiny_hf("gpt2")).name == "a gpt2 model"
+
+
+def test_bos_goes_in_front_of_gpt2_prompts_unless_told_otherwise():
+    loads = {bos: load_model(tiny_hf("gpt2"), tokenizer=Numbers(), bos=bos) for bos in (None, True, False)}
+    fronts = {bos: model.tokenizer.encode(["5 6"])[0] for bos, model in loads.items()}
+    assert fronts == {None: [1, 5, 6], True: [1, 5, 6], False: [5, 6]}
+
+
+def test_bos_follows_the_tokenizer_in_other_families():
+    assert load_model(tiny_hf("llama-grouped"), tokenizer=Numbers()).tokenizer.encode(["5"])[0] == [5]
+
+    class WithBos(Numbers):
+        def __call__(self, texts, add_special_tokens=True):
+            ids = super().__call__(texts)
+            return {"input_ids": [1, *ids["input_ids"]]} if add_special_tokens else ids
+
+    assert load_model(tiny_hf("llama-grouped"), tokenizer=WithBos()).tokenizer.encode(["5"])[0] == [1, 5]
+
+
+def test_bos_that_the_tokenizer_lacks_is_refused():
+    class WithoutBos(Numbers):
+        bos_token_id = None
+
+    with pytest.raises(InputError, match="this tokenizer has none"):
+        load_model(tiny_hf("gpt2"), tokenizer=WithoutBos())
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path):
+    model = copy.deepcopy(tiny_hf("gpt2"))
+    model.transformer.h[1].mlp.c_fc.weight.data[0, 0] = torch.nan
+    with pytest.raises(InputError, match="damaged: layer 1, w_in"):
+        load_model(model)
+
+
+def empty(folder: Path) -> Path:
+    return folder
+
+
+def no_weights(folder: Path) -> Path:
+    shutil.copy(CONFORMANCE / "config.json", folder)
+    return folder
+
+
+def cut_weights(folder: Path) -> Path:
+    shutil.copy(CONFORMANCE / "config.json", folder)
+    (folder / "model.safetensors").write_bytes((CONFORMANCE / "model.safetensors").read_bytes()[:9000])
+    return folder
+
+
+def no_gguf(folder: Path) -> Path:
+    (folder / "model.gguf").write_bytes(b"GGUF and then nonsense")
+    return folder / "model.gguf"
+
+
+def other_family(folder: Path) -> Path:
+    (folder / "config.json").write_text('{"model_type": "no-such-family", "architectures": ["X"]}')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (empty, "holds no model: it has no config.json"),
+        (no_weights, "no model could be loaded from"),
+        (cut_weights, "no model could be loaded from"),
+        (no_gguf, "no model could be loaded from"),
+        (other_family, "gradpath reads gpt2, llama, mistral"),
+    ],
+)
+def test_a_folder_or_file_that_is_no_model_is_refused(make, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        load_model(make(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("./no-such-folder", "there is no folder"),
+        ("/no/such/folder", "there is no folder"),
+        ("model.gguf", "there is no file"),
+        (17, "a model is a name, a folder"),
+    ],
+)
+def test_a_source_that_is_not_there_is_refused(source, words):
+    with pytest.raises(InputError, match=words):
+        load_model(source)
+
+
+def test_a_hub_name_that_cannot_be_reached_offers_what_can(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=r"could not be reached on the hub .* use smollm2, a local folder"):
+        load_model("nobody/no-such-model")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [({"dtype": "float7"}, "float7"), ({"device": "abacus"}, "abacus")]
+)
+def test_a_dtype_or_device_that_is_none_is_refused(option, words):
+    with pytest.raises(InputError, match=words):
+        load_model(CONFORMANCE, **option)
+
+
+def test_transformers_gets_its_own_messages_back():
+    from transformers.utils import logging
+
+    logging.set_verbosity_info()
+    try:
+        load_model(CONFORMANCE)
+        assert logging.get_verbosity() == logging.INFO
+    finally:
+        logging.set_verbosity_warning()

@@ -1,0 +1,154 @@
+"""Files: what is saved comes back, and what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+
+from gradpath.circuit import Circuit, load_circuit
+from gradpath.errors import InputError
+from gradpath.graph import Graph
+from gradpath.scores import Scores, load_scores
+from gradpath.selection import select
+
+GRAPH = Graph(3, 2)
+
+
+@pytest.fixture
+def scores() -> Scores:
+    values = torch.randn(GRAPH.mask.shape, generator=torch.Generator().manual_seed(1)) * GRAPH.mask
+    return Scores(GRAPH, values, {"model": "a model", "task": "ioi", "method": "eap", "steps": 1})
+
+
+@pytest.fixture
+def circuit(scores) -> Circuit:
+    return select(scores, 40)
+
+
+def test_a_circuit_comes_back_as_it_was(circuit, tmp_path):
+    circuit.save(tmp_path / "circuit.json")
+    back = load_circuit(tmp_path / "circuit.json")
+    assert back.graph == circuit.graph
+    assert torch.equal(back.index, circuit.index)
+    assert torch.equal(back.scores, circuit.scores)
+    assert back.about == circuit.about
+
+
+def test_an_empty_circuit_comes_back(tmp_path):
+    empty = Circuit(GRAPH, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0))
+    empty.save(tmp_path / "circuit.json")
+    assert len(load_circuit(tmp_path / "circuit.json")) == 0
+
+
+def test_a_circuit_file_can_be_read_by_people(circuit, tmp_path):
+    circuit.save(tmp_path / "circuit.json")
+    lines = (tmp_path / "circuit.json").read_text().splitlines()
+    assert sum("->" in line for line in lines) == len(circuit)  # one edge a line
+    assert json.loads((tmp_path / "circuit.json").read_text())["about"]["method"] == "eap"
+
+
+def test_scores_come_back_as_they_were(scores, tmp_path):
+    scores.save(tmp_path / "scores.safetensors")
+    back = load_scores(tmp_path / "scores.safetensors")
+    assert back.graph == scores.graph
+    assert torch.equal(back.values, scores.values)
+    assert back.about == scores.about
+    assert back["input->logits"] == scores["input->logits"]
+
+
+def changed(circuit, tmp_path, change):
+    circuit.save(tmp_path / "circuit.json")
+    content = json.loads((tmp_path / "circuit.json").read_text())
+    change(content)
+    (tmp_path / "circuit.json").write_text(json.dumps(content))
+    return tmp_path / "circuit.json"
+
+
+DAMAGE = {
+    "no edges": (lambda c: c.pop("edges"), "edges"),
+    "another format": (lambda c: c.update(gradpath_circuit=9), "gradpath_circuit"),
+    "an unknown edge": (lambda c: c["edges"].append(["a7.h0->logits", 1.0]), "is no edge"),
+    "an edge twice": (lambda c: c["edges"].append(c["edges"][0]), "twice"),
+    "a score that is a word": (
+        lambda c: c["edges"].__setitem__(0, ["input->logits", "big"]),
+        "finite number",
+    ),
+    "a score that is none": (lambda c: c["edges"].__setitem__(0, ["input->logits", float("nan")]), "finite"),
+    "an edge without a score": (lambda c: c["edges"].__setitem__(0, ["input->logits"]), "cannot be read"),
+    "a graph without layers": (lambda c: c["graph"].update(n_layers=0), "no model"),
+    "a graph that is huge": (lambda c: c["graph"].update(n_layers=10**12), "no model"),
+    "a graph of words": (lambda c: c["graph"].update(n_layers="many"), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_circuit_is_refused(circuit, tmp_path, kind):
+    change, words = DAMAGE[kind]
+    with pytest.raises(InputError, match=words):
+        load_circuit(changed(circuit, tmp_path, change))
+
+
+def test_a_truncated_circuit_is_refused_wherever_it_is_cut(circuit, tmp_path):
+    circuit.save(tmp_path / "circuit.json")
+    whole = (tmp_path / "circuit.json").read_bytes()
+    for share in (0, 0.1, 0.5, 0.9, 0.99):
+        (tmp_path / "cut.json").write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(InputError, match="cut off"):
+            load_circuit(tmp_path / "cut.json")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"[]", b"3", b"[" * 100_000, b"null"])
+def test_a_file_that_is_no_circuit_is_refused(tmp_path, content):
+    (tmp_path / "file.json").write_bytes(content)
+    with pytest.raises(InputError):
+        load_circuit(tmp_path / "file.json")
+
+
+def test_damaged_scores_are_refused(scores, tmp_path):
+    file = tmp_path / "scores.safetensors"
+    scores.save(file)
+    whole = file.read_bytes()
+    for content in (whole[: len(whole) // 2], whole[:5], b"", b"x" * 100):
+        file.write_bytes(content)
+        with pytest.raises(InputError, match="cannot be read as gradpath scores"):
+            load_scores(file)
+
+
+def test_scores_of_the_wrong_shape_or_with_nan_are_refused(scores, tmp_path):
+    file = tmp_path / "scores.safetensors"
+    Scores(Graph(3, 2), torch.zeros(2, 2)).save(file)
+    with pytest.raises(InputError, match="expected float32 of shape"):
+        load_scores(file)
+    scores.values[0, 0] = torch.inf
+    scores.save(file)
+    with pytest.raises(InputError, match="finite"):
+        load_scores(file)
+
+
+@pytest.mark.parametrize("load", [load_circuit, load_scores])
+def test_a_missing_file_is_named(tmp_path, load):
+    with pytest.raises(InputError, match="there is no file"):
+        load(tmp_path / "none")
+
+
+def test_a_write_that_fails_leaves_the_old_file(circuit, tmp_path, monkeypatch):
+    file = tmp_path / "circuit.json"
+    file.write_text("the old one")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="could not be written: No space left"):
+        circuit.save(file)
+    assert file.read_text() == "the old one"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_that_cannot_be_made_is_named(circuit, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="could not be written"):
+        circuit.save(tmp_path / "file" / "circuit.json")

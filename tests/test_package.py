@@ -1,0 +1,108 @@
+"""What the package promises about itself: layers, quick imports, no pickle, no literal device."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gradpath
+
+SOURCE = Path(gradpath.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# Imports point left only. Rooms of one layer may use each other.
+LAYERS = [
+    {"errors", "_version", "files"},
+    {"graph"},
+    {"model"},
+    {"tasks"},
+    {"paths", "visit", "contraction", "attribution", "scores"},
+    {"circuit", "selection"},
+    {"intervention", "evaluation"},
+    {"experiments"},
+    {"report"},
+    {"cli"},
+    {"__init__", "__main__"},
+]
+RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
+# One experiment ends in a drawing.
+EXCEPTIONS = {("experiments", "report")}
+
+
+def room(parts: tuple[str, ...]) -> str:
+    return parts[0].removesuffix(".py")
+
+
+def imported(file: Path) -> set[str]:
+    """The rooms of the package that a file imports, anywhere in it, but for type checking."""
+    tree = ast.parse(file.read_text())
+    ignored = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    names = set()
+    for node in ast.walk(tree):
+        if id(node) in ignored:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("gradpath.")}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_imports_point_left_only(file):
+    here = room(file.relative_to(SOURCE).parts)
+    assert here in RANK, f"{here} has no layer: give it one here"
+    for other in imported(file):
+        assert RANK[other] <= RANK[here] or (here, other) in EXCEPTIONS, f"{here} imports {other}"
+
+
+def loaded_after(statement: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{statement}\nimport sys\nprint(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_importing_the_package_and_asking_for_help_load_no_torch():
+    assert "torch" not in loaded_after("import gradpath; gradpath.__version__")
+    help_ = "from gradpath.cli import main\ntry:\n    main(['find', '--help'])\nexcept SystemExit:\n    pass"
+    assert "torch" not in loaded_after(help_)
+
+
+def test_graph_and_selection_load_neither_transformers_nor_plotting():
+    loaded = loaded_after("import gradpath.graph, gradpath.selection, gradpath.tasks")
+    assert not loaded & {"transformers", "matplotlib"}
+
+
+def test_every_public_name_is_there():
+    assert len(gradpath.__all__) <= 13
+    for name in gradpath.__all__:
+        assert getattr(gradpath, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = gradpath.nonsense
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_nothing_is_unpickled_and_no_device_is_named(file):
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = {alias.name for alias in node.names} | {getattr(node, "module", "") or ""}
+            assert not names & {"pickle", "dill", "joblib", "shelve", "marshal"}, ast.unparse(node)
+        if isinstance(node, ast.Call):
+            call = ast.unparse(node.func)
+            assert call not in {"torch.load", "torch.save", "eval", "exec"}, ast.unparse(node)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert not node.value.startswith(("cuda", "mps")), node.value

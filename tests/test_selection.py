@@ -1,0 +1,167 @@
+"""Selection and pruning against plain definitions of both."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from gradpath.errors import InputError, UsageError
+from gradpath.graph import Graph
+from gradpath.scores import Scores
+from gradpath.selection import edge_count, greedy, pruned, select, select_many, top
+
+GRAPH = Graph(3, 2)
+
+
+def random_scores(graph=GRAPH, seed=0, ties=False) -> Scores:
+    values = torch.randn(graph.mask.shape, generator=torch.Generator().manual_seed(seed))
+    if ties:
+        values = (values * 2).round() / 2
+    return Scores(graph, values * graph.mask, {"method": "by hand"})
+
+
+def by_hand_greedy(scores: Scores, n: int) -> list[int]:
+    """The definition: a frontier as a list, searched anew for every edge."""
+    graph = scores.graph
+    inside, taken = {graph.n_sources}, []  # logits is in
+    for _ in range(n):
+        frontier = [
+            u * graph.n_targets + v
+            for u, v in graph.mask.nonzero().tolist()
+            if int(graph.node_of_target[v]) in inside and u * graph.n_targets + v not in taken
+        ]
+        best = min(frontier, key=lambda flat: (-abs(float(scores.values.flatten()[flat])), flat))
+        taken.append(best)
+        inside.add(best // graph.n_targets)
+    return taken
+
+
+def by_hand_pruned(graph: Graph, mask: torch.Tensor) -> torch.Tensor:
+    """The definition: nodes leave one by one until none has to."""
+    mask = mask.clone()
+    while True:
+        before = mask.clone()
+        for node in range(graph.n_sources):
+            reads = graph.node_of_target == node
+            fed = node == 0 or bool(mask[:, reads].any())
+            heard = bool(mask[node].any())
+            if not (fed and heard):
+                mask[node] = False
+                mask[:, reads] = False
+        if torch.equal(mask, before):
+            return mask
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_top_takes_the_largest_and_ties_by_index(ties):
+    scores = random_scores(ties=ties)
+    flat = scores.values.flatten().abs()
+    edges = scores.graph.mask.flatten().nonzero()[:, 0].tolist()
+    expected = sorted(edges, key=lambda i: (-float(flat[i]), i))
+    assert top(scores, len(edges)).tolist() == expected
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_is_its_definition(seed, ties):
+    scores = random_scores(seed=seed, ties=ties)
+    assert greedy(scores, 40).tolist() == by_hand_greedy(scores, 40)
+
+
+def test_greedy_reaches_every_edge_once():
+    scores = random_scores()
+    order = greedy(scores, GRAPH.n_edges).tolist()
+    assert sorted(order) == GRAPH.mask.flatten().nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("how", ["top", "greedy"])
+def test_circuits_of_many_sizes_are_prefixes_of_one_order(how):
+    scores = random_scores()
+    sizes = [1, 5, 17, 60]
+    together = select_many(scores, sizes, how=how, prune=False)
+    assert [len(circuit) for circuit in together] == sizes
+    for size, circuit in zip(sizes, together, strict=True):
+        assert torch.equal(circuit.index, select(scores, size, how=how, prune=False).index)
+        assert torch.equal(circuit.index, together[-1].index[:size])
+
+
+@pytest.mark.parametrize("graph", [Graph(3, 2), Graph(2, 3, parallel=True)])
+@pytest.mark.parametrize("share", [0.02, 0.06, 0.2, 0.6])
+def test_pruning_is_its_definition(graph, share):
+    for seed in range(20):
+        chance = torch.rand(graph.mask.shape, generator=torch.Generator().manual_seed(seed))
+        mask = graph.mask & (chance < share)
+        assert torch.equal(pruned(graph, mask), by_hand_pruned(graph, mask))
+
+
+def test_pruning_changes_nothing_the_second_time():
+    mask = select(random_scores(), 40).mask
+    assert torch.equal(pruned(GRAPH, mask), mask)
+
+
+def test_a_circuit_says_how_it_was_selected():
+    circuit = select(random_scores(), 20, how="greedy")
+    assert circuit.about["method"] == "by hand"
+    selection = {"how": "greedy", "pruned": True, "edges_asked": 20, "edges_kept": len(circuit)}
+    assert circuit.about["selection"] == selection
+    assert circuit.asked == 20
+
+
+def test_scores_stay_beside_their_edges():
+    scores = random_scores()
+    circuit = select(scores, 30)
+    for edge, score in zip(circuit.edges, circuit.scores.tolist(), strict=True):
+        assert scores[edge] == score
+    assert circuit.scores.abs().tolist() == sorted(circuit.scores.abs().tolist(), reverse=True)
+
+
+def test_sparsity_is_the_share_left_out():
+    graph = Graph(30, 9)
+    assert graph.n_edges == 123_211
+    assert edge_count(graph, None, 0.975) == 3_080
+    assert edge_count(graph, None, 0.0) == graph.n_edges
+    assert edge_count(graph, None, 0.9999999) == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "sparsity", "words"),
+    [
+        (0, None, "from 1 to"),
+        (-3, None, "from 1 to"),
+        (GRAPH.n_edges + 1, None, "from 1 to"),
+        (None, 1.5, "share of edges left out"),
+        (None, 1.0, "share of edges left out"),
+        (None, -0.1, "share of edges left out"),
+        (None, float("nan"), "share of edges left out"),
+        (None, None, "either a number of edges or a sparsity"),
+        (5, 0.5, "either a number of edges or a sparsity"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused(n, sparsity, words):
+    with pytest.raises(UsageError, match=words):
+        select(random_scores(), n, sparsity=sparsity)
+
+
+def test_an_unknown_way_to_select_is_refused():
+    with pytest.raises(UsageError, match="Did you mean 'greedy'"):
+        select(random_scores(), 5, how="gredy")
+
+
+def test_scores_that_are_not_finite_are_refused():
+    scores = random_scores()
+    scores.values[0, 0] = torch.nan
+    with pytest.raises(InputError, match="finite"):
+        select(scores, 5)
+
+
+@pytest.mark.slow
+def test_selecting_from_the_graph_of_xl_is_quick():
+    graph = Graph(48, 25)
+    scores = random_scores(graph)
+    n = graph.n_edges // 100
+    for how, seconds in (("top", 3), ("greedy", 10)):
+        begin = time.process_time()
+        select(scores, n, how=how)
+        assert time.process_time() - begin < seconds
