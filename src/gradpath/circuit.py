@@ -51,6 +51,17 @@ class Circuit:
         """How many edges were asked for, before pruning."""
         return int(self.about.get("selection", {}).get("edges_asked", len(self)))
 
+    def plot(self, ax: Any = None) -> Any:
+        """A drawing of the circuit as matplotlib axes."""
+        from gradpath.report.plots import plot_circuit
+
+        return plot_circuit(self, ax)
+
+    def _repr_html_(self) -> str:
+        from gradpath.report.cards import circuit_card
+
+        return circuit_card(self)
+
     def save(self, file: str | Path) -> None:
         """Write JSON with one edge a line, all of it or nothing."""
         graph = self.graph

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import torch
 from jaxtyping import Float
@@ -73,6 +73,17 @@ class Result:
     @property
     def error_interval(self) -> tuple[float, float]:
         return self._interval(self._error)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Clean, corrupted and circuit, example by example, as matplotlib axes."""
+        from gradpath.report.plots import plot_result
+
+        return plot_result(self, ax)
+
+    def _repr_html_(self) -> str:
+        from gradpath.report.cards import result_card
+
+        return result_card(self)
 
     @cached_property
     def _values(self) -> Tensor:

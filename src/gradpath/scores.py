@@ -34,6 +34,17 @@ class Scores:
     def __getitem__(self, edge: str) -> float:
         return float(self.values[self.graph.index(edge)])
 
+    def plot(self, ax: Any = None) -> Any:
+        """The scores as matplotlib axes."""
+        from gradpath.report.plots import plot_scores
+
+        return plot_scores(self, ax)
+
+    def _repr_html_(self) -> str:
+        from gradpath.report.cards import scores_card
+
+        return scores_card(self)
+
     def save(self, file: str | Path) -> None:
         """Write a safetensors file, all of it or nothing."""
         graph = {"n_layers": self.graph.n_layers, "n_heads": self.graph.n_heads}

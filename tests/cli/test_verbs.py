@@ -59,7 +59,7 @@ def test_find_prints_one_object_with_what_the_contract_names(found, model_folder
     assert summary["faithfulness"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_find_keeps_scores_and_circuit(found):
+def test_find_keeps_scores_circuit_and_report(found):
     summary, out = found
     circuit, scores = load_circuit(out / "circuit.json"), load_scores(out / "scores.safetensors")
     assert len(circuit) == summary["edges_kept"]
@@ -67,6 +67,7 @@ def test_find_keeps_scores_and_circuit(found):
     for name in ("model", "task", "method", "steps", "version", "bos"):
         assert name in circuit.about
     assert circuit.about["data"]["seed"] == 0
+    assert "<html" in (out / "report.html").read_text()
 
 
 def test_eval_gives_what_find_measured(run, found):
@@ -193,7 +194,7 @@ def test_an_error_nobody_thought_of_is_still_one_sentence(run, model_folder, mon
     def broken(*_, **__):
         raise ZeroDivisionError("by hand")
 
-    monkeypatch.setattr("gradpath.attribution.attribute", broken)
+    monkeypatch.setattr("gradpath.cli.finding.attribute", broken)
     ran = run("find", "--model", model_folder, "--examples", 2, "--edges", 9)
     assert ran.code == 1
     assert "this is a bug, ZeroDivisionError: by hand" in ran.error

@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,7 @@ from gradpath.cli.summary import lines, numbers
 from gradpath.errors import UsageError
 
 if TYPE_CHECKING:
-    from gradpath.circuit import Circuit
-    from gradpath.evaluation import Result
-    from gradpath.model.transformer import Transformer
-    from gradpath.scores import Scores
-    from gradpath.tasks import Task
+    from gradpath.cli.finding import Found
 
 DEFAULT_SPARSITY = 0.975
 
@@ -88,11 +83,15 @@ def command(
     _check_early(method, how, size, out)
     given = method_option(options) | ({} if steps is None else {"steps": steps})
 
+    from gradpath.cli.finding import Request, find, keep
+
     loaded = load(model, **load_options)
-    found = _find(loaded, task, data, method, given, size, how, examples, split, batch_size, seed)
+    name = task or (None if data else "ioi")
+    request = Request(name, data, method, given, size, how, examples, split, batch_size, seed)
+    found = find(loaded, request, with_curve=out is not None)
     summary = _summary(found, seed, time.monotonic() - begin)
     if out is not None:
-        _write(found, out)
+        keep(found, out, command_line(), summary["seconds"])
     click.echo(json.dumps(summary, indent=1) if as_json else _told(summary, out))
 
 
@@ -114,63 +113,6 @@ def _check_early(method: str, how: str, size: tuple[int | None, float | None], o
         )
     if out is not None and out.exists() and not out.is_dir():
         raise UsageError(f"--out has to be a folder: {out} is a file.")
-
-
-@dataclass(frozen=True)
-class Found:
-    """All that one find computed."""
-
-    model: Transformer
-    trained_on: Task
-    tested_on: Task
-    scores: Scores
-    circuit: Circuit
-    result: Result
-
-
-def _find(
-    model: Transformer,
-    task: str | None,
-    data: Path | None,
-    method: str,
-    options: dict[str, Any],
-    size: tuple[int | None, float | None],
-    how: str,
-    examples: int,
-    split: str,
-    batch_size: int,
-    seed: int,
-) -> Found:
-    from gradpath.attribution import attribute
-    from gradpath.cli.progress import counting, note
-    from gradpath.evaluation import evaluate
-    from gradpath.selection import edge_count, select
-    from gradpath.tasks import load_task
-
-    n = edge_count(model.graph, *size)
-    name = task or (None if data else "ioi")
-
-    def examples_of(part: str) -> Task:
-        return load_task(name, model, n=examples, seed=seed, split=part, data=data)
-
-    train = examples_of("train")
-    test = train if split == "same" else examples_of("test")
-    for line in _notices(train):
-        note(line)
-    with counting(f"scoring {model.graph.n_edges:,} edges with {method}", len(train)) as progress:
-        scores = attribute(model, train, method, batch_size=batch_size, progress=progress, **options)
-    circuit = select(scores, n, how=how)
-    with counting("measuring the circuit", len(test)) as progress:
-        result = evaluate(model, circuit, test, batch_size=batch_size, progress=progress)
-    return Found(model, train, test, scores, circuit, result)
-
-
-def _notices(task: Task) -> list[str]:
-    """What happened to the task's pairs that the user should know of."""
-    notes = [str(text) for text in task.about.get("notes", [])]
-    return notes + [
-        f"dropped pairs: {reason}: {drop}" for reason, drop in task.about.get("dropped", {}).items()
-    ]
 
 
 def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
@@ -206,12 +148,8 @@ def _told(s: dict[str, Any], out: Path | None) -> str:
     ]
     if out is not None:
         told.append(f"Kept in {out}: scores.safetensors, circuit.json")
+        told.append(f"Open the report: {out / 'report.html'}")
     return "\n".join(told)
-
-
-def _write(found: Found, out: Path) -> None:
-    found.scores.save(out / "scores.safetensors")
-    found.circuit.save(out / "circuit.json")
 
 
 def command_line() -> str:

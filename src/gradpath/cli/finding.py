@@ -1,0 +1,104 @@
+"""What ``find`` does: attribute, select, measure on held-out examples, keep everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradpath.attribution import attribute
+from gradpath.circuit import Circuit
+from gradpath.cli.progress import counting, note
+from gradpath.evaluation import Result, evaluate
+from gradpath.model.transformer import Transformer
+from gradpath.report import Chosen, CurvePoint, MethodRun, Report, evidence, write
+from gradpath.scores import Scores
+from gradpath.selection import edge_count, select, select_many
+from gradpath.tasks import Task, load_task
+
+# The shares of all edges at which the report's curve is measured, beside the circuit asked for.
+CURVE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    task: str | None
+    data: Path | None
+    method: str
+    options: dict[str, Any]
+    size: tuple[int | None, float | None]  # edges, or sparsity
+    how: str
+    examples: int
+    split: str
+    batch_size: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that one find computed."""
+
+    model: Transformer
+    trained_on: Task
+    tested_on: Task
+    scores: Scores
+    circuit: Circuit
+    result: Result
+    curve: list[Result]
+
+
+def find(model: Transformer, asked: Request, *, with_curve: bool) -> Found:
+    """Score on one part of the task, select, and measure on the other part."""
+    n = edge_count(model.graph, *asked.size)
+
+    def examples(split: str) -> Task:
+        return load_task(asked.task, model, n=asked.examples, seed=asked.seed, split=split, data=asked.data)
+
+    train = examples("train")
+    test = train if asked.split == "same" else examples("test")
+    for line in notices(train):
+        note(line)
+    with counting(f"scoring {model.graph.n_edges:,} edges with {asked.method}", len(train)) as progress:
+        scores = attribute(
+            model, train, asked.method, batch_size=asked.batch_size, progress=progress, **asked.options
+        )
+    circuit = select(scores, n, how=asked.how)
+    counts = sorted({max(1, round(share * model.graph.n_edges)) for share in CURVE}) if with_curve else []
+    more = select_many(scores, counts, how=asked.how) if counts else []
+    what = f"measuring the circuit and {len(more)} others" if more else "measuring the circuit"
+    with counting(what, len(test)) as progress:
+        results = evaluate(model, [circuit, *more], test, batch_size=asked.batch_size, progress=progress)
+    return Found(model, train, test, scores, circuit, results[0], results[1:])
+
+
+def notices(task: Task) -> list[str]:
+    """What happened to the task's pairs that the user should know of."""
+    dropped = task.about.get("dropped", {})
+    told = [
+        f"{drop['count']:,} pairs were dropped because {reason} (first: {drop['first']})"
+        for reason, drop in dropped.items()
+    ]
+    return [*map(str, task.about.get("notes", [])), *told]
+
+
+def keep(found: Found, out: Path, command: str, seconds: float) -> None:
+    """Write scores, circuit and report, each whole or not at all."""
+    found.scores.save(out / "scores.safetensors")
+    found.circuit.save(out / "circuit.json")
+    how = found.circuit.about["selection"]["how"]
+    about = found.scores.about
+    report = Report(
+        title=f"{about['task']} in {about['model']}",
+        model=about["model"],
+        task=about["task"],
+        runs=[MethodRun(found.scores, [CurvePoint.of(how, x) for x in [*found.curve, found.result]])],
+        chosen=Chosen(edges=found.circuit.asked, how=how),
+        examples=evidence(found.tested_on, found.result, found.model.tokenizer),
+        command=command,
+        about={"seconds": seconds, "torch": torch.__version__},
+    )
+    write(report, out / "report.html")

@@ -1,0 +1,152 @@
+/* The faithfulness curve: what was measured, every method of the report, and where the slider stands. */
+
+const CURVE = { width: 360, height: 240, left: 38, right: 14, top: 24, bottom: 42 };
+const METHOD_COLOURS = ["m0", "m1", "m2", "m3", "m4", "m5"];
+
+/* The measured points of a run for one selection, by number of edges, without gaps. A circuit that came
+   with the run was selected in its own way, and has the points of that way. */
+function measured(run, how, of) {
+  const way = how === "saved" && run.saved ? run.saved.how : how;
+  return run.curve
+    .filter((point) => point.how === way && point[of] !== null)
+    .sort((a, b) => a.asked - b.asked);
+}
+
+/* The number on the curve's axis that the slider stands for: part of a circuit that came as a whole was
+   never asked for, so it has none. */
+function askedNow(run, state) {
+  if (state.how !== "saved") return state.n;
+  return state.n === run.saved.edges ? run.saved.asked : NaN;
+}
+
+/* The value at n edges: measured, or on the straight line (in log n) between two that were. */
+function readCurve(points, n, of) {
+  const exact = points.find((point) => point.asked === n);
+  if (exact) return { value: exact[of], exact };
+  const above = points.findIndex((point) => point.asked > n);
+  if (above <= 0) return null;
+  const [a, b] = [points[above - 1], points[above]];
+  const share = Math.log(n / a.asked) / Math.log(b.asked / a.asked);
+  return { value: a[of] + share * (b[of] - a[of]), exact: null };
+}
+
+function makeCurve(holder, data, pick) {
+  function draw(state) {
+    const of = state.curveOf;
+    const lines = data.runs.map((run, i) => ({ run, i, points: measured(run, state.how, of) }));
+    const all = lines.flatMap((line) => line.points);
+    if (!all.length) return holder.replaceChildren();
+    const scale = scaleOf(all, of, data, state);
+    const svg = svgElement("svg", { viewBox: `0 0 ${CURVE.width} ${CURVE.height}`, role: "img", "aria-label": spoken(lines, of) });
+    drawAxes(svg, scale, of, data);
+    drawAsked(svg, scale, data);
+    for (const line of lines) if (line.i !== state.run) drawLine(svg, scale, line, of, false, pick);
+    drawLine(svg, scale, lines[state.run], of, true, pick);
+    drawHere(svg, scale, lines[state.run], of, state);
+    return holder.replaceChildren(svg, ...(lines.length > 1 ? [keyOf(lines, state)] : []));
+  }
+  return draw;
+}
+
+function scaleOf(points, of, data, state) {
+  const counts = [...points.map((point) => point.asked), data.chosen.asked || 1];
+  const [first, last] = [Math.min(...counts), Math.max(...counts, Math.min(...counts) + 1)];
+  const ends = points.flatMap((point) => (of === "faithfulness" ? [point.low ?? point[of], point.high ?? point[of]] : [point[of]]));
+  const low = Math.max(-1, Math.min(0, ...ends));
+  const high = Math.min(3, Math.max(of === "faithfulness" ? 1.05 : 0.5, ...ends));
+  const spanX = CURVE.width - CURVE.left - CURVE.right;
+  const spanY = CURVE.height - CURVE.top - CURVE.bottom;
+  const clamp = (value, a, b) => Math.max(a, Math.min(b, value));
+  return {
+    first, last, low, high,
+    x: (n) => CURVE.left + spanX * (Math.log(clamp(n, first, last) / first) / Math.log(last / first)),
+    y: (value) => CURVE.top + spanY * (1 - (clamp(value, low, high) - low) / (high - low)),
+  };
+}
+
+function drawAxes(svg, scale, of, data) {
+  const step = scale.high - scale.low > 1.6 ? 0.5 : 0.25;
+  for (let value = Math.ceil(scale.low / step) * step; value <= scale.high + 1e-9; value += step) {
+    const y = scale.y(value);
+    const strong = of === "faithfulness" && Math.abs(value - 1) < 1e-9;
+    svg.append(
+      svgElement("line", { x1: CURVE.left, x2: CURVE.width - CURVE.right, y1: y, y2: y, class: strong ? "grid strong" : "grid" }),
+      svgElement("text", { x: CURVE.left - 7, y, class: "tick end" }, of === "faithfulness" ? percent(value) : value.toFixed(2)),
+    );
+  }
+  for (const n of ticksOf(scale)) {
+    svg.append(svgElement("text", { x: scale.x(n), y: CURVE.height - CURVE.bottom + 14, class: "tick middle" }, n >= 1000 ? `${n / 1000}k` : String(n)));
+  }
+  svg.append(svgElement("text", { x: CURVE.width - CURVE.right, y: CURVE.height - 8, class: "tick end" }, `edges asked for, of ${count(data.edges_total)}`));
+}
+
+/* Round numbers on the axis, far enough from each other to be read. */
+function ticksOf(scale) {
+  const ticks = [];
+  for (let power = 0; power < 8; power++) {
+    for (const digit of [1, 2, 5]) {
+      const n = digit * 10 ** power;
+      const fits = n >= scale.first && n <= scale.last;
+      if (fits && (!ticks.length || scale.x(n) - scale.x(ticks[ticks.length - 1]) > 34)) ticks.push(n);
+    }
+  }
+  return ticks;
+}
+
+function drawAsked(svg, scale, data) {
+  if (!data.chosen.asked) return;
+  const x = scale.x(data.chosen.asked);
+  const right = x > CURVE.width * 0.6;
+  const text = `asked for: ${sparsityText(1 - data.chosen.asked / data.edges_total)} sparse`;
+  svg.append(
+    svgElement("line", { x1: x, x2: x, y1: CURVE.top - 3, y2: CURVE.height - CURVE.bottom, class: "asked" }),
+    svgElement("text", { x: right ? Math.min(x + 8, CURVE.width - CURVE.right) : Math.max(x - 8, CURVE.left), y: CURVE.top - 10, class: right ? "tick end" : "tick" }, text),
+  );
+}
+
+function drawLine(svg, scale, { i, points }, of, front, pick) {
+  if (!points.length) return;
+  const group = svgElement("g", { class: `line ${METHOD_COLOURS[i % METHOD_COLOURS.length]}${front ? " front" : ""}` });
+  const banded = of === "faithfulness" && points.every((point) => point.low !== null && point.high !== null);
+  if (banded && front) {
+    const ends = [...points.map((p) => `${scale.x(p.asked)},${scale.y(p.high)}`), ...points.slice().reverse().map((p) => `${scale.x(p.asked)},${scale.y(p.low)}`)];
+    group.append(svgElement("polygon", { points: ends.join(" "), class: "band" }));
+  }
+  group.append(svgElement("polyline", { points: points.map((p) => `${scale.x(p.asked)},${scale.y(p[of])}`).join(" ") }));
+  for (const p of points) {
+    const dot = svgElement("circle", { cx: scale.x(p.asked), cy: scale.y(p[of]), r: front ? 3.2 : 2.2 });
+    dot.append(svgElement("title", {}, `${count(p.asked)} edges: ${of === "faithfulness" ? percent(p[of], 1) : number(p[of])}`));
+    dot.addEventListener("click", () => pick(i, p.asked));
+    group.append(dot);
+  }
+  svg.append(group);
+}
+
+/* Where the slider stands: filled when that circuit was measured, hollow between two that were. */
+function drawHere(svg, scale, { run, i, points }, of, state) {
+  const n = askedNow(run, state);
+  if (Number.isNaN(n)) return;
+  const here = readCurve(points, n, of);
+  const x = scale.x(n);
+  svg.append(svgElement("line", { x1: x, x2: x, y1: CURVE.top, y2: CURVE.height - CURVE.bottom, class: "here" }));
+  if (!here) return;
+  const colour = METHOD_COLOURS[i % METHOD_COLOURS.length];
+  svg.append(svgElement("circle", { id: "here", cx: x, cy: scale.y(here.value), r: 6, class: `marker ${colour}${here.exact ? "" : " hollow"}` }));
+}
+
+function keyOf(lines, state) {
+  const key = element("div", { class: "key" });
+  for (const { run, i, points } of lines) {
+    const colour = METHOD_COLOURS[i % METHOD_COLOURS.length];
+    key.append(element("span", { class: `${colour}${i === state.run ? " front" : ""}` }, methodName(run.name), points.length ? "" : " (not measured)"));
+  }
+  return key;
+}
+
+function spoken(lines, of) {
+  const parts = lines.filter((line) => line.points.length).map(({ run, points }) => {
+    const values = points.map((p) => `${of === "faithfulness" ? percent(p[of]) : number(p[of])} at ${count(p.asked)} edges`);
+    return `${methodName(run.name)}: ${values.join(", ")}`;
+  });
+  return `Curve of ${of}. ${parts.join(". ")}`;
+}

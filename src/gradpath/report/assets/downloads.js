@@ -1,0 +1,41 @@
+/* The files a reader can take: the circuit as gradpath saves it, the view as SVG, the edges as CSV. */
+
+/* The text that Circuit.save writes for this selection: gradpath loads it as its own. */
+function circuitText(data, scene, state) {
+  const run = data.runs[state.run];
+  const { kept, edges } = scene;
+  const { selection: given = {}, ...about } = run.about;
+  const own = state.how === "saved";
+  const asked = own && state.n === run.saved.edges ? run.saved.asked : state.n;
+  const selection = { ...(own ? given : {}), how: own ? given.how ?? "saved" : state.how, pruned: state.prune, edges_asked: asked, edges_kept: kept.length };
+  const { n_layers, n_heads, parallel } = data.graph;
+  const head = { gradpath_circuit: 1, graph: { n_layers, n_heads, parallel }, about: { ...about, selection } };
+  // Nine digits are enough to give every float32 back exactly.
+  const lines = Array.from(kept, (e) => JSON.stringify([edges.name(e), Number(edges.score[e].toPrecision(9))]));
+  const text = JSON.stringify(head, null, 1).replace(/\n}$/, "");
+  return `${text},\n "edges": [\n  ${lines.join(",\n  ")}\n ]\n}\n`;
+}
+
+function csvText(scene) {
+  const { graph, edges, kept } = scene;
+  const rows = Array.from(kept, (e) => [
+    scene.rank[e], edges.name(e), graph.nodeName(edges.source[e]), graph.targetName(edges.target[e]),
+    KINDS[edges.kind[e]], Number(edges.score[e].toPrecision(9)),
+  ]);
+  return [["rank", "edge", "source", "target", "feeds", "score"], ...rows].map((row) => row.join(",")).join("\n") + "\n";
+}
+
+function saveFile(name, type, text) {
+  const link = element("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+function listenToDownloads(data, state, view) {
+  const name = () => [data.task, data.model.split("/").pop(), data.runs[state.run].name, state.n].join("-").replace(/[^\w.-]+/g, "-");
+  byId("save-json").addEventListener("click", () => saveFile(`${name()}.json`, "application/json", circuitText(data, view.scene(), state)));
+  byId("save-csv").addEventListener("click", () => saveFile(`${name()}.csv`, "text/csv", csvText(view.scene())));
+  byId("save-svg").addEventListener("click", () => saveFile(`${name()}.svg`, "image/svg+xml", svgOf(view.scene(), view.view)));
+}

@@ -1,0 +1,221 @@
+/* One state, one update: whatever the user does changes the state, and everything is drawn from it. */
+
+function start() {
+  const data = JSON.parse(byId("data").textContent);
+  const graph = makeGraph(data.graph);
+  const runs = data.runs.map((run) => {
+    let made = null; // a run's columns are unpacked when it is first looked at
+    return () => {
+      if (!made) {
+        const edges = readEdges(run, graph);
+        made = { edges, order: makeOrders(run, edges, graph) };
+      }
+      return made;
+    };
+  });
+  const { chosen } = data;
+  const state = {
+    run: chosen.run, how: chosen.how, n: Math.max(1, chosen.edges), prune: chosen.pruned,
+    selected: -1, edge: -1, focus: -1, reach: "edges", curveOf: "faithfulness",
+  };
+  const view = makeView(byId("holder"), byId("canvas"), { point: showTip, pick, plainWheel: () => hint("Hold Ctrl (or ⌘) and scroll to zoom") });
+  const controls = makeControls(data, change);
+  const drawCurve = makeCurve(byId("curve"), data, (run, n) => state.how !== "saved" && change({ run, n: Math.min(n, data.runs[run].limit) }));
+  const drawDetails = makeDetails({ pickNode, pickEdge, point: view.point });
+  let place = null;
+
+  /* ---- from state to picture ---- */
+
+  function change(part, quick = false) {
+    Object.assign(state, part);
+    const run = data.runs[state.run];
+    if (!run.selections.includes(state.how)) state.how = run.selections[0];
+    state.n = Math.max(1, Math.min(state.n, limitOf(run, state.how)));
+    if ("run" in part) [state.edge] = [-1];
+    if ("run" in part || "how" in part) drawFrame();
+    update(quick);
+  }
+
+  function update(quick = false) {
+    const { edges, order } = runs[state.run]();
+    const kept = keptEdges(edges, graph, order(state.how), state.n, state.prune);
+    const scene = makeScene({ data, graph, place, edges, kept, order: order(state.how), state });
+    view.show(scene, quick);
+    controls.move(state);
+    drawNumbers(scene);
+    drawCurve(state);
+    drawDetails(scene, state);
+    showMessage(scene);
+  }
+
+  /* What changes with the method or the selection, but not with the slider. */
+  function drawFrame() {
+    controls.draw(state);
+    drawMade(data, state.run);
+    const run = data.runs[state.run];
+    const points = measured(run, state.how, "faithfulness");
+    byId("curve-card").hidden = !data.runs.some((each) => each.curve.length);
+    byId("curve-note").textContent = points.length
+      ? "Share of the model's behaviour that is left. Band: 95% interval. Hollow: between two measured circuits."
+      : `Circuits selected by ${howName(state.how, run).toLowerCase()} were not measured for ${methodName(run.name)}.`;
+    byId("cut").textContent = cutNote(data, run);
+  }
+
+  function drawNumbers(scene) {
+    const run = data.runs[state.run];
+    const at = (of) => readCurve(measured(run, state.how, of), askedNow(run, state), of);
+    const [kept, error] = [at("faithfulness"), at("error")];
+    const comparable = state.prune === data.chosen.pruned;
+    say("faithfulness", kept && comparable ? (kept.exact ? "" : "≈ ") + percent(kept.value) : "–");
+    say("faithfulness-note", !kept || !comparable ? "not measured here"
+      : !kept.exact ? "between two measured circuits"
+      : kept.exact.low === null || kept.exact.high === null ? "measured" : `95% interval ${percent(kept.exact.low)} to ${percent(kept.exact.high)}`);
+    say("error", error && comparable ? (error.exact ? "" : "≈ ") + number(error.value) : "–");
+    say("error-note", error && comparable ? "0 the model, 1 the corrupted run" : "not measured here");
+    say("kept", count(scene.kept.length));
+    const asked = scene.edges.n ? askedNow(run, state) || state.n : 0;
+    say("kept-note", `of ${count(asked)} asked for · ${sparsityText(1 - asked / data.edges_total)} sparse`);
+    const nodes = scene.weight.reduce((sum, weight) => sum + (weight > 0 ? 1 : 0), 0);
+    say("nodes", count(nodes));
+    say("nodes-note", `of ${count(graph.nSources + 1)} in the model`);
+  }
+
+  const say = (id, text) => (byId(id).textContent = text);
+
+  function showMessage(scene) {
+    const message = byId("message");
+    message.hidden = scene.kept.length > 0;
+    if (scene.kept.length) return undefined;
+    if (!scene.edges.n) return message.replaceChildren("This circuit is empty: it has no edge at all. Find one with more edges.");
+    const { edges, order } = runs[state.run]();
+    const first = firstWay(edges, graph, order(state.how), limitOf(data.runs[state.run], state.how));
+    const what = state.n === 1 ? "this one edge" : `these ${count(state.n)} edges`;
+    const go = first ? element("button", { type: "button", id: "go", onclick: () => change({ n: first }) }, `Go to ${plural(first, "edge")}`) : null;
+    return message.replaceChildren(
+      `No way leads from input to logits over ${what}, so pruning removes all of them. `,
+      first ? `The first way is there at ${plural(first, "edge")}.` : "Switch pruning off to see them.",
+      ...(go ? [element("br"), go] : []),
+    );
+  }
+
+  /* ---- pointing and picking ---- */
+
+  function showTip(thing, at) {
+    const tip = byId("tip");
+    const scene = view.scene();
+    tip.hidden = !thing || !scene;
+    if (tip.hidden) return;
+    const edge = thing.id === undefined ? -1 : scene.kept[thing.id];
+    const name = edge >= 0 ? scene.edges.name(edge) : graph.nodeName(thing.node);
+    const note = edge >= 0 ? edgeNote(scene, edge) : nodeNote(scene, thing.node);
+    tip.replaceChildren(element("b", {}, name), element("span", {}, note));
+    const [x, y] = at || view.screenOf(edge >= 0 ? scene.edges.node[edge] : thing.node);
+    tip.style.left = `${Math.max(4, Math.min(x + 14, place.width - tip.offsetWidth - 6))}px`;
+    tip.style.top = `${y + 18 + tip.offsetHeight > place.height ? y - tip.offsetHeight - 12 : y + 18}px`;
+  }
+
+  function pick(thing) {
+    if (thing && thing.id !== undefined) return pickEdge(view.scene().kept[thing.id]);
+    return pickNode(thing && thing.node !== state.selected ? thing.node : -1);
+  }
+
+  function pickNode(node, centre = false) {
+    Object.assign(state, { selected: node, edge: -1, focus: node >= 0 ? node : state.focus });
+    update();
+    drawReach();
+    if (centre && view.view.k > 1) view.centreOn(node);
+    say("said", node >= 0 ? `${graph.nodeName(node)}: ${nodeNote(view.scene(), node)}` : "All edges are shown");
+  }
+
+  function pickEdge(e) {
+    Object.assign(state, { selected: -1, edge: e });
+    update();
+    drawReach();
+    say("said", `${view.scene().edges.name(e)}: ${edgeNote(view.scene(), e)}`);
+  }
+
+  function drawReach() {
+    const holder = byId("reach");
+    holder.hidden = state.selected < 0;
+    segments(holder, [["edges", "Its edges"], ["paths", "Its paths"]], state.reach, (reach) => { state.reach = reach; update(); });
+  }
+
+  function hint(text) {
+    const note = byId("hint");
+    note.textContent = text;
+    note.hidden = false;
+    clearTimeout(hint.timer);
+    hint.timer = setTimeout(() => (note.hidden = true), 1400);
+  }
+
+  /* ---- the rest of the page ---- */
+
+  function resize() {
+    const holder = byId("holder");
+    const narrow = holder.clientWidth < 600;
+    const least = Math.min(narrow ? 900 : 1060, Math.max(narrow ? 420 : 540, (graph.layers + 2) * (narrow ? 24 : 31)));
+    holder.style.minHeight = `${Math.round(least)}px`;
+    const [width, height] = [holder.clientWidth, holder.clientHeight];
+    if (place && place.width === width && place.height === height) return;
+    place = makeLayout(graph, width, height);
+    view.fitSize(width, height);
+    update();
+  }
+
+  function drawHeader() {
+    say("title", data.title);
+    const run = data.runs[state.run];
+    const parts = [data.model, data.task, data.runs.map((each) => methodName(each.name)).join(", "), `${count(data.edges_total)} edges in the model`];
+    byId("facts").replaceChildren(...parts.map((text) => element("span", {}, text)));
+    byId("legend").replaceChildren(
+      ...KINDS.map((kind, i) => element("span", {}, element("i", { class: kind }), KIND_LABELS[i])),
+      element("span", {}, element("i", { class: "solid" }), "positive"), element("span", {}, element("i", { class: "dashed" }), "negative"),
+    );
+    segments(byId("curve-of"), [["faithfulness", "Behaviour"], ["error", "Error"]], state.curveOf, (curveOf) => {
+      state.curveOf = curveOf;
+      say("curve-title", curveOf === "faithfulness" ? "Faithfulness" : "Error per example");
+      drawCurve(state);
+    });
+    return run;
+  }
+
+  drawHeader();
+  drawFrame();
+  drawReach();
+  drawEvidence(data);
+  drawBlocks(data);
+  listenToTheme(() => update());
+  listenToDownloads(data, state, view);
+  listenToKeys(byId("canvas"), { graph, state, view, pickNode, showTip });
+  makeSearch(graph, view.scene, { pickNode, pickEdge });
+  byId("zoom-in").addEventListener("click", () => view.zoomBy(1.5));
+  byId("zoom-out").addEventListener("click", () => view.zoomBy(1 / 1.5));
+  byId("zoom-fit").addEventListener("click", () => view.fit());
+  new ResizeObserver(resize).observe(byId("holder"));
+  resize();
+  // For the console: what is shown, a way to set it, and where a node stands on the canvas.
+  window.gradpath = {
+    state, set: change,
+    edges: () => Array.from(view.scene().kept, (e) => view.scene().edges.name(e)),
+    where: (name) => view.screenOf(Array.from({ length: graph.nSources + 1 }, (_, node) => graph.nodeName(node)).indexOf(name)),
+  };
+}
+
+function cutNote(data, run) {
+  if (!run.selections.includes("top")) return "This page was made from a circuit file: it holds the circuit's own edges and their scores.";
+  if (run.edges >= data.edges_total) return `This file holds the score of every one of the ${count(data.edges_total)} edges, in float32.`;
+  return `This file holds the ${count(run.edges)} edges, of ${count(data.edges_total)}, that can come up among the first ${count(run.limit)} of a selection, ` +
+    "with their scores in float32. The weaker ones were cut; no circuit that the slider can show is changed by it.";
+}
+
+try {
+  byId("incomplete").remove();
+  document.querySelector("main").hidden = false;
+  start();
+} catch (problem) {
+  const fatal = byId("fatal");
+  fatal.hidden = false;
+  fatal.textContent = `This report cannot be shown (${problem.message}). The file may be cut off: ask for it again, or make it again with gradpath.`;
+  document.querySelector("main").hidden = true;
+  console.error(problem);
+}

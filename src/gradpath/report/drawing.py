@@ -1,0 +1,174 @@
+"""The circuit as a picture for a paper: vector text, a legend, every label in its own cell.
+
+matplotlib draws it. Each node has a cell of a grid as wide as its label, so labels cannot overlap, however
+many edges there are.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from math import sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradpath.circuit import Circuit
+from gradpath.errors import InputError
+from gradpath.files import write_atomically
+from gradpath.graph import Graph
+from gradpath.report.export import named_edges, nodes_of
+from gradpath.report.layout import COLOURS, KIND_NAMES, KINDS, column, kind, layer, node_of, position
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMN, ROW = 0.56, 0.36  # inches
+CELL = 0.84, 0.52  # of a column, of a row
+INK, MUTED, FAINT = "#1b1f26", "#656d79", "#d3d1ca"
+
+
+def draw(circuit: Circuit, file: str | Path) -> None:
+    """Draw the circuit to an SVG, PNG or PDF file, by its suffix."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches(circuit.graph))
+    draw_on(circuit, figure.add_axes((0, 0, 1, 1)))
+    content = BytesIO()
+    file = Path(file)
+    # Text stays text in SVG and PDF, and no date goes in: the same circuit gives the same file.
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "gradpath", "pdf.fonttype": 42}
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix.lower())
+    with mpl.rc_context(settings):  # type: ignore[arg-type]
+        figure.savefig(content, format=file.suffix.lower()[1:], dpi=200, metadata=undated)
+    write_atomically(file, content.getvalue())
+
+
+def inches(graph: Graph) -> tuple[float, float]:
+    """How large a drawing has to be for its labels to be read."""
+    return (graph.n_heads + 3.4) * COLUMN, (graph.n_layers + 3.5) * ROW
+
+
+def draw_on(circuit: Circuit, axes: Axes) -> None:
+    """Draw the circuit into axes."""
+    _check(circuit)
+    graph = circuit.graph
+    axes.set_axis_off()
+    axes.set_xlim(-1.3, graph.n_heads + 2.1)
+    axes.set_ylim(-2.5, graph.n_layers + 1.0)
+    _draw_edges(circuit, axes)
+    _draw_nodes(circuit, axes)
+    _draw_legend(axes)
+
+
+def _check(circuit: Circuit) -> None:
+    if not len(circuit):
+        raise InputError("this circuit is empty, so there is nothing to draw. Find one with more edges.")
+    if not circuit.scores.isfinite().all():
+        raise InputError(
+            "a score of this circuit is not a finite number, so it cannot be drawn. Find it again."
+        )
+
+
+def _draw_edges(circuit: Circuit, axes: Axes) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Curve
+
+    largest = float(circuit.scores.abs().max())
+    faint = min(0.5, max(0.05, 2.4 / sqrt(len(circuit))))
+    codes = [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4]
+    # The strongest edge comes last, so it lies on top.
+    for source, target, score in sorted(named_edges(circuit), key=lambda edge: abs(edge[2])):
+        strength = sqrt(abs(score) / largest) if largest else 1.0
+        patch = PathPatch(
+            Curve(_curve(circuit.graph, source, target), codes),
+            facecolor="none",
+            edgecolor=COLOURS[kind(target)],
+            alpha=faint + (0.92 - faint) * strength**1.35,
+            linewidth=0.5 + 2.6 * strength**1.7,
+            linestyle=(0, (3, 2)) if score < 0 else "solid",
+            capstyle="butt",
+        )
+        axes.add_patch(patch)
+
+
+def _curve(graph: Graph, source: str, target: str) -> list[tuple[float, float]]:
+    """The four points of an edge's Bezier curve, in columns and rows."""
+    node = node_of(target)
+    (x, y), (end_x, end_y) = position(graph, source), position(graph, node)
+    if layer(graph, source) == layer(graph, node):  # a head and the MLP beside it
+        side = end_x - CELL[0] / 2
+        top = y + CELL[1] / 2
+        return [(x, top), (x, top + 0.3), (side - 0.5, end_y), (side, end_y)]
+    x = _along_bar(graph, node) if source == "input" and node != "logits" else x
+    if node == "logits":
+        end_x = _along_bar(graph, source) if source != "input" else end_x
+    end_x += {"q": -0.29, "k": 0.0, "v": 0.29}.get(kind(target), 0.0) * CELL[0]
+    y, end_y = y + CELL[1] / 2, end_y - CELL[1] / 2
+    rise = 0.42 * (end_y - y)
+    bow = _bow(graph, source, node, abs(x - end_x))
+    return [(x, y), (x + bow, y + rise), (end_x + bow, end_y - rise), (end_x, end_y)]
+
+
+def _bar_width(graph: Graph) -> float:
+    """``input`` and ``logits`` are bars; an edge uses the part of one that lies towards its other end."""
+    return max(1.4, (graph.n_heads + 1) * 0.5)
+
+
+def _along_bar(graph: Graph, other: str) -> float:
+    share = (column(graph, other) + 0.5) / (graph.n_heads + 1.35)
+    return (graph.n_heads - 1) / 2 + (share - 0.5) * _bar_width(graph) * 0.9
+
+
+def _bow(graph: Graph, source: str, node: str, apart: float) -> float:
+    """Edges within one column would lie on each other: they bow out, the longer the further."""
+    rows = layer(graph, node) - layer(graph, source)
+    if apart > 0.6 or rows < 2:
+        return 0.0
+    most = 1.3 if source.startswith("m") else 1.0
+    return min(most, most * (0.12 + 0.9 * rows / max(8, graph.n_layers)))
+
+
+def _draw_nodes(circuit: Circuit, axes: Axes) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    graph = circuit.graph
+    active = set(nodes_of(circuit)) | {"input", "logits"}
+    rest = [position(graph, name) for name in graph.sources if name not in active]
+    if rest:
+        xs, ys = zip(*rest, strict=True)
+        axes.scatter(xs, ys, s=1.5, color=FAINT, zorder=2)
+    for name in sorted(active):
+        x, y = position(graph, name)
+        width = _bar_width(graph) if name in ("input", "logits") else CELL[0]
+        corner = (x - width / 2, y - CELL[1] / 2)
+        shape = "round,pad=0,rounding_size=0.12"
+        axes.add_patch(
+            FancyBboxPatch(
+                corner, width, CELL[1], shape, facecolor="#f3f2ee", edgecolor=MUTED, linewidth=0.6, zorder=3
+            )
+        )
+        axes.text(x, y, name, ha="center", va="center", fontsize=_font(name), color=INK, zorder=4)
+    for row in range(graph.n_layers):
+        axes.text(-0.75, row, str(row), ha="right", va="center", fontsize=6.5, color=MUTED)
+
+
+def _font(name: str) -> float:
+    """Points, so that the name fits its cell: a letter is about 0.62 times as wide as high."""
+    return min(8.0, CELL[0] * COLUMN * 72 * 0.92 / (0.62 * max(len(name), 2)))
+
+
+def _draw_legend(axes: Axes) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=COLOURS[name], linewidth=2, label=KIND_NAMES[name]) for name in KINDS]
+    lines.append(Line2D([], [], color=MUTED, linewidth=1, label="positive"))
+    lines.append(Line2D([], [], color=MUTED, linewidth=1, linestyle=(0, (3, 2)), label="negative"))
+    axes.legend(
+        handles=lines,
+        loc="lower center",
+        ncols=4,
+        fontsize=6.5,
+        frameon=False,
+        handlelength=1.8,
+        labelcolor=INK,
+    )

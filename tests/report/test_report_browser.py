@@ -1,0 +1,338 @@
+"""The page in a real browser: what a person sees, and that it is what Python computes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from browsing import Visit, ask, edges_shown, ink, number
+from making import SMOLLM2, Maker
+
+from gradpath.circuit import load_circuit
+from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render
+from gradpath.selection import select
+
+pytestmark = pytest.mark.browser
+
+
+def saved(page: Any, button: str, folder: Path) -> Path:
+    with page.expect_download() as download:
+        page.click(button)
+    file = folder / download.value.suggested_filename
+    download.value.save_as(file)
+    return file
+
+
+@pytest.mark.parametrize("shape", [(2, 3), SMOLLM2, (48, 25)])
+def test_page_opens_and_shows_the_circuit_that_was_asked_for(
+    visit: Visit, make: Maker, shape: tuple[int, int]
+) -> None:
+    scores = make.scores(*shape)
+    page = visit.open(make.report(scores, edges=40))
+    assert page.inner_text("h1") == "ioi in smollm2"
+    assert number(page, "kept") == len(select(scores, 40))
+    assert "of 40 asked for" in page.inner_text("#kept-note")
+    assert ink(page) > 0
+    assert not page.is_visible("#message")
+
+
+def test_same_edges_as_python_for_fifty_random_settings(visit: Visit, make: Maker) -> None:
+    draw = random.Random(0)
+    plain = make.scores(6, 5, seed=1)
+    plain.values[0] *= 0.05  # few ways in: pruning has much to do
+    tied = make.scores(6, 5, seed=2, ties=True)
+    other = make.scores(4, 3, seed=3, ties=True, parallel=True)
+    for scores, times in ((plain, 15), (tied, 20), (other, 15)):
+        page = visit.open(make.report(scores))
+        for _ in range(times):
+            n = round(math.exp(draw.uniform(0, math.log(scores.graph.n_edges))))  # small ones as often
+            how, prune = draw.choice(["top", "greedy"]), draw.random() < 0.75
+            ask(page, edges=n, how=how, prune=prune)
+            assert edges_shown(page) == select(scores, n, how=how, prune=prune).edges, (n, how, prune)
+
+
+def test_cutting_weak_edges_changes_no_circuit_that_can_be_shown(visit: Visit, make: Maker) -> None:
+    scores = make.scores(6, 5, seed=1, ties=True)
+    page = visit.open(render(make.report(scores, edges=10), limit=300))
+    assert f"of {scores.graph.n_edges:,}, that can come up among the first 300" in page.inner_text("#cut")
+    assert page.get_attribute("#count", "max") == "300"
+    for n in (1, 60, 151, 300):
+        for how in ("top", "greedy"):
+            ask(page, edges=n, how=how)
+            assert edges_shown(page) == select(scores, n, how=how).edges, (n, how)
+
+
+def test_slider_moves_the_count_the_drawing_and_the_point_on_the_curve(visit: Visit, make: Maker) -> None:
+    scores = make.scores(*SMOLLM2)
+    page = visit.open(make.report(scores, edges=616))
+    before = number(page, "kept"), page.get_attribute("#here", "cx"), ink(page)
+    assert page.inner_text("#faithfulness") == "20%"  # measured: the first point of the curve
+    assert page.inner_text("#faithfulness-note") == "95% interval 15% to 25%"
+    page.focus("#slider")
+    for _ in range(60):
+        page.keyboard.press("ArrowRight")
+    asked = int(page.input_value("#count"))
+    after = number(page, "kept"), page.get_attribute("#here", "cx"), ink(page)
+    assert asked > 616
+    assert after[0] == len(select(scores, asked)) > before[0]
+    assert float(after[1]) > float(before[1])
+    assert after[2] > before[2]
+    assert page.inner_text("#faithfulness").startswith("≈")  # between two measured points
+    assert page.get_attribute("#slider", "aria-valuetext") == f"{asked:,} edges"
+
+
+def test_methods_can_be_switched(visit: Visit, make: Maker) -> None:
+    both = make.scores(seed=1), make.scores(seed=2, method="eap")
+    page = visit.open(make.report(*both))
+    page.get_by_text("EAP", exact=True).first.click()
+    assert edges_shown(page) == select(both[1], 50).edges
+    assert page.locator("#curve .line").count() == 2
+
+
+def test_clicking_a_node_fades_all_but_its_edges(visit: Visit, make: Maker) -> None:
+    scores = make.scores(6, 5)
+    page = visit.open(make.report(scores, edges=300))
+    everything = ink(page)
+    name = select(scores, 300).edges[0].partition("->")[2].partition("<")[0]
+    name = "m5" if name == "logits" else name
+    x, y = page.evaluate(f"gradpath.where('{name}')")
+    page.click("#canvas", position={"x": x, "y": y})
+    assert page.inner_text("#details-title") == name
+    assert ink(page) < everything
+    listed = page.locator("#details .edges .edgename").all_inner_texts()
+    assert listed
+    assert all(name in edge for edge in listed)
+    page.get_by_text("Its paths").click()
+    page.click("#clear")
+    assert page.inner_text("#details-title") == "Strongest edges"
+    assert ink(page) == everything
+
+
+def test_pointing_says_name_score_and_rank(visit: Visit, make: Maker) -> None:
+    scores = make.scores(6, 5)
+    page = visit.open(make.report(scores, edges=30))
+    x, y = page.evaluate("gradpath.where('logits')")
+    page.hover("#canvas", position={"x": x, "y": y})
+    page.wait_for_selector("#tip b")
+    assert page.inner_text("#tip b") == "logits"
+    page.hover("#details .edges button >> nth=0")
+    edge = page.inner_text("#tip b")
+    note = page.inner_text("#tip span").replace("\N{MINUS SIGN}", "-")
+    assert float(note.split()[1]) == pytest.approx(scores[edge], rel=0.01)
+    assert "rank 1 of 30" in note
+
+
+def test_search_finds_nodes_and_edges(visit: Visit, make: Maker) -> None:
+    scores = make.scores(6, 5)
+    page = visit.open(make.report(scores, edges=300))
+    page.fill("#search", "a5.h1")
+    page.keyboard.press("Enter")
+    assert page.inner_text("#details-title") == "a5.h1"
+    edge = select(scores, 300).edges[3]
+    page.fill("#search", edge)
+    page.keyboard.press("Enter")
+    assert page.inner_text("#details .edgename") == edge
+    page.fill("#search", "nonsense")
+    assert page.inner_text("#found") == "No node or edge of that name"
+
+
+def test_drawing_can_be_used_by_keyboard(visit: Visit, make: Maker) -> None:
+    page = visit.open(make.report(make.scores(6, 5), edges=200))
+    page.focus("#search")
+    for _ in range(4):  # over the three zoom buttons
+        page.keyboard.press("Tab")
+    assert page.inner_text("#tip b") == "input"
+    page.keyboard.press("ArrowUp")
+    name = page.inner_text("#tip b")
+    assert name != "input"
+    page.keyboard.press("Enter")
+    assert page.inner_text("#details-title") == name
+    assert name in page.inner_text("#said")
+    page.keyboard.press("+")
+    assert page.locator("#holder.zoomed").count() == 1
+    page.keyboard.press("0")
+    page.keyboard.press("Escape")
+    assert page.locator("#holder.zoomed").count() == 0
+    assert page.inner_text("#details-title") == "Strongest edges"
+
+
+def test_zoom_and_pan_move_the_picture(visit: Visit, make: Maker) -> None:
+    page = visit.open(make.report(make.scores(6, 5), edges=200))
+    before = page.evaluate("gradpath.where('input')")
+    page.click("#zoom-in")
+    page.click("#zoom-in")
+    zoomed = page.evaluate("gradpath.where('input')")
+    assert zoomed != before
+    box = page.locator("#canvas").bounding_box()
+    page.mouse.move(box["x"] + 300, box["y"] + 300)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 340, box["y"] + 260, steps=4)
+    page.mouse.up()
+    panned = page.evaluate("gradpath.where('input')")
+    assert [round(a - b) for a, b in zip(panned, zoomed, strict=True)] == [40, -40]
+    page.click("#zoom-fit")
+    assert page.evaluate("gradpath.where('input')") == before
+
+
+def test_theme_follows_the_system_and_can_be_switched(visit: Visit, make: Maker) -> None:
+    report = make.report(make.scores())
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light, dark = visit.open(report), visit.open(report, theme="dark")
+    assert light.evaluate(colour) != dark.evaluate(colour)
+    light.click("#theme")
+    assert light.evaluate(colour) == dark.evaluate(colour)
+
+
+def test_downloads_are_the_circuit_that_is_shown(visit: Visit, make: Maker, tmp_path: Path) -> None:
+    scores = make.scores(6, 5)
+    page = visit.open(make.report(scores, edges=300))
+    ask(page, edges=123, how="greedy")
+    expected = select(scores, 123, how="greedy")
+    file = saved(page, "#save-json", tmp_path)
+    circuit = load_circuit(file)
+    assert circuit.edges == expected.edges
+    assert circuit.scores.tolist() == expected.scores.tolist()
+    assert circuit.about == expected.about
+    expected.save(tmp_path / "python.json")
+    assert json.loads(file.read_text()) == json.loads((tmp_path / "python.json").read_text())
+    with saved(page, "#save-csv", tmp_path).open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["edge"] for row in rows] == expected.edges
+    assert [float(row["score"]) for row in rows] == pytest.approx(expected.scores.tolist())
+    drawing = ElementTree.parse(saved(page, "#save-svg", tmp_path))
+    paths = list(drawing.iter("{http://www.w3.org/2000/svg}path"))
+    assert len(paths) == len(expected)
+
+
+def test_prompts_with_markup_are_shown_as_text(visit: Visit, make: Maker) -> None:
+    evil = " </script><script>alert('x')</script><img src=x onerror=alert(1)>"
+    scores = make.scores()
+    report = make.report(scores)
+    title = "<script>alert('title')</script>"
+    page = visit.open(
+        Report(title, evil, evil, report.runs, report.chosen, [make.example(evil)], evil, {"note": evil})
+    )
+    assert page.inner_text("h1") == title
+    assert page.inner_text("mark >> nth=1") == evil.strip()
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 2  # the data and the page's own
+
+
+def test_evidence_marks_the_tokens_that_differ(visit: Visit, make: Maker) -> None:
+    page = visit.open(make.report(make.scores()))
+    assert page.locator(".example").count() == 2
+    assert page.locator(".example >> nth=0").locator("mark").all_inner_texts() == ["John", "Mary"]
+    assert page.inner_text(".example .answer >> nth=0") == "Mary"
+    assert "5.50" in page.inner_text(".example >> nth=0")
+
+
+def test_how_it_was_made_is_told(visit: Visit, make: Maker) -> None:
+    page = visit.open(make.report(make.scores()))
+    made = page.inner_text("#made")
+    for fact in ("smollm2", "ioi", "EAP-GP", "Seed", "7", "41 s"):
+        assert fact in made
+    assert "gradpath find --model smollm2 --task ioi" in page.inner_text("#blocks")
+    assert "@inproceedings{zhang2025eapgp" in page.inner_text("#blocks")
+
+
+def test_circuit_file_alone_gives_a_page_of_its_own_edges(visit: Visit, make: Maker, tmp_path: Path) -> None:
+    circuit = select(make.scores(6, 5), 200, how="greedy")
+    page = visit.open(circuit_report(circuit))
+    assert edges_shown(page) == circuit.edges
+    assert not page.is_visible("#curve-card")
+    assert not page.is_visible("#evidence-card")
+    assert page.get_attribute("#count", "max") == str(len(circuit))
+    again = load_circuit(saved(page, "#save-json", tmp_path))
+    assert again.edges == circuit.edges
+    assert again.about == circuit.about
+
+
+def test_circuit_selected_elsewhere_is_shown_as_found(visit: Visit, make: Maker) -> None:
+    scores = make.scores(6, 5)
+    found = select(scores, 100, how="greedy", prune=False)
+    report = make.report(scores, edges=100, how="saved", pruned=False)
+    report = Report("t", "m", "t", [MethodRun(scores, found=found)], report.chosen)
+    page = visit.open(report)
+    assert edges_shown(page) == found.edges
+    ask(page, how="top")
+    assert edges_shown(page) == select(scores, 100, prune=False).edges
+
+
+def test_circuit_selected_elsewhere_has_the_points_of_its_own_way(visit: Visit, make: Maker) -> None:
+    scores = make.scores(6, 5)
+    circuit = select(scores, 100)
+    selection = {**circuit.about["selection"], "how": "balanced", "edges_asked": 120}
+    found = replace(circuit, about={**circuit.about, "selection": selection})
+    curve = [CurvePoint("balanced", 120, len(found), 0.93, 0.9, 0.97, 0.2)]
+    runs = [MethodRun(scores, [*make.curve(scores.graph.n_edges), *curve], found=found)]
+    page = visit.open(Report("t", "m", "t", runs, Chosen(len(found), "saved")))
+    assert page.locator("#hows span").all_inner_texts() == ["Top", "Greedy", "Balanced"]
+    assert page.inner_text("#faithfulness") == "93%"
+    assert "of 120 asked for" in page.inner_text("#kept-note")
+    ask(page, edges=len(found) - 5)
+    assert page.inner_text("#faithfulness-note") == "not measured here"
+
+
+def test_empty_circuit_says_so(visit: Visit, make: Maker) -> None:
+    scores = make.scores()
+    circuit = select(scores, 1, prune=False)
+    empty = type(circuit)(circuit.graph, circuit.index[:0], circuit.scores[:0])
+    page = visit.open(circuit_report(empty))
+    assert "This circuit is empty" in page.inner_text("#message")
+    assert number(page, "kept") == 0
+
+
+def test_when_pruning_leaves_nothing_the_first_way_is_offered(visit: Visit, make: Maker) -> None:
+    scores = make.scores(6, 5, seed=4)
+    page = visit.open(make.report(scores, edges=1))
+    if not page.is_visible("#message"):
+        pytest.fail("this seed should prune the first edge away")
+    page.click("#go")
+    first = int(page.input_value("#count"))
+    assert len(select(scores, first)) > 0
+    assert len(select(scores, first - 1)) == 0
+
+
+def test_one_edge_circuit_is_drawn(visit: Visit, make: Maker) -> None:
+    scores = make.scores()
+    one = select(scores, 1, prune=False)
+    one = type(one)(one.graph, one.index, one.scores)
+    straight = type(one)(one.graph, one.index.new_tensor([[0, one.graph.logits]]), one.scores)
+    page = visit.open(circuit_report(straight))
+    assert edges_shown(page) == ["input->logits"]
+    assert page.is_disabled("#slider")
+
+
+def test_page_cut_in_half_says_so(visit: Visit, make: Maker) -> None:
+    text = render(make.report(make.scores()))
+    page = visit.open(text[: len(text) // 2])
+    page.wait_for_timeout(1800)
+    assert "not complete" in page.inner_text("#incomplete")
+    assert not page.is_visible("main")
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_nothing_is_wider_than_the_screen(visit: Visit, make: Maker, width: int) -> None:
+    page = visit.open(make.report(make.scores(*SMOLLM2), make.scores(*SMOLLM2, method="eap")), width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize(("edges", "seconds"), [(3_000, 1.0), (20_000, 3.0)])
+def test_slider_answers_at_once(visit: Visit, make: Maker, edges: int, seconds: float) -> None:
+    """Time of the quickest of five moves of the slider, from the event to the picture."""
+    page = visit.open(make.report(make.scores(*SMOLLM2), edges=edges))
+    assert number(page, "kept") > 0.9 * edges
+    page.wait_for_timeout(500)
+    script = """async () => { const slider = document.getElementById("slider"); const times = [];
+      for (let i = 0; i < 5; i++) { const start = performance.now(); slider.value = Number(slider.value) - 1;
+        slider.dispatchEvent(new Event("input"));
+        await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+        times.push(performance.now() - start); } return Math.min(...times) / 1000; }"""
+    assert page.evaluate(script) < seconds

@@ -1,0 +1,92 @@
+"""Plots return axes; notebook cards are small, escaped HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import matplotlib as mpl
+import pytest
+import torch
+from making import Maker
+
+from gradpath.errors import InputError
+from gradpath.evaluation import Result
+from gradpath.report.cards import circuit_card, result_card, scores_card
+from gradpath.report.plots import plot_circuit, plot_result, plot_scores
+from gradpath.selection import select
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def result() -> Result:
+    clean = torch.tensor([4.0, 5.0, 6.0])
+    return Result(clean, torch.zeros(3), clean * 0.8, edges_asked=100, edges_kept=90)
+
+
+def test_result_plot_shows_every_example_and_the_share(result: Result) -> None:
+    ax = plot_result(result)
+    assert "80% of the behaviour" in ax.get_title(loc="left")
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["corrupted", "circuit", "model"]
+    assert sum(len(dots.get_offsets()) for dots in ax.collections) == 9
+
+
+def test_scores_plot_has_a_cell_for_every_node_that_writes(make: Maker) -> None:
+    ax = plot_scores(make.scores(3, 4))
+    array = ax.images[0].get_array()
+    assert array is not None
+    assert array.shape == (3, 5)
+
+
+def test_scores_plot_refuses_what_is_no_number(make: Maker) -> None:
+    scores = make.scores()
+    with pytest.raises(InputError, match="not finite"):
+        plot_scores(replace(scores, values=scores.values * torch.nan))
+
+
+def test_plots_draw_into_the_axes_they_are_given(make: Maker, result: Result) -> None:
+    import matplotlib.pyplot as plt
+
+    _, (a, b, c) = plt.subplots(1, 3)
+    scores = make.scores()
+    assert plot_result(result, a) is a
+    assert plot_scores(scores, b) is b
+    assert plot_circuit(select(scores, 30), c) is c
+    a.get_figure().canvas.draw()
+
+
+def test_circuit_plot_shows_its_nodes(make: Maker) -> None:
+    circuit = select(make.scores(), 30)
+    shown = {text.get_text() for text in plot_circuit(circuit).texts}
+    assert {edge.partition("->")[0] for edge in circuit.edges} <= shown
+
+
+def test_cards_tell_the_numbers(make: Maker, result: Result) -> None:
+    scores = make.scores()
+    circuit = select(scores, 30)
+    assert "80.0%" in result_card(result)
+    assert f"Scores of {scores.graph.n_edges:,} edges" in scores_card(scores)
+    assert f"Circuit of {len(circuit):,} edges" in circuit_card(circuit)
+    assert circuit.edges[0].replace(">", "&gt;").replace("<", "&lt;") in circuit_card(circuit)
+
+
+def test_cards_escape_names(make: Maker) -> None:
+    scores = make.scores()
+    evil = replace(scores, about={"task": "<script>alert(1)</script>"})
+    assert "<script>" not in scores_card(evil)
+    assert "<script>" not in circuit_card(select(evil, 30))
+
+
+def test_card_of_an_empty_circuit_is_shown(make: Maker) -> None:
+    circuit = select(make.scores(), 30)
+    assert "Circuit of 0 edges" in circuit_card(
+        replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0])
+    )

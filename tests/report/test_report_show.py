@@ -1,0 +1,144 @@
+"""Drawings and graph files of a saved circuit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from making import SMOLLM2, Maker
+
+from gradpath.circuit import Circuit
+from gradpath.errors import InputError, UsageError
+from gradpath.report import show
+from gradpath.report.drawing import draw, draw_on, inches
+from gradpath.report.export import dot, graphml
+from gradpath.selection import select
+
+GRAPHML = "{http://graphml.graphdrawing.org/xmlns}"
+SIGNATURES = {
+    ".html": b"<!doctype html>",
+    ".svg": b"<?xml",
+    ".png": b"\x89PNG",
+    ".pdf": b"%PDF",
+    ".dot": b"digraph",
+    ".graphml": b"<?xml",
+}
+
+
+@pytest.fixture
+def circuit(make: Maker) -> Circuit:
+    return select(make.scores(*SMOLLM2), 100)
+
+
+@pytest.fixture
+def file(circuit: Circuit, tmp_path: Path) -> Path:
+    circuit.save(tmp_path / "circuit.json")
+    return tmp_path / "circuit.json"
+
+
+@pytest.mark.parametrize("suffix", SIGNATURES)
+def test_show_writes_what_the_suffix_says(file: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / "made" / f"circuit{suffix.upper() if suffix == '.png' else suffix}"
+    show(file, out)
+    assert out.read_bytes().startswith(SIGNATURES[suffix])
+
+
+@pytest.mark.parametrize("name", ["circuit.docx", "circuit"])
+def test_unknown_suffix_is_refused_in_one_sentence(file: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"ends in \.html, \.svg, \.png, \.pdf, \.dot, \.graphml\.$"):
+        show(file, tmp_path / name)
+
+
+def test_circuit_file_cut_in_half_is_refused(file: Path, tmp_path: Path) -> None:
+    text = file.read_text()
+    file.write_text(text[: len(text) // 2])
+    with pytest.raises(InputError, match="cut off"):
+        show(file, tmp_path / "circuit.html")
+    assert not (tmp_path / "circuit.html").exists()
+
+
+def test_circuit_file_with_nan_is_refused(file: Path, tmp_path: Path) -> None:
+    text = file.read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(text) if "->" in line)
+    text[at] = text[at].rpartition(",")[0].rpartition(",")[0] + ", NaN],\n"
+    file.write_text("".join(text))
+    with pytest.raises(InputError, match="finite number"):
+        show(file, tmp_path / "circuit.svg")
+
+
+def test_missing_circuit_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no file"):
+        show(tmp_path / "none.json", tmp_path / "circuit.svg")
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
+def test_empty_circuit_is_refused_as_a_drawing(circuit: Circuit, tmp_path: Path, suffix: str) -> None:
+    empty = replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0])
+    empty.save(tmp_path / "empty.json")
+    with pytest.raises(InputError, match="this circuit is empty"):
+        show(tmp_path / "empty.json", tmp_path / f"empty{suffix}")
+
+
+@pytest.mark.parametrize("suffix", SIGNATURES)
+def test_one_edge_circuit_is_shown(circuit: Circuit, tmp_path: Path, suffix: str) -> None:
+    one = replace(circuit, index=circuit.index[:1], scores=circuit.scores[:1])
+    one.save(tmp_path / "one.json")
+    show(tmp_path / "one.json", tmp_path / f"one{suffix}")
+
+
+def test_circuit_of_zero_scores_is_drawn(circuit: Circuit, tmp_path: Path) -> None:
+    draw(replace(circuit, scores=torch.zeros(len(circuit))), tmp_path / "zero.svg")
+
+
+def test_drawing_keeps_text_as_text_and_is_the_same_every_time(circuit: Circuit, tmp_path: Path) -> None:
+    for name in ("a.svg", "b.svg", "a.pdf", "b.pdf"):
+        draw(circuit, tmp_path / name)
+    text = (tmp_path / "a.svg").read_text()
+    head = circuit.edges[0].partition("->")[2].partition("<")[0]
+    assert f">{head}</text>" in text
+    assert ">query</text>" in text
+    assert text == (tmp_path / "b.svg").read_text()
+    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (12, 12), SMOLLM2, (48, 25)])
+@pytest.mark.parametrize("n", [100, 1000])
+def test_labels_do_not_overlap(make: Maker, shape: tuple[int, int], n: int) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    scores = make.scores(*shape)
+    circuit = select(scores, min(n, scores.graph.n_edges), prune=False)
+    figure = Figure(figsize=inches(circuit.graph))
+    axes = figure.add_axes((0, 0, 1, 1))
+    draw_on(circuit, axes)
+    FigureCanvasAgg(figure).draw()
+    legend = axes.get_legend()
+    assert legend is not None
+    boxes = [text.get_window_extent() for text in [*axes.texts, *legend.get_texts()]]
+    assert len(boxes) > 10
+    for a, b in combinations(boxes, 2):
+        assert not a.overlaps(b)
+    page = figure.bbox
+    assert all(page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 for box in boxes)
+
+
+def test_graphml_has_every_edge_with_its_score(circuit: Circuit) -> None:
+    root = ElementTree.fromstring(graphml(circuit).encode())
+    edges = root.findall(f"./{GRAPHML}graph/{GRAPHML}edge")
+    told = [{data.get("key"): data.text for data in edge} for edge in edges]
+    assert [each["edge-name"] for each in told] == circuit.edges
+    assert [float(each["edge-score"] or "") for each in told] == circuit.scores.tolist()
+    nodes = {node.get("id") for node in root.findall(f"./{GRAPHML}graph/{GRAPHML}node")}
+    assert {edge.get("source") for edge in edges} | {edge.get("target") for edge in edges} == nodes
+
+
+def test_dot_has_every_edge_and_dashes_the_negative_ones(circuit: Circuit) -> None:
+    lines = [line for line in dot(circuit).splitlines() if "->" in line]
+    assert len(lines) == len(circuit)
+    assert ["dashed" in line for line in lines] == (circuit.scores < 0).tolist()
+    assert dot(circuit).count("{") == dot(circuit).count("}")
