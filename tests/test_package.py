@@ -20,7 +20,7 @@ LAYERS = [
     {"graph"},
     {"model"},
     {"tasks"},
-    {"paths", "visit", "contraction", "attribution", "scores"},
+    {"paths", "visit", "contraction", "attribution", "scores", "memory"},
     {"circuit", "selection"},
     {"intervention", "evaluation"},
     {"experiments"},

@@ -23,6 +23,7 @@ The cost is that of the path's passes (``paths``), and one contraction per batch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from torch import Tensor
 from gradpath._version import __version__
 from gradpath.contraction import Reads, contract, write_differences
 from gradpath.errors import GradpathError, UsageError
+from gradpath.memory import RUN_AT_ONCE, SUM_AT_ONCE, batch_that_fits, halving
 from gradpath.model.transformer import Transformer
 from gradpath.paths import Look, Path, Points, find_path
 from gradpath.scores import Scores
@@ -40,10 +42,6 @@ from gradpath.visit import Ground, Passes, Standing
 
 Progress = Callable[[int], None]
 
-# How many points are run at once, and how many are summed before a contraction: what bounds memory
-# when a path is long.
-MAX_POINTS = 8
-
 
 def attribute(
     model: Transformer,
@@ -52,13 +50,15 @@ def attribute(
     *,
     steps: int | None = None,
     batch_size: int = 20,
+    memory: int | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Scores:
     """Score every edge of the model on the task.
 
     ``method`` is a registered path, ``steps`` its number of points (the method's default if not given,
-    ignored by methods without any), ``options`` its other options. ``progress`` is called with the number of
+    ignored by methods without any), ``options`` its other options. ``memory`` is a budget in bytes, weights
+    included, by which batches are made smaller than ``batch_size``. ``progress`` is called with the number of
     examples of every finished batch. The result does not depend on the batch size, the order of the examples
     or their padding, beyond rounding.
     """
@@ -70,9 +70,13 @@ def attribute(
     chosen = path.options(options)
     pairs = encode(task, model.tokenizer)
     passes = Passes()
+    points, whole = chosen.get("steps", 1), path.whole(chosen)
+    size = batch_that_fits(model, pairs, batch_size, memory, points=points, whole=whole)
     total = torch.zeros(model.graph.n_sources, model.graph.n_targets, dtype=torch.float64, device="cpu")
-    for batch in pairs.batches(batch_size):
-        total += _score_batch(model, batch.to(model.device), task.metric, path, chosen, passes).cpu()
+    work = partial(_score_batch, model, task.metric, path, chosen, passes)
+    for batch in pairs.batches(size):
+        for part in halving(work, batch):
+            total += part
         if progress is not None:
             progress(len(batch))
     values = (total / len(pairs) * model.graph.mask).float()
@@ -90,6 +94,7 @@ def attribute(
         "steps": chosen.get("steps", 1),
         "options": {name: value for name, value in chosen.items() if name != "steps"},
         "examples": len(pairs),
+        "batch_size": size,
         "bos": model.tokenizer is not None and model.tokenizer.prepend is not None,
         "dtype": str(model.dtype).removeprefix("torch."),
         "passes": {"forward": passes.forward, "backward": passes.backward},
@@ -98,11 +103,11 @@ def attribute(
 
 
 def _score_batch(
-    model: Transformer, batch: Pairs, metric: Metric, path: Path, options: dict[str, Any], passes: Passes
+    model: Transformer, metric: Metric, path: Path, options: dict[str, Any], passes: Passes, batch: Pairs
 ) -> Tensor:
     """The sum of the batch's scores, (source, target)."""
     with torch.enable_grad():
-        ground = Ground(model, batch, metric, path.whole(options))
+        ground = Ground(model, batch.to(model.device), metric, path.whole(options))
         clean, corrupted = ground.clean, ground.corrupted
         writes = write_differences(clean.suffix, clean.run, corrupted.suffix, corrupted.run)
         del clean, corrupted
@@ -114,7 +119,7 @@ def _score_batch(
         raise UsageError(f"the method {path.name!r} yielded no point to take a gradient at.")
     passes.forward = max(passes.forward, ground.passes.forward)
     passes.backward = max(passes.backward, ground.passes.backward)
-    return torch.stack(parts).sum(0) / n_points
+    return (torch.stack(parts).sum(0) / n_points).cpu()
 
 
 def _walk(ground: Ground, path: Path, options: dict[str, Any]) -> Iterator[Reads]:
@@ -127,10 +132,10 @@ def _walk(ground: Ground, path: Path, options: dict[str, Any]) -> Iterator[Reads
         point = asked.point if isinstance(asked, Look) else asked
         stacked = isinstance(point, Tensor) and point.ndim == 4
         visit = None
-        for group in torch.split(point, MAX_POINTS) if stacked else [point]:
+        for group in torch.split(point, RUN_AT_ONCE) if stacked else [point]:
             visit = ground.visit(group)
             if scored:
-                if reads.n_points >= MAX_POINTS:
+                if reads.n_points >= SUM_AT_ONCE:
                     yield reads
                     reads = Reads()
                 reads.add(ground.model, visit.run, ground.judge(visit))

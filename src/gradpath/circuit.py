@@ -111,4 +111,6 @@ def _parsed(content: Any) -> Circuit:
         index.append(pair)
         scores.append(float(score))
     edges = torch.tensor(index, dtype=torch.long, device="cpu").view(-1, 2)
-    return Circuit(graph, edges, torch.tensor(scores, device="cpu"), dict(content["about"]))
+    return Circuit(
+        graph, edges, torch.tensor(scores, dtype=torch.float32, device="cpu"), dict(content["about"])
+    )

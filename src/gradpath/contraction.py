@@ -25,10 +25,8 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError
+from gradpath.memory import CHUNK
 from gradpath.model.transformer import Architecture, Layer, LayerRun, Run, Transformer, widened
-
-# The most numbers that the expanded writes of one chunk of rows may take: 32 Mi floats, 128 MiB.
-_CHUNK = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def contract(model: Transformer, writes: Writes, reads: Reads) -> Tensor:
     graph, d_model = model.graph, model.arch.d_model
     scores = writes.input.new_zeros(graph.n_sources, graph.n_targets)
     n_rows = len(writes.input)
-    size = max(1, _CHUNK // (graph.n_sources * d_model))
+    size = max(1, CHUNK // (4 * graph.n_sources * d_model))
     for at in range(0, n_rows, size):
         rows = slice(at, min(at + size, n_rows))
         sources = _expanded_writes(model, writes, rows)  # (source, row d_model)

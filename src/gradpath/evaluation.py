@@ -27,9 +27,10 @@ from torch import Tensor
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.intervention import check_same_graph, plan, run_circuit, set_stage
+from gradpath.memory import batch_that_fits, halving
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.metrics import Metric
-from gradpath.tasks.task import Task, encode
+from gradpath.tasks.task import Pairs, Task, encode
 from gradpath.visit import check_metric
 
 RESAMPLES = 2000
@@ -117,6 +118,7 @@ def evaluate(
     task: Task,
     *,
     batch_size: int = ...,
+    memory: int | None = ...,
     progress: Callable[[int], None] | None = ...,
 ) -> Result: ...
 @overload
@@ -126,6 +128,7 @@ def evaluate(
     task: Task,
     *,
     batch_size: int = ...,
+    memory: int | None = ...,
     progress: Callable[[int], None] | None = ...,
 ) -> list[Result]: ...
 def evaluate(
@@ -134,10 +137,12 @@ def evaluate(
     task: Task,
     *,
     batch_size: int = 20,
+    memory: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Result | list[Result]:
     """Run a circuit, or several for the price of one set-up, on a task and measure what is left.
 
+    ``memory`` is a budget in bytes, weights included, by which batches are made smaller than ``batch_size``;
     ``progress`` is called with the number of examples of every finished batch.
     """
     if batch_size < 1:
@@ -145,7 +150,7 @@ def evaluate(
     circuits = [circuit] if isinstance(circuit, Circuit) else list(circuit)
     for one in circuits:
         check_same_graph(model, one)
-    clean, corrupted, patched = _measure(model, circuits, task, batch_size, progress)
+    clean, corrupted, patched = _measure(model, circuits, task, batch_size, memory, progress)
     _check_behaviour(task, clean, corrupted)
     results = [
         Result(clean, corrupted, values, one.asked, len(one))
@@ -160,19 +165,24 @@ def _measure(
     circuits: list[Circuit],
     task: Task,
     batch_size: int,
+    memory: int | None,
     progress: Callable[[int], None] | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The metric of every example, clean, corrupted (example,) and in each circuit (circuit, example)."""
     pairs = encode(task, model.tokenizer)
     plans = [plan(one, model.dtype, model.device) for one in circuits]
-    values = torch.empty(2 + len(plans), len(pairs), device="cpu")
-    for batch in pairs.batches(batch_size):
-        rows = batch.index
+    values = torch.empty(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
+
+    def work(batch: Pairs) -> None:
         stage = set_stage(model, batch.to(model.device))
-        values[0, rows] = _judge(task.metric, stage.clean_logits, stage.batch.labels)
-        values[1, rows] = _judge(task.metric, stage.corrupted_logits, stage.batch.labels)
+        values[0, batch.index] = _judge(task.metric, stage.clean_logits, stage.batch.labels)
+        values[1, batch.index] = _judge(task.metric, stage.corrupted_logits, stage.batch.labels)
         for i, todo in enumerate(plans):
-            values[2 + i, rows] = _judge(task.metric, run_circuit(stage, todo), stage.batch.labels)
+            values[2 + i, batch.index] = _judge(task.metric, run_circuit(stage, todo), stage.batch.labels)
+
+    for batch in pairs.batches(batch_that_fits(model, pairs, batch_size, memory)):
+        for _ in halving(work, batch):
+            pass
         if progress is not None:
             progress(len(batch))
     return values[0], values[1], values[2:]

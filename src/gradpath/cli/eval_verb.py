@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gradpath.cli.options import data_options, json_option, load, model_options
+from gradpath.cli.options import data_options, json_option, load, memory_budget, model_options
 from gradpath.cli.summary import lines, numbers
 from gradpath.errors import InputError
 
@@ -37,6 +37,7 @@ def command(
     split: str,
     data: Path | None,
     batch_size: int,
+    memory: str | None,
     seed: int,
     as_json: bool,
     bos: bool | None,
@@ -55,6 +56,7 @@ def command(
     from gradpath.tasks import load_task
 
     begin = time.monotonic()
+    budget = None if memory is None else memory_budget(memory)
     circuit = load_circuit(circuit_file)
     about = circuit.about
     name = model or _recorded(about, "model", circuit_file)
@@ -64,7 +66,7 @@ def command(
     check_same_graph(loaded, circuit)
     pairs = load_task(task, loaded, n=examples, seed=seed, split=split, data=data)
     with counting("measuring the circuit", len(pairs)) as progress:
-        result = evaluate(loaded, circuit, pairs, batch_size=batch_size, progress=progress)
+        result = evaluate(loaded, circuit, pairs, batch_size=batch_size, memory=budget, progress=progress)
     summary = {
         "version": about.get("version"),
         "circuit_file": str(circuit_file),

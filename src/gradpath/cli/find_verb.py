@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradpath.cli.options import data_options, json_option, load, method_option, model_options
+from gradpath.cli.options import data_options, json_option, load, memory_budget, method_option, model_options
 from gradpath.cli.summary import lines, numbers
 from gradpath.errors import UsageError
 
@@ -65,6 +65,7 @@ def command(
     split: str,
     data: Path | None,
     batch_size: int,
+    memory: str | None,
     seed: int,
     out: Path | None,
     as_json: bool,
@@ -81,13 +82,14 @@ def command(
         raise UsageError("--edges and --sparsity both say how large the circuit should be: give one of them.")
     size = (edges, None) if edges is not None else (None, DEFAULT_SPARSITY if sparsity is None else sparsity)
     _check_early(method, how, size, out)
+    budget = None if memory is None else memory_budget(memory)
     given = method_option(options) | ({} if steps is None else {"steps": steps})
 
     from gradpath.cli.finding import Request, find, keep
 
     loaded = load(model, **load_options)
     name = task or (None if data else "ioi")
-    request = Request(name, data, method, given, size, how, examples, split, batch_size, seed)
+    request = Request(name, data, method, given, size, how, examples, split, batch_size, budget, seed)
     found = find(loaded, request, with_curve=out is not None)
     summary = _summary(found, seed, time.monotonic() - begin)
     if out is not None:
@@ -131,6 +133,7 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
         "examples_measured": len(found.tested_on),
         "held_out": found.tested_on is not found.trained_on,
         **numbers(found.model.graph, found.result),
+        "batch_size": about["batch_size"],
         "passes": about["passes"],
         "seconds": round(seconds, 2),
     }

@@ -35,6 +35,7 @@ class Request:
     examples: int
     split: str
     batch_size: int
+    memory: int | None
     seed: int
 
 
@@ -54,6 +55,7 @@ class Found:
 def find(model: Transformer, asked: Request, *, with_curve: bool) -> Found:
     """Score on one part of the task, select, and measure on the other part."""
     n = edge_count(model.graph, *asked.size)
+    limits: Any = {"batch_size": asked.batch_size, "memory": asked.memory}
 
     def examples(split: str) -> Task:
         return load_task(asked.task, model, n=asked.examples, seed=asked.seed, split=split, data=asked.data)
@@ -63,15 +65,15 @@ def find(model: Transformer, asked: Request, *, with_curve: bool) -> Found:
     for line in notices(train):
         note(line)
     with counting(f"scoring {model.graph.n_edges:,} edges with {asked.method}", len(train)) as progress:
-        scores = attribute(
-            model, train, asked.method, batch_size=asked.batch_size, progress=progress, **asked.options
-        )
+        scores = attribute(model, train, asked.method, progress=progress, **limits, **asked.options)
+    if asked.memory is not None:
+        note(f"batches of {scores.about['batch_size']} examples fit into the memory allowed")
     circuit = select(scores, n, how=asked.how)
     counts = sorted({max(1, round(share * model.graph.n_edges)) for share in CURVE}) if with_curve else []
     more = select_many(scores, counts, how=asked.how) if counts else []
     what = f"measuring the circuit and {len(more)} others" if more else "measuring the circuit"
     with counting(what, len(test)) as progress:
-        results = evaluate(model, [circuit, *more], test, batch_size=asked.batch_size, progress=progress)
+        results = evaluate(model, [circuit, *more], test, progress=progress, **limits)
     return Found(model, train, test, scores, circuit, results[0], results[1:])
 
 

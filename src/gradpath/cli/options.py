@@ -43,6 +43,7 @@ def data_options(command: Command) -> Command:
                 help="Your own pairs (.csv, .jsonl).",
             ),
             click.option("--batch-size", type=click.IntRange(min=1), default=20, show_default=True),
+            click.option("--memory", metavar="SIZE", help="Make batches smaller to stay within, e.g. 8GB."),
             click.option("--seed", type=int, default=0, show_default=True, help="Chooses the examples."),
         ]
     ):
@@ -51,6 +52,12 @@ def data_options(command: Command) -> Command:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+
+
+def memory_budget(text: str) -> int:
+    from gradpath.memory import parse_bytes
+
+    return parse_bytes(text)
 
 
 def method_option(texts: tuple[str, ...]) -> dict[str, Any]:

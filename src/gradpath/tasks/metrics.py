@@ -63,8 +63,8 @@ def label_tensor(answers: Sequence[tuple[Sequence[int], Sequence[int]]], *, many
     [[[5, 6], [7, -1]]]
     """
     if not many:
-        return torch.tensor([[right[0], wrong[0]] for right, wrong in answers])
+        return torch.tensor([[right[0], wrong[0]] for right, wrong in answers], device="cpu")
     width = max(len(side) for pair in answers for side in pair)
     return torch.tensor(
-        [[[*side, *[_NONE] * (width - len(side))] for side in pair] for pair in answers]
+        [[[*side, *[_NONE] * (width - len(side))] for side in pair] for pair in answers], device="cpu"
     )  # (n, 2, width)

@@ -92,7 +92,7 @@ class Pairs:
         """All pairs, those of like length and like first difference together (little padding)."""
         order = sorted(range(len(self)), key=lambda i: (int(self.last[i]), int(self.first[i])))
         for at in range(0, len(order), size):
-            yield self.rows(torch.tensor(order[at : at + size]))
+            yield self.rows(torch.tensor(order[at : at + size], device="cpu"))
 
     def to(self, device: torch.device) -> Pairs:
         labels = self.labels.to(device) if isinstance(self.labels, Tensor) else self.labels
@@ -126,12 +126,14 @@ def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
                 "clean and corrupted prompts must have the same number of tokens: "
                 f"pair {i} has {len(a)} and {len(b)}. Drop the pair, or reword it."
             )
-    last = torch.tensor([len(ids) - 1 for ids in clean])
+    last = torch.tensor([len(ids) - 1 for ids in clean], device="cpu")
     clean_ids, corrupted_ids = _padded(clean), _padded(corrupted)
     differs = clean_ids != corrupted_ids
     # Two equal prompts differ nowhere; the last position then stands for "from here on".
     first = torch.where(differs.any(1), differs.int().argmax(1), last)
-    return Pairs(clean_ids, corrupted_ids, last, first, _labels(task, tokenizer), torch.arange(len(task)))
+    return Pairs(
+        clean_ids, corrupted_ids, last, first, _labels(task, tokenizer), torch.arange(len(task), device="cpu")
+    )
 
 
 def _ids(prompts: Sequence[str] | Tensor, tokenizer: Tokenizer | None) -> list[list[int]]:
@@ -156,7 +158,7 @@ def _need(tokenizer: Tokenizer | None) -> Tokenizer:
 
 
 def _padded(ids: list[list[int]]) -> Tensor:
-    rows = [torch.tensor(row) for row in ids]
+    rows = [torch.tensor(row, device="cpu") for row in ids]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 

@@ -1,0 +1,134 @@
+"""Batches by a budget, halves when a batch does not fit, little padding, no stray tensors."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+import torch
+from small_models import prompts, tiny_model
+
+from gradpath.attribution import attribute
+from gradpath.errors import GradpathError, UsageError
+from gradpath.evaluation import evaluate
+from gradpath.memory import CHUNK, batch_that_fits, parse_bytes
+from gradpath.selection import select
+from gradpath.tasks.metrics import logit_difference
+from gradpath.tasks.task import encode
+
+TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("100", 100), ("600MB", 600 * 10**6), ("2 GiB", 2 << 30), ("1.5g", 15 * 10**8), ("2e9", 2 * 10**9)],
+)
+def test_a_budget_is_read_as_people_write_it(text, expected):
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "much", "-3GB", "1.2.3MB", "5 apples"])
+def test_a_budget_that_is_no_size_is_refused(text):
+    with pytest.raises(UsageError, match="600MB or 16GiB"):
+        parse_bytes(text)
+
+
+def test_a_smaller_budget_gives_smaller_batches_and_the_same_scores(gpt2):
+    pairs = encode(TASK, gpt2.tokenizer)
+    assert batch_that_fits(gpt2, pairs, 5, None) == batch_that_fits(gpt2, pairs, 5, 10**10) == 5
+    budgets = range(2 * CHUNK, 2 * CHUNK + 3_000_000, 1000)
+    fits = {}
+    for budget in budgets:
+        with suppress(UsageError):
+            fits.setdefault(batch_that_fits(gpt2, pairs, 5, budget), budget)
+    assert list(fits) == [1, 2, 3, 4, 5]
+    whole, parts = (attribute(gpt2, TASK, "eap", batch_size=5, memory=m) for m in (None, fits[2]))
+    assert whole.about["batch_size"] == 5
+    assert parts.about["batch_size"] == 2
+    assert torch.allclose(whole.values, parts.values, atol=1e-5)
+
+
+def test_a_budget_too_small_for_the_model_says_what_it_needs(gpt2):
+    with pytest.raises(UsageError, match=r"budget of 100 MB is too small for gpt2: it needs about \d+ MB"):
+        attribute(gpt2, TASK, "eap", memory=10**8)
+
+
+class Full:
+    """A metric that runs out of memory on more than ``most`` examples."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.sizes = most, []
+
+    def __call__(self, logits, labels):
+        self.sizes.append(len(logits))
+        if len(logits) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.20 GiB")
+        return logit_difference(logits, labels)
+
+
+def test_a_batch_that_does_not_fit_is_halved_with_a_warning(gpt2):
+    expected = attribute(gpt2, TASK, "eap-ig", batch_size=5)
+    metric = Full(2)
+    with pytest.warns(UserWarning, match="does not fit into memory: trying"):
+        halved = attribute(gpt2, replace(TASK, metric=metric), "eap-ig", batch_size=5)
+    assert torch.allclose(halved.values, expected.values, atol=1e-5)
+    assert max(metric.sizes) == 5
+    circuit = select(expected, 60)
+    with pytest.warns(UserWarning, match="does not fit into memory: trying"):
+        values = evaluate(gpt2, circuit, replace(TASK, metric=Full(1)), batch_size=5).circuit_values
+    assert torch.allclose(values, evaluate(gpt2, circuit, TASK).circuit_values, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:a batch of")
+def test_an_example_that_does_not_fit_alone_is_an_error_with_its_size(gpt2):
+    with pytest.raises(
+        GradpathError, match=r"one example of \d tokens does not fit into memory: .* 3.20 GiB"
+    ):
+        attribute(gpt2, replace(TASK, metric=Full(0)), "eap", batch_size=5)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(gpt2):
+    def broken(logits, labels):
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        attribute(gpt2, replace(TASK, metric=broken), "eap")
+
+
+def test_mixed_lengths_waste_little_on_padding(gpt2):
+    lengths = [5 + (7 * i) % 25 for i in range(300)]
+    pairs = encode(prompts(lengths, [[1]] * 300), gpt2.tokenizer)
+    batches = list(pairs.batches(20))
+    padded = sum(batch.clean.numel() for batch in batches)
+    assert sum(lengths) / padded > 0.9
+    assert sorted(int(i) for batch in batches for i in batch.index) == list(range(300))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped"])
+@pytest.mark.parametrize("method", ["eap-ig", "eap-gp"])
+def test_no_tensor_takes_the_default_device_or_dtype(kind, method):
+    """A tensor made without a device would be a meta tensor here, and one without a dtype a double."""
+    model = tiny_model(kind)
+    expected = attribute(model, TASK, method)
+    circuit = select(expected, 60)
+    result = evaluate(model, circuit, TASK)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            scores = attribute(model, TASK, method)
+            again = evaluate(model, select(scores, 60), TASK)
+            assert again.interval == result.interval
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert scores.values.dtype == torch.float32
+    assert torch.equal(scores.values, expected.values)
+    assert torch.equal(again.circuit_values, result.circuit_values)
+
+
+def test_half_precision_scores_are_close_and_float32(gpt2):
+    exact, half = (attribute(model, TASK, "eap-ig").values for model in (gpt2, gpt2.to(dtype=torch.bfloat16)))
+    assert half.dtype == torch.float32
+    edges = gpt2.graph.mask
+    correlation = torch.corrcoef(torch.stack([exact[edges], half[edges]]))[0, 1]
+    assert float(correlation) > 0.99
