@@ -48,6 +48,7 @@ def batch_that_fits(
     model: Transformer, pairs: Pairs, most: int, memory: int | None, *, points: int = 1, whole: bool = False
 ) -> int:
     """The largest batch, at most ``most``, whose estimate stays within ``memory`` bytes in all."""
+    most = min(most, len(pairs))
     if memory is None:
         return most
     fixed = _weights(model) + _fixed(model)

@@ -1,0 +1,79 @@
+"""A task of one's own: what it takes, how it becomes token ids, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import Numbers, prompts
+
+from gradpath.errors import InputError, UsageError
+from gradpath.model.tokenizer import Tokenizer
+from gradpath.tasks.task import Task, encode
+
+TOKENIZER = Tokenizer(Numbers())
+LABELS = torch.tensor([[3, 4]])
+
+
+def test_text_and_token_ids_are_the_same_task():
+    text = encode(Task(["5 6 7"], ["5 9 7"], LABELS), TOKENIZER)
+    ids = encode(Task(torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]]), LABELS), None)
+    assert torch.equal(text.clean, ids.clean)
+    assert torch.equal(text.corrupted, ids.corrupted)
+
+
+def test_pairs_know_their_last_token_and_where_they_first_differ():
+    pairs = encode(prompts([4, 7, 5], [[0], [3, 5], [4]]), TOKENIZER)
+    assert pairs.last.tolist() == [3, 6, 4]
+    assert pairs.first.tolist() == [0, 3, 4]
+    assert pairs.clean.shape == (3, 7)
+
+
+def test_equal_prompts_count_as_differing_in_the_last_token():
+    assert encode(Task(["5 6 7"], ["5 6 7"], LABELS), TOKENIZER).first.tolist() == [2]
+
+
+def test_labels_may_be_words_numbers_or_of_several_lengths():
+    def labels(given):
+        return encode(Task(["5 6"] * len(given), ["7 6"] * len(given), given), TOKENIZER).labels
+
+    assert labels([("8", "9"), ("10", "11")]).tolist() == [[8, 9], [10, 11]]
+    assert labels([3, 4]).tolist() == [3, 4]
+    assert [row.tolist() for row in labels([[1, 2], [3]])] == [[1, 2], [3]]
+
+
+def test_a_slice_of_a_task_is_a_task():
+    part = prompts([4, 7, 5], [[0], [3], [4]])[1:]
+    assert len(part) == 2
+    assert len(part.labels) == 2
+    with pytest.raises(UsageError, match="cut with a slice"):
+        part[0]
+
+
+def test_rows_of_a_batch_are_cut_to_the_longest_of_them():
+    pairs = encode(prompts([4, 9, 5], [[0], [3], [4]]), TOKENIZER)
+    assert pairs.rows(torch.tensor([0, 2])).clean.shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (lambda: Task(["5 6 7"], ["5 6"], LABELS), "pair 0 has 3 and 2. Drop the pair, or reword it"),
+        (lambda: Task(["5", ""], ["6", ""], LABELS.repeat(2, 1)), "pair 1 has an empty one"),
+        (lambda: Task(["5 6"], ["5 7"], [("8 9", "3")]), "'8 9' is 2"),
+        (lambda: Task(torch.zeros(1, 2), torch.zeros(1, 2), LABELS), "must be token ids"),
+        (
+            lambda: Task(torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long), [1, 2, 3]),
+            "must be token ids",
+        ),
+        (lambda: Task(["5"], ["5", "6"], LABELS), "as many corrupted prompts"),
+        (lambda: Task([], [], []), "at least one pair"),
+    ],
+)
+def test_prompts_and_labels_that_cannot_be_used_are_refused(task, words):
+    with pytest.raises(InputError, match=words):
+        encode(task(), TOKENIZER)
+
+
+def test_text_for_a_model_without_a_tokenizer_is_refused():
+    with pytest.raises(InputError, match="came without a tokenizer"):
+        encode(Task(["5"], ["6"], LABELS), None)
