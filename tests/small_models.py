@@ -123,7 +123,7 @@ class Numbers:
 
     @staticmethod
     def _ids(text: str) -> list[int]:
-        return [0 if word == "the" else int(word) for word in text.split()]
+        return [int(word) if word.isdigit() else 0 for word in text.split()]
 
     def decode(self, ids: list[int], clean_up_tokenization_spaces: bool = False) -> str:
         return " ".join("the" if i == 0 else str(i) for i in ids)

@@ -36,7 +36,7 @@ def test_labels_may_be_words_numbers_or_of_several_lengths():
     def labels(given):
         return encode(Task(["5 6"] * len(given), ["7 6"] * len(given), given), TOKENIZER).labels
 
-    assert labels([("8", "9"), ("10", "11")]).tolist() == [[8, 9], [10, 11]]
+    assert labels([(" 8", " 9"), (" 10", " 11")]).tolist() == [[8, 9], [10, 11]]
     assert labels([3, 4]).tolist() == [3, 4]
     assert [row.tolist() for row in labels([[1, 2], [3]])] == [[1, 2], [3]]
 
@@ -59,7 +59,7 @@ def test_rows_of_a_batch_are_cut_to_the_longest_of_them():
     [
         (lambda: Task(["5 6 7"], ["5 6"], LABELS), "pair 0 has 3 and 2. Drop the pair, or reword it"),
         (lambda: Task(["5", ""], ["6", ""], LABELS.repeat(2, 1)), "pair 1 has an empty one"),
-        (lambda: Task(["5 6"], ["5 7"], [("8 9", "3")]), "'8 9' is 2"),
+        (lambda: Task(["5 6"], ["5 7"], [(" 8 9", " 3")]), "' 8 9' is 2"),
         (lambda: Task(torch.zeros(1, 2), torch.zeros(1, 2), LABELS), "must be token ids"),
         (
             lambda: Task(torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long), [1, 2, 3]),

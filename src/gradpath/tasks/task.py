@@ -44,7 +44,7 @@ class Task:
     def __len__(self) -> int:
         return len(self.clean)
 
-    def __getitem__(self, rows: slice) -> Task:
+    def __getitem__(self, rows: Any) -> Task:
         """A task of some of the pairs: ``task[:50]``."""
         if not isinstance(rows, slice):
             raise UsageError(f"a task is cut with a slice, such as task[:50]: got {rows!r}.")
