@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint bench test-slow clean
+.PHONY: demo test lint bench bench-growth bench-large test-slow clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml constraints.txt requirements-models.txt
@@ -42,6 +42,12 @@ test-slow: $(READY)
 bench: $(READY)
 	@echo "==> benchmarks: CPU time of one thread, as multiples of one transformers forward + backward"
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost.py
+
+bench-growth: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/growth.py
+
+bench-large: $(READY)
+	@$(BIN)/python benchmarks/large.py
 
 clean:
 	rm -rf $(VENV) out build dist

@@ -32,9 +32,16 @@ class Passes:
 
 @dataclass(frozen=True)
 class Standing:
-    """One visited point, or several stacked ones: its leaves, its run, its logits."""
+    """One visited point, or several stacked ones: its leaves, its run, its logits.
 
-    ground: Ground
+    It does not refer back to its ``Ground``: such a circle would keep every batch's graph alive until the
+    garbage collector comes by.
+    """
+
+    model: Transformer
+    real: Tensor  # (batch, pos), over the whole prompt: which positions are no padding
+    start: int  # of the suffix
+    passes: Passes
     point: Tensor  # ([point], batch, pos, d_model), as the path gave it
     prefix: Tensor | None  # the leaf (batch, prefix pos, d_model) if the path moves the prefix
     suffix: Tensor  # the leaf (point batch, suffix pos, d_model)
@@ -45,18 +52,17 @@ class Standing:
         """Logits at each prompt's last position, or at every real position."""
         if where == "last":
             return [self.logits]
-        ground, model = self.ground, self.ground.model
-        parts = [(self.run.final_in, ground.real[:, ground.start :])]
-        if self.prefix is not None and ground.start:
+        parts = [(self.run.final_in, self.real[:, self.start :])]
+        if self.prefix is not None and self.start:
             # The shared prefix run stops at the last layer's keys, so this one is made for its outputs.
-            ground.passes.forward += 1
-            parts.append((model.run(self.prefix).final_in, ground.real[:, : ground.start]))
-        return [model.unembed(x) * real[..., None] for x, real in parts]
+            self.passes.forward += 1
+            parts.append((self.model.run(self.prefix).final_in, self.real[:, : self.start]))
+        return [self.model.unembed(x) * real[..., None] for x, real in parts]
 
     def gradient(self, objective: Tensor) -> Tensor:
         """The gradient of the sum of ``objective`` at the point."""
         leaves = [self.suffix] if self.prefix is None else [self.prefix, self.suffix]
-        self.ground.passes.backward += 1
+        self.passes.backward += 1
         parts = torch.autograd.grad(objective.sum(), leaves, retain_graph=True)
         return torch.cat(parts, -2).view(self.point.shape)
 
@@ -121,7 +127,8 @@ class Ground:
         self.passes.forward += n_points
         row = torch.arange(len(suffix), device=suffix.device)
         last = (self.batch.last - self.start).repeat(n_points)
-        return Standing(self, point, prefix, suffix, run, self.model.unembed(run.final_in[row, last]))
+        logits = self.model.unembed(run.final_in[row, last])
+        return Standing(self.model, self.real, self.start, self.passes, point, prefix, suffix, run, logits)
 
     @staticmethod
     def _leaf(x: Tensor) -> Tensor:

@@ -54,6 +54,20 @@ def ask(page: Any, *, edges: int | None = None, how: str | None = None, prune: b
         page.locator("#count").blur()
 
 
+def edges_at(page: Any, *, edges: int, how: str, prune: bool) -> list[str]:
+    """As ``ask`` and ``edges_shown``, through the same controls, in one call: for many settings in a row."""
+    script = """([n, how, prune]) => {
+      const radio = document.querySelector(`#hows input[value=${how}]`);
+      if (!radio.checked) radio.click();
+      const [box, count] = ["prune", "count"].map((id) => document.getElementById(id));
+      if (box.checked !== prune) box.click();
+      count.value = n;
+      count.dispatchEvent(new Event("input"));
+      return gradpath.edges(); }"""
+    shown: list[str] = page.evaluate(script, [edges, how, prune])
+    return shown
+
+
 def edges_shown(page: Any) -> list[str]:
     edges: list[str] = page.evaluate("gradpath.edges()")
     return edges

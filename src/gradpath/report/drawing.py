@@ -163,8 +163,9 @@ def _draw_legend(axes: Axes) -> None:
     lines = [Line2D([], [], color=COLOURS[name], linewidth=2, label=KIND_NAMES[name]) for name in KINDS]
     lines.append(Line2D([], [], color=MUTED, linewidth=1, label="positive"))
     lines.append(Line2D([], [], color=MUTED, linewidth=1, linestyle=(0, (3, 2)), label="negative"))
+    rows = [line for at in range(4) for line in lines[at::4]]  # matplotlib fills columns; people read rows
     axes.legend(
-        handles=lines,
+        handles=rows,
         loc="lower center",
         ncols=4,
         fontsize=6.5,

@@ -44,7 +44,7 @@ function makeControls(data, change) {
     slider.value = nearest(state.n);
     slider.setAttribute("aria-valuetext", plural(state.n, "edge"));
     slider.style.setProperty("--share", `${(100 * slider.value) / Math.max(1, stops.length - 1)}%`);
-    if (document.activeElement !== box) box.value = state.n;
+    if (document.activeElement !== box) box.value = Math.min(state.n, limitOf(data.runs[state.run], state.how)); // an empty circuit has 0
     prune.checked = state.prune;
   }
 

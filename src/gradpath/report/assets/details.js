@@ -91,5 +91,13 @@ function nodeNote(scene, node) {
     if (edges.node[e] === node) into += 1;
     if (edges.source[e] === node) from += 1;
   }
-  return into || from ? `reads ${plural(into, "edge")}, feeds ${plural(from, "edge")}` : "not in this circuit";
+  if (!into && !from) return "not in this circuit";
+  const sum = signed(scene.total[node]).slice(1);
+  return `|score| ${sum} in all · ${rankOf(scene, node)} · reads ${plural(into, "edge")}, feeds ${plural(from, "edge")}`;
+}
+
+/* A node's place among the nodes of the circuit, by what the |scores| of its edges add up to. */
+function rankOf({ total }, node) {
+  const there = total.filter((sum) => sum > 0);
+  return `rank ${count(1 + there.filter((sum) => sum > total[node]).length)} of ${plural(there.length, "node")}`;
 }

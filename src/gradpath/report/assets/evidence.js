@@ -44,20 +44,30 @@ function valueRow(name, value, [low, high]) {
 
 /* Facts in the order in which people ask for them; whatever else is known follows. */
 const FACTS = [
-  ["method", "Method"], ["steps", "Steps"], ["options", "Options"], ["examples", "Examples scored"], ["data", "Data"],
-  ["seed", "Seed"], ["dtype", "Number format"], ["bos", "Token in front"], ["passes", "Passes per batch"], ["seconds", "Time"], ["version", "gradpath"],
+  ["method", "Method"], ["steps", "Steps"], ["options", "Options"], ["examples", "Examples scored"], ["metric", "Metric"],
+  ["seed", "Seed"], ["split", "Split"], ["citation", "Task from"], ["source", "Data from"], ["data", "Pairs"], ["dtype", "Number format"], ["bos", "Token in front"], ["passes", "Passes per batch"], ["seconds", "Time"], ["version", "gradpath"],
 ];
 
 function drawMade(data, runNumber) {
   const run = data.runs[runNumber];
-  const about = { ...run.about, ...data.about };
+  const about = allFacts(run.about, data.about);
   const known = new Set([...FACTS.map(([key]) => key), "model", "task", "selection"]);
   const rest = Object.keys(about).filter((key) => !known.has(key)).map((key) => [key, key]);
   const rows = [["Model", data.model], ["Task", data.task]];
   for (const [key, label] of [...FACTS, ...rest]) if (about[key] !== undefined && about[key] !== null) rows.push([label, factText(key, about[key])]);
   byId("made").replaceChildren(
-    ...rows.filter(([, value]) => value !== "").map(([label, value]) => element("div", {}, element("dt", {}, label), element("dd", {}, value))),
+    ...rows.filter(([, value]) => value !== "").map(([label, value]) =>
+      element("div", { class: value.length > 60 ? "long" : null }, element("dt", {}, label), element("dd", {}, value))),
   );
+}
+
+/* What is told of the data stands for itself where the page has a name for it. */
+function allFacts(ofRun, ofReport) {
+  const { data, ...about } = { ...ofRun, ...ofReport };
+  if (typeof data !== "object" || data === null) return data === undefined ? about : { ...about, data };
+  const { metric, seed, split, citation, source, n, kept, ...rest } = data;
+  // The number of examples is told already, unless some pairs were dropped.
+  return { metric, seed, split, citation, source, ...about, data: kept === n ? rest : { pairs: n, kept, ...rest } };
 }
 
 function factText(key, value) {
@@ -66,7 +76,10 @@ function factText(key, value) {
   if (key === "bos") return value ? "yes" : "no";
   if (typeof value === "number") return Number.isInteger(value) ? count(value) : String(value);
   if (Array.isArray(value)) return value.join(", ");
-  if (typeof value === "object") return Object.entries(value).map(([name, item]) => `${name}: ${typeof item === "object" ? JSON.stringify(item) : item}`).join(", ");
+  if (typeof value === "object") {
+    const told = Object.entries(value).filter(([, item]) => item !== null && !(typeof item === "object" && !Object.keys(item).length));
+    return told.map(([name, item]) => `${name}: ${typeof item === "object" ? JSON.stringify(item) : item}`).join(", ");
+  }
   return String(value);
 }
 

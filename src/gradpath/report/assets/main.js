@@ -54,7 +54,8 @@ function start() {
     drawMade(data, state.run);
     const run = data.runs[state.run];
     const points = measured(run, state.how, "faithfulness");
-    byId("curve-card").hidden = !data.runs.some((each) => each.curve.length);
+    const unmeasured = !data.runs.some((each) => each.curve.length);
+    for (const part of [byId("curve-card"), ...document.querySelectorAll(".tile.measured")]) part.hidden = unmeasured;
     byId("curve-note").textContent = points.length
       ? "Share of the model's behaviour that is left. Band: 95% interval. Hollow: between two measured circuits."
       : `Circuits selected by ${howName(state.how, run).toLowerCase()} were not measured for ${methodName(run.name)}.`;

@@ -17,6 +17,7 @@ function makeScene({ data, graph, place, edges, kept, order, state }) {
     scene.weight[edges.node[e]] += edges.size[e] + 1e-30;
     if (edges.kind[e] < 3) scene.ports[3 * edges.node[e] + edges.kind[e]] = 1;
   }
+  scene.total = scene.weight.slice();
   // The bars at both ends touch nearly every edge: they would make all heads look light.
   scene.heaviest = scene.weight.reduce((most, weight, node) => (node && node !== graph.logits ? Math.max(most, weight) : most), 0);
   scene.weight[0] = Math.min(scene.weight[0], scene.heaviest || scene.weight[0]);
