@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from dataclasses import replace
 
@@ -12,8 +13,10 @@ from small_models import prompts, tiny_model
 
 from gradpath.attribution import attribute
 from gradpath.errors import InputError, UsageError
+from gradpath.model.transformer import Run
 from gradpath.paths import PATHS, Look, path
 from gradpath.tasks.task import Task
+from gradpath.visit import Standing
 
 # Prompts of several lengths that differ in the first token, in the middle, in several, and in the last.
 MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
@@ -207,6 +210,18 @@ def test_nothing_is_left_behind(gpt2):
         del PATHS["broken"]
     assert all(torch.equal(now, then) and now.grad is None and not now.requires_grad for now, then in before)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("method", ["eap", "eap-ig", "eap-gp"])
+def test_no_batch_waits_for_the_garbage_collector(gpt2, method):
+    """A circle of references would keep every batch's graph, and memory would grow with the examples."""
+    gc.collect()
+    gc.disable()
+    try:
+        attribute(gpt2, MIXED, method, batch_size=1)
+        assert not [x for x in gc.get_objects() if type(x) in (Standing, Run)]
+    finally:
+        gc.enable()
 
 
 def test_gradients_are_taken_even_where_the_caller_has_switched_them_off(gpt2):

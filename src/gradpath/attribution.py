@@ -111,15 +111,16 @@ def _score_batch(
         clean, corrupted = ground.clean, ground.corrupted
         writes = write_differences(clean.suffix, clean.run, corrupted.suffix, corrupted.run)
         del clean, corrupted
-        parts, n_points = [], 0
+        total, n_points = None, 0
         for reads in _walk(ground, path, options):
-            parts.append(contract(model, writes, reads))
+            part = contract(model, writes, reads)
+            total = part if total is None else total + part
             n_points += reads.n_points
-    if not n_points:
+    if total is None:
         raise UsageError(f"the method {path.name!r} yielded no point to take a gradient at.")
     passes.forward = max(passes.forward, ground.passes.forward)
     passes.backward = max(passes.backward, ground.passes.backward)
-    return (torch.stack(parts).sum(0) / n_points).cpu()
+    return (total / n_points).cpu()
 
 
 def _walk(ground: Ground, path: Path, options: dict[str, Any]) -> Iterator[Reads]:
