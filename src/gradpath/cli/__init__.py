@@ -19,6 +19,7 @@ from gradpath.errors import GradpathError, unknown
 VERBS = {
     "find": "Score every edge, select a circuit and measure it.",
     "eval": "Measure a saved circuit again.",
+    "show": "Draw a saved circuit: a page, a figure, or another format.",
     "curve": "Faithfulness against sparsity, for several methods.",
     "reproduce": "A table or figure of the paper, on any model.",
     "ls": "List models, tasks, methods and selections.",

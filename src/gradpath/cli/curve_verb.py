@@ -1,0 +1,89 @@
+"""``gradpath curve``: faithfulness against sparsity of one task, for several methods."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradpath.cli.grid_options import Bar, check_out, grid_options
+from gradpath.cli.options import json_option, load, model_options
+from gradpath.cli.reproduce_verb import as_object, told, typed
+
+
+@click.command(name="curve")
+@click.option(
+    "--model", default="smollm2", show_default=True, help="Hub name, folder, .gguf file or smollm2."
+)
+@click.option("--task", help="A built-in task (see gradpath ls tasks).  [ioi, if there is no --data]")
+@click.option(
+    "--data", type=click.Path(path_type=Path), metavar="FILE", help="Your own pairs (.csv, .jsonl)."
+)
+@grid_options
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the table, the figure and the cells."
+)
+@json_option
+@model_options
+def command(
+    model: str,
+    task: str | None,
+    data: Path | None,
+    methods: str,
+    sparsities: str | None,
+    grid: str,
+    how: str,
+    examples: int,
+    seed: int,
+    batch_size: int,
+    out: Path | None,
+    as_json: bool,
+    **load_options: Any,
+) -> None:
+    """Measure circuits of many sizes, found by several methods on one task.
+
+    With --out, a run that was stopped goes on where it was.
+
+    \b
+    gradpath curve --model smollm2 --task ioi --methods eap,eap-ig,eap-gp --out out/ioi-curve
+    gradpath curve --task sva --methods eap-gp,eap-gp+stride=matched --sparsities 0.99,0.975 --json
+    """
+    check_out(out)
+    from gradpath.cli.progress import note
+    from gradpath.experiments import faithfulness
+    from gradpath.experiments.bench import Bench
+    from gradpath.experiments.methods import parse_methods
+    from gradpath.experiments.registry import Experiment
+    from gradpath.experiments.request import Request, numbers, words
+    from gradpath.experiments.runner import reproduce
+    from gradpath.experiments.store import Store
+
+    request = Request(
+        tasks=(task or ("custom" if data else "ioi"),),
+        methods=parse_methods(methods),
+        hows=words(how),
+        sparsities=None if sparsities is None else numbers(sparsities, "--sparsities"),
+        grid=grid,
+        examples=examples,
+        seed=seed,
+        batch_size=batch_size,
+        data=data,
+    )
+    curve = Experiment("curve", faithfulness.jobs, lambda bench: faithfulness.outcome(bench, "curve"))
+    with ExitStack() as stack:
+        folder = out or _passing(stack)
+        bench = Bench(load(model, **load_options), request, Store(folder))
+        with Bar() as bar:
+            written = reproduce(bench, [curve], folder, command=typed(), watch=bar, note=note)
+        if out is None:
+            written = [type(one)(one.outcome, one.record, []) for one in written]
+        click.echo(as_object(written) if as_json else told(written))
+
+
+def _passing(stack: ExitStack) -> Path:
+    """A folder for the cells of a run that is not to be kept."""
+    import tempfile
+
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradpath-")))

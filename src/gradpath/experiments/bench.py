@@ -1,0 +1,116 @@
+"""A model on the bench: it, what was asked for, and the store of what is finished."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from gradpath._version import __version__
+from gradpath.attribution import Progress, attribute
+from gradpath.errors import UsageError
+from gradpath.experiments.fingerprint import of_task, of_weights
+from gradpath.experiments.methods import Method
+from gradpath.experiments.published import Published, published
+from gradpath.experiments.request import GRIDS, Request
+from gradpath.experiments.store import Key, Store
+from gradpath.model.transformer import Transformer
+from gradpath.scores import Scores
+from gradpath.selection import edge_count
+from gradpath.tasks import Task, load_task
+
+
+@dataclass
+class Bench:
+    """Tasks and scores for one model, each made once and remembered."""
+
+    model: Transformer
+    request: Request
+    store: Store
+    _tasks: dict[tuple[str, str], Task] = field(default_factory=dict)
+    _digests: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    @cached_property
+    def weights(self) -> str:
+        return of_weights(self.model)
+
+    @cached_property
+    def paper(self) -> Published | None:
+        """The paper's figures, if the model is one of its own."""
+        return published(self.model)
+
+    @property
+    def title(self) -> str:
+        """The model's name without the folders in front of it."""
+        return self.model.name.rstrip("/").rpartition("/")[2] or self.model.arch.family
+
+    def task(self, name: str, split: str) -> Task:
+        """The examples to attribute ("train") or to measure ("test"): as many as were asked for, or all."""
+        if (name, split) not in self._tasks:
+            self._tasks[name, split] = self._load(name, split)
+        return self._tasks[name, split]
+
+    def _load(self, name: str, split: str) -> Task:
+        asked = self.request
+        common: dict[str, Any] = {"seed": asked.seed, "split": split, "data": asked.data}
+        named = None if asked.data is not None and name == "custom" else name
+        try:
+            return load_task(named, self.model, n=asked.examples, **common)
+        except UsageError as too_few:
+            # A task may have fewer pairs under this tokenizer: then all there are, and tables say how many.
+            every = load_task(named, self.model, n=None, **common)
+            if len(every) < asked.examples:
+                return every
+            raise too_few from None
+
+    def task_key(self, name: str, split: str) -> dict[str, Any]:
+        """What a result on a task depends on: enough to tell, and to find the examples again."""
+        if (name, split) not in self._digests:
+            self._digests[name, split] = of_task(self.task(name, split), self.model)
+        task = self.task(name, split)
+        return {
+            "version": __version__,
+            "model": self.model.name,
+            "weights": self.weights,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "task": task.name,
+            "split": split,
+            "seed": self.request.seed,
+            "examples": len(task),
+            "tokens": self._digests[name, split],
+        }
+
+    def scores_key(self, task: str, method: Method) -> Key:
+        own = {"kind": "scores", "method": method.name, "options": method.options}
+        return {**self.task_key(task, "train"), **own}
+
+    def scores(self, task: str, method: Method, progress: Progress | None = None) -> Scores:
+        """A method's scores: from the store, or computed and kept there."""
+        key = self.scores_key(task, method)
+        found = self.store.scores(key)
+        if found is not None:
+            return found
+        begin = time.process_time()
+        scores = attribute(
+            self.model,
+            self.task(task, "train"),
+            method.name,
+            batch_size=self.request.batch_size,
+            progress=progress,
+            **method.options,
+        )
+        return self.store.keep_scores(key, scores, time.process_time() - begin)
+
+    def sparsities(self, task: str) -> tuple[float, ...]:
+        """The sparsities asked for; for a model of the paper those of its own table as well."""
+        if self.request.sparsities is not None:
+            return self.request.sparsities
+        grid = GRIDS[self.request.grid]
+        if self.request.grid == "paper" and self.paper is not None:
+            own = self.paper.sparsities(task)
+            return own if self.paper.name != "gpt2" else grid
+        return grid
+
+    def edges(self, sparsity: float) -> int:
+        return edge_count(self.model.graph, None, sparsity)

@@ -1,0 +1,151 @@
+r"""Exact edge patching: what the metric loses when one edge alone is corrupted.
+
+    exact(u -> v) = mean over examples of  L(clean) - L(clean, v reads x'_u instead of x_u)
+
+This is the evaluation of the circuit of all edges but one, and what every score of this library estimates.
+With all other edges clean nothing before v changes, so the run is the clean one up to v and an ordinary fused
+forward pass from there on: a part of a layer for v itself, then the layers above it, for many edges at once.
+
+Cost: one clean and one corrupted forward pass per batch of examples, then for an edge into layer l of L about
+(L - l) / L of a forward pass over the positions from the first differing token on, and no backward pass.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gradpath.contraction import Writes, write_differences
+from gradpath.experiments.follow import write_of
+from gradpath.model.transformer import Past, Run, Transformer
+from gradpath.tasks import Pairs, Task, encode
+from gradpath.tasks.metrics import Metric
+
+# Rows (edge x example) that go through the model at once: what bounds memory.
+_ROWS = 256
+Edge = tuple[int, int]  # (source, target)
+
+
+def exact_scores(
+    model: Transformer,
+    task: Task,
+    edges: Sequence[Edge],
+    *,
+    batch_size: int = 20,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Tensor:
+    """The exact score of each edge, (edge,)."""
+    pairs = encode(task, model.tokenizer)
+    total = torch.zeros(len(edges), dtype=torch.float64)
+    for batch in pairs.batches(batch_size):
+        total += _one_batch(model, batch.to(model.device), task.metric, edges).cpu()
+        progress(len(batch))
+    return total / len(pairs)
+
+
+def passes(model: Transformer, edges: Sequence[Edge]) -> float:
+    """Forward passes over an example's suffix that the edges cost together, set-up included."""
+    n_layers = model.arch.n_layers
+    return 2 + sum(1 - _layer_of(model, target) / n_layers for _, target in edges)
+
+
+def _layer_of(model: Transformer, target: int) -> int:
+    """The layer of a target; n_layers for ``logits``."""
+    return target // (3 * model.arch.n_heads + 1)
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """The clean run of a batch, and how far the corrupted one is from it."""
+
+    model: Transformer
+    batch: Pairs
+    metric: Metric
+    past: list[Past]
+    clean: Run
+    writes: Writes
+
+    def difference(self, source: int) -> Tensor:
+        """x_u - x'_u, (batch, pos, d_model)."""
+        return write_of(self.model, self.writes, source).view_as(self.clean.final_in).to(self.model.dtype)
+
+    def judged(self, final_in: Tensor) -> Tensor:
+        """The summed metric of each edge, from what ``logits`` reads, (edge batch, pos, d_model)."""
+        n_edges = len(final_in) // len(self.batch)
+        last = (self.batch.last - self.batch.start).repeat(n_edges)
+        logits = self.model.unembed(final_in[torch.arange(len(final_in), device=last.device), last])
+        rows = torch.split(logits, len(self.batch))
+        return torch.stack([self.metric(one, self.batch.labels).double().sum() for one in rows])
+
+
+@torch.no_grad()
+def _one_batch(model: Transformer, batch: Pairs, metric: Metric, edges: Sequence[Edge]) -> Tensor:
+    """The batch's summed loss of the metric for each edge."""
+    start = batch.start
+    ends = [model.embed(ids) for ids in (batch.clean, batch.corrupted)]
+    past = model.prefix(ends[0][:, :start]) if start else []
+    clean, corrupted = (model.run(x[:, start:], start=start, past=past) for x in ends)
+    writes = write_differences(ends[0][:, start:], clean, ends[1][:, start:], corrupted)
+    scene = _Scene(model, batch, metric, past, clean, writes)
+    whole = scene.judged(clean.final_in)
+
+    by_layer: dict[int, list[int]] = defaultdict(list)
+    for i, (_, target) in enumerate(edges):
+        by_layer[_layer_of(model, target)].append(i)
+    found = torch.zeros(len(edges), dtype=torch.float64, device=model.device)
+    at_once = max(1, _ROWS // len(batch))
+    for layer, indices in by_layer.items():
+        for first in range(0, len(indices), at_once):
+            some = indices[first : first + at_once]
+            found[some] = whole - _patched(scene, layer, [edges[i] for i in some])
+    return found
+
+
+def _patched(scene: _Scene, layer: int, edges: Sequence[Edge]) -> Tensor:
+    """The summed metric with one edge corrupted, for several edges into the same layer, (edge,)."""
+    model, start = scene.model, scene.batch.start
+    if layer == model.arch.n_layers:
+        return scene.judged(torch.cat([scene.clean.final_in - scene.difference(u) for u, _ in edges]))
+    resid = torch.cat([_after_layer(scene, layer, edge) for edge in edges])  # (edge batch, pos, d_model)
+    above = model.layers[layer + 1 :]
+    if not above:
+        return scene.judged(resid)
+    past = [_repeated(one, len(edges)) for one in scene.past[layer + 1 :]]
+    # The layers above, as a model of their own; positions were added at the bottom already.
+    rest = replace(model, layers=above, positions=None)
+    return scene.judged(rest.run(resid, start=start, past=past).final_in)
+
+
+def _after_layer(scene: _Scene, layer: int, edge: Edge) -> Tensor:
+    """The residual stream above the layer that the edge's target is in, (batch, pos, d_model)."""
+    model, seen = scene.model, scene.clean.layers[layer]
+    source, target = edge
+    less = scene.difference(source)
+    place = target % (3 * model.arch.n_heads + 1)
+    if place == 3 * model.arch.n_heads:
+        return seen.mlp_in + model.mlp(model.layers[layer], seen.mlp_in - less)
+    mid = seen.mlp_in + _head_change(scene, layer, *divmod(place, model.arch.n_heads), less)
+    return mid + model.mlp(model.layers[layer], mid)
+
+
+def _head_change(scene: _Scene, layer: int, qkv: int, head: int, less: Tensor) -> Tensor:
+    """What a head writes when its q, k or v reads ``less`` less, minus what it writes on the clean prompt."""
+    model, seen, a = scene.model, scene.clean.layers[layer], scene.model.arch
+    made = [seen.q, seen.k, seen.v]
+    fresh = model.project(model.layers[layer], model.norm(seen.attn_in - less)[0])[qkv]
+    made[qkv] = made[qkv].clone()
+    made[qkv][:, :, head] = fresh[:, :, head]
+    place = model.place(scene.batch.start, less.shape[1])
+    before = scene.past[layer] if scene.past else None
+    own = model.keys_and_values(made[1], made[2], place).behind(before)
+    z = model.attend(model.layers[layer], model.rotate(made[0], place).transpose(1, 2), own, place)
+    w_o = model.layers[layer].w_o.view(a.d_model, a.n_heads, a.d_head)[:, head]
+    return (z - seen.z)[:, :, head] @ w_o.T
+
+
+def _repeated(past: Past, times: int) -> Past:
+    return Past(past.keys.repeat(times, 1, 1, 1), past.values.repeat(times, 1, 1, 1))

@@ -1,0 +1,219 @@
+"""Jobs and how they are run: one bar for all of them, every finished cell kept at once.
+
+A job knows what is left of it (nothing, if its cells are in the store) and how to do it. What is left is
+counted in passes over one example, which is what the bar shows and foresees the time from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gradpath.circuit import Circuit
+from gradpath.evaluation import Result, evaluate
+from gradpath.experiments.bench import Bench
+from gradpath.experiments.methods import Method
+from gradpath.experiments.store import Key, digest
+from gradpath.selection import select_many
+
+CIRCUIT_COST = 0.4  # of running a circuit, in passes: most nodes are outside of it
+Advance = Callable[[float], None]
+Coming = set[str]  # digests of the keys that are not there yet and will be
+
+
+class Watch(Protocol):
+    """Who is told how the work goes."""
+
+    def begin(self, total: float) -> None: ...
+    def start(self, title: str) -> None: ...
+    def advance(self, done: float) -> None: ...
+
+
+class Job(Protocol):
+    """Something to compute and to keep."""
+
+    @property
+    def title(self) -> str: ...
+    def left(self, bench: Bench, coming: Coming) -> float:
+        """What it would still cost, in passes over one example; 0 if it is finished.
+
+        What jobs before it are going to keep is in ``coming`` and costs nothing; the job adds its own.
+        """
+
+    def run(self, bench: Bench, advance: Advance) -> None:
+        """Do what is left and keep it; ``advance`` is told as it goes, ``left`` in sum."""
+
+
+class Silent:
+    """A watch for those who do not look."""
+
+    def begin(self, total: float) -> None: ...
+    def start(self, title: str) -> None: ...
+    def advance(self, done: float) -> None: ...
+
+
+def run_jobs(bench: Bench, jobs: Sequence[Job], watch: Watch | None = None) -> None:
+    """Do all that is not finished yet, in order."""
+    watch = watch or Silent()
+    coming: Coming = set()
+    costs = [job.left(bench, coming) for job in jobs]
+    if not any(costs):
+        return
+    watch.begin(sum(costs))
+    for job, cost in zip(jobs, costs, strict=True):
+        if not cost:
+            continue
+        watch.start(job.title)
+        told = 0.0
+
+        def advance(done: float, most: float = cost) -> None:
+            nonlocal told
+            done = min(done, most - told)  # no job may show more than was foreseen of it
+            told += done
+            watch.advance(done)
+
+        job.run(bench, advance)
+        watch.advance(cost - told)
+
+
+def _new(key: Key, coming: Coming) -> bool:
+    """Whether no job before is going to keep this; it is noted that one is."""
+    name = digest(key)
+    if name in coming:
+        return False
+    coming.add(name)
+    return True
+
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """A method's scores on a task, for experiments that need no more."""
+
+    task: str
+    method: Method
+
+    @property
+    def title(self) -> str:
+        return f"{self.task}: scoring with {self.method.label}"
+
+    def left(self, bench: Bench, coming: Coming) -> float:
+        key = bench.scores_key(self.task, self.method)
+        if bench.store.has_scores(key) or not _new(key, coming):
+            return 0.0
+        return len(bench.task(self.task, "train")) * self.method.cost
+
+    def run(self, bench: Bench, advance: Advance) -> None:
+        bench.scores(self.task, self.method, lambda done: advance(done * self.method.cost))
+
+
+@dataclass(frozen=True)
+class CircuitJob:
+    """Circuits of several sizes and selections from one method's scores, measured with one set-up."""
+
+    task: str
+    method: Method
+    hows: tuple[str, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.task}: {self.method.label}"
+
+    def missing(self, bench: Bench) -> list[tuple[str, int]]:
+        wanted = [(how, n) for how in self.hows for n in dict.fromkeys(self.counts)]
+        keys = [circuit_key(bench, self.task, self.method, how, n) for how, n in wanted]
+        return [x for x, key in zip(wanted, keys, strict=True) if bench.store.cell(key) is None]
+
+    def left(self, bench: Bench, coming: Coming) -> float:
+        keys = [circuit_key(bench, self.task, self.method, *one) for one in self.missing(bench)]
+        missing = [key for key in keys if _new(key, coming)]
+        if not missing:
+            return 0.0
+        measuring = len(bench.task(self.task, "test")) * (2 + CIRCUIT_COST * len(missing))
+        return ScoreJob(self.task, self.method).left(bench, coming) + measuring
+
+    def run(self, bench: Bench, advance: Advance) -> None:
+        missing = self.missing(bench)
+        scores = bench.scores(self.task, self.method, lambda done: advance(done * self.method.cost))
+        circuits: dict[tuple[str, int], Circuit] = {}
+        for how in self.hows:
+            counts = [n for other, n in missing if other == how]
+            found = select_many(scores, counts, how=how) if counts else []
+            circuits |= {(how, n): circuit for n, circuit in zip(counts, found, strict=True)}
+        cost = 2 + CIRCUIT_COST * len(missing)
+        results = evaluate(
+            bench.model,
+            [circuits[x] for x in missing],
+            bench.task(self.task, "test"),
+            batch_size=bench.request.batch_size,
+            progress=lambda done: advance(done * cost),
+        )
+        for (how, n), result in zip(missing, results, strict=True):
+            key = circuit_key(bench, self.task, self.method, how, n)
+            bench.store.keep_cell(key, measured(result))
+
+
+def circuit_key(bench: Bench, task: str, method: Method, how: str, n: int) -> Key:
+    """All that the measure of a circuit depends on: how it was found, and on what it was measured."""
+    return {
+        "kind": "circuit",
+        "found_on": bench.scores_key(task, method),
+        "measured_on": bench.task_key(task, "test"),
+        "how": how,
+        "edges": n,
+    }
+
+
+def measured(result: Result) -> dict[str, Any]:
+    """What a circuit's cell holds: the figures, and the metric of every example for later comparisons."""
+    return {
+        "edges_asked": result.edges_asked,
+        "edges_kept": result.edges_kept,
+        "clean": result.clean,
+        "corrupted": result.corrupted,
+        "circuit": result.circuit,
+        "faithfulness": result.faithfulness,
+        "faithfulness_interval": list(result.interval),
+        "error": result.error,
+        "error_interval": list(result.error_interval),
+        "values": _listed(result.circuit_values),
+        "clean_values": _listed(result.clean_values),
+        "corrupted_values": _listed(result.corrupted_values),
+    }
+
+
+def _listed(values: Any) -> list[float]:
+    """float32 as the shortest text that gives it back."""
+    return [float(f"{value:.9g}") for value in values.tolist()]
+
+
+def circuit_cell(bench: Bench, task: str, method: Method, how: str, n: int) -> dict[str, Any]:
+    return finished(bench, circuit_key(bench, task, method, how, n))
+
+
+def finished(bench: Bench, key: Key) -> dict[str, Any]:
+    """A cell that has to be there, because its job has run."""
+    value = bench.store.cell(key)
+    assert value is not None, f"no cell for {key}"
+    return value
+
+
+@dataclass(frozen=True)
+class CellJob:
+    """Any other measurement that is one cell."""
+
+    title: str
+    key: Key
+    cost: float
+    compute: Callable[[Advance], Mapping[str, Any]]
+
+    def left(self, bench: Bench, coming: Coming) -> float:
+        there = bench.store.cell(self.key) is not None
+        return 0.0 if there or not _new(self.key, coming) else self.cost
+
+    def run(self, bench: Bench, advance: Advance) -> None:
+        begin = time.process_time()
+        value = dict(self.compute(advance))
+        bench.store.keep_cell(self.key, {**value, "cpu_seconds": round(time.process_time() - begin, 3)})

@@ -1,0 +1,80 @@
+"""Finished work on disk: a cell is one measurement, a small JSON file named after its key.
+
+The key is a dictionary of plain values that says everything the result depends on: the weights, the
+prompts' tokens, the method with all its options, the selection, the number of edges. It stands in the file
+as well, so a file can be read on its own. A file is written whole or not at all, so whatever is there is
+finished, at whatever moment a run was killed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from gradpath.errors import InputError
+from gradpath.files import write_atomically
+from gradpath.scores import Scores, load_scores
+
+Key = Mapping[str, Any]
+
+
+def digest(key: Key) -> str:
+    """A file name for a key, the same on every machine.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    return sha256(_canonical(key).encode()).hexdigest()[:24]
+
+
+def _canonical(key: Key) -> str:
+    return json.dumps(key, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of cells and of scores."""
+
+    folder: Path
+
+    def cell(self, key: Key) -> dict[str, Any] | None:
+        """The value of a finished cell, or None. A file that cannot be read counts as unfinished."""
+        try:
+            content = json.loads(self._cell_file(key).read_text(encoding="utf-8"))
+            value: dict[str, Any] = content["value"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return value if _canonical(content["key"]) == _canonical(key) else None
+
+    def keep_cell(self, key: Key, value: Mapping[str, Any]) -> None:
+        text = json.dumps({"key": key, "value": value}, indent=1, sort_keys=True)
+        write_atomically(self._cell_file(key), text + "\n")
+
+    def scores(self, key: Key) -> Scores | None:
+        file = self._scores_file(key)
+        if not file.is_file():
+            return None
+        try:
+            scores = load_scores(file)
+        except InputError:
+            return None
+        return scores if _canonical(scores.about.get("key", {})) == _canonical(key) else None
+
+    def keep_scores(self, key: Key, scores: Scores, seconds: float) -> Scores:
+        """Write the scores with their key and the CPU time that they took."""
+        known = replace(scores, about={**scores.about, "key": dict(key), "cpu_seconds": round(seconds, 3)})
+        known.save(self._scores_file(key))
+        return known
+
+    def has_scores(self, key: Key) -> bool:
+        return self._scores_file(key).is_file()
+
+    def _cell_file(self, key: Key) -> Path:
+        return self.folder / "cells" / f"{key.get('kind', 'cell')}-{digest(key)}.json"
+
+    def _scores_file(self, key: Key) -> Path:
+        return self.folder / "scores" / f"{key.get('method', 'scores')}-{digest(key)}.safetensors"

@@ -1,0 +1,103 @@
+"""A tiny GPT-2 as a folder, and every experiment run on it once through the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from jaxtyping import install_import_hook
+from tiny_folder import save_tiny
+
+# The modules of this layer that have shapes in their signatures.
+with install_import_hook("gradpath", "beartype.beartype"):
+    import gradpath.experiments.agreement
+    import gradpath.experiments.exact_patching
+    import gradpath.experiments.follow
+    import gradpath.experiments.nested  # noqa: F401
+
+from gradpath import cli
+from gradpath.model.load import load_model
+from gradpath.model.transformer import Transformer
+
+SETTINGS = ("--examples", 6, "--batch-size", 4, "--tasks", "ioi,greater-than")
+GRID = ("--sparsities", "0.5,0.8", "--steps", "3-5", "--sample", 30)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command gave back."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The last line on stderr, which is the error."""
+        return self.err.strip().splitlines()[-1]
+
+
+def run_command(*arguments: Any) -> Ran:
+    """Run the command line in this process, exit codes and streams apart."""
+
+    @click.command(context_settings={"ignore_unknown_options": True})
+    @click.argument("given", nargs=-1, type=click.UNPROCESSED)
+    def shell(given: tuple[str, ...]) -> None:
+        cli.main(list(given))
+
+    result = CliRunner().invoke(shell, ["--", *map(str, arguments)])
+    return Ran(result.exit_code, result.stdout, result.stderr)
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., Ran]:
+    return run_command
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of two heads: 46 edges."""
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny-gpt2")
+
+
+@pytest.fixture(scope="session")
+def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many layers and heads as GPT-2 small, and nothing else of it."""
+    return save_tiny(tmp_path_factory.mktemp("models") / "gpt2-shaped", layers=12, heads=12, width=24)
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder: Path) -> Transformer:
+    return load_model(str(tiny_folder))
+
+
+@dataclass(frozen=True)
+class Everything:
+    """``reproduce all`` on the tiny model: what it said, and what it wrote."""
+
+    ran: Ran
+    out: Path
+
+    def rows(self, name: str, **where: Any) -> list[dict[str, str]]:
+        """The rows of an experiment's CSV in which the columns have these values."""
+        with (self.out / f"{name}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [row for row in rows if all(row[key] == str(value) for key, value in where.items())]
+
+    def record(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.out / f"{name}.json").read_text())
+        return content
+
+
+@pytest.fixture(scope="session")
+def everything(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Everything:
+    out = tmp_path_factory.mktemp("reproduced")
+    asked = ("--model", tiny_folder, *SETTINGS, *GRID, "--out", out)
+    return Everything(run_command("reproduce", "all", *asked), out)

@@ -1,0 +1,245 @@
+"""Each experiment on a tiny model, from the command line to its files, against direct calls."""
+
+from __future__ import annotations
+
+import json
+from math import nan
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from gradpath.attribution import attribute
+from gradpath.circuit import load_circuit
+from gradpath.evaluation import evaluate
+from gradpath.experiments.agreement import overlap, spearman
+from gradpath.experiments.exact_patching import exact_scores
+from gradpath.experiments.registry import ABOUT
+from gradpath.selection import select
+from gradpath.tasks import load_task
+
+TASKS = ("ioi", "greater-than")
+FIGURES = {
+    "faithfulness": ["faithfulness"],
+    "runtime": ["runtime"],
+    "steps": ["steps"],
+    "saturation": [f"saturation-{task}" for task in TASKS],
+    "circuit": [f"circuit-{task}" for task in TASKS],
+    "exact": ["exact"],
+}
+ALONE = [name for name in ABOUT if name != "manual"]
+
+
+@pytest.fixture
+def splits(tiny):
+    """The examples to attribute and to measure on, as a user would load them."""
+    return {
+        (task, split): load_task(task, tiny, n=6, seed=0, split=split)
+        for task in TASKS
+        for split in ("train", "test")
+    }
+
+
+def about(value: str, expected: float) -> None:
+    assert float(value) == pytest.approx(expected, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+def test_all_runs_every_experiment_and_leaves_out_what_makes_no_sense(everything):
+    assert everything.ran.code == 0, everything.ran.err
+    assert "left out manual: the manual circuits are of GPT-2 small" in everything.ran.err
+    for name in ALONE:
+        assert everything.record(name)["title"] in everything.ran.out
+        assert str(everything.out / f"{name}.csv") in everything.ran.out
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_experiment_writes_a_table_a_page_and_a_record_to_run_it_again(everything, name):
+    record = everything.record(name)
+    rows = everything.rows(name)
+    assert rows
+    assert len(rows) == len(record["rows"])
+    assert set(record) >= {"command", "version", "versions", "commit", "seed", "model", "weights", "asked"}
+    assert set(record["times"]) == {"started", "seconds"}
+    page = (everything.out / f"{name}.md").read_text()
+    assert page.startswith(f"# {record['title']}\n")
+    assert "tiny-gpt2" in record["title"]
+    assert "\n|---|" in page
+
+
+@pytest.mark.parametrize(("name", "stem"), [(name, stem) for name in FIGURES for stem in FIGURES[name]])
+def test_experiment_draws_its_figures_as_png_and_svg(everything, name, stem):
+    assert (everything.out / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+    svg = ElementTree.parse(everything.out / f"{stem}.svg").getroot()
+    text = " ".join(svg.itertext())
+    assert "logits" in text if name == "circuit" else "tiny-gpt2" in text
+    assert f"]({stem}.png)" in (everything.out / f"{name}.md").read_text()
+
+
+def test_baselines_are_the_metrics_of_the_whole_model(everything, tiny, splits):
+    for task in TASKS:
+        (row,) = everything.rows("baselines", task=task)
+        scores = attribute(tiny, splits[task, "train"], "eap")
+        result = evaluate(tiny, select(scores, n=20), splits[task, "test"])
+        about(row["clean"], result.clean)
+        about(row["corrupted"], result.corrupted)
+        assert float(row["clean_low"]) <= float(row["clean"]) <= float(row["clean_high"])
+        assert (row["examples"], row["pairs_dropped"]) == ("6", "0")
+
+
+@pytest.mark.parametrize("method", ["eap", "eap-ig", "eap-gp"])
+@pytest.mark.parametrize("how", ["top", "greedy"])
+def test_faithfulness_is_that_of_direct_calls(everything, tiny, splits, method, how):
+    for task in TASKS:
+        scores = attribute(tiny, splits[task, "train"], method)
+        for sparsity in (0.5, 0.8):
+            result = evaluate(tiny, select(scores, sparsity=sparsity, how=how), splits[task, "test"])
+            (row,) = everything.rows("faithfulness", task=task, method=method, how=how, sparsity=sparsity)
+            about(row["faithfulness"], result.faithfulness)
+            about(row["faithfulness_low"], result.interval[0])
+            about(row["error"], result.error)
+            assert (int(row["edges_asked"]), int(row["edges_kept"])) == (
+                result.edges_asked,
+                result.edges_kept,
+            )
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5])
+def test_steps_are_those_of_direct_calls(everything, tiny, splits, steps):
+    scores = attribute(tiny, splits["ioi", "train"], "eap-gp", steps=steps)
+    result = evaluate(tiny, select(scores, sparsity=0.5), splits["ioi", "test"])
+    (row,) = everything.rows("steps", task="ioi", method="eap-gp", steps=steps, sparsity=0.5)
+    about(row["faithfulness"], result.faithfulness)
+
+
+def test_runtime_counts_passes_and_measures_at_its_own_sparsity(everything, tiny, splits):
+    passes = {"eap": ("2", "1"), "eap-ig": ("6", "5"), "eap-gp": ("7", "10")}
+    for row in everything.rows("runtime"):
+        assert (row["forward_passes"], row["backward_passes"]) == passes[row["method"]]
+        assert float(row["ratio"]) > 0
+        assert float(row["sparsity"]) == 0.975
+    (row,) = everything.rows("runtime", task="ioi", method="eap-ig", how="greedy")
+    circuit = select(attribute(tiny, splits["ioi", "train"], "eap-ig"), sparsity=0.975, how="greedy")
+    about(row["faithfulness"], evaluate(tiny, circuit, splits["ioi", "test"]).faithfulness)
+
+
+@pytest.mark.parametrize("method", ["eap", "eap-ig", "eap-gp"])
+def test_saturation_points_add_up_to_the_method_s_score_of_the_edge(everything, tiny, splits, method):
+    for task in TASKS:
+        rows = everything.rows("saturation", task=task)
+        own = [float(row["score"]) for row in rows if method in row["point_of"].split()]
+        assert len(own) == (1 if method == "eap" else 5)
+        about(sum(own) / len(own), attribute(tiny, splits[task, "train"], method)[rows[0]["edge"]])
+
+
+def test_saturation_starts_at_the_clean_and_ends_at_the_corrupted_metric(everything):
+    for task in TASKS:
+        (baseline,) = everything.rows("saturation", task=task, path="line", at="0.0")
+        (start,) = everything.rows("saturation", task=task, path="eap-gp", at="0.0")
+        about(start["metric"], float(baseline["metric"]))
+        line = everything.rows("saturation", task=task, path="line")
+        largest = max(float(row["gradient"]) for row in line)
+        for row in line:
+            assert (row["saturated"] == "True") == (float(row["gradient"]) < 0.1 * largest)
+
+
+def test_saturation_follows_the_edge_asked_for(run, tiny_folder, tmp_path):
+    edge = "a0.h1->m1"
+    asked = ("--model", tiny_folder, "--tasks", "sva", "--examples", 3, "--edge", edge, "--out", tmp_path)
+    ran = run("reproduce", "saturation", *asked, "--json")
+    assert ran.code == 0, ran.err
+    rows = json.loads(ran.out)["experiments"]["saturation"]["rows"]
+    assert {row["edge"] for row in rows} == {edge}
+    assert not (tmp_path / "scores").exists()
+
+
+def test_circuit_is_drawn_and_saved(everything, tiny, splits):
+    for task in TASKS:
+        saved = load_circuit(everything.out / f"circuit-{task}.json")
+        expected = select(attribute(tiny, splits[task, "train"], "eap-gp"), sparsity=0.5)
+        assert set(saved.edges) == set(expected.edges)
+        graph = (everything.out / f"circuit-{task}.dot").read_text()
+        assert graph.startswith("digraph circuit {")
+        assert graph.count("->") >= len(saved)
+
+
+def test_a_circuit_without_edges_is_said_to_be_empty_and_not_drawn(run, tiny_folder, tmp_path):
+    asked = (
+        "--model",
+        tiny_folder,
+        "--tasks",
+        "ioi",
+        "--examples",
+        4,
+        "--sparsities",
+        "0.97",
+        "--how",
+        "top",
+    )
+    ran = run("reproduce", "circuit", *asked, "--out", tmp_path)
+    assert ran.code == 0, ran.err
+    saved = load_circuit(tmp_path / "circuit-ioi.json")
+    drawn = (tmp_path / "circuit-ioi.png").exists()
+    assert drawn == bool(len(saved))
+    assert ("no edge is left after pruning" in ran.out) == (not drawn)
+
+
+def test_exact_compares_a_seeded_sample_with_direct_calls(everything, tiny, splits):
+    cells = [json.loads(file.read_text()) for file in sorted((everything.out / "cells").glob("exact-*.json"))]
+    (cell,) = [cell for cell in cells if cell["key"]["task"] == "ioi"]
+    edges = [tuple(edge) for edge in cell["key"]["edges"]]
+    assert len(set(edges)) == 30
+    assert all(tiny.graph.mask[edge] for edge in edges)
+    exact = exact_scores(tiny, splits["ioi", "train"], edges)
+    torch.testing.assert_close(torch.tensor(cell["value"]["values"]).double(), exact, rtol=1e-4, atol=1e-6)
+    scores = attribute(tiny, splits["ioi", "train"], "eap-ig").values
+    own = torch.stack([scores[edge] for edge in edges]).double()
+    (row,) = everything.rows("exact", task="ioi", method="eap-ig")
+    about(row["spearman"], spearman(own, exact))
+    about(row["top_25%"], overlap(own, exact, round(0.25 * 30)))
+    assert float(row["exact_forward"]) > 2
+    assert (row["edges"], row["forward_passes"], row["backward_passes"]) == ("30", "6", "5")
+
+
+def test_curve_prints_one_object_and_keeps_nothing_without_out(
+    run, tiny_folder, everything, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    asked = ("--examples", 6, "--batch-size", 4, "--sparsities", "0.5,0.8", "--methods", "eap,eap-ig")
+    ran = run("curve", "--model", tiny_folder, "--task", "ioi", *asked, "--how", "top", "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)["experiments"]["curve"]
+    assert found["files"] == []
+    for row in found["rows"]:
+        where = {name: row[name] for name in ("task", "method", "how", "sparsity")}
+        (same,) = everything.rows("faithfulness", **where)
+        assert float(same["faithfulness"]) == row["faithfulness"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_curve_takes_data_of_one_s_own(run, tiny_folder, tmp_path):
+    file = tmp_path / "pairs.csv"
+    names = [("Mary", "John"), ("John", "Mary")] * 6
+    lines = [f"Then {a} and {b},Then {b} and {a}, {a}, {b}" for a, b in names]
+    file.write_text("\n".join(["clean,corrupted,answers,wrong answers", *lines]) + "\n")
+    asked = (
+        "--data",
+        file,
+        "--examples",
+        4,
+        "--methods",
+        "eap",
+        "--sparsities",
+        "0.5",
+        "--out",
+        tmp_path / "o",
+    )
+    ran = run("curve", "--model", tiny_folder, *asked)
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "o" / "curve.png").exists()
+
+
+def test_no_figure_is_a_nan(everything):
+    for name in ALONE:
+        assert not [row for row in everything.record(name)["rows"] if nan in row.values()]
+    assert "nan" not in Path(everything.out / "faithfulness.md").read_text()

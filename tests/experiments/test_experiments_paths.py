@@ -1,0 +1,75 @@
+"""What the experiments compute for themselves, against the library's own slow or general way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import prompts
+
+from gradpath.attribution import attribute
+from gradpath.circuit import Circuit
+from gradpath.evaluation import evaluate
+from gradpath.experiments.exact_patching import exact_scores, passes
+from gradpath.experiments.follow import follow_gradpath, follow_line
+from gradpath.experiments.methods import Method, parse_methods
+from gradpath.experiments.nested import attribute_nested, is_nested
+
+TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
+
+
+def nothing(done: int) -> None:
+    pass
+
+
+def test_exact_patching_is_the_circuit_of_all_edges_but_one(model):
+    index = model.graph.mask.nonzero()
+    found = exact_scores(model, TASK, [(u, v) for u, v in index.tolist()], batch_size=3)
+    some = list(range(0, len(index), 11))
+    without = [torch.cat([index[:i], index[i + 1 :]]) for i in some]
+    circuits = [Circuit(model.graph, kept, torch.zeros(len(kept))) for kept in without]
+    expected = torch.tensor([result.clean - result.circuit for result in evaluate(model, circuits, TASK)])
+    torch.testing.assert_close(found[some], expected.double(), atol=1e-5, rtol=1e-4)
+
+
+def test_an_exact_pass_starts_at_the_edges_layer(gpt2):
+    graph = gpt2.graph
+    edges = [graph.index(name) for name in ("input->a0.h0<q>", "a1.h0->a2.h1<v>", "m2->logits")]
+    assert passes(gpt2, edges) == pytest.approx(2 + 1 + 1 / 3 + 0)
+
+
+@pytest.mark.parametrize(
+    "edge", ["input->a0.h1<q>", "m0->a2.h1<k>", "a0.h2->a1.h0<v>", "a1.h1->m1", "m1->logits"]
+)
+def test_the_mean_of_an_edges_points_is_its_score(model, edge):
+    line = follow_line(model, TASK, edge, 5, 3, nothing)
+    assert line.at == [0, 0.25, 0.5, 0.75, 1]
+    ours = float(line.values["score"][:4].mean())  # EAP-IG's points: all but the corrupted prompt
+    assert ours == pytest.approx(attribute(model, TASK, "eap-ig", steps=4)[edge], rel=1e-3, abs=1e-6)
+    path = follow_gradpath(model, TASK, edge, 3, 3, nothing)
+    ours = float(path.values["score"][1:].mean())
+    assert ours == pytest.approx(attribute(model, TASK, "eap-gp", steps=3)[edge], rel=1e-3, abs=1e-6)
+
+
+def test_the_metric_along_the_line_goes_from_clean_to_corrupted(gpt2):
+    empty = Circuit(gpt2.graph, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0))
+    result = evaluate(gpt2, empty, TASK)
+    metric = follow_line(gpt2, TASK, "input->m0", 3, 4, nothing).values["metric"]
+    torch.testing.assert_close(metric[0], result.clean_values, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(metric[-1], result.corrupted_values, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["eap-gp", "eap-gp+start=true", "eap-gp+move=differing+norm=position"])
+def test_one_walk_gives_the_scores_of_every_number_of_steps(gpt2, text):
+    (method,) = parse_methods(text)
+    found = attribute_nested(gpt2, TASK, method, [2, 3, 9], batch_size=3)
+    for k, scores in found.items():
+        plain = attribute(gpt2, TASK, "eap-gp", batch_size=3, **method.with_steps(k).options)
+        torch.testing.assert_close(scores.values, plain.values, atol=1e-6, rtol=1e-4)
+        assert scores.about == plain.about
+
+
+def test_only_paths_whose_points_do_not_depend_on_k_are_nested():
+    assert is_nested(Method("eap-gp"))
+    assert not is_nested(Method("eap-gp", (("stride", "matched"),)))
+    assert not is_nested(Method("eap-gp", (("pin_end", True),)))
+    assert not is_nested(Method("eap-ig"))

@@ -1,0 +1,64 @@
+"""What is asked for: parsed, checked, and refused in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradpath.errors import UsageError
+from gradpath.experiments.methods import Method, parse_methods
+from gradpath.experiments.registry import ABOUT, find_experiment
+from gradpath.experiments.request import GRIDS, Request, whole_numbers
+
+
+def test_a_method_carries_its_options():
+    plain, varied = parse_methods("eap,eap-gp+stride=matched+steps=7")
+    assert (plain.label, plain.steps) == ("eap", 1)
+    assert varied.options["stride"] == "matched"
+    assert varied.steps == 7
+    assert varied.with_steps(3).label == "eap-gp+stride=matched+steps=3"
+    assert plain.with_steps(3) == plain
+
+
+@pytest.mark.parametrize(
+    "text", ["", "eap-xy", "eap-gp+steps", "eap-gp+steps=0", "eap+steps=3", "eap-gp+pace=1"]
+)
+def test_a_method_that_is_not_known_is_refused(text):
+    with pytest.raises(UsageError):
+        parse_methods(text)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tasks": ("iois",)},
+        {"hows": ("best",)},
+        {"grid": "fine"},
+        {"sparsities": (1.0,)},
+        {"sparsities": (-0.1,)},
+    ],
+)
+def test_a_request_that_could_never_work_is_refused(wrong):
+    with pytest.raises(UsageError):
+        Request(**wrong)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "5-3", "3-x"])
+def test_numbers_of_steps_are_checked(text):
+    with pytest.raises(UsageError, match="--steps"):
+        whole_numbers(text, "--steps")
+
+
+def test_the_grids_are_the_papers_and_mibs():
+    assert GRIDS["paper"][0] == 0.999
+    assert GRIDS["paper"][-1] == 0.969
+    assert [round(1 - s, 4) for s in GRIDS["mib"]] == [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
+
+
+def test_every_experiment_is_there_under_its_name():
+    assert [find_experiment(name).name for name in ABOUT] == list(ABOUT)
+    with pytest.raises(UsageError, match="Did you mean 'faithfulness'"):
+        find_experiment("faithfullness")
+
+
+def test_options_that_are_defaults_make_the_same_method():
+    assert Method("eap-gp").options == Method("eap-gp", (("steps", 5),)).options

@@ -1,0 +1,112 @@
+"""A run that is killed and started again repeats no finished cell, loses none, and gives the same table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradpath.experiments import steps
+from gradpath.experiments.bench import Bench
+from gradpath.experiments.faithfulness import jobs
+from gradpath.experiments.grid import CIRCUIT_COST, CellJob, run_jobs
+from gradpath.experiments.methods import Method
+from gradpath.experiments.request import Request
+from gradpath.experiments.store import Store
+from gradpath.scores import load_scores
+
+
+class Watching:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.total, self.done, self.titles = 0.0, 0.0, list[str]()
+
+    def begin(self, total: float) -> None:
+        self.total = total
+
+    def start(self, title: str) -> None:
+        self.titles.append(title)
+
+    def advance(self, done: float) -> None:
+        self.done += done
+
+
+def test_a_heat_map_that_goes_on_rounds_as_one_that_was_not_stopped(tiny, tmp_path):
+    request = Request(tasks=("ioi",), sparsities=(0.5,), steps=(2, 3, 4), examples=4)
+    bench = Bench(tiny, request, Store(tmp_path))
+    run_jobs(bench, steps.jobs(bench))
+    files = sorted((tmp_path / "scores").iterdir())
+    values = {file: load_scores(file).values for file in files}
+    assert len(files) == 3
+    for lost in (files[:1], files[1:], files[:2]):
+        for file in lost:
+            file.unlink()
+        for file in (tmp_path / "cells").iterdir():
+            file.unlink()
+        run_jobs(bench, steps.jobs(bench))
+        for file in files:
+            assert load_scores(file).values.equal(values[file])
+
+
+def test_nothing_is_left_of_what_is_finished(tiny, tmp_path):
+    request = Request(tasks=("ioi",), sparsities=(0.5, 0.8), examples=4)
+    bench, first, second = Bench(tiny, request, Store(tmp_path)), Watching(), Watching()
+    run_jobs(bench, jobs(bench), first)
+    assert first.titles == ["ioi: eap", "ioi: eap-ig", "ioi: eap-gp"]
+    assert first.done == pytest.approx(first.total)
+    run_jobs(bench, jobs(bench), second)
+    assert (second.titles, second.total) == ([], 0)
+
+
+def test_only_the_missing_cells_are_computed(tiny, tmp_path):
+    request = Request(tasks=("ioi",), sparsities=(0.5, 0.8), examples=4)
+    bench = Bench(tiny, request, Store(tmp_path))
+    run_jobs(bench, jobs(bench))
+    cells = sorted((tmp_path / "cells").iterdir())
+    before = {file: file.stat().st_mtime_ns for file in cells}
+    content = cells[0].read_bytes()
+    cells[0].unlink()
+    watch = Watching()
+    run_jobs(bench, jobs(bench), watch)
+    assert len(watch.titles) == 1
+    assert cells[0].read_bytes() == content
+    assert all(file.stat().st_mtime_ns == before[file] for file in cells[1:])
+
+
+def test_scores_are_computed_once_for_all_experiments(everything):
+    keys = [file.name for file in (everything.out / "scores").iterdir()]
+    # Two tasks: eap, eap-ig and eap-gp with 5 steps, and the heat map's 3 and 4 steps.
+    assert len(keys) == 2 * (3 + 2)
+
+
+def test_the_bar_reaches_its_end_when_work_was_shared(tiny, tmp_path):
+    bench, watch = Bench(tiny, Request(), Store(tmp_path)), Watching()
+    cheap = CellJob("a", {"kind": "a"}, 10.0, lambda advance: {"value": advance(25.0)})
+    run_jobs(bench, [cheap], watch)
+    assert watch.done == watch.total == 10
+
+
+def test_the_bar_foresees_shared_scores_and_cells_once(tiny, tmp_path):
+    request = Request(tasks=("ioi",), sparsities=(0.5,), steps=(2, 3), examples=4, hows=("top",))
+    bench, once, twice = Bench(tiny, request, Store(tmp_path)), Watching(), Watching()
+    run_jobs(Bench(tiny, request, Store(tmp_path / "other")), jobs(bench), once)
+    run_jobs(bench, [*jobs(bench), *jobs(bench)], twice)
+    assert once.total == twice.total == pytest.approx(twice.done)
+    heat, walk = Watching(), Method("eap-gp", (("steps", 3),)).cost
+    run_jobs(bench, steps.jobs(bench), heat)
+    assert heat.total == pytest.approx(4 * walk + 2 * 4 * (2 + CIRCUIT_COST))
+
+
+def test_other_settings_in_the_same_folder_are_as_in_a_fresh_one(run, tiny_folder, tmp_path):
+    def table(out: Path, sparsities: str) -> tuple[bytes, str]:
+        asked = ("--tasks", "ioi", "--examples", 4, "--methods", "eap", "--sparsities", sparsities)
+        ran = run("reproduce", "faithfulness", "--model", tiny_folder, *asked, "--out", out)
+        assert ran.code == 0, ran.err
+        return (out / "faithfulness.csv").read_bytes(), ran.err
+
+    first, _ = table(tmp_path / "same", "0.5")
+    second, said = table(tmp_path / "same", "0.7")
+    assert "was made with other settings" in said
+    assert second == table(tmp_path / "fresh", "0.7")[0] != first
+    assert table(tmp_path / "same", "0.5")[0] == first
