@@ -32,11 +32,11 @@ def test_all_edges_give_the_clean_run_and_none_the_corrupted_one(model):
     )
     full, empty = evaluate(model, [everything, nothing], MIXED, batch_size=3)
     assert torch.allclose(full.circuit_values, full.clean_values, atol=1e-4)
-    assert torch.equal(empty.circuit_values, empty.corrupted_values)
+    assert torch.allclose(empty.circuit_values, empty.corrupted_values, atol=1e-5)
     assert full.faithfulness == pytest.approx(1, abs=1e-4)
     assert full.error == pytest.approx(0, abs=1e-4)
-    assert empty.faithfulness == 0
-    assert empty.error == 1
+    assert empty.faithfulness == pytest.approx(0, abs=1e-5)
+    assert empty.error == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("share", [0.03, 0.3, 0.8])

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, InputError, UsageError
-from gradpath.intervention import check_same_graph, plan, run_circuit, set_stage
+from gradpath.intervention import check_same_graph, plan, run_circuits, set_stage
 from gradpath.memory import batch_that_fits, halving
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.metrics import Metric
@@ -177,8 +177,8 @@ def _measure(
         stage = set_stage(model, batch.to(model.device))
         values[0, batch.index] = _judge(task.metric, stage.clean_logits, stage.batch.labels)
         values[1, batch.index] = _judge(task.metric, stage.corrupted_logits, stage.batch.labels)
-        for i, todo in enumerate(plans):
-            values[2 + i, batch.index] = _judge(task.metric, run_circuit(stage, todo), stage.batch.labels)
+        for i, logits in enumerate(run_circuits(stage, plans)):
+            values[2 + i, batch.index] = _judge(task.metric, logits, stage.batch.labels)
 
     for batch in pairs.batches(batch_that_fits(model, pairs, batch_size, memory)):
         for _ in halving(work, batch):

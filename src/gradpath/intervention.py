@@ -19,6 +19,7 @@ products of the nodes in it, at most one forward pass over the suffix, and no ba
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,9 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.model.transformer import Past, Run, Transformer
 from gradpath.tasks.task import Pairs
+
+# How many circuits are unembedded at once.
+TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -149,8 +153,19 @@ def set_stage(model: Transformer, batch: Pairs) -> Stage:
     )
 
 
-def run_circuit(stage: Stage, todo: Plan) -> Tensor:
-    """Logits at the last position with every edge outside the circuit corrupted, (batch, vocab)."""
+def run_circuits(stage: Stage, plans: Sequence[Plan]) -> Iterator[Tensor]:
+    """For each circuit the logits at the last position, every other edge corrupted, (batch, vocab).
+
+    Several are unembedded together: for one batch alone the unembedding's weights take longer to read
+    than to multiply with.
+    """
+    for at in range(0, len(plans), TOGETHER):
+        finals = torch.stack([_final_read(stage, todo) for todo in plans[at : at + TOGETHER]])
+        yield from stage.model.unembed(finals)
+
+
+def _final_read(stage: Stage, todo: Plan) -> Tensor:
+    """What ``logits`` reads at the last position in the circuit's run, (batch, d_model)."""
     model = stage.model
     # What each live node writes here less what it writes in the corrupted run.
     deltas = stage.input.new_zeros(todo.n_live, *stage.input.shape)  # (live source, batch, pos, d_model)
@@ -168,7 +183,7 @@ def run_circuit(stage: Stage, todo: Plan) -> Tensor:
     if step.mlp is not None:
         x = step.mlp.read(before.mlp_in[stage.last], ends)[0]
         ends[step.mlp_row] = model.mlp(model.layers[-1], x) - before.mlp_out[stage.last]
-    return model.unembed(todo.logits.read(stage.corrupted.final_in[stage.last], ends)[0])
+    return todo.logits.read(stage.corrupted.final_in[stage.last], ends)[0]
 
 
 def _heads(stage: Stage, index: int, step: LayerPlan, deltas: Tensor) -> Tensor:
