@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,12 @@ def keep(found: Found, out: Path, command: str, seconds: float) -> None:
         chosen=Chosen(edges=found.circuit.asked, how=how),
         examples=evidence(found.tested_on, found.result, found.model.tokenizer),
         command=command,
-        about={"seconds": seconds, "torch": torch.__version__},
+        about={
+            "seconds": seconds,
+            "examples measured": len(found.tested_on),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": importlib.metadata.version("transformers"),
+        },
     )
     write(report, out / "report.html")
