@@ -228,7 +228,7 @@ def test_curve_takes_data_of_one_s_own(run, tiny_folder, tmp_path):
         "--examples",
         4,
         "--methods",
-        "eap",
+        "eap,eap-ig",
         "--sparsities",
         "0.5",
         "--out",
@@ -237,6 +237,9 @@ def test_curve_takes_data_of_one_s_own(run, tiny_folder, tmp_path):
     ran = run("curve", "--model", tiny_folder, *asked)
     assert ran.code == 0, ran.err
     assert (tmp_path / "o" / "curve.png").exists()
+    page = (tmp_path / "o" / "report.html").read_text()
+    assert page.count('"eap-ig"') > 0
+    assert page.count('"eap"') > 0
 
 
 def test_no_figure_is_a_nan(everything):

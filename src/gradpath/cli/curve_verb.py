@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradpath.cli.grid_options import Bar, check_out, grid_options
 from gradpath.cli.options import json_option, load, model_options
 from gradpath.cli.reproduce_verb import as_object, told, typed
+
+if TYPE_CHECKING:
+    from gradpath.experiments.bench import Bench
 
 
 @click.command(name="curve")
@@ -52,8 +55,8 @@ def command(
     """
     check_out(out)
     from gradpath.cli.progress import note
+    from gradpath.experiments import bench as benches
     from gradpath.experiments import faithfulness
-    from gradpath.experiments.bench import Bench
     from gradpath.experiments.methods import parse_methods
     from gradpath.experiments.registry import Experiment
     from gradpath.experiments.request import Request, numbers, words
@@ -74,12 +77,43 @@ def command(
     curve = Experiment("curve", faithfulness.jobs, lambda bench: faithfulness.outcome(bench, "curve"))
     with ExitStack() as stack:
         folder = out or _passing(stack)
-        bench = Bench(load(model, **load_options), request, Store(folder))
+        bench = benches.Bench(load(model, **load_options), request, Store(folder))
         with Bar() as bar:
             written = reproduce(bench, [curve], folder, command=typed(), watch=bar, note=note)
+        if out is not None:
+            _write_report(bench, written[0].outcome.rows, out / "report.html")
         if out is None:
             written = [type(one)(one.outcome, one.record, []) for one in written]
         click.echo(as_object(written) if as_json else told(written))
+
+
+def _write_report(bench: Bench, rows: list[dict[str, Any]], file: Path) -> None:
+    """One page with all methods side by side, opened on the last circuit of the first of them."""
+    from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
+
+    def points(label: str) -> list[CurvePoint]:
+        names = ["how", "edges_asked", "edges_kept", "faithfulness"]
+        names += ["faithfulness_low", "faithfulness_high", "error"]
+        own = [[row[name] for name in names] for row in rows if row["method"] == label]
+        return [CurvePoint(*values) for values in own]
+
+    task, how = rows[0]["task"], rows[0]["how"]
+    runs = [
+        MethodRun(bench.scores(task, method), points(method.label), name=method.label)
+        for method in bench.request.methods
+    ]
+    asked = max(row["edges_asked"] for row in rows)
+    report = Report(
+        title=f"{task} in {bench.model.name}",
+        model=bench.model.name,
+        task=task,
+        runs=runs,
+        chosen=Chosen(edges=asked, how=how if how in ("top", "greedy") else "top"),
+        examples=(),
+        command=typed(),
+        about={"examples measured": bench.request.examples, "seed": bench.request.seed},
+    )
+    write(report, file)
 
 
 def _passing(stack: ExitStack) -> Path:
