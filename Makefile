@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint bench bench-growth bench-large test-slow clean
+.PHONY: demo test lint bench bench-growth bench-large bench-memory bench-half test-slow clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml constraints.txt requirements-models.txt
@@ -48,6 +48,12 @@ bench-growth: $(READY)
 
 bench-large: $(READY)
 	@$(BIN)/python benchmarks/large.py
+
+bench-memory: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py
+
+bench-half: $(READY)
+	@$(BIN)/python benchmarks/half_precision.py
 
 clean:
 	rm -rf $(VENV) out build dist
