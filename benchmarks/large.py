@@ -58,6 +58,7 @@ def random_model() -> Transformer:
         norm="layer",
         norm_eps=1e-5,
         activation="gelu_new",
+        gated=False,
     )
 
     def random(*shape: int) -> torch.Tensor:
@@ -75,6 +76,7 @@ def random_model() -> Transformer:
             w_out=random(d, 4 * d),
             b_out=random(d),
             scale=arch.d_head**-0.5,
+            window=None,
         )
 
     embedding = random(VOCAB, WIDTH)

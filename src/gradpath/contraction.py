@@ -1,10 +1,11 @@
 r"""The contraction: differences of writes times gradients of reads, summed over examples and positions.
 
 Neither side is ever kept per head at full width. Of a head's write only z_h (d_head wide) is kept, and
-of the gradient at a head's read only the gradient d_h at its projection's output. Their expansions are
+of the gradient at a head's read only the gradient d_h at its projection's output, which comes through the
+norm of queries and keys where there is one. Their expansions are
 
-    x_u           W_O[:, h] z_h
-    dL/d in_h     J^T W_h^T d_h,       J = (I - y y^T / D) / sigma
+    x_u           W_O[:, h] z_h        (over its norm, times its gain, where one follows attention)
+    dL/d in_h     J^T W_h^T d_h,       J = (I - y y^T / D) / sigma, or I where no norm comes first
 
 y is the normalised input and 1/sigma its scale, which all heads of a layer share, D = d_model. For several
 points p of a path, with c_hp = d_hp . (W_h y_p) / D and W_h y_p the projection's output less its bias,
@@ -34,7 +35,7 @@ class Writes:
     """What the nodes wrote on the clean prompts less what they wrote on the corrupted ones."""
 
     input: Tensor  # (row, d_model)
-    heads: list[Tensor]  # per layer (head, row, d_head): z
+    heads: list[Tensor]  # per layer (head, row, d_head): ``written``
     mlps: list[Tensor]  # per layer (row, d_model)
 
 
@@ -47,7 +48,7 @@ def write_differences(clean_input: Tensor, clean: Run, corrupted_input: Tensor, 
     layers = list(zip(clean.layers, corrupted.layers, strict=True))
     return Writes(
         input=difference(clean_input, corrupted_input),
-        heads=[difference(a.z, b.z).transpose(0, 1).contiguous() for a, b in layers],
+        heads=[difference(a.written, b.written).transpose(0, 1).contiguous() for a, b in layers],
         mlps=[difference(a.mlp_out, b.mlp_out) for a, b in layers],
     )
 
@@ -58,8 +59,8 @@ class LayerReads:
 
     heads: Tensor  # (3 head, row, d_head): sum of d_h / sigma
     mlp: Tensor  # (row, d_model)
-    pull: list[Tensor]  # per group of points (row, 3 head, point): c_h / sigma
-    y: list[Tensor]  # per group of points (row, point, d_model)
+    pull: list[Tensor]  # per group of points (row, 3 head, point): c_h / sigma; none without a norm
+    y: list[Tensor]  # per group of points (row, point, d_model); none without a norm
 
 
 @dataclass
@@ -108,6 +109,9 @@ def _layer_reads(
 ) -> LayerReads:
     a = model.arch
     d = widened(torch.stack(list(gradients[:3]), -3)).flatten(-3, -2)  # (point batch, pos, 3 head, d_head)
+    mlp = _summed(gradients[3], n_points)
+    if not a.norm_before:
+        return LayerReads(_summed(d, n_points).transpose(0, 1).contiguous(), mlp, [], [])
     out = widened(torch.stack([run.q, run.k, run.v], -3).detach()).flatten(-3, -2)
     if layer.b_qkv is not None:
         out = out - _per_query_head(widened(layer.b_qkv).view(-1, a.d_head), a)
@@ -120,7 +124,7 @@ def _layer_reads(
 
     return LayerReads(
         heads=scaled.transpose(0, 1).contiguous(),
-        mlp=_summed(gradients[3], n_points),
+        mlp=mlp,
         pull=[by_row(c).transpose(1, 2)],
         y=[by_row(y)],
     )
@@ -155,7 +159,7 @@ def _expanded_writes(model: Transformer, writes: Writes, rows: slice) -> Tensor:
     sources = writes.input.new_empty(graph.n_sources, n_rows, a.d_model)
     sources[0] = writes.input[rows]
     for index, layer in enumerate(model.layers):
-        w_o = widened(layer.w_o).view(a.d_model, a.n_heads, a.d_head).permute(1, 2, 0)
+        w_o = widened(layer.w_write).view(a.d_model, a.n_heads, a.d_head).permute(1, 2, 0)
         heads = slice(graph.source_head(index), graph.source_mlp(index))
         torch.bmm(writes.heads[index][:, rows], w_o, out=sources[heads])
         sources[graph.source_mlp(index)] = writes.mlps[index][rows]
@@ -194,5 +198,6 @@ def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: slice,
         d = reads.heads[heads, rows].reshape(n_own, -1, a.d_head)
         torch.bmm(d, weight, out=out[heads].view(n_own, -1, a.d_model))
         at += n_reads
-    pull, y = torch.cat(reads.pull, -1)[rows], torch.cat(reads.y, 1)[rows]
-    out.transpose(0, 1).baddbmm_(pull, y, alpha=-1)
+    if reads.y:
+        pull, y = torch.cat(reads.pull, -1)[rows], torch.cat(reads.y, 1)[rows]
+        out.transpose(0, 1).baddbmm_(pull, y, alpha=-1)

@@ -170,7 +170,7 @@ def _measure(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The metric of every example, clean, corrupted (example,) and in each circuit (circuit, example)."""
     pairs = encode(task, model.tokenizer)
-    plans = [plan(one, model.dtype, model.device) for one in circuits]
+    plans = [plan(model, one) for one in circuits]
     values = torch.empty(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
 
     def work(batch: Pairs) -> None:

@@ -13,6 +13,9 @@ it needs nothing of a node that is outside the circuit, and the corrupted run se
 target without a kept edge reads what it reads in the corrupted run, so its projection is taken from there.
 Positions before the first differing token have no differences; their keys and values come from the prefix.
 
+Where a norm joins the heads of a layer (after attention, or over all queries or keys), it is that of this
+patched run: all heads of the layer are computed, each from what it reads, and all of them enter the norm.
+
 Cost: per batch of examples one clean and one corrupted forward pass (``Stage``), then per circuit the
 products of the nodes in it, at most one forward pass over the suffix, and no backward pass.
 """
@@ -73,7 +76,7 @@ class Reader:
 class LayerPlan:
     """What a circuit needs of one layer."""
 
-    heads: list[int]  # heads that write to the circuit
+    heads: list[int]  # heads that write to the circuit, and those that share a norm with them
     attention: Reader  # their q, k and v that have a kept edge
     head_rows: slice  # where the heads stand among the live sources
     mlp: Reader | None  # if it writes to the circuit
@@ -90,11 +93,14 @@ class Plan:
     logits: Reader
 
 
-def plan(circuit: Circuit, dtype: torch.dtype, device: torch.device) -> Plan:
+def plan(model: Transformer, circuit: Circuit) -> Plan:
     """Find what has to be computed for a circuit: the nodes that write to it, and what they read."""
     graph, mask = circuit.graph, circuit.mask
     live = mask.any(1)
-    edges = mask[live].T.to(device, dtype)  # (target, live source)
+    if model.heads_share_a_norm:
+        live_heads = live[1:].view(graph.n_layers, -1)[:, :-1]
+        live_heads |= live_heads.any(1, keepdim=True)
+    edges = mask[live].T.to(model.device, model.dtype)  # (target, live source)
     row = (live.cumsum(0) - 1).tolist()
     layers = []
     for layer in range(graph.n_layers):
@@ -107,7 +113,8 @@ def plan(circuit: Circuit, dtype: torch.dtype, device: torch.device) -> Plan:
         targets = [x for x, is_fed in zip(own, fed.tolist(), strict=True) if is_fed]
         attention = Reader.of(targets, edges[columns[fed], :begin])
         rows = slice(begin, begin + len(heads))
-        mlp = Reader.of([0], edges[graph.target_mlp(layer), : rows.stop][None]) if live[last] else None
+        below = begin if graph.parallel else rows.stop
+        mlp = Reader.of([0], edges[graph.target_mlp(layer), :below][None]) if live[last] else None
         layers.append(LayerPlan(heads, attention, rows, mlp, row[last]))
     return Plan(int(live.sum()), bool(live[0]), layers, Reader.of([0], edges[graph.logits][None]))
 
@@ -119,8 +126,7 @@ class Stage:
     model: Transformer
     batch: Pairs
     corrupted: Run
-    queries: list[Tensor]  # per layer (batch, head, pos, d_head), rotated
-    past: list[Past]  # per layer, prefix and suffix
+    prefix: list[Past]  # per layer, or empty if the prompts differ from the first token on
     input: Tensor  # (batch, pos, d_model): x - x' of the node input
     clean_logits: Tensor  # (batch, vocab)
     corrupted_logits: Tensor
@@ -137,7 +143,6 @@ def set_stage(model: Transformer, batch: Pairs) -> Stage:
     start = batch.start
     clean, corrupted = model.embed(batch.clean), model.embed(batch.corrupted)
     past = model.prefix(clean[:, :start]) if start else []
-    place = model.place(start, clean.shape[1] - start)
     row, at = torch.arange(len(batch), device=model.device), batch.last - start
     clean_run = model.run(clean[:, start:], start=start, past=past)
     run = model.run(corrupted[:, start:], start=start, past=past)
@@ -145,8 +150,7 @@ def set_stage(model: Transformer, batch: Pairs) -> Stage:
         model=model,
         batch=batch,
         corrupted=run,
-        queries=[model.rotate(layer.q, place).transpose(1, 2) for layer in run.layers],
-        past=[x.past.behind(past[i] if past else None) for i, x in enumerate(run.layers)],
+        prefix=past,
         input=(clean - corrupted)[:, start:],
         clean_logits=model.unembed(clean_run.final_in[row, at]),
         corrupted_logits=model.unembed(run.final_in[row, at]),
@@ -189,25 +193,22 @@ def _final_read(stage: Stage, todo: Plan) -> Tensor:
 def _heads(stage: Stage, index: int, step: LayerPlan, deltas: Tensor) -> Tensor:
     """What the live heads of a layer write beyond the corrupted run, (head, batch, pos, d_model)."""
     model, layer, a = stage.model, stage.model.layers[index], stage.model.arch
-    before = stage.corrupted.layers[index]
-    start, length = stage.batch.start, before.z.shape[1]
+    before, heads = stage.corrupted.layers[index], step.heads
     x = step.attention.read(before.attn_in, deltas)
-    fresh = _project(model, index, step.attention.targets, model.norm(x)[0])  # (target, batch, pos, d_head)
-    place = model.place(start, length)
-    q = stage.queries[index][:, step.heads]
-    keys, values = (x[:, step.heads] for x in stage.past[index])
+    fresh = _project(model, index, step.attention.targets, model.read_norm(x)[0])
+    q, k, v = made = [corrupted[:, :, heads] for corrupted in (before.q, before.k, before.v)]
     for target, projected in zip(step.attention.targets, fresh, strict=True):
         qkv, head = divmod(target, a.n_heads)
-        at = step.heads.index(head)
-        if qkv == 2:
-            values[:, at, start:] = projected
-        else:
-            turned = model.rotate(projected[:, :, None], place)[:, :, 0]
-            (q if qkv == 0 else keys[:, :, start:])[:, at] = turned
-    z = model.attend(layer, q, Past(keys, values), place)  # (batch, pos, head, d_head)
-    change = (z - before.z[:, :, step.heads]).flatten(0, 1).transpose(0, 1)  # (head, row, d_head)
-    w_o = layer.w_o.view(a.d_model, a.n_heads, a.d_head)[:, step.heads].permute(1, 2, 0)
-    return torch.bmm(change, w_o).view(len(step.heads), *before.attn_in.shape)
+        made[qkv][:, :, heads.index(head)] = projected
+    place = model.place(stage.batch.start, x.shape[-2])
+    prefix = Past(*(x[:, heads] for x in stage.prefix[index])) if stage.prefix else None
+    past = model.keys_and_values(layer, k, v, place).behind(prefix)
+    z = model.attend(layer, model.queries(layer, q, place), past, place)  # (batch, pos, head, d_head)
+    # Heads that share a norm are all here.
+    written = z if layer.attn_gain is None else model.attention_out(layer, z)[1]
+    change = (written - before.written[:, :, heads]).flatten(0, 1).transpose(0, 1)  # (head, row, d_head)
+    w_write = layer.w_write.view(a.d_model, a.n_heads, a.d_head)[:, heads].permute(1, 2, 0)
+    return torch.bmm(change, w_write).view(len(heads), *before.attn_in.shape)
 
 
 def _project(model: Transformer, index: int, targets: list[int], y: Tensor) -> list[Tensor]:

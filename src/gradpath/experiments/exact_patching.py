@@ -73,6 +73,11 @@ class _Scene:
         """x_u - x'_u, (batch, pos, d_model)."""
         return write_of(self.model, self.writes, source).view_as(self.clean.final_in).to(self.model.dtype)
 
+    def above(self, layer: int) -> Tensor:
+        """The residual stream above a layer, (batch, pos, d_model)."""
+        last = layer + 1 == len(self.clean.layers)
+        return self.clean.final_in if last else self.clean.layers[layer + 1].attn_in
+
     def judged(self, final_in: Tensor) -> Tensor:
         """The summed metric of each edge, from what ``logits`` reads, (edge batch, pos, d_model)."""
         n_edges = len(final_in) // len(self.batch)
@@ -123,28 +128,30 @@ def _patched(scene: _Scene, layer: int, edges: Sequence[Edge]) -> Tensor:
 def _after_layer(scene: _Scene, layer: int, edge: Edge) -> Tensor:
     """The residual stream above the layer that the edge's target is in, (batch, pos, d_model)."""
     model, seen = scene.model, scene.clean.layers[layer]
-    source, target = edge
+    weights, (source, target) = model.layers[layer], edge
     less = scene.difference(source)
     place = target % (3 * model.arch.n_heads + 1)
     if place == 3 * model.arch.n_heads:
-        return seen.mlp_in + model.mlp(model.layers[layer], seen.mlp_in - less)
-    mid = seen.mlp_in + _head_change(scene, layer, *divmod(place, model.arch.n_heads), less)
-    return mid + model.mlp(model.layers[layer], mid)
+        return scene.above(layer) - seen.mlp_out + model.mlp(weights, seen.mlp_in - less)
+    change = _attention_change(scene, layer, *divmod(place, model.arch.n_heads), less)
+    if model.arch.parallel:
+        return scene.above(layer) + change
+    mid = seen.mlp_in + change
+    return mid + model.mlp(weights, mid)
 
 
-def _head_change(scene: _Scene, layer: int, qkv: int, head: int, less: Tensor) -> Tensor:
-    """What a head writes when its q, k or v reads ``less`` less, minus what it writes on the clean prompt."""
-    model, seen, a = scene.model, scene.clean.layers[layer], scene.model.arch
+def _attention_change(scene: _Scene, layer: int, qkv: int, head: int, less: Tensor) -> Tensor:
+    """What attention adds when q, k or v of one head reads ``less`` less, minus what it adds if not."""
+    model, seen, weights = scene.model, scene.clean.layers[layer], scene.model.layers[layer]
     made = [seen.q, seen.k, seen.v]
-    fresh = model.project(model.layers[layer], model.norm(seen.attn_in - less)[0])[qkv]
+    fresh = model.project(weights, model.read_norm(seen.attn_in - less)[0])[qkv]
     made[qkv] = made[qkv].clone()
     made[qkv][:, :, head] = fresh[:, :, head]
     place = model.place(scene.batch.start, less.shape[1])
     before = scene.past[layer] if scene.past else None
-    own = model.keys_and_values(made[1], made[2], place).behind(before)
-    z = model.attend(model.layers[layer], model.rotate(made[0], place).transpose(1, 2), own, place)
-    w_o = model.layers[layer].w_o.view(a.d_model, a.n_heads, a.d_head)[:, head]
-    return (z - seen.z)[:, :, head] @ w_o.T
+    own = model.keys_and_values(weights, made[1], made[2], place).behind(before)
+    z = model.attend(weights, model.queries(weights, made[0], place), own, place)
+    return model.attention_out(weights, z)[0] - model.attention_out(weights, seen.z)[0]
 
 
 def _repeated(past: Past, times: int) -> Past:

@@ -117,7 +117,7 @@ def write_of(model: Transformer, writes: Writes, source: int) -> Tensor:
     if head == model.arch.n_heads:
         return writes.mlps[layer]
     a = model.arch
-    w_o = widened(model.layers[layer].w_o).view(a.d_model, a.n_heads, a.d_head)[:, head]
+    w_o = widened(model.layers[layer].w_write).view(a.d_model, a.n_heads, a.d_head)[:, head]
     return writes.heads[layer][head] @ w_o.T
 
 
@@ -135,6 +135,8 @@ def read_gradient(model: Transformer, run: Run, objective: Tensor, target: int) 
     shared = head // (a.n_heads // a.n_kv_heads)
     row = head if qkv == 0 else a.n_heads + (qkv - 1) * a.n_kv_heads + shared
     g = d @ widened(weights.w_qkv).view(-1, a.d_head, a.d_model)[row]
+    if not a.norm_before:
+        return g
     y, rstd = widened(seen.y.detach()), widened(seen.rstd.detach())
     return rstd * (g - y * (y * g).mean(-1, keepdim=True))
 

@@ -13,6 +13,7 @@ import torch
 
 from gradpath.errors import GradpathError, InputError
 from gradpath.model.families import check_family, convert
+from gradpath.model.families.registry import FAMILIES
 from gradpath.model.smollm2 import HUB_NAME, NAME, local_folder
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
@@ -125,8 +126,7 @@ def _bos_token(tokenizer: Any, family: str, bos: bool | None) -> int | None:
     """The token to put in front of prompts, if any."""
     token: int | None = tokenizer.bos_token_id
     if bos is None:
-        # The published GPT-2 runs have <|endoftext|> in front although the tokenizer adds nothing.
-        bos = family == "gpt2" or tokenizer("the")["input_ids"][:1] == [token]
+        bos = FAMILIES[family].bos or tokenizer("the")["input_ids"][:1] == [token]
     if bos and token is None:
         raise InputError(
             "a BOS token was asked for, but this tokenizer has none. Leave it out with --no-bos."
@@ -160,11 +160,7 @@ def _check_finite(model: Transformer, name: str) -> None:
     tensors = {
         f"layer {i}, {key}": value for i, x in enumerate(model.layers) for key, value in vars(x).items()
     }
-    tensors |= {
-        "embedding": model.embedding,
-        "unembedding": model.unembedding,
-        "final norm": model.final_gain,
-    }
+    tensors |= vars(model)
     for where, value in tensors.items():
         if isinstance(value, torch.Tensor) and not value.isfinite().all():
             raise InputError(

@@ -7,6 +7,11 @@ A layer computes, on the residual stream x (one column per position)::
     x = x + W_O z + b_O                        head h writes W_O[:, h] z_h
     x = x + W_out act(W_in norm(x) + b) + b    the MLP, gated or not
 
+Families change single lines of this. In a *parallel* block the MLP reads the x that attention read. Queries
+and keys may be normalised before they are rotated. A norm may follow attention or the MLP, on its way to the
+residual stream; it divides the sum over all heads, W_O z, by that sum's root mean square r, so that
+head h writes gain * W_O[:, h] (z_h / r): what the heads write then still adds up to what reaches the stream.
+
 The forward pass is this and nothing more: heads are never split apart in it. A ``Run`` keeps what the
 products gave, and whoever wants a head's own write or the gradient at a head's own read forms it
 from there (see ``attribution``).
@@ -59,7 +64,12 @@ class Architecture:
     norm: Literal["layer", "rms"]
     norm_eps: float
     activation: str
-    gated: bool = False
+    gated: bool
+    parallel: bool = False  # attention and MLP read the same residual stream
+    norm_before: bool = True  # attention and MLP normalise what they read
+    qk_norm: Literal["head", "layer"] | None = None  # over one head's query or key, or over the whole layer's
+    attention_cap: float | None = None  # attention logits x become cap tanh(x / cap)
+    logit_cap: float | None = None  # and so do the logits
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,25 @@ class Layer:
     w_out: Tensor  # (d_model, d_mlp)
     b_out: Tensor | None
     scale: float  # of the attention logits
-    window: int | None = None  # how many positions back attention sees, itself included
+    window: int | None  # how many positions back attention sees, itself included
+    rotary: int = 0  # which of the model's rotations turns queries and keys, if it has any
+    q_gain: Tensor | None = None  # of the norm of queries, (d_head,) or (head, d_head)
+    k_gain: Tensor | None = None  # of the norm of keys, the same
+    attn_gain: Tensor | None = None  # of the norm after attention, (d_model,)
+    mlp_gain: Tensor | None = None  # of the norm after the MLP, (d_model,)
+
+    @property
+    def w_write(self) -> Tensor:
+        """What takes a head's ``written`` to the residual stream, (d_model, head d_head)."""
+        return self.w_o if self.attn_gain is None else self.attn_gain[:, None] * self.w_o
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary positions: the first dimensions of a head turn by position x frequency, in pairs."""
+
+    frequencies: Tensor  # (half of the dimensions that turn,)
+    gain: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +111,7 @@ class Place:
     """Where a run stands in the prompt: what its positions see, and what rotates them."""
 
     masks: dict[int | None, Tensor]  # per window: -inf where a position may not look, (pos, start + pos)
-    rotation: tuple[Tensor, Tensor] | None  # cos and sin, (pos, 1, d_head)
+    rotations: list[tuple[Tensor, Tensor]]  # cos and sin, (pos, 1, dimensions that turn)
 
 
 class Past(NamedTuple):
@@ -103,8 +131,9 @@ class Past(NamedTuple):
 class LayerRun:
     """What one layer read and wrote; the shapes are the run's (batch, pos, ...).
 
-    ``q``, ``k``, ``v`` are the projections before any rotation, k and v repeated for every query head.
-    ``y`` is the normalised input of attention and ``rstd`` its 1/sigma.
+    ``q``, ``k``, ``v`` are the projections before any norm or rotation, k and v repeated for every query
+    head. ``y`` is the normalised input of attention and ``rstd`` its 1/sigma. ``written`` is ``z``, over what
+    a norm after attention divides by if there is one: times ``Layer.w_write`` it is what each head writes.
     """
 
     attn_in: Tensor  # (batch, pos, d_model), before the norm
@@ -114,6 +143,7 @@ class LayerRun:
     k: Tensor
     v: Tensor
     z: Tensor  # (batch, pos, head, d_head)
+    written: Tensor  # (batch, pos, head, d_head)
     mlp_in: Tensor  # (batch, pos, d_model), before the norm
     mlp_out: Tensor  # (batch, pos, d_model)
     past: Past  # this run's own keys and values
@@ -138,14 +168,20 @@ class Transformer:
     final_gain: Float[Tensor, " d_model"]
     final_shift: Float[Tensor, " d_model"] | None = None
     positions: Float[Tensor, "max_pos d_model"] | None = None
-    rotary: Float[Tensor, " half_d_head"] | None = None  # inverse frequencies
-    rotary_gain: float = 1.0
+    rotary: tuple[Rotary, ...] = ()
+    embedding_scale: float = 1.0
+    unembedding_bias: Float[Tensor, " vocab"] | None = None
     tokenizer: Tokenizer | None = None
     name: str = ""
 
     @cached_property
     def graph(self) -> Graph:
-        return Graph(self.arch.n_layers, self.arch.n_heads)
+        return Graph(self.arch.n_layers, self.arch.n_heads, self.arch.parallel)
+
+    @property
+    def heads_share_a_norm(self) -> bool:
+        """Whether what one head reads changes what others of its layer write, by a norm over all of them."""
+        return self.arch.qk_norm == "layer" or any(layer.attn_gain is not None for layer in self.layers)
 
     @property
     def device(self) -> torch.device:
@@ -161,7 +197,10 @@ class Transformer:
 
     def embed(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """What ``input`` writes: the token embedding alone."""
-        return self.embedding[ids]
+        x = self.embedding[ids]
+        if self.embedding_scale == 1.0:
+            return x
+        return x * x.new_tensor(self.embedding_scale)  # rounded to the model's precision first, as Gemma is
 
     def run(self, x: Float[Tensor, "batch pos d_model"], *, start: int = 0, past: Sequence[Past] = ()) -> Run:
         """Run token embeddings at positions start, start + 1, ... behind the keys and values of ``past``."""
@@ -184,21 +223,24 @@ class Transformer:
         for layer in self.layers[:-1]:
             seen, resid = self._run_layer(layer, resid, place, None)
             past.append(seen.past)
-        _, k, v = self.project(self.layers[-1], self.norm(resid)[0])
-        return [*past, self.keys_and_values(k, v, place)]
+        layer = self.layers[-1]
+        _, k, v = self.project(layer, self.read_norm(resid)[0])
+        return [*past, self.keys_and_values(layer, k, v, place)]
 
     def _run_layer(
         self, layer: Layer, resid: Tensor, place: Place, before: Past | None
     ) -> tuple[LayerRun, Tensor]:
-        y, rstd = self.norm(resid)
+        y, rstd = self.read_norm(resid)
         q, k, v = self.project(layer, y)
-        own = self.keys_and_values(k, v, place)
-        z = self.attend(layer, self.rotate(q, place).transpose(1, 2), own.behind(before), place)
-        after = resid + F.linear(z.flatten(-2), layer.w_o, layer.b_o)
+        own = self.keys_and_values(layer, k, v, place)
+        z = self.attend(layer, self.queries(layer, q, place), own.behind(before), place)
+        attn_out, written = self.attention_out(layer, z)
+        after = resid + attn_out
+        mlp_in = resid if self.arch.parallel else after
         # An alias, so that a gradient asked for here is the one that came through the MLP alone.
-        mlp_in = after.view_as(after)
+        mlp_in = mlp_in.view_as(mlp_in)
         mlp_out = self.mlp(layer, mlp_in)
-        return LayerRun(resid, y, rstd, q, k, v, z, mlp_in, mlp_out, own), after + mlp_out
+        return LayerRun(resid, y, rstd, q, k, v, z, written, mlp_in, mlp_out, own), after + mlp_out
 
     def norm(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normalised x and 1/sigma, (..., d_model) and (..., 1). No gain, no shift: see ``folded``."""
@@ -208,6 +250,10 @@ class Transformer:
         wide = widened(x)
         rstd = (wide.square().mean(-1, keepdim=True) + self.arch.norm_eps).rsqrt()
         return (wide * rstd).to(x.dtype), rstd
+
+    def read_norm(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention and MLP make of the residual stream before they project it."""
+        return self.norm(x) if self.arch.norm_before else (x, torch.ones_like(x[..., :1]))
 
     def project(self, layer: Layer, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every query head, each (batch, pos, head, d_head)."""
@@ -221,30 +267,59 @@ class Transformer:
             k, v = k.repeat_interleave(group, -2), v.repeat_interleave(group, -2)
         return q, k, v
 
-    def keys_and_values(self, k: Tensor, v: Tensor, place: Place) -> Past:
-        return Past(self.rotate(k, place).transpose(1, 2), v.transpose(1, 2))
+    def queries(self, layer: Layer, q: Tensor, place: Place) -> Tensor:
+        """Projected queries (batch, pos, head, d_head) as they meet the keys, (batch, head, pos, d_head)."""
+        return self.rotate(layer, self._qk_norm(q, layer.q_gain), place).transpose(1, 2)
+
+    def keys_and_values(self, layer: Layer, k: Tensor, v: Tensor, place: Place) -> Past:
+        turned = self.rotate(layer, self._qk_norm(k, layer.k_gain), place)
+        return Past(turned.transpose(1, 2), v.transpose(1, 2))
+
+    def _qk_norm(self, x: Tensor, gain: Tensor | None) -> Tensor:
+        """Normalise queries or keys (batch, pos, head, d_head), head by head or a layer's heads as one."""
+        if gain is None:
+            return x
+        if self.arch.qk_norm == "head":
+            return self.norm(x)[0] * gain
+        # Keys were repeated for every query head, each the same number of times: the mean is unchanged.
+        return self.norm(x.flatten(-2))[0].view_as(x) * gain
 
     def attend(self, layer: Layer, q: Tensor, past: Past, place: Place) -> Tensor:
         """What each head gathers for queries (batch, head, pos, d_head): z, (batch, pos, head, d_head)."""
-        mask = place.masks[layer.window]
-        z = F.scaled_dot_product_attention(q, past.keys, past.values, attn_mask=mask, scale=layer.scale)
+        mask, cap = place.masks[layer.window], self.arch.attention_cap
+        if cap is None:
+            z = F.scaled_dot_product_attention(q, past.keys, past.values, attn_mask=mask, scale=layer.scale)
+        else:
+            logits = cap * torch.tanh(q @ past.keys.transpose(-1, -2) * (layer.scale / cap)) + mask
+            z = widened(logits).softmax(-1).to(q.dtype) @ past.values
         return z.transpose(1, 2)
+
+    def attention_out(self, layer: Layer, z: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention adds to the residual stream, (batch, pos, d_model), and ``LayerRun.written``."""
+        out = F.linear(z.flatten(-2), layer.w_o, layer.b_o)
+        if layer.attn_gain is None:
+            return out, z
+        y, rstd = self.norm(out)
+        return y * layer.attn_gain, (z * rstd[..., None]).to(z.dtype)
 
     def mlp(self, layer: Layer, x: Tensor) -> Tensor:
         """The MLP's write for a residual stream x that it has yet to normalise."""
-        hidden = F.linear(self.norm(x)[0], layer.w_in, layer.b_in)
+        hidden = F.linear(self.read_norm(x)[0], layer.w_in, layer.b_in)
         act = ACTIVATIONS[self.arch.activation]
         if self.arch.gated:
             gate, value = hidden.chunk(2, -1)
             hidden = act(gate) * value
         else:
             hidden = act(hidden)
-        return F.linear(hidden, layer.w_out, layer.b_out)
+        out = F.linear(hidden, layer.w_out, layer.b_out)
+        return out if layer.mlp_gain is None else self.norm(out)[0] * layer.mlp_gain
 
     def unembed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
         """Logits for what ``logits`` reads. Ask only for the positions that are wanted: it is costly."""
         y = self.norm(x)[0] * self.final_gain
-        return F.linear(y if self.final_shift is None else y + self.final_shift, self.unembedding)
+        y = y if self.final_shift is None else y + self.final_shift
+        logits, cap = F.linear(y, self.unembedding, self.unembedding_bias), self.arch.logit_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def place(self, start: int, length: int) -> Place:
         """Masks and rotations for positions start, start + 1, ... of a prompt that begins at 0."""
@@ -254,20 +329,23 @@ class Transformer:
         for window in {layer.window for layer in self.layers}:
             hidden = (key > at) if window is None else (key > at) | (key <= at - window)
             masks[window] = torch.zeros_like(hidden, dtype=self.dtype).masked_fill(hidden, -torch.inf)
-        if self.rotary is None:
-            return Place(masks, None)
-        frequency = self.rotary.to(torch.promote_types(self.dtype, torch.float32))
-        angle = (at * frequency).tile(2)[:, None]  # (pos, 1, d_head)
-        cos, sin = angle.cos() * self.rotary_gain, angle.sin() * self.rotary_gain
-        return Place(masks, (cos.to(self.dtype), sin.to(self.dtype)))
+        return Place(masks, [self._rotation(rotary, at) for rotary in self.rotary])
 
-    def rotate(self, x: Tensor, place: Place) -> Tensor:
+    def _rotation(self, rotary: Rotary, at: Tensor) -> tuple[Tensor, Tensor]:
+        frequency = rotary.frequencies.to(torch.promote_types(self.dtype, torch.float32))
+        angle = (at * frequency).tile(2)[:, None]
+        cos, sin = angle.cos() * rotary.gain, angle.sin() * rotary.gain
+        return cos.to(self.dtype), sin.to(self.dtype)
+
+    def rotate(self, layer: Layer, x: Tensor, place: Place) -> Tensor:
         """Rotary position embedding of queries or keys (batch, pos, head, d_head), if there is one."""
-        if place.rotation is None:
+        if not place.rotations:
             return x
-        cos, sin = place.rotation
-        a, b = x.chunk(2, -1)
-        return x * cos + torch.cat([-b, a], -1) * sin
+        cos, sin = place.rotations[layer.rotary]
+        turning = cos.shape[-1]
+        a, b = x[..., :turning].chunk(2, -1)
+        turned = x[..., :turning] * cos + torch.cat([-b, a], -1) * sin
+        return turned if turning == x.shape[-1] else torch.cat([turned, x[..., turning:]], -1)
 
     def _with_positions(self, x: Tensor, start: int) -> Tensor:
         if self.positions is None:
@@ -291,10 +369,10 @@ class Transformer:
             return value.to(device, dtype) if isinstance(value, Tensor) else value
 
         layers = tuple(replace(x, **{k: moved(v) for k, v in vars(x).items()}) for x in self.layers)
-        names = ("embedding", "unembedding", "final_gain", "final_shift", "positions")
+        names = ("embedding", "unembedding", "unembedding_bias", "final_gain", "final_shift", "positions")
         tensors = {name: moved(getattr(self, name)) for name in names}
         # Angles grow with the position: half precision would blur them, so frequencies stay float32.
-        rotary = None if self.rotary is None else self.rotary.to(device)
+        rotary = tuple(replace(x, frequencies=x.frequencies.to(device)) for x in self.rotary)
         return replace(self, layers=layers, rotary=rotary, **tensors)
 
 
