@@ -9,12 +9,26 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from gradpath.model.families import convert
@@ -40,6 +54,16 @@ _GPT2: dict[str, Any] = {
     "vocab_size": VOCAB,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+_NEOX: dict[str, Any] = {**_LLAMA, "num_attention_heads": 3, "rotary_pct": 0.5, "max_position_embeddings": 32}
+# Two query heads to a key head, and wider together than the residual stream.
+_GROUPED: dict[str, Any] = {**_LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+_GEMMA: dict[str, Any] = {
+    **_GROUPED,
+    "sliding_window": 3,
+    "query_pre_attn_scalar": 12,
+    "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 
 TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -88,6 +112,72 @@ TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         MistralConfig,
         {**_LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "sliding_window": 4},
     ),
+    "neox": (GPTNeoXForCausalLM, GPTNeoXConfig, _NEOX),
+    "neox-sequential": (
+        GPTNeoXForCausalLM,
+        GPTNeoXConfig,
+        {**_NEOX, "use_parallel_residual": False, "rotary_pct": 1.0, "attention_bias": False},
+    ),
+    "qwen2": (
+        Qwen2ForCausalLM,
+        Qwen2Config,
+        {
+            **_LLAMA,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "max_window_layers": 2,
+        },
+    ),
+    "qwen2-yarn": (
+        Qwen2ForCausalLM,
+        Qwen2Config,
+        {
+            **_LLAMA,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {**_GROUPED, "tie_word_embeddings": True}),
+    "qwen3-biased": (Qwen3ForCausalLM, Qwen3Config, {**_GROUPED, "attention_bias": True}),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        {
+            **_GEMMA,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "attn_implementation": "eager",
+        },
+    ),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {
+            **_GEMMA,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+            },
+        },
+    ),
+    "phi": (
+        PhiForCausalLM,
+        PhiConfig,
+        {**_LLAMA, "num_attention_heads": 3, "partial_rotary_factor": 0.5},
+    ),
+    "olmo2": (
+        Olmo2ForCausalLM,
+        Olmo2Config,
+        {**_LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
+    ),
 }
 
 
@@ -102,7 +192,7 @@ def tiny_hf(kind: str) -> Any:
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)
         parameter.data = noise * 0.25 if parameter.ndim > 1 else parameter.data + 0.2 * noise
-        if "wte" in name or "embed_tokens" in name:
+        if "wte" in name or "embed_in" in name or "embed_tokens" in name:
             parameter.data = noise  # far apart, so that a unit step of GradPath is a small one
     return model
 

@@ -52,6 +52,15 @@ def test_frequencies_stay_exact_in_half_precision():
         ("gpt2", "activation_function", "mish"),
         ("gpt2", "add_cross_attention", True),
         ("llama-grouped", "hidden_act", "tanh"),
+        ("neox", "hidden_act", "tanh"),
+        ("qwen2", "layer_types", ["full_attention", "chunked_attention", "full_attention"]),
+        ("qwen3", "layer_types", ["full_attention", "linear_attention", "full_attention"]),
+        ("gemma2", "use_bidirectional_attention", True),
+        ("gemma2", "attention_bias", True),
+        ("gemma3", "attn_logit_softcapping", 50.0),
+        ("gemma3", "hidden_activation", "mish"),
+        ("phi", "qk_layernorm", True),
+        ("olmo2", "attention_bias", True),
     ],
 )
 def test_settings_that_are_not_implemented_are_refused_by_name(kind, setting, value):
@@ -61,17 +70,58 @@ def test_settings_that_are_not_implemented_are_refused_by_name(kind, setting, va
         convert(model)
 
 
-def test_a_rope_type_that_is_not_implemented_is_refused_by_name():
-    model = copy.deepcopy(tiny_hf("llama-grouped"))
-    model.model.rotary_emb.rope_type = "dynamic"
+@pytest.mark.parametrize("kind", ["llama-grouped", "neox", "qwen2", "gemma3", "phi", "olmo2"])
+def test_a_rope_type_that_is_not_implemented_is_refused_by_name(kind):
+    model = copy.deepcopy(tiny_hf(kind))
+    rotary = model.base_model.rotary_emb
+    rotary.rope_type = {"full_attention": "dynamic"} if kind == "gemma3" else "dynamic"
     with pytest.raises(InputError, match="rope_type = 'dynamic'"):
         convert(model)
+
+
+@pytest.mark.parametrize("kind", sorted(TINY))
+def test_weights_that_an_adapter_does_not_read_are_refused_by_name(kind):
+    model = copy.deepcopy(tiny_hf(kind))
+    model.base_model.register_parameter("surprise", torch.nn.Parameter(torch.zeros(2)))
+    with pytest.raises(InputError, match=r"weights that gradpath does not implement: .*surprise"):
+        convert(model)
+
+
+def test_a_weight_that_is_missing_is_named():
+    model = copy.deepcopy(tiny_hf("qwen3"))
+    del model.model.layers[1].self_attn.q_norm
+    with pytest.raises(InputError, match=r"no weight model.layers.1.self_attn.q_norm.weight"):
+        convert(model)
+
+
+def test_parallel_blocks_have_no_edge_from_heads_to_their_own_mlp():
+    edge = "a0.h0->m0"
+    assert tiny_model("neox-sequential").graph.index(edge)
+    for kind in ("neox", "phi"):
+        with pytest.raises(InputError, match=r"m0 does not read what a0\.h0 writes"):
+            tiny_model(kind).graph.index(edge)
+
+
+@pytest.mark.parametrize("kind", sorted(TINY))
+def test_what_the_nodes_write_adds_up_to_what_logits_read(kind):
+    """Also where a norm divides the sum of the heads: then each head writes its share of it."""
+    model = tiny_model(kind).to(dtype=torch.float64)
+    a, x = model.arch, model.embed(IDS)
+    run = model.run(x)
+    total = x if model.positions is None else x + model.positions[: x.shape[1]]
+    for layer, seen in zip(model.layers, run.layers, strict=True):
+        heads = layer.w_write.view(a.d_model, a.n_heads, a.d_head)
+        total = total + torch.einsum("bphd,mhd->bpm", seen.written, heads) + seen.mlp_out
+        total = total if layer.b_o is None else total + layer.b_o
+    assert torch.allclose(total, run.final_in, atol=1e-10)
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones():
     model = copy.deepcopy(tiny_hf("gpt2"))
     model.config.model_type = "mamba"
-    with pytest.raises(InputError, match=r"'mamba' are not supported: gradpath reads gpt2, llama, mistral"):
+    with pytest.raises(
+        InputError, match=r"'mamba' are not supported: gradpath reads .*gpt2, gpt_neox, llama"
+    ):
         convert(model)
 
 

@@ -25,7 +25,8 @@ def of_weights(model: Transformer) -> str:
     shape = ", ".join(f"{name}={value!r}" for name, value in _chosen(model.arch).items())
     seen = sha256(f"(Architecture({shape}), {', '.join(map(repr, gains))})".encode())
     parts: list[Any] = [model.embedding, model.unembedding, model.final_gain, model.final_shift]
-    parts += [model.positions, *([rotary.frequencies for rotary in model.rotary] or [None])]
+    parts += [model.positions]
+    parts += [rotary.frequencies for rotary in model.rotary] if model.rotary else [None]
     parts += [value for layer in model.layers for _, value in sorted(_chosen(layer).items())]
     more = {name: value for name, value in _chosen(model).items() if name in _LATER}
     parts += [value for _, value in sorted(more.items())]

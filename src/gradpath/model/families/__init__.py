@@ -11,8 +11,13 @@ from gradpath.errors import InputError
 
 # One line for each file of adapters: importing it registers them.
 from gradpath.model.families import (
+    gemma,  # noqa: F401
     gpt2,  # noqa: F401
+    gpt_neox,  # noqa: F401
     llama,  # noqa: F401
+    olmo2,  # noqa: F401
+    phi,  # noqa: F401
+    qwen,  # noqa: F401
 )
 from gradpath.model.families.checkpoint import Checkpoint
 from gradpath.model.families.registry import FAMILIES, Family
