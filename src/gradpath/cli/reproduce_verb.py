@@ -35,7 +35,10 @@ NAMES = "\n".join(f"{name:<13} {about}" for name, about in ABOUT.items())
 )
 @click.argument("name", metavar="NAME")
 @click.option(
-    "--model", default="smollm2", show_default=True, help="Hub name, folder, .gguf file or smollm2."
+    "--model",
+    default="smollm2",
+    show_default=True,
+    help="Hub name, folder, .gguf file, smollm2 or gemma3-270m.",
 )
 @click.option("--tasks", metavar="A,B", help="Some of the six tasks.  [those of the paper's table or figure]")
 @grid_options

