@@ -215,15 +215,18 @@ def grad_path(steps: int, everywhere: bool = False) -> Path:
 
 
 def patched_metric(model: Transformer, task: Task, circuit: Tensor) -> Tensor:
-    """The metric of each example with every edge outside ``circuit`` (source, target) corrupted."""
+    """The metric of each example with every edge outside ``circuit`` (source, target) corrupted.
+
+    Numbers between 0 and 1 corrupt an edge by that much less.
+    """
     position = {name: i for i, name in enumerate(model.graph.targets)}
     values = []
     for clean, corrupted, labels in examples(model, task):
         _, x_corrupted = forward(model, corrupted, everything)
 
         def read(target: str, writes: list[Tensor], constant: Tensor, x_c: list = x_corrupted) -> Tensor:
-            kept = circuit[:, position[target]]
-            return sum(x if kept[u] else x_c[u] for u, x in enumerate(writes)) + constant
+            kept = circuit[:, position[target]].double()
+            return sum(kept[u] * x + (1 - kept[u]) * x_c[u] for u, x in enumerate(writes)) + constant
 
         values.append(metric_of(task, labels, forward(model, clean, read)[0]))
     return torch.stack(values)

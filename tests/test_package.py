@@ -22,7 +22,7 @@ LAYERS = [
     {"tasks"},
     {"paths", "visit", "contraction", "attribution", "scores", "memory"},
     {"circuit", "selection"},
-    {"intervention", "evaluation"},
+    {"intervention", "effects", "evaluation"},
     {"experiments"},
     {"report"},
     {"cli"},

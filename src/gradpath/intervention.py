@@ -87,8 +87,7 @@ class LayerPlan:
 class Plan:
     """A circuit's edges, laid out in the order of the computation."""
 
-    n_live: int
-    reads_input: bool
+    sources: Tensor  # the live ones, in order
     layers: list[LayerPlan]
     logits: Reader
 
@@ -116,7 +115,7 @@ def plan(model: Transformer, circuit: Circuit) -> Plan:
         below = begin if graph.parallel else rows.stop
         mlp = Reader.of([0], edges[graph.target_mlp(layer), :below][None]) if live[last] else None
         layers.append(LayerPlan(heads, attention, rows, mlp, row[last]))
-    return Plan(int(live.sum()), bool(live[0]), layers, Reader.of([0], edges[graph.logits][None]))
+    return Plan(live.nonzero()[:, 0], layers, Reader.of([0], edges[graph.logits][None]))
 
 
 @dataclass(frozen=True)
@@ -170,31 +169,46 @@ def run_circuits(stage: Stage, plans: Sequence[Plan]) -> Iterator[Tensor]:
 
 def _final_read(stage: Stage, todo: Plan) -> Tensor:
     """What ``logits`` reads at the last position in the circuit's run, (batch, d_model)."""
+    return last_reads(stage, todo, run_nodes(stage, todo))[1]
+
+
+def run_nodes(stage: Stage, todo: Plan) -> Tensor:
+    """What each live node writes here less what it writes in the corrupted run, (source, batch, pos, d_model).
+
+    Of the last MLP, as of the logits, only each prompt's last position is ever read: its row stays zero.
+    """
     model = stage.model
-    # What each live node writes here less what it writes in the corrupted run.
-    deltas = stage.input.new_zeros(todo.n_live, *stage.input.shape)  # (live source, batch, pos, d_model)
-    if todo.reads_input:
+    deltas = stage.input.new_zeros(len(todo.sources), *stage.input.shape)
+    if len(todo.sources) and todo.sources[0] == 0:
         deltas[0] = stage.input
     for index, step in enumerate(todo.layers):
+        before = stage.corrupted.layers[index]
         if step.attention.targets:
-            deltas[step.head_rows] = _heads(stage, index, step, deltas)
+            x = step.attention.read(before.attn_in, deltas)
+            deltas[step.head_rows] = run_heads(stage, index, step, x)
         if step.mlp is not None and index + 1 < len(todo.layers):
-            before = stage.corrupted.layers[index]
             x = step.mlp.read(before.mlp_in, deltas)[0]
             deltas[step.mlp_row] = model.mlp(model.layers[index], x) - before.mlp_out
-    # Of the last MLP, as of the logits, only each prompt's last position is ever read.
+    return deltas
+
+
+def last_reads(stage: Stage, todo: Plan, deltas: Tensor) -> tuple[Tensor, Tensor]:
+    """What the live nodes brought to the last position, (source, batch, d_model), and what ``logits`` reads."""
+    model = stage.model
     ends, before, step = deltas[:, *stage.last], stage.corrupted.layers[-1], todo.layers[-1]
     if step.mlp is not None:
         x = step.mlp.read(before.mlp_in[stage.last], ends)[0]
         ends[step.mlp_row] = model.mlp(model.layers[-1], x) - before.mlp_out[stage.last]
-    return todo.logits.read(stage.corrupted.final_in[stage.last], ends)[0]
+    return ends, todo.logits.read(stage.corrupted.final_in[stage.last], ends)[0]
 
 
-def _heads(stage: Stage, index: int, step: LayerPlan, deltas: Tensor) -> Tensor:
-    """What the live heads of a layer write beyond the corrupted run, (head, batch, pos, d_model)."""
+def run_heads(stage: Stage, index: int, step: LayerPlan, x: Tensor) -> Tensor:
+    """What a layer's live heads write beyond the corrupted run, (head, batch, pos, d_model).
+
+    ``x`` is what each of their q, k and v that has a kept edge reads, (target, batch, pos, d_model).
+    """
     model, layer, a = stage.model, stage.model.layers[index], stage.model.arch
     before, heads = stage.corrupted.layers[index], step.heads
-    x = step.attention.read(before.attn_in, deltas)
     fresh = _project(model, index, step.attention.targets, model.read_norm(x)[0])
     q, k, v = made = [corrupted[:, :, heads] for corrupted in (before.q, before.k, before.v)]
     for target, projected in zip(step.attention.targets, fresh, strict=True):

@@ -1,0 +1,99 @@
+r"""Effects: what each edge of a circuit does for the metric, in the circuit's own run.
+
+Attribution asks what an edge does in the whole model. In a circuit most of the model is corrupted, and the
+same edge can do more, less, or the opposite. Its effect there on example i is
+
+    effect_i(u -> v) = sum over positions of (x_u - x'_u) . dm_i / d in_v
+
+with x_u, in_v and the metric m_i of the run in which every edge outside the circuit is corrupted: to first
+order, what the example loses if this edge is corrupted as well. It is the gradient of m_i by the edge's
+weight, were it not all or nothing.
+
+Cost per batch, after the set-up: one run of the circuit without gradients, then per layer the same again
+with its backward pass. So memory holds one layer's graph at a time, and what the live nodes write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradpath.intervention import Plan, Reader, Stage, last_reads, run_heads, run_nodes
+from gradpath.tasks.metrics import Metric
+from gradpath.visit import check_metric
+
+
+@torch.no_grad()
+def edge_effects(stage: Stage, todo: Plan, metric: Metric) -> tuple[Tensor, Tensor]:
+    """The metric in the circuit (batch,), and every edge's effect on it (batch, edge).
+
+    The edges are those that reach the logits, in the order of ``(source, target)``: of a pruned circuit all.
+    """
+    model, graph, last = stage.model, stage.model.graph, len(todo.layers) - 1
+    deltas = run_nodes(stage, todo)
+    ends, final = last_reads(stage, todo, deltas)
+    deltas[:, *stage.last] = ends
+    value, pull = _gradient(lambda x: metric(model.unembed(x), stage.batch.labels), final)
+    check_metric(value, len(final))
+    back = _Backward(todo, deltas, torch.zeros_like(deltas), [])
+    at_end = deltas.new_zeros(1, *deltas.shape[1:])
+    at_end[0, *stage.last] = pull
+    back.through(todo.logits, graph.logits, at_end)
+    for index in range(last, -1, -1):
+        step, before, layer = todo.layers[index], stage.corrupted.layers[index], model.layers[index]
+        if step.mlp is not None:
+            x = step.mlp.read(before.mlp_in, deltas)
+            own = back.pull[step.mlp_row][None]
+            _, pull = _gradient(lambda x, layer=layer: model.mlp(layer, x), x, own)
+            back.through(step.mlp, graph.target_mlp(index), pull)
+        if step.attention.targets:
+            x = step.attention.read(before.attn_in, deltas)
+            own = back.pull[step.head_rows]
+            _, pull = _gradient(lambda x, i=index, step=step: run_heads(stage, i, step, x), x, own)
+            back.through(step.attention, graph.target_head(index), pull)
+    return value, back.in_order(graph.n_targets)
+
+
+@dataclass
+class _Backward:
+    """The way back through a circuit: gradients at what live nodes write, and the effects seen so far."""
+
+    todo: Plan
+    deltas: Tensor  # (source, batch, pos, d_model)
+    pull: Tensor  # the gradient at each live node's write, the same
+    seen: list[tuple[Tensor, Tensor]]  # flat (source, target) and effects (batch, edge) of the edges passed
+
+    def through(self, reader: Reader, first_target: int, pull: Tensor) -> None:
+        """Take gradients at some targets' reads, (target, batch, pos, d_model), along the edges they keep."""
+        n_targets, n_sources = reader.edges.shape
+        if not n_sources:
+            return
+        self.pull[:n_sources] += (reader.edges.T @ pull.flatten(1)).view(n_sources, *pull.shape[1:])
+        target, source = reader.edges.cpu().nonzero().T
+        by_example = self.deltas[:n_sources].flatten(2).transpose(0, 1)  # (batch, source, pos d_model)
+        effects = torch.bmm(by_example, pull.flatten(2).permute(1, 2, 0))  # (batch, source, target)
+        columns = first_target + torch.tensor(reader.targets, device="cpu")[target]
+        flat = torch.stack([self.todo.sources[source], columns])
+        self.seen.append((flat, effects[:, source, target]))
+
+    def in_order(self, n_targets: int) -> Tensor:
+        """All effects, (batch, edge), edges by source and then by target."""
+        if not self.seen:
+            return self.deltas.new_zeros(self.deltas.shape[1], 0)
+        source, target = torch.cat([flat for flat, _ in self.seen], 1)
+        order = (source * n_targets + target).argsort()
+        return torch.cat([effects for _, effects in self.seen], 1)[:, order]
+
+
+def _gradient(
+    function: Callable[[Tensor], Tensor], x: Tensor, pull: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A function's value at x, and the gradient at x of the value times ``pull`` (of its sum without)."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        value = function(x)
+        (gradient,) = torch.autograd.grad(value, x, torch.ones_like(value) if pull is None else pull)
+    return value.detach(), gradient
