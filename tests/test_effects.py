@@ -6,12 +6,12 @@ import pytest
 import reference
 import torch
 from small_models import prompts
-from test_evaluation import circuit_of, random_mask
 
 from gradpath.effects import edge_effects
 from gradpath.intervention import plan, set_stage
 from gradpath.selection import pruned
 from gradpath.tasks.task import encode
+from test_evaluation import circuit_of, random_mask
 
 MIXED = prompts([6, 9, 6], [[0], [4], [2, 3, 5]])
 

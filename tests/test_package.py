@@ -23,6 +23,7 @@ LAYERS = [
     {"paths", "visit", "contraction", "attribution", "scores", "memory"},
     {"circuit", "selection"},
     {"intervention", "effects", "evaluation"},
+    {"balanced", "refined", "measured"},
     {"experiments"},
     {"report"},
     {"cli"},

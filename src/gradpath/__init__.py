@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from gradpath.circuit import load_circuit as load_circuit
     from gradpath.errors import GradpathError as GradpathError
     from gradpath.evaluation import evaluate as evaluate
+    from gradpath.measured import select as select
     from gradpath.model.load import load_model as load_model
     from gradpath.paths import path as path
     from gradpath.scores import Scores as Scores
     from gradpath.scores import load_scores as load_scores
-    from gradpath.selection import select as select
     from gradpath.tasks import Task as Task
     from gradpath.tasks import load_task as load_task
 
@@ -40,7 +40,7 @@ _HOMES = {
     "load_scores": "gradpath.scores",
     "load_task": "gradpath.tasks",
     "path": "gradpath.paths",
-    "select": "gradpath.selection",
+    "select": "gradpath.measured",
 }
 
 __all__ = list(_HOMES)

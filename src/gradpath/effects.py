@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,12 +48,12 @@ def edge_effects(stage: Stage, todo: Plan, metric: Metric) -> tuple[Tensor, Tens
         if step.mlp is not None:
             x = step.mlp.read(before.mlp_in, deltas)
             own = back.pull[step.mlp_row][None]
-            _, pull = _gradient(lambda x, layer=layer: model.mlp(layer, x), x, own)
+            _, pull = _gradient(partial(model.mlp, layer), x, own)
             back.through(step.mlp, graph.target_mlp(index), pull)
         if step.attention.targets:
             x = step.attention.read(before.attn_in, deltas)
             own = back.pull[step.head_rows]
-            _, pull = _gradient(lambda x, i=index, step=step: run_heads(stage, i, step, x), x, own)
+            _, pull = _gradient(partial(run_heads, stage, index, step), x, own)
             back.through(step.attention, graph.target_head(index), pull)
     return value, back.in_order(graph.n_targets)
 
@@ -68,7 +69,7 @@ class _Backward:
 
     def through(self, reader: Reader, first_target: int, pull: Tensor) -> None:
         """Take gradients at some targets' reads, (target, batch, pos, d_model), along the edges they keep."""
-        n_targets, n_sources = reader.edges.shape
+        n_sources = reader.edges.shape[1]
         if not n_sources:
             return
         self.pull[:n_sources] += (reader.edges.T @ pull.flatten(1)).view(n_sources, *pull.shape[1:])

@@ -173,7 +173,7 @@ def _final_read(stage: Stage, todo: Plan) -> Tensor:
 
 
 def run_nodes(stage: Stage, todo: Plan) -> Tensor:
-    """What each live node writes here less what it writes in the corrupted run, (source, batch, pos, d_model).
+    """What live nodes write here less what they write in the corrupted run, (source, batch, pos, d_model).
 
     Of the last MLP, as of the logits, only each prompt's last position is ever read: its row stays zero.
     """
@@ -193,7 +193,7 @@ def run_nodes(stage: Stage, todo: Plan) -> Tensor:
 
 
 def last_reads(stage: Stage, todo: Plan, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """What the live nodes brought to the last position, (source, batch, d_model), and what ``logits`` reads."""
+    """What live nodes bring to the last position, (source, batch, d_model), and what ``logits`` reads."""
     model = stage.model
     ends, before, step = deltas[:, *stage.last], stage.corrupted.layers[-1], todo.layers[-1]
     if step.mlp is not None:

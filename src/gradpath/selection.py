@@ -98,11 +98,15 @@ def select_many(
     """Circuits of several sizes from one ordering."""
     if how not in SELECTIONS:
         raise unknown("selection", how, SELECTIONS)
-    if not scores.values.isfinite().all():
-        raise InputError("scores that are not finite numbers cannot be ranked. Attribute again.")
+    check_finite(scores)
     scores = replace(scores, values=scores.values.cpu())
     order = SELECTIONS[how](scores, max(edge_count(scores.graph, n, None) for n in counts))
-    return [_circuit(scores, order[:n], n, how, prune) for n in counts]
+    return [circuit_of(scores, order[:n], how=how, prune=prune) for n in counts]
+
+
+def check_finite(scores: Scores) -> None:
+    if not scores.values.isfinite().all():
+        raise InputError("scores that are not finite numbers cannot be ranked. Attribute again.")
 
 
 def edge_count(graph: Graph, n: int | None, sparsity: float | None) -> int:
@@ -124,8 +128,9 @@ def edge_count(graph: Graph, n: int | None, sparsity: float | None) -> int:
     return n
 
 
-def _circuit(scores: Scores, order: Order, n: int, how: str, prune: bool) -> Circuit:
-    graph = scores.graph
+def circuit_of(scores: Scores, order: Order, *, how: str = "", prune: bool = True) -> Circuit:
+    """The circuit of these edges, pruned or not; it remembers how they were chosen."""
+    graph, n = scores.graph, len(order)
     if prune:
         mask = torch.zeros(graph.n_sources * graph.n_targets, dtype=torch.bool, device="cpu")
         mask[order] = True

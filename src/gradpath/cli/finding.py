@@ -12,12 +12,13 @@ import torch
 
 from gradpath.attribution import attribute
 from gradpath.circuit import Circuit
-from gradpath.cli.progress import counting, note
+from gradpath.cli.progress import counting, note, waiting
 from gradpath.evaluation import Result, evaluate
+from gradpath.measured import MEASURED, select_many
 from gradpath.model.transformer import Transformer
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, evidence, write
 from gradpath.scores import Scores
-from gradpath.selection import edge_count, select, select_many
+from gradpath.selection import edge_count
 from gradpath.tasks import Task, load_task
 
 # The shares of all edges at which the report's curve is measured, beside the circuit asked for.
@@ -70,13 +71,19 @@ def find(model: Transformer, asked: Request, *, with_curve: bool) -> Found:
         scores = attribute(model, train, asked.method, progress=progress, **limits, **asked.options)
     if asked.memory is not None:
         note(f"batches of {scores.about['batch_size']} examples fit into the memory allowed")
-    circuit = select(scores, n, how=asked.how)
-    counts = sorted({max(1, round(share * model.graph.n_edges)) for share in CURVE}) if with_curve else []
-    more = select_many(scores, counts, how=asked.how) if counts else []
+    counts = _curve(model.graph.n_edges, n, asked.how) if with_curve else []
+    with waiting(f"selecting edges ({asked.how})"):
+        circuit, *more = select_many(scores, [n, *counts], how=asked.how, model=model, task=train, **limits)
     what = f"measuring the circuit and {len(more)} others" if more else "measuring the circuit"
     with counting(what, len(test)) as progress:
         results = evaluate(model, [circuit, *more], test, progress=progress, **limits)
     return Found(model, train, test, scores, circuit, results[0], results[1:])
+
+
+def _curve(n_edges: int, n: int, how: str) -> list[int]:
+    """Sizes to measure beside n; ways that measure take longer the further down they go."""
+    least = n // 2 if how in MEASURED else 1
+    return sorted({max(1, round(share * n_edges)) for share in CURVE if share * n_edges >= least})
 
 
 def notices(task: Task) -> list[str]:

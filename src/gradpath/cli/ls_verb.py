@@ -61,9 +61,6 @@ def _methods() -> list[dict[str, str]]:
 
 
 def _selections() -> list[dict[str, str]]:
-    from gradpath.selection import SELECTIONS
+    from gradpath.measured import WAYS
 
-    return [
-        {"name": name, "about": (order.__doc__ or "").partition("\n")[0]}
-        for name, order in SELECTIONS.items()
-    ]
+    return [{"name": name, "about": (order.__doc__ or "").partition("\n")[0]} for name, order in WAYS.items()]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from gradpath._version import __version__
 from gradpath.attribution import Progress, attribute
+from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 from gradpath.experiments.fingerprint import of_task, of_weights
 from gradpath.experiments.methods import Method
 from gradpath.experiments.published import Published, published
 from gradpath.experiments.request import GRIDS, Request
 from gradpath.experiments.store import Key, Store
+from gradpath.measured import select_many
 from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores
 from gradpath.selection import edge_count
@@ -101,6 +104,12 @@ class Bench:
             **method.options,
         )
         return self.store.keep_scores(key, scores, time.process_time() - begin)
+
+    def circuits(self, scores: Scores, task: str, how: str, counts: Sequence[int]) -> list[Circuit]:
+        """Circuits of several sizes; ways that measure do so on the examples of the scores."""
+        train = self.task(task, "train")
+        limits: Any = {"batch_size": self.request.batch_size}
+        return select_many(scores, counts, how=how, model=self.model, task=train, **limits)
 
     def sparsities(self, task: str) -> tuple[float, ...]:
         """The sparsities asked for; for a model of the paper those of its own table as well."""

@@ -16,7 +16,7 @@ from gradpath.experiments.registry import Experiment
 from gradpath.experiments.request import default_tasks
 from gradpath.experiments.table import markdown, with_interval
 from gradpath.files import write_atomically
-from gradpath.selection import select
+from gradpath.selection import edge_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,7 +89,8 @@ def _heading(bench: Bench, task: str, circuit: Circuit) -> str:
 def _drawn(bench: Bench, task: str, method: Method, sparsity: float) -> Circuit:
     """The circuit of the first selection that leaves an edge: top-n at 99.9% is often pruned to nothing."""
     scores = bench.scores(task, method)
-    found = [select(scores, sparsity=sparsity, how=how) for how in bench.request.hows]
+    counts = [edge_count(scores.graph, None, sparsity)]
+    found = [bench.circuits(scores, task, how, counts)[0] for how in bench.request.hows]
     return next((circuit for circuit in found if len(circuit)), found[0])
 
 

@@ -16,7 +16,6 @@ from gradpath.evaluation import Result, evaluate
 from gradpath.experiments.bench import Bench
 from gradpath.experiments.methods import Method
 from gradpath.experiments.store import Key, digest
-from gradpath.selection import select_many
 
 CIRCUIT_COST = 0.4  # of running a circuit, in passes: most nodes are outside of it
 Advance = Callable[[float], None]
@@ -140,7 +139,7 @@ class CircuitJob:
         circuits: dict[tuple[str, int], Circuit] = {}
         for how in self.hows:
             counts = [n for other, n in missing if other == how]
-            found = select_many(scores, counts, how=how) if counts else []
+            found = bench.circuits(scores, self.task, how, counts) if counts else []
             circuits |= {(how, n): circuit for n, circuit in zip(counts, found, strict=True)}
         cost = 2 + CIRCUIT_COST * len(missing)
         results = evaluate(

@@ -18,7 +18,6 @@ from gradpath.experiments.methods import Method
 from gradpath.experiments.output import Outcome
 from gradpath.experiments.registry import Experiment
 from gradpath.experiments.table import markdown, percent
-from gradpath.selection import select_many
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +70,8 @@ def outcome(bench: Bench) -> Outcome:
 def _rows(bench: Bench, manual: ManualCircuit, method: Method, how: str) -> list[Row]:
     scores = bench.scores(manual.task, method)
     rows = []
-    for circuit in select_many(scores, _sizes(scores.graph.n_edges, len(manual.edges)), how=how):
+    counts = _sizes(scores.graph.n_edges, len(manual.edges))
+    for circuit in bench.circuits(scores, manual.task, how, counts):
         edges, nodes = compare(circuit, manual)
         row: Row = {"manual": manual.name, "task": manual.task, "method": method.label, "how": how}
         row |= {"edges_asked": circuit.asked, "edges_kept": len(circuit)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradpath.errors import UsageError, unknown
 from gradpath.experiments.methods import PAPER_METHODS, Method, parse_methods
-from gradpath.selection import SELECTIONS
+from gradpath.measured import WAYS
 from gradpath.tasks import TASKS
 
 # The paper's figures go from 96.9% to 99.9% in steps of 0.3%; MIB's benchmark keeps 0.1% to 50% of the edges.
@@ -40,8 +40,8 @@ class Request:
             if name not in TASKS:
                 raise unknown("task", name, TASKS)
         for how in self.hows:
-            if how not in SELECTIONS:
-                raise unknown("selection", how, SELECTIONS)
+            if how not in WAYS:
+                raise unknown("selection", how, WAYS)
         if self.grid not in GRIDS:
             raise unknown("grid of sparsities", self.grid, GRIDS)
         for sparsity in self.sparsities or ():

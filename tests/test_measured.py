@@ -1,0 +1,123 @@
+"""Ways of selecting that measure: what they promise, on models small enough to check it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import prompts, tiny_model
+
+import gradpath as gp
+from gradpath import refined as refined_module
+from gradpath.attribution import attribute
+from gradpath.balanced import balanced
+from gradpath.errors import InputError, UsageError
+from gradpath.evaluation import evaluate
+from gradpath.measured import MEASURED, select, select_many
+from gradpath.refined import refined, take_away
+from gradpath.scores import Scores
+from gradpath.selection import top
+
+TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
+
+
+@pytest.fixture(scope="module")
+def found():
+    model = tiny_model("gpt2")
+    return model, attribute(model, TASK, "eap-ig")
+
+
+def test_edges_go_whose_effect_the_circuit_has_too_much_of():
+    off = torch.tensor([1.0, -2.0, 0.0])
+    effects = torch.tensor([[0.0, 1.0, 3.0], [0.1, -2.0, 0.0], [0.0, 0.0, 1.0]])
+    assert take_away(off, effects, 1, caution=0).tolist() == [1]
+    # What is left afterwards is nothing, so the smallest goes next and the largest last.
+    assert take_away(off, effects, 3, caution=0).tolist() == [1, 0, 2]
+
+
+def test_caution_prefers_small_effects_to_those_that_fit():
+    off, effects = torch.tensor([1.0, -2.0]), torch.tensor([[0.1, 1.0], [0.0, -2.0]])
+    assert take_away(off, effects, 1, caution=0).tolist() == [1]
+    assert take_away(off, effects, 1, caution=2).tolist() == [0]
+
+
+@pytest.mark.parametrize("n", [1, 7, 199, 201, 650, 1000])
+def test_taking_edges_in_groups_leaves_examples_no_further_off_than_one_by_one(n, monkeypatch):
+    generator = torch.Generator().manual_seed(n)
+    effects = torch.randn(5, 1000, generator=generator) * torch.rand(1000, generator=generator) ** 4
+    off = 30 * torch.randn(5, generator=generator)
+
+    def left():
+        taken = take_away(off, effects, n)
+        assert len(taken) == len(set(taken.tolist())) == n
+        return float((off - effects[:, taken].sum(1)).norm() + effects[:, taken].square().sum())
+
+    grouped = left()
+    monkeypatch.setattr(refined_module, "GROUPS", n)
+    assert grouped <= 1.05 * left()
+
+
+def test_refined_is_one_order_of_all_edges_whatever_was_asked_for(found):
+    model, scores = found
+    n_edges = scores.graph.n_edges
+    (everything,) = refined(model, TASK, scores, [n_edges])
+    small, middle, whole = refined(model, TASK, scores, [5, n_edges // 3, n_edges])
+    assert sorted(whole.tolist()) == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
+    assert torch.equal(whole[:5], small)
+    assert torch.equal(whole[: n_edges // 3], middle)
+    start = round(refined_module.START * n_edges)
+    assert set(everything[:start].tolist()) == set(whole[:start].tolist())
+    again = refined(model, TASK, scores, [20, n_edges // 3])
+    assert set(again[1].tolist()) == set(middle.tolist())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt2-variant", "llama-grouped", "mistral"])
+def test_measured_circuits_err_less_than_the_largest_scores_on_the_examples_they_saw(family, monkeypatch):
+    monkeypatch.setattr(refined_module, "START", 0.6)
+    model = tiny_model(family)
+    scores = attribute(model, TASK, "eap-ig")
+    counts = [scores.graph.n_edges // 10, scores.graph.n_edges // 5]
+    plain = evaluate(model, select_many(scores, counts), TASK)
+    ways: dict = {"model": model, "task": TASK}
+    by_refining = evaluate(model, select_many(scores, counts, how="refined", **ways), TASK)
+    by_balance = evaluate(model, select_many(scores, counts, how="balanced", **ways), TASK)
+    assert sum(x.error for x in by_refining) < 0.8 * sum(x.error for x in plain)
+    for balance, without in zip(by_balance, plain, strict=True):
+        assert abs(1 - balance.faithfulness) <= abs(1 - without.faithfulness)
+
+
+def test_balanced_takes_the_largest_of_both_signs(found):
+    model, scores = found
+    (order,) = balanced(model, TASK, scores, [40])
+    values = scores.values.flatten()
+    assert len(set(order.tolist())) == 40
+    assert (values[order].abs().diff() <= 0).all()
+    for sign in (1, -1):
+        own = order[values[order] * sign > 0]
+        allowed = scores.graph.mask.flatten() & (values * sign > 0)
+        largest = (values.abs() * allowed).sort(descending=True, stable=True).indices[: len(own)]
+        assert set(own.tolist()) == set(largest.tolist())
+
+
+def test_balanced_stays_within_what_there_is(found):
+    model, scores = found
+    helpful = Scores(scores.graph, scores.values.abs())
+    (order,) = balanced(model, TASK, helpful, [30])
+    assert torch.equal(order.sort().values, top(helpful, 30).sort().values)
+
+
+@pytest.mark.parametrize("how", MEASURED)
+def test_select_remembers_how_and_needs_what_it_measures_with(found, how):
+    model, scores = found
+    circuit = gp.select(scores, 50, how=how, model=model, task=TASK)
+    assert circuit.about["selection"]["how"] == how
+    assert circuit.asked == 50
+    assert 0 < len(circuit) <= 50
+    with pytest.raises(UsageError, match="give it model= and task="):
+        select(scores, 50, how=how)
+    with pytest.raises(InputError, match="another model"):
+        select(attribute(tiny_model("llama-grouped"), TASK, "eap"), 5, how=how, model=model, task=TASK)
+
+
+def test_an_unknown_way_is_refused_with_those_there_are(found):
+    with pytest.raises(UsageError, match="refined"):
+        gp.select(found[1], 5, how="refind")
