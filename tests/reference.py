@@ -7,8 +7,10 @@ else.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -165,6 +167,7 @@ def examples(model: Transformer, task: Task, dtype: torch.dtype = torch.float64)
 
 
 Path = Callable[[Transformer, Tensor, Tensor], list[Tensor]]
+Outputs = Callable[[Transformer, Tensor], Tensor]
 
 
 def scores(model: Transformer, task: Task, path: Path) -> Tensor:
@@ -195,21 +198,83 @@ def straight_line(fractions: list[float]) -> Path:
     return lambda model, clean, corrupted: [corrupted + f * (clean - corrupted) for f in fractions]
 
 
-def grad_path(steps: int, everywhere: bool = False) -> Path:
+def last_logits(model: Transformer, x: Tensor) -> Tensor:
+    return forward(model, x, everything)[0]
+
+
+def all_logits(model: Transformer, x: Tensor) -> Tensor:
+    return torch.cat([last_logits(model, x[:end]) for end in range(1, len(x) + 1)])
+
+
+def slope(model: Transformer, point: Tensor, corrupted: Tensor, outputs: Outputs = last_logits) -> Tensor:
+    """The gradient of ||G(gamma) - G(x')||^2 at a point."""
+    leaf = point.clone().requires_grad_()
+    distance = ((outputs(model, leaf) - outputs(model, corrupted)) ** 2).sum()
+    return torch.autograd.grad(distance, leaf)[0]
+
+
+def grad_path(steps: int, outputs: Outputs = last_logits) -> Path:
     """The paper's Eq. 7-8: unit steps down the gradient of ||G(gamma) - G(x')||^2, from x."""
 
-    def outputs(model: Transformer, x: Tensor) -> Tensor:
-        ends = range(1, len(x) + 1) if everywhere else [len(x)]
-        return torch.cat([forward(model, x[:end], everything)[0] for end in ends])
-
     def path(model: Transformer, clean: Tensor, corrupted: Tensor) -> list[Tensor]:
-        goal, gamma, points = outputs(model, corrupted), clean, []
+        gamma, points = clean, []
         for _ in range(steps):
-            leaf = gamma.clone().requires_grad_()
-            (g,) = torch.autograd.grad(((outputs(model, leaf) - goal) ** 2).sum(), leaf)
+            g = slope(model, gamma, corrupted, outputs)
             gamma = gamma - g / g.norm()
             points.append(gamma)
         return points
+
+    return path
+
+
+def boxed(steps: int) -> Path:
+    """The same with steps of ||x - x'|| / k; coordinates at a wall are left out, and no wall is crossed."""
+
+    def path(model: Transformer, clean: Tensor, corrupted: Tensor) -> list[Tensor]:
+        low, high = torch.minimum(clean, corrupted), torch.maximum(clean, corrupted)
+        gamma, points = clean, []
+        for _ in range(steps):
+            g = slope(model, gamma, corrupted)
+            g[(g > 0) & (gamma == low)] = 0
+            g[(g < 0) & (gamma == high)] = 0
+            gamma = (gamma - (clean - corrupted).norm() / steps * g / g.norm()).clamp(low, high)
+            points.append(gamma)
+        return points
+
+    return path
+
+
+def monotone(steps: int) -> Path:
+    """From x on, coordinates of smallest slope go to x', in each step a k-th of the whole way."""
+
+    def path(model: Transformer, clean: Tensor, corrupted: Tensor) -> list[Tensor]:
+        gamma, points = clean.clone(), [clean]
+        whole = (clean - corrupted).abs().sum()
+        for step in range(1, steps):
+            g = slope(model, gamma, corrupted).abs().flatten()
+            gamma, behind = gamma.clone(), whole - (gamma - corrupted).abs().sum()
+            for i in g.argsort(stable=True).tolist():
+                behind += (gamma.flatten()[i] - corrupted.flatten()[i]).abs()
+                if behind <= whole * step / steps:
+                    gamma.view(-1)[i] = corrupted.flatten()[i]
+            points.append(gamma)
+        return points
+
+    return path
+
+
+def where_it_moves(steps: int) -> Path:
+    """On the line, at equal shares of the way of the logits, as 2 k pieces of the line measure it."""
+
+    def path(model: Transformer, clean: Tensor, corrupted: Tensor) -> list[Tensor]:
+        line = [corrupted + i / (2 * steps) * (clean - corrupted) for i in range(2 * steps + 1)]
+        logits = [last_logits(model, x) for x in line]
+        way = [0.0]
+        for a, b in itertools.pairwise(logits):
+            way.append(way[-1] + float((a - b).norm()))
+        at = [(j + 0.5) / steps * way[-1] for j in range(steps)]
+        fractions = np.interp(at, way, np.linspace(0, 1, len(way)))
+        return [corrupted + f * (clean - corrupted) for f in fractions]
 
     return path
 

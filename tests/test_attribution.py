@@ -34,9 +34,15 @@ METHODS = {
     "eap-gp-everywhere": (
         "eap-gp",
         {"steps": 2, "outputs": "all"},
-        reference.grad_path(2, everywhere=True),
+        reference.grad_path(2, reference.all_logits),
     ),
+    "eap-ig-middle": ("eap-ig", {"steps": 2, "end": "middle"}, reference.straight_line([0.25, 0.75])),
+    "eap-moves": ("eap-moves", {"steps": 3}, reference.where_it_moves(3)),
+    "eap-boxed": ("eap-boxed", {"steps": 3}, reference.boxed(3)),
+    "eap-monotone": ("eap-monotone", {"steps": 3}, reference.monotone(3)),
 }
+# Which coordinates are at a wall, or have the smallest slope, is all or nothing: rounding can change it.
+ROUGH = {"eap-boxed", "eap-monotone"}
 
 
 def close(values: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> bool:
@@ -48,7 +54,8 @@ def close(values: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5)
 def test_engine_equals_the_plain_reference(model, name):
     method, options, points = METHODS[name]
     expected = reference.scores(model, MIXED, points)
-    assert close(attribute(model, MIXED, method, batch_size=3, **options).values, expected)
+    if name not in ROUGH:
+        assert close(attribute(model, MIXED, method, batch_size=3, **options).values, expected)
     # In double precision nothing is left of the difference but the rounding of the result.
     exact = attribute(model.to(dtype=torch.float64), MIXED, method, batch_size=3, **options).values
     assert close(exact, expected, 2e-7)
@@ -61,7 +68,7 @@ def test_engine_equals_the_reference_wherever_the_prompts_differ(differ):
         assert close(attribute(model, task, method, **options).values, reference.scores(model, task, points))
 
 
-@pytest.mark.parametrize("method", ["eap", "eap-ig", "eap-gp"])
+@pytest.mark.parametrize("method", PATHS)
 def test_scores_do_not_depend_on_batch_size_order_or_padding(model, method):
     # In double precision: GradPath's steps amplify rounding, and that is not what is asked here.
     model = model.to(dtype=torch.float64)
@@ -142,6 +149,7 @@ def test_one_step_of_each_path_is_its_limit(gpt2):
 def test_passes_are_counted_as_promised(gpt2):
     task = prompts([6, 6], [[2], [3]])
     promised = {"eap": (2, 1), "clean-corrupted": (2, 2), "eap-ig": (6, 5), "eap-gp": (7, 10)}
+    promised |= {"eap-moves": (16, 5), "eap-boxed": (7, 10), "eap-monotone": (6, 9)}
     for method, (forward, backward) in promised.items():
         assert attribute(gpt2, task, method).about["passes"] == {"forward": forward, "backward": backward}
 

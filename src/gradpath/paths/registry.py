@@ -16,8 +16,11 @@ Costs, in passes over the positions from the first differing token on, for k ste
 
     eap              2 forward      1 backward
     clean-corrupted  2 forward      2 backward
-    eap-ig           k + 1 forward  k backward     (the end that is a point is not run twice)
+    eap-ig           k + 1 forward  k backward     (k + 2 with end=middle)
     eap-gp           k + 2 forward  2 k backward   (k + 1 and k of them over the whole prompt)
+    eap-moves        3 k + 1 forward  k backward
+    eap-monotone     k + 1 forward  2 k - 1 backward
+    eap-boxed        k + 2 forward  2 k backward
 
 A path of one's own:
 
@@ -37,7 +40,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -78,7 +80,7 @@ class Visit(Protocol):
         """The gradient of ``objective``, one number per example, at the point: shaped like the point."""
 
 
-Points = Generator["Tensor | Look", Visit, None]
+Points = Generator[Tensor | Look, Visit, None]
 Builder = Callable[..., Points]
 
 
@@ -146,81 +148,3 @@ def find_path(name: str) -> Path:
     if name not in PATHS:
         raise unknown("method", name, PATHS)
     return PATHS[name]
-
-
-@path("eap")
-def eap(pair: Pair) -> Points:
-    """Edge attribution patching: the gradient at the clean prompt."""
-    yield pair.clean
-
-
-@path("clean-corrupted")
-def clean_corrupted(pair: Pair) -> Points:
-    """The mean of the gradients at the clean and at the corrupted prompt."""
-    yield pair.clean
-    yield pair.corrupted
-
-
-@path("eap-ig")
-def eap_ig(pair: Pair, *, steps: int = 5, end: Literal["clean", "corrupted"] = "clean") -> Points:
-    """Integrated gradients: the straight line x' + (j/k)(x - x'), j = 1..k.
-
-    The paper's Eq. 3 and 5. ``end`` says which end of the line is a point: ``clean`` as in the paper, or
-    ``corrupted`` for j = 0..k-1, as the EAP-IG library has it now.
-    """
-    yield pair.clean if end == "clean" else pair.corrupted
-    inner = [j / steps for j in range(1, steps)]
-    if inner:
-        # All at once: points of a straight line do not wait for each other.
-        yield torch.stack([pair.corrupted + f * (pair.clean - pair.corrupted) for f in inner])
-
-
-@path("eap-gp", whole=lambda options: options["move"] == "all")
-def eap_gp(
-    pair: Pair,
-    *,
-    steps: int = 5,
-    start: bool = False,
-    pin_end: bool = False,
-    norm: Literal["example", "position"] = "example",
-    outputs: Literal["last", "all"] = "last",
-    stride: Literal["unit", "matched"] = "unit",
-    move: Literal["all", "differing"] = "all",
-) -> Points:
-    r"""GradPath: from the clean prompt down the steepest descent to the corrupted prompt's output.
-
-    The paper's Eq. 7-9 and Algorithm 1, G being the logits::
-
-        gamma_0 = x,   g_j = d ||G(gamma_(j-1)) - G(x')||^2 / d gamma_(j-1)
-        gamma_j = gamma_(j-1) - g_j / ||g_j||,   points gamma_1 .. gamma_k
-
-    The defaults are the equations to the letter. What they leave open are options, and ``steps`` is
-    always the number k of scored points:
-
-    ``start``    gamma_0 is a point, so that k = 1 is EAP, as the paper says of it.
-    ``pin_end``  the last point is x' itself; with ``start``, k = 2 is the paper's clean and corrupted.
-    ``norm``     ||g|| is taken over an example's positions and dimensions, or per position. Never over
-                 the batch: a score would then depend on the batch size.
-    ``outputs``  G is the logits at the last position, or at all real positions.
-    ``stride``   steps of length 1, or of ||x - x'|| / k, which ties them to the model's own scale.
-    ``move``     all positions move, or only those in which the prompts differ.
-    """
-    goal = [logits.detach() for logits in (yield Look(pair.corrupted)).outputs(outputs)]
-    axes = (-2, -1) if norm == "example" else (-1,)
-    length = (
-        (pair.clean - pair.corrupted).norm(dim=axes, keepdim=True) / steps if stride == "matched" else 1.0
-    )
-
-    visit = yield pair.clean if start else Look(pair.clean)
-    for _ in range(steps - start - pin_end):
-        here = visit.outputs(outputs)
-        gap = sum(((a - b) ** 2).flatten(1).sum(1) for a, b in zip(here, goal, strict=True))
-        assert isinstance(gap, Tensor)
-        g = visit.gradient(gap)
-        if move == "differing":
-            g = g * pair.differs[..., None]
-        # Where there is no slope there is no direction: such an example stays where it is.
-        tiny = torch.finfo(g.dtype).tiny
-        visit = yield visit.point - length * g / g.norm(dim=axes, keepdim=True).clamp_min(tiny)
-    if pin_end and steps > start:
-        yield pair.corrupted
