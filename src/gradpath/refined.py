@@ -23,13 +23,13 @@ per rung one set-up, one run of the circuit and one backward pass through it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.circuit import Circuit
 from gradpath.effects import edge_effects
 from gradpath.intervention import plan, set_stage
 from gradpath.memory import batch_that_fits, halving
@@ -39,7 +39,8 @@ from gradpath.selection import Order, circuit_of, pruned, top
 from gradpath.tasks.task import Pairs, Task, encode
 
 START = 0.1  # of all edges: where the descent begins
-RUNG = 0.75  # of the edges that are left stay on the next rung
+RUNG = 0.6  # of the edges that are left stay on the next rung
+TRIM = 1.05  # times the edges asked for are measured once more, and trimmed
 CAUTION = 1.0
 # Effects are kept for every example and edge, so this bounds memory; more examples change little.
 MOST_EXAMPLES = 256
@@ -58,13 +59,31 @@ def refined(
     memory: int | None = None,
 ) -> list[Order]:
     """The edges for each of several sizes, best first; ``task`` holds the examples of the scores."""
-    order = _descent(model, task, scores, min(counts), batch_size, memory)
-    return [order[:n] for n in counts]
+    pairs = _some(encode(task, model.tokenizer))
+    look = partial(_look, model, task, pairs, batch_that_fits(model, pairs, batch_size, memory), scores)
+    order = _descent(scores, min(counts), look)
+    return [_trimmed(scores, order, n, look) for n in counts]
 
 
-def _descent(
-    model: Transformer, task: Task, scores: Scores, n: int, batch_size: int, memory: int | None
-) -> Order:
+Look = Callable[[Order], tuple[Tensor, Tensor]]
+
+
+def _trimmed(scores: Scores, order: Order, n: int, look: Look) -> Order:
+    """The first ``n`` edges, once the last few were taken from a circuit that was measured as it is."""
+    graph = scores.graph
+    if n >= round(START * graph.n_edges):
+        return order[:n]
+    mask = torch.zeros(graph.n_sources * graph.n_targets, dtype=torch.bool, device="cpu")
+    mask[order[: round(TRIM * n)]] = True
+    mask = pruned(graph, mask.view(graph.n_sources, -1)).flatten()
+    edges = mask.nonzero()[:, 0]
+    if len(edges) > n:
+        mask[edges[take_away(*look(edges), len(edges) - n)]] = False
+    alive = order[mask[order]]
+    return torch.cat([alive, order[~mask[order]]])[:n]
+
+
+def _descent(scores: Scores, n: int, look: Look) -> Order:
     """All edges, those that went last first, down to a circuit of at most ``n``.
 
     The rungs do not depend on ``n``, so neither does a circuit on the others that were asked for.
@@ -74,8 +93,6 @@ def _descent(
     left = torch.zeros(graph.n_sources * graph.n_targets, dtype=torch.bool, device="cpu")
     left[everything[: round(START * graph.n_edges)]] = True
     taken = [everything[~left[everything]].flip(0)]  # first to go first
-    pairs = _some(encode(task, model.tokenizer))
-    size = batch_that_fits(model, pairs, batch_size, memory)
     while True:
         dead = left & ~pruned(graph, left.view(graph.n_sources, -1)).flatten()
         taken.append(everything[dead[everything]].flip(0))
@@ -83,8 +100,7 @@ def _descent(
         edges = left.nonzero()[:, 0]
         if len(edges) <= n:
             break
-        off, effects = _look(model, task, pairs, circuit_of(scores, edges, prune=False), size)
-        going = edges[take_away(off, effects, len(edges) - int(RUNG * len(edges)))]
+        going = edges[take_away(*look(edges), len(edges) - int(RUNG * len(edges)))]
         taken.append(going)
         left[going] = False
     taken.append(everything[left[everything]].flip(0))
@@ -128,12 +144,12 @@ def _some(pairs: Pairs) -> Pairs:
 
 
 def _look(
-    model: Transformer, task: Task, pairs: Pairs, circuit: Circuit, size: int
+    model: Transformer, task: Task, pairs: Pairs, size: int, scores: Scores, edges: Order
 ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
-    """How far each example is off in a pruned circuit, and the effects of its edges."""
-    todo = plan(model, circuit)
+    """How far each example is off in the circuit of these edges, a pruned one, and the edges' effects."""
+    todo = plan(model, circuit_of(scores, edges, prune=False))
     off = torch.empty(len(pairs), device="cpu")
-    effects = torch.empty(len(pairs), len(circuit), device="cpu")
+    effects = torch.empty(len(pairs), len(edges), device="cpu")
     row = 0
 
     def work(batch: Pairs) -> tuple[Tensor, Tensor]:
