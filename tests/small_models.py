@@ -184,7 +184,10 @@ TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 @cache
 def tiny_hf(kind: str) -> Any:
     """A transformers model with weights large enough that every part of it matters."""
-    model_class, config_class, settings = TINY[kind]
+    return random_hf(*TINY[kind])
+
+
+def random_hf(model_class: Any, config_class: Any, settings: dict[str, Any]) -> Any:
     torch.manual_seed(7)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

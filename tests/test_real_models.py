@@ -54,10 +54,12 @@ def test_the_converted_model_is_kept_and_loaded_from_there(model, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["eap-ig", "eap-gp"])
-def test_a_circuit_of_one_edge_in_forty_keeps_most_of_the_behaviour(model, tasks, method):
+def test_a_small_circuit_keeps_most_of_the_behaviour(model, tasks, method):
+    # Gemma has a twelfth of SmolLM2's edges, so its circuits are a larger share of them.
+    sparsity = {"smollm2": 0.975, "gemma3-270m": 0.9}[model.name]
     scores = gp.attribute(model, tasks["train"], method)
-    result = gp.evaluate(model, gp.select(scores, sparsity=0.975), tasks["test"])
+    result = gp.evaluate(model, gp.select(scores, sparsity=sparsity), tasks["test"])
     assert 3.5 < result.clean < 6.5
     assert abs(result.corrupted) < 0.7
-    assert result.edges_asked == 3_080
+    assert result.edges_asked == {"smollm2": 3_080, "gemma3-270m": 1_034}[model.name]
     assert result.faithfulness > 0.5
