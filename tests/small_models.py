@@ -11,7 +11,9 @@ import torch
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -166,6 +168,23 @@ TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
             },
+        },
+    ),
+    "gemma3-with-images": (
+        Gemma3ForConditionalGeneration,
+        Gemma3Config,
+        {
+            "text_config": {**_GEMMA, "rope_local_base_freq": 20.0},
+            "vision_config": {
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "mm_tokens_per_image": 4,
+            "image_token_index": 60,
         },
     ),
     "phi": (
