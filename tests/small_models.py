@@ -11,7 +11,9 @@ import torch
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -168,6 +170,23 @@ TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma3-with-images": (
+        Gemma3ForConditionalGeneration,
+        Gemma3Config,
+        {
+            "text_config": {**_GEMMA, "rope_local_base_freq": 20.0},
+            "vision_config": {
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "mm_tokens_per_image": 4,
+            "image_token_index": 60,
+        },
+    ),
     "phi": (
         PhiForCausalLM,
         PhiConfig,
@@ -184,7 +203,10 @@ TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 @cache
 def tiny_hf(kind: str) -> Any:
     """A transformers model with weights large enough that every part of it matters."""
-    model_class, config_class, settings = TINY[kind]
+    return random_hf(*TINY[kind])
+
+
+def random_hf(model_class: Any, config_class: Any, settings: dict[str, Any]) -> Any:
     torch.manual_seed(7)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -91,7 +91,7 @@ def test_scores_are_the_mean_of_single_examples(gpt2):
     assert close(attribute(gpt2, MIXED, "eap-gp").values, torch.stack(alone).mean(0))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped", "neox", "qwen3", "gemma2", "gemma3", "olmo2"])
 def test_eap_is_the_slope_of_exact_patching(kind):
     """Corrupt one edge at a time, by so little that the metric is linear in it.
 
@@ -114,7 +114,7 @@ def test_eap_is_the_slope_of_exact_patching(kind):
     assert close(values, exact, 2e-3)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped", "neox", "qwen3", "gemma2", "gemma3", "olmo2"])
 def test_integrated_gradients_are_complete_over_the_edges_out_of_input(kind):
     """The sum that is complete is that over ``input``'s out-edges, over all targets.
 

@@ -7,9 +7,12 @@ import os
 
 import pytest
 import torch
+from small_models import prompts
 
+from gradpath.attribution import attribute
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError
+from gradpath.evaluation import evaluate
 from gradpath.graph import Graph
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import select
@@ -35,6 +38,18 @@ def test_a_circuit_comes_back_as_it_was(circuit, tmp_path):
     assert torch.equal(back.index, circuit.index)
     assert torch.equal(back.scores, circuit.scores)
     assert back.about == circuit.about
+
+
+def test_circuits_and_scores_of_every_family_come_back(model, tmp_path):
+    task = prompts([6, 6], [[2], [3]])
+    scores = attribute(model, task, "eap")
+    scores.save(tmp_path / "scores.safetensors")
+    select(scores, 40).save(tmp_path / "circuit.json")
+    back = load_circuit(tmp_path / "circuit.json")
+    assert back.graph == model.graph
+    assert torch.equal(load_scores(tmp_path / "scores.safetensors").values, scores.values)
+    ours, theirs = (evaluate(model, one, task).circuit_values for one in (select(scores, 40), back))
+    assert torch.equal(ours, theirs)
 
 
 def test_an_empty_circuit_comes_back(tmp_path):

@@ -99,9 +99,11 @@ def test_a_metric_equal_on_clean_and_corrupted_is_refused(gpt2):
 
 
 def test_a_circuit_of_another_model_is_refused(gpt2):
-    other = tiny_model("llama-grouped")
+    other, parallel = tiny_model("llama-grouped"), tiny_model("neox")
     with pytest.raises(InputError, match="circuit is of another model"):
         evaluate(gpt2, circuit_of(other.graph, other.graph.mask), MIXED)
+    with pytest.raises(InputError, match="it has 3 parallel layers of 3 heads, gpt2 has 3 layers of 3 heads"):
+        evaluate(gpt2, circuit_of(parallel.graph, parallel.graph.mask), MIXED)
 
 
 def test_a_metric_that_is_not_finite_is_refused(gpt2):

@@ -244,9 +244,11 @@ def _weight_row(target: int, n_heads: int, n_kv_heads: int) -> int:
 
 def check_same_graph(model: Transformer, circuit: Circuit) -> None:
     if model.graph != circuit.graph:
-        ours, theirs = model.graph, circuit.graph
+        ours, theirs = (
+            f"{x.n_layers} {'parallel ' if x.parallel else ''}layers of {x.n_heads} heads"
+            for x in (model.graph, circuit.graph)
+        )
         raise InputError(
-            f"the circuit is of another model: it has {theirs.n_layers} layers of {theirs.n_heads} heads, "
-            f"{model.name or 'this model'} has {ours.n_layers} of {ours.n_heads}. "
+            f"the circuit is of another model: it has {theirs}, {model.name or 'this model'} has {ours}. "
             f"Evaluate it on {circuit.about.get('model') or 'the model it was found in'}."
         )

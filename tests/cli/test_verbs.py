@@ -119,6 +119,14 @@ def test_ls_lists(run, what):
     assert {"models": "smollm2", "tasks": "ioi", "methods": "eap-gp", "selections": "greedy"}[what] in names
 
 
+def test_ls_models_says_what_each_family_supports(run):
+    rows = {row["name"]: row for row in run("ls", "models", "--json").json["models"]}
+    assert {"smollm2", "gemma3-270m", "gpt2", "llama", "mistral", "gpt_neox", "qwen2", "qwen3"} <= rows.keys()
+    assert {"gemma2", "gemma3", "gemma3_text", "phi", "olmo2"} <= rows.keys()
+    assert "parallel" in rows["gpt_neox"]["supports"]
+    assert "soft caps" in rows["gemma2"]["about"]
+
+
 WRONG_USAGE = {
     "an unknown command": (["fnd"], "Did you mean 'find'"),
     "an unknown flag": (["find", "--edgs", "5"], "--edgs"),

@@ -38,12 +38,21 @@ def test_converting_does_not_change_the_original():
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_frequencies_stay_exact_in_half_precision():
-    half = tiny_model("llama-grouped").to(dtype=torch.bfloat16)
+@pytest.mark.parametrize("kind", sorted(TINY))
+def test_half_precision_is_close_and_frequencies_stay_exact(kind):
+    half, whole = tiny_model(kind).to(dtype=torch.bfloat16), tiny_model(kind)
     assert half.dtype == torch.bfloat16
-    assert half.rotary[0].frequencies.dtype == torch.float32
-    difference = half.logits(IDS).float() - tiny_model("llama-grouped").logits(IDS)
-    assert float(difference.abs().max()) < 0.3
+    assert all(rotary.frequencies.dtype == torch.float32 for rotary in half.rotary)
+    expected = whole.logits(IDS)
+    assert float((half.logits(IDS).float() - expected).norm() / expected.norm()) < 0.05
+
+
+def test_embeddings_are_scaled_as_transformers_scales_them_in_every_precision():
+    for dtype in (torch.float32, torch.bfloat16):
+        original = copy.deepcopy(tiny_hf("gemma3")).to(dtype)
+        with torch.no_grad():
+            expected = original.model.embed_tokens(IDS)
+        assert torch.equal(convert(original).embed(IDS), expected)
 
 
 @pytest.mark.parametrize(

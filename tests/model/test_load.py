@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_models import VOCAB, Numbers, tiny_hf
+from small_models import TINY, VOCAB, Numbers, tiny_hf
 
 from gradpath.errors import InputError
 from gradpath.model.load import load_model
@@ -17,7 +17,7 @@ CONFORMANCE = Path(__file__).parent.parent / "data" / "conformance"
 IDS = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped", "mistral"])
+@pytest.mark.parametrize("kind", sorted(TINY))
 def test_a_folder_and_the_loaded_model_give_the_same_logits(kind, tmp_path):
     tiny_hf(kind).save_pretrained(tmp_path)
     expected = load_model(tiny_hf(kind)).logits(IDS)
@@ -32,8 +32,9 @@ def test_dtype_and_name_are_the_users():
     assert load_model(tiny_hf("gpt2")).name == "a gpt2 model"
 
 
-def test_bos_goes_in_front_of_gpt2_prompts_unless_told_otherwise():
-    loads = {bos: load_model(tiny_hf("gpt2"), tokenizer=Numbers(), bos=bos) for bos in (None, True, False)}
+@pytest.mark.parametrize("kind", ["gpt2", "gemma2", "gemma3", "gemma3-with-images"])
+def test_bos_goes_in_front_of_gpt2_and_gemma_prompts_unless_told_otherwise(kind):
+    loads = {bos: load_model(tiny_hf(kind), tokenizer=Numbers(), bos=bos) for bos in (None, True, False)}
     fronts = {bos: model.tokenizer.encode(["5 6"])[0] for bos, model in loads.items()}
     assert fronts == {None: [1, 5, 6], True: [1, 5, 6], False: [5, 6]}
 

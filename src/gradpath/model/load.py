@@ -14,6 +14,7 @@ import torch
 from gradpath.errors import GradpathError, InputError
 from gradpath.model.families import check_family, convert
 from gradpath.model.families.registry import FAMILIES
+from gradpath.model.gguf_file import GgufFile
 from gradpath.model.packaged import PACKAGED
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
@@ -36,20 +37,24 @@ def load_model(
     beginning-of-sequence token in front of every prompt, or not; by default GPT-2 and Gemma get it and other
     families follow their tokenizer. ``tokenizer`` is a ``transformers`` tokenizer, for a model without one.
     """
-    precision = _dtype(dtype)
+    precision, gguf = _dtype(dtype), None
     if isinstance(source, (str, Path)):
-        loaded, found, name = _from_name(str(source), precision or torch.float32, trust_remote_code)
+        loaded, found, gguf, name = _from_name(str(source), precision or torch.float32, trust_remote_code)
     else:
         loaded, found, name = _from_object(source)
-    model = convert(loaded)
+    model = convert(loaded) if gguf is None else gguf.complete(convert(loaded), loaded)
     _check_finite(model, name)
     chosen = tokenizer or found
+    if bos is None and gguf is not None and gguf.add_bos:
+        bos = True
     text = None if chosen is None else Tokenizer(chosen, _bos_token(chosen, model.arch.family, bos))
     return replace(model.to(_device(device), precision), tokenizer=text, name=name)
 
 
-def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, Any, str]:
-    """The transformers model and tokenizer of a name, a folder or a file, and what to call it."""
+def _from_name(
+    source: str, dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[Any, Any, GgufFile | None, str]:
+    """The transformers model and tokenizer of a name, a folder or a file, that file, and what to call it."""
     folder, file = _located(source)
     from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
@@ -58,6 +63,7 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> tupl
         common["gguf_file"] = file
     try:
         with _quiet():
+            gguf = None if file is None else GgufFile.read(Path(folder, file))
             if file is None:  # before any weight is read, or fetched
                 check_family(str(PretrainedConfig.get_config_dict(folder)[0].get("model_type")))
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **common)
@@ -66,7 +72,7 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> tupl
         raise
     except Exception as problem:  # a damaged file can make the libraries below raise anything
         raise _explained(source, folder, problem) from None
-    return model, tokenizer, source
+    return model, tokenizer, gguf, source
 
 
 def _located(source: str) -> tuple[str, str | None]:

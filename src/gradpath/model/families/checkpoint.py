@@ -24,10 +24,18 @@ class Checkpoint:
     """The configuration and the weights of a loaded model, and how they are read."""
 
     def __init__(self, hf_model: Any) -> None:
-        self.hf, self.config = hf_model, hf_model.config
+        self.config, self.body = hf_model.config, hf_model.base_model
+        self.stem = hf_model.base_model_prefix  # what the names of the body's weights begin with
         self.family = str(self.config.model_type)
         self._weights: dict[str, Tensor] = hf_model.state_dict()
         self._read: set[str] = set()
+
+    def enter(self, config: str, body: str, *, leave: Sequence[str]) -> None:
+        """Go on with a part of the model; the parts to ``leave`` play no role in it."""
+        self.config = getattr(self.config, config)
+        left = tuple(f"{self.stem}.{name}." for name in leave)
+        self._read |= {name for name in self._weights if name.startswith(left)}
+        self.body, self.stem = getattr(self.body, body), f"{self.stem}.{body}"
 
     def only(self, name: str, known: Collection[Any]) -> Any:
         """The configuration's value of ``name``, if the adapter implements it."""
@@ -45,8 +53,9 @@ class Checkpoint:
     def activation(self, name: str = "hidden_act") -> str:
         return str(self.only(name, ACTIVATIONS))
 
-    def rotary(self, module: Any, layer_type: str = "") -> Rotary:
-        """The rotation that a rotary module of transformers makes, or its rotation for one type of layer."""
+    def rotary(self, layer_type: str = "") -> Rotary:
+        """The rotation of queries and keys, or the one of a type of layers."""
+        module = self.body.rotary_emb
         rope_type = module.rope_type[layer_type] if layer_type else module.rope_type
         self.check("rope_type", rope_type, STATIC_ROPE)
         prefix = f"{layer_type}_" if layer_type else ""

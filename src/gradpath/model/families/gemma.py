@@ -36,7 +36,7 @@ def from_gemma2(source: Checkpoint) -> Transformer:
         attention_cap=config.attn_logit_softcapping,
         logit_cap=config.final_logit_softcapping,
     )
-    rotation = (source.rotary(source.hf.model.rotary_emb),)
+    rotation = (source.rotary(),)
     return _assembled(source, arch, rotation, [0] * arch.n_layers)
 
 
@@ -51,8 +51,19 @@ def from_gemma3(source: Checkpoint) -> Transformer:
     )
     source.windows()  # refuses types of layers that are not known
     kinds = sorted(set(source.config.layer_types))
-    rotations = tuple(source.rotary(source.hf.model.rotary_emb, kind) for kind in kinds)
+    rotations = tuple(source.rotary(kind) for kind in kinds)
     return _assembled(source, arch, rotations, [kinds.index(kind) for kind in source.config.layer_types])
+
+
+@family(
+    "gemma3",
+    "Gemma 3 4B, 12B, 27B: the part that reads text",
+    supports=f"{_SHARED}, norms of queries and keys",
+    bos=True,
+)
+def from_gemma3_with_images(source: Checkpoint) -> Transformer:
+    source.enter("text_config", "language_model", leave=["vision_tower", "multi_modal_projector"])
+    return from_gemma3(source)
 
 
 def _assembled(

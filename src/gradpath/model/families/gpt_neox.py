@@ -32,7 +32,7 @@ def from_gpt_neox(source: Checkpoint) -> Transformer:
         unembedding=source.need("lm_head.weight"),
         final_gain=source.need("gpt_neox.final_layer_norm.weight"),
         final_shift=source.need("gpt_neox.final_layer_norm.bias"),
-        rotary=(source.rotary(source.hf.gpt_neox.rotary_emb),),
+        rotary=(source.rotary(),),
     )
 
 

@@ -49,9 +49,9 @@ def kin_model(
     return Transformer(
         arch=arch,
         layers=layers,
-        embedding=source.need("model.embed_tokens.weight"),
+        embedding=source.need(f"{source.stem}.embed_tokens.weight"),
         unembedding=source.need("lm_head.weight"),
-        final_gain=norms.gain(source.need("model.norm.weight")),
+        final_gain=norms.gain(source.need(f"{source.stem}.norm.weight")),
         **more,
     )
 
@@ -66,7 +66,7 @@ def kin_layer(
     scale: float | None = None,
     rotary: int = 0,
 ) -> Layer:
-    at = f"model.layers.{index}"
+    at = f"{source.stem}.layers.{index}"
 
     def gain(name: str | None) -> Tensor | None:
         return None if name is None else norms.gain(source.need(f"{at}.{name}.weight"))

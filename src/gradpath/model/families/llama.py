@@ -12,6 +12,6 @@ from gradpath.model.transformer import Transformer
 @family("mistral", "Mistral 7B", supports="sliding windows")
 def from_llama(source: Checkpoint) -> Transformer:
     arch = kin_architecture(source)
-    window = getattr(source.config, "sliding_window", None)
+    window = source.config.sliding_window if source.family == "mistral" else None
     layers = tuple(kin_layer(source, arch, index, window=window) for index in range(arch.n_layers))
-    return kin_model(source, arch, layers, rotary=(source.rotary(source.hf.model.rotary_emb),))
+    return kin_model(source, arch, layers, rotary=(source.rotary(),))

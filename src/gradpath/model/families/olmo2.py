@@ -23,4 +23,4 @@ def from_olmo2(source: Checkpoint) -> Transformer:
     source.only("attention_bias", [False])
     arch = kin_architecture(source, norm_before=False, qk_norm="layer")
     layers = tuple(kin_layer(source, arch, index, NORMS) for index in range(arch.n_layers))
-    return kin_model(source, arch, layers, NORMS, rotary=(source.rotary(source.hf.model.rotary_emb),))
+    return kin_model(source, arch, layers, NORMS, rotary=(source.rotary(),))

@@ -32,7 +32,7 @@ def from_phi(source: Checkpoint) -> Transformer:
         unembedding_bias=source.need("lm_head.bias"),
         final_gain=source.need("model.final_layernorm.weight"),
         final_shift=source.need("model.final_layernorm.bias"),
-        rotary=(source.rotary(source.hf.model.rotary_emb),),
+        rotary=(source.rotary(),),
     )
 
 

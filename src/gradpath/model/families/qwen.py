@@ -14,4 +14,4 @@ def from_qwen(source: Checkpoint) -> Transformer:
     arch = kin_architecture(source, qk_norm="head" if source.family == "qwen3" else None)
     windows = source.windows()
     layers = tuple(kin_layer(source, arch, index, window=window) for index, window in enumerate(windows))
-    return kin_model(source, arch, layers, rotary=(source.rotary(source.hf.model.rotary_emb),))
+    return kin_model(source, arch, layers, rotary=(source.rotary(),))
