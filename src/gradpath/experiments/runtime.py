@@ -42,7 +42,7 @@ def jobs(bench: Bench) -> list[Job]:
     n = bench.edges(SPARSITY)
     for task in default_tasks(bench.request):
         for method in bench.request.methods:
-            planned.append(CircuitJob(task, method, bench.request.hows, (n,)))
+            planned.append(CircuitJob(task, (method,), bench.request.hows, (n,)))
             planned.append(_timing_job(bench, task, method))
     return planned
 
