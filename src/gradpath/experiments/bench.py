@@ -8,13 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from gradpath._version import __version__
-from gradpath.attribution import Progress, attribute
+from gradpath.attribution import attribute
 from gradpath.errors import UsageError
 from gradpath.experiments.fingerprint import of_task, of_weights
 from gradpath.experiments.methods import Method
 from gradpath.experiments.published import Published, published
 from gradpath.experiments.request import GRIDS, Request
 from gradpath.experiments.store import Key, Store
+from gradpath.memory import Progress
 from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores
 from gradpath.selection import edge_count
@@ -97,6 +98,7 @@ class Bench:
             self.task(task, "train"),
             method.name,
             batch_size=self.request.batch_size,
+            memory=self.request.memory,
             progress=progress,
             **method.options,
         )

@@ -151,6 +151,7 @@ class CircuitJob:
             [circuit for _, circuit in circuits],
             bench.task(self.task, "test"),
             batch_size=bench.request.batch_size,
+            memory=bench.request.memory,
             progress=lambda done: advance(done * cost),
         )
         for (one, _), result in zip(circuits, results, strict=True):
