@@ -44,7 +44,7 @@ def budget_for_two(bench: Bench) -> int:
     raise AssertionError("no budget is one for two examples")
 
 
-@pytest.mark.parametrize("name", ["baselines", "faithfulness", "steps", "runtime", "exact"])
+@pytest.mark.parametrize("name", ["baselines", "faithfulness", "steps", "runtime", "saturation", "exact"])
 def test_a_budget_makes_every_batch_of_an_experiment_smaller(tiny, tmp_path, monkeypatch, name):
     free = Bench(tiny, Request(**GIVEN), Store(tmp_path / "free"))
     tight = Bench(tiny, Request(**GIVEN, memory=budget_for_two(free)), Store(tmp_path / "tight"))

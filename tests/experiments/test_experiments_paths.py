@@ -46,6 +46,13 @@ def test_the_mean_of_an_edges_points_is_its_score(model, edge):
     assert ours == pytest.approx(attribute(model, TASK, "eap-gp", steps=3)[edge], rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.parametrize("follow", [follow_line, follow_gradpath])
+def test_what_is_met_does_not_depend_on_the_batch(gpt2, follow):
+    one, many = (follow(gpt2, TASK, "a0.h2->a1.h0<v>", 3, batch_size=size).values for size in (1, 4))
+    for name in one:
+        torch.testing.assert_close(one[name], many[name], atol=1e-5, rtol=1e-3)
+
+
 def test_the_metric_along_the_line_goes_from_clean_to_corrupted(gpt2):
     empty = Circuit(gpt2.graph, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0))
     result = evaluate(gpt2, empty, TASK)

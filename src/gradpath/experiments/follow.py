@@ -2,7 +2,7 @@ r"""Following one edge along a path: the gradient at its target, its score and t
 
 For an edge u -> v and a point p of a path::
 
-    gradient   || dL/d in_v (p) ||            over an example's positions and dimensions
+    gradient   || dL/d in_v (p) ||            over the positions from the first differing token on
     score      (x_u - x'_u) . dL/d in_v (p)   what the point contributes to the edge's score
     metric     L(p)
 
@@ -114,7 +114,10 @@ def _in_order(parts: Iterable[tuple[Tensor, Quantities]]) -> Quantities:
 
 def _quantities(ground: Ground, visit: Standing, difference: Tensor, target: int) -> Quantities:
     metric = ground.judge(visit)[0]
-    gradient = read_gradient(ground.model, visit.run, metric.sum(), target).flatten(1)
+    at = torch.arange(ground.start, ground.start + visit.suffix.shape[1], device=metric.device)
+    # What lies before an example's own first difference depends on which others are in the batch.
+    own = at >= ground.batch.first[:, None]
+    gradient = (read_gradient(ground.model, visit.run, metric.sum(), target) * own[..., None]).flatten(1)
     return {
         "gradient": gradient.norm(dim=1),
         "score": (difference * gradient).sum(1),

@@ -51,6 +51,7 @@ def jobs(bench: Bench) -> list[Job]:
 def _key(bench: Bench, task: str) -> Key:
     edge = bench.request.edge or f"strongest by {CHOOSER.name}, not into logits"
     own = {"kind": "saturation", "edge": edge, "steps": STEPS, "points": LINE_POINTS, "most": MOST_EXAMPLES}
+    own["positions"] = "from the first difference"
     return {**bench.task_key(task, "train"), **own}
 
 
