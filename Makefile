@@ -52,6 +52,10 @@ bench-large: $(READY)
 bench-memory: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py
 
+bench-profile: $(READY)
+	@echo "==> where the time goes: shares of CPU time, and the limit set by the model's own products"
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/breakdown.py
+
 # Other tools, in an environment of their own: they want packages that gradpath does not.
 PEERS  := .venv-peers
 

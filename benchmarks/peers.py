@@ -112,11 +112,12 @@ def written(apart: dict[str, float], seconds: dict[str, float]) -> str:
         return f"| {name} | {seconds[ours] / unit:.2f} | {beside[0]} | {beside[1]} |"
 
     setting = (
-        "CPU time as multiples of one forward + backward pass of `transformers` to the inputs, on the same tokens "
-        f"and weights, taken in turns in one process. GPT-2 small's shape, random weights, {EXAMPLES} examples of "
-        f"{LENGTH} tokens that differ at position {DIFFERS}, batches of {BATCH}, circuits at {SPARSITY:.1%} "
-        f"sparsity, one thread, the fastest of {TURNS} turns. Seed {SEED}, commit {commit()}, command "
-        f"`make bench-peers`, {', '.join(f'{name} {version(name)}' for name in PACKAGES)}."
+        "CPU time as multiples of one forward + backward pass of `transformers` to the inputs, on the same "
+        "tokens and weights, taken in turns in one process. GPT-2 small's shape, random weights, "
+        f"{EXAMPLES} examples of {LENGTH} tokens that differ at position {DIFFERS}, batches of {BATCH}, "
+        f"circuits at {SPARSITY:.1%} sparsity, one thread, the fastest of {TURNS} turns. "
+        f"Seed {SEED}, commit {commit()}, command `make bench-peers`, "
+        f"{', '.join(f'{name} {version(name)}' for name in PACKAGES)}."
     )
     table = [
         "| | gradpath | auto-circuit | ratio |",
@@ -130,9 +131,9 @@ def written(apart: dict[str, float], seconds: dict[str, float]) -> str:
     agreed = ", ".join(f"{value:.0e} ({name})" for name, value in apart.items())
     reading = (
         f"Both tools compute the same: the largest difference, as a share of the largest value, is {agreed}. "
-        "auto-circuit runs every position here; it can share keys and values only where all prompts of a data "
-        "set begin with the same tokens. Its integrated gradients interpolate masks, which is not EAP-IG, and "
-        "it has no EAP-GP."
+        "auto-circuit runs every position here; it can share keys and values only where all prompts of a "
+        "data set begin with the same tokens. Its integrated gradients interpolate masks, which is not "
+        "EAP-IG, and it has no EAP-GP."
     )
     paragraphs = ["# Beside other tools", fill(setting, 118), "\n".join(table), fill(reading, 118)]
     return "\n\n".join(paragraphs) + "\n"
