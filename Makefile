@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint bench bench-growth bench-large bench-memory bench-half test-slow clean
+.PHONY: demo test lint bench bench-growth bench-large bench-memory bench-peers bench-profile bench-half test-slow clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml constraints.txt requirements-models.txt
@@ -52,8 +52,26 @@ bench-large: $(READY)
 bench-memory: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py
 
+bench-profile: $(READY)
+	@echo "==> where the time goes: shares of CPU time, and the limit set by the model's own products"
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/breakdown.py
+
+# Other tools, in an environment of their own: they want packages that gradpath does not.
+PEERS  := .venv-peers
+
+$(PEERS)/.installed: benchmarks/requirements-peers.txt constraints.txt pyproject.toml
+	@echo "==> making the virtual environment $(PEERS) for auto-circuit and TransformerLens"
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/requirements-peers.txt
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+bench-peers: $(PEERS)/.installed
+	@echo "==> beside transformers and auto-circuit, in turns (a quarter of an hour)"
+	@OMP_NUM_THREADS=1 $(PEERS)/bin/python benchmarks/peers.py
+
 bench-half: $(READY)
 	@$(BIN)/python benchmarks/half_precision.py
 
 clean:
-	rm -rf $(VENV) out build dist
+	rm -rf $(VENV) $(PEERS) out build dist

@@ -29,15 +29,15 @@ def found():
 def test_edges_go_whose_effect_the_circuit_has_too_much_of():
     off = torch.tensor([1.0, -2.0, 0.0])
     effects = torch.tensor([[0.0, 1.0, 3.0], [0.1, -2.0, 0.0], [0.0, 0.0, 1.0]])
-    assert take_away(off, effects, 1, caution=0).tolist() == [1]
+    assert take_away(off, effects, 1, caution=0.0).tolist() == [1]
     # What is left afterwards is nothing, so the smallest goes next and the largest last.
-    assert take_away(off, effects, 3, caution=0).tolist() == [1, 0, 2]
+    assert take_away(off, effects, 3, caution=0.0).tolist() == [1, 0, 2]
 
 
 def test_caution_prefers_small_effects_to_those_that_fit():
     off, effects = torch.tensor([1.0, -2.0]), torch.tensor([[0.1, 1.0], [0.0, -2.0]])
-    assert take_away(off, effects, 1, caution=0).tolist() == [1]
-    assert take_away(off, effects, 1, caution=2).tolist() == [0]
+    assert take_away(off, effects, 1, caution=0.0).tolist() == [1]
+    assert take_away(off, effects, 1, caution=2.0).tolist() == [0]
 
 
 @pytest.mark.parametrize("n", [1, 7, 199, 201, 650, 1000])

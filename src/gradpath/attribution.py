@@ -22,7 +22,8 @@ The cost is that of the path's passes (``paths``), and one contraction per batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -32,15 +33,13 @@ from torch import Tensor
 from gradpath._version import __version__
 from gradpath.contraction import Reads, contract, write_differences
 from gradpath.errors import GradpathError, UsageError
-from gradpath.memory import RUN_AT_ONCE, SUM_AT_ONCE, batch_that_fits, halving
+from gradpath.memory import SUM_AT_ONCE, Progress, batch_that_fits, in_batches
 from gradpath.model.transformer import Transformer
-from gradpath.paths import Look, Path, Points, find_path
+from gradpath.paths import Path, find_path
 from gradpath.scores import Scores
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs, Task, encode
-from gradpath.visit import Ground, Passes, Standing
-
-Progress = Callable[[int], None]
+from gradpath.visit import Ground, Passes, walk
 
 
 def attribute(
@@ -62,92 +61,112 @@ def attribute(
     examples of every finished batch. The result does not depend on the batch size, the order of the examples
     or their padding, beyond rounding.
     """
-    if batch_size < 1:
-        raise UsageError(f"the batch size must be at least 1: got {batch_size}.")
     path = find_path(method)
     if steps is not None and "steps" in path.defaults:
         options["steps"] = steps
     chosen = path.options(options)
-    pairs = encode(task, model.tokenizer)
-    passes = Passes()
-    points, whole = chosen.get("steps", 1), path.whole(chosen)
-    size = batch_that_fits(model, pairs, batch_size, memory, points=points, whole=whole)
-    total = torch.zeros(model.graph.n_sources, model.graph.n_targets, dtype=torch.float64, device="cpu")
-    work = partial(_score_batch, model, task.metric, path, chosen, passes)
-    for batch in pairs.batches(size):
-        for part in halving(work, batch):
-            total += part
-        if progress is not None:
-            progress(len(batch))
-    values = (total / len(pairs) * model.graph.mask).float()
-    if not values.isfinite().all():
-        raise GradpathError(
-            f"{method} gave a score that is not a finite number on {model.name or 'this model'}. "
-            "Use float32, fewer steps, or look for examples with extreme logits."
-        )
+    return scores_along(model, task, path, chosen, batch_size=batch_size, memory=memory, progress=progress)[
+        -1
+    ]
+
+
+def scores_along(
+    model: Transformer,
+    task: Task,
+    path: Path,
+    options: dict[str, Any],
+    *,
+    stops: Sequence[int] = (),
+    batch_size: int,
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> list[Scores]:
+    """The scores of a path's first points, for each number in ``stops``, and last those of all its points.
+
+    They come from one walk, as running sums. ``options`` are all of the path's.
+    """
+    pairs, steps = encode(task, model.tokenizer), [*stops, options.get("steps", 1)]
+    size = batch_that_fits(
+        model, pairs, batch_size, memory, points=steps[-1], whole=path.whole(options), results=len(steps)
+    )
+    shape = (len(steps), model.graph.n_sources, model.graph.n_targets)
+    totals = torch.zeros(shape, dtype=torch.float64, device="cpu")
+    passes = [Passes() for _ in steps]
+    work = partial(_score_batch, model, task.metric, path, options, frozenset(stops))
+    for parts in in_batches(work, pairs, size, progress):
+        for i, (scores, made) in enumerate(parts):
+            totals[i] += scores
+            passes[i] = passes[i].or_more(made)
     about = {
         "version": __version__,
         "model": model.name,
         "task": task.name,
         "data": dict(task.about),
-        "method": method,
-        "steps": chosen.get("steps", 1),
-        "options": {name: value for name, value in chosen.items() if name != "steps"},
+        "method": path.name,
+        "options": {name: value for name, value in options.items() if name != "steps"},
         "examples": len(pairs),
         "batch_size": size,
         "bos": model.tokenizer is not None and model.tokenizer.prepend is not None,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "passes": {"forward": passes.forward, "backward": passes.backward},
     }
-    return Scores(model.graph, values, about)
+    return [
+        Scores(
+            model.graph, _mean(model, path, total, len(pairs)), {**about, "steps": k, "passes": asdict(made)}
+        )
+        for k, total, made in zip(steps, totals, passes, strict=True)
+    ]
+
+
+def _mean(model: Transformer, path: Path, total: Tensor, examples: int) -> Tensor:
+    values = (total / examples * model.graph.mask).float()
+    if not values.isfinite().all():
+        raise GradpathError(
+            f"{path.name} gave a score that is not a finite number on {model.name or 'this model'}. "
+            "Use float32, fewer steps, or look for examples with extreme logits."
+        )
+    return values
 
 
 def _score_batch(
-    model: Transformer, metric: Metric, path: Path, options: dict[str, Any], passes: Passes, batch: Pairs
-) -> Tensor:
-    """The sum of the batch's scores, (source, target)."""
+    model: Transformer,
+    metric: Metric,
+    path: Path,
+    options: dict[str, Any],
+    stops: frozenset[int],
+    batch: Pairs,
+) -> list[tuple[Tensor, Passes]]:
+    """The batch's summed scores, (source, target), and the passes so far: at each stop and at the end."""
     with torch.enable_grad():
         ground = Ground(model, batch.to(model.device), metric, path.whole(options))
         clean, corrupted = ground.clean, ground.corrupted
         writes = write_differences(clean.suffix, clean.run, corrupted.suffix, corrupted.run)
         del clean, corrupted
-        total, n_points = None, 0
-        for reads in _walk(ground, path, options):
+        found, total, n_points = [], None, 0
+        for reads in _summed_gradients(ground, path, options, stops):
             part = contract(model, writes, reads)
             total = part if total is None else total + part
             n_points += reads.n_points
+            del reads  # before the next ones are summed
+            if n_points in stops:
+                found.append(((total / n_points).cpu(), replace(ground.passes)))
     if total is None:
         raise UsageError(f"the method {path.name!r} yielded no point to take a gradient at.")
-    passes.forward = max(passes.forward, ground.passes.forward)
-    passes.backward = max(passes.backward, ground.passes.backward)
-    return (total / n_points).cpu()
+    return [*found, ((total / n_points).cpu(), ground.passes)]
 
 
-def _walk(ground: Ground, path: Path, options: dict[str, Any]) -> Iterator[Reads]:
-    """Walk the path and sum the gradients at its points, as many at a time as memory should hold."""
-    reads = Reads()
-    walk = path.build(ground.pair, **options)
-    asked = next(walk, None)
-    while asked is not None:
-        scored = not isinstance(asked, Look)
-        point = asked.point if isinstance(asked, Look) else asked
-        stacked = isinstance(point, Tensor) and point.ndim == 4
-        visit = None
-        for group in torch.split(point, RUN_AT_ONCE) if stacked else [point]:
-            visit = ground.visit(group)
-            if scored:
-                if reads.n_points >= SUM_AT_ONCE:
-                    yield reads
-                    reads = Reads()
-                reads.add(ground.model, visit.run, ground.judge(visit))
-                ground.passes.backward += len(visit.suffix) // len(ground.batch)
-        asked = _next(walk, None if stacked else visit)
+def _summed_gradients(
+    ground: Ground, path: Path, options: dict[str, Any], stops: frozenset[int]
+) -> Iterator[Reads]:
+    """Walk the path and sum the gradients at its points: to the next stop, or as many as memory holds."""
+    reads, n_before = Reads(), 0
+    for visit, scored in walk(ground, path, options):
+        if scored:
+            reads.add(ground.model, visit.run, ground.judge(visit))
+            ground.passes.backward += len(visit.suffix) // len(ground.batch)
+        del visit  # before the next one is made
+        n_points = n_before + reads.n_points
+        if scored and (n_points in stops or reads.n_points >= SUM_AT_ONCE):
+            yield reads
+            reads, n_before = Reads(), n_points
     if reads.n_points:
         yield reads
-
-
-def _next(walk: Points, visit: Standing | None) -> Tensor | Look | None:
-    try:
-        return walk.send(visit)  # type: ignore[arg-type]  # nothing comes back for a stack
-    except StopIteration:
-        return None

@@ -69,15 +69,17 @@ class _Backward:
 
     def through(self, reader: Reader, first_target: int, pull: Tensor) -> None:
         """Take gradients at some targets' reads, (target, batch, pos, d_model), along the edges they keep."""
-        n_sources = reader.edges.shape[1]
+        n_sources = reader.n_sources
         if not n_sources:
             return
-        self.pull[:n_sources] += (reader.edges.T @ pull.flatten(1)).view(n_sources, *pull.shape[1:])
-        target, source = reader.edges.cpu().nonzero().T
+        target, source = reader.kept
+        edges = pull.new_zeros(n_sources, len(pull))
+        edges[source, target] = 1
+        self.pull[:n_sources] += (edges @ pull.flatten(1)).view(n_sources, *pull.shape[1:])
         by_example = self.deltas[:n_sources].flatten(2).transpose(0, 1)  # (batch, source, pos d_model)
         effects = torch.bmm(by_example, pull.flatten(2).permute(1, 2, 0))  # (batch, source, target)
-        columns = first_target + torch.tensor(reader.targets, device="cpu")[target]
-        flat = torch.stack([self.todo.sources[source], columns])
+        columns = first_target + torch.tensor(reader.targets, device="cpu")[target.cpu()]
+        flat = torch.stack([self.todo.sources[source.cpu()], columns])
         self.seen.append((flat, effects[:, source, target]))
 
     def in_order(self, n_targets: int) -> Tensor:
@@ -86,7 +88,7 @@ class _Backward:
             return self.deltas.new_zeros(self.deltas.shape[1], 0)
         source, target = torch.cat([flat for flat, _ in self.seen], 1)
         order = (source * n_targets + target).argsort()
-        return torch.cat([effects for _, effects in self.seen], 1)[:, order]
+        return torch.cat([effects for _, effects in self.seen], 1)[:, order.to(self.deltas.device)]
 
 
 def _gradient(

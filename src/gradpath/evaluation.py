@@ -25,9 +25,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.circuit import Circuit
-from gradpath.errors import GradpathError, InputError, UsageError
+from gradpath.errors import GradpathError, InputError
 from gradpath.intervention import check_same_graph, plan, run_circuits, set_stage
-from gradpath.memory import batch_that_fits, halving
+from gradpath.memory import Progress, batch_that_fits, in_batches
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs, Task, encode
@@ -119,7 +119,7 @@ def evaluate(
     *,
     batch_size: int = ...,
     memory: int | None = ...,
-    progress: Callable[[int], None] | None = ...,
+    progress: Progress | None = ...,
 ) -> Result: ...
 @overload
 def evaluate(
@@ -129,7 +129,7 @@ def evaluate(
     *,
     batch_size: int = ...,
     memory: int | None = ...,
-    progress: Callable[[int], None] | None = ...,
+    progress: Progress | None = ...,
 ) -> list[Result]: ...
 def evaluate(
     model: Transformer,
@@ -138,15 +138,13 @@ def evaluate(
     *,
     batch_size: int = 20,
     memory: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Result | list[Result]:
     """Run a circuit, or several for the price of one set-up, on a task and measure what is left.
 
     ``memory`` is a budget in bytes, weights included, by which batches are made smaller than ``batch_size``;
     ``progress`` is called with the number of examples of every finished batch.
     """
-    if batch_size < 1:
-        raise UsageError(f"the batch size must be at least 1: got {batch_size}.")
     circuits = [circuit] if isinstance(circuit, Circuit) else list(circuit)
     for one in circuits:
         check_same_graph(model, one)
@@ -166,7 +164,7 @@ def _measure(
     task: Task,
     batch_size: int,
     memory: int | None,
-    progress: Callable[[int], None] | None,
+    progress: Progress | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The metric of every example, clean, corrupted (example,) and in each circuit (circuit, example)."""
     pairs = encode(task, model.tokenizer)
@@ -180,11 +178,8 @@ def _measure(
         for i, logits in enumerate(run_circuits(stage, plans)):
             values[2 + i, batch.index] = _judge(task.metric, logits, stage.batch.labels)
 
-    for batch in pairs.batches(batch_that_fits(model, pairs, batch_size, memory)):
-        for _ in halving(work, batch):
-            pass
-        if progress is not None:
-            progress(len(batch))
+    for _ in in_batches(work, pairs, batch_that_fits(model, pairs, batch_size, memory), progress):
+        pass
     return values[0], values[1], values[2:]
 
 

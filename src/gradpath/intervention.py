@@ -43,33 +43,46 @@ class Reader:
     """Some targets that read from the same sources: which they are and which edges feed them."""
 
     targets: list[int]  # indices among the 3 H of a layer, in order; [0] for an MLP or the logits
-    edges: Tensor  # (target, live source): 1 where the edge is in the circuit
-    bags: tuple[Tensor, Tensor] | None  # the same as lists of sources and where each target's begins
+    n_sources: int  # the live sources that come before them
+    edges: Tensor | tuple[Tensor, Tensor]  # (target, live source), or as lists: see ``of``
 
     @classmethod
     def of(cls, targets: list[int], edges: Tensor) -> Reader:
-        """Keep the edges as lists too where that is the quicker way to sum over them.
+        """Take the edges, 1 where one is in the circuit, in the form in which they are quicker to sum over.
 
         On a CPU adding up a few rows beats a product with a matrix that is nearly empty, by up to ten
-        times; elsewhere, and for circuits that hold most edges, the product is better.
+        times; elsewhere, and for circuits that hold most edges, the product is better. The lists, of
+        sources and of where each target's begin, also take a fraction of the memory.
         """
+        n_sources = edges.shape[1]
         few = edges.device.type == "cpu" and edges.numel() > 0 and float(edges.mean()) < 0.5
         if not few:
-            return cls(targets, edges, None)
+            return cls(targets, n_sources, edges)
         sizes = edges.sum(1).long()
-        return cls(targets, edges, (edges.nonzero()[:, 1], sizes.cumsum(0) - sizes))
+        return cls(targets, n_sources, (edges.nonzero()[:, 1].clone(), sizes.cumsum(0) - sizes))
 
     def read(self, base: Tensor, deltas: Tensor) -> Tensor:
         """What the targets read: the corrupted input and what the kept edges bring, (target, *base)."""
-        n_targets, n_sources = self.edges.shape
-        if not n_sources:
+        n_targets = len(self.targets)
+        if not self.n_sources:
             return base.expand(n_targets, *base.shape)
-        rows = deltas[:n_sources].flatten(1)
-        if self.bags is None:
+        rows = deltas[: self.n_sources].flatten(1)
+        if isinstance(self.edges, Tensor):
             brought = self.edges @ rows
         else:
-            brought = F.embedding_bag(self.bags[0], rows, self.bags[1], mode="sum")
+            sources, begins = self.edges
+            brought = F.embedding_bag(sources, rows, begins, mode="sum")
         return brought.view(n_targets, *base.shape).add_(base)
+
+    @property
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """The edges as (target, source), both counted among those of this reader."""
+        if isinstance(self.edges, Tensor):
+            target, source = self.edges.nonzero().unbind(1)
+            return target, source
+        sources, begins = self.edges
+        sizes = torch.diff(begins, append=begins.new_tensor([len(sources)]))
+        return torch.arange(len(begins), device=begins.device).repeat_interleave(sizes), sources
 
 
 @dataclass(frozen=True)

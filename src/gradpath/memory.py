@@ -19,6 +19,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Pairs
 
 Done = TypeVar("Done")
+Progress = Callable[[int], None]  # called with the number of examples that were finished
 
 # Points of a stack that are run at once, and points that are summed before a contraction: what bounds
 # memory when a path is long.
@@ -45,13 +46,26 @@ def parse_bytes(text: str) -> int:
 
 
 def batch_that_fits(
-    model: Transformer, pairs: Pairs, most: int, memory: int | None, *, points: int = 1, whole: bool = False
+    model: Transformer,
+    pairs: Pairs,
+    most: int,
+    memory: int | None,
+    *,
+    points: int = 1,
+    whole: bool = False,
+    results: int = 1,
 ) -> int:
-    """The largest batch, at most ``most``, whose estimate stays within ``memory`` bytes in all."""
+    """The largest batch, at most ``most``, whose estimate stays within ``memory`` bytes in all.
+
+    ``points`` are those of the path, ``whole`` says whether it moves the prefix, ``results`` how many
+    matrices of scores are summed at the same time.
+    """
+    if most < 1:
+        raise UsageError(f"the batch size must be at least 1: got {most}.")
     most = min(most, len(pairs))
     if memory is None:
         return most
-    fixed = _weights(model) + _fixed(model)
+    fixed = _weights(model) + _fixed(model, results)
     one = _per_example(model, pairs, points, whole)
     fits = (memory - fixed) // one
     if fits < 1:
@@ -67,9 +81,9 @@ def _weights(model: Transformer) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
-def _fixed(model: Transformer) -> int:
+def _fixed(model: Transformer, results: int) -> int:
     """The scores (once in float64, twice in float32) and one chunk of the contraction."""
-    return 16 * model.graph.n_sources * model.graph.n_targets + 2 * CHUNK
+    return 16 * results * model.graph.n_sources * model.graph.n_targets + 2 * CHUNK
 
 
 def _per_example(model: Transformer, pairs: Pairs, points: int, whole: bool) -> int:
@@ -82,6 +96,16 @@ def _per_example(model: Transformer, pairs: Pairs, points: int, whole: bool) -> 
     kept = rows * model.arch.n_layers * _COPIES * width
     logits = 4 * (2 + min(points, RUN_AT_ONCE)) * len(model.unembedding)
     return (kept + logits) * model.embedding.element_size()
+
+
+def in_batches(
+    work: Callable[[Pairs], Done], pairs: Pairs, size: int, progress: Progress | None = None
+) -> Iterator[Done]:
+    """Do the work on every batch, or on its parts where it does not fit; report each batch that is done."""
+    for batch in pairs.batches(size):
+        yield from halving(work, batch)
+        if progress is not None:
+            progress(len(batch))
 
 
 def halving(work: Callable[[Pairs], Done], batch: Pairs) -> Iterator[Done]:

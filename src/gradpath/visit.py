@@ -9,6 +9,7 @@ itself moves it (``whole``).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError
+from gradpath.memory import RUN_AT_ONCE
 from gradpath.model.transformer import Past, Run, Transformer
-from gradpath.paths import Pair
+from gradpath.paths import Look, Pair, Path, Points
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs
 
@@ -28,6 +30,10 @@ class Passes:
 
     forward: int = 0
     backward: int = 0
+
+    def or_more(self, other: Passes) -> Passes:
+        """The larger of each: batches of one task may differ where a path depends on the prompts."""
+        return Passes(max(self.forward, other.forward), max(self.backward, other.backward))
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,35 @@ class Ground:
     def _leaf(x: Tensor) -> Tensor:
         """A tensor (point batch, pos, d_model) at which gradients can be asked for."""
         return x.detach().flatten(0, -3).requires_grad_()
+
+
+def walk(ground: Ground, path: Path, options: dict[str, Any]) -> Iterator[tuple[Standing, bool]]:
+    """Visit a path's points in order, and say of each whether it is scored.
+
+    Of a stack as many are visited at a time as memory should hold. A visit holds its run's graph: it is
+    let go before the next one, and so it should be by those who are given it.
+    """
+    points = path.build(ground.pair, **options)
+    asked = next(points, None)
+    while asked is not None:
+        scored = not isinstance(asked, Look)
+        point = asked.point if isinstance(asked, Look) else asked
+        if isinstance(point, Tensor) and point.ndim == 4:
+            for group in torch.split(point, RUN_AT_ONCE):
+                yield ground.visit(group), scored
+            asked = _next(points, None)
+        else:
+            visit = ground.visit(point)
+            yield visit, scored
+            asked = _next(points, visit)
+            del visit
+
+
+def _next(points: Points, visit: Standing | None) -> Tensor | Look | None:
+    try:
+        return points.send(visit)  # type: ignore[arg-type]  # nothing comes back for a stack
+    except StopIteration:
+        return None
 
 
 def check_metric(value: Any, batch: int) -> None:

@@ -17,10 +17,6 @@ from gradpath.experiments.nested import attribute_nested, is_nested
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
 
 
-def nothing(done: int) -> None:
-    pass
-
-
 def test_exact_patching_is_the_circuit_of_all_edges_but_one(model):
     index = model.graph.mask.nonzero()
     found = exact_scores(model, TASK, [(u, v) for u, v in index.tolist()], batch_size=3)
@@ -43,19 +39,26 @@ def test_an_exact_pass_starts_at_the_edges_layer(gpt2):
 def test_the_mean_of_an_edges_points_is_its_score(model, edge):
     if model.graph.parallel:
         edge = edge.replace("->m1", "->m2")  # no MLP reads the heads beside it
-    line = follow_line(model, TASK, edge, 5, 3, nothing)
+    line = follow_line(model, TASK, edge, 5, batch_size=3)
     assert line.at == [0, 0.25, 0.5, 0.75, 1]
     ours = float(line.values["score"][:4].mean())  # EAP-IG's points: all but the corrupted prompt
     assert ours == pytest.approx(attribute(model, TASK, "eap-ig", steps=4)[edge], rel=1e-3, abs=1e-6)
-    path = follow_gradpath(model, TASK, edge, 3, 3, nothing)
+    path = follow_gradpath(model, TASK, edge, 3, batch_size=3)
     ours = float(path.values["score"][1:].mean())
     assert ours == pytest.approx(attribute(model, TASK, "eap-gp", steps=3)[edge], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("follow", [follow_line, follow_gradpath])
+def test_what_is_met_does_not_depend_on_the_batch(gpt2, follow):
+    one, many = (follow(gpt2, TASK, "a0.h2->a1.h0<v>", 3, batch_size=size).values for size in (1, 4))
+    for name in one:
+        torch.testing.assert_close(one[name], many[name], atol=1e-5, rtol=1e-3)
 
 
 def test_the_metric_along_the_line_goes_from_clean_to_corrupted(gpt2):
     empty = Circuit(gpt2.graph, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0))
     result = evaluate(gpt2, empty, TASK)
-    metric = follow_line(gpt2, TASK, "input->m0", 3, 4, nothing).values["metric"]
+    metric = follow_line(gpt2, TASK, "input->m0", 3, batch_size=4).values["metric"]
     torch.testing.assert_close(metric[0], result.clean_values, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(metric[-1], result.corrupted_values, atol=1e-5, rtol=1e-4)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gradpath.experiments import steps
+from gradpath.evaluation import evaluate
+from gradpath.experiments import grid, steps
 from gradpath.experiments.bench import Bench
 from gradpath.experiments.faithfulness import jobs
 from gradpath.experiments.grid import CIRCUIT_COST, CellJob, run_jobs
@@ -47,6 +48,51 @@ def test_a_heat_map_that_goes_on_rounds_as_one_that_was_not_stopped(tiny, tmp_pa
         run_jobs(bench, steps.jobs(bench))
         for file in files:
             assert load_scores(file).values.equal(values[file])
+
+
+def test_the_circuits_of_all_numbers_of_steps_share_set_ups(tiny, tmp_path, monkeypatch):
+    """In groups, each kept when it is done: the same cells as with a set-up for every number of steps."""
+    request = Request(tasks=("ioi",), sparsities=(0.5, 0.8), steps=(2, 3, 4), examples=4)
+
+    def cells(folder: Path, together: int) -> tuple[dict[str, bytes], list[int]]:
+        sizes = []
+
+        def counting(model, circuits, *rest, **options):
+            sizes.append(len(circuits))
+            return evaluate(model, circuits, *rest, **options)
+
+        monkeypatch.setattr(grid, "TOGETHER", together)
+        monkeypatch.setattr(grid, "evaluate", counting)
+        bench, watch = Bench(tiny, request, Store(folder)), Watching()
+        run_jobs(bench, steps.jobs(bench), watch)
+        assert watch.done == pytest.approx(watch.total)
+        return {file.name: file.read_bytes() for file in (folder / "cells").iterdir()}, sizes
+
+    apart, one_by_one = cells(tmp_path / "apart", 2)
+    groups, in_groups = cells(tmp_path / "groups", 4)
+    assert (one_by_one, in_groups) == ([2, 2, 2], [4, 2])
+    assert apart == groups
+
+
+def test_a_kill_keeps_the_groups_that_are_finished(tiny, tmp_path, monkeypatch):
+    request = Request(tasks=("ioi",), sparsities=(0.5, 0.8), steps=(2, 3, 4), examples=4)
+    bench = Bench(tiny, request, Store(tmp_path))
+    left = [4]
+
+    def dying(model, circuits, *rest, **options):
+        if not left:
+            raise KeyboardInterrupt
+        assert len(circuits) == left.pop()
+        return evaluate(model, circuits, *rest, **options)
+
+    monkeypatch.setattr(grid, "TOGETHER", 4)
+    monkeypatch.setattr(grid, "evaluate", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(bench, steps.jobs(bench))
+    assert len(list((tmp_path / "cells").iterdir())) == 4
+    left.append(2)
+    run_jobs(bench, steps.jobs(bench))
+    assert len(list((tmp_path / "cells").iterdir())) == 6
 
 
 def test_nothing_is_left_of_what_is_finished(tiny, tmp_path):
@@ -95,7 +141,7 @@ def test_the_bar_foresees_shared_scores_and_cells_once(tiny, tmp_path):
     assert once.total == twice.total == pytest.approx(twice.done)
     heat, walk = Watching(), Method("eap-gp", (("steps", 3),)).cost
     run_jobs(bench, steps.jobs(bench), heat)
-    assert heat.total == pytest.approx(4 * walk + 2 * 4 * (2 + CIRCUIT_COST))
+    assert heat.total == pytest.approx(4 * walk + 4 * (2 + 2 * CIRCUIT_COST))
 
 
 def test_other_settings_in_the_same_folder_are_as_in_a_fresh_one(run, tiny_folder, tmp_path):

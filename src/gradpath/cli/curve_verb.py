@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradpath.cli.grid_options import Bar, check_out, grid_options
-from gradpath.cli.options import json_option, load, model_options
+from gradpath.cli.options import json_option, load, memory_budget, model_options
 from gradpath.cli.reproduce_verb import as_object, told, typed
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def command(
     examples: int,
     seed: int,
     batch_size: int,
+    memory: str | None,
     out: Path | None,
     as_json: bool,
     **load_options: Any,
@@ -75,6 +76,7 @@ def command(
         examples=examples,
         seed=seed,
         batch_size=batch_size,
+        memory=memory_budget(memory),
         data=data,
     )
     curve = Experiment("curve", faithfulness.jobs, lambda bench: faithfulness.outcome(bench, "curve"))

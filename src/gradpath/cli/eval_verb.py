@@ -56,7 +56,7 @@ def command(
     from gradpath.tasks import load_task
 
     begin = time.monotonic()
-    budget = None if memory is None else memory_budget(memory)
+    budget = memory_budget(memory)
     circuit = load_circuit(circuit_file)
     about = circuit.about
     name = model or _recorded(about, "model", circuit_file)

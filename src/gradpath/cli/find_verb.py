@@ -85,7 +85,7 @@ def command(
         raise UsageError("--edges and --sparsity both say how large the circuit should be: give one of them.")
     size = (edges, None) if edges is not None else (None, DEFAULT_SPARSITY if sparsity is None else sparsity)
     _check_early(method, how, size, out)
-    budget = None if memory is None else memory_budget(memory)
+    budget = memory_budget(memory)
     given = method_option(options) | ({} if steps is None else {"steps": steps})
 
     from gradpath.cli.finding import Request, find, keep

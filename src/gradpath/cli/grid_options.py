@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as LeftColumn
 
+from gradpath.cli.options import batch_options
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -45,7 +47,7 @@ def grid_options(command: Command) -> Command:
                 help="Pairs to attribute, and as many others to measure on.",
             ),
             click.option("--seed", type=int, default=0, show_default=True, help="Chooses the examples."),
-            click.option("--batch-size", type=click.IntRange(min=1), default=20, show_default=True),
+            *batch_options,
         ]
     ):
         command = option(command)

@@ -32,6 +32,12 @@ def model_options(command: Command) -> Command:
     return command
 
 
+batch_options = (
+    click.option("--batch-size", type=click.IntRange(min=1), default=20, show_default=True),
+    click.option("--memory", metavar="SIZE", help="Make batches smaller to stay within, e.g. 8GB."),
+)
+
+
 def data_options(command: Command) -> Command:
     """Which examples to use, and how many at a time."""
     for option in reversed(
@@ -42,8 +48,7 @@ def data_options(command: Command) -> Command:
                 metavar="FILE",
                 help="Your own pairs (.csv, .jsonl).",
             ),
-            click.option("--batch-size", type=click.IntRange(min=1), default=20, show_default=True),
-            click.option("--memory", metavar="SIZE", help="Make batches smaller to stay within, e.g. 8GB."),
+            *batch_options,
             click.option("--seed", type=int, default=0, show_default=True, help="Chooses the examples."),
         ]
     ):
@@ -54,10 +59,10 @@ def data_options(command: Command) -> Command:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 
 
-def memory_budget(text: str) -> int:
+def memory_budget(text: str | None) -> int | None:
     from gradpath.memory import parse_bytes
 
-    return parse_bytes(text)
+    return None if text is None else parse_bytes(text)
 
 
 def method_option(texts: tuple[str, ...]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradpath.cli.grid_options import Bar, check_out, grid_options
-from gradpath.cli.options import json_option, load, model_options
+from gradpath.cli.options import json_option, load, memory_budget, model_options
 from gradpath.experiments.registry import ABOUT, find_experiment
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def command(
     examples: int,
     seed: int,
     batch_size: int,
+    memory: str | None,
     steps: str,
     edge: str | None,
     sample: int,
@@ -94,6 +95,7 @@ def command(
         examples=examples,
         seed=seed,
         batch_size=batch_size,
+        memory=memory_budget(memory),
         edge=edge,
         sample=sample,
     )

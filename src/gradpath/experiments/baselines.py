@@ -42,9 +42,13 @@ def _job(bench: Bench, name: str) -> CellJob:
 
     def compute(advance: Advance) -> Mapping[str, Any]:
         nothing = Circuit(bench.model.graph, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0))
-        size = bench.request.batch_size
         result = evaluate(
-            bench.model, nothing, task, batch_size=size, progress=lambda done: advance(2.0 * done)
+            bench.model,
+            nothing,
+            task,
+            batch_size=bench.request.batch_size,
+            memory=bench.request.memory,
+            progress=lambda done: advance(2.0 * done),
         )
         sides = {"clean": result.clean_values, "corrupted": result.corrupted_values}
         sides["difference"] = result.clean_values - result.corrupted_values

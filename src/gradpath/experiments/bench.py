@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from gradpath._version import __version__
-from gradpath.attribution import Progress, attribute
+from gradpath.attribution import attribute
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 from gradpath.experiments.fingerprint import of_task, of_weights
@@ -18,6 +18,7 @@ from gradpath.experiments.published import Published, published
 from gradpath.experiments.request import GRIDS, Request
 from gradpath.experiments.store import Key, Store
 from gradpath.measured import select_many
+from gradpath.memory import Progress
 from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores
 from gradpath.selection import edge_count
@@ -100,6 +101,7 @@ class Bench:
             self.task(task, "train"),
             method.name,
             batch_size=self.request.batch_size,
+            memory=self.request.memory,
             progress=progress,
             **method.options,
         )
@@ -108,7 +110,7 @@ class Bench:
     def circuits(self, scores: Scores, task: str, how: str, counts: Sequence[int]) -> list[Circuit]:
         """Circuits of several sizes; ways that measure do so on the examples of the scores."""
         train = self.task(task, "train")
-        limits: Any = {"batch_size": self.request.batch_size}
+        limits: Any = {"batch_size": self.request.batch_size, "memory": self.request.memory}
         return select_many(scores, counts, how=how, model=self.model, task=train, **limits)
 
     def sparsities(self, task: str) -> tuple[float, ...]:

@@ -37,7 +37,7 @@ def _sparsity(bench: Bench) -> float:
 def jobs(bench: Bench) -> list[Job]:
     count = (bench.edges(_sparsity(bench)),)
     tasks = default_tasks(bench.request, ["greater-than"])
-    return [CircuitJob(task, _method(bench), bench.request.hows, count) for task in tasks]
+    return [CircuitJob(task, (_method(bench),), bench.request.hows, count) for task in tasks]
 
 
 def outcome(bench: Bench) -> Outcome:

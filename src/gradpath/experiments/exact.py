@@ -87,6 +87,7 @@ def _exact_job(bench: Bench, task: str, edges: Sequence[Edge]) -> CellJob:
             pairs,
             edges,
             batch_size=bench.request.batch_size,
+            memory=bench.request.memory,
             progress=lambda done: advance(done * cost),
         )
         return {"values": found.tolist(), "forward": cost}
@@ -105,6 +106,7 @@ def _scores_job(bench: Bench, task: str, method: Method, edges: Sequence[Edge]) 
             pairs,
             method.name,
             batch_size=bench.request.batch_size,
+            memory=bench.request.memory,
             progress=lambda done: advance(done * method.cost),
             **method.options,
         )

@@ -13,19 +13,21 @@ Cost: one clean and one corrupted forward pass per batch of examples, then for a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gradpath.contraction import Writes, write_differences
 from gradpath.experiments.follow import write_of
+from gradpath.memory import Progress, batch_that_fits, in_batches
 from gradpath.model.transformer import Past, Run, Transformer
 from gradpath.tasks import Pairs, Task, encode
 from gradpath.tasks.metrics import Metric
 
-# Rows (edge x example) that go through the model at once: what bounds memory.
+# Rows (edge x example) that go through the model at once, where memory has no budget.
 _ROWS = 256
 Edge = tuple[int, int]  # (source, target)
 
@@ -36,14 +38,17 @@ def exact_scores(
     edges: Sequence[Edge],
     *,
     batch_size: int = 20,
-    progress: Callable[[int], None] = lambda done: None,
+    memory: int | None = None,
+    progress: Progress | None = None,
 ) -> Tensor:
     """The exact score of each edge, (edge,)."""
     pairs = encode(task, model.tokenizer)
+    # Beside the two ends of an example there is room for two rows of edges, as for two points of a path.
+    size = batch_that_fits(model, pairs, batch_size, memory, points=3)
+    rows = _ROWS if memory is None else 2 * size
     total = torch.zeros(len(edges), dtype=torch.float64)
-    for batch in pairs.batches(batch_size):
-        total += _one_batch(model, batch.to(model.device), task.metric, edges).cpu()
-        progress(len(batch))
+    for part in in_batches(partial(_one_batch, model, task.metric, edges, rows), pairs, size, progress):
+        total += part
     return total / len(pairs)
 
 
@@ -88,8 +93,9 @@ class _Scene:
 
 
 @torch.no_grad()
-def _one_batch(model: Transformer, batch: Pairs, metric: Metric, edges: Sequence[Edge]) -> Tensor:
-    """The batch's summed loss of the metric for each edge."""
+def _one_batch(model: Transformer, metric: Metric, edges: Sequence[Edge], rows: int, batch: Pairs) -> Tensor:
+    """The batch's summed loss of the metric for each edge, so many rows (edge x example) at once."""
+    batch = batch.to(model.device)
     start = batch.start
     ends = [model.embed(ids) for ids in (batch.clean, batch.corrupted)]
     past = model.prefix(ends[0][:, :start]) if start else []
@@ -102,12 +108,12 @@ def _one_batch(model: Transformer, batch: Pairs, metric: Metric, edges: Sequence
     for i, (_, target) in enumerate(edges):
         by_layer[_layer_of(model, target)].append(i)
     found = torch.zeros(len(edges), dtype=torch.float64, device=model.device)
-    at_once = max(1, _ROWS // len(batch))
+    at_once = max(1, rows // len(batch))
     for layer, indices in by_layer.items():
         for first in range(0, len(indices), at_once):
             some = indices[first : first + at_once]
             found[some] = whole - _patched(scene, layer, [edges[i] for i in some])
-    return found
+    return found.cpu()
 
 
 def _patched(scene: _Scene, layer: int, edges: Sequence[Edge]) -> Tensor:

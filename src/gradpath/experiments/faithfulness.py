@@ -33,7 +33,7 @@ def jobs(bench: Bench) -> list[Job]:
     """One job per task and method: all its circuits are measured with one set-up."""
     asked = bench.request
     return [
-        CircuitJob(task, method, asked.hows, tuple(bench.edges(s) for s in bench.sparsities(task)))
+        CircuitJob(task, (method,), asked.hows, tuple(bench.edges(s) for s in bench.sparsities(task)))
         for task in default_tasks(asked)
         for method in asked.methods
     ]

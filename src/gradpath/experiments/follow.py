@@ -2,7 +2,7 @@ r"""Following one edge along a path: the gradient at its target, its score and t
 
 For an edge u -> v and a point p of a path::
 
-    gradient   || dL/d in_v (p) ||            over an example's positions and dimensions
+    gradient   || dL/d in_v (p) ||            over the positions from the first differing token on
     score      (x_u - x'_u) . dL/d in_v (p)   what the point contributes to the edge's score
     metric     L(p)
 
@@ -12,19 +12,23 @@ path is saturated (the paper's Definition 4.1): such points add nothing, and thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gradpath.contraction import Writes, write_differences
+from gradpath.memory import Progress, batch_that_fits, in_batches
 from gradpath.model.transformer import Run, Transformer, widened
-from gradpath.paths import Look, find_path
-from gradpath.tasks import Task, encode
-from gradpath.visit import Ground, Standing
+from gradpath.paths import find_path
+from gradpath.tasks import Pairs, Task, encode
+from gradpath.tasks.metrics import Metric
+from gradpath.visit import Ground, Standing, walk
 
 QUANTITIES = ("gradient", "score", "metric")
+Quantities = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -32,76 +36,88 @@ class Track:
     """What was met along a path: ``at`` runs from 0, the clean prompt, to 1, the path's end."""
 
     at: list[float]
-    values: dict[str, Tensor]  # quantity -> (point, example)
+    values: Quantities  # each (point, example)
 
 
 def follow_line(
-    model: Transformer, task: Task, edge: str, points: int, batch_size: int, done: Callable[[int], None]
+    model: Transformer,
+    task: Task,
+    edge: str,
+    points: int,
+    *,
+    batch_size: int,
+    memory: int | None = None,
+    progress: Progress | None = None,
 ) -> Track:
     """The straight line from the clean to the corrupted prompt, at equally spaced points."""
     at = torch.linspace(0, 1, points).tolist()
 
-    def walk(ground: Ground) -> Iterator[Standing]:
+    def visits(ground: Ground) -> Iterator[Standing]:
         for f in at:
             yield ground.visit(ground.pair.clean + f * (ground.pair.corrupted - ground.pair.clean))
 
-    return Track(at, _follow(model, task, edge, walk, False, batch_size, done))
+    pairs = encode(task, model.tokenizer)
+    size = batch_that_fits(model, pairs, batch_size, memory, points=2)  # one at a time, beside the ends
+    work = partial(_follow, model, task.metric, edge, visits, False)
+    return Track(at, _in_order(in_batches(work, pairs, size, progress)))
 
 
 def follow_gradpath(
-    model: Transformer, task: Task, edge: str, steps: int, batch_size: int, done: Callable[[int], None]
+    model: Transformer,
+    task: Task,
+    edge: str,
+    steps: int,
+    *,
+    batch_size: int,
+    memory: int | None = None,
+    progress: Progress | None = None,
 ) -> Track:
     """GradPath from the clean prompt on: its start, which it does not score, and its k points."""
     path = find_path("eap-gp")
     options = path.options({"steps": steps, "start": True, "stride": "unit"}) | {"steps": steps + 1}
 
-    def walk(ground: Ground) -> Iterator[Standing]:
-        generator = path.build(ground.pair, **options)
-        asked = next(generator)
-        for _ in range(steps + 2):  # the corrupted prompt, to know the goal, then gamma_0 to gamma_k
-            visit = ground.visit(asked.point if isinstance(asked, Look) else asked)
-            if not isinstance(asked, Look):
-                yield visit
-            try:
-                asked = generator.send(visit)  # type: ignore[arg-type]  # frozen, the protocol is not
-            except StopIteration:
-                return
+    def visits(ground: Ground) -> Iterator[Standing]:
+        return (visit for visit, scored in walk(ground, path, options) if scored)
 
+    pairs = encode(task, model.tokenizer)
+    size = batch_that_fits(model, pairs, batch_size, memory, points=steps, whole=True)
+    work = partial(_follow, model, task.metric, edge, visits, True)
     at = [j / steps for j in range(steps + 1)]
-    return Track(at, _follow(model, task, edge, walk, True, batch_size, done))
+    return Track(at, _in_order(in_batches(work, pairs, size, progress)))
 
 
 def _follow(
     model: Transformer,
-    task: Task,
+    metric: Metric,
     edge: str,
-    walk: Callable[[Ground], Iterator[Standing]],
+    visits: Callable[[Ground], Iterator[Standing]],
     whole: bool,
-    batch_size: int,
-    done: Callable[[int], None],
-) -> dict[str, Tensor]:
+    batch: Pairs,
+) -> tuple[Tensor, Quantities]:
+    """Which examples these are, and each quantity of theirs, (point, batch)."""
     source, target = model.graph.index(edge)
-    pairs = encode(task, model.tokenizer)
-    columns: dict[str, list[Tensor]] = {name: [] for name in QUANTITIES}
-    order = []
-    for batch in pairs.batches(batch_size):
-        with torch.enable_grad():
-            ground = Ground(model, batch.to(model.device), task.metric, whole)
-            ends = ground.clean, ground.corrupted
-            writes = write_differences(ends[0].suffix, ends[0].run, ends[1].suffix, ends[1].run)
-            difference = write_of(model, writes, source).view(len(batch), -1)
-            seen = [_quantities(ground, visit, difference, target) for visit in walk(ground)]
-        for name in QUANTITIES:
-            columns[name].append(torch.stack([one[name] for one in seen]).cpu())
-        order.append(batch.index)
-        done(len(batch))
-    back = torch.cat(order).argsort()
-    return {name: torch.cat(parts, 1)[:, back] for name, parts in columns.items()}
+    with torch.enable_grad():
+        ground = Ground(model, batch.to(model.device), metric, whole)
+        ends = ground.clean, ground.corrupted
+        writes = write_differences(ends[0].suffix, ends[0].run, ends[1].suffix, ends[1].run)
+        difference = write_of(model, writes, source).view(len(batch), -1)
+        seen = [_quantities(ground, visit, difference, target) for visit in visits(ground)]
+    return batch.index, {name: torch.stack([one[name] for one in seen]).cpu() for name in QUANTITIES}
 
 
-def _quantities(ground: Ground, visit: Standing, difference: Tensor, target: int) -> dict[str, Tensor]:
+def _in_order(parts: Iterable[tuple[Tensor, Quantities]]) -> Quantities:
+    """What was found in batches, in the order of the task's examples."""
+    index, found = zip(*parts, strict=True)
+    back = torch.cat(index).argsort()
+    return {name: torch.cat([one[name] for one in found], 1)[:, back] for name in QUANTITIES}
+
+
+def _quantities(ground: Ground, visit: Standing, difference: Tensor, target: int) -> Quantities:
     metric = ground.judge(visit)[0]
-    gradient = read_gradient(ground.model, visit.run, metric.sum(), target).flatten(1)
+    at = torch.arange(ground.start, ground.start + visit.suffix.shape[1], device=metric.device)
+    # What lies before an example's own first difference depends on which others are in the batch.
+    own = at >= ground.batch.first[:, None]
+    gradient = (read_gradient(ground.model, visit.run, metric.sum(), target) * own[..., None]).flatten(1)
     return {
         "gradient": gradient.norm(dim=1),
         "score": (difference * gradient).sum(1),

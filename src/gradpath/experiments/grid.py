@@ -7,7 +7,7 @@ counted in passes over one example, which is what the bar shows and foresees the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,8 +18,11 @@ from gradpath.experiments.methods import Method
 from gradpath.experiments.store import Key, digest
 
 CIRCUIT_COST = 0.4  # of running a circuit, in passes: most nodes are outside of it
+# Circuits that share a set-up: it is next to nothing beside so many, and a run that is killed loses no more.
+TOGETHER = 64
 Advance = Callable[[float], None]
 Coming = set[str]  # digests of the keys that are not there yet and will be
+Wanted = tuple[Method, str, int]  # a circuit: by whose scores, selected how, of how many edges
 
 
 class Watch(Protocol):
@@ -109,49 +112,73 @@ class ScoreJob:
 
 @dataclass(frozen=True)
 class CircuitJob:
-    """Circuits of several sizes and selections from one method's scores, measured with one set-up."""
+    """Circuits of several sizes and selections from the scores of one method, or of several related ones.
+
+    One set-up serves as many of them as are measured together, and these are kept as soon as they are done.
+    """
 
     task: str
-    method: Method
+    methods: tuple[Method, ...]
     hows: tuple[str, ...]
     counts: tuple[int, ...]
 
     @property
     def title(self) -> str:
-        return f"{self.task}: {self.method.label}"
+        first, last = self.methods[0].label, self.methods[-1].label
+        return f"{self.task}: {first}" + (f" to {last}" if len(self.methods) > 1 else "")
 
-    def missing(self, bench: Bench) -> list[tuple[str, int]]:
-        wanted = [(how, n) for how in self.hows for n in dict.fromkeys(self.counts)]
-        keys = [circuit_key(bench, self.task, self.method, how, n) for how, n in wanted]
-        return [x for x, key in zip(wanted, keys, strict=True) if bench.store.cell(key) is None]
+    def missing(self, bench: Bench) -> list[Wanted]:
+        counts = dict.fromkeys(self.counts)
+        wanted = [(method, how, n) for method in self.methods for how in self.hows for n in counts]
+        return [one for one in wanted if bench.store.cell(circuit_key(bench, self.task, *one)) is None]
 
     def left(self, bench: Bench, coming: Coming) -> float:
-        keys = [circuit_key(bench, self.task, self.method, *one) for one in self.missing(bench)]
-        missing = [key for key in keys if _new(key, coming)]
-        if not missing:
-            return 0.0
-        measuring = len(bench.task(self.task, "test")) * (2 + CIRCUIT_COST * len(missing))
-        return ScoreJob(self.task, self.method).left(bench, coming) + measuring
+        missing = [x for x in self.missing(bench) if _new(circuit_key(bench, self.task, *x), coming)]
+        scoring = [ScoreJob(self.task, method).left(bench, coming) for method in _methods_of(missing)]
+        costs = [_cost(group) for group in _groups(missing)]
+        return sum(scoring) + len(bench.task(self.task, "test")) * sum(costs)
 
     def run(self, bench: Bench, advance: Advance) -> None:
-        missing = self.missing(bench)
-        scores = bench.scores(self.task, self.method, lambda done: advance(done * self.method.cost))
-        circuits: dict[tuple[str, int], Circuit] = {}
-        for how in self.hows:
-            counts = [n for other, n in missing if other == how]
-            found = bench.circuits(scores, self.task, how, counts) if counts else []
-            circuits |= {(how, n): circuit for n, circuit in zip(counts, found, strict=True)}
-        cost = 2 + CIRCUIT_COST * len(missing)
+        for group in _groups(self.missing(bench)):
+            self._measure(bench, group, advance)
+
+    def _measure(self, bench: Bench, group: Sequence[Wanted], advance: Advance) -> None:
+        circuits = [x for method in _methods_of(group) for x in self._selected(bench, method, group, advance)]
+        cost = _cost(group)
         results = evaluate(
             bench.model,
-            [circuits[x] for x in missing],
+            [circuit for _, circuit in circuits],
             bench.task(self.task, "test"),
             batch_size=bench.request.batch_size,
+            memory=bench.request.memory,
             progress=lambda done: advance(done * cost),
         )
-        for (how, n), result in zip(missing, results, strict=True):
-            key = circuit_key(bench, self.task, self.method, how, n)
-            bench.store.keep_cell(key, measured(result))
+        for (one, _), result in zip(circuits, results, strict=True):
+            bench.store.keep_cell(circuit_key(bench, self.task, *one), measured(result))
+
+    def _selected(
+        self, bench: Bench, method: Method, group: Sequence[Wanted], advance: Advance
+    ) -> Iterator[tuple[Wanted, Circuit]]:
+        """The group's circuits of one method; its scores are needed no longer than this takes."""
+        scores = bench.scores(self.task, method, lambda done: advance(done * method.cost))
+        for how in self.hows:
+            own = [one for one in group if one[:2] == (method, how)]
+            if own:
+                counts = [n for _, _, n in own]
+                yield from zip(own, bench.circuits(scores, self.task, how, counts), strict=True)
+
+
+def _groups(wanted: Sequence[Wanted]) -> list[Sequence[Wanted]]:
+    return [wanted[at : at + TOGETHER] for at in range(0, len(wanted), TOGETHER)]
+
+
+def _methods_of(wanted: Sequence[Wanted]) -> list[Method]:
+    return list(dict.fromkeys(method for method, _, _ in wanted))
+
+
+def _cost(group: Sequence[Wanted]) -> float:
+    """Passes over one example: the set-up and the circuits."""
+    return 2 + CIRCUIT_COST * len(group)
 
 
 def circuit_key(bench: Bench, task: str, method: Method, how: str, n: int) -> Key:

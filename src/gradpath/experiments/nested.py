@@ -14,20 +14,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from gradpath._version import __version__
-from gradpath.attribution import Progress
-from gradpath.contraction import Reads, contract, write_differences
+from gradpath.attribution import scores_along
 from gradpath.experiments.bench import Bench
 from gradpath.experiments.methods import Method
-from gradpath.memory import SUM_AT_ONCE
+from gradpath.memory import Progress
 from gradpath.model.transformer import Transformer
-from gradpath.paths import Look, find_path
+from gradpath.paths import find_path
 from gradpath.scores import Scores
-from gradpath.tasks import Pairs, Task, encode
-from gradpath.visit import Ground, Passes
+from gradpath.tasks import Task
 
 
 def is_nested(method: Method) -> bool:
@@ -46,8 +40,8 @@ def keep_nested(
     """
     steps = [k for k in steps if k <= max(wanted)]
     begin = time.process_time()
-    pairs = bench.task(task, "train")
-    found = attribute_nested(bench.model, pairs, method, steps, bench.request.batch_size, progress)
+    pairs, asked = bench.task(task, "train"), bench.request
+    found = attribute_nested(bench.model, pairs, method, steps, asked.batch_size, asked.memory, progress)
     seconds = time.process_time() - begin
     for k in wanted:
         # Alone, a walk of k steps would have taken this part of the time.
@@ -61,73 +55,20 @@ def attribute_nested(
     method: Method,
     steps: Sequence[int],
     batch_size: int,
-    progress: Progress = lambda done: None,
+    memory: int | None = None,
+    progress: Progress | None = None,
 ) -> dict[int, Scores]:
     """What ``attribute`` gives for each number of steps, from one walk per batch."""
     assert is_nested(method)
-    pairs = encode(task, model.tokenizer)
-    shape = (model.graph.n_sources, model.graph.n_targets)
-    totals = {k: torch.zeros(shape, dtype=torch.float64) for k in steps}
-    passes: dict[int, Passes] = {}
-    size = min(batch_size, len(pairs))
-    for batch in pairs.batches(size):
-        for k, (scores, cost) in _walk(model, task, batch.to(model.device), method, set(steps)).items():
-            totals[k] += scores.cpu()
-            passes[k] = cost
-        progress(len(batch))
-    return {
-        k: Scores(
-            model.graph,
-            (totals[k] / len(pairs) * model.graph.mask).float(),
-            _about(model, task, method.with_steps(k), len(pairs), size, passes[k]),
-        )
-        for k in steps
-    }
-
-
-def _walk(
-    model: Transformer, task: Task, batch: Pairs, method: Method, wanted: set[int]
-) -> dict[int, tuple[Tensor, Passes]]:
-    """For each wanted number of steps the batch's summed scores, and the passes made until there."""
-    path, longest = find_path(method.name), method.with_steps(max(wanted))
-    found: dict[int, tuple[Tensor, Passes]] = {}
-    with torch.enable_grad():
-        ground = Ground(model, batch, task.metric, path.whole(longest.options))
-        clean, corrupted = ground.clean, ground.corrupted
-        writes = write_differences(clean.suffix, clean.run, corrupted.suffix, corrupted.run)
-        total, reads, n = torch.zeros(()), Reads(), 0
-        walk = path.build(ground.pair, **longest.options)
-        asked = next(walk)
-        while len(found) < len(wanted):
-            visit = ground.visit(asked.point if isinstance(asked, Look) else asked)
-            if not isinstance(asked, Look):
-                n += 1
-                reads.add(model, visit.run, ground.judge(visit))
-                ground.passes.backward += 1
-                if n in wanted or reads.n_points >= SUM_AT_ONCE:
-                    total, reads = total.to(batch.clean.device) + contract(model, writes, reads), Reads()
-                if n in wanted:
-                    found[n] = (total / n, Passes(ground.passes.forward, ground.passes.backward))
-            if len(found) < len(wanted):
-                asked = walk.send(visit)  # type: ignore[arg-type]  # frozen, where the protocol is not
-    return found
-
-
-def _about(
-    model: Transformer, task: Task, method: Method, examples: int, batch_size: int, passes: Passes
-) -> dict[str, object]:
-    """What ``attribute`` says of its scores."""
-    return {
-        "version": __version__,
-        "model": model.name,
-        "task": task.name,
-        "data": dict(task.about),
-        "method": method.name,
-        "steps": method.steps,
-        "options": {name: value for name, value in method.options.items() if name != "steps"},
-        "examples": examples,
-        "batch_size": batch_size,
-        "bos": model.tokenizer is not None and model.tokenizer.prepend is not None,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "passes": {"forward": passes.forward, "backward": passes.backward},
-    }
+    *stops, longest = sorted(set(steps))
+    found = scores_along(
+        model,
+        task,
+        find_path(method.name),
+        method.with_steps(longest).options,
+        stops=stops,
+        batch_size=batch_size,
+        memory=memory,
+        progress=progress,
+    )
+    return dict(zip([*stops, longest], found, strict=True))

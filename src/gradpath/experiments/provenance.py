@@ -37,6 +37,7 @@ def asked_for(bench: Bench) -> dict[str, Any]:
     """The request as JSON has it."""
     asked = asdict(bench.request)
     asked["methods"] = [method.label for method in bench.request.methods]
+    del asked["memory"]  # makes batches smaller and changes no figure; the command has it
     asked["data"] = None if bench.request.data is None else str(bench.request.data)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
 

@@ -31,6 +31,7 @@ class Request:
     examples: int = 100
     seed: int = 0
     batch_size: int = 20
+    memory: int | None = None
     edge: str | None = None
     sample: int = 1000
     data: Path | None = None

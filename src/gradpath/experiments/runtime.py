@@ -26,7 +26,9 @@ from gradpath.experiments.registry import Experiment
 from gradpath.experiments.request import default_tasks
 from gradpath.experiments.store import Key
 from gradpath.experiments.table import markdown, percent, signed, with_interval
+from gradpath.memory import batch_that_fits
 from gradpath.model.transformer import Transformer
+from gradpath.paths import find_path
 from gradpath.tasks import Task, encode
 
 if TYPE_CHECKING:
@@ -42,14 +44,25 @@ def jobs(bench: Bench) -> list[Job]:
     n = bench.edges(SPARSITY)
     for task in default_tasks(bench.request):
         for method in bench.request.methods:
-            planned.append(CircuitJob(task, method, bench.request.hows, (n,)))
+            planned.append(CircuitJob(task, (method,), bench.request.hows, (n,)))
             planned.append(_timing_job(bench, task, method))
     return planned
 
 
 def _timing_key(bench: Bench, task: str, method: Method) -> Key:
-    batch = min(bench.request.batch_size, len(bench.task(task, "train")))
+    batch = _batch_to_time(bench, task)
     return {"kind": "timing", "scores": bench.scores_key(task, method), "batch": batch, "repeats": REPEATS}
+
+
+def _batch_to_time(bench: Bench, task: str) -> int:
+    """One batch that fits for all methods, and for the plain passes over the whole prompt."""
+    asked, pairs = bench.request, encode(bench.task(task, "train"), bench.model.tokenizer)
+
+    def fits(points: int, whole: bool) -> int:
+        return batch_that_fits(bench.model, pairs, asked.batch_size, asked.memory, points=points, whole=whole)
+
+    methods = [fits(x.steps, find_path(x.name).whole(x.options)) for x in asked.methods]
+    return min(*methods, fits(1, whole=True))
 
 
 def _timing_job(bench: Bench, task: str, method: Method) -> CellJob:
@@ -109,7 +122,7 @@ def outcome(bench: Bench) -> Outcome:
         for how in bench.request.hows
         for method in bench.request.methods
     ]
-    batch = rows[0]["timed_on"]
+    batch = " or ".join(str(size) for size in sorted({row["timed_on"] for row in rows}))
     note = (
         "Ratio: CPU time of the scores over that of one plain forward and backward pass over the same "
         f"{batch} clean prompts, the smallest of {REPEATS} each. Passes are over the positions from the "

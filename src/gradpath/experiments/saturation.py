@@ -25,6 +25,7 @@ from gradpath.experiments.request import default_tasks
 from gradpath.experiments.saturation_figure import draw_saturation
 from gradpath.experiments.store import Key
 from gradpath.experiments.table import markdown
+from gradpath.memory import Progress
 from gradpath.scores import Scores
 
 SATURATED = 0.1  # of the largest gradient on the straight line
@@ -50,6 +51,7 @@ def jobs(bench: Bench) -> list[Job]:
 def _key(bench: Bench, task: str) -> Key:
     edge = bench.request.edge or f"strongest by {CHOOSER.name}, not into logits"
     own = {"kind": "saturation", "edge": edge, "steps": STEPS, "points": LINE_POINTS, "most": MOST_EXAMPLES}
+    own["positions"] = "from the first difference"
     return {**bench.task_key(task, "train"), **own}
 
 
@@ -59,13 +61,13 @@ def _job(bench: Bench, task: str) -> CellJob:
 
     def compute(advance: Advance) -> Mapping[str, Any]:
         edge = bench.request.edge or strongest(bench.scores(task, CHOOSER))
-        size = bench.request.batch_size
-        line = follow_line(
-            bench.model, pairs, edge, LINE_POINTS, size, lambda done: advance(done * costs["line"])
-        )
-        path = follow_gradpath(
-            bench.model, pairs, edge, STEPS, size, lambda done: advance(done * costs["eap-gp"])
-        )
+        limits: dict[str, Any] = {"batch_size": bench.request.batch_size, "memory": bench.request.memory}
+
+        def telling(track: str) -> Progress:
+            return lambda done: advance(done * costs[track])
+
+        line = follow_line(bench.model, pairs, edge, LINE_POINTS, progress=telling("line"), **limits)
+        path = follow_gradpath(bench.model, pairs, edge, STEPS, progress=telling("eap-gp"), **limits)
         return {"edge": edge, "examples": len(pairs), "line": _summed(line), "eap-gp": _summed(path)}
 
     return CellJob(f"{task}: following an edge", _key(bench, task), len(pairs) * sum(costs.values()), compute)

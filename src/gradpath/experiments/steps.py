@@ -51,8 +51,8 @@ def jobs(bench: Bench) -> list[Job]:
         for method in methods(bench):
             if is_nested(method):
                 planned.append(NestedJob(task, method, bench.request.steps))
-            for k in bench.request.steps:
-                planned.append(CircuitJob(task, method.with_steps(k), bench.request.hows[:1], counts))
+            every = tuple(method.with_steps(k) for k in bench.request.steps)
+            planned.append(CircuitJob(task, every, bench.request.hows[:1], counts))
     return planned
 
 

@@ -1,0 +1,103 @@
+"""A memory budget reaches all that a grid runs, and a batch that does not fit is halved there as well."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+import torch
+from small_models import prompts
+
+from gradpath.errors import UsageError
+from gradpath.experiments.bench import Bench
+from gradpath.experiments.exact_patching import exact_scores
+from gradpath.experiments.follow import follow_gradpath, follow_line
+from gradpath.experiments.grid import run_jobs
+from gradpath.experiments.methods import Method
+from gradpath.experiments.nested import attribute_nested
+from gradpath.experiments.registry import find_experiment
+from gradpath.experiments.request import Request
+from gradpath.experiments.store import Store
+from gradpath.memory import CHUNK, batch_that_fits
+from gradpath.tasks.metrics import logit_difference
+from gradpath.tasks.task import Pairs, encode
+
+TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
+GIVEN = {
+    "tasks": ("ioi",),
+    "sparsities": (0.5,),
+    "steps": (2, 3),
+    "examples": 6,
+    "batch_size": 6,
+    "sample": 9,
+}
+
+
+def budget_for_two(bench: Bench) -> int:
+    """What GradPath needs for two examples, which is more than anything else does."""
+    pairs = encode(bench.task("ioi", "train"), bench.model.tokenizer)
+    for budget in range(2 * CHUNK, 2 * CHUNK + 10_000_000, 1000):
+        with suppress(UsageError):
+            if batch_that_fits(bench.model, pairs, 6, budget, points=5, whole=True, results=2) == 2:
+                return budget
+    raise AssertionError("no budget is one for two examples")
+
+
+@pytest.mark.parametrize("name", ["baselines", "faithfulness", "steps", "runtime", "saturation", "exact"])
+def test_a_budget_makes_every_batch_of_an_experiment_smaller(tiny, tmp_path, monkeypatch, name):
+    free = Bench(tiny, Request(**GIVEN), Store(tmp_path / "free"))
+    tight = Bench(tiny, Request(**GIVEN, memory=budget_for_two(free)), Store(tmp_path / "tight"))
+    sizes: dict[str, list[int]] = {"free": [], "tight": []}
+    plain = Pairs.batches
+    for bench in (free, tight):
+        own = sizes[bench.store.folder.name]
+
+        def batches(pairs, size, own=own):
+            own += [len(batch) for batch in plain(pairs, size)]
+            return plain(pairs, size)
+
+        monkeypatch.setattr(Pairs, "batches", batches)
+        run_jobs(bench, find_experiment(name).jobs(bench))
+    assert max(sizes["free"]) == 6
+    assert max(sizes["tight"]) < 6
+    tables = [find_experiment(name).outcome(bench).rows for bench in (free, tight)]
+    for one, other in zip(*tables, strict=True):
+        for column in (name for name in one if "seconds" not in name and name not in ("ratio", "timed_on")):
+            number = isinstance(other[column], float)
+            wanted = pytest.approx(other[column], rel=1e-3, abs=1e-5) if number else other[column]
+            assert one[column] == wanted, column
+
+
+class Full:
+    """A metric that runs out of memory on more than two examples."""
+
+    def __call__(self, logits, labels):
+        if len(logits) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.20 GiB")
+        return logit_difference(logits, labels)
+
+
+WORK = {
+    "steps": lambda m, task: attribute_nested(m, task, Method("eap-gp"), [2, 3], 4)[2].values,
+    "exact": lambda m, task: exact_scores(m, task, [(0, 0), (1, 4)], batch_size=4).float(),
+    "line": lambda m, task: follow_line(m, task, "input->m0", 3, batch_size=4).values["score"],
+    "gradpath": lambda m, task: follow_gradpath(m, task, "input->m0", 3, batch_size=4).values["score"],
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_a_batch_that_does_not_fit_is_halved(gpt2, name):
+    with pytest.warns(UserWarning, match="a batch of 4 examples does not fit into memory: trying 2"):
+        halved = WORK[name](gpt2, replace(TASK, metric=Full()))
+    torch.testing.assert_close(halved, WORK[name](gpt2, TASK), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("verb", [["curve"], ["reproduce", "steps"]])
+def test_a_budget_is_read_before_anything_is_loaded_and_refused_if_it_is_too_small(run, tiny_folder, verb):
+    ran = run(*verb, "--model", "nowhere", "--memory", "plenty")
+    assert ran.code == 2
+    assert "a memory budget is written like 600MB or 16GiB: got 'plenty'" in ran.error
+    ran = run(*verb, "--model", tiny_folder, "--examples", 4, "--memory", "1MB")
+    assert ran.code == 2
+    assert "a memory budget of 1 MB is too small" in ran.error
