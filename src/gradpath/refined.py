@@ -68,7 +68,7 @@ def refined(
 Look = Callable[[Order], tuple[Tensor, Tensor]]
 
 
-def _trimmed(scores: Scores, order: Order, n: int, look: Look) -> Order:
+def _trimmed(scores: Scores, order: Tensor, n: int, look: Look) -> Order:
     """The first ``n`` edges, once the last few were taken from a circuit that was measured as it is."""
     graph = scores.graph
     if n >= round(START * graph.n_edges):
