@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.evaluation import evaluate
@@ -53,9 +54,9 @@ def balanced(
 class _Signed:
     """Edges that help, and those that hinder or do nothing, each by |score|."""
 
-    positive: Order
-    rest: Order
-    size: Tensor  # |score| by flat position
+    positive: Int[Tensor, " helpful"]
+    rest: Int[Tensor, " other"]
+    size: Float[Tensor, " flat"]  # |score|
 
     @classmethod
     def of(cls, scores: Scores) -> _Signed:
