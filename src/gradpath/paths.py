@@ -42,6 +42,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradpath.errors import UsageError, unknown
+from gradpath.memory import RUN_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,10 @@ def eap_ig(pair: Pair, *, steps: int = 5, end: Literal["clean", "corrupted"] = "
     """
     yield pair.clean if end == "clean" else pair.corrupted
     inner = [j / steps for j in range(1, steps)]
-    if inner:
-        # All at once: points of a straight line do not wait for each other.
-        yield torch.stack([pair.corrupted + f * (pair.clean - pair.corrupted) for f in inner])
+    for at in range(0, len(inner), RUN_AT_ONCE):
+        # In stacks: points of a straight line do not wait for each other.
+        some = inner[at : at + RUN_AT_ONCE]
+        yield torch.stack([pair.corrupted + f * (pair.clean - pair.corrupted) for f in some])
 
 
 @path("eap-gp", whole=lambda options: options["move"] == "all")
@@ -211,8 +213,7 @@ def eap_gp(
         (pair.clean - pair.corrupted).norm(dim=axes, keepdim=True) / steps if stride == "matched" else 1.0
     )
 
-    visit = yield pair.clean if start else Look(pair.clean)
-    for _ in range(steps - start - pin_end):
+    def descended(visit: Visit) -> Tensor:
         here = visit.outputs(outputs)
         gap = sum(((a - b) ** 2).flatten(1).sum(1) for a, b in zip(here, goal, strict=True))
         assert isinstance(gap, Tensor)
@@ -221,6 +222,13 @@ def eap_gp(
             g = g * pair.differs[..., None]
         # Where there is no slope there is no direction: such an example stays where it is.
         tiny = torch.finfo(g.dtype).tiny
-        visit = yield visit.point - length * g / g.norm(dim=axes, keepdim=True).clamp_min(tiny)
+        moved: Tensor = visit.point - length * g / g.norm(dim=axes, keepdim=True).clamp_min(tiny)
+        return moved
+
+    point: Tensor | Look = pair.clean if start else Look(pair.clean)
+    for _ in range(steps - start - pin_end):
+        # The visit is given no name here: so its graph is gone before that of the next point is made.
+        point = descended((yield point))
+    yield point
     if pin_end and steps > start:
         yield pair.corrupted
