@@ -22,6 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from gradpath.attribution import attribute
 from gradpath.contraction import Reads, contract, write_differences
 from gradpath.evaluation import evaluate
+from gradpath.experiments.provenance import commit
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer
 from gradpath.selection import select
@@ -90,7 +91,8 @@ def main() -> None:
         lines.append(f"| {name} | {' | '.join(cells)} | {points[-1][1] / points[0][1]:.2f} |")
     text = "\n".join(lines)
     print(text)
-    (HERE / "growth.md").write_text(f"{(__doc__ or '').strip()}\n\n{text}\n")
+    about = f"{(__doc__ or '').strip()}\n\nSeed 0, commit {commit()}, torch {torch.__version__}."
+    (HERE / "growth.md").write_text(f"{about}\n\n{text}\n")
     plot(table)
 
 

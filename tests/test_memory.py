@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 
@@ -10,12 +11,15 @@ import torch
 from small_models import prompts, tiny_model
 
 from gradpath.attribution import attribute
+from gradpath.contraction import Reads
 from gradpath.errors import GradpathError, UsageError
 from gradpath.evaluation import evaluate
-from gradpath.memory import CHUNK, batch_that_fits, parse_bytes
+from gradpath.memory import CHUNK, RUN_AT_ONCE, SUM_AT_ONCE, batch_that_fits, parse_bytes
+from gradpath.paths import Pair, find_path
 from gradpath.selection import select
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import encode
+from gradpath.visit import Ground
 
 TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
 
@@ -94,6 +98,45 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(gpt2):
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
         attribute(gpt2, replace(TASK, metric=broken), "eap")
+
+
+@pytest.mark.parametrize(("method", "steps"), [("eap-ig", 22), ("eap-gp", 5)])
+def test_no_visit_outlives_the_next_one(gpt2, monkeypatch, method, steps):
+    """A visit holds a graph: if two were alive at a time, or all, memory would show it."""
+    plain, seen, alive = Ground.visit, [], []
+
+    def visit(ground, point):
+        alive.append(sum(ref() is not None for ref in seen))
+        found = plain(ground, point)
+        if found is not ground.clean and found is not ground.corrupted:
+            seen.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(Ground, "visit", visit)
+    attribute(gpt2, TASK, method, steps=steps, batch_size=5)
+    assert len(seen) >= 5
+    assert max(alive) == 0
+
+
+def test_gradients_that_are_contracted_are_let_go(gpt2, monkeypatch):
+    plain, seen = Reads.add, []
+
+    def add(reads, *rest):
+        if not reads.n_points:
+            assert all(ref() is None for ref in seen)
+            seen.append(weakref.ref(reads))
+        plain(reads, *rest)
+
+    monkeypatch.setattr(Reads, "add", add)
+    attribute(gpt2, TASK, "eap-ig", steps=3 * SUM_AT_ONCE, batch_size=5)
+    assert len(seen) >= 3
+
+
+def test_a_straight_line_is_never_all_there_at_once():
+    ends = torch.zeros(2, 3, 4), torch.ones(2, 3, 4)
+    points = list(find_path("eap-ig").build(Pair(*ends, torch.ones(2, 3, dtype=torch.bool)), steps=20))
+    assert sum(1 if point.ndim == 3 else len(point) for point in points) == 20
+    assert all(len(point) <= RUN_AT_ONCE for point in points if point.ndim == 4)
 
 
 def test_mixed_lengths_waste_little_on_padding(gpt2):

@@ -47,14 +47,20 @@ def eap_gp(
         (pair.clean - pair.corrupted).norm(dim=axes, keepdim=True) / steps if stride == "matched" else 1.0
     )
 
-    visit = yield pair.clean if start else Look(pair.clean)
-    for _ in range(steps - start - pin_end):
+    def descended(visit: Visit) -> Tensor:
         g = downhill(visit, goal, outputs)
         if move == "differing":
             g = g * pair.differs[..., None]
         # Where there is no slope there is no direction: such an example stays where it is.
         tiny = torch.finfo(g.dtype).tiny
-        visit = yield visit.point - length * g / g.norm(dim=axes, keepdim=True).clamp_min(tiny)
+        moved: Tensor = visit.point - length * g / g.norm(dim=axes, keepdim=True).clamp_min(tiny)
+        return moved
+
+    point: Tensor | Look = pair.clean if start else Look(pair.clean)
+    for _ in range(steps - start - pin_end):
+        # The visit is given no name here: so its graph is gone before that of the next point is made.
+        point = descended((yield point))
+    yield point
     if pin_end and steps > start:
         yield pair.corrupted
 
@@ -69,14 +75,19 @@ def eap_boxed(pair: Pair, *, steps: int = 5) -> Points:
     goal = [logits.detach() for logits in (yield Look(pair.corrupted)).outputs("last")]
     low, high = torch.minimum(pair.clean, pair.corrupted), torch.maximum(pair.clean, pair.corrupted)
     length = (high - low).norm(dim=(-2, -1), keepdim=True) / steps
-    visit = yield Look(pair.clean)
-    for _ in range(steps):
+
+    def descended(visit: Visit) -> Tensor:
         g = downhill(visit, goal, "last")
         # Coordinates that are the same in both prompts, or that would leave the box at once, have no say.
         g = torch.where(g > 0, g * (visit.point > low), g * (visit.point < high))
         tiny = torch.finfo(g.dtype).tiny
         moved = visit.point - length * g / g.norm(dim=(-2, -1), keepdim=True).clamp_min(tiny)
-        visit = yield torch.minimum(torch.maximum(moved, low), high)
+        return torch.minimum(torch.maximum(moved, low), high)
+
+    point: Tensor | Look = Look(pair.clean)
+    for _ in range(steps):
+        point = descended((yield point))
+    yield point
 
 
 def downhill(visit: Visit, goal: Sequence[Tensor], where: Literal["last", "all"]) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from gradpath.memory import RUN_AT_ONCE
 from gradpath.paths.registry import Look, Pair, Points, path
 
 
@@ -35,9 +37,7 @@ def eap_ig(pair: Pair, *, steps: int = 5, end: Literal["clean", "corrupted", "mi
     else:
         yield pair.clean if end == "clean" else pair.corrupted
         inner = [j / steps for j in range(1, steps)]
-    if inner:
-        # All at once: points of a straight line do not wait for each other.
-        yield torch.stack([pair.corrupted + f * (pair.clean - pair.corrupted) for f in inner])
+    yield from _stacks(pair, inner)
 
 
 @path("eap-moves")
@@ -59,7 +59,14 @@ def eap_moves(pair: Pair, *, steps: int = 5) -> Points:
         before = here
     way = torch.stack(legs).cumsum(0)  # (probe, batch)
     fractions = [_where(way, (j + 0.5) / steps) for j in range(steps)]
-    yield torch.stack([pair.corrupted + f[:, None, None].to(line.dtype) * line for f in fractions])
+    yield from _stacks(pair, [f[:, None, None].to(line.dtype) for f in fractions])
+
+
+def _stacks(pair: Pair, fractions: Sequence[float | Tensor]) -> Points:
+    """Points of the line, several at once: they do not wait for each other."""
+    for at in range(0, len(fractions), RUN_AT_ONCE):
+        some = fractions[at : at + RUN_AT_ONCE]
+        yield torch.stack([pair.corrupted + f * (pair.clean - pair.corrupted) for f in some])
 
 
 def _where(way: Tensor, share: float) -> Tensor:

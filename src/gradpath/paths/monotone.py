@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from gradpath.paths.descent import downhill
-from gradpath.paths.registry import Look, Pair, Points, path
+from gradpath.paths.registry import Look, Pair, Points, Visit, path
 
 
 @path("eap-monotone")
@@ -18,15 +19,18 @@ def eap_monotone(pair: Pair, *, steps: int = 5) -> Points:
     gamma_0 = x .. gamma_(k-1); gamma_k would be x'.
     """
     goal = [logits.detach() for logits in (yield Look(pair.corrupted)).outputs("last")]
-    visit = yield pair.clean
+    total = (pair.clean - pair.corrupted).abs().flatten(1).sum(1, keepdim=True)
+
+    def moved(visit: Visit, behind: float) -> Tensor:
+        order = downhill(visit, goal, "last").abs().flatten(1).argsort(dim=1, stable=True)
+        left = (visit.point - pair.corrupted).abs().flatten(1)
+        # What is there already has no way left: it may come first in the order, and moves nothing.
+        after = left.gather(1, order).cumsum(1) + total - left.sum(1, keepdim=True)
+        going = torch.zeros_like(left, dtype=torch.bool)
+        going.scatter_(1, order, after <= total * behind)
+        return torch.where(going.view_as(visit.point), pair.corrupted, visit.point)
+
+    point = pair.clean
     for step in range(1, steps):
-        g = downhill(visit, goal, "last").abs()
-        left = (visit.point - pair.corrupted).abs()
-        ways = left.flatten(1)
-        total = (pair.clean - pair.corrupted).abs().flatten(1).sum(1, keepdim=True)
-        # What is done already has no way left and may come first in the order without moving anything.
-        order = g.flatten(1).argsort(dim=1, stable=True)
-        behind = ways.gather(1, order).cumsum(1) + total - ways.sum(1, keepdim=True)
-        going = torch.zeros_like(ways, dtype=torch.bool)
-        going.scatter_(1, order, behind <= total * (step / steps))
-        visit = yield torch.where(going.view_as(left), pair.corrupted, visit.point)
+        point = moved((yield point), step / steps)
+    yield point
