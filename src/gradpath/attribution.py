@@ -108,6 +108,7 @@ def scores_along(
         "batch_size": size,
         "bos": model.tokenizer is not None and model.tokenizer.prepend is not None,
         "dtype": str(model.dtype).removeprefix("torch."),
+        "d_model": model.arch.d_model,
     }
     return [
         Scores(
