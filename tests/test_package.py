@@ -23,7 +23,7 @@ LAYERS = [
     {"paths", "visit", "contraction", "attribution", "scores", "memory"},
     {"circuit", "selection", "layout"},
     {"formats"},
-    {"intervention", "effects", "evaluation"},
+    {"intervention", "effects", "evaluation", "mib"},
     {"balanced", "refined", "measured"},
     {"experiments"},
     {"report"},

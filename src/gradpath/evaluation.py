@@ -69,11 +69,11 @@ class Result:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% interval of the faithfulness."""
-        return self._interval(self._faithfulness)
+        return bootstrap(self._values, self._faithfulness)
 
     @property
     def error_interval(self) -> tuple[float, float]:
-        return self._interval(self._error)
+        return bootstrap(self._values, self._error)
 
     def plot(self, ax: Any = None) -> Any:
         """Clean, corrupted and circuit, example by example, as matplotlib axes."""
@@ -101,14 +101,18 @@ class Result:
         clean, corrupted, circuit = values.unbind(0)
         return (circuit - clean).abs().mean(-1) / (clean - corrupted).abs().mean(-1)
 
-    def _interval(self, statistic: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-        n = self._values.shape[1]
-        generator = torch.Generator(device="cpu").manual_seed(0)
-        draws = torch.randint(n, (RESAMPLES, n), generator=generator, device="cpu")
-        resampled = statistic(self._values[:, draws])
-        ends = torch.tensor([0.025, 0.975], dtype=resampled.dtype, device="cpu")
-        low, high = resampled.quantile(ends).tolist()
-        return low, high
+
+def bootstrap(
+    values: Float[Tensor, "quantity example"], statistic: Callable[[Tensor], Tensor]
+) -> tuple[float, float]:
+    """The 95% interval of a statistic that takes (quantity, ..., example) and reduces the two named axes."""
+    n = values.shape[1]
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    draws = torch.randint(n, (RESAMPLES, n), generator=generator, device="cpu")
+    resampled = statistic(values[:, draws])
+    ends = torch.tensor([0.025, 0.975], dtype=resampled.dtype, device="cpu")
+    low, high = resampled.quantile(ends).tolist()
+    return low, high
 
 
 @overload

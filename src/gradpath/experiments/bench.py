@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from gradpath import mib
 from gradpath._version import __version__
 from gradpath.attribution import attribute
 from gradpath.circuit import Circuit
@@ -124,4 +125,6 @@ class Bench:
         return grid
 
     def edges(self, sparsity: float) -> int:
+        if self.request.measures_mib and sparsity in GRIDS["mib"]:
+            return mib.edges_at(self.model.graph, round(1 - sparsity, 6))
         return edge_count(self.model.graph, None, sparsity)
