@@ -109,7 +109,7 @@ def load_circuit(file: str | Path) -> Circuit:
 def _parsed(content: Any) -> Circuit:
     if not isinstance(content, dict) or content.get("gradpath_circuit") != FORMAT:
         raise InputError(f'it has no "gradpath_circuit": {FORMAT}. Give the circuit.json of a find.')
-    return circuit_of(graph_of(content["graph"]), content["edges"], content["about"])
+    return circuit_by_names(graph_of(content["graph"]), content["edges"], content["about"])
 
 
 def graph_of(shape: Mapping[str, Any]) -> Graph:
@@ -120,7 +120,7 @@ def graph_of(shape: Mapping[str, Any]) -> Graph:
     return graph
 
 
-def circuit_of(graph: Graph, edges: Iterable[Sequence[Any]], about: Mapping[str, Any]) -> Circuit:
+def circuit_by_names(graph: Graph, edges: Iterable[Sequence[Any]], about: Mapping[str, Any]) -> Circuit:
     """The circuit of some edges by name, each with its score, in this order; every one is checked."""
     index, scores, seen = [], [], set()
     for name, score in edges:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,11 +112,17 @@ def measure(
     batch_size: int = 20,
     memory: int | None = None,
     progress: Callable[[int], None] | None = None,
+    ablation: str | None = None,
+    mean_over: Task | None = None,
 ) -> dict[str, Areas]:
-    """CPR and CMD of the scores on a task, for each ranking: ``measure(...)["signed"].cpr``."""
+    """CPR and CMD of the scores on a task, for each ranking: ``measure(...)["signed"].cpr``.
+
+    The options are those of ``evaluate``.
+    """
     counts = [edges_at(scores.graph, fraction) for fraction in FRACTIONS[:-1]]
     circuits = [circuit for how in rankings for circuit in select_many(scores, counts, how=how)]
-    results = evaluate(model, circuits, task, batch_size=batch_size, memory=memory, progress=progress)
+    options: Any = {"batch_size": batch_size, "memory": memory, "progress": progress}
+    results = evaluate(model, circuits, task, ablation=ablation, mean_over=mean_over, **options)
     parts = [results[at : at + len(counts)] for at in range(0, len(results), len(counts))]
     return {how: _of_results(part) for how, part in zip(rankings, parts, strict=True)}
 

@@ -139,6 +139,7 @@ WRONG_USAGE = {
     "two sizes": (["find", "--edges", "5", "--sparsity", "0.5"], "give one of them"),
     "no batch": (["find", "--batch-size", "0"], "--batch-size"),
     "no steps": (["find", "--steps", "0"], "--steps"),
+    "an unknown ablation": (["find", "--ablation", "noise"], "--ablation"),
     "an option without a value": (["find", "-o", "stride"], "NAME=VALUE"),
     "an option of no method": (
         ["find", "--model", "MODEL", "-o", "speed=3", "--examples", "2"],
@@ -264,3 +265,19 @@ def test_convert_refuses_in_one_sentence(run, found, tmp_path, monkeypatch, kind
     assert ran.code == code, ran.err
     assert words in ran.error
     assert not list(tmp_path.glob("x.*"))
+
+
+@pytest.mark.parametrize("ablation", ["zero", "mean", "mean-positional"])
+def test_find_and_eval_use_the_ablation_that_was_asked_for(run, model_folder, tmp_path, ablation):
+    common = ["--model", model_folder, "--examples", 6, "--edges", 40, "--method", "eap", "--json"]
+    found = run("find", *common, "--ablation", ablation, "--out", tmp_path)
+    assert found.code == 0, found.err
+    assert found.json["ablation"] == ablation
+    assert found.json["corrupted"] != pytest.approx(run("find", *common).json["corrupted"])
+    again = run("eval", tmp_path / "circuit.json", "--examples", 6, "--json").json
+    for name in ("ablation", "clean", "corrupted", "circuit", "faithfulness"):
+        assert again[name] == pytest.approx(found.json[name])
+    other = run("eval", tmp_path / "circuit.json", "--examples", 6, "--ablation", "corrupted", "--json").json
+    assert other["ablation"] == "corrupted"
+    assert other["circuit"] != pytest.approx(found.json["circuit"])
+    assert f"all ablated ({ablation})" in run("eval", tmp_path / "circuit.json", "--examples", 6).out

@@ -277,3 +277,18 @@ def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits,
     page = (tmp_path / "curve.md").read_text()
     assert f"{found[0]['cpr']:.3f} [" in page
     assert '"cpr"' in (tmp_path / "report.html").read_text()
+
+
+def test_curve_with_an_ablation_is_that_of_direct_calls_and_shares_no_cell(
+    run, tiny, splits, tiny_folder, tmp_path
+):
+    asked = ("--examples", 6, "--methods", "eap", "--sparsities", "0.5", "--how", "top", "--out", tmp_path)
+    for name in ("corrupted", "mean-positional"):
+        ran = run("curve", "--model", tiny_folder, "--task", "ioi", *asked, "--ablation", name, "--json")
+        assert ran.code == 0, ran.err
+        (row,) = json.loads(ran.out)["experiments"]["curve"]["rows"]
+        train, test = splits["ioi", "train"], splits["ioi", "test"]
+        circuit = select(attribute(tiny, train, "eap", ablation=name), sparsity=0.5)
+        about(row["faithfulness"], evaluate(tiny, circuit, test, mean_over=train).faithfulness)
+    assert "Ablation: mean-positional" in (tmp_path / "curve.md").read_text()
+    assert len(list((tmp_path / "cells").iterdir())) == 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradpath.cli.grid_options import DEFAULT_HOW, Bar, check_out, grid_options
-from gradpath.cli.options import json_option, load, memory_budget, model_options
+from gradpath.cli.options import ablation_option, json_option, load, memory_budget, model_options
 from gradpath.cli.reproduce_verb import as_object, told, typed
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     "--data", type=click.Path(path_type=Path), metavar="FILE", help="Your own pairs (.csv, .jsonl)."
 )
 @grid_options
+@ablation_option("corrupted")
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the table, the figure and the cells."
 )
@@ -47,6 +48,7 @@ def command(
     seed: int,
     batch_size: int,
     memory: str | None,
+    ablation: str,
     out: Path | None,
     as_json: bool,
     **load_options: Any,
@@ -79,6 +81,7 @@ def command(
         seed=seed,
         batch_size=batch_size,
         memory=memory_budget(memory),
+        ablation=ablation,
         data=data,
     )
     curve = Experiment("curve", faithfulness.jobs, lambda bench: faithfulness.outcome(bench, "curve"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from gradpath import mib
 from gradpath._version import __version__
+from gradpath.ablation import CORRUPTED
 from gradpath.attribution import attribute
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
@@ -87,7 +88,9 @@ class Bench:
         }
 
     def scores_key(self, task: str, method: Method) -> Key:
-        own = {"kind": "scores", "method": method.name, "options": method.options}
+        own: dict[str, Any] = {"kind": "scores", "method": method.name, "options": method.options}
+        if self.request.ablation != CORRUPTED:
+            own["ablation"] = self.request.ablation
         return {**self.task_key(task, "train"), **own}
 
     def scores(self, task: str, method: Method, progress: Progress | None = None) -> Scores:
@@ -104,6 +107,7 @@ class Bench:
             batch_size=self.request.batch_size,
             memory=self.request.memory,
             progress=progress,
+            ablation=self.request.ablation,
             **method.options,
         )
         return self.store.keep_scores(key, scores, time.process_time() - begin)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gradpath import mib
+from gradpath.ablation import CORRUPTED
 from gradpath.experiments.bench import Bench
 from gradpath.experiments.curves import draw_curves
 from gradpath.experiments.figures import task_title
@@ -53,6 +54,11 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
     rows = table(bench)
     found = mib_rows(bench) if bench.request.measures_mib else []
     notes = [READING, MIB_READING] if found else [READING]
+    if bench.request.ablation != CORRUPTED:
+        notes.append(
+            f"Ablation: {bench.request.ablation}. Corrupted is the run in which every node is ablated so; "
+            "means are over the examples to attribute."
+        )
     if bench.paper is not None:
         notes.append(f"Paper: {bench.paper.source}; it does not say how its edges were selected.")
     return Outcome(

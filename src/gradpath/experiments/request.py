@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradpath import mib
+from gradpath.ablation import ABLATIONS, CORRUPTED
 from gradpath.errors import UsageError, unknown
 from gradpath.experiments.methods import PAPER_METHODS, Method, parse_methods
 from gradpath.measured import WAYS
@@ -33,6 +34,7 @@ class Request:
     seed: int = 0
     batch_size: int = 20
     memory: int | None = None
+    ablation: str = CORRUPTED
     edge: str | None = None
     sample: int = 1000
     data: Path | None = None
@@ -49,6 +51,8 @@ class Request:
         for how in self.hows:
             if how not in WAYS:
                 raise unknown("selection", how, WAYS)
+        if self.ablation not in ABLATIONS:
+            raise unknown("ablation", self.ablation, ABLATIONS)
         if self.grid not in GRIDS:
             raise unknown("grid of sparsities", self.grid, GRIDS)
         for sparsity in self.sparsities or ():

@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from gradpath.circuit import Circuit, circuit_of
+from gradpath.circuit import Circuit, circuit_by_names
 from gradpath.errors import InputError
 from gradpath.formats.content import graph_in, optional, parsed
 from gradpath.layout import kind, layer, named_edges, node_of, nodes_of, position
@@ -43,4 +43,4 @@ def from_networkx(graph: Any, what: str = "the graph") -> Circuit:
         raise InputError(
             f"{what} is no circuit of gradpath: every edge needs a name, a score and a rank."
         ) from None
-    return circuit_of(graph_in(graph.graph, what), named, parsed(graph.graph.get("about"), what))
+    return circuit_by_names(graph_in(graph.graph, what), named, parsed(graph.graph.get("about"), what))
