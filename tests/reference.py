@@ -170,12 +170,43 @@ Path = Callable[[Transformer, Tensor, Tensor], list[Tensor]]
 Outputs = Callable[[Transformer, Tensor], Tensor]
 
 
-def scores(model: Transformer, task: Task, path: Path) -> Tensor:
+# What each source writes over an edge that is left out, given a prompt's length: (pos, d_model) each.
+Instead = Callable[[int], list[Tensor]]
+
+
+def zero(model: Transformer, task: Task) -> Instead:
+    return lambda length: [torch.zeros(length, model.arch.d_model).double()] * model.graph.n_sources
+
+
+def mean(model: Transformer, task: Task) -> Instead:
+    """The mean over all examples and positions, for every source."""
+    runs = [forward(model, clean, everything)[1] for clean, _, _ in examples(model, task)]
+    means = [torch.cat([writes[u] for writes in runs]).mean(0) for u in range(model.graph.n_sources)]
+    return lambda length: [one.expand(length, -1) for one in means]
+
+
+def mean_positional(model: Transformer, task: Task) -> Instead:
+    """The mean over the examples that have the position; the mean over all where none has it."""
+    runs = [forward(model, clean, everything)[1] for clean, _, _ in examples(model, task)]
+    everywhere = mean(model, task)(1)
+
+    def at(u: int, position: int) -> Tensor:
+        rows = [writes[u][position] for writes in runs if position < len(writes[u])]
+        return torch.stack(rows).mean(0) if rows else everywhere[u][0]
+
+    return lambda length: [
+        torch.stack([at(u, position) for position in range(length)]) for u in range(model.graph.n_sources)
+    ]
+
+
+def scores(model: Transformer, task: Task, path: Path, instead: Instead | None = None) -> Tensor:
     """score(u -> v) by its definition, one gradient per target and point, (source, target)."""
     graph = model.graph
     total = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float64)
     for clean, corrupted, labels in examples(model, task):
         x_u, x_u_corrupted = (forward(model, x, everything)[1] for x in (clean, corrupted))
+        if instead is not None:
+            x_u_corrupted = instead(len(clean))
         points = path(model, clean, corrupted)
         for point in points:
             inputs: dict[str, Tensor] = {}
@@ -279,15 +310,15 @@ def where_it_moves(steps: int) -> Path:
     return path
 
 
-def patched_metric(model: Transformer, task: Task, circuit: Tensor) -> Tensor:
-    """The metric of each example with every edge outside ``circuit`` (source, target) corrupted.
+def patched_metric(model: Transformer, task: Task, circuit: Tensor, instead: Instead | None = None) -> Tensor:
+    """The metric of each example with every edge outside ``circuit`` (source, target) corrupted, or ablated.
 
     Numbers between 0 and 1 corrupt an edge by that much less.
     """
     position = {name: i for i, name in enumerate(model.graph.targets)}
     values = []
     for clean, corrupted, labels in examples(model, task):
-        _, x_corrupted = forward(model, corrupted, everything)
+        x_corrupted = forward(model, corrupted, everything)[1] if instead is None else instead(len(clean))
 
         def read(target: str, writes: list[Tensor], constant: Tensor, x_c: list = x_corrupted) -> Tensor:
             kept = circuit[:, position[target]].double()

@@ -10,7 +10,7 @@ import torch
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
 from gradpath.scores import Scores
-from gradpath.selection import edge_count, greedy, pruned, select, select_many, top
+from gradpath.selection import edge_count, greedy, pruned, select, select_many, signed, top
 
 GRAPH = Graph(3, 2)
 
@@ -36,6 +36,16 @@ def by_hand_greedy(scores: Scores, n: int) -> list[int]:
         taken.append(best)
         inside.add(best // graph.n_targets)
     return taken
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_signed_takes_what_helps_first_and_ties_by_index(ties):
+    scores = random_scores(ties=ties)
+    flat = scores.values.flatten()
+    edges = GRAPH.mask.flatten().nonzero()[:, 0].tolist()
+    expected = sorted(edges, key=lambda e: (-float(flat[e]), e))
+    assert signed(scores, GRAPH.n_edges).tolist() == expected
+    assert signed(scores, 7).tolist() == expected[:7]
 
 
 def by_hand_pruned(graph: Graph, mask: torch.Tensor) -> torch.Tensor:

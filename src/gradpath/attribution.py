@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from gradpath._version import __version__
+from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
 from gradpath.contraction import Reads, contract, write_differences
 from gradpath.errors import GradpathError, UsageError
 from gradpath.memory import SUM_AT_ONCE, Progress, batch_that_fits, in_batches
@@ -51,6 +52,8 @@ def attribute(
     batch_size: int = 20,
     memory: int | None = None,
     progress: Progress | None = None,
+    ablation: str = CORRUPTED,
+    mean_over: Task | None = None,
     **options: Any,
 ) -> Scores:
     """Score every edge of the model on the task.
@@ -58,16 +61,17 @@ def attribute(
     ``method`` is a registered path, ``steps`` its number of points (the method's default if not given,
     ignored by methods without any), ``options`` its other options. ``memory`` is a budget in bytes, weights
     included, by which batches are made smaller than ``batch_size``. ``progress`` is called with the number of
-    examples of every finished batch. The result does not depend on the batch size, the order of the examples
-    or their padding, beyond rounding.
+    examples of every finished batch. ``ablation`` is what stands in for a node over an edge that is left out,
+    as in ``evaluate``: ``corrupted``, ``zero``, ``mean`` or ``mean-positional``, the means over the clean
+    prompts of ``mean_over``, or of the task itself. The result does not depend on the batch size, the order
+    of the examples or their padding, beyond rounding.
     """
     path = find_path(method)
     if steps is not None and "steps" in path.defaults:
         options["steps"] = steps
     chosen = path.options(options)
-    return scores_along(model, task, path, chosen, batch_size=batch_size, memory=memory, progress=progress)[
-        -1
-    ]
+    wanted: Any = {"batch_size": batch_size, "memory": memory, "progress": progress}
+    return scores_along(model, task, path, chosen, ablation=ablation, mean_over=mean_over, **wanted)[-1]
 
 
 def scores_along(
@@ -80,19 +84,22 @@ def scores_along(
     batch_size: int,
     memory: int | None = None,
     progress: Progress | None = None,
+    ablation: str = CORRUPTED,
+    mean_over: Task | None = None,
 ) -> list[Scores]:
     """The scores of a path's first points, for each number in ``stops``, and last those of all its points.
 
     They come from one walk, as running sums. ``options`` are all of the path's.
     """
-    pairs, steps = encode(task, model.tokenizer), [*stops, options.get("steps", 1)]
+    instead = ablation_of(ablation, model, mean_over or task, batch_size=batch_size, memory=memory)
+    pairs, steps = for_ablation(encode(task, model.tokenizer), instead), [*stops, options.get("steps", 1)]
     size = batch_that_fits(
         model, pairs, batch_size, memory, points=steps[-1], whole=path.whole(options), results=len(steps)
     )
     shape = (len(steps), model.graph.n_sources, model.graph.n_targets)
     totals = torch.zeros(shape, dtype=torch.float64, device="cpu")
     passes = [Passes() for _ in steps]
-    work = partial(_score_batch, model, task.metric, path, options, frozenset(stops))
+    work = partial(_score_batch, model, task.metric, path, options, frozenset(stops), instead)
     for parts in in_batches(work, pairs, size, progress):
         for i, (scores, made) in enumerate(parts):
             totals[i] += scores
@@ -104,10 +111,12 @@ def scores_along(
         "data": dict(task.about),
         "method": path.name,
         "options": {name: value for name, value in options.items() if name != "steps"},
+        "ablation": ablation,
         "examples": len(pairs),
         "batch_size": size,
         "bos": model.tokenizer is not None and model.tokenizer.prepend is not None,
         "dtype": str(model.dtype).removeprefix("torch."),
+        "d_model": model.arch.d_model,
     }
     return [
         Scores(
@@ -133,14 +142,18 @@ def _score_batch(
     path: Path,
     options: dict[str, Any],
     stops: frozenset[int],
+    ablation: Ablation | None,
     batch: Pairs,
 ) -> list[tuple[Tensor, Passes]]:
     """The batch's summed scores, (source, target), and the passes so far: at each stop and at the end."""
     with torch.enable_grad():
         ground = Ground(model, batch.to(model.device), metric, path.whole(options))
         clean, corrupted = ground.clean, ground.corrupted
-        writes = write_differences(clean.suffix, clean.run, corrupted.suffix, corrupted.run)
-        del clean, corrupted
+        instead = (corrupted.suffix, corrupted.run)
+        if ablation is not None:
+            instead = ablation.run(model, 1, batch.clean.shape[1])
+        writes = write_differences(clean.suffix, clean.run, *instead)
+        del instead, clean, corrupted
         found, total, n_points = [], None, 0
         for reads in _summed_gradients(ground, path, options, stops):
             part = contract(model, writes, reads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,18 @@ class Circuit:
 
         return plot_circuit(self, ax)
 
+    def to_networkx(self) -> Any:
+        """The circuit as a directed graph of networkx: see ``formats.digraph``."""
+        from gradpath.formats.digraph import to_networkx
+
+        return to_networkx(self)
+
+    def to_pandas(self) -> Any:
+        """The edges as a pandas table: see ``formats.table``."""
+        from gradpath.formats.table import to_pandas
+
+        return to_pandas(self)
+
     def _repr_html_(self) -> str:
         from gradpath.report.cards import circuit_card
 
@@ -97,11 +109,21 @@ def load_circuit(file: str | Path) -> Circuit:
 def _parsed(content: Any) -> Circuit:
     if not isinstance(content, dict) or content.get("gradpath_circuit") != FORMAT:
         raise InputError(f'it has no "gradpath_circuit": {FORMAT}. Give the circuit.json of a find.')
-    graph = Graph(**{name: content["graph"][name] for name in ("n_layers", "n_heads", "parallel")})
+    return circuit_by_names(graph_of(content["graph"]), content["edges"], content["about"])
+
+
+def graph_of(shape: Mapping[str, Any]) -> Graph:
+    """The graph that a file says it is of."""
+    graph = Graph(**{name: shape[name] for name in ("n_layers", "n_heads", "parallel")})
     if not (0 < graph.n_layers <= 10_000 and 0 < graph.n_heads <= 10_000):
         raise InputError(f"{graph.n_layers} layers of {graph.n_heads} heads are no model.")
+    return graph
+
+
+def circuit_by_names(graph: Graph, edges: Iterable[Sequence[Any]], about: Mapping[str, Any]) -> Circuit:
+    """The circuit of some edges by name, each with its score, in this order; every one is checked."""
     index, scores, seen = [], [], set()
-    for name, score in content["edges"]:
+    for name, score in edges:
         pair = graph.index(name)
         if pair in seen:
             raise InputError(f"the edge {name!r} stands in it twice. Remove one of them.")
@@ -110,7 +132,5 @@ def _parsed(content: Any) -> Circuit:
         seen.add(pair)
         index.append(pair)
         scores.append(float(score))
-    edges = torch.tensor(index, dtype=torch.long, device="cpu").view(-1, 2)
-    return Circuit(
-        graph, edges, torch.tensor(scores, dtype=torch.float32, device="cpu"), dict(content["about"])
-    )
+    kept = torch.tensor(index, dtype=torch.long, device="cpu").view(-1, 2)
+    return Circuit(graph, kept, torch.tensor(scores, dtype=torch.float32, device="cpu"), dict(about))

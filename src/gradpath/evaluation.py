@@ -8,7 +8,8 @@ With m the metric of an example, on the clean prompt, the corrupted one, and in 
 The first is the paper's normalized faithfulness score (NFS): 1 is all of the behaviour, 0 none. A mean
 can hide a circuit that is too strong on one example and too weak on the next, so the paper's own
 objective, per example, stands beside it: 0 is the model's behaviour, 1 is as far off as the corrupted run.
-Intervals are 95% percentile bootstraps over examples.
+With another ablation than the corrupted prompt (``ablation``), m_corrupted is the metric of the run in which
+every node is ablated. Intervals are 95% percentile bootstraps over examples.
 
 Cost per batch: one set-up (two forward passes) for all circuits, then one run for each.
 """
@@ -24,8 +25,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
 from gradpath.circuit import Circuit
-from gradpath.errors import GradpathError, InputError
+from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.intervention import check_same_graph, plan, run_circuits, set_stage
 from gradpath.memory import Progress, batch_that_fits, in_batches
 from gradpath.model.transformer import Transformer
@@ -69,11 +71,11 @@ class Result:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% interval of the faithfulness."""
-        return self._interval(self._faithfulness)
+        return bootstrap(self._values, self._faithfulness)
 
     @property
     def error_interval(self) -> tuple[float, float]:
-        return self._interval(self._error)
+        return bootstrap(self._values, self._error)
 
     def plot(self, ax: Any = None) -> Any:
         """Clean, corrupted and circuit, example by example, as matplotlib axes."""
@@ -101,14 +103,18 @@ class Result:
         clean, corrupted, circuit = values.unbind(0)
         return (circuit - clean).abs().mean(-1) / (clean - corrupted).abs().mean(-1)
 
-    def _interval(self, statistic: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-        n = self._values.shape[1]
-        generator = torch.Generator(device="cpu").manual_seed(0)
-        draws = torch.randint(n, (RESAMPLES, n), generator=generator, device="cpu")
-        resampled = statistic(self._values[:, draws])
-        ends = torch.tensor([0.025, 0.975], dtype=resampled.dtype, device="cpu")
-        low, high = resampled.quantile(ends).tolist()
-        return low, high
+
+def bootstrap(
+    values: Float[Tensor, "quantity example"], statistic: Callable[[Tensor], Tensor]
+) -> tuple[float, float]:
+    """The 95% interval of a statistic that takes (quantity, ..., example) and reduces the two named axes."""
+    n = values.shape[1]
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    draws = torch.randint(n, (RESAMPLES, n), generator=generator, device="cpu")
+    resampled = statistic(values[:, draws])
+    ends = torch.tensor([0.025, 0.975], dtype=resampled.dtype, device="cpu")
+    low, high = resampled.quantile(ends).tolist()
+    return low, high
 
 
 @overload
@@ -120,6 +126,8 @@ def evaluate(
     batch_size: int = ...,
     memory: int | None = ...,
     progress: Progress | None = ...,
+    ablation: str | None = ...,
+    mean_over: Task | None = ...,
 ) -> Result: ...
 @overload
 def evaluate(
@@ -130,6 +138,8 @@ def evaluate(
     batch_size: int = ...,
     memory: int | None = ...,
     progress: Progress | None = ...,
+    ablation: str | None = ...,
+    mean_over: Task | None = ...,
 ) -> list[Result]: ...
 def evaluate(
     model: Transformer,
@@ -139,22 +149,40 @@ def evaluate(
     batch_size: int = 20,
     memory: int | None = None,
     progress: Progress | None = None,
+    ablation: str | None = None,
+    mean_over: Task | None = None,
 ) -> Result | list[Result]:
     """Run a circuit, or several for the price of one set-up, on a task and measure what is left.
 
     ``memory`` is a budget in bytes, weights included, by which batches are made smaller than ``batch_size``;
-    ``progress`` is called with the number of examples of every finished batch.
+    ``progress`` is called with the number of examples of every finished batch. ``ablation`` is what stands in
+    for a node over edges outside of the circuit: ``corrupted``, ``zero``, ``mean`` or ``mean-positional``;
+    if it is not given, what the circuit was found with. Means are over the clean prompts of ``mean_over``, or
+    of the task itself.
     """
     circuits = [circuit] if isinstance(circuit, Circuit) else list(circuit)
     for one in circuits:
         check_same_graph(model, one)
-    clean, corrupted, patched = _measure(model, circuits, task, batch_size, memory, progress)
+    name = ablation or ablation_recorded(circuits)
+    instead = ablation_of(name, model, mean_over or task, batch_size=batch_size, memory=memory)
+    clean, corrupted, patched = _measure(model, circuits, task, batch_size, memory, progress, instead)
     _check_behaviour(task, clean, corrupted)
     results = [
         Result(clean, corrupted, values, one.asked, len(one))
         for one, values in zip(circuits, patched, strict=True)
     ]
     return results[0] if isinstance(circuit, Circuit) else results
+
+
+def ablation_recorded(circuits: Sequence[Circuit]) -> str:
+    """What the circuits were found with; one word for all of them."""
+    names = {str(circuit.about.get("ablation", CORRUPTED)) for circuit in circuits} or {CORRUPTED}
+    if len(names) > 1:
+        raise UsageError(
+            f"these circuits were found with different ablations ({', '.join(sorted(names))}): measure them "
+            "apart, or say which one to use."
+        )
+    return names.pop()
 
 
 @torch.no_grad()
@@ -165,14 +193,15 @@ def _measure(
     batch_size: int,
     memory: int | None,
     progress: Progress | None,
+    ablation: Ablation | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The metric of every example, clean, corrupted (example,) and in each circuit (circuit, example)."""
-    pairs = encode(task, model.tokenizer)
+    pairs = for_ablation(encode(task, model.tokenizer), ablation)
     plans = [plan(model, one) for one in circuits]
     values = torch.empty(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
 
     def work(batch: Pairs) -> None:
-        stage = set_stage(model, batch.to(model.device))
+        stage = set_stage(model, batch.to(model.device), ablation)
         values[0, batch.index] = _judge(task.metric, stage.clean_logits, stage.batch.labels)
         values[1, batch.index] = _judge(task.metric, stage.corrupted_logits, stage.batch.labels)
         for i, logits in enumerate(run_circuits(stage, plans)):

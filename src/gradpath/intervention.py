@@ -12,6 +12,7 @@ the differences that the kept edges bring,
 it needs nothing of a node that is outside the circuit, and the corrupted run serves every circuit. A
 target without a kept edge reads what it reads in the corrupted run, so its projection is taken from there.
 Positions before the first differing token have no differences; their keys and values come from the prefix.
+With another ablation (``ablation``) x'_u is what that says, in'_v follows from it, and there is no prefix.
 
 Where a norm joins the heads of a layer (after attention, or over all queries or keys), it is that of this
 patched run: all heads of the layer are computed, each from what it reads, and all of them enter the norm.
@@ -29,6 +30,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from gradpath.ablation import Ablation
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.model.transformer import Past, Run, Transformer
@@ -137,7 +139,8 @@ class Stage:
 
     model: Transformer
     batch: Pairs
-    corrupted: Run
+    corrupted: Run  # or that of the ablation
+    ablated: bool  # its nodes write something else than what follows from what they read
     prefix: list[Past]  # per layer, or empty if the prompts differ from the first token on
     input: Tensor  # (batch, pos, d_model): x - x' of the node input
     clean_logits: Tensor  # (batch, vocab)
@@ -150,18 +153,22 @@ class Stage:
         return torch.arange(len(at), device=at.device), at
 
 
-def set_stage(model: Transformer, batch: Pairs) -> Stage:
-    """Run the clean and the corrupted prompts of a batch."""
+def set_stage(model: Transformer, batch: Pairs, ablation: Ablation | None = None) -> Stage:
+    """Run the clean and the corrupted prompts of a batch; or take an ablation for the corrupted run."""
     start = batch.start
     clean, corrupted = model.embed(batch.clean), model.embed(batch.corrupted)
     past = model.prefix(clean[:, :start]) if start else []
     row, at = torch.arange(len(batch), device=model.device), batch.last - start
     clean_run = model.run(clean[:, start:], start=start, past=past)
-    run = model.run(corrupted[:, start:], start=start, past=past)
+    if ablation is None:
+        run = model.run(corrupted[:, start:], start=start, past=past)
+    else:
+        corrupted, run = ablation.run(model, *batch.clean.shape)
     return Stage(
         model=model,
         batch=batch,
         corrupted=run,
+        ablated=ablation is not None,
         prefix=past,
         input=(clean - corrupted)[:, start:],
         clean_logits=model.unembed(clean_run.final_in[row, at]),
@@ -196,7 +203,8 @@ def run_nodes(stage: Stage, todo: Plan) -> Tensor:
         deltas[0] = stage.input
     for index, step in enumerate(todo.layers):
         before = stage.corrupted.layers[index]
-        if step.attention.targets:
+        # A head that reads as in the corrupted run writes as in it; one that was ablated does not.
+        if step.attention.targets or (stage.ablated and step.heads):
             x = step.attention.read(before.attn_in, deltas)
             deltas[step.head_rows] = run_heads(stage, index, step, x)
         if step.mlp is not None and index + 1 < len(todo.layers):

@@ -30,6 +30,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
 from gradpath.effects import edge_effects
 from gradpath.intervention import plan, set_stage
 from gradpath.memory import batch_that_fits, halving
@@ -59,8 +60,11 @@ def refined(
     memory: int | None = None,
 ) -> list[Order]:
     """The edges for each of several sizes, best first; ``task`` holds the examples of the scores."""
-    pairs = _some(encode(task, model.tokenizer))
-    look = partial(_look, model, task, pairs, batch_that_fits(model, pairs, batch_size, memory), scores)
+    name = scores.about.get("ablation", CORRUPTED)
+    ablation = ablation_of(name, model, task, batch_size=batch_size, memory=memory)
+    pairs = for_ablation(_some(encode(task, model.tokenizer)), ablation)
+    size = batch_that_fits(model, pairs, batch_size, memory)
+    look = partial(_look, model, task, pairs, size, ablation, scores)
     order = _descent(scores, min(counts), look)
     return [_trimmed(scores, order, n, look) for n in counts]
 
@@ -144,7 +148,13 @@ def _some(pairs: Pairs) -> Pairs:
 
 
 def _look(
-    model: Transformer, task: Task, pairs: Pairs, size: int, scores: Scores, edges: Order
+    model: Transformer,
+    task: Task,
+    pairs: Pairs,
+    size: int,
+    ablation: Ablation | None,
+    scores: Scores,
+    edges: Order,
 ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
     """How far each example is off in the circuit of these edges, a pruned one, and the edges' effects."""
     todo = plan(model, circuit_of(scores, edges, prune=False))
@@ -154,7 +164,7 @@ def _look(
 
     def work(batch: Pairs) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            stage = set_stage(model, batch.to(model.device))
+            stage = set_stage(model, batch.to(model.device), ablation)
             goal = task.metric(stage.clean_logits, stage.batch.labels)
         value, found = edge_effects(stage, todo, task.metric)
         return (value - goal).float().cpu(), found.float().cpu()

@@ -40,6 +40,12 @@ class Scores:
 
         return plot_scores(self, ax)
 
+    def to_pandas(self) -> Any:
+        """All edges as a pandas table: see ``formats.table``."""
+        from gradpath.formats.table import to_pandas
+
+        return to_pandas(self)
+
     def _repr_html_(self) -> str:
         from gradpath.report.cards import scores_card
 

@@ -1,9 +1,10 @@
 """Selection: from scores to a circuit.
 
-A way of selecting is an order of all edges, of which the first n are taken. ``top`` goes by |score|.
+A way of selecting is an order of all edges, of which the first n are taken. ``top`` goes by |score|,
+``signed`` by the score itself, so that edges that help the metric come first and those that hurt it last.
 ``greedy`` starts from ``logits``; its frontier is every edge into a node that is in, it takes the one of
-largest |score|, and when that edge's source is new its incoming edges join the frontier. Either is one
-nested sequence, computed once whatever the number of circuits cut from it. Ties go to the lower index.
+largest |score|, and when that edge's source is new its incoming edges join the frontier. Each is one nested
+sequence, computed once whatever the number of circuits cut from it. Ties go to the lower index.
 
 What is selected is then pruned: a node without an incoming or without an outgoing edge leaves, with its
 edges, until none is left. ``input`` needs no parent, ``logits`` no child, and any of a head's q, k and v
@@ -34,6 +35,12 @@ def top(scores: Scores, n: int) -> Order:
     edges = scores.graph.mask.flatten().nonzero()[:, 0]
     size = scores.values.flatten()[edges].abs()
     return edges[size.sort(descending=True, stable=True).indices[:n]]
+
+
+def signed(scores: Scores, n: int) -> Order:
+    """The n edges of largest score, the sign counted: those that help the metric most."""
+    edges = scores.graph.mask.flatten().nonzero()[:, 0]
+    return edges[scores.values.flatten()[edges].sort(descending=True, stable=True).indices[:n]]
 
 
 def greedy(scores: Scores, n: int) -> Order:
@@ -76,7 +83,7 @@ def _targets_of_nodes(graph: Graph) -> list[list[int]]:
     return readers
 
 
-SELECTIONS: dict[str, Callable[[Scores, int], Order]] = {"top": top, "greedy": greedy}
+SELECTIONS: dict[str, Callable[[Scores, int], Order]] = {"top": top, "greedy": greedy, "signed": signed}
 
 
 def select(

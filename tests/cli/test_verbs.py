@@ -139,6 +139,7 @@ WRONG_USAGE = {
     "two sizes": (["find", "--edges", "5", "--sparsity", "0.5"], "give one of them"),
     "no batch": (["find", "--batch-size", "0"], "--batch-size"),
     "no steps": (["find", "--steps", "0"], "--steps"),
+    "an unknown ablation": (["find", "--ablation", "noise"], "--ablation"),
     "an option without a value": (["find", "-o", "stride"], "NAME=VALUE"),
     "an option of no method": (
         ["find", "--model", "MODEL", "-o", "speed=3", "--examples", "2"],
@@ -220,3 +221,63 @@ def test_json_is_all_that_stdout_has(run, model_folder):
     ran = run("find", "--model", model_folder, "--examples", 2, "--edges", 9, "--method", "eap", "--json")
     assert json.loads(ran.out)["edges_asked"] == 9
     assert torch.is_grad_enabled()
+
+
+def test_convert_goes_to_the_eap_ig_library_and_back(run, found, tmp_path):
+    _, out = found
+    there, back = tmp_path / "x.eap-ig.json", tmp_path / "back"
+    ran = run("convert", out / "circuit.json", there, "--scores", out / "scores.safetensors")
+    assert ran.code == 0, ran.err
+    assert ran.out.strip() == str(there)
+    for name in ("circuit.json", "scores.safetensors"):
+        assert run("convert", there, back / name).code == 0
+    assert (back / "circuit.json").read_bytes() == (out / "circuit.json").read_bytes()
+    ours, theirs = (load_scores(folder / "scores.safetensors") for folder in (out, back))
+    assert torch.equal(ours.values, theirs.values)
+    assert ours.about == theirs.about
+    assert run("eval", back / "circuit.json", "--examples", 6).code == 0
+
+
+def test_convert_chooses_a_circuit_from_scores(run, found, tmp_path):
+    _, out = found
+    ran = run("convert", out / "scores.safetensors", tmp_path / "c.json", "--edges", 30)
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "c.json").read_bytes() == (out / "circuit.json").read_bytes()
+
+
+CONVERT_WRONG = {
+    "an unknown suffix": (["SCORES", "x.docx"], 2, ".eap-ig.json (eap-ig)"),
+    "an unknown format": (["SCORES", "x.json", "--to", "eapig"], 2, "Did you mean 'eap-ig'"),
+    "no circuit in it": (["SCORES", "x.graphml"], 1, "--edges N"),
+    "no scores in it": (["CIRCUIT", "x.safetensors"], 1, "cannot be made from it"),
+    "how many are chosen": (["SCORES", "x.json", "--how", "top"], 2, "say how many"),
+    "no file": (["none.json", "x.csv"], 1, "there is no file"),
+}
+
+
+@pytest.mark.parametrize("kind", CONVERT_WRONG)
+def test_convert_refuses_in_one_sentence(run, found, tmp_path, monkeypatch, kind):
+    _, out = found
+    monkeypatch.chdir(tmp_path)
+    arguments, code, words = CONVERT_WRONG[kind]
+    places = {"SCORES": out / "scores.safetensors", "CIRCUIT": out / "circuit.json"}
+    ran = run("convert", *(places.get(argument, argument) for argument in arguments))
+    assert ran.code == code, ran.err
+    assert words in ran.error
+    assert not list(tmp_path.glob("x.*"))
+
+
+@pytest.mark.parametrize("ablation", ["zero", "mean", "mean-positional"])
+def test_find_and_eval_use_the_ablation_that_was_asked_for(run, model_folder, tmp_path, ablation):
+    common = ["--model", model_folder, "--examples", 6, "--edges", 40, "--method", "eap", "--json"]
+    found = run("find", *common, "--ablation", ablation, "--out", tmp_path)
+    assert found.code == 0, found.err
+    assert found.json["ablation"] == ablation
+    assert found.json["corrupted"] != pytest.approx(run("find", *common).json["corrupted"])
+    again = run("eval", tmp_path / "circuit.json", "--examples", 6, "--json").json
+    for name in ("ablation", "clean", "corrupted", "circuit", "faithfulness"):
+        assert again[name] == pytest.approx(found.json[name])
+    other = run("eval", tmp_path / "circuit.json", "--examples", 6, "--ablation", "corrupted", "--json").json
+    assert other["ablation"] == "corrupted"
+    assert other["circuit"] != pytest.approx(found.json["circuit"])
+    assert f"all ablated ({ablation})" in run("eval", tmp_path / "circuit.json", "--examples", 6).out

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from gradpath import mib
 from gradpath.attribution import attribute
 from gradpath.circuit import load_circuit
 from gradpath.evaluation import evaluate
@@ -246,3 +247,48 @@ def test_no_figure_is_a_nan(everything):
     for name in ALONE:
         assert not [row for row in everything.record(name)["rows"] if nan in row.values()]
     assert "nan" not in Path(everything.out / "faithfulness.md").read_text()
+
+
+def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits, tiny_folder, tmp_path):
+    asked = (
+        "--examples",
+        6,
+        "--batch-size",
+        4,
+        "--methods",
+        "eap,eap-ig",
+        "--grid",
+        "mib",
+        "--out",
+        tmp_path,
+    )
+    ran = run("curve", "--model", tiny_folder, "--task", "ioi", *asked, "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)["experiments"]["curve"]["mib"]
+    assert [(row["method"], row["how"]) for row in found] == [
+        (method, how) for how in ("top", "signed") for method in ("eap", "eap-ig")
+    ]
+    for row in found:
+        scores = attribute(tiny, splits["ioi", "train"], row["method"])
+        expected = mib.measure(tiny, scores, splits["ioi", "test"])[row["how"]]
+        about(row["cpr"], expected.cpr)
+        about(row["cmd"], expected.cmd)
+    assert json.loads((tmp_path / "curve.json").read_text())["mib"] == found
+    page = (tmp_path / "curve.md").read_text()
+    assert f"{found[0]['cpr']:.3f} [" in page
+    assert '"cpr"' in (tmp_path / "report.html").read_text()
+
+
+def test_curve_with_an_ablation_is_that_of_direct_calls_and_shares_no_cell(
+    run, tiny, splits, tiny_folder, tmp_path
+):
+    asked = ("--examples", 6, "--methods", "eap", "--sparsities", "0.5", "--how", "top", "--out", tmp_path)
+    for name in ("corrupted", "mean-positional"):
+        ran = run("curve", "--model", tiny_folder, "--task", "ioi", *asked, "--ablation", name, "--json")
+        assert ran.code == 0, ran.err
+        (row,) = json.loads(ran.out)["experiments"]["curve"]["rows"]
+        train, test = splits["ioi", "train"], splits["ioi", "test"]
+        circuit = select(attribute(tiny, train, "eap", ablation=name), sparsity=0.5)
+        about(row["faithfulness"], evaluate(tiny, circuit, test, mean_over=train).faithfulness)
+    assert "Ablation: mean-positional" in (tmp_path / "curve.md").read_text()
+    assert len(list((tmp_path / "cells").iterdir())) == 2

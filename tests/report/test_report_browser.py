@@ -16,6 +16,7 @@ from browsing import Visit, ask, edges_at, edges_shown, ink, number
 from making import SMOLLM2, Maker
 
 from gradpath.circuit import load_circuit
+from gradpath.mib import Areas
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render
 from gradpath.selection import select
 
@@ -53,7 +54,7 @@ def test_same_edges_as_python_for_fifty_random_settings(visit: Visit, make: Make
         page = visit.open(make.report(scores))
         for _ in range(times):
             n = round(math.exp(draw.uniform(0, math.log(scores.graph.n_edges))))  # small ones as often
-            how, prune = draw.choice(["top", "greedy"]), draw.random() < 0.75
+            how, prune = draw.choice(["top", "greedy", "signed"]), draw.random() < 0.75
             shown = edges_at(page, edges=n, how=how, prune=prune)
             assert shown == select(scores, n, how=how, prune=prune).edges, (n, how, prune)
 
@@ -64,7 +65,7 @@ def test_cutting_weak_edges_changes_no_circuit_that_can_be_shown(visit: Visit, m
     assert f"of {scores.graph.n_edges:,}, that can come up among the first 300" in page.inner_text("#cut")
     assert page.get_attribute("#count", "max") == "300"
     for n in (1, 60, 151, 300):
-        for how in ("top", "greedy"):
+        for how in ("top", "greedy", "signed"):
             ask(page, edges=n, how=how)
             assert edges_shown(page) == select(scores, n, how=how).edges, (n, how)
 
@@ -299,7 +300,7 @@ def test_circuit_selected_elsewhere_has_the_points_of_its_own_way(visit: Visit, 
     curve = [CurvePoint("balanced", 120, len(found), 0.93, 0.9, 0.97, 0.2)]
     runs = [MethodRun(scores, [*make.curve(scores.graph.n_edges), *curve], found=found)]
     page = visit.open(Report("t", "m", "t", runs, Chosen(len(found), "saved")))
-    assert page.locator("#hows span").all_inner_texts() == ["Top", "Greedy", "Balanced"]
+    assert page.locator("#hows span").all_inner_texts() == ["Top", "Greedy", "Signed", "Balanced"]
     assert page.inner_text("#faithfulness") == "93%"
     assert "of 120 asked for" in page.inner_text("#kept-note")
     ask(page, edges=len(found) - 5)
@@ -373,3 +374,13 @@ def test_page_of_three_thousand_edges_loads_within_a_second(visit: Visit, make: 
         page.reload()
         times.append(page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
     assert min(times) < 1000
+
+
+def test_areas_of_mib_are_told_for_the_selection_that_was_measured(visit: Visit, make: Maker) -> None:
+    scores = make.scores(3, 4)
+    areas = {"signed": Areas((0.5,) * 9 + (1.0,), 0.75, (0.7, 0.8), 0.25, (0.2, 0.3))}
+    report = make.report(scores)
+    page = visit.open(replace(report, runs=[replace(run, areas=areas) for run in report.runs]))
+    assert not page.is_visible("#areas")
+    ask(page, edges=20, how="signed")
+    assert "CPR 0.750 (0.70 to 0.80), CMD 0.250 (0.20 to 0.30)" in page.inner_text("#areas")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -14,10 +13,8 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.report import show
 from gradpath.report.drawing import draw, draw_on, inches
-from gradpath.report.export import dot, graphml
 from gradpath.selection import select
 
-GRAPHML = "{http://graphml.graphdrawing.org/xmlns}"
 SIGNATURES = {
     ".html": b"<!doctype html>",
     ".svg": b"<?xml",
@@ -125,20 +122,3 @@ def test_labels_do_not_overlap(make: Maker, shape: tuple[int, int], n: int) -> N
     assert (before & before.T).sum() == len(boxes)  # each overlaps itself alone
     page = figure.bbox
     assert all(page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 for box in boxes)
-
-
-def test_graphml_has_every_edge_with_its_score(circuit: Circuit) -> None:
-    root = ElementTree.fromstring(graphml(circuit).encode())
-    edges = root.findall(f"./{GRAPHML}graph/{GRAPHML}edge")
-    told = [{data.get("key"): data.text for data in edge} for edge in edges]
-    assert [each["edge-name"] for each in told] == circuit.edges
-    assert [float(each["edge-score"] or "") for each in told] == circuit.scores.tolist()
-    nodes = {node.get("id") for node in root.findall(f"./{GRAPHML}graph/{GRAPHML}node")}
-    assert {edge.get("source") for edge in edges} | {edge.get("target") for edge in edges} == nodes
-
-
-def test_dot_has_every_edge_and_dashes_the_negative_ones(circuit: Circuit) -> None:
-    lines = [line for line in dot(circuit).splitlines() if "->" in line]
-    assert len(lines) == len(circuit)
-    assert ["dashed" in line for line in lines] == (circuit.scores < 0).tolist()
-    assert dot(circuit).count("{") == dot(circuit).count("}")

@@ -21,6 +21,7 @@ VERBS = {
     "eval": "Measure a saved circuit again.",
     "show": "Draw a saved circuit: a page, a figure, or another format.",
     "curve": "Faithfulness against sparsity, for several methods.",
+    "convert": "Scores and circuits to and from other tools' formats.",
     "reproduce": "A table or figure of the paper, on any model.",
     "ls": "List models, tasks, methods and selections.",
 }

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradpath.cli.grid_options import Bar, check_out, grid_options
-from gradpath.cli.options import json_option, load, memory_budget, model_options
+from gradpath.cli.grid_options import DEFAULT_HOW, Bar, check_out, grid_options
+from gradpath.cli.options import ablation_option, json_option, load, memory_budget, model_options
 from gradpath.cli.reproduce_verb import as_object, told, typed
 
 if TYPE_CHECKING:
     from gradpath.experiments.bench import Bench
+    from gradpath.experiments.output import Outcome
 
 
 @click.command(name="curve")
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     "--data", type=click.Path(path_type=Path), metavar="FILE", help="Your own pairs (.csv, .jsonl)."
 )
 @grid_options
+@ablation_option("corrupted")
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the table, the figure and the cells."
 )
@@ -40,11 +43,12 @@ def command(
     methods: str,
     sparsities: str | None,
     grid: str,
-    how: str,
+    how: str | None,
     examples: int,
     seed: int,
     batch_size: int,
     memory: str | None,
+    ablation: str,
     out: Path | None,
     as_json: bool,
     **load_options: Any,
@@ -70,13 +74,14 @@ def command(
     request = Request(
         tasks=(task or ("custom" if data else "ioi"),),
         methods=parse_methods(methods),
-        hows=words(how),
+        hows=words(how or DEFAULT_HOW[grid]),
         sparsities=None if sparsities is None else numbers(sparsities, "--sparsities"),
         grid=grid,
         examples=examples,
         seed=seed,
         batch_size=batch_size,
         memory=memory_budget(memory),
+        ablation=ablation,
         data=data,
     )
     curve = Experiment("curve", faithfulness.jobs, lambda bench: faithfulness.outcome(bench, "curve"))
@@ -86,15 +91,20 @@ def command(
         with Bar() as bar:
             written = reproduce(bench, [curve], folder, command=typed(), watch=bar, note=note)
         if out is not None:
-            _write_report(bench, written[0].outcome.rows, out / "report.html")
+            _write_report(bench, written[0].outcome, out / "report.html")
         if out is None:
             written = [type(one)(one.outcome, one.record, []) for one in written]
         click.echo(as_object(written) if as_json else told(written))
 
 
-def _write_report(bench: Bench, rows: list[dict[str, Any]], file: Path) -> None:
+def _write_report(bench: Bench, outcome: Outcome, file: Path) -> None:
     """One page with all methods side by side, opened on the last circuit of the first of them."""
+    from gradpath.mib import Areas
     from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
+    from gradpath.report.data import IN_PAGE
+    from gradpath.report.payload import LIMIT
+
+    rows = outcome.rows
 
     def points(label: str) -> list[CurvePoint]:
         names = ["how", "edges_asked", "edges_kept", "faithfulness"]
@@ -103,17 +113,24 @@ def _write_report(bench: Bench, rows: list[dict[str, Any]], file: Path) -> None:
         return [CurvePoint(*values) for values in own]
 
     task, how = rows[0]["task"], rows[0]["how"]
+
+    def areas(label: str) -> dict[str, Areas]:
+        names = [field.name for field in fields(Areas)]
+        own = [row for row in outcome.facts.get("mib", ()) if row["method"] == label]
+        return {row["how"]: Areas(*(row[name] for name in names)) for row in own}
+
     runs = [
-        MethodRun(bench.scores(task, method), points(method.label), name=method.label)
-        for method in bench.request.methods
+        MethodRun(bench.scores(task, x), points(x.label), name=x.label, areas=areas(x.label))
+        for x in bench.request.methods
     ]
-    asked = max(row["edges_asked"] for row in rows)
+    # A page of half of all edges would be large and would show nothing.
+    asked = max((row["edges_asked"] for row in rows if row["edges_asked"] <= LIMIT), default=LIMIT)
     report = Report(
         title=f"{task} in {bench.model.name}",
         model=bench.model.name,
         task=task,
         runs=runs,
-        chosen=Chosen(edges=asked, how=how if how in ("top", "greedy") else "top"),
+        chosen=Chosen(edges=asked, how=how if how in IN_PAGE else "top"),
         examples=(),
         command=typed(),
         about={"examples measured": bench.request.examples, "seed": bench.request.seed},

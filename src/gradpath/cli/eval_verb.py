@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from gradpath.cli.options import data_options, json_option, load, memory_budget, model_options
+from gradpath.cli.options import (
+    ablation_option,
+    data_options,
+    json_option,
+    load,
+    memory_budget,
+    model_options,
+)
 from gradpath.cli.summary import lines, numbers
 from gradpath.errors import InputError
 
@@ -26,6 +33,7 @@ from gradpath.errors import InputError
     show_default=True,
     help="Which examples.",
 )
+@ablation_option(None)
 @data_options
 @json_option
 @model_options
@@ -35,6 +43,7 @@ def command(
     task: str | None,
     examples: int,
     split: str,
+    ablation: str | None,
     data: Path | None,
     batch_size: int,
     memory: str | None,
@@ -51,7 +60,7 @@ def command(
     """
     from gradpath.circuit import load_circuit
     from gradpath.cli.progress import counting
-    from gradpath.evaluation import evaluate
+    from gradpath.evaluation import ablation_recorded, evaluate
     from gradpath.intervention import check_same_graph
     from gradpath.tasks import load_task
 
@@ -65,8 +74,16 @@ def command(
     loaded = load(name, bos=about.get("bos") if bos is None and model is None else bos, **load_options)
     check_same_graph(loaded, circuit)
     pairs = load_task(task, loaded, n=examples, seed=seed, split=split, data=data)
+    instead = ablation or ablation_recorded([circuit])
+    if instead.startswith("mean"):
+        # Over the examples that the circuit was found on, or as many of another task.
+        drawn = {"n": about.get("examples", examples), "seed": about.get("data", {}).get("seed", seed)}
+        mean_over = load_task(task, loaded, split="train", data=data, **drawn)
+    else:
+        mean_over = None
+    limits: Any = {"batch_size": batch_size, "memory": budget, "ablation": instead, "mean_over": mean_over}
     with counting("measuring the circuit", len(pairs)) as progress:
-        result = evaluate(loaded, circuit, pairs, batch_size=batch_size, memory=budget, progress=progress)
+        result = evaluate(loaded, circuit, pairs, progress=progress, **limits)
     summary = {
         "version": about.get("version"),
         "circuit_file": str(circuit_file),
@@ -74,6 +91,7 @@ def command(
         "task": pairs.name,
         "method": about.get("method"),
         "steps": about.get("steps"),
+        "ablation": instead,
         "seed": seed,
         "split": split,
         "examples": len(pairs),

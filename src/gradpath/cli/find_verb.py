@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradpath.cli.options import data_options, json_option, load, memory_budget, method_option, model_options
+from gradpath.cli.options import (
+    ablation_option,
+    data_options,
+    json_option,
+    load,
+    memory_budget,
+    method_option,
+    model_options,
+)
 from gradpath.cli.summary import lines, numbers
 from gradpath.errors import UsageError
 
@@ -49,6 +57,7 @@ DEFAULT_SPARSITY = 0.975
     show_default=True,
     help="Measure the circuit on other examples than it was found on, or on the same.",
 )
+@ablation_option("corrupted")
 @data_options
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep scores, circuit and report."
@@ -66,6 +75,7 @@ def command(
     how: str,
     examples: int,
     split: str,
+    ablation: str,
     data: Path | None,
     batch_size: int,
     memory: str | None,
@@ -92,7 +102,9 @@ def command(
 
     loaded = load(model, **load_options)
     name = task or (None if data else "ioi")
-    request = Request(name, data, method, given, size, how, examples, split, batch_size, budget, seed)
+    request = Request(
+        name, data, method, given, size, how, examples, split, ablation, batch_size, budget, seed
+    )
     found = find(loaded, request, with_curve=out is not None)
     summary = _summary(found, seed, time.monotonic() - begin)
     if out is not None:
@@ -130,6 +142,7 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
         "method": about["method"],
         "steps": about["steps"],
         "options": about["options"],
+        "ablation": about["ablation"],
         "selection": found.circuit.about["selection"]["how"],
         "seed": seed,
         "examples": about["examples"],

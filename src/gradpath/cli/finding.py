@@ -37,6 +37,7 @@ class Request:
     how: str
     examples: int
     split: str
+    ablation: str
     batch_size: int
     memory: int | None
     seed: int
@@ -68,7 +69,8 @@ def find(model: Transformer, asked: Request, *, with_curve: bool) -> Found:
     for line in notices(train):
         note(line)
     with counting(f"scoring {model.graph.n_edges:,} edges with {asked.method}", len(train)) as progress:
-        scores = attribute(model, train, asked.method, progress=progress, **limits, **asked.options)
+        options = {**limits, **asked.options, "ablation": asked.ablation}
+        scores = attribute(model, train, asked.method, progress=progress, **options)
     if asked.memory is not None:
         note(f"batches of {scores.about['batch_size']} examples fit into the memory allowed")
     counts = _curve(model.graph.n_edges, n, asked.how) if with_curve else []
@@ -76,7 +78,8 @@ def find(model: Transformer, asked: Request, *, with_curve: bool) -> Found:
         circuit, *more = select_many(scores, [n, *counts], how=asked.how, model=model, task=train, **limits)
     what = f"measuring the circuit and {len(more)} others" if more else "measuring the circuit"
     with counting(what, len(test)) as progress:
-        results = evaluate(model, [circuit, *more], test, progress=progress, **limits)
+        # The circuits say how they were found, so they are measured with the same ablation.
+        results = evaluate(model, [circuit, *more], test, progress=progress, mean_over=train, **limits)
     return Found(model, train, test, scores, circuit, results[0], results[1:])
 
 

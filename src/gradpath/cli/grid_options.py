@@ -16,6 +16,8 @@ from gradpath.cli.options import batch_options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+DEFAULT_HOW = {"paper": "top,greedy", "mib": "top,signed"}
+
 
 def grid_options(command: Command) -> Command:
     """Methods, selections, sparsities and examples."""
@@ -34,10 +36,12 @@ def grid_options(command: Command) -> Command:
                 type=click.Choice(["paper", "mib"]),
                 default="paper",
                 show_default=True,
-                help="Sparsities of the paper (96.9 to 99.9%) or of the MIB benchmark (50 to 99.9%).",
+                help="Sparsities of the paper (96.9 to 99.9%), or of the MIB benchmark with its CPR and CMD.",
             ),
             click.option(
-                "--how", default="top,greedy", show_default=True, metavar="A,B", help="Ways to select edges."
+                "--how",
+                metavar="A,B",
+                help="Ways to select edges.  [top,greedy; with --grid mib top,signed]",
             ),
             click.option(
                 "--examples",

@@ -10,11 +10,12 @@ from gradpath.cli.options import json_option
 
 
 @click.command(name="ls")
-@click.argument("what", type=click.Choice(["models", "tasks", "methods", "selections"]))
+@click.argument("what", type=click.Choice(["models", "tasks", "methods", "selections", "formats"]))
 @json_option
 def command(what: str, as_json: bool) -> None:
-    """List model families, tasks, methods or ways to select edges."""
-    rows = {"models": _models, "tasks": _tasks, "methods": _methods, "selections": _selections}[what]()
+    """List model families, tasks, methods, ways to select edges or file formats."""
+    kinds = {"models": _models, "tasks": _tasks, "methods": _methods, "selections": _selections}
+    rows = {**kinds, "formats": _formats}[what]()
     if as_json:
         click.echo(json.dumps({what: rows}, indent=1))
         return
@@ -64,3 +65,9 @@ def _selections() -> list[dict[str, str]]:
     from gradpath.measured import WAYS
 
     return [{"name": name, "about": (order.__doc__ or "").partition("\n")[0]} for name, order in WAYS.items()]
+
+
+def _formats() -> list[dict[str, str]]:
+    from gradpath.formats import FORMATS
+
+    return [{"name": name, "about": f"{x.about} [{x.suffix}]"} for name, x in FORMATS.items()]

@@ -56,6 +56,20 @@ def data_options(command: Command) -> Command:
     return command
 
 
+ABLATIONS = ("corrupted", "zero", "mean", "mean-positional")
+
+
+def ablation_option(otherwise: str | None) -> Callable[[Command], Command]:
+    """What stands in for the edges that are left out."""
+    return click.option(
+        "--ablation",
+        type=click.Choice(ABLATIONS),
+        default=otherwise,
+        show_default=otherwise is not None,
+        help="What edges outside of a circuit carry." + ("" if otherwise else "  [the circuit's own]"),
+    )
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradpath.cli.grid_options import Bar, check_out, grid_options
+from gradpath.cli.grid_options import DEFAULT_HOW, Bar, check_out, grid_options
 from gradpath.cli.options import json_option, load, memory_budget, model_options
 from gradpath.experiments.registry import ABOUT, find_experiment
 
@@ -63,7 +63,7 @@ def command(
     methods: str,
     sparsities: str | None,
     grid: str,
-    how: str,
+    how: str | None,
     examples: int,
     seed: int,
     batch_size: int,
@@ -88,7 +88,7 @@ def command(
     request = Request(
         tasks=None if tasks is None else words(tasks),
         methods=parse_methods(methods),
-        hows=words(how),
+        hows=words(how or DEFAULT_HOW[grid]),
         sparsities=None if sparsities is None else numbers(sparsities, "--sparsities"),
         grid=grid,
         steps=whole_numbers(steps, "--steps"),
@@ -117,7 +117,8 @@ def as_object(written: list[Written]) -> str:
     found = {}
     for one in written:
         entry = {"title": one.outcome.title, "files": [str(file) for file in one.files]}
-        found[one.outcome.name] = {**entry, "notes": list(one.outcome.notes), "rows": one.outcome.rows}
+        facts = {"notes": list(one.outcome.notes), **one.outcome.facts, "rows": one.outcome.rows}
+        found[one.outcome.name] = {**entry, **facts}
     record = written[0].record if written else {}
     return json.dumps({**record, "experiments": found}, indent=1)
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from gradpath import mib
 from gradpath._version import __version__
+from gradpath.ablation import CORRUPTED
 from gradpath.attribution import attribute
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
@@ -86,7 +88,9 @@ class Bench:
         }
 
     def scores_key(self, task: str, method: Method) -> Key:
-        own = {"kind": "scores", "method": method.name, "options": method.options}
+        own: dict[str, Any] = {"kind": "scores", "method": method.name, "options": method.options}
+        if self.request.ablation != CORRUPTED:
+            own["ablation"] = self.request.ablation
         return {**self.task_key(task, "train"), **own}
 
     def scores(self, task: str, method: Method, progress: Progress | None = None) -> Scores:
@@ -103,6 +107,7 @@ class Bench:
             batch_size=self.request.batch_size,
             memory=self.request.memory,
             progress=progress,
+            ablation=self.request.ablation,
             **method.options,
         )
         return self.store.keep_scores(key, scores, time.process_time() - begin)
@@ -124,4 +129,6 @@ class Bench:
         return grid
 
     def edges(self, sparsity: float) -> int:
+        if self.request.measures_mib and sparsity in GRIDS["mib"]:
+            return mib.edges_at(self.model.graph, round(1 - sparsity, 6))
         return edge_count(self.model.graph, None, sparsity)

@@ -16,6 +16,7 @@ from gradpath.experiments.registry import Experiment
 from gradpath.experiments.request import default_tasks
 from gradpath.experiments.table import markdown, with_interval
 from gradpath.files import write_atomically
+from gradpath.formats.dot import dot
 from gradpath.selection import edge_count
 
 if TYPE_CHECKING:
@@ -101,9 +102,6 @@ def _write(folder: Path, task: str, circuit: Circuit, title: str) -> list[Path]:
     circuit.save(saved)
     if not len(circuit):
         return [saved]
-    # Drawing belongs to the layer above, so it is imported where it is needed.
-    from gradpath.report.export import dot
-
     pictures = save(_picture(circuit, title), folder / stem)
     graph = folder / f"{stem}.dot"
     write_atomically(graph, dot(circuit))
@@ -114,6 +112,7 @@ def _picture(circuit: Circuit, title: str) -> Figure:
     """The circuit under a title."""
     from matplotlib.figure import Figure
 
+    # Drawing belongs to the layer above, so it is imported where it is needed.
     from gradpath.report.drawing import draw_on, inches
 
     width, height = inches(circuit.graph)

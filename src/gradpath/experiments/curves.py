@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 
 
-def draw_curves(rows: Rows, model: str, *, log: bool) -> Figure:
-    """NFS with its interval. The paper's own figures, where rows have them, are open circles."""
+def draw_curves(rows: Rows, model: str, *, log: bool, areas: Rows = ()) -> Figure:
+    """NFS with its interval. The paper's own figures, where rows have them, are open circles.
+
+    ``areas`` are MIB's, which each panel then lists for its lines.
+    """
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     columns = min(3, len(tasks))
     lines = math.ceil(len(tasks) / columns)
     figure, axes = panels(lines, columns, (4.2 * columns + 1.2, 3.3 * lines + 1.3))
     for task, ax in zip(tasks, axes, strict=False):
         _panel(ax, [row for row in rows if row["task"] == task], log)
+        _list_areas(ax, [row for row in areas if row["task"] == task])
     for ax in axes[len(tasks) :]:
         ax.set_visible(False)
     figure.suptitle(f"Normalized faithfulness of circuits in {model}", fontsize=12, color=INK)
@@ -68,6 +72,25 @@ def _curve(ax: Axes, rows: Rows, label: str, paint: str, line: str, *, band: boo
             ax.scatter(at, value, s=34, facecolors="none", edgecolors=paint, linewidths=1.1)
 
 
+def _list_areas(ax: Axes, areas: Rows) -> None:
+    """CPR and CMD of every line, beside a piece of it."""
+    from matplotlib.lines import Line2D
+
+    labels = list(dict.fromkeys(row["method"] for row in areas))
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=colour(row["method"], labels),
+            linestyle=LINES.get(row["how"], ":"),
+            label=f"CPR {row['cpr']:.2f}  CMD {row['cmd']:.2f}",
+        )
+        for row in areas
+    ]
+    if handles:
+        ax.legend(handles=handles, fontsize=7, loc="best")
+
+
 def fit(ax: Axes, rows: Rows) -> None:
     """Show the curves: an interval that is far out, as at a handful of edges, must not flatten them."""
     values = [100 * row["faithfulness"] for row in rows]
@@ -86,6 +109,7 @@ def _legend(rows: Rows) -> list[Any]:
         for x in labels
     ]
     names = {"top": "top-n edges by |score|", "greedy": "greedy from the logits"}
+    names["signed"] = "top-n edges by score, the sign counted"
     for how in hows:
         shown = names.get(how, how) + (" (band: 95% interval)" if how == hows[0] else "")
         handles.append(Line2D([], [], color=INK, linestyle=LINES.get(how, ":"), label=shown))

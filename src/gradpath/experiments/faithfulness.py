@@ -8,8 +8,14 @@ edges asked for are left after pruning.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
 from typing import Any
 
+import torch
+
+from gradpath import mib
+from gradpath.ablation import CORRUPTED
 from gradpath.experiments.bench import Bench
 from gradpath.experiments.curves import draw_curves
 from gradpath.experiments.figures import task_title
@@ -28,6 +34,11 @@ READING = (
     "the model's behaviour. Edges: left after pruning."
 )
 
+MIB_READING = (
+    "CPR: area under the faithfulness over the shares of edges .001 to 1, on a linear scale; CMD: area under "
+    "its distance from 1; both with 95% intervals. top ranks by |score|, signed by the score with its sign."
+)
+
 
 def jobs(bench: Bench) -> list[Job]:
     """One job per task and method: all its circuits are measured with one set-up."""
@@ -41,16 +52,23 @@ def jobs(bench: Bench) -> list[Job]:
 
 def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
     rows = table(bench)
-    notes = [READING]
+    found = mib_rows(bench) if bench.request.measures_mib else []
+    notes = [READING, MIB_READING] if found else [READING]
+    if bench.request.ablation != CORRUPTED:
+        notes.append(
+            f"Ablation: {bench.request.ablation}. Corrupted is the run in which every node is ablated so; "
+            "means are over the examples to attribute."
+        )
     if bench.paper is not None:
         notes.append(f"Paper: {bench.paper.source}; it does not say how its edges were selected.")
     return Outcome(
         name=name,
         title=f"Faithfulness against sparsity in {bench.title}",
         rows=rows,
-        text="\n\n".join([_summary(rows), *_by_task(rows)]),
-        figures={name: lambda: draw_curves(rows, bench.title, log=bench.request.grid == "mib")},
+        text="\n\n".join([*([_mib_table(found)] if found else []), _summary(rows), *_by_task(rows)]),
+        figures={name: lambda: draw_curves(rows, bench.title, log=bench.request.grid == "mib", areas=found)},
         notes=tuple(notes),
+        facts={"mib": found} if found else {},
     )
 
 
@@ -79,6 +97,36 @@ def circuit_row(bench: Bench, task: str, method: Method, how: str, sparsity: flo
     if paper is not None:
         row |= {"paper": paper, "difference": row["faithfulness"] - paper}
     return row
+
+
+def mib_rows(bench: Bench) -> list[Row]:
+    """MIB's areas, one row per task, selection and method, from the cells of its circuits."""
+    asked, rows = bench.request, list[Row]()
+    for task in default_tasks(asked):
+        for how, method in product(asked.hows, asked.methods):
+            counts = [bench.edges(sparsity) for sparsity in bench.sparsities(task)]
+            cells = [circuit_cell(bench, task, method, how, n) for n in counts]
+            clean, corrupted = (torch.tensor(cells[0][f"{end}_values"]) for end in ("clean", "corrupted"))
+            found = mib.areas(clean, corrupted, [torch.tensor(cell["values"]) for cell in cells])
+            rows.append({"task": task, "method": method.label, "how": how, **asdict(found)})
+    return rows
+
+
+def _mib_table(rows: Sequence[Row]) -> str:
+    """CPR and CMD, one line per task and selection."""
+
+    def cell(row: Row, name: str) -> str:
+        low, high = row[f"{name}_interval"]
+        return f"{row[name]:.3f} [{low:.2f}, {high:.2f}]"
+
+    labels = list(dict.fromkeys(row["method"] for row in rows))
+    lines = []
+    for task, how in dict.fromkeys((row["task"], row["how"]) for row in rows):
+        own = {row["method"]: row for row in rows if (row["task"], row["how"]) == (task, how)}
+        cells = [cell(own[label], name) for label in labels for name in ("cpr", "cmd")]
+        lines.append([f"{task_title(task)}, {how}", *cells])
+    headings = ["areas of MIB", *(f"{label} {what}" for label in labels for what in ("CPR", "CMD"))]
+    return "## MIB\n\n" + markdown(headings, lines)
 
 
 def _summary(rows: Sequence[Row]) -> str:

@@ -152,6 +152,8 @@ class CircuitJob:
             batch_size=bench.request.batch_size,
             memory=bench.request.memory,
             progress=lambda done: advance(done * cost),
+            ablation=bench.request.ablation,
+            mean_over=bench.task(self.task, "train"),
         )
         for (one, _), result in zip(circuits, results, strict=True):
             bench.store.keep_cell(circuit_key(bench, self.task, *one), measured(result))

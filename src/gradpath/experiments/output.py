@@ -41,6 +41,7 @@ class Outcome:
     text: str
     figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)  # further numbers, for the JSON alone
     files: Callable[[Path], list[Path]] = lambda folder: []
 
     @property
@@ -59,6 +60,6 @@ def write(outcome: Outcome, folder: Path, record: Mapping[str, Any]) -> list[Pat
     shown = "".join(f"\n![{file.stem}]({file.name})\n" for file in images)
     write_atomically(page, outcome.page + shown)
     content = {"experiment": outcome.name, "title": outcome.title, **record}
-    content |= {"notes": list(outcome.notes), "rows": outcome.rows}
+    content |= {"notes": list(outcome.notes), **outcome.facts, "rows": outcome.rows}
     write_atomically(about, json.dumps(content, indent=1) + "\n")
     return [table, page, about, *drawn]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradpath import mib
+from gradpath.ablation import ABLATIONS, CORRUPTED
 from gradpath.errors import UsageError, unknown
 from gradpath.experiments.methods import PAPER_METHODS, Method, parse_methods
 from gradpath.measured import WAYS
@@ -14,7 +16,7 @@ from gradpath.tasks import TASKS
 # The paper's figures go from 96.9% to 99.9% in steps of 0.3%; MIB's benchmark keeps 0.1% to 50% of the edges.
 GRIDS = {
     "paper": (0.999, 0.996, 0.993, 0.990, 0.987, 0.984, 0.981, 0.978, 0.975, 0.972, 0.969),
-    "mib": (0.999, 0.998, 0.995, 0.990, 0.980, 0.950, 0.900, 0.800, 0.500),
+    "mib": tuple(round(1 - fraction, 6) for fraction in mib.FRACTIONS[:-1]),
 }
 
 
@@ -32,9 +34,15 @@ class Request:
     seed: int = 0
     batch_size: int = 20
     memory: int | None = None
+    ablation: str = CORRUPTED
     edge: str | None = None
     sample: int = 1000
     data: Path | None = None
+
+    @property
+    def measures_mib(self) -> bool:
+        """Whether the circuits are those that MIB's areas are made of."""
+        return self.grid == "mib" and self.sparsities is None
 
     def __post_init__(self) -> None:
         for name in (self.tasks or ()) if self.data is None else ():
@@ -43,6 +51,8 @@ class Request:
         for how in self.hows:
             if how not in WAYS:
                 raise unknown("selection", how, WAYS)
+        if self.ablation not in ABLATIONS:
+            raise unknown("ablation", self.ablation, ABLATIONS)
         if self.grid not in GRIDS:
             raise unknown("grid of sparsities", self.grid, GRIDS)
         for sparsity in self.sparsities or ():

@@ -205,7 +205,7 @@ class Transformer:
     def run(self, x: Float[Tensor, "batch pos d_model"], *, start: int = 0, past: Sequence[Past] = ()) -> Run:
         """Run token embeddings at positions start, start + 1, ... behind the keys and values of ``past``."""
         place = self.place(start, x.shape[1])
-        resid = self._with_positions(x, start)
+        resid = self.with_positions(x, start)
         layers = []
         for index, layer in enumerate(self.layers):
             seen, resid = self._run_layer(layer, resid, place, past[index] if past else None)
@@ -218,7 +218,7 @@ class Transformer:
         The last layer stops there: its queries and its MLP would reach nothing.
         """
         place = self.place(0, x.shape[1])
-        resid = self._with_positions(x, 0)
+        resid = self.with_positions(x, 0)
         past = []
         for layer in self.layers[:-1]:
             seen, resid = self._run_layer(layer, resid, place, None)
@@ -347,7 +347,8 @@ class Transformer:
         turned = x[..., :turning] * cos + torch.cat([-b, a], -1) * sin
         return turned if turning == x.shape[-1] else torch.cat([turned, x[..., turning:]], -1)
 
-    def _with_positions(self, x: Tensor, start: int) -> Tensor:
+    def with_positions(self, x: Tensor, start: int) -> Tensor:
+        """The residual stream of token embeddings at positions start, start + 1, ..."""
         if self.positions is None:
             return x
         if start + x.shape[1] > len(self.positions):

@@ -19,9 +19,9 @@ The page of a run, as ``find`` writes it::
         "report.html",
     )
 
-A circuit that was selected in a way the page cannot compute (anything but ``top`` and ``greedy``) goes in
-as ``MethodRun(scores, curve, found=circuit)`` with ``Chosen(len(circuit), "saved")``; the points of the curve
-whose ``how`` is the circuit's own are then its points.
+A circuit that was selected in a way the page cannot compute (anything but ``top``, ``greedy`` and ``signed``)
+goes in as ``MethodRun(scores, curve, found=circuit)`` with ``Chosen(len(circuit), "saved")``; the points of
+the curve whose ``how`` is the circuit's own are then its points.
 
 ``render(report)`` gives the page's text. ``show("circuit.json", "circuit.svg")`` draws a saved circuit and
 goes by the suffix: .html, .svg, .png, .pdf, .dot or .graphml. ``plots.plot_result``, ``plot_scores`` and

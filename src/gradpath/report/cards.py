@@ -8,7 +8,7 @@ from typing import Any
 
 from gradpath.circuit import Circuit
 from gradpath.evaluation import Result
-from gradpath.report.layout import COLOURS, kind
+from gradpath.layout import COLOURS, kind
 from gradpath.scores import Scores
 from gradpath.selection import top
 

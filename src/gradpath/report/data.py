@@ -14,10 +14,11 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation import Result
 from gradpath.graph import Graph
+from gradpath.mib import Areas
 from gradpath.scores import Scores
 
 SAVED = "saved"  # the page's name for the order in which a circuit's own edges stand in its file
-IN_PAGE = ("top", "greedy")  # the selections that the page can compute for itself
+IN_PAGE = ("top", "greedy", "signed")  # the selections that the page can compute for itself
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class MethodRun:
     curve: Sequence[CurvePoint] = ()
     found: Circuit | None = None
     name: str | None = None
+    areas: Mapping[str, Areas] = field(default_factory=dict)  # MIB's, by selection
 
     @property
     def origin(self) -> Scores | Circuit:

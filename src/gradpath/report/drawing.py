@@ -15,8 +15,18 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.files import write_atomically
 from gradpath.graph import Graph
-from gradpath.report.export import named_edges, nodes_of
-from gradpath.report.layout import COLOURS, KIND_NAMES, KINDS, column, kind, layer, node_of, position
+from gradpath.layout import (
+    COLOURS,
+    KIND_NAMES,
+    KINDS,
+    column,
+    kind,
+    layer,
+    named_edges,
+    node_of,
+    nodes_of,
+    position,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,10 +1,10 @@
 """A report's content as one JSON object for the page, small enough to send to a colleague.
 
-Edges are stored as two columns: flat position in the (source, target) matrix (uint32) and score
-(float32), both little-endian in base64, sorted by position. A model can have millions of edges, of which
-nobody will look at more than the strongest some ten thousand. So at most ``LIMIT`` edges of every selection
-are kept: the union of the first LIMIT of ``top`` and of ``greedy``. Neither selection is changed by the
-cut: the edge that is the largest of all at hand is also the largest of those of the file.
+Edges are stored as two columns: flat position in the (source, target) matrix (uint32) and score (float32),
+both little-endian in base64, sorted by position. A model can have millions of edges, of which nobody will
+look at more than the strongest some ten thousand. So at most ``LIMIT`` edges of every selection are kept: the
+union of the first LIMIT of ``top``, of ``greedy`` and of ``signed``. No selection is changed by the cut: the
+edge that is the largest of all at hand is also the largest of those of the file.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,7 @@ def _run(run: MethodRun, limit: int) -> dict[str, Any]:
         "edges": len(flat),
         **columns,
         "curve": [_point(point) for point in run.curve],
+        "areas": {how: asdict(areas) for how, areas in run.areas.items()},
     }
 
 

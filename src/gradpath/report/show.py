@@ -8,9 +8,10 @@ from pathlib import Path
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import UsageError
 from gradpath.files import write_atomically
+from gradpath.formats.dot import dot
+from gradpath.formats.graphml import graphml
 from gradpath.report.data import circuit_report
 from gradpath.report.drawing import draw
-from gradpath.report.export import dot, graphml
 from gradpath.report.page import write
 
 

@@ -61,5 +61,6 @@ function makeControls(data, change) {
 const HOW_TITLES = {
   top: "The edges of largest |score|",
   greedy: "From logits backwards, always the largest |score| into a node that is in",
+  signed: "The edges of largest score, the sign counted: those that help most",
   saved: "In the order in which the circuit was saved",
 };

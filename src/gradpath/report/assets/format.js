@@ -39,7 +39,7 @@ function svgElement(tag, attributes = {}, ...children) {
 const byId = (id) => document.getElementById(id);
 const METHOD_NAMES = { eap: "EAP", "eap-ig": "EAP-IG", "eap-gp": "EAP-GP" };
 const methodName = (name) => METHOD_NAMES[name] || name;
-const HOW_NAMES = { top: "Top", greedy: "Greedy", saved: "As found" };
+const HOW_NAMES = { top: "Top", greedy: "Greedy", signed: "Signed", saved: "As found" };
 const howName = (how, run) => {
   const name = how === "saved" && run && !HOW_NAMES[run.saved.how] ? run.saved.how : how;
   return HOW_NAMES[name] || name[0].toUpperCase() + name.slice(1);

@@ -59,6 +59,7 @@ function start() {
     byId("curve-note").textContent = points.length
       ? "Share of the model's behaviour that is left. Band: 95% interval. Hollow: between two measured circuits."
       : `Circuits selected by ${howName(state.how, run).toLowerCase()} were not measured for ${methodName(run.name)}.`;
+    drawAreas(data, state);
     byId("cut").textContent = cutNote(data, run);
   }
 
@@ -200,6 +201,18 @@ function start() {
     edges: () => Array.from(view.scene().kept, (e) => view.scene().edges.name(e)),
     where: (name) => view.screenOf(Array.from({ length: graph.nSources + 1 }, (_, node) => graph.nodeName(node)).indexOf(name)),
   };
+}
+
+/* MIB's areas of every method for the selection that is shown, where its circuits were measured. */
+function drawAreas(data, state) {
+  const known = data.runs.filter((run) => run.areas[state.how]);
+  const told = known.map((run) => {
+    const { cpr, cpr_interval: r, cmd, cmd_interval: d } = run.areas[state.how];
+    const between = ([low, high]) => `${low.toFixed(2)} to ${high.toFixed(2)}`;
+    return `${methodName(run.name)}: CPR ${cpr.toFixed(3)} (${between(r)}), CMD ${cmd.toFixed(3)} (${between(d)})`;
+  });
+  byId("areas").hidden = !told.length;
+  byId("areas").textContent = `Areas of the MIB benchmark, with 95% intervals. ${told.join("; ")}.`;
 }
 
 function cutNote(data, run) {

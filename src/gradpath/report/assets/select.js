@@ -8,6 +8,11 @@ function topOrder(edges) {
   return Uint32Array.from({ length: edges.n }, (_, e) => e).sort((a, b) => size[b] - size[a] || a - b);
 }
 
+function signedOrder(edges) {
+  const { score } = edges;
+  return Uint32Array.from({ length: edges.n }, (_, e) => e).sort((a, b) => score[b] - score[a] || a - b);
+}
+
 /* From logits backwards: always the largest edge into a node that is in. The rank of an edge in the top
    order is a total order with ties broken, so the frontier is a heap of ranks, one for each target. */
 function greedyOrder(edges, graph, top) {
@@ -126,6 +131,7 @@ function makeOrders(run, edges, graph) {
   const make = {
     top: () => topOrder(edges),
     greedy: () => greedyOrder(edges, graph, order("top")),
+    signed: () => signedOrder(edges),
     saved: () => unpack(run.saved.order, Uint32Array),
   };
   const order = (how) => (made[how] = made[how] || make[how]());

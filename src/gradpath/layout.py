@@ -6,6 +6,9 @@ columns and rows of the grid, so a drawing of any size can use them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from gradpath.circuit import Circuit
 from gradpath.graph import Graph
 
 KINDS = ("q", "k", "v", "mlp", "logits")
@@ -25,6 +28,19 @@ def kind(target: str) -> str:
 def node_of(target: str) -> str:
     """The node that a target belongs to: its name without q, k or v."""
     return target.partition("<")[0]
+
+
+def named_edges(circuit: Circuit) -> Iterator[tuple[str, str, float]]:
+    """Each edge as the names of its source and target and its score."""
+    for edge, score in zip(circuit.edges, circuit.scores.tolist(), strict=True):
+        source, _, target = edge.partition("->")
+        yield source, target, score
+
+
+def nodes_of(circuit: Circuit) -> list[str]:
+    """The nodes that have an edge in the circuit, from ``input`` to ``logits``."""
+    names = {end for source, target, _ in named_edges(circuit) for end in (source, node_of(target))}
+    return [name for name in (*circuit.graph.sources, "logits") if name in names]
 
 
 def layer(graph: Graph, node: str) -> int:

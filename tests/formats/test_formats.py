@@ -1,0 +1,376 @@
+"""Other tools' files: what goes out comes back, and is what the other tool expects."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from dataclasses import replace
+
+import networkx
+import pandas
+import pytest
+import torch
+
+from gradpath import formats
+from gradpath.circuit import Circuit, load_circuit
+from gradpath.errors import InputError, UsageError
+from gradpath.formats import Content
+from gradpath.formats.dot import dot
+from gradpath.graph import Graph
+from gradpath.scores import Scores, load_scores
+from gradpath.selection import select
+
+GRAPHS = {"sequential": Graph(3, 2), "parallel": Graph(2, 3, parallel=True)}
+ABOUT = {
+    "model": 'a "model"\\é',
+    "task": "ioi",
+    "method": "eap",
+    "steps": 1,
+    "d_model": 24,
+    "options": {"a": None},
+}
+CARRY_BOTH = ["x.eap-ig.json", "x.pt", "x.csv"]
+
+
+@pytest.fixture(params=GRAPHS)
+def scores(request) -> Scores:
+    graph = GRAPHS[request.param]
+    values = torch.randn(graph.mask.shape, generator=torch.Generator().manual_seed(1)) * graph.mask
+    return Scores(graph, values, ABOUT)
+
+
+@pytest.fixture
+def circuit(scores) -> Circuit:
+    """Greedy: an order that the scores alone do not give back."""
+    return select(scores, 30, how="greedy")
+
+
+def same_scores(a: Scores, b: Scores) -> bool:
+    return a.graph == b.graph and torch.equal(a.values, b.values) and a.about == b.about
+
+
+def same_circuit(a: Circuit, b: Circuit) -> bool:
+    tensors = torch.equal(a.index, b.index) and torch.equal(a.scores, b.scores)
+    return a.graph == b.graph and tensors and a.about == b.about
+
+
+@pytest.mark.parametrize("name", [*CARRY_BOTH, "x.json", "x.graphml"])
+def test_a_circuit_comes_back_as_it_was(circuit, tmp_path, name):
+    formats.write(circuit, tmp_path / name)
+    back = formats.read(tmp_path / name)
+    assert back.scores is None
+    assert same_circuit(back.circuit, circuit)
+
+
+@pytest.mark.parametrize("name", [*CARRY_BOTH, "x.safetensors"])
+def test_scores_come_back_as_they_were(scores, tmp_path, name):
+    formats.write(scores, tmp_path / name)
+    back = formats.read(tmp_path / name)
+    assert back.circuit is None
+    assert same_scores(back.scores, scores)
+
+
+@pytest.mark.parametrize("name", CARRY_BOTH)
+def test_scores_and_circuit_go_in_one_file(scores, circuit, tmp_path, name):
+    formats.write(Content(scores, circuit), tmp_path / name)
+    back = formats.read(tmp_path / name)
+    assert same_scores(back.scores, scores)
+    assert same_circuit(back.circuit, circuit)
+
+
+@pytest.mark.parametrize("name", [*CARRY_BOTH, "x.json", "x.graphml"])
+def test_a_circuit_without_edges_comes_back(circuit, tmp_path, name):
+    empty = replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0])
+    formats.write(empty, tmp_path / name)
+    assert same_circuit(formats.read(tmp_path / name).circuit, empty)
+
+
+def by_the_library(graph: Graph, values: torch.Tensor, inside: torch.Tensor) -> dict:
+    """The object that EAP-IG's ``Graph.to_json`` dumps, made as it makes it: by its own loops over nodes."""
+    n_heads = graph.n_heads
+    heads = [[f"a{layer}.h{head}" for head in range(n_heads)] for layer in range(graph.n_layers)]
+    edges, stream = [], ["input"]
+    for layer in range(graph.n_layers):
+        into_heads = [f"{u}->{head}<{x}>" for u in stream for head in heads[layer] for x in "qkv"]
+        before = list(stream)
+        stream += heads[layer]
+        into_mlp = [f"{u}->m{layer}" for u in (before if graph.parallel else stream)]
+        edges += into_heads + into_mlp
+        stream.append(f"m{layer}")
+    edges += [f"{u}->logits" for u in stream]
+    facts = {
+        e: {"score": float(values[graph.index(e)]), "in_graph": bool(inside[graph.index(e)])} for e in edges
+    }
+    nodes = {name: {"in_graph": False} for name in stream} | {"logits": {"in_graph": True}}
+    for edge, fact in facts.items():
+        source = edge.partition("->")[0]
+        fed = source == "input" or any(
+            f["in_graph"] for e, f in facts.items() if e.partition("->")[2].partition("<")[0] == source
+        )
+        if fact["in_graph"] and fed:
+            nodes[source]["in_graph"] = True
+    cfg = {"n_layers": graph.n_layers, "n_heads": n_heads, "parallel_attn_mlp": graph.parallel, "d_model": 24}
+    return {"cfg": cfg, "nodes": nodes, "edges": facts}
+
+
+def test_what_is_written_is_what_the_eap_ig_library_writes(scores, circuit, tmp_path):
+    formats.write(Content(scores, circuit), tmp_path / "x.eap-ig.json")
+    written = json.loads((tmp_path / "x.eap-ig.json").read_text())
+    expected = by_the_library(scores.graph, scores.values, circuit.mask)
+    assert written.pop("gradpath")["order"] == circuit.edges
+    assert written == expected
+
+
+def test_a_file_of_the_eap_ig_library_gives_scores_and_circuit_and_comes_back(scores, circuit, tmp_path):
+    theirs = by_the_library(scores.graph, scores.values, circuit.mask)
+    theirs["cfg"]["a_key_of_theirs"] = 3
+    (tmp_path / "importances.json").write_text(json.dumps(theirs))
+    found = formats.read(tmp_path / "importances.json")
+    assert torch.equal(found.scores.values, scores.values)
+    assert torch.equal(found.circuit.mask, circuit.mask)
+    size = found.circuit.scores.abs()
+    assert torch.equal(size, size.sort(descending=True).values)
+    formats.write(found, tmp_path / "back.eap-ig.json")
+    back = json.loads((tmp_path / "back.eap-ig.json").read_text())
+    back.pop("gradpath")
+    assert back == theirs
+
+
+def test_a_file_of_the_eap_ig_library_with_scores_alone_has_no_circuit(scores, tmp_path):
+    theirs = by_the_library(scores.graph, scores.values, scores.graph.mask & False)
+    (tmp_path / "importances.json").write_text(json.dumps(theirs))
+    assert formats.read(tmp_path / "importances.json").circuit is None
+
+
+def library_tensors(scores, circuit) -> dict:
+    """What EAP-IG's ``Graph.to_pt`` saves."""
+    theirs = by_the_library(scores.graph, scores.values, circuit.mask)
+    return {
+        "cfg": theirs["cfg"],
+        "src_nodes": list(theirs["nodes"])[:-1],
+        "dst_nodes": list(scores.graph.targets),
+        "edges_scores": scores.values,
+        "edges_in_graph": circuit.mask,
+        "nodes_in_graph": torch.tensor([x["in_graph"] for x in theirs["nodes"].values()][:-1]),
+    }
+
+
+def test_the_pytorch_file_is_what_the_eap_ig_library_writes_and_reads(scores, circuit, tmp_path):
+    expected = library_tensors(scores, circuit)
+    formats.write(Content(scores, circuit), tmp_path / "x.pt")
+    written = torch.load(tmp_path / "x.pt", weights_only=True)
+    written.pop("gradpath")
+    assert written.keys() == expected.keys()
+    for name, value in expected.items():
+        same = (
+            torch.equal(written[name], value) if isinstance(value, torch.Tensor) else written[name] == value
+        )
+        assert same, name
+    torch.save(expected, tmp_path / "theirs.pt")
+    found = formats.read(tmp_path / "theirs.pt")
+    assert torch.equal(found.scores.values, scores.values)
+    assert torch.equal(found.circuit.mask, circuit.mask)
+
+
+def test_scores_of_nodes_go_along(scores, circuit, tmp_path):
+    tensors = library_tensors(scores, circuit)
+    tensors["nodes_scores"] = torch.full((scores.graph.n_sources,), torch.nan)
+    tensors["nodes_scores"][2] = 0.5
+    tensors["edges_in_graph"] = torch.ones_like(circuit.mask)  # also where there is no edge
+    torch.save(tensors, tmp_path / "theirs.pt")
+    found = formats.read(tmp_path / "theirs.pt")
+    assert torch.equal(found.circuit.mask, scores.graph.mask)
+    formats.write(found, tmp_path / "back.eap-ig.json")
+    nodes = json.loads((tmp_path / "back.eap-ig.json").read_text())["nodes"]
+    assert {name: facts["score"] for name, facts in nodes.items() if "score" in facts} == {"a0.h1": 0.5}
+    formats.write(formats.read(tmp_path / "back.eap-ig.json"), tmp_path / "back.pt")
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert torch.equal(back["nodes_scores"].nan_to_num(-1), tensors["nodes_scores"].nan_to_num(-1))
+
+
+class Harmful:
+    """Unpickling this would write a file."""
+
+    def __init__(self, file) -> None:
+        self.file = file
+
+    def __reduce__(self):
+        return builtins.open, (str(self.file), "w")
+
+
+def test_no_code_in_a_pytorch_file_is_run(scores, circuit, tmp_path):
+    torch.save({**library_tensors(scores, circuit), "trap": Harmful(tmp_path / "harm")}, tmp_path / "x.pt")
+    with pytest.raises(InputError, match="without running code"):
+        formats.read(tmp_path / "x.pt")
+    assert not (tmp_path / "harm").exists()
+
+
+PT_DAMAGE = {
+    "a missing key": (lambda d: d.pop("edges_scores"), "it has no edges_scores"),
+    "another order": (lambda d: d["src_nodes"].reverse(), "stand in another order"),
+    "another shape": (lambda d: d.update(edges_scores=torch.zeros(2, 2)), "tensor of shape"),
+    "neurons": (lambda d: d.update(neurons_in_graph=torch.zeros(2, 2)), "among neurons"),
+    "a score that is none": (lambda d: d["edges_scores"].__setitem__((0, 0), torch.nan), "finite number"),
+    "no width of the model": (lambda d: d.update(cfg=3), "does not say of which model"),
+}
+
+
+@pytest.mark.parametrize("kind", PT_DAMAGE)
+def test_a_damaged_pytorch_file_is_refused(scores, circuit, tmp_path, kind):
+    tensors = library_tensors(scores, circuit)
+    change, words = PT_DAMAGE[kind]
+    change(tensors)
+    torch.save(tensors, tmp_path / "x.pt")
+    with pytest.raises(InputError, match=words):
+        formats.read(tmp_path / "x.pt")
+
+
+JSON_DAMAGE = {
+    "an unknown edge": (
+        lambda d: d["edges"].update({"a9.h0->logits": {"score": 1.0, "in_graph": True}}),
+        "is no edge",
+    ),
+    "an edge without a score": (lambda d: d["edges"]["input->logits"].pop("score"), "KeyError"),
+    "a score that is a word": (lambda d: d["edges"]["input->logits"].update(score="big"), "cannot be read"),
+    "a score that is none": (
+        lambda d: d["edges"]["input->logits"].update(score=float("nan")),
+        "finite number",
+    ),
+    "neurons": (lambda d: d["nodes"]["m0"].update(neurons=[True]), "among neurons"),
+    "no layers": (lambda d: d["cfg"].pop("n_layers"), "does not say of which model"),
+    "a list for the edges": (lambda d: d.update(edges=[]), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", JSON_DAMAGE)
+def test_a_damaged_json_file_is_refused(scores, circuit, tmp_path, kind):
+    theirs = by_the_library(scores.graph, scores.values, circuit.mask)
+    change, words = JSON_DAMAGE[kind]
+    change(theirs)
+    (tmp_path / "x.json").write_text(json.dumps(theirs))
+    with pytest.raises(InputError, match=words):
+        formats.read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("name", [*CARRY_BOTH, "x.graphml", "x.json"])
+def test_a_file_cut_off_is_refused_wherever_it_is_cut(circuit, tmp_path, name):
+    formats.write(circuit, tmp_path / name)
+    whole = (tmp_path / name).read_bytes()
+    for share in (0, 0.3, 0.9):
+        (tmp_path / name).write_bytes(whole[: int(share * len(whole))])
+        try:
+            back = formats.read(tmp_path / name).circuit
+        except InputError:
+            continue
+        assert name == "x.csv"  # whole lines are a table again, of the edges that are left
+        assert 0 < len(back) < len(circuit)
+
+
+def test_a_graph_of_networkx_has_every_edge_and_comes_back(circuit):
+    graph = circuit.to_networkx()
+    assert isinstance(graph, networkx.DiGraph)
+    assert graph.number_of_edges() == len(circuit)
+    for edge, score in zip(circuit.edges, circuit.scores.tolist(), strict=True):
+        source, _, target = edge.partition("->")
+        feeds = target[-2] if target.endswith(">") else "logits" if target == "logits" else "mlp"
+        assert graph.edges[source, target.partition("<")[0], feeds]["score"] == score
+    assert networkx.is_directed_acyclic_graph(graph)
+    assert same_circuit(formats.from_networkx(graph), circuit)
+
+
+def test_graphml_that_another_program_saved_comes_back(circuit, tmp_path):
+    """networkx names keys in its own way, and forgets the order of the edges."""
+    graph = circuit.to_networkx()
+    shuffled = networkx.MultiDiGraph(**graph.graph)
+    shuffled.add_nodes_from(reversed(list(graph.nodes(data=True))))
+    shuffled.add_edges_from(reversed(list(graph.edges(keys=True, data=True))))
+    networkx.write_graphml(shuffled, tmp_path / "x.graphml")
+    assert same_circuit(formats.read(tmp_path / "x.graphml").circuit, circuit)
+
+
+def test_graphml_of_something_else_is_refused(tmp_path):
+    networkx.write_graphml(networkx.path_graph(3, networkx.DiGraph), tmp_path / "x.graphml")
+    with pytest.raises(InputError, match="no circuit of gradpath"):
+        formats.read(tmp_path / "x.graphml")
+
+
+def test_dot_has_every_edge_in_full_and_dashes_the_negative_ones(circuit):
+    lines = [line for line in dot(circuit).splitlines() if "->" in line]
+    assert [line.partition('id="')[2].partition('"')[0] for line in lines] == circuit.edges
+    told = [float(line.partition('score="')[2].partition('"')[0]) for line in lines]
+    assert told == circuit.scores.tolist()
+    assert ["dashed" in line for line in lines] == (circuit.scores < 0).tolist()
+    assert dot(circuit).count("{") == dot(circuit).count("}")
+
+
+def test_a_table_of_pandas_has_every_edge_and_comes_back(scores, circuit):
+    table = scores.to_pandas()
+    assert len(table) == scores.graph.n_edges
+    assert table.set_index("edge").score.to_dict() == {edge: scores[edge] for edge in table.edge}
+    assert same_scores(formats.from_pandas(table).scores, scores)
+    edges = circuit.to_pandas()
+    assert list(edges.edge) == circuit.edges
+    assert list(edges["rank"]) == list(range(1, len(circuit) + 1))
+    assert same_circuit(formats.from_pandas(edges.sample(frac=1, random_state=0)).circuit, circuit)
+    both = formats.from_pandas(formats.to_pandas(Content(scores, circuit)))
+    assert same_scores(both.scores, scores)
+    assert same_circuit(both.circuit, circuit)
+
+
+def test_a_csv_file_is_a_plain_table(scores, circuit, tmp_path):
+    formats.write(Content(scores, circuit), tmp_path / "x.csv")
+    table = pandas.read_csv(tmp_path / "x.csv")
+    assert len(table) == scores.graph.n_edges
+    inside = table[table["rank"].notna()].sort_values("rank")
+    assert list(inside.edge) == circuit.edges
+    assert torch.equal(torch.tensor(inside.score.tolist(), dtype=torch.float32), circuit.scores)
+
+
+def test_a_table_without_the_models_shape_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("edge,score\ninput->logits,1\n")
+    with pytest.raises(InputError, match="needs the columns"):
+        formats.read(tmp_path / "x.csv")
+    with pytest.raises(InputError, match="does not say of which model"):
+        formats.from_pandas(pandas.DataFrame({"edge": ["input->logits"], "score": [1.0], "rank": [1]}))
+
+
+@pytest.mark.parametrize(("package", "make"), [("networkx", "to_networkx"), ("pandas", "to_pandas")])
+def test_a_missing_package_is_named(circuit, monkeypatch, package, make):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=f"needs the package {package}, which is not installed"):
+        getattr(circuit, make)()
+
+
+def test_what_does_not_fit_is_refused(scores, circuit, tmp_path):
+    with pytest.raises(InputError, match="choose edges from them"):
+        formats.write(scores, tmp_path / "x.graphml")
+    with pytest.raises(InputError, match="scores of all edges cannot be made"):
+        formats.write(circuit, tmp_path / "x.safetensors")
+    with pytest.raises(InputError, match="not chosen from these scores"):
+        Content(replace(scores, values=scores.values + 1), circuit)
+    with pytest.raises(InputError, match="of the same model"):
+        Content(scores, select(Scores(Graph(1, 1), torch.zeros(3, 5)), 2))
+    without = replace(scores, about={})
+    with pytest.raises(UsageError, match="--d-model N"):
+        formats.write(without, tmp_path / "x.pt")
+    formats.write(without, tmp_path / "x.pt", d_model=8)
+    assert torch.load(tmp_path / "x.pt", weights_only=True)["cfg"]["d_model"] == 8
+
+
+def test_an_unknown_format_is_refused_with_the_list(circuit, tmp_path):
+    with pytest.raises(UsageError, match=r"\.json \(circuit\), .*\.pt \(eap-ig-pt\), .*\.csv \(csv\)"):
+        formats.write(circuit, tmp_path / "x.docx")
+    with pytest.raises(UsageError, match="Did you mean 'eap-ig'"):
+        formats.write(circuit, tmp_path / "x.json", to="eap_ig")
+    with pytest.raises(UsageError, match="no format that can be read"):
+        formats.read(tmp_path / "x.dot")
+    with pytest.raises(InputError, match="there is no file"):
+        formats.read(tmp_path / "none.csv")
+
+
+def test_our_own_files_are_ours(scores, circuit, tmp_path):
+    formats.write(circuit, tmp_path / "x.json")
+    assert same_circuit(load_circuit(tmp_path / "x.json"), circuit)
+    formats.write(scores, tmp_path / "x.safetensors")
+    assert same_scores(load_scores(tmp_path / "x.safetensors"), scores)

@@ -1,0 +1,72 @@
+"""MIB's areas against sums by hand, and against circuits measured one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import prompts
+
+from gradpath import mib
+from gradpath.attribution import attribute
+from gradpath.errors import UsageError
+from gradpath.evaluation import evaluate
+from gradpath.graph import Graph
+from gradpath.selection import select
+
+TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
+
+
+def by_hand(faithfulness: list[float]) -> tuple[float, float]:
+    """The benchmark's loop: trapezoids between neighbouring fractions, none left out, no logarithm."""
+    under = off = 0.0
+    for i in range(9):
+        width = mib.FRACTIONS[i + 1] - mib.FRACTIONS[i]
+        under += width * (faithfulness[i] + faithfulness[i + 1]) / 2
+        off += width * (abs(1 - faithfulness[i]) + abs(1 - faithfulness[i + 1])) / 2
+    return under, off
+
+
+def test_areas_are_sums_of_trapezoids():
+    values = torch.randn(10, generator=torch.Generator().manual_seed(3)).tolist()
+    assert (mib.cpr(values), mib.cmd(values)) == pytest.approx(by_hand(values))
+
+
+def test_the_model_itself_has_the_whole_area_and_no_distance():
+    assert mib.cpr([1.0] * 10) == pytest.approx(0.999)
+    assert mib.cmd([1.0] * 10) == 0
+    assert mib.cmd([2.0] * 10) == mib.cmd([0.0] * 10) == pytest.approx(0.999)  # too strong is off, too
+
+
+def test_another_number_of_fractions_is_refused():
+    with pytest.raises(UsageError, match=r"10 fractions .* got 9 numbers"):
+        mib.cpr([1.0] * 9)
+
+
+def test_edges_are_rounded_down_as_in_the_benchmark():
+    gpt2 = Graph(12, 12)
+    counts = [mib.edges_at(gpt2, fraction) for fraction in mib.FRACTIONS]
+    assert counts == [32, 64, 162, 324, 649, 1624, 3249, 6498, 16245, 32491]
+
+
+@pytest.mark.parametrize("how", mib.RANKINGS)
+def test_measure_equals_circuits_measured_one_by_one(gpt2, how):
+    scores = attribute(gpt2, TASK, "eap-ig")
+    found = mib.measure(gpt2, scores, TASK, batch_size=2)[how]
+    values = []
+    for fraction in mib.FRACTIONS:
+        n = max(1, int(fraction * gpt2.graph.n_edges))
+        values.append(evaluate(gpt2, select(scores, n, how=how), TASK).faithfulness)
+    assert found.faithfulness == pytest.approx(values, abs=1e-4)  # also at all edges, which is not run
+    assert (found.cpr, found.cmd) == pytest.approx(by_hand(values), abs=1e-4)
+    assert found.cpr_interval[0] <= found.cpr <= found.cpr_interval[1]
+    assert found.cmd_interval[0] <= found.cmd <= found.cmd_interval[1]
+
+
+def test_intervals_are_those_of_drawing_examples_again():
+    noise = torch.randn(9, 40, generator=torch.Generator().manual_seed(0))
+    clean, corrupted, circuits = torch.ones(40), torch.zeros(40), list(0.5 + 0.2 * noise)
+    found = mib.areas(clean, corrupted, circuits)
+    drawn = torch.randint(40, (500, 40), generator=torch.Generator().manual_seed(1))
+    again = [mib.areas(clean[x], corrupted[x], [c[x] for c in circuits]).cpr for x in drawn[:200]]
+    low, high = torch.tensor(again).quantile(torch.tensor([0.025, 0.975])).tolist()
+    assert found.cpr_interval == pytest.approx((low, high), abs=0.01)
