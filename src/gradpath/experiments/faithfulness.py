@@ -17,6 +17,7 @@ import torch
 from gradpath import mib
 from gradpath.ablation import CORRUPTED
 from gradpath.experiments.bench import Bench
+from gradpath.experiments.comparison import comparison
 from gradpath.experiments.curves import draw_curves
 from gradpath.experiments.figures import task_title
 from gradpath.experiments.grid import CircuitJob, Job, circuit_cell
@@ -65,11 +66,17 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         name=name,
         title=f"Faithfulness against sparsity in {bench.title}",
         rows=rows,
-        text="\n\n".join([*([_mib_table(found)] if found else []), _summary(rows), *_by_task(rows)]),
+        text="\n\n".join(_parts(bench, rows, found)),
         figures={name: lambda: draw_curves(rows, bench.title, log=bench.request.grid == "mib", areas=found)},
         notes=tuple(notes),
         facts={"mib": found} if found else {},
     )
+
+
+def _parts(bench: Bench, rows: Sequence[Row], areas: Sequence[Row]) -> list[str]:
+    compared = comparison(bench)
+    first = [_mib_table(areas)] if areas else []
+    return [*first, _summary(rows), *([compared] if compared else []), *_by_task(rows)]
 
 
 def table(bench: Bench) -> list[Row]:
