@@ -36,6 +36,7 @@ CONTRACT = {
 def found(run, model_folder, tmp_path):
     """A circuit of the small model, found and kept."""
     arguments = ["--model", model_folder, "--examples", 6, "--edges", 30, "--method", "eap-ig", "--steps", 3]
+    arguments += ["--how", "top"]
     ran = run("find", *arguments, "--out", tmp_path / "out", "--json")
     assert ran.code == 0, ran.err
     return ran.json, tmp_path / "out"
@@ -68,6 +69,16 @@ def test_find_keeps_scores_circuit_and_report(found):
         assert name in circuit.about
     assert circuit.about["data"]["seed"] == 0
     assert "<html" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("how", "offered"), [(None, "saved"), ("balanced", "saved"), ("greedy", "greedy")])
+def test_the_page_shows_the_circuit_however_it_was_chosen(run, model_folder, tmp_path, how, offered):
+    arguments = ["--model", model_folder, "--examples", 4, "--edges", 20, *(["--how", how] if how else [])]
+    ran = run("find", *arguments, "--out", tmp_path, "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["method"], ran.json["selection"]) == ("eap-ig", how or "refined")
+    assert f'"how":"{offered}"' in (tmp_path / "report.html").read_text().replace('": "', '":"')
+    assert load_circuit(tmp_path / "circuit.json").about["selection"]["how"] == (how or "refined")
 
 
 def test_eval_gives_what_find_measured(run, found):

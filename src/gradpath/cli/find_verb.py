@@ -37,7 +37,7 @@ DEFAULT_SPARSITY = 0.975
     help="Hub name, folder, .gguf file, smollm2 or gemma3-270m.",
 )
 @click.option("--task", help="A built-in task (see gradpath ls tasks).  [ioi, if there is no --data]")
-@click.option("--method", default="eap-gp", show_default=True, help="See gradpath ls methods.")
+@click.option("--method", default="eap-ig", show_default=True, help="See gradpath ls methods.")
 @click.option("--steps", type=click.IntRange(min=1), help="Points of the path.  [the method's own]")
 @click.option(
     "-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the method."
@@ -45,7 +45,7 @@ DEFAULT_SPARSITY = 0.975
 @click.option("--edges", type=int, metavar="N", help="Edges of the circuit.")
 @click.option("--sparsity", type=float, help=f"Share of edges left out, instead.  [{DEFAULT_SPARSITY}]")
 @click.option(
-    "--how", default="top", show_default=True, help="How edges are chosen (gradpath ls selections)."
+    "--how", default="refined", show_default=True, help="How edges are chosen (gradpath ls selections)."
 )
 @click.option(
     "--examples", type=click.IntRange(min=1), default=100, show_default=True, help="Pairs to attribute."
@@ -87,7 +87,8 @@ def command(
     """Score every edge of a model on a task, select a circuit and measure how much it keeps.
 
     \b
-    gradpath find --model smollm2 --task ioi --method eap-gp --sparsity 0.975 --out out/ioi
+    gradpath find --model smollm2 --task ioi --sparsity 0.975 --out out/ioi
+    gradpath find --model smollm2 --task ioi --method eap-gp --how top --steps 5
     gradpath find --model ./my-model --data pairs.csv --edges 500 --json
     """
     begin = time.monotonic()

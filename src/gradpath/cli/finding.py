@@ -17,6 +17,7 @@ from gradpath.evaluation import Result, evaluate
 from gradpath.measured import MEASURED, select_many
 from gradpath.model.transformer import Transformer
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, evidence, write
+from gradpath.report.data import IN_PAGE, SAVED
 from gradpath.scores import Scores
 from gradpath.selection import edge_count
 from gradpath.tasks import Task, load_task
@@ -104,13 +105,17 @@ def keep(found: Found, out: Path, command: str, seconds: float) -> None:
     found.scores.save(out / "scores.safetensors")
     found.circuit.save(out / "circuit.json")
     how = found.circuit.about["selection"]["how"]
+    points = [CurvePoint.of(how, result) for result in [*found.curve, found.result]]
+    in_page = how in IN_PAGE  # otherwise the page has the circuit as it was found
     about = found.scores.about
     report = Report(
         title=f"{about['task']} in {about['model']}",
         model=about["model"],
         task=about["task"],
-        runs=[MethodRun(found.scores, [CurvePoint.of(how, x) for x in [*found.curve, found.result]])],
-        chosen=Chosen(edges=found.circuit.asked, how=how),
+        runs=[MethodRun(found.scores, points, found=None if in_page else found.circuit)],
+        chosen=Chosen(edges=found.circuit.asked, how=how)
+        if in_page
+        else Chosen(edges=len(found.circuit), how=SAVED),
         examples=evidence(found.tested_on, found.result, found.model.tokenizer),
         command=command,
         about={
