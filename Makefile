@@ -1,4 +1,4 @@
-# make demo   the IOI circuit of SmolLM2, found by EAP-GP, in a fresh virtual environment
+# make demo   the IOI circuit of SmolLM2, in a fresh virtual environment
 # make test   linters, types and all quick tests, in the same environment
 
 PYTHON ?= python3
@@ -21,8 +21,8 @@ $(READY): pyproject.toml constraints.txt requirements-models.txt
 	@touch $@
 
 demo: $(READY)
-	@echo "==> finding the IOI circuit of SmolLM2 with EAP-GP (a few minutes)"
-	@$(BIN)/gradpath find --model smollm2 --task ioi --method eap-gp --examples 50 --out out/demo
+	@echo "==> finding the IOI circuit of SmolLM2 (a few minutes)"
+	@$(BIN)/gradpath find --model smollm2 --task ioi --examples 50 --out out/demo
 
 lint: $(READY)
 	@echo "==> ruff"
