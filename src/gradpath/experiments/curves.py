@@ -56,13 +56,12 @@ def _panel(ax: Axes, rows: Rows, log: bool) -> None:
     fit(ax, rows)
 
 
-def _curve(ax: Axes, rows: Rows, label: str, paint: str, line: str, *, band: bool, log: bool) -> None:
+def _curve(ax: Axes, rows: Rows, label: str, paint: str, line: Any, *, band: bool, log: bool) -> None:
     x = [100 * (1 - row["sparsity"]) if log else 100 * row["sparsity"] for row in rows]
     y = [100 * row["faithfulness"] for row in rows]
     marker = MARKERS.get(label, "D")
-    ax.plot(
-        x, y, line, color=paint, marker=marker, markersize=4 if band else 3, linewidth=1.6 if band else 1.1
-    )
+    size: Any = {"markersize": 4, "linewidth": 1.6} if band else {"markersize": 3, "linewidth": 1.1}
+    ax.plot(x, y, linestyle=line, color=paint, marker=marker, **size)
     if band:
         low, high = ([100 * row[f"faithfulness_{end}"] for row in rows] for end in ("low", "high"))
         ax.fill_between(x, low, high, color=paint, alpha=0.13, linewidth=0)
@@ -110,6 +109,7 @@ def _legend(rows: Rows) -> list[Any]:
     ]
     names = {"top": "top-n edges by |score|", "greedy": "greedy from the logits"}
     names["signed"] = "top-n edges by score, the sign counted"
+    names |= {"balanced": "balanced by sign", "refined": "refined on the circuit itself"}
     for how in hows:
         shown = names.get(how, how) + (" (band: 95% interval)" if how == hows[0] else "")
         handles.append(Line2D([], [], color=INK, linestyle=LINES.get(how, ":"), label=shown))

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 COLOURS = {"eap": "#7f7f7f", "eap-ig": "#0072b2", "eap-gp": "#d55e00", "clean-corrupted": "#cc79a7"}
 SPARE = ("#009e73", "#e69f00", "#56b4e9", "#8c564b", "#9467bd")
 MARKERS = {"eap": "s", "eap-ig": "o", "eap-gp": "^"}
-LINES: dict[str, Any] = {"top": "-", "greedy": "--", "signed": "-."}
+LINES: dict[str, Any] = {
+    "top": "-",
+    "greedy": "--",
+    "signed": "-.",
+    "balanced": ":",
+    "refined": (0, (7, 1.5, 1, 1.5, 1, 1.5)),
+}
 TITLES = {
     "ioi": "IOI",
     "sva": "SVA",
