@@ -69,7 +69,7 @@ def main(out: Path, kills: int, seed: int, arguments: list[str]) -> None:
     repeated, lost = set[str](), set[str]()
     for _ in range(kills):
         child = start(arguments)
-        status = wait(child, out, len(seen) + dice.randint(0, 6), dice.uniform(0, 0.03))
+        status = wait(child, out, len(seen) + dice.randint(0, 1), dice.uniform(0, 0.03))
         if status is None:
             os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
