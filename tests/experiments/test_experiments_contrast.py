@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from gradpath.evaluation import Result
+from gradpath.experiments.bench import Bench
+from gradpath.experiments.comparison import comparison
 from gradpath.experiments.contrast import distance_difference, error_difference
-from gradpath.experiments.grid import measured
+from gradpath.experiments.faithfulness import jobs
+from gradpath.experiments.grid import circuit_cell, measured, run_jobs
+from gradpath.experiments.methods import parse_methods
+from gradpath.experiments.request import Request
+from gradpath.experiments.store import Store
 
 
 def cells(off, n=40, seed=0):
@@ -41,3 +47,30 @@ def test_resampling_the_same_examples_on_both_sides_sees_what_two_intervals_hide
     ours, theirs = cells(0.5), cells(0.55)
     assert ours[0]["error_interval"][1] > theirs[0]["error_interval"][0]
     assert error_difference(ours, theirs).is_clear
+
+
+def measured_bench(tiny, folder, methods, hows) -> Bench:
+    request = Request(
+        tasks=("ioi",), sparsities=(0.8, 0.5), examples=4, methods=parse_methods(methods), hows=hows
+    )
+    bench = Bench(tiny, request, Store(folder))
+    run_jobs(bench, jobs(bench))
+    return bench
+
+
+def test_every_way_is_compared_with_eap_ig_by_the_first_selection(tiny, tmp_path):
+    bench = measured_bench(tiny, tmp_path, "eap,eap-ig", ("top", "refined"))
+    text = comparison(bench)
+    assert text is not None
+    assert "less that of eap-ig, top" in text
+    head, _, line = text.splitlines()[-3:]
+    assert head == "| task | eap, top | eap-ig, refined | eap, refined |"
+    sides = [
+        [circuit_cell(bench, "ioi", method, how, bench.edges(s)) for s in (0.8, 0.5)]
+        for method, how in ((parse_methods("eap")[0], "top"), (parse_methods("eap-ig")[0], "top"))
+    ]
+    assert f"{error_difference(*sides).value:+.3f} [" in line.split("|")[2]
+
+
+def test_one_way_alone_is_compared_with_nothing(tiny, tmp_path):
+    assert comparison(measured_bench(tiny, tmp_path, "eap", ("top",))) is None
