@@ -62,14 +62,16 @@ def test_every_way_is_compared_with_eap_ig_by_the_first_selection(tiny, tmp_path
     bench = measured_bench(tiny, tmp_path, "eap,eap-ig", ("top", "refined"))
     text = comparison(bench)
     assert text is not None
-    assert "less that of eap-ig, top" in text
-    head, _, line = text.splitlines()[-3:]
-    assert head == "| task | eap, top | eap-ig, refined | eap, refined |"
+    assert "less those of eap-ig, top" in text
+    error, distance = (table.splitlines() for table in text.split("\n\n")[2:])
+    assert error[0] == "| Error | eap, top | eap-ig, refined | eap, refined |"
+    assert distance[0].replace("\\|", "|").startswith("| |1 - NFS| | eap, top |")
     sides = [
         [circuit_cell(bench, "ioi", method, how, bench.edges(s)) for s in (0.8, 0.5)]
         for method, how in ((parse_methods("eap")[0], "top"), (parse_methods("eap-ig")[0], "top"))
     ]
-    assert f"{error_difference(*sides).value:+.3f} [" in line.split("|")[2]
+    assert f"{error_difference(*sides).value:+.3f} [" in error[2].split("|")[2]
+    assert f"{distance_difference(*sides).value:+.3f} [" in distance[2].split("|")[2]
 
 
 def test_one_way_alone_is_compared_with_nothing(tiny, tmp_path):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import product
 
 from gradpath.experiments.bench import Bench
-from gradpath.experiments.contrast import Cell, Difference, error_difference
+from gradpath.experiments.contrast import Cell, Difference, distance_difference, error_difference
 from gradpath.experiments.figures import task_title
 from gradpath.experiments.grid import circuit_cell
 from gradpath.experiments.methods import Method
@@ -15,24 +16,35 @@ from gradpath.experiments.table import markdown
 Way = tuple[Method, str]  # how edges are scored, and how they are selected
 
 
+# The two figures of a circuit, and what the difference of two means is called.
+FIGURES: dict[str, Callable[[Sequence[Cell], Sequence[Cell]], Difference]] = {
+    "Error": error_difference,
+    "|1 - NFS|": distance_difference,
+}
+
+
 def comparison(bench: Bench) -> str | None:
-    """A table of differences in error from the strongest of the published methods, or None if it is alone."""
-    asked = bench.request
+    """Tables of differences from EAP-IG, in error and in the distance of NFS from 1; None if it is alone."""
     first, *others = _ways(bench)
     if not others:
         return None
-    lines = []
-    for task in default_tasks(asked):
-        theirs = _cells(bench, task, first)
-        found = [error_difference(_cells(bench, task, way), theirs) for way in others]
-        lines.append([task_title(task), *(_said(difference) for difference in found)])
-    title = f"## Error beside that of {_named(bench, first)}\n\n"
+    cells = {
+        (task, way): _cells(bench, task, way)
+        for task in default_tasks(bench.request)
+        for way in (first, *others)
+    }
     reading = (
-        f"Mean error over sparsities less that of {_named(bench, first)}, on the same examples, with the 95% "
-        "bootstrap interval of the difference. Below zero is better; bold where the interval leaves no "
-        "doubt.\n\n"
+        f"Means over sparsities less those of {_named(bench, first)}, on the same examples, with the 95% "
+        "bootstrap interval of the difference. Below zero is better; bold where the interval leaves no doubt."
     )
-    return title + reading + markdown(["task", *(_named(bench, way) for way in others)], lines)
+    tables = []
+    for name, difference in FIGURES.items():
+        lines = [
+            [task_title(task), *(_said(difference(cells[task, way], cells[task, first])) for way in others)]
+            for task in default_tasks(bench.request)
+        ]
+        tables.append(markdown([name, *(_named(bench, way) for way in others)], lines))
+    return "\n\n".join([f"## Beside {_named(bench, first)}", reading, *tables])
 
 
 def _ways(bench: Bench) -> list[Way]:
