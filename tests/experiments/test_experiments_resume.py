@@ -156,3 +156,17 @@ def test_other_settings_in_the_same_folder_are_as_in_a_fresh_one(run, tiny_folde
     assert "was made with other settings" in said
     assert second == table(tmp_path / "fresh", "0.7")[0] != first
     assert table(tmp_path / "same", "0.5")[0] == first
+
+
+def test_a_group_that_was_half_kept_rounds_as_one_that_was_not(tiny, tmp_path):
+    """Whichever cells of a group a kill left behind, the others come out the same to the last digit."""
+    request = Request(tasks=("ioi",), sparsities=(0.9, 0.8, 0.7, 0.6, 0.4), examples=5)
+    bench = Bench(tiny, request, Store(tmp_path))
+    run_jobs(bench, jobs(bench))
+    whole = {file: file.read_bytes() for file in sorted((tmp_path / "cells").iterdir())}
+    for kept in (1, 2, 3, 5):
+        for i, file in enumerate(whole):
+            if i % 6 >= kept:
+                file.unlink()
+        run_jobs(bench, jobs(bench))
+        assert {file: file.read_bytes() for file in sorted((tmp_path / "cells").iterdir())} == whole

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from gradpath.circuit import Circuit
 from gradpath.evaluation import Result, evaluate
 from gradpath.experiments.bench import Bench
@@ -115,6 +117,8 @@ class CircuitJob:
     """Circuits of several sizes and selections from the scores of one method, or of several related ones.
 
     One set-up serves as many of them as are measured together, and these are kept as soon as they are done.
+    Products of several circuits at once round by how many there are and where each stands. So a group that a
+    kill left half kept is measured again in the same places, with nothing in those of the kept ones.
     """
 
     task: str
@@ -127,27 +131,45 @@ class CircuitJob:
         first, last = self.methods[0].label, self.methods[-1].label
         return f"{self.task}: {first}" + (f" to {last}" if len(self.methods) > 1 else "")
 
-    def missing(self, bench: Bench) -> list[Wanted]:
+    def groups(self) -> list[list[Wanted]]:
+        """The circuits, those that are measured together next to each other."""
         counts = dict.fromkeys(self.counts)
         wanted = [(method, how, n) for method in self.methods for how in self.hows for n in counts]
-        return [one for one in wanted if bench.store.cell(circuit_key(bench, self.task, *one)) is None]
+        return [wanted[at : at + TOGETHER] for at in range(0, len(wanted), TOGETHER)]
+
+    def missing(self, bench: Bench, group: Sequence[Wanted]) -> list[Wanted]:
+        return [one for one in group if bench.store.cell(circuit_key(bench, self.task, *one)) is None]
 
     def left(self, bench: Bench, coming: Coming) -> float:
-        missing = [x for x in self.missing(bench) if _new(circuit_key(bench, self.task, *x), coming)]
-        scoring = [ScoreJob(self.task, method).left(bench, coming) for method in _methods_of(missing)]
-        costs = [_cost(group) for group in _groups(missing)]
-        return sum(scoring) + len(bench.task(self.task, "test")) * sum(costs)
+        cost = 0.0
+        for group in self.groups():
+            missing = self.missing(bench, group)
+            new = [one for one in missing if _new(circuit_key(bench, self.task, *one), coming)]
+            cost += sum(ScoreJob(self.task, method).left(bench, coming) for method in _methods_of(new))
+            cost += len(bench.task(self.task, "test")) * _cost(new)
+        return cost
 
     def run(self, bench: Bench, advance: Advance) -> None:
-        for group in _groups(self.missing(bench)):
-            self._measure(bench, group, advance)
+        for group in self.groups():
+            missing = self.missing(bench, group)
+            if missing:
+                self._measure(bench, group, missing, advance)
 
-    def _measure(self, bench: Bench, group: Sequence[Wanted], advance: Advance) -> None:
-        circuits = [x for method in _methods_of(group) for x in self._selected(bench, method, group, advance)]
-        cost = _cost(group)
+    def _measure(
+        self, bench: Bench, group: Sequence[Wanted], missing: Sequence[Wanted], advance: Advance
+    ) -> None:
+        found = {
+            one: circuit
+            for method in _methods_of(missing)
+            for one, circuit in self._selected(bench, method, missing, advance)
+        }
+        graph, cost = bench.model.graph, _cost(missing)
+        nothing = Circuit(
+            graph, torch.empty(0, 2, dtype=torch.long, device="cpu"), torch.empty(0, device="cpu")
+        )
         results = evaluate(
             bench.model,
-            [circuit for _, circuit in circuits],
+            [found.get(one, nothing) for one in group],
             bench.task(self.task, "test"),
             batch_size=bench.request.batch_size,
             memory=bench.request.memory,
@@ -155,8 +177,9 @@ class CircuitJob:
             ablation=bench.request.ablation,
             mean_over=bench.task(self.task, "train"),
         )
-        for (one, _), result in zip(circuits, results, strict=True):
-            bench.store.keep_cell(circuit_key(bench, self.task, *one), measured(result))
+        for one, result in zip(group, results, strict=True):
+            if one in found:
+                bench.store.keep_cell(circuit_key(bench, self.task, *one), measured(result))
 
     def _selected(
         self, bench: Bench, method: Method, group: Sequence[Wanted], advance: Advance
@@ -170,17 +193,13 @@ class CircuitJob:
                 yield from zip(own, bench.circuits(scores, self.task, how, counts), strict=True)
 
 
-def _groups(wanted: Sequence[Wanted]) -> list[Sequence[Wanted]]:
-    return [wanted[at : at + TOGETHER] for at in range(0, len(wanted), TOGETHER)]
-
-
 def _methods_of(wanted: Sequence[Wanted]) -> list[Method]:
     return list(dict.fromkeys(method for method, _, _ in wanted))
 
 
 def _cost(group: Sequence[Wanted]) -> float:
     """Passes over one example: the set-up and the circuits."""
-    return 2 + CIRCUIT_COST * len(group)
+    return 2 + CIRCUIT_COST * len(group) if group else 0.0
 
 
 def circuit_key(bench: Bench, task: str, method: Method, how: str, n: int) -> Key:
