@@ -224,6 +224,31 @@ def scores(model: Transformer, task: Task, path: Path, instead: Instead | None =
     return total / len(task)
 
 
+def integral(model: Transformer, task: Task, path: Path) -> Tensor:
+    """The path integral of every edge by the trapezoid rule, stretch by stretch, (source, target)."""
+    graph = model.graph
+    total = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float64)
+    for clean, corrupted, labels in examples(model, task):
+        writes, gradients = [], []
+        for point in path(model, clean, corrupted):
+            inputs: dict[str, Tensor] = {}
+
+            def read(target: str, so_far: list[Tensor], constant: Tensor, inputs: dict = inputs) -> Tensor:
+                inputs[target] = everything(target, so_far, constant).clone()
+                return inputs[target]
+
+            logits, wrote = forward(model, point.clone().requires_grad_(), read)
+            found = torch.autograd.grad(metric_of(task, labels, logits), list(inputs.values()))
+            writes.append(wrote)
+            gradients.append(dict(zip(inputs, found, strict=True)))
+        for j in range(len(writes) - 1):
+            for v, target in enumerate(graph.targets):
+                slope = (gradients[j][target] + gradients[j + 1][target]) / 2
+                for u in range(int(graph.sources_before_target[v])):
+                    total[u, v] += ((writes[j][u] - writes[j + 1][u]).detach() * slope).sum()
+    return total / len(task)
+
+
 def straight_line(fractions: list[float]) -> Path:
     """Points x' + f (x - x')."""
     return lambda model, clean, corrupted: [corrupted + f * (clean - corrupted) for f in fractions]

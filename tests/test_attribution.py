@@ -133,6 +133,53 @@ def test_integrated_gradients_are_complete_over_the_edges_out_of_input(kind):
     assert float(sum(sums)) / 2 == pytest.approx(float(ends[0] - ends[1]), rel=0.02)
 
 
+def test_the_path_integral_equals_the_plain_reference(model):
+    line = reference.straight_line([1.0, 2 / 3, 1 / 3, 0.0])
+    expected = reference.integral(model, MIXED, line)
+    assert close(attribute(model, MIXED, "eap-integral", steps=3, batch_size=3).values, expected)
+
+
+def test_the_path_integral_along_the_descent_begins_and_ends_at_the_prompts(gpt2):
+    model = gpt2.to(dtype=torch.float64)
+
+    def descent(model, clean, corrupted):
+        points = [clean]
+        for _ in range(2):
+            g = reference.slope(model, points[-1], corrupted) * (clean != corrupted).any(-1, keepdim=True)
+            points.append(points[-1] - (clean - corrupted).norm() / 4 * g / g.norm())
+        return [*points, corrupted]
+
+    expected = reference.integral(model, MIXED, descent)
+    assert close(attribute(model, MIXED, "eap-integral", steps=3, along="descent").values, expected, 2e-7)
+
+
+@pytest.mark.parametrize("along", ["line", "descent"])
+def test_the_path_integral_is_complete_over_the_edges_into_the_logits(gpt2, along):
+    """What the logits read is what all nodes write, so along any path the changes add up to the metric's."""
+    everything, nothing = gpt2.graph.mask, torch.zeros_like(gpt2.graph.mask)
+    ends = [reference.patched_metric(gpt2, MIXED, mask).mean() for mask in (everything, nothing)]
+    values = attribute(gpt2, MIXED, "eap-integral", steps=40, along=along).values
+    assert float(values[:, -1].sum()) == pytest.approx(float(ends[0] - ends[1]), rel=0.02)
+    averaged = attribute(gpt2, MIXED, "eap-ig", steps=40).values
+    assert float(averaged[:, -1].sum()) != pytest.approx(float(ends[0] - ends[1]), rel=0.02)
+
+
+def test_the_path_integral_has_an_end_of_its_own(gpt2):
+    with pytest.raises(UsageError, match="cannot be used with the ablation 'zero'"):
+        attribute(gpt2, MIXED, "eap-integral", ablation="zero")
+
+
+def test_the_average_is_the_mean_of_its_paths(gpt2):
+    model = gpt2.to(dtype=torch.float64)
+    parts = [
+        attribute(model, MIXED, "eap-ig", steps=3),
+        attribute(model, MIXED, "eap-moves", steps=3),
+        attribute(model, MIXED, "eap-gp", steps=3, stride="matched", move="differing"),
+    ]
+    expected = torch.stack([part.values for part in parts]).mean(0)
+    assert close(attribute(model, MIXED, "eap-average", steps=3).values, expected, 1e-6)
+
+
 def test_one_step_of_each_path_is_its_limit(gpt2):
     eap = attribute(gpt2, MIXED, "eap").values
     both = attribute(gpt2, MIXED, "clean-corrupted").values
@@ -150,6 +197,7 @@ def test_passes_are_counted_as_promised(gpt2):
     task = prompts([6, 6], [[2], [3]])
     promised = {"eap": (2, 1), "clean-corrupted": (2, 2), "eap-ig": (6, 5), "eap-gp": (7, 10)}
     promised |= {"eap-moves": (16, 5), "eap-boxed": (7, 10), "eap-monotone": (6, 9)}
+    promised |= {"eap-integral": (6, 6), "eap-average": (25, 20)}
     for method, (forward, backward) in promised.items():
         assert attribute(gpt2, task, method).about["passes"] == {"forward": forward, "backward": backward}
 

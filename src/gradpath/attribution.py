@@ -17,14 +17,15 @@ One batch goes through three phases, A and B of the paper's Algorithm 1:
    which are summed over the points (``contraction.Reads``);
 3. contract both once (``contraction.contract``), whatever the number of points.
 
-The cost is that of the path's passes (``paths``), and one contraction per batch.
+The cost is that of the path's passes (``paths``), and one contraction per batch. A path that is integrated
+along (``increments``) has one contraction a point instead, each with the path's own change of the writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
 from gradpath.contraction import Reads, contract, write_differences
 from gradpath.errors import GradpathError, UsageError
+from gradpath.increments import terms
 from gradpath.memory import SUM_AT_ONCE, Progress, batch_that_fits, in_batches
 from gradpath.model.transformer import Transformer
 from gradpath.paths import Path, find_path
@@ -91,6 +93,11 @@ def scores_along(
 
     They come from one walk, as running sums. ``options`` are all of the path's.
     """
+    if path.increments and ablation != CORRUPTED:
+        raise UsageError(
+            f"{path.name} multiplies by what nodes write along its own path, which ends at the corrupted "
+            f"prompt: it cannot be used with the ablation {ablation!r}. Use eap-ig."
+        )
     instead = ablation_of(ablation, model, mean_over or task, batch_size=batch_size, memory=memory)
     pairs, steps = for_ablation(encode(task, model.tokenizer), instead), [*stops, options.get("steps", 1)]
     size = batch_that_fits(
@@ -154,6 +161,9 @@ def _score_batch(
             instead = ablation.run(model, 1, batch.clean.shape[1])
         writes = write_differences(clean.suffix, clean.run, *instead)
         del instead, clean, corrupted
+        if path.increments:
+            parts = (contract(model, *term) for term in terms(ground, path, options))
+            return [(reduce(torch.add, parts).cpu(), ground.passes)]
         found, total, n_points = [], None, 0
         for reads in _summed_gradients(ground, path, options, stops):
             part = contract(model, writes, reads)

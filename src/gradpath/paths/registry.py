@@ -10,6 +10,8 @@ method is one small generator. It is given the two ends of the path and yields p
 What it gets back for a point is a ``Visit``: the model's output there, and gradients of any function of
 it, at no further forward pass. A point wrapped in ``Look`` is visited and not scored. Points that do not
 wait for each other are yielded as one stack, (point, batch, pos, d_model); nothing comes back for those.
+A path registered with ``increments`` is integrated along instead: its points come one by one,
+in order, from the clean prompt on.
 
 Costs, in passes over the positions from the first differing token on, for k steps. Two forward passes
 (clean, corrupted) are always needed and count::
@@ -21,6 +23,8 @@ Costs, in passes over the positions from the first differing token on, for k ste
     eap-moves        3 k + 1 forward  k backward
     eap-monotone     k + 1 forward  2 k - 1 backward
     eap-boxed        k + 2 forward  2 k backward
+    eap-average      5 k forward  4 k backward
+    eap-integral     k + 1 forward  k + 1 backward   (k + 2 and 2 k + 1 with along=descent)
 
 A path of one's own:
 
@@ -86,11 +90,12 @@ Builder = Callable[..., Points]
 
 @dataclass(frozen=True)
 class Path:
-    """A registered method: its generator, and whether it wants the whole prompt."""
+    """A registered method: its generator, whether it wants the whole prompt, and is integrated along."""
 
     name: str
     build: Builder
     whole: Callable[[dict[str, Any]], bool]
+    increments: bool = False
 
     @property
     def about(self) -> str:
@@ -129,16 +134,17 @@ PATHS: dict[str, Path] = {}
 
 
 def path(
-    name: str, *, whole: bool | Callable[[dict[str, Any]], bool] = False
+    name: str, *, whole: bool | Callable[[dict[str, Any]], bool] = False, increments: bool = False
 ) -> Callable[[Builder], Builder]:
     """Register a generator of points as the method ``name``.
 
     Its first parameter is the ``Pair``, the others are the method's options with their defaults.
     ``whole`` asks for embeddings of all positions instead of those from the first difference on.
+    ``increments`` multiplies gradients by what nodes write from one point to the next (``increments``).
     """
 
     def register(build: Builder) -> Builder:
-        PATHS[name] = Path(name, build, whole if callable(whole) else lambda _: whole)
+        PATHS[name] = Path(name, build, whole if callable(whole) else lambda _: whole, increments)
         return build
 
     return register
