@@ -16,6 +16,7 @@ from gradpath.measured import MEASURED, select, select_many
 from gradpath.refined import refined, take_away
 from gradpath.scores import Scores
 from gradpath.selection import top
+from gradpath.stable import stable
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
 
@@ -117,6 +118,29 @@ def test_select_remembers_how_and_needs_what_it_measures_with(found, how):
         select(scores, 50, how=how)
     with pytest.raises(InputError, match="another model"):
         select(attribute(tiny_model("llama-grouped"), TASK, "eap"), 5, how=how, model=model, task=TASK)
+
+
+def test_stable_edges_have_one_sign_in_nearly_every_sample_of_the_examples(found):
+    """Against a plain bootstrap: attribute each example alone, draw again and again, count signs."""
+    model, scores = found
+    alone = torch.stack([attribute(model, TASK[i : i + 1], "eap-ig").values for i in range(len(TASK))])
+    draws = torch.randint(len(TASK), (200, len(TASK)), generator=torch.Generator().manual_seed(0))
+    means = torch.stack([alone[draw].mean(0) for draw in draws])
+    sure = ((means.sign() == scores.values.sign()).float().mean(0) >= 0.95).flatten()
+    n = 60
+    wide = top(scores, 4 * n)
+    expected = [*wide[sure[wide]].tolist(), *wide[~sure[wide]].tolist()][:n]
+    (order,) = stable(model, TASK, scores, [n], batch_size=3)
+    assert order.tolist() == expected
+    assert set(expected) != set(top(scores, n).tolist())  # there was something to choose
+    # Neither the batch size nor what else was asked for changes anything.
+    assert stable(model, TASK, scores, [5, n, 100], batch_size=8)[1].tolist() == expected
+
+
+def test_stable_needs_scores_that_can_be_made_again(found):
+    model, scores = found
+    with pytest.raises(UsageError, match="attributes again"):
+        stable(model, TASK, Scores(scores.graph, scores.values, {"method": "their-own"}), [5])
 
 
 def test_an_unknown_way_is_refused_with_those_there_are(found):

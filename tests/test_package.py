@@ -24,7 +24,7 @@ LAYERS = [
     {"circuit", "selection", "layout"},
     {"formats"},
     {"intervention", "effects", "evaluation", "mib"},
-    {"balanced", "refined", "measured"},
+    {"balanced", "refined", "stable", "measured"},
     {"experiments"},
     {"report"},
     {"cli"},

@@ -38,6 +38,29 @@ def by_hand_greedy(scores: Scores, n: int) -> list[int]:
     return taken
 
 
+@pytest.mark.parametrize(
+    ("how", "share"), [("ratio", 0.6), ("ratio=0.25", 0.25), ("ratio=1", 1.0), ("ratio=0", 0.0)]
+)
+def test_ratio_keeps_its_share_of_positive_edges_at_every_size(how, share):
+    scores = random_scores(seed=1)
+    flat = scores.values.flatten()
+    for circuit in select_many(scores, [3, 10, 20], how=how, prune=False):
+        positive = int((circuit.scores > 0).sum())
+        assert abs(positive - share * len(circuit)) < 1
+        for sign in (1, -1):  # of each sign the largest
+            own = circuit.scores[circuit.scores.sign() == sign].abs()
+            others = (flat * sign)[flat.sign() == sign].sort(descending=True).values[: len(own)]
+            assert torch.equal(own.sort(descending=True).values, others)
+    assert len(select(scores, GRAPH.n_edges, how=how, prune=False)) == GRAPH.n_edges
+
+
+@pytest.mark.parametrize("how", ["ratio=2", "ratio=much", "ratio=", "top=0.5", "ratio=nan"])
+def test_a_share_that_is_none_is_refused(how):
+    scores = Scores(GRAPH, torch.zeros(GRAPH.n_sources, GRAPH.n_targets))
+    with pytest.raises(UsageError, match="share of positive edges"):
+        select(scores, 3, how=how)
+
+
 @pytest.mark.parametrize("ties", [False, True])
 def test_signed_takes_what_helps_first_and_ties_by_index(ties):
     scores = random_scores(ties=ties)

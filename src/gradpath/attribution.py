@@ -23,7 +23,7 @@ along (``increments``) has one contraction a point instead, each with the path's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial, reduce
 from typing import Any
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
-from gradpath.contraction import Reads, contract, write_differences
+from gradpath.contraction import Reads, Writes, contract, write_differences
 from gradpath.errors import GradpathError, UsageError
 from gradpath.increments import terms
 from gradpath.memory import SUM_AT_ONCE, Progress, batch_that_fits, in_batches
@@ -43,6 +43,9 @@ from gradpath.scores import Scores
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs, Task, encode
 from gradpath.visit import Ground, Passes, walk
+
+# Groups of a batch's rows, (batch, suffix position) flattened, which are scored apart.
+Split = Callable[[Pairs], list[Tensor]]
 
 
 def attribute(
@@ -106,7 +109,7 @@ def scores_along(
     shape = (len(steps), model.graph.n_sources, model.graph.n_targets)
     totals = torch.zeros(shape, dtype=torch.float64, device="cpu")
     passes = [Passes() for _ in steps]
-    work = partial(_score_batch, model, task.metric, path, options, frozenset(stops), instead)
+    work = partial(score_batch, model, task.metric, path, options, instead, stops=frozenset(stops))
     for parts in in_batches(work, pairs, size, progress):
         for i, (scores, made) in enumerate(parts):
             totals[i] += scores
@@ -143,16 +146,28 @@ def _mean(model: Transformer, path: Path, total: Tensor, examples: int) -> Tenso
     return values
 
 
-def _score_batch(
+def score_batch(
     model: Transformer,
     metric: Metric,
     path: Path,
     options: dict[str, Any],
-    stops: frozenset[int],
     ablation: Ablation | None,
     batch: Pairs,
+    *,
+    stops: frozenset[int] = frozenset(),
+    split: Split | None = None,
 ) -> list[tuple[Tensor, Passes]]:
-    """The batch's summed scores, (source, target), and the passes so far: at each stop and at the end."""
+    """The batch's summed scores, (source, target), and the passes so far: at each stop and at the end.
+
+    With ``split`` there is one such sum for each group of rows, (group, source, target).
+    """
+    groups = None if split is None else split(batch)
+
+    def product(writes: Writes, reads: Reads) -> Tensor:
+        if groups is None:
+            return contract(model, writes, reads)
+        return torch.stack([contract(model, writes, reads, rows.to(model.device)) for rows in groups])
+
     with torch.enable_grad():
         ground = Ground(model, batch.to(model.device), metric, path.whole(options))
         clean, corrupted = ground.clean, ground.corrupted
@@ -162,11 +177,11 @@ def _score_batch(
         writes = write_differences(clean.suffix, clean.run, *instead)
         del instead, clean, corrupted
         if path.increments:
-            parts = (contract(model, *term) for term in terms(ground, path, options))
+            parts = (product(*term) for term in terms(ground, path, options))
             return [(reduce(torch.add, parts).cpu(), ground.passes)]
         found, total, n_points = [], None, 0
         for reads in _summed_gradients(ground, path, options, stops):
-            part = contract(model, writes, reads)
+            part = product(writes, reads)
             total = part if total is None else total + part
             n_points += reads.n_points
             del reads  # before the next ones are summed
@@ -175,6 +190,12 @@ def _score_batch(
     if total is None:
         raise UsageError(f"the method {path.name!r} yielded no point to take a gradient at.")
     return [*found, ((total / n_points).cpu(), ground.passes)]
+
+
+def by_example(batch: Pairs) -> list[Tensor]:
+    """The rows of each example of a batch."""
+    length = batch.clean.shape[1] - batch.start
+    return [torch.arange(i * length, (i + 1) * length, device="cpu") for i in range(len(batch))]
 
 
 def _summed_gradients(

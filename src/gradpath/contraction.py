@@ -29,6 +29,8 @@ from gradpath.errors import InputError
 from gradpath.memory import CHUNK
 from gradpath.model.transformer import Architecture, Layer, LayerRun, Run, Transformer, widened
 
+Rows = slice | Tensor  # some of the rows: a stretch, or their indices
+
 
 @dataclass(frozen=True)
 class Writes:
@@ -137,23 +139,23 @@ def _per_query_head(bias: Tensor, a: Architecture) -> Tensor:
     return torch.cat([q, k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)])
 
 
-def contract(model: Transformer, writes: Writes, reads: Reads) -> Tensor:
-    """The sum over rows of writes times reads, for every source and target: (source, target)."""
+def contract(model: Transformer, writes: Writes, reads: Reads, rows: Tensor | None = None) -> Tensor:
+    """The sum over all rows, or some, of writes times reads, for all sources and targets: (source, target)."""
     assert reads.logits is not None, "a path has to be walked before it is contracted"
     graph, d_model = model.graph, model.arch.d_model
     scores = writes.input.new_zeros(graph.n_sources, graph.n_targets)
-    n_rows = len(writes.input)
+    n_rows = len(writes.input) if rows is None else len(rows)
     size = max(1, CHUNK // (4 * graph.n_sources * d_model))
     for at in range(0, n_rows, size):
-        rows = slice(at, min(at + size, n_rows))
-        sources = _expanded_writes(model, writes, rows)  # (source, row d_model)
-        for first, targets in _expanded_reads(model, reads, rows):
+        some = slice(at, min(at + size, n_rows)) if rows is None else rows[at : at + size]
+        sources = _expanded_writes(model, writes, some)  # (source, row d_model)
+        for first, targets in _expanded_reads(model, reads, some):
             n_before = int(graph.sources_before_target[first + len(targets) - 1])
             scores[:n_before, first : first + len(targets)] += sources[:n_before] @ targets.T
     return scores
 
 
-def _expanded_writes(model: Transformer, writes: Writes, rows: slice) -> Tensor:
+def _expanded_writes(model: Transformer, writes: Writes, rows: Rows) -> Tensor:
     a, graph = model.arch, model.graph
     n_rows = len(writes.input[rows])
     sources = writes.input.new_empty(graph.n_sources, n_rows, a.d_model)
@@ -166,7 +168,7 @@ def _expanded_writes(model: Transformer, writes: Writes, rows: slice) -> Tensor:
     return sources.flatten(1)
 
 
-def _expanded_reads(model: Transformer, reads: Reads, rows: slice) -> Iterator[tuple[int, Tensor]]:
+def _expanded_reads(model: Transformer, reads: Reads, rows: Rows) -> Iterator[tuple[int, Tensor]]:
     """Blocks of consecutive targets: (first target, gradients (target, row d_model)).
 
     A block is an MLP and the heads of the layer above it. Both read the same sources, but for the MLP
@@ -187,7 +189,7 @@ def _expanded_reads(model: Transformer, reads: Reads, rows: slice) -> Iterator[t
     yield graph.target_mlp(graph.n_layers - 1), last.flatten(1)
 
 
-def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: slice, out: Tensor) -> None:
+def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: Rows, out: Tensor) -> None:
     """The gradients at the reads of a layer's heads, (3 head, row, d_model), into ``out``."""
     weights = widened(layer.w_qkv).view(-1, a.d_head, a.d_model)
     n_q, n_kv = a.n_heads, a.n_kv_heads

@@ -13,15 +13,20 @@ from typing import Any
 from gradpath import selection
 from gradpath.balanced import balanced
 from gradpath.circuit import Circuit
-from gradpath.errors import UsageError, unknown
+from gradpath.errors import UsageError
 from gradpath.intervention import check_same_graph
 from gradpath.model.transformer import Transformer
 from gradpath.refined import refined
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS, Order, circuit_of, edge_count
+from gradpath.stable import stable
 from gradpath.tasks.task import Task
 
-MEASURED: dict[str, Callable[..., list[Order]]] = {"balanced": balanced, "refined": refined}
+MEASURED: dict[str, Callable[..., list[Order]]] = {
+    "balanced": balanced,
+    "refined": refined,
+    "stable": stable,
+}
 WAYS: dict[str, Callable[..., Any]] = {**SELECTIONS, **MEASURED}
 
 
@@ -59,9 +64,7 @@ def select_many(
     memory: int | None = None,
 ) -> list[Circuit]:
     """Circuits of several sizes, for little more than the price of one."""
-    if how not in WAYS:
-        raise unknown("selection", how, WAYS)
-    if how in SELECTIONS:
+    if selection.check_way(how, WAYS) in SELECTIONS:
         return selection.select_many(scores, counts, how=how, prune=prune)
     if model is None or task is None:
         raise UsageError(

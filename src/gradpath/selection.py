@@ -2,6 +2,7 @@
 
 A way of selecting is an order of all edges, of which the first n are taken. ``top`` goes by |score|,
 ``signed`` by the score itself, so that edges that help the metric come first and those that hurt it last.
+``ratio`` takes a fixed share of edges that help, ``ratio=0.7`` another one.
 ``greedy`` starts from ``logits``; its frontier is every edge into a node that is in, it takes the one of
 largest |score|, and when that edge's source is new its incoming edges join the frontier. Each is one nested
 sequence, computed once whatever the number of circuits cut from it. Ties go to the lower index.
@@ -15,8 +16,9 @@ counts as incoming. In a graph without cycles this leaves exactly the edges on a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -41,6 +43,18 @@ def signed(scores: Scores, n: int) -> Order:
     """The n edges of largest score, the sign counted: those that help the metric most."""
     edges = scores.graph.mask.flatten().nonzero()[:, 0]
     return edges[scores.values.flatten()[edges].sort(descending=True, stable=True).indices[:n]]
+
+
+def ratio(scores: Scores, n: int, share: float = 0.6) -> Order:
+    """The n largest |score| of both signs, six positive to four others; ratio=0.7 for another share.
+
+    The j-th positive edge comes at j / share and the j-th of the others at j / (1 - share), so every first n
+    have that share, as far as there are edges of both kinds.
+    """
+    order = top(scores, scores.graph.n_edges)
+    helps = scores.values.flatten()[order] > 0
+    turn = torch.where(helps, helps.cumsum(0) / share, (~helps).cumsum(0) / (1 - share))
+    return order[turn.sort(stable=True).indices[:n]]
 
 
 def greedy(scores: Scores, n: int) -> Order:
@@ -83,7 +97,32 @@ def _targets_of_nodes(graph: Graph) -> list[list[int]]:
     return readers
 
 
-SELECTIONS: dict[str, Callable[[Scores, int], Order]] = {"top": top, "greedy": greedy, "signed": signed}
+SELECTIONS: dict[str, Callable[..., Order]] = {
+    "top": top,
+    "greedy": greedy,
+    "signed": signed,
+    "ratio": ratio,
+}
+
+
+def check_way(how: str, ways: Mapping[str, Any] = SELECTIONS) -> str:
+    """The name of a known way of selecting; only ``ratio`` may be given a share, as in ``ratio=0.7``."""
+    name, equals, share = how.partition("=")
+    if name not in ways:
+        raise unknown("selection", how, ways)
+    if equals and (name != "ratio" or not _is_share(share)):
+        raise UsageError(
+            f"the selection {how!r} is not understood: only ratio takes a value, the share of positive edges "
+            "from 0 to 1, as in ratio=0.7."
+        )
+    return name
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False
 
 
 def select(
@@ -103,11 +142,11 @@ def select_many(
     scores: Scores, counts: Sequence[int], *, how: str = "top", prune: bool = True
 ) -> list[Circuit]:
     """Circuits of several sizes from one ordering."""
-    if how not in SELECTIONS:
-        raise unknown("selection", how, SELECTIONS)
+    way, share = SELECTIONS[check_way(how)], how.partition("=")[2]
     check_finite(scores)
     scores = replace(scores, values=scores.values.cpu())
-    order = SELECTIONS[how](scores, max(edge_count(scores.graph, n, None) for n in counts))
+    most = max(edge_count(scores.graph, n, None) for n in counts)
+    order = way(scores, most, float(share)) if share else way(scores, most)
     return [circuit_of(scores, order[:n], how=how, prune=prune) for n in counts]
 
 

@@ -115,13 +115,12 @@ def command(
 
 def _check_early(method: str, how: str, size: tuple[int | None, float | None], out: Path | None) -> None:
     """Refuse what can be refused before a model is loaded."""
-    from gradpath.errors import unknown
     from gradpath.measured import WAYS
     from gradpath.paths import find_path
+    from gradpath.selection import check_way
 
     find_path(method)
-    if how not in WAYS:
-        raise unknown("selection", how, WAYS)
+    check_way(how, WAYS)
     edges, sparsity = size
     if edges is not None and edges < 1:
         raise UsageError(f"--edges must be at least 1: got {edges}.")

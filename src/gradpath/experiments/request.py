@@ -11,6 +11,7 @@ from gradpath.ablation import ABLATIONS, CORRUPTED
 from gradpath.errors import UsageError, unknown
 from gradpath.experiments.methods import PAPER_METHODS, Method, parse_methods
 from gradpath.measured import WAYS
+from gradpath.selection import check_way
 from gradpath.tasks import TASKS
 
 # The paper's figures go from 96.9% to 99.9% in steps of 0.3%; MIB's benchmark keeps 0.1% to 50% of the edges.
@@ -49,8 +50,7 @@ class Request:
             if name not in TASKS:
                 raise unknown("task", name, TASKS)
         for how in self.hows:
-            if how not in WAYS:
-                raise unknown("selection", how, WAYS)
+            check_way(how, WAYS)
         if self.ablation not in ABLATIONS:
             raise unknown("ablation", self.ablation, ABLATIONS)
         if self.grid not in GRIDS:
