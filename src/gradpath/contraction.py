@@ -140,7 +140,7 @@ def _per_query_head(bias: Tensor, a: Architecture) -> Tensor:
 
 
 def contract(model: Transformer, writes: Writes, reads: Reads, rows: Tensor | None = None) -> Tensor:
-    """The sum over all rows, or some, of writes times reads, for all sources and targets: (source, target)."""
+    """Writes times reads, summed over all rows or some, for every source and target: (source, target)."""
     assert reads.logits is not None, "a path has to be walked before it is contracted"
     graph, d_model = model.graph, model.arch.d_model
     scores = writes.input.new_zeros(graph.n_sources, graph.n_targets)
