@@ -23,6 +23,7 @@ VERBS = {
     "curve": "Faithfulness against sparsity, for several methods.",
     "convert": "Scores and circuits to and from other tools' formats.",
     "reproduce": "A table or figure of the paper, on any model.",
+    "check": "Is a model computed right? A verdict before you believe us.",
     "ls": "List models, tasks, methods and selections.",
 }
 

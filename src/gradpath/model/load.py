@@ -51,6 +51,11 @@ def load_model(
     return replace(model.to(_device(device), precision), tokenizer=text, name=name)
 
 
+def load_original(source: str, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Any:
+    """The ``transformers`` model itself, to hold ours against."""
+    return _from_name(source, dtype, trust_remote_code)[0].eval()
+
+
 def _from_name(
     source: str, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[Any, Any, GgufFile | None, str]:
