@@ -25,26 +25,55 @@ class Circuit:
     """Edges in the order in which they were chosen, with their scores.
 
     ``about`` says how the scores were made and how the edges were selected: enough to find them again.
+    A circuit of ``positions`` has an edge at some ``spans`` of a prompt and not at others; then ``span`` says
+    at which each one is, and the same edge may come several times.
     """
 
     graph: Graph
     index: Int[Tensor, "edge 2"]  # (source, target)
     scores: Float[Tensor, " edge"]
     about: Mapping[str, Any] = field(default_factory=dict)
+    spans: tuple[str, ...] = ()
+    span: Int[Tensor, " edge"] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
 
     @property
     def edges(self) -> list[str]:
-        """The edges' names, most important first."""
-        return [self.graph.edge(source, target) for source, target in self.index.tolist()]
+        """The edges' names, most important first, with their span if they have one: ``input->m0@subject``."""
+        names = [self.graph.edge(source, target) for source, target in self.index.tolist()]
+        if self.span is None:
+            return names
+        return [f"{name}@{self.spans[i]}" for name, i in zip(names, self.span.tolist(), strict=True)]
+
+    @property
+    def masks(self) -> Bool[Tensor, "span source target"]:
+        """Which edges are in, for each span; there is one for all positions if there are no spans."""
+        if self.span is None:
+            return self.mask[None]
+        shape = (len(self.spans), self.graph.n_sources, self.graph.n_targets)
+        masks = torch.zeros(shape, dtype=torch.bool, device="cpu")
+        masks[self.span, self.index[:, 0], self.index[:, 1]] = True
+        return masks
 
     @property
     def mask(self) -> Bool[Tensor, "source target"]:
+        """Which edges are in, at any position."""
         mask = torch.zeros(self.graph.n_sources, self.graph.n_targets, dtype=torch.bool, device="cpu")
         mask[self.index[:, 0], self.index[:, 1]] = True
         return mask
+
+    def anywhere(self) -> Circuit:
+        """The same edges wherever in the prompt they are, each once, with the sum of its scores."""
+        if self.span is None:
+            return self
+        totals = dict[tuple[int, int], float]()
+        for (source, target), score in zip(self.index.tolist(), self.scores.tolist(), strict=True):
+            totals[source, target] = totals.get((source, target), 0.0) + score
+        index = torch.tensor(list(totals), dtype=torch.long, device="cpu").view(-1, 2)
+        scores = torch.tensor(list(totals.values()), dtype=torch.float32, device="cpu")
+        return Circuit(self.graph, index, scores, self.about)
 
     @property
     def asked(self) -> int:
@@ -82,6 +111,8 @@ class Circuit:
             "graph": {"n_layers": graph.n_layers, "n_heads": graph.n_heads, "parallel": graph.parallel},
             "about": dict(self.about),
         }
+        if self.spans:
+            head["spans"] = list(self.spans)
         # Nine digits are enough to give every float32 back exactly.
         scores = [float(f"{score:.9g}") for score in self.scores.tolist()]
         lines = [json.dumps([edge, score]) for edge, score in zip(self.edges, scores, strict=True)]
@@ -109,7 +140,10 @@ def load_circuit(file: str | Path) -> Circuit:
 def _parsed(content: Any) -> Circuit:
     if not isinstance(content, dict) or content.get("gradpath_circuit") != FORMAT:
         raise InputError(f'it has no "gradpath_circuit": {FORMAT}. Give the circuit.json of a find.')
-    return circuit_by_names(graph_of(content["graph"]), content["edges"], content["about"])
+    graph, spans = graph_of(content["graph"]), content.get("spans", [])
+    if not isinstance(spans, list) or len(set(map(str, spans))) != len(spans):
+        raise InputError(f"its spans have to be a list of different names: got {spans!r}.")
+    return circuit_by_names(graph, content["edges"], content["about"], tuple(map(str, spans)))
 
 
 def graph_of(shape: Mapping[str, Any]) -> Graph:
@@ -120,17 +154,25 @@ def graph_of(shape: Mapping[str, Any]) -> Graph:
     return graph
 
 
-def circuit_by_names(graph: Graph, edges: Iterable[Sequence[Any]], about: Mapping[str, Any]) -> Circuit:
+def circuit_by_names(
+    graph: Graph, edges: Iterable[Sequence[Any]], about: Mapping[str, Any], spans: tuple[str, ...] = ()
+) -> Circuit:
     """The circuit of some edges by name, each with its score, in this order; every one is checked."""
     index, scores, seen = [], [], set()
     for name, score in edges:
-        pair = graph.index(name)
-        if pair in seen:
+        edge, at, span = name.rpartition("@") if spans else (name, "", "")
+        if spans and (not at or span not in spans):
+            raise InputError(
+                f"{name!r} names no span: write it as source->target@span, one of {', '.join(spans)}."
+            )
+        place = (*graph.index(edge), spans.index(span) if spans else 0)
+        if place in seen:
             raise InputError(f"the edge {name!r} stands in it twice. Remove one of them.")
         if not isinstance(score, (int, float)) or not math.isfinite(score):
             raise InputError(f"the score of {name!r} is {score!r}: it has to be a finite number.")
-        seen.add(pair)
-        index.append(pair)
+        seen.add(place)
+        index.append(place)
         scores.append(float(score))
-    kept = torch.tensor(index, dtype=torch.long, device="cpu").view(-1, 2)
-    return Circuit(graph, kept, torch.tensor(scores, dtype=torch.float32, device="cpu"), dict(about))
+    kept = torch.tensor(index, dtype=torch.long, device="cpu").view(-1, 3)
+    values = torch.tensor(scores, dtype=torch.float32, device="cpu")
+    return Circuit(graph, kept[:, :2], values, dict(about), spans, kept[:, 2] if spans else None)

@@ -22,7 +22,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradpath.intervention import Plan, Reader, Stage, last_reads, run_heads, run_nodes
+from gradpath.intervention import Plan, Stage, last_reads, run_heads, run_nodes
+from gradpath.reader import Reader, SpanReader
 from gradpath.tasks.metrics import Metric
 from gradpath.visit import check_metric
 
@@ -67,8 +68,9 @@ class _Backward:
     pull: Tensor  # the gradient at each live node's write, the same
     seen: list[tuple[Tensor, Tensor]]  # flat (source, target) and effects (batch, edge) of the edges passed
 
-    def through(self, reader: Reader, first_target: int, pull: Tensor) -> None:
+    def through(self, reader: Reader | SpanReader, first_target: int, pull: Tensor) -> None:
         """Take gradients at some targets' reads, (target, batch, pos, d_model), along the edges they keep."""
+        assert isinstance(reader, Reader), "circuits of positions have no effects of edges yet"
         n_sources = reader.n_sources
         if not n_sources:
             return

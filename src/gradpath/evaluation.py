@@ -17,7 +17,7 @@ Cost per batch: one set-up (two forward passes) for all circuits, then one run f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, overload
 
@@ -32,6 +32,7 @@ from gradpath.intervention import check_same_graph, plan, run_circuits, set_stag
 from gradpath.memory import Progress, batch_that_fits, in_batches
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.metrics import Metric
+from gradpath.tasks.spans import labels_of
 from gradpath.tasks.task import Pairs, Task, encode
 from gradpath.visit import check_metric
 
@@ -196,7 +197,7 @@ def _measure(
     ablation: Ablation | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The metric of every example, clean, corrupted (example,) and in each circuit (circuit, example)."""
-    pairs = for_ablation(encode(task, model.tokenizer), ablation)
+    pairs = for_ablation(_named(encode(task, model.tokenizer), circuits, task, model), ablation)
     plans = [plan(model, one) for one in circuits]
     values = torch.empty(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
 
@@ -210,6 +211,17 @@ def _measure(
     for _ in in_batches(work, pairs, batch_that_fits(model, pairs, batch_size, memory), progress):
         pass
     return values[0], values[1], values[2:]
+
+
+def _named(pairs: Pairs, circuits: Sequence[Circuit], task: Task, model: Transformer) -> Pairs:
+    """The pairs with their positions named as circuits of positions name them, if there are any."""
+    kinds = {(str(one.about.get("positions")), one.spans) for one in circuits if one.spans}
+    if not kinds:
+        return pairs
+    if len(kinds) > 1:
+        raise UsageError("these circuits split positions in different ways: measure them apart.")
+    [(by, names)] = kinds
+    return replace(pairs, spans=labels_of(task, pairs, model.tokenizer, by).under(names).at)
 
 
 def _judge(metric: Metric, logits: Tensor, labels: object) -> Tensor:

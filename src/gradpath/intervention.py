@@ -34,6 +34,7 @@ from gradpath.ablation import Ablation
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.model.transformer import Past, Run, Transformer
+from gradpath.reader import Reader, SpanReader
 from gradpath.tasks.task import Pairs
 
 # How many circuits are unembedded at once.
@@ -41,60 +42,13 @@ TOGETHER = 8
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Some targets that read from the same sources: which they are and which edges feed them."""
-
-    targets: list[int]  # indices among the 3 H of a layer, in order; [0] for an MLP or the logits
-    n_sources: int  # the live sources that come before them
-    edges: Tensor | tuple[Tensor, Tensor]  # (target, live source), or as lists: see ``of``
-
-    @classmethod
-    def of(cls, targets: list[int], edges: Tensor) -> Reader:
-        """Take the edges, 1 where one is in the circuit, in the form in which they are quicker to sum over.
-
-        On a CPU adding up a few rows beats a product with a matrix that is nearly empty, by up to ten
-        times; elsewhere, and for circuits that hold most edges, the product is better. The lists, of
-        sources and of where each target's begin, also take a fraction of the memory.
-        """
-        n_sources = edges.shape[1]
-        few = edges.device.type == "cpu" and edges.numel() > 0 and float(edges.mean()) < 0.5
-        if not few:
-            return cls(targets, n_sources, edges)
-        sizes = edges.sum(1).long()
-        return cls(targets, n_sources, (edges.nonzero()[:, 1].clone(), sizes.cumsum(0) - sizes))
-
-    def read(self, base: Tensor, deltas: Tensor) -> Tensor:
-        """What the targets read: the corrupted input and what the kept edges bring, (target, *base)."""
-        n_targets = len(self.targets)
-        if not self.n_sources:
-            return base.expand(n_targets, *base.shape)
-        rows = deltas[: self.n_sources].flatten(1)
-        if isinstance(self.edges, Tensor):
-            brought = self.edges @ rows
-        else:
-            sources, begins = self.edges
-            brought = F.embedding_bag(sources, rows, begins, mode="sum")
-        return brought.view(n_targets, *base.shape).add_(base)
-
-    @property
-    def kept(self) -> tuple[Tensor, Tensor]:
-        """The edges as (target, source), both counted among those of this reader."""
-        if isinstance(self.edges, Tensor):
-            target, source = self.edges.nonzero().unbind(1)
-            return target, source
-        sources, begins = self.edges
-        sizes = torch.diff(begins, append=begins.new_tensor([len(sources)]))
-        return torch.arange(len(begins), device=begins.device).repeat_interleave(sizes), sources
-
-
-@dataclass(frozen=True)
 class LayerPlan:
     """What a circuit needs of one layer."""
 
     heads: list[int]  # heads that write to the circuit, and those that share a norm with them
-    attention: Reader  # their q, k and v that have a kept edge
+    attention: Reader | SpanReader  # their q, k and v that have a kept edge
     head_rows: slice  # where the heads stand among the live sources
-    mlp: Reader | None  # if it writes to the circuit
+    mlp: Reader | SpanReader | None  # if it writes to the circuit
     mlp_row: int
 
 
@@ -104,17 +58,22 @@ class Plan:
 
     sources: Tensor  # the live ones, in order
     layers: list[LayerPlan]
-    logits: Reader
+    logits: Reader | SpanReader
 
 
 def plan(model: Transformer, circuit: Circuit) -> Plan:
     """Find what has to be computed for a circuit: the nodes that write to it, and what they read."""
-    graph, mask = circuit.graph, circuit.mask
+    graph, mask, masks = circuit.graph, circuit.mask, circuit.masks
     live = mask.any(1)
     if model.heads_share_a_norm:
         live_heads = live[1:].view(graph.n_layers, -1)[:, :-1]
         live_heads |= live_heads.any(1, keepdim=True)
-    edges = mask[live].T.to(model.device, model.dtype)  # (target, live source)
+    edges = masks[:, live].mT.to(model.device, model.dtype)  # (span, target, live source)
+
+    def reader(targets: list[int], columns: Tensor, n_sources: int) -> Reader | SpanReader:
+        parts = [Reader.of(targets, own[columns, :n_sources]) for own in edges]
+        return SpanReader(parts) if circuit.spans else parts[0]
+
     row = (live.cumsum(0) - 1).tolist()
     layers = []
     for layer in range(graph.n_layers):
@@ -125,12 +84,15 @@ def plan(model: Transformer, circuit: Circuit) -> Plan:
         columns = graph.target_head(layer) + torch.tensor(own, dtype=torch.long, device="cpu")
         fed = mask[:, columns].any(0)
         targets = [x for x, is_fed in zip(own, fed.tolist(), strict=True) if is_fed]
-        attention = Reader.of(targets, edges[columns[fed], :begin])
+        attention = reader(targets, columns[fed], begin)
         rows = slice(begin, begin + len(heads))
         below = begin if graph.parallel else rows.stop
-        mlp = Reader.of([0], edges[graph.target_mlp(layer), :below][None]) if live[last] else None
+        mlp = (
+            reader([0], torch.tensor([graph.target_mlp(layer)], device="cpu"), below) if live[last] else None
+        )
         layers.append(LayerPlan(heads, attention, rows, mlp, row[last]))
-    return Plan(live.nonzero()[:, 0], layers, Reader.of([0], edges[graph.logits][None]))
+    logits = reader([0], torch.tensor([graph.logits], device="cpu"), edges.shape[-1])
+    return Plan(live.nonzero()[:, 0], layers, logits)
 
 
 @dataclass(frozen=True)
@@ -145,6 +107,11 @@ class Stage:
     input: Tensor  # (batch, pos, d_model): x - x' of the node input
     clean_logits: Tensor  # (batch, vocab)
     corrupted_logits: Tensor
+
+    @property
+    def spans(self) -> Tensor | None:
+        """The span of each position of the suffix, (batch, pos), where positions have names."""
+        return None if self.batch.spans is None else self.batch.spans[:, self.batch.start :]
 
     @property
     def last(self) -> tuple[Tensor, Tensor]:
@@ -205,10 +172,10 @@ def run_nodes(stage: Stage, todo: Plan) -> Tensor:
         before = stage.corrupted.layers[index]
         # A head that reads as in the corrupted run writes as in it; one that was ablated does not.
         if step.attention.targets or (stage.ablated and step.heads):
-            x = step.attention.read(before.attn_in, deltas)
+            x = step.attention.read(before.attn_in, deltas, stage.spans)
             deltas[step.head_rows] = run_heads(stage, index, step, x)
         if step.mlp is not None and index + 1 < len(todo.layers):
-            x = step.mlp.read(before.mlp_in, deltas)[0]
+            x = step.mlp.read(before.mlp_in, deltas, stage.spans)[0]
             deltas[step.mlp_row] = model.mlp(model.layers[index], x) - before.mlp_out
     return deltas
 
@@ -217,10 +184,11 @@ def last_reads(stage: Stage, todo: Plan, deltas: Tensor) -> tuple[Tensor, Tensor
     """What live nodes bring to the last position, (source, batch, d_model), and what ``logits`` reads."""
     model = stage.model
     ends, before, step = deltas[:, *stage.last], stage.corrupted.layers[-1], todo.layers[-1]
+    spans = None if stage.spans is None else stage.spans[stage.last]
     if step.mlp is not None:
-        x = step.mlp.read(before.mlp_in[stage.last], ends)[0]
+        x = step.mlp.read(before.mlp_in[stage.last], ends, spans)[0]
         ends[step.mlp_row] = model.mlp(model.layers[-1], x) - before.mlp_out[stage.last]
-    return ends, todo.logits.read(stage.corrupted.final_in[stage.last], ends)[0]
+    return ends, todo.logits.read(stage.corrupted.final_in[stage.last], ends, spans)[0]
 
 
 def run_heads(stage: Stage, index: int, step: LayerPlan, x: Tensor) -> Tensor:

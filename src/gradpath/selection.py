@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -155,7 +155,15 @@ def check_finite(scores: Scores) -> None:
         raise InputError("scores that are not finite numbers cannot be ranked. Attribute again.")
 
 
-def edge_count(graph: Graph, n: int | None, sparsity: float | None) -> int:
+@runtime_checkable
+class HasEdges(Protocol):
+    """A graph, or whatever else edges are chosen from."""
+
+    @property
+    def n_edges(self) -> int: ...
+
+
+def edge_count(graph: HasEdges, n: int | None, sparsity: float | None) -> int:
     """How many edges a request for a number, or for a sparsity, means."""
     if (n is None) == (sparsity is None):
         raise UsageError("say how large the circuit should be: either a number of edges or a sparsity.")

@@ -317,3 +317,24 @@ def test_check_fails_where_transformers_disagrees(run, model_folder, monkeypatch
     assert ran.code == 1
     assert "WRONG  logits, against transformers" in ran.out
     assert "NOT computed as it should be" in ran.out
+
+
+def test_find_tells_edges_apart_by_where_they_are(run, model_folder, tmp_path):
+    common = ["--model", model_folder, "--examples", 4, "--method", "eap", "--edges", 60]
+    ran = run("find", *common, "--positions", "span", "--out", tmp_path / "out", "--json")
+    assert ran.code == 0, ran.err
+    summary = ran.json
+    assert list(summary["positions"]) == ["before", "subject again", "between", "end"]
+    assert sum(summary["positions"].values()) == summary["edges_kept"]
+    assert summary["selection"] == "top"
+    assert {file.name for file in (tmp_path / "out").iterdir()} >= {"positions.png", "positions.svg"}
+    again = run("eval", tmp_path / "out" / "circuit.json", "--examples", 4, "--json")
+    assert again.json["circuit"] == pytest.approx(summary["circuit"], rel=1e-4)
+    assert again.json["edges_total"] == summary["edges_total"]
+    shown = run("show", tmp_path / "out" / "circuit.json", "--out", tmp_path / "c.svg")
+    assert shown.code == 0, shown.err
+    told = run("find", *common, "--positions", "span")
+    assert "at subject again" in told.out
+    refused = run("find", *common, "--positions", "span", "--how", "refined")
+    assert refused.code == 2
+    assert "selection of edges at positions" in refused.error

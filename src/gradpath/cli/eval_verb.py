@@ -95,7 +95,7 @@ def command(
         "seed": seed,
         "split": split,
         "examples": len(pairs),
-        **numbers(circuit.graph, result),
+        **numbers(circuit.graph, result, max(1, len(circuit.spans))),
         "seconds": round(time.monotonic() - begin, 2),
     }
     click.echo(json.dumps(summary, indent=1) if as_json else _told(summary))

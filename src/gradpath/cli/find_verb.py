@@ -44,8 +44,11 @@ DEFAULT_SPARSITY = 0.975
 )
 @click.option("--edges", type=int, metavar="N", help="Edges of the circuit.")
 @click.option("--sparsity", type=float, help=f"Share of edges left out, instead.  [{DEFAULT_SPARSITY}]")
+@click.option("--how", help="How edges are chosen (gradpath ls selections).  [refined; with --positions top]")
 @click.option(
-    "--how", default="refined", show_default=True, help="How edges are chosen (gradpath ls selections)."
+    "--positions",
+    type=click.Choice(["span", "token"]),
+    help="Tell edges apart by where in the prompt they are.  [off]",
 )
 @click.option(
     "--examples", type=click.IntRange(min=1), default=100, show_default=True, help="Pairs to attribute."
@@ -72,7 +75,8 @@ def command(
     options: tuple[str, ...],
     edges: int | None,
     sparsity: float | None,
-    how: str,
+    how: str | None,
+    positions: str | None,
     examples: int,
     split: str,
     ablation: str,
@@ -90,11 +94,13 @@ def command(
     gradpath find --model smollm2 --task ioi --sparsity 0.975 --out out/ioi
     gradpath find --model smollm2 --task ioi --method eap-gp --how top --steps 5
     gradpath find --model ./my-model --data pairs.csv --edges 500 --json
+    gradpath find --model smollm2 --task sva --positions span --edges 2000 --out out/where
     """
     begin = time.monotonic()
     if edges is not None and sparsity is not None:
         raise UsageError("--edges and --sparsity both say how large the circuit should be: give one of them.")
     size = (edges, None) if edges is not None else (None, DEFAULT_SPARSITY if sparsity is None else sparsity)
+    how = how or ("top" if positions else "refined")
     _check_early(method, how, size, out)
     budget = memory_budget(memory)
     given = method_option(options) | ({} if steps is None else {"steps": steps})
@@ -104,7 +110,7 @@ def command(
     loaded = load(model, **load_options)
     name = task or (None if data else "ioi")
     request = Request(
-        name, data, method, given, size, how, examples, split, ablation, batch_size, budget, seed
+        name, data, method, given, size, how, positions, examples, split, ablation, batch_size, budget, seed
     )
     found = find(loaded, request, with_curve=out is not None)
     summary = _summary(found, seed, time.monotonic() - begin)
@@ -148,9 +154,10 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
         "examples": about["examples"],
         "examples_measured": len(found.tested_on),
         "held_out": found.tested_on is not found.trained_on,
-        **numbers(found.model.graph, found.result),
+        **({"positions": found.by_span} if found.by_span else {}),
+        **numbers(found.model.graph, found.result, max(1, len(found.circuit.spans))),
         "batch_size": about["batch_size"],
-        "passes": about["passes"],
+        "passes": about.get("passes"),
         "seconds": round(seconds, 2),
     }
 
@@ -165,9 +172,13 @@ def _told(s: dict[str, Any], out: Path | None) -> str:
         f"  examples      {s['examples']} to attribute, {s['examples_measured']} {where} ones to measure",
         f"  took          {s['seconds']:.0f} s",
     ]
+    if "positions" in s:
+        where = ", ".join(f"{count:,} at {name}" for name, count in s["positions"].items())
+        told.insert(2, f"  positions     {where}")
     if out is not None:
         told.append(f"Kept in {out}: scores.safetensors, circuit.json")
-        told.append(f"Open the report: {out / 'report.html'}")
+        seen = "Look at the figure: " if "positions" in s else "Open the report: "
+        told.append(seen + str(out / ("positions.svg" if "positions" in s else "report.html")))
     return "\n".join(told)
 
 

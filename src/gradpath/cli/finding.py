@@ -10,14 +10,17 @@ from typing import Any
 
 import torch
 
+from gradpath import positions
 from gradpath.attribution import attribute
 from gradpath.circuit import Circuit
 from gradpath.cli.progress import counting, note, waiting
 from gradpath.evaluation import Result, evaluate
 from gradpath.measured import MEASURED, select_many
 from gradpath.model.transformer import Transformer
+from gradpath.positions import SpanScores
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, evidence, write
 from gradpath.report.data import IN_PAGE, SAVED
+from gradpath.report.spans import write_spans
 from gradpath.scores import Scores
 from gradpath.selection import edge_count
 from gradpath.tasks import Task, load_task
@@ -36,6 +39,7 @@ class Request:
     options: dict[str, Any]
     size: tuple[int | None, float | None]  # edges, or sparsity
     how: str
+    positions: str | None
     examples: int
     split: str
     ablation: str
@@ -51,24 +55,27 @@ class Found:
     model: Transformer
     trained_on: Task
     tested_on: Task
-    scores: Scores
+    scores: Scores | SpanScores
     circuit: Circuit
     result: Result
     curve: list[Result]
 
+    @property
+    def by_span(self) -> dict[str, int]:
+        """How many edges the circuit has at each span of a prompt, if it tells them apart."""
+        if self.circuit.span is None:
+            return {}
+        counts = self.circuit.span.bincount(minlength=len(self.circuit.spans)).tolist()
+        return dict(zip(self.circuit.spans, counts, strict=True))
+
 
 def find(model: Transformer, asked: Request, *, with_curve: bool) -> Found:
     """Score on one part of the task, select, and measure on the other part."""
+    if asked.positions is not None:
+        return _find_positions(model, asked, asked.positions)
     n = edge_count(model.graph, *asked.size)
     limits: Any = {"batch_size": asked.batch_size, "memory": asked.memory}
-
-    def examples(split: str) -> Task:
-        return load_task(asked.task, model, n=asked.examples, seed=asked.seed, split=split, data=asked.data)
-
-    train = examples("train")
-    test = train if asked.split == "same" else examples("test")
-    for line in notices(train):
-        note(line)
+    train, test = _examples(model, asked)
     with counting(f"scoring {model.graph.n_edges:,} edges with {asked.method}", len(train)) as progress:
         options = {**limits, **asked.options, "ablation": asked.ablation}
         scores = attribute(model, train, asked.method, progress=progress, **options)
@@ -82,6 +89,34 @@ def find(model: Transformer, asked: Request, *, with_curve: bool) -> Found:
         # The circuits say how they were found, so they are measured with the same ablation.
         results = evaluate(model, [circuit, *more], test, progress=progress, mean_over=train, **limits)
     return Found(model, train, test, scores, circuit, results[0], results[1:])
+
+
+def _find_positions(model: Transformer, asked: Request, by: str) -> Found:
+    """The same for edges at positions."""
+    limits: Any = {"batch_size": asked.batch_size, "memory": asked.memory}
+    train, test = _examples(model, asked)
+    with counting(
+        f"scoring {model.graph.n_edges:,} edges by {by} with {asked.method}", len(train)
+    ) as progress:
+        options = {**limits, **asked.options, "ablation": asked.ablation}
+        scores = positions.attribute(model, train, asked.method, by=by, progress=progress, **options)
+    edges, sparsity = asked.size
+    circuit = positions.select(scores, edges, sparsity=sparsity, how=asked.how)
+    with counting("measuring the circuit", len(test)) as progress:
+        result = evaluate(model, circuit, test, progress=progress, mean_over=train, **limits)
+    return Found(model, train, test, scores, circuit, result, [])
+
+
+def _examples(model: Transformer, asked: Request) -> tuple[Task, Task]:
+    """The pairs to attribute and those to measure on; what became of others is said."""
+
+    def examples(split: str) -> Task:
+        return load_task(asked.task, model, n=asked.examples, seed=asked.seed, split=split, data=asked.data)
+
+    train = examples("train")
+    for line in notices(train):
+        note(line)
+    return train, train if asked.split == "same" else examples("test")
 
 
 def _curve(n_edges: int, n: int, how: str) -> list[int]:
@@ -104,6 +139,9 @@ def keep(found: Found, out: Path, command: str, seconds: float) -> None:
     """Write scores, circuit and report, each whole or not at all."""
     found.scores.save(out / "scores.safetensors")
     found.circuit.save(out / "circuit.json")
+    if isinstance(found.scores, SpanScores):
+        write_spans(found.circuit, out)
+        return
     how = found.circuit.about["selection"]["how"]
     points = [CurvePoint.of(how, result) for result in [*found.curve, found.result]]
     in_page = how in IN_PAGE  # otherwise the page has the circuit as it was found

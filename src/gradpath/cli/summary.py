@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from gradpath.graph import Graph
 
 
-def numbers(graph: Graph, result: Result) -> dict[str, Any]:
+def numbers(graph: Graph, result: Result, n_spans: int = 1) -> dict[str, Any]:
+    """``n_spans``: at how many spans of a prompt each edge could be chosen."""
+    n_edges = graph.n_edges * n_spans
     return {
-        "edges_total": graph.n_edges,
+        "edges_total": n_edges,
         "edges_asked": result.edges_asked,
         "edges_kept": result.edges_kept,
-        "sparsity": 1 - result.edges_asked / graph.n_edges,
+        "sparsity": 1 - result.edges_asked / n_edges,
         "clean": result.clean,
         "corrupted": result.corrupted,
         "circuit": result.circuit,

@@ -70,8 +70,14 @@ def write(
     what: Content | Scores | Circuit, file: str | Path, to: str | None = None, *, d_model: int | None = None
 ) -> None:
     """Write scores, a circuit or both in the format ``to``, or in that of the file's name."""
-    path = Path(file)
-    FORMATS[format_of(path, to)].write(as_content(what), path, d_model)
+    path, content = Path(file), as_content(what)
+    name = format_of(path, to)
+    if content.circuit is not None and content.circuit.spans and name != "circuit":
+        raise UsageError(
+            f"the circuit has edges at some positions of a prompt, which {name!r} cannot say. Write "
+            "circuit.anywhere(), which has the edges wherever they are."
+        )
+    FORMATS[name].write(content, path, d_model)
 
 
 def format_of(file: Path, to: str | None = None) -> str:

@@ -33,6 +33,18 @@ class Tokenizer:
         front = [] if self.prepend is None else [self.prepend]
         return [front + ids for ids in self._plain(texts)]
 
+    def pieces(self, text: str) -> list[tuple[int, int]]:
+        """For each token of a prompt the characters that it stands for, from one up to another."""
+        try:
+            found = self.hf(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        except NotImplementedError:
+            raise InputError(
+                "this model's tokenizer does not say which characters a token stands for, so spans cannot be "
+                "found. Use a fast tokenizer, or split by token."
+            ) from None
+        front = [] if self.prepend is None else [(0, 0)]
+        return [*front, *((int(begin), int(end)) for begin, end in found)]
+
     def continuations(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens that each text adds when it continues a prompt (' Mary', ' is', '52')."""
         if not texts:

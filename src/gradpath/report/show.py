@@ -46,4 +46,4 @@ def show(circuit_file: str | Path, out_file: str | Path) -> None:
             f"a circuit cannot be shown as {out.suffix or 'a file without a suffix'!r} ({out.name}): "
             f"name a file that ends in {', '.join(WRITERS)}."
         )
-    writer(load_circuit(circuit_file), out)
+    writer(load_circuit(circuit_file).anywhere(), out)

@@ -42,4 +42,5 @@ KIND = TaskKind(
     metric="logit-difference",
     citation="Hanna et al. 2024, Have Faith in Faithfulness, arXiv:2403.17806",
     candidates=candidates,
+    changed="capital",
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from gradpath.errors import InputError
 from gradpath.tasks.rows import Row
 
 _SEPARATOR = "|"  # between several answers in one cell
+_SPANS = 'an object such as {"subject": "the chef"}'
 
 
 def text(row: Row, column: str) -> str:
@@ -43,6 +46,35 @@ def answers(row: Row, column: str) -> tuple[str | int, ...]:
         if isinstance(item, str) and not item.strip():
             raise _empty(row, column)
     return tuple(items)
+
+
+def spans(row: Row, prompt: str) -> dict[str, tuple[int, int]] | None:
+    """The parts of a prompt that the cell ``spans`` names, if there is one, in characters.
+
+    A part is given as its text, which must stand in the prompt once, or as where it begins and ends.
+    """
+    value = row.values.get("spans")
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise _wrong(row, "spans", value, _SPANS) from error
+    if not isinstance(value, Mapping):
+        raise _wrong(row, "spans", value, _SPANS)
+    return {str(name): _span(row, prompt, part) for name, part in value.items()}
+
+
+def _span(row: Row, prompt: str, part: Any) -> tuple[int, int]:
+    if isinstance(part, str) and part and prompt.count(part) == 1:
+        begin = prompt.index(part)
+        return begin, begin + len(part)
+    if isinstance(part, (list, tuple)) and len(part) == 2 and all(type(x) is int for x in part):
+        begin, end = part
+        if 0 <= begin < end <= len(prompt):
+            return begin, end
+    raise _wrong(row, "spans", part, "a text that its prompt has once, or [begin, end] within it,")
 
 
 def _cell(row: Row, column: str) -> Any:

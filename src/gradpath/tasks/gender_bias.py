@@ -38,4 +38,5 @@ KIND = TaskKind(
     citation="Vig et al. 2020, Investigating Gender Bias Using Causal Mediation Analysis, arXiv:2004.12265; "
     "Chintam et al. 2023, Identifying and Adapting Components Responsible for Gender Bias, arXiv:2310.12611",
     candidates=candidates,
+    changed="person",
 )

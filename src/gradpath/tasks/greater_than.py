@@ -145,4 +145,5 @@ KIND = TaskKind(
     metric="probability-difference",
     citation="Hanna et al. 2023, How Does GPT-2 Compute Greater-Than?, arXiv:2305.00586",
     candidates=candidates,
+    changed="year",
 )

@@ -44,4 +44,5 @@ KIND = TaskKind(
     metric="probability-difference",
     citation="Hanna et al. 2024, Have Faith in Faithfulness, arXiv:2403.17806",
     candidates=candidates,
+    changed="word",
 )

@@ -52,4 +52,5 @@ KIND = TaskKind(
     metric="logit-difference",
     citation="Wang et al. 2023, Interpretability in the Wild, arXiv:2211.00593",
     candidates=candidates,
+    changed="subject again",
 )

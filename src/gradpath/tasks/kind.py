@@ -18,7 +18,7 @@ class TaskKind:
 
     ``candidates`` takes a split, "train" or "test", and a tokenizer, and returns all pairs of that
     half. Pairs that the tokenizer cannot carry may be among them: they are dropped, and counted,
-    later and in one place.
+    later and in one place. ``changed`` names the part of a prompt in which a pair differs.
     """
 
     name: str
@@ -26,6 +26,7 @@ class TaskKind:
     metric: str
     citation: str
     candidates: Callable[[str, Tokenizer], Candidates]
+    changed: str
 
 
 def read_text(file: str) -> str:

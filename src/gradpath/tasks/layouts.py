@@ -158,7 +158,8 @@ def _pair(
     problem: str = "",
 ) -> Pair:
     clean, corrupted = cells.text(row, "clean"), cells.text(row, "corrupted")
-    return Pair(clean, corrupted, tuple(right), tuple(wrong), by_first, row.where, problem)
+    spans = cells.spans(row, clean)
+    return Pair(clean, corrupted, tuple(right), tuple(wrong), by_first, row.where, problem, spans)
 
 
 _IDS = "the _idx columns: this model has GPT-2's vocabulary"

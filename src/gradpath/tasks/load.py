@@ -10,7 +10,7 @@ from gradpath.model.tokenizer import Tokenizer
 from gradpath.tasks.draw import check_draw, shuffled
 from gradpath.tasks.metrics import METRICS, Metric, label_tensor
 from gradpath.tasks.source import Source, built_in
-from gradpath.tasks.task import Task
+from gradpath.tasks.task import Spans, Task
 from gradpath.tasks.tokens import Kept, keep
 from gradpath.tasks.user_data import read_data
 
@@ -62,7 +62,14 @@ def load_task(
         metric=chosen if callable(chosen) else METRICS[chosen],
         name=source.name,
         about=_about(source, kept, chosen, n=n, seed=seed, split=split),
+        spans=_spans(kept),
     )
+
+
+def _spans(kept: Kept) -> list[Spans] | None:
+    """The spans of all pairs, if any pair has some."""
+    found = [pair.spans for pair in kept.pairs]
+    return [spans or {} for spans in found] if any(found) else None
 
 
 def _tokenizer(model: HasTokenizer | None) -> Tokenizer:

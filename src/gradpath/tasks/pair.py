@@ -7,7 +7,7 @@ model; ``tokens.py`` then keeps the pairs that a tokenizer can carry.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -18,7 +18,8 @@ class Pair:
 
     An answer is what follows the prompt, its leading space included, or a token id. ``by_first``
     lets an answer of several tokens stand for its first one. ``where`` says which row of a user's
-    file the pair is; ``problem``, if any, is why it cannot be used under the tokenizer at hand.
+    file the pair is; ``problem``, if any, is why it cannot be used under the tokenizer at hand. ``spans``
+    are parts of the clean prompt that were given names, in characters.
     """
 
     clean: str
@@ -28,6 +29,7 @@ class Pair:
     by_first: bool = False
     where: str = ""
     problem: str = ""
+    spans: Mapping[str, tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True)

@@ -32,4 +32,5 @@ def built_in(name: str, split: str, tokenizer: Tokenizer) -> Source:
         found = Candidates(Joined(train.pairs, test.pairs), train.notes)
     else:
         found = kind.candidates(split, tokenizer)
-    return Source(name, kind.metric, found, {"source": "gradpath", "citation": kind.citation})
+    about = {"source": "gradpath", "citation": kind.citation, "changed": kind.changed}
+    return Source(name, kind.metric, found, about)

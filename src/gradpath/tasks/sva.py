@@ -65,4 +65,5 @@ KIND = TaskKind(
     metric="probability-difference",
     citation="Newman et al. 2021, Refining Targeted Syntactic Evaluation, arXiv:2104.09635",
     candidates=candidates,
+    changed="subject",
 )

@@ -14,6 +14,8 @@ from gradpath.errors import InputError, UsageError
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.tasks.metrics import Metric, kl_divergence, logit_difference
 
+Spans = Mapping[str, tuple[int, int]]  # parts of a prompt by name: from this character up to that one
+
 
 @dataclass(frozen=True)
 class Task:
@@ -23,6 +25,7 @@ class Task:
     without padding. ``labels`` is a tensor, or a list, whose first axis is the example; strings in it
     stand for single tokens. ``metric`` takes the logits at the last position, (batch, vocab), and
     the same rows' labels, and returns (batch,). ``name`` and ``about`` go into the files that are saved.
+    ``spans`` may name parts of each clean prompt, as {"subject": (4, 9)} in characters (``tasks.spans``).
     """
 
     clean: Sequence[str] | Tensor
@@ -31,12 +34,17 @@ class Task:
     metric: Metric = logit_difference
     name: str = "custom"
     about: Mapping[str, Any] = field(default_factory=dict)
+    spans: Sequence[Spans] | None = None
 
     def __post_init__(self) -> None:
         lengths = {"clean": len(self.clean), "corrupted": len(self.corrupted), "labels": len(self.labels)}
         if len(set(lengths.values())) > 1:
             raise InputError(
                 f"a task needs as many corrupted prompts and labels as clean prompts: got {lengths}."
+            )
+        if self.spans is not None and len(self.spans) != len(self.clean):
+            raise InputError(
+                f"spans are named for every prompt or for none: got {len(self.spans)} for {len(self.clean)}."
             )
         if not len(self.clean):
             raise InputError("a task needs at least one pair of prompts: got none.")
@@ -48,7 +56,8 @@ class Task:
         """A task of some of the pairs: ``task[:50]``."""
         if not isinstance(rows, slice):
             raise UsageError(f"a task is cut with a slice, such as task[:50]: got {rows!r}.")
-        return replace(self, clean=self.clean[rows], corrupted=self.corrupted[rows], labels=self.labels[rows])
+        parts = {name: getattr(self, name)[rows] for name in ("clean", "corrupted", "labels")}
+        return replace(self, **parts, spans=None if self.spans is None else self.spans[rows])
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,7 @@ class Pairs:
     first: Int[Tensor, " batch"]
     labels: Any
     index: Int[Tensor, " batch"]  # which example of the task each row is
+    spans: Int[Tensor, "batch pos"] | None = None  # which part of its prompt a position is in: see ``spans``
 
     def __len__(self) -> int:
         return len(self.clean)
@@ -86,6 +96,7 @@ class Pairs:
             first=self.first[rows],
             labels=pick,
             index=self.index[rows],
+            spans=None if self.spans is None else self.spans[rows, :length],
         )
 
     def batches(self, size: int) -> Iterator[Pairs]:
@@ -97,7 +108,8 @@ class Pairs:
     def to(self, device: torch.device) -> Pairs:
         labels = self.labels.to(device) if isinstance(self.labels, Tensor) else self.labels
         moved = {name: getattr(self, name).to(device) for name in ("clean", "corrupted", "last", "first")}
-        return replace(self, labels=labels, **moved)
+        spans = None if self.spans is None else self.spans.to(device)
+        return replace(self, labels=labels, spans=spans, **moved)
 
 
 def judged_by_kl(task: Task, clean_logits: Float[Tensor, "example vocab"]) -> Task:
