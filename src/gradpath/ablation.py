@@ -29,8 +29,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from gradpath import ranks
 from gradpath.errors import unknown
-from gradpath.memory import batch_that_fits, in_batches
+from gradpath.memory import batch_that_fits, in_shared_batches
 from gradpath.model.transformer import LayerRun, Run, Transformer
 from gradpath.tasks.task import Pairs, Task, encode
 
@@ -123,8 +124,10 @@ def _mean(
             total[: x.shape[1]] += (part.double() * mask).sum(0)
         count[: x.shape[1]] += real.sum(0)
 
-    for _ in in_batches(work, pairs, batch_that_fits(model, pairs, batch_size, memory)):
+    size = batch_that_fits(model, pairs, batch_size, memory)
+    for _ in in_shared_batches(work, pairs, size, asked=lambda: model.identity):
         pass
+    sums, count = [ranks.add_up(total) for total in sums], ranks.add_up(count)
 
     def mean(total: Tensor) -> Tensor:
         everywhere = total.sum(0, keepdim=True) / count.sum()

@@ -31,12 +31,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradpath import ranks
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
 from gradpath.contraction import Reads, Writes, contract, write_differences
 from gradpath.errors import GradpathError, UsageError
 from gradpath.increments import terms
-from gradpath.memory import SUM_AT_ONCE, Progress, batch_that_fits, in_batches
+from gradpath.memory import SUM_AT_ONCE, Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Transformer
 from gradpath.paths import Path, find_path
 from gradpath.scores import Scores
@@ -110,10 +111,16 @@ def scores_along(
     totals = torch.zeros(shape, dtype=torch.float64, device="cpu")
     passes = [Passes() for _ in steps]
     work = partial(score_batch, model, task.metric, path, options, instead, stops=frozenset(stops))
-    for parts in in_batches(work, pairs, size, progress):
+
+    def asked() -> object:
+        return model.identity, path.name, options, stops, ablation
+
+    for parts in in_shared_batches(work, pairs, size, progress, asked=asked):
         for i, (scores, made) in enumerate(parts):
             totals[i] += scores
             passes[i] = passes[i].or_more(made)
+    totals = ranks.add_up(totals)
+    passes = [one.most_of_any_rank() for one in passes]
     about = {
         "version": __version__,
         "model": model.name,

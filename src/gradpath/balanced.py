@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.evaluation import evaluate
+from gradpath import ranks
+from gradpath.evaluation import Result, evaluate
 from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores
 from gradpath.selection import Order, circuit_of, top
@@ -45,9 +47,14 @@ def balanced(
             break
         circuits = [circuit_of(scores, search.order(), prune=True) for search in open_]
         results = evaluate(model, circuits, task, batch_size=batch_size, memory=memory)
-        for search, result in zip(open_, results, strict=True):
-            search.learn(result.faithfulness - 1)
+        gaps = ranks.from_first(partial(_gaps, results))
+        for search, gap in zip(open_, gaps, strict=True):
+            search.learn(gap)
     return [search.order(search.best) for search in searches]
+
+
+def _gaps(results: list[Result]) -> list[float]:
+    return [result.faithfulness - 1 for result in results]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ class GradpathError(Exception):
     """Anything that gradpath refuses to do, in words for the user."""
 
     exit_code = 1
+    # Whether all processes of a run know of it (``ranks``), so that the first says it for all.
+    shared = False
 
 
 class InputError(GradpathError):

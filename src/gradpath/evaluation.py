@@ -25,11 +25,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradpath import ranks
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.intervention import check_same_graph, plan, run_circuits, set_stage
-from gradpath.memory import Progress, batch_that_fits, in_batches
+from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.spans import labels_of
@@ -199,7 +200,8 @@ def _measure(
     """The metric of every example, clean, corrupted (example,) and in each circuit (circuit, example)."""
     pairs = for_ablation(_named(encode(task, model.tokenizer), circuits, task, model), ablation)
     plans = [plan(model, one) for one in circuits]
-    values = torch.empty(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
+    # Zeros, so that the sum over ranks puts every example's values in their place.
+    values = torch.zeros(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
 
     def work(batch: Pairs) -> None:
         stage = set_stage(model, batch.to(model.device), ablation)
@@ -208,8 +210,14 @@ def _measure(
         for i, logits in enumerate(run_circuits(stage, plans)):
             values[2 + i, batch.index] = _judge(task.metric, logits, stage.batch.labels)
 
-    for _ in in_batches(work, pairs, batch_that_fits(model, pairs, batch_size, memory), progress):
+    size = batch_that_fits(model, pairs, batch_size, memory)
+
+    def asked() -> object:
+        return model.identity, [one.masks.numpy().tobytes() for one in circuits], ablation is None
+
+    for _ in in_shared_batches(work, pairs, size, progress, asked=asked):
         pass
+    values = ranks.add_up(values)
     return values[0], values[1], values[2:]
 
 

@@ -7,13 +7,16 @@ small's shape (within a fifth for EAP, EAP-IG and EAP-GP); it is meant to err on
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 import torch
 
+from gradpath import ranks
 from gradpath.errors import GradpathError, UsageError
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Pairs
@@ -106,6 +109,37 @@ def in_batches(
         yield from halving(work, batch)
         if progress is not None:
             progress(len(batch))
+
+
+def in_shared_batches(
+    work: Callable[[Pairs], Done],
+    pairs: Pairs,
+    size: int,
+    progress: Progress | None = None,
+    *,
+    asked: Callable[[], object],
+) -> Iterator[Done]:
+    """As ``in_batches``, over this rank's batches alone: who calls it has to add up over the ranks.
+
+    The batches are those of one process, dealt out, so an example's numbers do not depend on how many ranks
+    there are; they are only made smaller where some rank would have none. ``asked`` gives all that the
+    work depends on beside the examples: it has to be the same on all ranks. The first one reports for all.
+    """
+    world = ranks.world()
+    if world == 1:
+        yield from in_batches(work, pairs, size, progress)
+        return
+    given = (pairs.clean, pairs.corrupted, pairs.last, pairs.first)
+    ranks.check_same("examples", repr(pairs.labels), *(part.numpy().tobytes() for part in given))
+    ranks.check_same("models, circuits or options", asked(), size)
+    left = len(pairs)
+    with ranks.together():
+        batches = pairs.batches(min(size, math.ceil(len(pairs) / world)))
+        for batch in islice(batches, ranks.rank(), None, world):
+            yield from halving(work, batch)
+            if progress is not None:
+                progress(min(left, len(batch) * world))
+                left -= min(left, len(batch) * world)
 
 
 def halving(work: Callable[[Pairs], Done], batch: Pairs) -> Iterator[Done]:

@@ -29,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from gradpath import ranks
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, ablation_of, for_ablation
 from gradpath.attribution import score_batch
@@ -36,7 +37,7 @@ from gradpath.circuit import Circuit, graph_of
 from gradpath.errors import InputError, unknown
 from gradpath.files import write_atomically
 from gradpath.graph import Graph
-from gradpath.memory import Progress, batch_that_fits, in_batches
+from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Transformer
 from gradpath.paths import find_path
 from gradpath.scores import Scores
@@ -137,8 +138,13 @@ def attribute(
     total = torch.zeros(n, model.graph.n_sources, model.graph.n_targets, dtype=torch.float64, device="cpu")
     split = partial(_rows, n)
     work = partial(score_batch, model, task.metric, path, chosen, instead, split=split)
-    for [(part, _)] in in_batches(work, pairs, size, progress):
+
+    def asked() -> object:
+        return model.identity, path.name, chosen, ablation, by
+
+    for [(part, _)] in in_shared_batches(work, pairs, size, progress, asked=asked):
         total += part
+    total = ranks.add_up(total)
     about = {
         "version": __version__,
         "model": model.name,

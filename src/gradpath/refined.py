@@ -30,10 +30,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradpath import ranks
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
 from gradpath.effects import edge_effects
 from gradpath.intervention import plan, set_stage
-from gradpath.memory import batch_that_fits, halving
+from gradpath.memory import batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores
 from gradpath.selection import Order, circuit_of, pruned, top
@@ -62,7 +63,7 @@ def refined(
     """The edges for each of several sizes, best first; ``task`` holds the examples of the scores."""
     name = scores.about.get("ablation", CORRUPTED)
     ablation = ablation_of(name, model, task, batch_size=batch_size, memory=memory)
-    pairs = for_ablation(_some(encode(task, model.tokenizer)), ablation)
+    pairs = for_ablation(_some(encode(task, model.tokenizer)), ablation).in_order()
     size = batch_that_fits(model, pairs, batch_size, memory)
     look = partial(_look, model, task, pairs, size, ablation, scores)
     order = _descent(scores, min(counts), look)
@@ -82,7 +83,7 @@ def _trimmed(scores: Scores, order: Tensor, n: int, look: Look) -> Order:
     mask = pruned(graph, mask.view(graph.n_sources, -1)).flatten()
     edges = mask.nonzero()[:, 0]
     if len(edges) > n:
-        mask[edges[take_away(*look(edges), len(edges) - n)]] = False
+        mask[edges[ranks.of_first(take_away(*look(edges), len(edges) - n))]] = False
     alive = order[mask[order]]
     return torch.cat([alive, order[~mask[order]]])[:n]
 
@@ -104,7 +105,7 @@ def _descent(scores: Scores, n: int, look: Look) -> Order:
         edges = left.nonzero()[:, 0]
         if len(edges) <= n:
             break
-        going = edges[take_away(*look(edges), len(edges) - int(RUNG * len(edges)))]
+        going = edges[ranks.of_first(take_away(*look(edges), len(edges) - int(RUNG * len(edges))))]
         taken.append(going)
         left[going] = False
     taken.append(everything[left[everything]].flip(0))
@@ -158,20 +159,20 @@ def _look(
 ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
     """How far each example is off in the circuit of these edges, a pruned one, and the edges' effects."""
     todo = plan(model, circuit_of(scores, edges, prune=False))
-    off = torch.empty(len(pairs), device="cpu")
-    effects = torch.empty(len(pairs), len(edges), device="cpu")
-    row = 0
+    # Zeros, so that the sum over ranks puts every example's values in their place.
+    off = torch.zeros(len(pairs), device="cpu")
+    effects = torch.zeros(len(pairs), len(edges), device="cpu")
 
-    def work(batch: Pairs) -> tuple[Tensor, Tensor]:
+    def work(batch: Pairs) -> None:
         with torch.no_grad():
             stage = set_stage(model, batch.to(model.device), ablation)
             goal = task.metric(stage.clean_logits, stage.batch.labels)
         value, found = edge_effects(stage, todo, task.metric)
-        return (value - goal).float().cpu(), found.float().cpu()
+        off[batch.index], effects[batch.index] = (value - goal).float().cpu(), found.float().cpu()
 
-    for batch in pairs.batches(size):
-        for far, found in halving(work, batch):
-            rows = slice(row, row + len(far))
-            off[rows], effects[rows] = far, found
-            row += len(far)
-    return off, effects
+    def asked() -> object:
+        return model.identity, edges.numpy().tobytes()
+
+    for _ in in_shared_batches(work, pairs, size, asked=asked):
+        pass
+    return ranks.add_up(off), ranks.add_up(effects)

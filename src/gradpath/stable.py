@@ -18,10 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradpath import ranks
 from gradpath.ablation import CORRUPTED, ablation_of, for_ablation
 from gradpath.attribution import by_example, score_batch
 from gradpath.errors import UsageError
-from gradpath.memory import batch_that_fits, halving
+from gradpath.memory import batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Transformer
 from gradpath.paths import PATHS, find_path
 from gradpath.scores import Scores
@@ -67,14 +68,16 @@ def _resampled(
     times = _drawn(len(pairs))
     sums = torch.zeros(RESAMPLES, len(edges), device="cpu")
 
-    def work(batch: Pairs) -> tuple[Tensor, Tensor]:
+    def work(batch: Pairs) -> Tensor:
         [(each, _)] = score_batch(model, task.metric, path, options, ablation, batch, split=by_example)
-        return batch.index, each.flatten(1)[:, edges].float()
+        return times[:, batch.index] @ each.flatten(1)[:, edges].float()
 
-    for batch in pairs.batches(size):
-        for index, each in halving(work, batch):
-            sums += times[:, index] @ each
-    return sums
+    def asked() -> object:
+        return model.identity, path.name, options, edges.numpy().tobytes()
+
+    for part in in_shared_batches(work, pairs, size, asked=asked):
+        sums += part
+    return ranks.add_up(sums)
 
 
 def _drawn(examples: int) -> Float[Tensor, "sample example"]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gradpath import ranks
 from gradpath.errors import InputError
 from gradpath.memory import RUN_AT_ONCE
 from gradpath.model.transformer import Past, Run, Transformer
@@ -34,6 +35,10 @@ class Passes:
     def or_more(self, other: Passes) -> Passes:
         """The larger of each: batches of one task may differ where a path depends on the prompts."""
         return Passes(max(self.forward, other.forward), max(self.backward, other.backward))
+
+    def most_of_any_rank(self) -> Passes:
+        most = ranks.largest(torch.tensor([self.forward, self.backward], device="cpu"))
+        return Passes(*most.tolist())
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,27 @@
 """The command line: one file per verb, each loaded when it is called, so that help is quick.
 
-The result goes to stdout, progress and notices to stderr. Exit 0 is done, 1 failed, 2 wrong usage. An
-error is one sentence; ``GRADPATH_DEBUG=1`` adds the traceback.
+The result goes to stdout, progress and notices to stderr. Exit 0 is done, 1 failed, 2 wrong usage, 130
+stopped by Ctrl-C, 143 by SIGTERM. An error is one sentence; ``GRADPATH_DEBUG=1`` adds the traceback. Of
+several processes (``ranks``) the first says what all know.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import click
 
+from gradpath import ranks
 from gradpath._version import __version__
-from gradpath.errors import GradpathError, unknown
+from gradpath.errors import GradpathError, UsageError, unknown
 
 VERBS = {
     "find": "Score every edge, select a circuit and measure it.",
@@ -61,32 +68,77 @@ def gradpath() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and leave with its exit code; nobody should ever meet a bare traceback."""
     try:
-        gradpath.main(arguments, prog_name="gradpath", standalone_mode=False)
+        with _terminating():
+            gradpath.main(arguments, prog_name="gradpath", standalone_mode=False)
         code = 0
     except click.exceptions.Exit as leave:
         code = leave.exit_code
     except click.ClickException as problem:
-        _say(problem.format_message() + _help_hint(problem))
+        _say(problem.format_message() + _help_hint(problem), known_to_all=True)
         code = problem.exit_code
     except GradpathError as problem:
-        _say(str(problem))
+        _say(str(problem), known_to_all=problem.shared or isinstance(problem, UsageError))
         code = problem.exit_code
     except (KeyboardInterrupt, click.Abort):
-        _say("stopped by the user; nothing was half written.")
-        code = 130
+        _say(f"stopped by the user; {KEPT}", known_to_all=True)
+        code = 128 + signal.SIGINT
+    except Terminated:
+        why = " (as torchrun does when another process of the run has ended)" if ranks.world() > 1 else ""
+        _say(f"stopped by SIGTERM{why}; {KEPT}", known_to_all=False)
+        code = 128 + signal.SIGTERM
     except BrokenPipeError:  # whoever read our output has gone: nothing is left to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
+        code = 1
+    except OSError as problem:
+        _drop_output()
+        where = f" ({problem.filename})" if problem.filename else ""
+        _say(f"the system refused to go on: {problem.strerror or problem}{where}. Free what it lacks.")
         code = 1
     except Exception as problem:
-        _say(f"this is a bug, {type(problem).__name__}: {problem}. Report what GRADPATH_DEBUG=1 shows.")
+        shared = getattr(problem, "shared", False)
+        bug = f"this is a bug, {type(problem).__name__}: {problem}. Report what GRADPATH_DEBUG=1 shows."
+        _say(bug, known_to_all=shared)
         code = 1
     sys.exit(code)
 
 
-def _say(message: str) -> None:
+KEPT = "nothing was half written, and a run with --out goes on where it was."
+
+
+class Terminated(BaseException):
+    """SIGTERM has come: what is open is closed on the way out, as for Ctrl-C."""
+
+
+@contextmanager
+def _terminating() -> Iterator[None]:
+    """Turn SIGTERM, which a scheduler sends before it kills, into an exception for as long as this lasts."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _drop_output() -> None:
+    """Nothing more can be written to stdout: what its buffer holds must not fail once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(message: str, *, known_to_all: bool = False) -> None:
+    """One sentence on stderr; what every process of a run would say is said by the first."""
     if os.environ.get("GRADPATH_DEBUG"):
         traceback.print_exc()
-    click.echo(f"gradpath: {' '.join(message.split())}", err=True)
+    if ranks.rank() and known_to_all:
+        return
+    who = f" (process {ranks.rank()} of {ranks.world()})" if ranks.world() > 1 and not known_to_all else ""
+    click.echo(f"gradpath{who}: {' '.join(message.split())}", err=True)
 
 
 def _help_hint(problem: click.ClickException) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradpath import ranks
 from gradpath.cli.grid_options import DEFAULT_HOW, Bar, check_out, grid_options
 from gradpath.cli.options import ablation_option, json_option, load, memory_budget, model_options
 from gradpath.cli.reproduce_verb import as_object, told, typed
@@ -62,7 +63,7 @@ def command(
     gradpath curve --task sva --methods eap-gp,eap-gp+stride=matched --sparsities 0.99,0.975 --json
     """
     check_out(out)
-    from gradpath.cli.progress import note
+    from gradpath.cli.progress import note, result
     from gradpath.experiments import bench as benches
     from gradpath.experiments import faithfulness
     from gradpath.experiments.methods import parse_methods
@@ -70,6 +71,7 @@ def command(
     from gradpath.experiments.request import Request, numbers, words
     from gradpath.experiments.runner import reproduce
     from gradpath.experiments.store import Store
+    from gradpath.files import held
 
     request = Request(
         tasks=(task or ("custom" if data else "ioi"),),
@@ -87,14 +89,16 @@ def command(
     curve = Experiment("curve", faithfulness.jobs, lambda bench: faithfulness.outcome(bench, "curve"))
     with ExitStack() as stack:
         folder = out or _passing(stack)
+        stack.enter_context(held(folder))
         bench = benches.Bench(load(model, **load_options), request, Store(folder))
         with Bar() as bar:
             written = reproduce(bench, [curve], folder, command=typed(), watch=bar, note=note)
         if out is not None:
-            _write_report(bench, written[0].outcome, out / "report.html")
+            page = out / "report.html"
+            ranks.from_first(lambda: _write_report(bench, written[0].outcome, page))
         if out is None:
             written = [type(one)(one.outcome, one.record, []) for one in written]
-        click.echo(as_object(written) if as_json else told(written))
+        result(as_object(written) if as_json else told(written))
 
 
 def _write_report(bench: Bench, outcome: Outcome, file: Path) -> None:

@@ -59,7 +59,7 @@ def command(
     gradpath eval out/ioi/circuit.json --data pairs.csv --json
     """
     from gradpath.circuit import load_circuit
-    from gradpath.cli.progress import counting
+    from gradpath.cli import progress as screen
     from gradpath.evaluation import ablation_recorded, evaluate
     from gradpath.intervention import check_same_graph
     from gradpath.tasks import load_task
@@ -82,7 +82,7 @@ def command(
     else:
         mean_over = None
     limits: Any = {"batch_size": batch_size, "memory": budget, "ablation": instead, "mean_over": mean_over}
-    with counting("measuring the circuit", len(pairs)) as progress:
+    with screen.counting("measuring the circuit", len(pairs)) as progress:
         result = evaluate(loaded, circuit, pairs, progress=progress, **limits)
     summary = {
         "version": about.get("version"),
@@ -98,7 +98,7 @@ def command(
         **numbers(circuit.graph, result, max(1, len(circuit.spans))),
         "seconds": round(time.monotonic() - begin, 2),
     }
-    click.echo(json.dumps(summary, indent=1) if as_json else _told(summary))
+    screen.result(json.dumps(summary, indent=1) if as_json else _told(summary))
 
 
 def _recorded(about: Any, what: str, file: Path) -> str:

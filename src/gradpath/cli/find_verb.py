@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradpath import ranks
 from gradpath.cli.options import (
     ablation_option,
     data_options,
@@ -106,17 +107,20 @@ def command(
     given = method_option(options) | ({} if steps is None else {"steps": steps})
 
     from gradpath.cli.finding import Request, find, keep
+    from gradpath.cli.progress import result
+    from gradpath.files import held
 
-    loaded = load(model, **load_options)
     name = task or (None if data else "ioi")
     request = Request(
         name, data, method, given, size, how, positions, examples, split, ablation, batch_size, budget, seed
     )
-    found = find(loaded, request, with_curve=out is not None)
-    summary = _summary(found, seed, time.monotonic() - begin)
-    if out is not None:
-        keep(found, out, command_line(), summary["seconds"])
-    click.echo(json.dumps(summary, indent=1) if as_json else _told(summary, out))
+    with held(out):
+        loaded = load(model, **load_options)
+        found = find(loaded, request, with_curve=out is not None)
+        summary = _summary(found, seed, time.monotonic() - begin)
+        if out is not None:
+            ranks.from_first(lambda: keep(found, out, command_line(), summary["seconds"]))
+    result(json.dumps(summary, indent=1) if as_json else _told(summary, out))
 
 
 def _check_early(method: str, how: str, size: tuple[int | None, float | None], out: Path | None) -> None:

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as LeftColumn
 
 from gradpath.cli.options import batch_options
+from gradpath.cli.progress import console
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -70,10 +70,10 @@ class Bar:
             TextColumn("left"),
             LeftColumn(),
         )
-        console = Console(stderr=True)
+        screen = console()
         # The speed is taken over many minutes, because jobs differ in how well their cost is foreseen.
         self._progress = Progress(
-            *columns, console=console, transient=not console.is_terminal, speed_estimate_period=600
+            *columns, console=screen, transient=not screen.is_terminal, speed_estimate_period=600
         )
         self._task: TaskID | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -16,15 +17,24 @@ from rich.progress import (
 )
 from rich.progress import TimeRemainingColumn as LeftColumn
 
+from gradpath import ranks
 
-def _console() -> Console:
-    return Console(stderr=True)
+
+def console() -> Console:
+    """stderr, which of several processes the first alone writes to."""
+    return Console(stderr=True, quiet=ranks.rank() > 0)
+
+
+def result(text: str) -> None:
+    """What was asked for, on stdout: once, however many processes found it."""
+    if ranks.rank() == 0:
+        click.echo(text)
 
 
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar over ``total`` examples; the function it gives is called with each batch's number."""
-    console = _console()
+    screen = console()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -32,7 +42,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
         TimeElapsedColumn(),
         LeftColumn(),
     )
-    with Progress(*columns, console=console, transient=not console.is_terminal) as progress:
+    with Progress(*columns, console=screen, transient=not screen.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.advance(task, done)
 
@@ -40,11 +50,11 @@ def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=_console(), transient=True) as progress:
+    with Progress(*columns, console=console(), transient=True) as progress:
         progress.add_task(what, total=None)
         yield
 
 
 def note(text: str) -> None:
     """Something the user should know that is not the result."""
-    _console().print(text, highlight=False, soft_wrap=True)
+    console().print(text, highlight=False, soft_wrap=True)

@@ -78,12 +78,13 @@ def command(
     if name != "all":
         find_experiment(name)
     check_out(out)
-    from gradpath.cli.progress import note
+    from gradpath.cli.progress import note, result
     from gradpath.experiments.bench import Bench
     from gradpath.experiments.methods import parse_methods
     from gradpath.experiments.request import Request, numbers, whole_numbers, words
     from gradpath.experiments.runner import reproduce
     from gradpath.experiments.store import Store
+    from gradpath.files import held
 
     request = Request(
         tasks=None if tasks is None else words(tasks),
@@ -101,10 +102,11 @@ def command(
     )
     experiments = [find_experiment(one) for one in (ABOUT if name == "all" else [name])]
     folder = out or Path("out") / "reproduce" / (Path(model).name or "model")
-    bench = Bench(load(model, **load_options), request, Store(folder))
-    with Bar() as bar:
-        written = reproduce(bench, experiments, folder, command=typed(), watch=bar, note=note)
-    click.echo(as_object(written) if as_json else told(written))
+    with held(folder):
+        bench = Bench(load(model, **load_options), request, Store(folder))
+        with Bar() as bar:
+            written = reproduce(bench, experiments, folder, command=typed(), watch=bar, note=note)
+    result(as_object(written) if as_json else told(written))
 
 
 def typed() -> str:

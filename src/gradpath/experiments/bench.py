@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gradpath import mib
+from gradpath import mib, ranks
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED
 from gradpath.attribution import attribute
@@ -110,7 +110,7 @@ class Bench:
             ablation=self.request.ablation,
             **method.options,
         )
-        return self.store.keep_scores(key, scores, time.process_time() - begin)
+        return self.store.keep_scores(key, scores, ranks.total(time.process_time() - begin))
 
     def circuits(self, scores: Scores, task: str, how: str, counts: Sequence[int]) -> list[Circuit]:
         """Circuits of several sizes; ways that measure do so on the examples of the scores."""

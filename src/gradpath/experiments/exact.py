@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gradpath import ranks
 from gradpath.attribution import attribute
 from gradpath.experiments.agreement import correlation_interval, overlap, spearman
 from gradpath.experiments.bench import Bench
@@ -110,7 +111,7 @@ def _scores_job(bench: Bench, task: str, method: Method, edges: Sequence[Edge]) 
             progress=lambda done: advance(done * method.cost),
             **method.options,
         )
-        seconds = time.process_time() - begin
+        seconds = ranks.total(time.process_time() - begin)
         values = [float(f"{scores.values[edge]:.9g}") for edge in edges]
         return {"values": values, "attribution_seconds": round(seconds, 3), **scores.about["passes"]}
 

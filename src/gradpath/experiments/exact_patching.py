@@ -20,9 +20,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gradpath import ranks
 from gradpath.contraction import Writes, write_differences
 from gradpath.experiments.follow import write_of
-from gradpath.memory import Progress, batch_that_fits, in_batches
+from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Past, Run, Transformer
 from gradpath.tasks import Pairs, Task, encode
 from gradpath.tasks.metrics import Metric
@@ -47,9 +48,10 @@ def exact_scores(
     size = batch_that_fits(model, pairs, batch_size, memory, points=3)
     rows = _ROWS if memory is None else 2 * size
     total = torch.zeros(len(edges), dtype=torch.float64)
-    for part in in_batches(partial(_one_batch, model, task.metric, edges, rows), pairs, size, progress):
+    work = partial(_one_batch, model, task.metric, edges, rows)
+    for part in in_shared_batches(work, pairs, size, progress, asked=lambda: (model.identity, edges)):
         total += part
-    return total / len(pairs)
+    return ranks.add_up(total) / len(pairs)
 
 
 def passes(model: Transformer, edges: Sequence[Edge]) -> float:

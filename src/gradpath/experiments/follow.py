@@ -19,8 +19,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gradpath import ranks
 from gradpath.contraction import Writes, write_differences
-from gradpath.memory import Progress, batch_that_fits, in_batches
+from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Run, Transformer, widened
 from gradpath.paths import find_path
 from gradpath.tasks import Pairs, Task, encode
@@ -59,7 +60,10 @@ def follow_line(
     pairs = encode(task, model.tokenizer)
     size = batch_that_fits(model, pairs, batch_size, memory, points=2)  # one at a time, beside the ends
     work = partial(_follow, model, task.metric, edge, visits, False)
-    return Track(at, _in_order(in_batches(work, pairs, size, progress)))
+    asked = partial(_asked, model, edge, points)
+    return Track(
+        at, _in_order(in_shared_batches(work, pairs, size, progress, asked=asked), points, len(pairs))
+    )
 
 
 def follow_gradpath(
@@ -83,7 +87,14 @@ def follow_gradpath(
     size = batch_that_fits(model, pairs, batch_size, memory, points=steps, whole=True)
     work = partial(_follow, model, task.metric, edge, visits, True)
     at = [j / steps for j in range(steps + 1)]
-    return Track(at, _in_order(in_batches(work, pairs, size, progress)))
+    asked = partial(_asked, model, edge, steps)
+    return Track(
+        at, _in_order(in_shared_batches(work, pairs, size, progress, asked=asked), len(at), len(pairs))
+    )
+
+
+def _asked(model: Transformer, edge: str, points: int) -> object:
+    return model.identity, edge, points
 
 
 def _follow(
@@ -105,11 +116,15 @@ def _follow(
     return batch.index, {name: torch.stack([one[name] for one in seen]).cpu() for name in QUANTITIES}
 
 
-def _in_order(parts: Iterable[tuple[Tensor, Quantities]]) -> Quantities:
-    """What was found in batches, in the order of the task's examples."""
-    index, found = zip(*parts, strict=True)
-    back = torch.cat(index).argsort()
-    return {name: torch.cat([one[name] for one in found], 1)[:, back] for name in QUANTITIES}
+def _in_order(parts: Iterable[tuple[Tensor, Quantities]], n_points: int, n_examples: int) -> Quantities:
+    """What was found in batches, here or on another rank, in the order of the task's examples."""
+    found = {
+        name: torch.zeros(n_points, n_examples, dtype=torch.float64, device="cpu") for name in QUANTITIES
+    }
+    for index, part in parts:
+        for name, values in part.items():
+            found[name][:, index] = values.double()
+    return {name: ranks.add_up(values) for name, values in found.items()}
 
 
 def _quantities(ground: Ground, visit: Standing, difference: Tensor, target: int) -> Quantities:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from gradpath import ranks
 from gradpath.circuit import Circuit
 from gradpath.evaluation import Result, evaluate
 from gradpath.experiments.bench import Bench
@@ -263,4 +264,5 @@ class CellJob:
     def run(self, bench: Bench, advance: Advance) -> None:
         begin = time.process_time()
         value = dict(self.compute(advance))
-        bench.store.keep_cell(self.key, {**value, "cpu_seconds": round(time.process_time() - begin, 3)})
+        seconds = ranks.total(time.process_time() - begin)
+        bench.store.keep_cell(self.key, {**value, "cpu_seconds": round(seconds, 3)})

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from gradpath import ranks
 from gradpath.attribution import scores_along
 from gradpath.experiments.bench import Bench
 from gradpath.experiments.methods import Method
@@ -42,7 +43,7 @@ def keep_nested(
     begin = time.process_time()
     pairs, asked = bench.task(task, "train"), bench.request
     found = attribute_nested(bench.model, pairs, method, steps, asked.batch_size, asked.memory, progress)
-    seconds = time.process_time() - begin
+    seconds = ranks.total(time.process_time() - begin)
     for k in wanted:
         # Alone, a walk of k steps would have taken this part of the time.
         own = seconds * k / max(steps)

@@ -6,9 +6,11 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gradpath import ranks
 from gradpath.errors import UsageError
 from gradpath.experiments.bench import Bench
 from gradpath.experiments.grid import Job, Watch, run_jobs
@@ -41,7 +43,7 @@ def reproduce(
     is left out with a note.
     """
     for experiment in experiments:
-        _check_folder(bench, experiment.name, out, note)
+        ranks.from_first(partial(_check_folder, bench, experiment.name, out, note))
     begin, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     chosen = [x for x in experiments if _suits(bench, x, alone=len(experiments) == 1, note=note)]
     planned: list[Job] = [job for experiment in chosen for job in experiment.jobs(bench)]
@@ -51,8 +53,13 @@ def reproduce(
     for experiment in chosen:
         outcome = experiment.outcome(bench)
         record = {**about, "times": {"started": started, "seconds": round(time.monotonic() - begin, 2)}}
-        written.append(Written(outcome, record, write(outcome, out, record)))
+        names = ranks.from_first(partial(_written, outcome, out, record))
+        written.append(Written(outcome, record, [Path(name) for name in names]))
     return written
+
+
+def _written(outcome: Outcome, out: Path, record: dict[str, Any]) -> list[str]:
+    return [str(file) for file in write(outcome, out, record)]
 
 
 def _check_folder(bench: Bench, name: str, out: Path, note: Callable[[str], None]) -> None:

@@ -4,19 +4,26 @@ The key is a dictionary of plain values that says everything the result depends 
 prompts' tokens, the method with all its options, the selection, the number of edges. It stands in the file
 as well, so a file can be read on its own. A file is written whole or not at all, so whatever is there is
 finished, at whatever moment a run was killed.
+
+Of several processes (``ranks``) the first alone reads and writes, and tells the others what it found: all of
+them call the same methods in the same order.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from gradpath import ranks
 from gradpath.errors import InputError
 from gradpath.files import write_atomically
+from gradpath.graph import Graph
 from gradpath.scores import Scores, load_scores
 
 Key = Mapping[str, Any]
@@ -43,6 +50,9 @@ class Store:
 
     def cell(self, key: Key) -> dict[str, Any] | None:
         """The value of a finished cell, or None. A file that cannot be read counts as unfinished."""
+        return ranks.from_first(lambda: self._read_cell(key))
+
+    def _read_cell(self, key: Key) -> dict[str, Any] | None:
         try:
             content = json.loads(self._cell_file(key).read_text(encoding="utf-8"))
             value: dict[str, Any] = content["value"]
@@ -52,9 +62,24 @@ class Store:
 
     def keep_cell(self, key: Key, value: Mapping[str, Any]) -> None:
         text = json.dumps({"key": key, "value": value}, indent=1, sort_keys=True)
-        write_atomically(self._cell_file(key), text + "\n")
+        ranks.from_first(lambda: write_atomically(self._cell_file(key), text + "\n"))
 
     def scores(self, key: Key) -> Scores | None:
+        """A method's finished scores, or None."""
+        found = self._read_scores(key) if ranks.rank() == 0 else None
+        if ranks.world() == 1:
+            return found
+
+        def about() -> dict[str, Any] | None:
+            return None if found is None else {"graph": asdict(found.graph), "about": dict(found.about)}
+
+        notes = ranks.from_first(about)
+        if notes is None:
+            return None
+        values = ranks.of_first(torch.empty(0, device="cpu") if found is None else found.values)
+        return Scores(Graph(**notes["graph"]), values, notes["about"])
+
+    def _read_scores(self, key: Key) -> Scores | None:
         file = self._scores_file(key)
         if not file.is_file():
             return None
@@ -67,11 +92,11 @@ class Store:
     def keep_scores(self, key: Key, scores: Scores, seconds: float) -> Scores:
         """Write the scores with their key and the CPU time that they took."""
         known = replace(scores, about={**scores.about, "key": dict(key), "cpu_seconds": round(seconds, 3)})
-        known.save(self._scores_file(key))
+        ranks.from_first(lambda: known.save(self._scores_file(key)))
         return known
 
     def has_scores(self, key: Key) -> bool:
-        return self._scores_file(key).is_file()
+        return ranks.from_first(self._scores_file(key).is_file)
 
     def _cell_file(self, key: Key) -> Path:
         return self.folder / "cells" / f"{key.get('kind', 'cell')}-{digest(key)}.json"

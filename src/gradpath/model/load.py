@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gradpath import ranks
 from gradpath.errors import GradpathError, InputError
 from gradpath.model.families import check_family, convert
 from gradpath.model.families.registry import FAMILIES
@@ -157,10 +158,14 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:
+    """The device asked for; of several processes each gets a GPU of its own, unless one was named."""
+    own = ranks.local_device()
     if device is None or isinstance(device, torch.device):
-        return device
+        return device or own
     try:
         found = torch.device(device)
+        if own is not None and found.type == own.type and found.index is None:
+            found = own
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
         reason = str(problem).partition("\n")[0].rstrip(".")

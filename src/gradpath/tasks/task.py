@@ -101,9 +101,17 @@ class Pairs:
 
     def batches(self, size: int) -> Iterator[Pairs]:
         """All pairs, those of like length and like first difference together (little padding)."""
-        order = sorted(range(len(self)), key=lambda i: (int(self.last[i]), int(self.first[i])))
+        order = self._order()
         for at in range(0, len(order), size):
-            yield self.rows(torch.tensor(order[at : at + size], device="cpu"))
+            yield self.rows(order[at : at + size])
+
+    def in_order(self) -> Pairs:
+        """The pairs in the order in which they come in batches, numbered by it."""
+        return replace(self.rows(self._order()), index=torch.arange(len(self), device="cpu"))
+
+    def _order(self) -> Tensor:
+        by_length = sorted(range(len(self)), key=lambda i: (int(self.last[i]), int(self.first[i])))
+        return torch.tensor(by_length, device="cpu")
 
     def to(self, device: torch.device) -> Pairs:
         labels = self.labels.to(device) if isinstance(self.labels, Tensor) else self.labels

@@ -1,0 +1,39 @@
+"""Starting commands as users do: in processes of their own, one or several."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gradpath
+
+TESTS = Path(__file__).parent
+LIMIT = 600  # seconds: a run that hangs fails
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's own, with the package and the helpers of the tests in reach, and no ranks of its own."""
+    ours = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    paths = [str(Path(gradpath.__file__).parents[1]), str(TESTS), str(TESTS / "experiments")]
+    return {**ours, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "COLUMNS": "200", **more}
+
+
+def torchrun(n_ranks: int, *command: Any) -> list[str]:
+    """The command line that starts so many ranks on this machine, at a port that is free."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks)),
+        *map(str, command),
+    ]
+
+
+def gradpath_command(*arguments: Any) -> list[str]:
+    return [sys.executable, "-m", "gradpath", *map(str, arguments)]
+
+
+def finished(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT, env=environment(**environ), check=False
+    )

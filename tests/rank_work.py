@@ -1,0 +1,89 @@
+"""What every rank of ``test_ranks`` does: all that is shared, once, and the first writes what came out.
+
+    torchrun --nproc-per-node N rank_work.py OUT.json
+
+With N = 1, or imported, it is what one process finds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from small_models import prompts, tiny_model
+
+import gradpath as gp
+from gradpath import ranks
+from gradpath.experiments.exact_patching import exact_scores
+from gradpath.experiments.follow import follow_line
+
+TASK = prompts([6, 9, 6, 7, 9, 8, 6], [[0], [4], [2, 3], [6], [1, 8], [5], [3]])
+METHODS = ("eap", "eap-ig", "eap-gp")
+
+
+def everything() -> dict[str, Any]:
+    """Numbers of every kind of shared work, by name."""
+    model, found = tiny_model("gpt2"), {}
+    for method in METHODS:
+        for size in (1, 3, 20):
+            scores = gp.attribute(model, TASK, method, batch_size=size)
+            found[f"{method} in batches of {size}"] = scores.values.flatten().tolist()
+            found[f"passes of {method} in batches of {size}"] = list(scores.about["passes"].values())
+    found["mean ablation"] = (
+        gp.attribute(model, TASK, "eap", ablation="mean-positional").values.flatten().tolist()
+    )
+    few = gp.attribute(model, TASK[:2], "eap-ig")
+    found["fewer examples than ranks"] = few.values.flatten().tolist()
+    scores = gp.attribute(model, TASK, "eap-ig", batch_size=2)
+    circuits = [gp.select(scores, n=40, how="top")]
+    for how in ("refined", "balanced"):
+        circuits.append(gp.select(scores, n=30, how=how, model=model, task=TASK, batch_size=2))
+        found[how] = sorted(map(float, circuits[-1].index.flatten()))
+    for result in gp.evaluate(model, circuits, TASK, batch_size=2):
+        values = (result.clean_values, result.corrupted_values, result.circuit_values)
+        found.setdefault("metrics", []).extend(torch.cat(values).tolist())
+    edges = [(0, 3), (2, 12), (5, 20)]
+    found["exact"] = exact_scores(model, TASK, edges, batch_size=2).tolist()
+    line = follow_line(model, TASK, "a0.h1->m1", 3, batch_size=2)
+    found["followed"] = torch.cat([x.flatten() for x in line.values.values()]).tolist()
+    return found
+
+
+def refusals() -> dict[str, str]:
+    """What is said when ranks do not do the same, or one of them fails."""
+    model, said = tiny_model("gpt2"), {}
+    mine = TASK if ranks.rank() == 0 else TASK[:3]
+
+    def heard(name: str, work: Any) -> None:
+        try:
+            work()
+        except Exception as problem:
+            said[name] = f"{type(problem).__name__}: {problem}"
+
+    heard("other examples", lambda: gp.attribute(model, mine, "eap"))
+    heard("other options", lambda: gp.attribute(model, TASK, "eap-ig", steps=2 + ranks.rank()))
+
+    def metric(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if ranks.rank() == 1:
+            raise ValueError("no such label")
+        return logits[:, 0]
+
+    failing = gp.Task(TASK.clean, TASK.corrupted, TASK.labels, metric=metric)
+    heard("one fails", lambda: gp.attribute(model, failing, "eap", batch_size=2))
+    with ranks.alone():
+        own = gp.attribute(model, mine, "eap").about["examples"]
+    said["alone"] = str(own)
+    return said
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    out = Path(sys.argv[1])
+    found = {"numbers": everything()}
+    if ranks.world() > 1:
+        found["refusals"] = refusals()
+    name = out.with_name(f"{out.name}-{ranks.rank()}.json")
+    name.write_text(json.dumps(found))

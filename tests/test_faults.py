@@ -1,0 +1,240 @@
+"""Faults: a full disk, a folder that cannot be written to, signals, two runs at once, a rank that dies.
+
+After each of them no file is half written, what was finished is kept, stderr has one sentence and no
+traceback, the exit code says what happened, and the same command goes on. All of it happens for real, to
+processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from launching import LIMIT, TESTS, environment, gradpath_command, torchrun
+
+sys.path.insert(0, str(TESTS / "experiments"))
+from tiny_folder import save_tiny
+
+QUICK = ("--examples", "6", "--batch-size", "4")
+VERBS = {
+    "find": ("find", "--task", "ioi", "--how", "top", "--sparsity", "0.5", *QUICK),
+    "curve": ("curve", "--task", "ioi", "--sparsities", "0.5,0.2", *QUICK),
+    "reproduce": ("reproduce", "faithfulness", "--tasks", "ioi,sva", "--sparsities", "0.5,0.2", *QUICK),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny-gpt2")
+
+
+class Server:
+    """Starts commands, and waits for them."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, str(TESTS / "fork_server.py")]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=environment(), **pipes)
+        self.out, self.err = folder / "stdout", folder / "stderr"
+
+    def ask(self, **what: Any) -> int:
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+        return int(json.loads(self.process.stdout.readline()))
+
+    def start(self, *arguments: Any, out: str | None = None, most: int | None = None) -> int:
+        given = list(map(str, arguments))
+        return self.ask(start=given, out=out or str(self.out), err=str(self.err), most=most)
+
+    def run(self, *arguments: Any, **how: Any) -> int:
+        return self.ask(wait=self.start(*arguments, **how))
+
+    def said(self) -> str:
+        """What stderr has, which has to be one sentence."""
+        text = self.err.read_text().strip()
+        assert "Traceback" not in text
+        assert text.startswith("gradpath: ")
+        assert len(text.splitlines()) == 1, text
+        return text
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("server"))
+    yield made
+    made.process.stdin.close()
+    made.process.wait(LIMIT)
+    made.process.stdout.close()
+
+
+def until(there: Callable[[], Any]) -> None:
+    end = time.monotonic() + LIMIT
+    while not there():
+        assert time.monotonic() < end, "what was waited for did not come"
+        time.sleep(0.002)
+
+
+def finished_files(out: Path) -> dict[str, int]:
+    """Every file with the moment it was written, each of which has to be whole."""
+    files = [file for file in out.rglob("*") if file.is_file() and file.name != ".lock"]
+    for file in files:
+        if file.suffix == ".json":
+            json.loads(file.read_text())
+        elif file.suffix == ".safetensors":
+            with safe_open(str(file), framework="pt") as opened:
+                opened.get_tensor("scores")
+        elif file.suffix == ".html":
+            assert file.read_text().rstrip().endswith("</html>")
+    return {str(file.relative_to(out)): file.stat().st_mtime_ns for file in files}
+
+
+def kept(before: dict[str, int], out: Path) -> bool:
+    """Whether the cells and scores that were there still are, as they were."""
+    now = finished_files(out)
+    return all(now.get(name) == at for name, at in before.items() if name.startswith(("cells", "scores/")))
+
+
+def parts(out: Path) -> list[Path]:
+    return list(out.rglob(".*gradpath-part"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """A file system of its own, mounted with the options given, and again with others."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = False
+
+    def mount(options: str) -> Path:
+        nonlocal mounted
+        again = "remount," if mounted else ""
+        command = ["mount", "-t", "tmpfs", "-o", again + options, "tmpfs", str(place)]
+        try:
+            done = subprocess.run(command, capture_output=True, check=False)
+        except OSError:
+            pytest.skip("there is no mount here")
+        if done.returncode:
+            pytest.skip("nothing can be mounted here")
+        mounted = True
+        return place
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_full_disk_ends_a_run_that_can_go_on(server, model, small_disk, verb):
+    out = small_disk("size=64k") / "out"
+    command = (*VERBS[verb], "--model", model, "--out", out)
+    assert server.run(*command) == 1
+    assert "No space left on device" in server.said()
+    before = finished_files(out)
+    assert before
+    assert not parts(out)
+    small_disk("size=64m")
+    assert server.run(*command) == 0, server.err.read_text()
+    assert kept(before, out)
+
+
+def test_a_limit_on_file_sizes_is_told(server, model, tmp_path):
+    code = server.run(*VERBS["find"], "--model", model, "--out", tmp_path / "out", most=20_000)
+    assert code == 1
+    assert "report.html could not be written: File too large" in server.said()
+    assert set(finished_files(tmp_path / "out")) == {"scores.safetensors", "circuit.json"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_read_only_folder_is_told_before_any_work(server, small_disk, verb):
+    out = small_disk("size=1m,ro")
+    assert server.run(*VERBS[verb], "--model", "no-such-model", "--out", out) == 1
+    assert "Read-only file system. Choose a folder that can be written to" in server.said()
+
+
+def test_a_full_stdout_is_told(server, model):
+    assert server.run(*VERBS["find"], "--model", model, out="/dev/full") == 1
+    assert "No space left on device" in server.said()
+
+
+STOPS = {signal.SIGINT: (130, "stopped by the user"), signal.SIGTERM: (143, "stopped by SIGTERM")}
+
+
+@pytest.mark.parametrize("when", ["at the start", "in the work"])
+@pytest.mark.parametrize("how", [*STOPS, signal.SIGKILL], ids=lambda how: how.name)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_signal_ends_a_run_that_can_go_on(server, model, tmp_path, verb, how, when):
+    out = tmp_path / "out"
+    command = (*VERBS[verb], "--model", model, "--out", out)
+    child = server.start(*command)
+    begun = ".lock" if when == "at the start" else "scores*"
+    until(lambda: any(out.glob(begun)))
+    os.kill(child, how)
+    code = server.ask(wait=child)
+    if how in STOPS:
+        expected, says = STOPS[how]
+        assert code == expected
+        assert says in server.said()
+        assert not parts(out)
+        assert not (out / ".lock").exists()
+    else:
+        assert code == -how
+    before = finished_files(out) if out.exists() else {}
+    assert server.run(*command) == 0, server.err.read_text()
+    assert kept(before, out)
+    assert not parts(out)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_two_runs_in_one_folder_do_not_meet(server, model, tmp_path, verb):
+    out = tmp_path / "out"
+    command = (*VERBS[verb], "--model", model, "--out", out)
+    first = server.start(*command)
+    until((out / ".lock").exists)
+    os.kill(first, signal.SIGSTOP)  # it is slow
+    until(lambda: (out / ".lock").read_text())
+    assert server.run(*command) == 1
+    assert f"is being written to by another run (process {first})" in server.said()
+    os.kill(first, signal.SIGKILL)
+    server.ask(wait=first)
+    assert server.run(*command) == 0, server.err.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_dies_ends_a_run_that_can_go_on(model, tmp_path, who):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    arguments = (*VERBS["reproduce"], "--model", model)
+    command = torchrun(2, "-m", "gradpath", *arguments, "--out", out)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as run:
+        until(lambda: any(out.glob("cells/*.json")))
+        os.kill(rank_process(run.pid, who), signal.SIGKILL)
+        said = run.communicate(timeout=LIMIT)[1]
+    assert run.returncode == 1
+    ours = [line for line in said.splitlines() if line.startswith("gradpath")]
+    assert len(ours) == 1, said
+    assert "has ended" in ours[0]
+    before = finished_files(out)
+    again = torchrun(3, "-m", "gradpath", *arguments, "--out", out)
+    subprocess.run(again, env=environment(), check=True, capture_output=True, timeout=LIMIT)
+    assert kept(before, out)
+    alone = gradpath_command(*arguments, "--out", whole)
+    subprocess.run(alone, env=environment(), check=True, capture_output=True, timeout=LIMIT)
+    assert (out / "faithfulness.csv").read_text() == (whole / "faithfulness.csv").read_text()
+
+
+def rank_process(launcher: int, rank: int) -> int:
+    """The process of a rank, by what torchrun set in its environment."""
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if f"\0RANK={rank}\0" in Path(f"/proc/{child}/environ").read_text():
+            return int(child)
+    raise AssertionError(f"there is no rank {rank}")
