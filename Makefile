@@ -1,12 +1,13 @@
 # make demo   the IOI circuit of SmolLM2, in a fresh virtual environment
 # make test   linters, types and all quick tests, in the same environment
+# make docs   the documentation as a site, in out/site
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint bench bench-growth bench-large bench-memory bench-peers bench-profile bench-half test-slow clean
+.PHONY: demo test lint bench bench-growth bench-large bench-memory bench-peers bench-profile bench-half test-slow docs clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml constraints.txt requirements-models.txt
@@ -38,6 +39,11 @@ test: lint
 test-slow: $(READY)
 	@echo "==> slow tests"
 	@$(BIN)/python -m pytest -m slow
+
+docs: $(READY)
+	@echo "==> building the site"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "==> open out/site/index.html"
 
 bench: $(READY)
 	@echo "==> benchmarks: CPU time of one thread, as multiples of one transformers forward + backward"

@@ -8,6 +8,7 @@ from jaxtyping import install_import_hook
 with install_import_hook("gradpath", "beartype.beartype"):
     import gradpath.evaluation  # imports every layer below
 
+from chromium import chromium  # noqa: F401 (a fixture)
 from small_models import TINY, tiny_model
 
 # The models are tiny: threads would only wait for each other.
