@@ -20,7 +20,7 @@ LAYERS = [
     {"graph"},
     {"model"},
     {"tasks"},
-    {"paths", "visit", "ablation", "contraction", "attribution", "scores", "memory"},
+    {"paths", "visit", "ablation", "contraction", "nonfinite", "attribution", "scores", "memory"},
     {"circuit", "selection", "layout"},
     {"formats"},
     {"intervention", "effects", "evaluation", "mib"},
