@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
-import torch
-
 import rank_work
+import torch
+from launching import TESTS, finished, gradpath_command, save_tiny, torchrun
+
 from gradpath import ranks
-from launching import TESTS, finished, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,60 @@ def test_what_one_rank_fails_at_all_fail_at(many):
 
 def test_a_rank_may_work_alone(many):
     assert [found["refusals"]["alone"] for found in many] == ["7"] + ["3"] * (len(many) - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_the_commands_write_and_print_once_what_one_process_does(tmp_path, n_ranks):
+    folder = save_tiny(tmp_path / "tiny-gpt2")
+    quick = ("--model", folder, "--examples", 7, "--batch-size", 2)
+    grid = ("--sparsities", "0.5,0.2", "--how", "top,balanced,refined")
+    commands = {
+        "find": ("find", "--task", "ioi", "--sparsity", 0.9, *quick, "--json"),
+        "curve": ("curve", "--task", "sva", *quick, *grid, "--json"),
+        "all": (
+            "reproduce",
+            "all",
+            "--tasks",
+            "ioi",
+            "--steps",
+            "3-4",
+            "--sample",
+            20,
+            *quick,
+            *grid,
+            "--json",
+        ),
+    }
+    for name, arguments in commands.items():
+        single, shared = tmp_path / f"{name}-1", tmp_path / f"{name}-n"
+        one = finished(gradpath_command(*arguments, "--out", single))
+        many = finished(torchrun(n_ranks, "-m", "gradpath", *arguments, "--out", shared))
+        assert one.returncode == many.returncode == 0, one.stderr + many.stderr
+        assert "Traceback" not in many.stderr
+        assert alike(json.loads(one.stdout), json.loads(many.stdout))  # so it is one object, and printed once
+        files = {file.relative_to(single) for file in single.rglob("*") if file.is_file()}
+        assert files == {file.relative_to(shared) for file in shared.rglob("*") if file.is_file()}
+    circuit = tmp_path / "find-1" / "circuit.json"
+    arguments = ("eval", circuit, "--examples", 5, "--batch-size", 2, "--json")
+    one, many = (
+        finished(gradpath_command(*arguments)),
+        finished(torchrun(n_ranks, "-m", "gradpath", *arguments)),
+    )
+    assert alike(json.loads(one.stdout), json.loads(many.stdout))
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two records say the same, but for when, where and how long."""
+    passing = {"seconds", "times", "command", "commit", "files", "platform"}
+    if isinstance(one, dict):
+        names = {name for name in one if name not in passing and "seconds" not in name and name != "ratio"}
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in names)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, float):
+        return one == pytest.approx(other, rel=1e-5, abs=1e-6)
+    return one == other
 
 
 def test_a_process_on_its_own_is_the_first_of_one():

@@ -33,6 +33,7 @@ from gradpath import ranks
 from gradpath.errors import unknown
 from gradpath.memory import batch_that_fits, in_shared_batches
 from gradpath.model.transformer import LayerRun, Run, Transformer
+from gradpath.nonfinite import Places, of_prompts, watched
 from gradpath.tasks.task import Pairs, Task, encode
 
 CORRUPTED = "corrupted"
@@ -82,9 +83,7 @@ def ablation_of(
         return None
     if name == "zero":
         return _zero(model)
-    return _mean(
-        model, encode(data, model.tokenizer), batch_size, memory, by_position=name == "mean-positional"
-    )
+    return _mean(model, data, batch_size, memory, by_position=name == "mean-positional")
 
 
 def for_ablation(pairs: Pairs, ablation: Ablation | None) -> Pairs:
@@ -104,18 +103,20 @@ def _zero(model: Transformer) -> Ablation:
 
 @torch.no_grad()
 def _mean(
-    model: Transformer, pairs: Pairs, batch_size: int, memory: int | None, *, by_position: bool
+    model: Transformer, data: Task, batch_size: int, memory: int | None, *, by_position: bool
 ) -> Ablation:
     """Sums in float64 over the real positions, one forward pass per batch."""
+    pairs = encode(data, model.tokenizer)
     a, length = model.arch, int(pairs.last.max()) + 1
     shapes = [(a.d_model,), *[(a.n_heads, a.d_head)] * a.n_layers, *[(a.d_model,)] * a.n_layers]
     sums = [torch.zeros(length, *shape, dtype=torch.float64, device=model.device) for shape in shapes]
     count = torch.zeros(length, dtype=torch.float64, device=model.device)
 
-    def work(batch: Pairs) -> None:
+    def add(batch: Pairs) -> Tensor:
         batch = batch.to(model.device)
         x = model.embed(batch.clean)
-        layers = model.run(x).layers
+        run = model.run(x)
+        layers = run.layers
         real = torch.arange(x.shape[1], device=model.device) <= batch.last[:, None]  # (batch, pos)
         for total, part in zip(
             sums, [x, *(run.written for run in layers), *(run.mlp_out for run in layers)], strict=True
@@ -123,7 +124,12 @@ def _mean(
             mask = real.view(*real.shape, *[1] * (part.ndim - 2))
             total[: x.shape[1]] += (part.double() * mask).sum(0)
         count[: x.shape[1]] += real.sum(0)
+        return run.final_in
 
+    def places(single: Pairs) -> Places:
+        return of_prompts(model, data.metric, single)
+
+    work = watched(add, lambda final: [final], model=model, task=data, doing="the mean", places=places)
     size = batch_that_fits(model, pairs, batch_size, memory)
     for _ in in_shared_batches(work, pairs, size, asked=lambda: model.identity):
         pass

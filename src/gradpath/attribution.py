@@ -39,6 +39,7 @@ from gradpath.errors import GradpathError, UsageError
 from gradpath.increments import terms
 from gradpath.memory import SUM_AT_ONCE, Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Transformer
+from gradpath.nonfinite import of_path, watched
 from gradpath.paths import Path, find_path
 from gradpath.scores import Scores
 from gradpath.tasks.metrics import Metric
@@ -110,7 +111,14 @@ def scores_along(
     shape = (len(steps), model.graph.n_sources, model.graph.n_targets)
     totals = torch.zeros(shape, dtype=torch.float64, device="cpu")
     passes = [Passes() for _ in steps]
-    work = partial(score_batch, model, task.metric, path, options, instead, stops=frozenset(stops))
+    work = watched(
+        partial(score_batch, model, task.metric, path, options, instead, stops=frozenset(stops)),
+        lambda parts: [scores for scores, _ in parts],
+        model=model,
+        task=task,
+        doing=path.name,
+        places=partial(of_path, model, task.metric, path, options),
+    )
 
     def asked() -> object:
         return model.identity, path.name, options, stops, ablation
@@ -147,8 +155,8 @@ def _mean(model: Transformer, path: Path, total: Tensor, examples: int) -> Tenso
     values = (total / examples * model.graph.mask).float()
     if not values.isfinite().all():
         raise GradpathError(
-            f"{path.name} gave a score that is not a finite number on {model.name or 'this model'}. "
-            "Use float32, fewer steps, or look for examples with extreme logits."
+            f"{path.name} gave a score that is not a finite number on {model.name or 'this model'}, though "
+            "every batch gave finite ones: the sum is too large. Use a metric that is smaller."
         )
     return values
 

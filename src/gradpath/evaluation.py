@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, overload
 
 import torch
@@ -28,10 +29,11 @@ from torch import Tensor
 from gradpath import ranks
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
 from gradpath.circuit import Circuit
-from gradpath.errors import GradpathError, InputError, UsageError
-from gradpath.intervention import check_same_graph, plan, run_circuits, set_stage
+from gradpath.errors import InputError, UsageError
+from gradpath.intervention import check_same_graph, of_circuits, plan, run_circuits, set_stage
 from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Transformer
+from gradpath.nonfinite import Places, of_prompts, watched
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.spans import labels_of
 from gradpath.tasks.task import Pairs, Task, encode
@@ -203,13 +205,19 @@ def _measure(
     # Zeros, so that the sum over ranks puts every example's values in their place.
     values = torch.zeros(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
 
-    def work(batch: Pairs) -> None:
+    def measure(batch: Pairs) -> Tensor:
         stage = set_stage(model, batch.to(model.device), ablation)
-        values[0, batch.index] = _judge(task.metric, stage.clean_logits, stage.batch.labels)
-        values[1, batch.index] = _judge(task.metric, stage.corrupted_logits, stage.batch.labels)
-        for i, logits in enumerate(run_circuits(stage, plans)):
-            values[2 + i, batch.index] = _judge(task.metric, logits, stage.batch.labels)
+        # One after another: the logits of many circuits at once would not fit.
+        all_logits = chain((stage.clean_logits, stage.corrupted_logits), run_circuits(stage, plans))
+        found = torch.stack([_judge(task.metric, logits, stage.batch.labels) for logits in all_logits])
+        values[:, batch.index] = found
+        return found
 
+    def places(single: Pairs) -> Places:
+        yield from of_prompts(model, task.metric, single)
+        yield from of_circuits(set_stage(model, single.to(model.device), ablation), plans, task.metric)
+
+    work = watched(measure, lambda found: [found], model=model, task=task, doing="evaluation", places=places)
     size = batch_that_fits(model, pairs, batch_size, memory)
 
     def asked() -> object:
@@ -235,10 +243,6 @@ def _named(pairs: Pairs, circuits: Sequence[Circuit], task: Task, model: Transfo
 def _judge(metric: Metric, logits: Tensor, labels: object) -> Tensor:
     value = metric(logits, labels)
     check_metric(value, len(logits))
-    if not value.isfinite().all():
-        raise GradpathError(
-            "the metric is not a finite number on some examples. Use float32, or look for extreme logits."
-        )
     return value.float().cpu()
 
 

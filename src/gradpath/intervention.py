@@ -34,7 +34,9 @@ from gradpath.ablation import Ablation
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.model.transformer import Past, Run, Transformer
+from gradpath.nonfinite import Places
 from gradpath.reader import Reader, SpanReader
+from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs
 
 # How many circuits are unembedded at once.
@@ -178,6 +180,17 @@ def run_nodes(stage: Stage, todo: Plan) -> Tensor:
             x = step.mlp.read(before.mlp_in, deltas, stage.spans)[0]
             deltas[step.mlp_row] = model.mlp(model.layers[index], x) - before.mlp_out
     return deltas
+
+
+def of_circuits(stage: Stage, plans: Sequence[Plan], metric: Metric) -> Places:
+    """What each live node brings in each circuit, its logits and metric: where a value may not be finite."""
+    for number, todo in enumerate(plans, start=1):
+        where = "in the circuit" + (f" {number} of {len(plans)}" if len(plans) > 1 else "")
+        for source, delta in zip(todo.sources.tolist(), run_nodes(stage, todo), strict=True):
+            yield f"{stage.model.graph.sources[source]} {where}", delta
+        logits = stage.model.unembed(_final_read(stage, todo))
+        yield f"logits {where}", logits
+        yield f"the metric {where}", metric(logits, stage.batch.labels)
 
 
 def last_reads(stage: Stage, todo: Plan, deltas: Tensor) -> tuple[Tensor, Tensor]:

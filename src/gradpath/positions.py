@@ -39,6 +39,7 @@ from gradpath.files import write_atomically
 from gradpath.graph import Graph
 from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Transformer
+from gradpath.nonfinite import of_path, watched
 from gradpath.paths import find_path
 from gradpath.scores import Scores
 from gradpath.selection import edge_count
@@ -136,8 +137,14 @@ def attribute(
         model, pairs, batch_size, memory, points=points, whole=path.whole(chosen), results=n
     )
     total = torch.zeros(n, model.graph.n_sources, model.graph.n_targets, dtype=torch.float64, device="cpu")
-    split = partial(_rows, n)
-    work = partial(score_batch, model, task.metric, path, chosen, instead, split=split)
+    work = watched(
+        partial(score_batch, model, task.metric, path, chosen, instead, split=partial(_rows, n)),
+        lambda parts: [scores for scores, _ in parts],
+        model=model,
+        task=task,
+        doing=path.name,
+        places=partial(of_path, model, task.metric, path, chosen),
+    )
 
     def asked() -> object:
         return model.identity, path.name, chosen, ablation, by

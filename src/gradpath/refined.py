@@ -33,9 +33,10 @@ from torch import Tensor
 from gradpath import ranks
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
 from gradpath.effects import edge_effects
-from gradpath.intervention import plan, set_stage
+from gradpath.intervention import of_circuits, plan, set_stage
 from gradpath.memory import batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Transformer
+from gradpath.nonfinite import Places, of_prompts, watched
 from gradpath.scores import Scores
 from gradpath.selection import Order, circuit_of, pruned, top
 from gradpath.tasks.task import Pairs, Task, encode
@@ -163,12 +164,27 @@ def _look(
     off = torch.zeros(len(pairs), device="cpu")
     effects = torch.zeros(len(pairs), len(edges), device="cpu")
 
-    def work(batch: Pairs) -> None:
+    row = {int(example): row for row, example in enumerate(pairs.index)}
+
+    def measure(batch: Pairs) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             stage = set_stage(model, batch.to(model.device), ablation)
             goal = task.metric(stage.clean_logits, stage.batch.labels)
         value, found = edge_effects(stage, todo, task.metric)
-        off[batch.index], effects[batch.index] = (value - goal).float().cpu(), found.float().cpu()
+        rows = [row[int(example)] for example in batch.index]
+        off[rows], effects[rows] = far, found = (value - goal).float().cpu(), found.float().cpu()
+        return far, found
+
+    def places(single: Pairs) -> Places:
+        yield from of_prompts(model, task.metric, single)
+        with torch.no_grad():
+            stage = set_stage(model, single.to(model.device), ablation)
+            yield from of_circuits(stage, [todo], task.metric)
+        yield "the gradients in the circuit", measure(single)[1]
+
+    work = watched(
+        measure, lambda found: found, model=model, task=task, doing="the selection refined", places=places
+    )
 
     def asked() -> object:
         return model.identity, edges.numpy().tobytes()

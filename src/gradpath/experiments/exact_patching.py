@@ -25,6 +25,7 @@ from gradpath.contraction import Writes, write_differences
 from gradpath.experiments.follow import write_of
 from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Past, Run, Transformer
+from gradpath.nonfinite import of_prompts, watched
 from gradpath.tasks import Pairs, Task, encode
 from gradpath.tasks.metrics import Metric
 
@@ -48,7 +49,14 @@ def exact_scores(
     size = batch_that_fits(model, pairs, batch_size, memory, points=3)
     rows = _ROWS if memory is None else 2 * size
     total = torch.zeros(len(edges), dtype=torch.float64)
-    work = partial(_one_batch, model, task.metric, edges, rows)
+    work = watched(
+        partial(_one_batch, model, task.metric, edges, rows),
+        lambda found: [found],
+        model=model,
+        task=task,
+        doing="exact patching",
+        places=partial(of_prompts, model, task.metric),
+    )
     for part in in_shared_batches(work, pairs, size, progress, asked=lambda: (model.identity, edges)):
         total += part
     return ranks.add_up(total) / len(pairs)

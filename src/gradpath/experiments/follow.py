@@ -23,6 +23,7 @@ from gradpath import ranks
 from gradpath.contraction import Writes, write_differences
 from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Run, Transformer, widened
+from gradpath.nonfinite import of_prompts, watched
 from gradpath.paths import find_path
 from gradpath.tasks import Pairs, Task, encode
 from gradpath.tasks.metrics import Metric
@@ -59,7 +60,7 @@ def follow_line(
 
     pairs = encode(task, model.tokenizer)
     size = batch_that_fits(model, pairs, batch_size, memory, points=2)  # one at a time, beside the ends
-    work = partial(_follow, model, task.metric, edge, visits, False)
+    work = _watched(model, task, partial(_follow, model, task.metric, edge, visits, False))
     asked = partial(_asked, model, edge, points)
     return Track(
         at, _in_order(in_shared_batches(work, pairs, size, progress, asked=asked), points, len(pairs))
@@ -85,11 +86,21 @@ def follow_gradpath(
 
     pairs = encode(task, model.tokenizer)
     size = batch_that_fits(model, pairs, batch_size, memory, points=steps, whole=True)
-    work = partial(_follow, model, task.metric, edge, visits, True)
+    work = _watched(model, task, partial(_follow, model, task.metric, edge, visits, True))
     at = [j / steps for j in range(steps + 1)]
     asked = partial(_asked, model, edge, steps)
     return Track(
         at, _in_order(in_shared_batches(work, pairs, size, progress, asked=asked), len(at), len(pairs))
+    )
+
+
+Follow = Callable[[Pairs], tuple[Tensor, Quantities]]
+
+
+def _watched(model: Transformer, task: Task, work: Follow) -> Follow:
+    places = partial(of_prompts, model, task.metric)
+    return watched(
+        work, lambda x: x[1].values(), model=model, task=task, doing="following an edge", places=places
     )
 
 

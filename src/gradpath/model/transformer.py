@@ -254,7 +254,9 @@ class Transformer:
             y, _, rstd = torch.native_layer_norm(x, [x.shape[-1]], None, None, self.arch.norm_eps)
             return y, rstd
         wide = widened(x)
-        rstd = (wide.square().mean(-1, keepdim=True) + self.arch.norm_eps).rsqrt()
+        square = wide.square().mean(-1, keepdim=True)
+        # 0 times infinity: squares that overflow must not pass for a norm that makes everything zero.
+        rstd = (square + self.arch.norm_eps).rsqrt() + 0 * square.detach()
         return (wide * rstd).to(x.dtype), rstd
 
     def read_norm(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -106,8 +106,8 @@ class Pairs:
             yield self.rows(order[at : at + size])
 
     def in_order(self) -> Pairs:
-        """The pairs in the order in which they come in batches, numbered by it."""
-        return replace(self.rows(self._order()), index=torch.arange(len(self), device="cpu"))
+        """The pairs in the order in which they come in batches."""
+        return self.rows(self._order())
 
     def _order(self) -> Tensor:
         by_length = sorted(range(len(self)), key=lambda i: (int(self.last[i]), int(self.first[i])))

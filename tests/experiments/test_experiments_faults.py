@@ -18,12 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import LIMIT, environment, gradpath_command, torchrun
 from safetensors import safe_open
-
-from launching import LIMIT, TESTS, environment, gradpath_command, torchrun
-
-sys.path.insert(0, str(TESTS / "experiments"))
-from tiny_folder import save_tiny
 
 QUICK = ("--examples", "6", "--batch-size", "4")
 VERBS = {
@@ -33,16 +29,11 @@ VERBS = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("models") / "tiny-gpt2")
-
-
 class Server:
     """Starts commands, and waits for them."""
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, str(TESTS / "fork_server.py")]
+        command = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=environment(), **pipes)
         self.out, self.err = folder / "stdout", folder / "stderr"
@@ -77,6 +68,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made.process.stdout.close()
 
 
+def verbs(*quick: str) -> list[Any]:
+    """All three, of which only those named are run every time."""
+    return [pytest.param(verb, marks=[] if verb in quick else pytest.mark.slow) for verb in VERBS]
+
+
 def until(there: Callable[[], Any]) -> None:
     end = time.monotonic() + LIMIT
     while not there():
@@ -87,6 +83,7 @@ def until(there: Callable[[], Any]) -> None:
 def finished_files(out: Path) -> dict[str, int]:
     """Every file with the moment it was written, each of which has to be whole."""
     files = [file for file in out.rglob("*") if file.is_file() and file.name != ".lock"]
+    files = [file for file in files if not file.name.endswith("gradpath-part")]
     for file in files:
         if file.suffix == ".json":
             json.loads(file.read_text())
@@ -133,10 +130,10 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_full_disk_ends_a_run_that_can_go_on(server, model, small_disk, verb):
+@pytest.mark.parametrize("verb", verbs("reproduce"))
+def test_a_full_disk_ends_a_run_that_can_go_on(server, tiny_folder, small_disk, verb):
     out = small_disk("size=64k") / "out"
-    command = (*VERBS[verb], "--model", model, "--out", out)
+    command = (*VERBS[verb], "--model", tiny_folder, "--out", out)
     assert server.run(*command) == 1
     assert "No space left on device" in server.said()
     before = finished_files(out)
@@ -147,34 +144,34 @@ def test_a_full_disk_ends_a_run_that_can_go_on(server, model, small_disk, verb):
     assert kept(before, out)
 
 
-def test_a_limit_on_file_sizes_is_told(server, model, tmp_path):
-    code = server.run(*VERBS["find"], "--model", model, "--out", tmp_path / "out", most=20_000)
+def test_a_limit_on_file_sizes_is_told(server, tiny_folder, tmp_path):
+    code = server.run(*VERBS["find"], "--model", tiny_folder, "--out", tmp_path / "out", most=20_000)
     assert code == 1
     assert "report.html could not be written: File too large" in server.said()
     assert set(finished_files(tmp_path / "out")) == {"scores.safetensors", "circuit.json"}
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", verbs("find", "curve", "reproduce"))
 def test_a_read_only_folder_is_told_before_any_work(server, small_disk, verb):
     out = small_disk("size=1m,ro")
     assert server.run(*VERBS[verb], "--model", "no-such-model", "--out", out) == 1
     assert "Read-only file system. Choose a folder that can be written to" in server.said()
 
 
-def test_a_full_stdout_is_told(server, model):
-    assert server.run(*VERBS["find"], "--model", model, out="/dev/full") == 1
+def test_a_full_stdout_is_told(server, tiny_folder):
+    assert server.run(*VERBS["find"], "--model", tiny_folder, out="/dev/full") == 1
     assert "No space left on device" in server.said()
 
 
 STOPS = {signal.SIGINT: (130, "stopped by the user"), signal.SIGTERM: (143, "stopped by SIGTERM")}
 
 
-@pytest.mark.parametrize("when", ["at the start", "in the work"])
+@pytest.mark.parametrize("when", [pytest.param("at the start", marks=pytest.mark.slow), "in the work"])
 @pytest.mark.parametrize("how", [*STOPS, signal.SIGKILL], ids=lambda how: how.name)
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_signal_ends_a_run_that_can_go_on(server, model, tmp_path, verb, how, when):
+@pytest.mark.parametrize("verb", verbs("reproduce"))
+def test_a_signal_ends_a_run_that_can_go_on(server, tiny_folder, tmp_path, verb, how, when):
     out = tmp_path / "out"
-    command = (*VERBS[verb], "--model", model, "--out", out)
+    command = (*VERBS[verb], "--model", tiny_folder, "--out", out)
     child = server.start(*command)
     begun = ".lock" if when == "at the start" else "scores*"
     until(lambda: any(out.glob(begun)))
@@ -194,10 +191,10 @@ def test_a_signal_ends_a_run_that_can_go_on(server, model, tmp_path, verb, how, 
     assert not parts(out)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_two_runs_in_one_folder_do_not_meet(server, model, tmp_path, verb):
+@pytest.mark.parametrize("verb", verbs("find"))
+def test_two_runs_in_one_folder_do_not_meet(server, tiny_folder, tmp_path, verb):
     out = tmp_path / "out"
-    command = (*VERBS[verb], "--model", model, "--out", out)
+    command = (*VERBS[verb], "--model", tiny_folder, "--out", out)
     first = server.start(*command)
     until((out / ".lock").exists)
     os.kill(first, signal.SIGSTOP)  # it is slow
@@ -211,9 +208,9 @@ def test_two_runs_in_one_folder_do_not_meet(server, model, tmp_path, verb):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_dies_ends_a_run_that_can_go_on(model, tmp_path, who):
+def test_a_rank_that_dies_ends_a_run_that_can_go_on(tiny_folder, tmp_path, who):
     out, whole = tmp_path / "out", tmp_path / "whole"
-    arguments = (*VERBS["reproduce"], "--model", model)
+    arguments = (*VERBS["reproduce"], "--model", tiny_folder)
     command = torchrun(2, "-m", "gradpath", *arguments, "--out", out)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as run:
         until(lambda: any(out.glob("cells/*.json")))
