@@ -7,8 +7,9 @@ else.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -57,10 +58,27 @@ def forward(model: Transformer, x: Tensor, read: Reader) -> tuple[Tensor, list[T
     return capped(logits, a.logit_cap), writes
 
 
+# What is held constant in the backward pass: names of the rules of relevance propagation.
+HELD: set[str] = set()
+
+
+@contextlib.contextmanager
+def holding(*rules: str) -> Iterator[None]:
+    HELD.update(rules)
+    try:
+        yield
+    finally:
+        HELD.clear()
+
+
+def held(rule: str, x: Tensor) -> Tensor:
+    return x.detach() if rule in HELD else x
+
+
 def norm(model: Transformer, x: Tensor) -> Tensor:
     if model.arch.norm == "layer":
         x = x - x.mean(-1, keepdim=True)
-    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + model.arch.norm_eps)
+    return x / held("norm", torch.sqrt((x**2).mean(-1, keepdim=True) + model.arch.norm_eps))
 
 
 def norm_of_reads(model: Transformer, x: Tensor) -> Tensor:
@@ -68,7 +86,12 @@ def norm_of_reads(model: Transformer, x: Tensor) -> Tensor:
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:
-    return x if cap is None else cap * torch.tanh(x / cap)
+    return x if cap is None else bent(lambda x: cap * torch.tanh(x / cap), x)
+
+
+def bent(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """f(x), or x times the constant f(x) / x."""
+    return x * (f(x) / x).detach() if "activation" in HELD else f(x)
 
 
 def attention(model: Transformer, layer: Layer, ins: list[dict[str, Tensor]]) -> list[Tensor]:
@@ -90,7 +113,7 @@ def attention(model: Transformer, layer: Layer, ins: list[dict[str, Tensor]]) ->
         writes.append(z @ layer.w_o[:, columns].T.to(z.dtype))
     if layer.attn_gain is not None:  # a norm after attention: over the sum of all heads, in this very run
         total = sum(writes)
-        size = torch.sqrt((total**2).mean(-1, keepdim=True) + a.norm_eps)
+        size = held("norm", torch.sqrt((total**2).mean(-1, keepdim=True) + a.norm_eps))
         writes = [layer.attn_gain.to(x.dtype) * x / size for x in writes]
     return writes
 
@@ -118,7 +141,7 @@ def gathered(model: Transformer, layer: Layer, q: Tensor, k: Tensor, v: Tensor) 
     hidden = key > query
     if layer.window is not None:
         hidden |= key <= query - layer.window
-    return logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    return held("attention", logits.masked_fill(hidden, -torch.inf).softmax(-1)) @ v
 
 
 def rotated(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
@@ -143,9 +166,10 @@ def mlp(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
     act = ACTIVATIONS[model.arch.activation]
     if model.arch.gated:
         gate, value = hidden.chunk(2, -1)
-        hidden = act(gate) * value
+        hidden = bent(act, gate) * value
+        hidden = 0.5 * hidden + 0.5 * held("gate", hidden)
     else:
-        hidden = act(hidden)
+        hidden = bent(act, hidden)
     out = hidden @ layer.w_out.T.to(x.dtype)
     return out if layer.mlp_gain is None else norm(model, out) * layer.mlp_gain.to(x.dtype)
 
@@ -216,7 +240,9 @@ def scores(model: Transformer, task: Task, path: Path, instead: Instead | None =
                 return inputs[target]
 
             logits, _ = forward(model, point.clone().requires_grad_(), read)
-            gradients = torch.autograd.grad(metric_of(task, labels, logits), list(inputs.values()))
+            gradients = torch.autograd.grad(
+                metric_of(task, labels, logits), list(inputs.values()), materialize_grads=True
+            )
             for target, gradient in zip(inputs, gradients, strict=True):
                 v = graph.targets.index(target)
                 for u in range(int(graph.sources_before_target[v])):
@@ -326,3 +352,59 @@ def patched_metric(model: Transformer, task: Task, circuit: Tensor, instead: Ins
 
         values.append(metric_of(task, labels, forward(model, clean, read)[0]))
     return torch.stack(values)
+
+
+def places(model: Transformer) -> list[list[int]]:
+    """The sources that are moved together: input; the heads of a layer; its MLP."""
+    groups: dict[str, list[int]] = {}
+    for u, name in enumerate(model.graph.sources):
+        groups.setdefault(name.partition(".h")[0], []).append(u)
+    return list(groups.values())
+
+
+def scores_over_activations(
+    model: Transformer, task: Task, steps: int, *, own: bool, instead: Instead | None = None
+) -> Tensor:
+    """Integrated gradients over what one place after the other writes, everything else being clean."""
+    graph = model.graph
+    total = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float64)
+    weight = steps if own else steps * len(places(model))
+    for clean, corrupted, labels in examples(model, task):
+        x_u, x_u_corrupted = (forward(model, x, everything)[1] for x in (clean, corrupted))
+        if instead is not None:
+            x_u_corrupted = instead(len(clean))
+        for place in places(model):
+            for j in range(1, steps + 1):
+                inputs: dict[str, Tensor] = {}
+                moved = {u: x_u_corrupted[u] + j / steps * (x_u[u] - x_u_corrupted[u]) for u in place}
+
+                def read(
+                    target: str, writes: list[Tensor], constant: Tensor, i: dict = inputs, m: dict = moved
+                ) -> Tensor:
+                    i[target] = everything(
+                        target, [m.get(u, x) for u, x in enumerate(writes)], constant
+                    ).clone()
+                    return i[target].requires_grad_()
+
+                logits, _ = forward(model, clean.clone(), read)
+                gradients = torch.autograd.grad(
+                    metric_of(task, labels, logits), list(inputs.values()), materialize_grads=True
+                )
+                for target, gradient in zip(inputs, gradients, strict=True):
+                    v = graph.targets.index(target)
+                    for u in range(int(graph.sources_before_target[v])):
+                        if u in place or not own:
+                            total[u, v] += ((x_u[u] - x_u_corrupted[u]) * gradient).sum() / weight
+    return total / len(task)
+
+
+def exact_scores(model: Transformer, task: Task, instead: Instead | None = None) -> Tensor:
+    """What the metric loses when one edge alone is corrupted, or ablated, (source, target)."""
+    every = model.graph.mask
+    clean = patched_metric(model, task, every, instead)
+    exact = torch.zeros(every.shape, dtype=torch.float64)
+    for u, v in every.nonzero().tolist():
+        without = every.clone()
+        without[u, v] = False
+        exact[u, v] = (clean - patched_metric(model, task, without, instead)).mean()
+    return exact

@@ -20,7 +20,7 @@ LAYERS = [
     {"graph"},
     {"model"},
     {"tasks"},
-    {"paths", "visit", "ablation", "contraction", "attribution", "scores", "memory"},
+    {"method", "methods", "paths", "visit", "ablation", "contraction", "attribution", "scores", "memory"},
     {"circuit", "selection", "layout"},
     {"formats"},
     {"intervention", "effects", "evaluation", "mib"},

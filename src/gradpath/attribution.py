@@ -23,7 +23,7 @@ The cost is that of the path's passes (``paths``), and one contraction per batch
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,13 @@ from torch import Tensor
 
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
-from gradpath.contraction import Reads, contract, write_differences
+from gradpath.contraction import Reads, contract
 from gradpath.errors import GradpathError, UsageError
 from gradpath.memory import SUM_AT_ONCE, Progress, batch_that_fits, in_batches
+from gradpath.method import Method
+from gradpath.methods import find_method
 from gradpath.model.transformer import Transformer
-from gradpath.paths import Path, find_path
+from gradpath.paths import Path
 from gradpath.scores import Scores
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs, Task, encode
@@ -58,7 +60,7 @@ def attribute(
 ) -> Scores:
     """Score every edge of the model on the task.
 
-    ``method`` is a registered path, ``steps`` its number of points (the method's default if not given,
+    ``method`` is a registered one, ``steps`` its number of points (the method's default if not given,
     ignored by methods without any), ``options`` its other options. ``memory`` is a budget in bytes, weights
     included, by which batches are made smaller than ``batch_size``. ``progress`` is called with the number of
     examples of every finished batch. ``ablation`` is what stands in for a node over an edge that is left out,
@@ -66,18 +68,18 @@ def attribute(
     prompts of ``mean_over``, or of the task itself. The result does not depend on the batch size, the order
     of the examples or their padding, beyond rounding.
     """
-    path = find_path(method)
-    if steps is not None and "steps" in path.defaults:
+    found = find_method(method)
+    if steps is not None and "steps" in found.defaults:
         options["steps"] = steps
-    chosen = path.options(options)
+    chosen = found.options(options)
     wanted: Any = {"batch_size": batch_size, "memory": memory, "progress": progress}
-    return scores_along(model, task, path, chosen, ablation=ablation, mean_over=mean_over, **wanted)[-1]
+    return scores_along(model, task, found, chosen, ablation=ablation, mean_over=mean_over, **wanted)[-1]
 
 
 def scores_along(
     model: Transformer,
     task: Task,
-    path: Path,
+    method: Method,
     options: dict[str, Any],
     *,
     stops: Sequence[int] = (),
@@ -89,17 +91,18 @@ def scores_along(
 ) -> list[Scores]:
     """The scores of a path's first points, for each number in ``stops``, and last those of all its points.
 
-    They come from one walk, as running sums. ``options`` are all of the path's.
+    They come from one walk, as running sums. ``options`` are all of the method's; one that is no path has no
+    stops.
     """
     instead = ablation_of(ablation, model, mean_over or task, batch_size=batch_size, memory=memory)
     pairs, steps = for_ablation(encode(task, model.tokenizer), instead), [*stops, options.get("steps", 1)]
     size = batch_that_fits(
-        model, pairs, batch_size, memory, points=steps[-1], whole=path.whole(options), results=len(steps)
+        model, pairs, batch_size, memory, points=steps[-1], whole=method.whole(options), results=len(steps)
     )
     shape = (len(steps), model.graph.n_sources, model.graph.n_targets)
     totals = torch.zeros(shape, dtype=torch.float64, device="cpu")
     passes = [Passes() for _ in steps]
-    work = partial(_score_batch, model, task.metric, path, options, frozenset(stops), instead)
+    work = partial(_score_batch, model, task.metric, method, options, frozenset(stops), instead)
     for parts in in_batches(work, pairs, size, progress):
         for i, (scores, made) in enumerate(parts):
             totals[i] += scores
@@ -109,7 +112,7 @@ def scores_along(
         "model": model.name,
         "task": task.name,
         "data": dict(task.about),
-        "method": path.name,
+        "method": method.name,
         "options": {name: value for name, value in options.items() if name != "steps"},
         "ablation": ablation,
         "examples": len(pairs),
@@ -120,17 +123,19 @@ def scores_along(
     }
     return [
         Scores(
-            model.graph, _mean(model, path, total, len(pairs)), {**about, "steps": k, "passes": asdict(made)}
+            model.graph,
+            _mean(model, method, total, len(pairs)),
+            {**about, "steps": k, "passes": made.counted},
         )
         for k, total, made in zip(steps, totals, passes, strict=True)
     ]
 
 
-def _mean(model: Transformer, path: Path, total: Tensor, examples: int) -> Tensor:
+def _mean(model: Transformer, method: Method, total: Tensor, examples: int) -> Tensor:
     values = (total / examples * model.graph.mask).float()
     if not values.isfinite().all():
         raise GradpathError(
-            f"{path.name} gave a score that is not a finite number on {model.name or 'this model'}. "
+            f"{method.name} gave a score that is not a finite number on {model.name or 'this model'}. "
             "Use float32, fewer steps, or look for examples with extreme logits."
         )
     return values
@@ -139,29 +144,33 @@ def _mean(model: Transformer, path: Path, total: Tensor, examples: int) -> Tenso
 def _score_batch(
     model: Transformer,
     metric: Metric,
-    path: Path,
+    method: Method,
     options: dict[str, Any],
     stops: frozenset[int],
     ablation: Ablation | None,
     batch: Pairs,
 ) -> list[tuple[Tensor, Passes]]:
     """The batch's summed scores, (source, target), and the passes so far: at each stop and at the end."""
+    if isinstance(method, Path):
+        model = replace(model, rules=method.rules(options))
     with torch.enable_grad():
-        ground = Ground(model, batch.to(model.device), metric, path.whole(options))
-        clean, corrupted = ground.clean, ground.corrupted
-        instead = (corrupted.suffix, corrupted.run)
-        if ablation is not None:
-            instead = ablation.run(model, 1, batch.clean.shape[1])
-        writes = write_differences(clean.suffix, clean.run, *instead)
-        del instead, clean, corrupted
-        found, total, n_points = [], None, 0
-        for reads in _summed_gradients(ground, path, options, stops):
-            part = contract(model, writes, reads)
-            total = part if total is None else total + part
-            n_points += reads.n_points
-            del reads  # before the next ones are summed
-            if n_points in stops:
-                found.append(((total / n_points).cpu(), replace(ground.passes)))
+        ground = Ground(model, batch.to(model.device), metric, method.whole(options), ablation)
+        if isinstance(method, Path):
+            return _score_path(ground, method, options, stops)
+        return [(method.build(ground, **options).detach().cpu(), ground.passes)]
+
+
+def _score_path(
+    ground: Ground, path: Path, options: dict[str, Any], stops: frozenset[int]
+) -> list[tuple[Tensor, Passes]]:
+    found, total, n_points = [], None, 0
+    for reads in _summed_gradients(ground, path, options, stops):
+        part = contract(ground.model, ground.writes, reads)
+        total = part if total is None else total + part
+        n_points += reads.n_points
+        del reads  # before the next ones are summed
+        if n_points in stops:
+            found.append(((total / n_points).cpu(), replace(ground.passes)))
     if total is None:
         raise UsageError(f"the method {path.name!r} yielded no point to take a gradient at.")
     return [*found, ((total / n_points).cpu(), ground.passes)]

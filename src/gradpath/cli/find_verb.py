@@ -117,9 +117,9 @@ def _check_early(method: str, how: str, size: tuple[int | None, float | None], o
     """Refuse what can be refused before a model is loaded."""
     from gradpath.errors import unknown
     from gradpath.measured import WAYS
-    from gradpath.paths import find_path
+    from gradpath.methods import find_method
 
-    find_path(method)
+    find_method(method)
     if how not in WAYS:
         raise unknown("selection", how, WAYS)
     edges, sparsity = size

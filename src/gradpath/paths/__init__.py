@@ -1,10 +1,9 @@
 """Paths: what tells one method from another. ``registry`` says what a path is; each other file has some."""
 
-from gradpath.paths import descent, line, monotone
-from gradpath.paths.registry import PATHS, Look, Pair, Path, Points, Visit, find_path, path
+from gradpath.paths import descent, line, monotone, relp
+from gradpath.paths.registry import Look, Pair, Path, Points, Visit, find_path, path
 
 __all__ = [
-    "PATHS",
     "Look",
     "Pair",
     "Path",
@@ -15,4 +14,5 @@ __all__ = [
     "line",
     "monotone",
     "path",
+    "relp",
 ]
