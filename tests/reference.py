@@ -182,3 +182,59 @@ def patched_metric(model: Transformer, task: Task, circuit: Tensor, instead: Ins
 
         values.append(metric_of(task, labels, forward(model, clean, read)[0]))
     return torch.stack(values)
+
+
+def places(model: Transformer) -> list[list[int]]:
+    """The sources that are moved together: input; the heads of a layer; its MLP."""
+    groups: dict[str, list[int]] = {}
+    for u, name in enumerate(model.graph.sources):
+        groups.setdefault(name.partition(".h")[0], []).append(u)
+    return list(groups.values())
+
+
+def scores_over_activations(
+    model: Transformer, task: Task, steps: int, *, own: bool, instead: Instead | None = None
+) -> Tensor:
+    """Integrated gradients over what one place after the other writes, everything else being clean."""
+    graph = model.graph
+    total = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float64)
+    weight = steps if own else steps * len(places(model))
+    for clean, corrupted, labels in examples(model, task):
+        x_u, x_u_corrupted = (forward(model, x, everything)[1] for x in (clean, corrupted))
+        if instead is not None:
+            x_u_corrupted = instead(len(clean))
+        for place in places(model):
+            for j in range(1, steps + 1):
+                inputs: dict[str, Tensor] = {}
+                moved = {u: x_u_corrupted[u] + j / steps * (x_u[u] - x_u_corrupted[u]) for u in place}
+
+                def read(
+                    target: str, writes: list[Tensor], constant: Tensor, i: dict = inputs, m: dict = moved
+                ) -> Tensor:
+                    i[target] = everything(
+                        target, [m.get(u, x) for u, x in enumerate(writes)], constant
+                    ).clone()
+                    return i[target].requires_grad_()
+
+                logits, _ = forward(model, clean.clone(), read)
+                gradients = torch.autograd.grad(
+                    metric_of(task, labels, logits), list(inputs.values()), materialize_grads=True
+                )
+                for target, gradient in zip(inputs, gradients, strict=True):
+                    v = graph.targets.index(target)
+                    for u in range(int(graph.sources_before_target[v])):
+                        if u in place or not own:
+                            total[u, v] += ((x_u[u] - x_u_corrupted[u]) * gradient).sum() / weight
+    return total / len(task)
+
+
+def exact_scores(model: Transformer, task: Task, instead: Instead | None = None) -> Tensor:
+    """What the metric loses when one edge alone is corrupted, or ablated, (source, target)."""
+    every = model.graph.mask
+    clean = patched_metric(model, task, every, instead)
+    exact = torch.zeros(every.shape, dtype=torch.float64)
+    for u, v in every.nonzero().tolist():
+        without = every.clone()
+        without[u, v] = False
+        exact[u, v] = (clean - patched_metric(model, task, without, instead)).mean()
+    return exact

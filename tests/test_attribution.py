@@ -13,8 +13,9 @@ from small_models import prompts, tiny_model
 
 from gradpath.attribution import attribute
 from gradpath.errors import InputError, UsageError
+from gradpath.method import METHODS as REGISTERED
 from gradpath.model.transformer import Run
-from gradpath.paths import PATHS, Look, path
+from gradpath.paths import Look, Path, path
 from gradpath.tasks.task import Task
 from gradpath.visit import Standing
 
@@ -68,7 +69,7 @@ def test_engine_equals_the_reference_wherever_the_prompts_differ(differ):
         assert close(attribute(model, task, method, **options).values, reference.scores(model, task, points))
 
 
-@pytest.mark.parametrize("method", PATHS)
+@pytest.mark.parametrize("method", [x.name for x in REGISTERED.values() if isinstance(x, Path)])
 def test_scores_do_not_depend_on_batch_size_order_or_padding(model, method):
     # In double precision: GradPath's steps amplify rounding, and that is not what is asked here.
     model = model.to(dtype=torch.float64)
@@ -197,7 +198,7 @@ def test_passes_are_counted_as_promised(gpt2):
     task = prompts([6, 6], [[2], [3]])
     promised = {"eap": (2, 1), "clean-corrupted": (2, 2), "eap-ig": (6, 5), "eap-gp": (7, 10)}
     promised |= {"eap-moves": (16, 5), "eap-boxed": (7, 10), "eap-monotone": (6, 9)}
-    promised |= {"eap-integral": (6, 6), "eap-average": (25, 20)}
+    promised |= {"eap-integral": (6, 6), "eap-average": (25, 20), "relp": (2, 1)}
     for method, (forward, backward) in promised.items():
         assert attribute(gpt2, task, method).about["passes"] == {"forward": forward, "backward": backward}
 
@@ -219,7 +220,7 @@ def test_gradpath_options_that_move_only_what_differs(gpt2):
 
     @path("spy", whole=True)
     def spy(pair, *, steps=4):
-        walk = PATHS["eap-gp"].build(pair, steps=steps, stride="matched", move="differing")
+        walk = REGISTERED["eap-gp"].build(pair, steps=steps, stride="matched", move="differing")
         visit = None
         while True:
             try:
@@ -233,7 +234,7 @@ def test_gradpath_options_that_move_only_what_differs(gpt2):
     try:
         attribute(gpt2, task, "spy")
     finally:
-        del PATHS["spy"]
+        del REGISTERED["spy"]
     pair, end = seen[-1]
     assert torch.equal(end[:, [0, 1, 2, 4, 5]], pair.clean[:, [0, 1, 2, 4, 5]])
     apart = (pair.clean - pair.corrupted).norm()
@@ -263,7 +264,7 @@ def test_nothing_is_left_behind(gpt2):
         with pytest.raises(ZeroDivisionError):
             attribute(gpt2, MIXED, "broken")
     finally:
-        del PATHS["broken"]
+        del REGISTERED["broken"]
     assert all(torch.equal(now, then) and now.grad is None and not now.requires_grad for now, then in before)
     assert torch.is_grad_enabled()
 
@@ -295,7 +296,7 @@ def test_a_path_of_ones_own_takes_one_function(gpt2):
     try:
         values = attribute(gpt2, MIXED, "half-way", fraction=0.25).values
     finally:
-        del PATHS["half-way"]
+        del REGISTERED["half-way"]
     assert close(values, reference.scores(gpt2, MIXED, reference.straight_line([0.25])))
 
 
@@ -325,7 +326,7 @@ def test_a_path_that_yields_no_point_is_refused(gpt2, point):
         with pytest.raises(InputError, match="has to yield points of shape"):
             attribute(gpt2, MIXED, "wrong")
     finally:
-        del PATHS["wrong"]
+        del REGISTERED["wrong"]
 
 
 def test_a_metric_of_the_wrong_shape_is_refused(gpt2):

@@ -24,7 +24,7 @@ along (``increments``) has one contraction a point instead, each with the path's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
@@ -34,13 +34,16 @@ from torch import Tensor
 from gradpath import ranks
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
-from gradpath.contraction import Reads, Writes, contract, write_differences
+from gradpath.contraction import Reads, Writes, contract
 from gradpath.errors import GradpathError, UsageError
 from gradpath.increments import terms
 from gradpath.memory import SUM_AT_ONCE, Progress, batch_that_fits, in_shared_batches
+from gradpath.method import Method
+from gradpath.methods import find_method
 from gradpath.model.transformer import Transformer
-from gradpath.nonfinite import of_path, watched
-from gradpath.paths import Path, find_path
+from gradpath.nonfinite import of_prompts, watched
+from gradpath.nonfinite_paths import of_path
+from gradpath.paths import Path
 from gradpath.scores import Scores
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs, Task, encode
@@ -65,7 +68,7 @@ def attribute(
 ) -> Scores:
     """Score every edge of the model on the task.
 
-    ``method`` is a registered path, ``steps`` its number of points (the method's default if not given,
+    ``method`` is a registered one, ``steps`` its number of points (the method's default if not given,
     ignored by methods without any), ``options`` its other options. ``memory`` is a budget in bytes, weights
     included, by which batches are made smaller than ``batch_size``. ``progress`` is called with the number of
     examples of every finished batch. ``ablation`` is what stands in for a node over an edge that is left out,
@@ -73,18 +76,18 @@ def attribute(
     prompts of ``mean_over``, or of the task itself. The result does not depend on the batch size, the order
     of the examples or their padding, beyond rounding.
     """
-    path = find_path(method)
-    if steps is not None and "steps" in path.defaults:
+    found = find_method(method)
+    if steps is not None and "steps" in found.defaults:
         options["steps"] = steps
-    chosen = path.options(options)
+    chosen = found.options(options)
     wanted: Any = {"batch_size": batch_size, "memory": memory, "progress": progress}
-    return scores_along(model, task, path, chosen, ablation=ablation, mean_over=mean_over, **wanted)[-1]
+    return scores_along(model, task, found, chosen, ablation=ablation, mean_over=mean_over, **wanted)[-1]
 
 
 def scores_along(
     model: Transformer,
     task: Task,
-    path: Path,
+    method: Method,
     options: dict[str, Any],
     *,
     stops: Sequence[int] = (),
@@ -96,32 +99,36 @@ def scores_along(
 ) -> list[Scores]:
     """The scores of a path's first points, for each number in ``stops``, and last those of all its points.
 
-    They come from one walk, as running sums. ``options`` are all of the path's.
+    They come from one walk, as running sums. ``options`` are all of the method's; one that is no path has no
+    stops.
     """
-    if path.increments and ablation != CORRUPTED:
+    if isinstance(method, Path) and method.increments and ablation != CORRUPTED:
         raise UsageError(
-            f"{path.name} multiplies by what nodes write along its own path, which ends at the corrupted "
+            f"{method.name} multiplies by what nodes write along its own path, which ends at the corrupted "
             f"prompt: it cannot be used with the ablation {ablation!r}. Use eap-ig."
         )
     instead = ablation_of(ablation, model, mean_over or task, batch_size=batch_size, memory=memory)
     pairs, steps = for_ablation(encode(task, model.tokenizer), instead), [*stops, options.get("steps", 1)]
     size = batch_that_fits(
-        model, pairs, batch_size, memory, points=steps[-1], whole=path.whole(options), results=len(steps)
+        model, pairs, batch_size, memory, points=steps[-1], whole=method.whole(options), results=len(steps)
     )
     shape = (len(steps), model.graph.n_sources, model.graph.n_targets)
     totals = torch.zeros(shape, dtype=torch.float64, device="cpu")
     passes = [Passes() for _ in steps]
+    places = partial(of_prompts, model, task.metric)
+    if isinstance(method, Path):
+        places = partial(of_path, model, task.metric, method, options)
     work = watched(
-        partial(score_batch, model, task.metric, path, options, instead, stops=frozenset(stops)),
+        partial(score_batch, model, task.metric, method, options, instead, stops=frozenset(stops)),
         lambda parts: [scores for scores, _ in parts],
         model=model,
         task=task,
-        doing=path.name,
-        places=partial(of_path, model, task.metric, path, options),
+        doing=method.name,
+        places=places,
     )
 
     def asked() -> object:
-        return model.identity, path.name, options, stops, ablation
+        return model.identity, method.name, options, stops, ablation
 
     for parts in in_shared_batches(work, pairs, size, progress, asked=asked):
         for i, (scores, made) in enumerate(parts):
@@ -134,7 +141,7 @@ def scores_along(
         "model": model.name,
         "task": task.name,
         "data": dict(task.about),
-        "method": path.name,
+        "method": method.name,
         "options": {name: value for name, value in options.items() if name != "steps"},
         "ablation": ablation,
         "examples": len(pairs),
@@ -145,17 +152,19 @@ def scores_along(
     }
     return [
         Scores(
-            model.graph, _mean(model, path, total, len(pairs)), {**about, "steps": k, "passes": asdict(made)}
+            model.graph,
+            _mean(model, method, total, len(pairs)),
+            {**about, "steps": k, "passes": made.counted},
         )
         for k, total, made in zip(steps, totals, passes, strict=True)
     ]
 
 
-def _mean(model: Transformer, path: Path, total: Tensor, examples: int) -> Tensor:
+def _mean(model: Transformer, method: Method, total: Tensor, examples: int) -> Tensor:
     values = (total / examples * model.graph.mask).float()
     if not values.isfinite().all():
         raise GradpathError(
-            f"{path.name} gave a score that is not a finite number on {model.name or 'this model'}, though "
+            f"{method.name} gave a score that is not a finite number on {model.name or 'this model'}, though "
             "every batch gave finite ones: the sum is too large. Use a metric that is smaller."
         )
     return values
@@ -164,7 +173,7 @@ def _mean(model: Transformer, path: Path, total: Tensor, examples: int) -> Tenso
 def score_batch(
     model: Transformer,
     metric: Metric,
-    path: Path,
+    method: Method,
     options: dict[str, Any],
     ablation: Ablation | None,
     batch: Pairs,
@@ -176,32 +185,41 @@ def score_batch(
 
     With ``split`` there is one such sum for each group of rows, (group, source, target).
     """
-    groups = None if split is None else split(batch)
+    if isinstance(method, Path):
+        model = replace(model, rules=method.rules(options))
+    with torch.enable_grad():
+        ground = Ground(model, batch.to(model.device), metric, method.whole(options), ablation)
+        if isinstance(method, Path):
+            return _score_path(ground, method, options, stops, None if split is None else split(batch))
+        if split is not None:
+            raise UsageError(f"{method.name} is no path: its scores cannot be taken apart. Use eap-ig.")
+        return [(method.build(ground, **options).detach().cpu(), ground.passes)]
 
+
+def _score_path(
+    ground: Ground,
+    path: Path,
+    options: dict[str, Any],
+    stops: frozenset[int],
+    groups: list[Tensor] | None,
+) -> list[tuple[Tensor, Passes]]:
     def product(writes: Writes, reads: Reads) -> Tensor:
         if groups is None:
-            return contract(model, writes, reads)
-        return torch.stack([contract(model, writes, reads, rows.to(model.device)) for rows in groups])
+            return contract(ground.model, writes, reads)
+        parts = [contract(ground.model, writes, reads, rows.to(ground.model.device)) for rows in groups]
+        return torch.stack(parts)
 
-    with torch.enable_grad():
-        ground = Ground(model, batch.to(model.device), metric, path.whole(options))
-        clean, corrupted = ground.clean, ground.corrupted
-        instead = (corrupted.suffix, corrupted.run)
-        if ablation is not None:
-            instead = ablation.run(model, 1, batch.clean.shape[1])
-        writes = write_differences(clean.suffix, clean.run, *instead)
-        del instead, clean, corrupted
-        if path.increments:
-            parts = (product(*term) for term in terms(ground, path, options))
-            return [(reduce(torch.add, parts).cpu(), ground.passes)]
-        found, total, n_points = [], None, 0
-        for reads in _summed_gradients(ground, path, options, stops):
-            part = product(writes, reads)
-            total = part if total is None else total + part
-            n_points += reads.n_points
-            del reads  # before the next ones are summed
-            if n_points in stops:
-                found.append(((total / n_points).cpu(), replace(ground.passes)))
+    if path.increments:
+        terms_ = (product(*term) for term in terms(ground, path, options))
+        return [(reduce(torch.add, terms_).cpu(), ground.passes)]
+    found, total, n_points = [], None, 0
+    for reads in _summed_gradients(ground, path, options, stops):
+        part = product(ground.writes, reads)
+        total = part if total is None else total + part
+        n_points += reads.n_points
+        del reads  # before the next ones are summed
+        if n_points in stops:
+            found.append(((total / n_points).cpu(), replace(ground.passes)))
     if total is None:
         raise UsageError(f"the method {path.name!r} yielded no point to take a gradient at.")
     return [*found, ((total / n_points).cpu(), ground.passes)]

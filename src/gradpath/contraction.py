@@ -5,7 +5,8 @@ of the gradient at a head's read only the gradient d_h at its projection's outpu
 norm of queries and keys where there is one. Their expansions are
 
     x_u           W_O[:, h] z_h        (over its norm, times its gain, where one follows attention)
-    dL/d in_h     J^T W_h^T d_h,       J = (I - y y^T / D) / sigma, or I where no norm comes first
+    dL/d in_h     J^T W_h^T d_h,       J = (I - y y^T / D) / sigma, or I where no norm comes first,
+                                       or I / sigma where a rule holds the norm's scale constant
 
 y is the normalised input and 1/sigma its scale, which all heads of a layer share, D = d_model. For several
 points p of a path, with c_hp = d_hp . (W_h y_p) / D and W_h y_p the projection's output less its bias,
@@ -67,15 +68,22 @@ class LayerReads:
 
 @dataclass
 class Reads:
-    """The sum over points of the gradients at all targets."""
+    """The sum over points of the gradients at all targets, or at those from some layer on.
 
+    A run that began above the bottom has only its own layers: ``first`` is the lowest of them.
+    """
+
+    first: int = 0
     n_points: int = 0
     layers: list[LayerReads] = field(default_factory=list)
     logits: Tensor | None = None  # (row, d_model)
 
-    def add(self, model: Transformer, run: Run, metric: Tensor) -> None:
+    def add(
+        self, model: Transformer, run: Run, metric: Tensor, also: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, ...]:
         """Take the gradients of ``metric``, (point, batch), at every target of the run that gave it.
 
+        Those at the tensors of the run that are wanted ``also`` are returned as they are.
         ``torch.autograd.grad`` returns them and stores nothing, so they cannot mix with those of another
         backward pass over the same run.
         """
@@ -85,20 +93,25 @@ class Reads:
             raise InputError(
                 "the metric has no gradient: it has to be a differentiable function of the logits."
             )
-        gradients = torch.autograd.grad(metric.sum(), [*taps, run.final_in], retain_graph=True)
+        # A tap without a way to the metric has a gradient of zero.
+        taps += [run.final_in, *also]
+        gradients = torch.autograd.grad(
+            metric.sum(), taps, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
         for index, layer in enumerate(run.layers):
-            new = _layer_reads(
-                model, model.layers[index], layer, gradients[4 * index : 4 * index + 4], n_points
-            )
+            weights = model.layers[self.first + index]
+            new = _layer_reads(model, weights, layer, gradients[4 * index : 4 * index + 4], n_points)
             if self.n_points:
                 old = self.layers[index]
                 new = LayerReads(old.heads + new.heads, old.mlp + new.mlp, old.pull + new.pull, old.y + new.y)
                 self.layers[index] = new
             else:
                 self.layers.append(new)
-        logits = _summed(gradients[-1], n_points)
+        at = 4 * len(run.layers)
+        logits = _summed(gradients[at], n_points)
         self.logits = logits if self.logits is None else self.logits + logits
         self.n_points += n_points
+        return gradients[at + 1 :]
 
 
 def _summed(x: Tensor, n_points: int) -> Tensor:
@@ -112,23 +125,23 @@ def _layer_reads(
     a = model.arch
     d = widened(torch.stack(list(gradients[:3]), -3)).flatten(-3, -2)  # (point batch, pos, 3 head, d_head)
     mlp = _summed(gradients[3], n_points)
-    if not a.norm_before:
-        return LayerReads(_summed(d, n_points).transpose(0, 1).contiguous(), mlp, [], [])
+    rstd = widened(run.rstd.detach())  # ones where no norm comes first
+    scaled = _summed(d * rstd[..., None], n_points).transpose(0, 1).contiguous()  # (3 head, row, d_head)
+    if not a.norm_before or model.rules.norm:
+        return LayerReads(scaled, mlp, [], [])
     out = widened(torch.stack([run.q, run.k, run.v], -3).detach()).flatten(-3, -2)
     if layer.b_qkv is not None:
         out = out - _per_query_head(widened(layer.b_qkv).view(-1, a.d_head), a)
-    rstd, y = widened(run.rstd.detach()), widened(run.y.detach())
     c = (d * out).sum(-1) * (rstd / a.d_model)  # (point batch, pos, 3 head)
-    scaled = _summed(d * rstd[..., None], n_points)  # (row, 3 head, d_head)
 
     def by_row(x: Tensor) -> Tensor:  # (point batch, pos, ...) -> (row, point, ...)
         return x.reshape(n_points, -1, *x.shape[2:]).transpose(0, 1)
 
     return LayerReads(
-        heads=scaled.transpose(0, 1).contiguous(),
+        heads=scaled,
         mlp=mlp,
         pull=[by_row(c).transpose(1, 2)],
-        y=[by_row(y)],
+        y=[by_row(widened(run.y.detach()))],
     )
 
 
@@ -178,15 +191,20 @@ def _expanded_reads(model: Transformer, reads: Reads, rows: Rows) -> Iterator[tu
     assert reads.logits is not None
     n_rows = len(reads.logits[rows])
     block = reads.logits.new_empty(1 + 3 * n_heads, n_rows, model.arch.d_model)
-    for index, layer in enumerate(model.layers):
-        _expand_heads(model.arch, layer, reads.layers[index], rows, out=block[1:])
-        if index == 0:
-            yield graph.target_head(0), block[1:].flatten(1)
+    below: LayerReads | None = None
+    for index, own in enumerate(reads.layers, reads.first):
+        _expand_heads(model.arch, model.layers[index], own, rows, out=block[1:])
+        if below is None:
+            yield graph.target_head(index), block[1:].flatten(1)
         else:
-            block[0] = reads.layers[index - 1].mlp[rows]
+            block[0] = below.mlp[rows]
             yield graph.target_mlp(index - 1), block.flatten(1)
-    last = torch.stack([reads.layers[-1].mlp[rows], reads.logits[rows]])
-    yield graph.target_mlp(graph.n_layers - 1), last.flatten(1)
+        below = own
+    if below is None:
+        yield graph.logits, reads.logits[rows][None].flatten(1)
+    else:
+        last = torch.stack([below.mlp[rows], reads.logits[rows]])
+        yield graph.target_mlp(graph.n_layers - 1), last.flatten(1)
 
 
 def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: Rows, out: Tensor) -> None:

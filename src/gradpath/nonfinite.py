@@ -8,7 +8,7 @@ its computation, place by place, to the first value that is not finite.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,8 @@ from torch import Tensor
 from gradpath.errors import GradpathError
 from gradpath.graph import QKV
 from gradpath.model.transformer import Run, Transformer
-from gradpath.paths import Path
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs, Task
-from gradpath.visit import Ground, walk
 
 Done = TypeVar("Done")
 Places = Iterator[tuple[str, Tensor]]  # names of places and the values there, in the order of the computation
@@ -80,49 +78,21 @@ def of_prompts(model: Transformer, metric: Metric, single: Pairs) -> Places:
             run = model.run(x)
             logits = model.unembed(run.final_in[:, -1])
             where = f"on the {name} prompt"
-            yield from _of_run(where, x, run, logits)
+            yield from of_run(where, x, run, logits)
             yield f"the metric {where}", metric(logits, single.labels)
 
 
-def of_path(model: Transformer, metric: Metric, path: Path, options: dict[str, Any], single: Pairs) -> Places:
-    """All of one example's attribution: the two prompts, every point of the path, the gradients there."""
-    yield from of_prompts(model, metric, single)
-    with torch.enable_grad():
-        ground = Ground(model, single.to(model.device), metric, path.whole(options))
-        for number, (visit, scored) in enumerate(walk(ground, path, options), start=1):
-            where = f"at {'point' if scored else 'an unscored point,'} {number} of the path"
-            yield from _of_run(where, visit.point, visit.run, visit.logits)
-            value = ground.judge(visit)
-            yield f"the metric {where}", value
-            if scored and value.requires_grad:
-                yield from _of_gradients(where, visit.run, value)
-
-
-def _of_run(where: str, x: Tensor, run: Run, logits: Tensor) -> Places:
+def of_run(where: str, x: Tensor, run: Run, logits: Tensor) -> Places:
     yield f"input {where}", x
     for index, layer in enumerate(run.layers):
         for kind, projected in zip(QKV, (layer.q, layer.k, layer.v), strict=True):
-            yield from _by_head(f"a{index}", f"<{kind}> {where}", projected)
-        yield from _by_head(f"a{index}", f" {where}", layer.z)
+            yield from by_head(f"a{index}", f"<{kind}> {where}", projected)
+        yield from by_head(f"a{index}", f" {where}", layer.z)
         yield f"the heads of layer {index} {where}", layer.written
         yield f"m{index} {where}", layer.mlp_out
     yield f"logits {where}", logits
 
 
-def _of_gradients(where: str, run: Run, value: Tensor) -> Places:
-    """The gradients at what the targets read or project, from the logits down."""
-
-    def gradient(at: Tensor) -> Tensor:
-        return torch.autograd.grad(value.sum(), at, retain_graph=True)[0]
-
-    yield f"the gradient at logits {where}", gradient(run.final_in)
-    for index in range(len(run.layers) - 1, -1, -1):
-        layer = run.layers[index]
-        yield f"the gradient at m{index} {where}", gradient(layer.mlp_in)
-        for kind, projected in zip(QKV, (layer.q, layer.k, layer.v), strict=True):
-            yield from _by_head(f"the gradient at a{index}", f"<{kind}> {where}", gradient(projected))
-
-
-def _by_head(before: str, after: str, x: Tensor) -> Places:
+def by_head(before: str, after: str, x: Tensor) -> Places:
     for head, values in enumerate(x.unbind(-2)):
         yield f"{before}.h{head}{after}", values

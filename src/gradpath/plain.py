@@ -52,21 +52,31 @@ def forward(model: Transformer, x: Tensor, read: Reader) -> tuple[Tensor, list[T
     logits = model.unembedding.to(x.dtype) @ final
     if model.unembedding_bias is not None:
         logits = logits + model.unembedding_bias.to(x.dtype)
-    return capped(logits, a.logit_cap), writes
+    return capped(model, logits, a.logit_cap), writes
+
+
+def held(constant: bool, x: Tensor) -> Tensor:
+    """A quantity that a rule of relevance propagation holds constant on the way back (``paths.relp``)."""
+    return x.detach() if constant else x
+
+
+def bent(model: Transformer, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """f(x), or by that rule x times the constant f(x) / x."""
+    return x * (f(x) / x).detach() if model.rules.activation else f(x)
 
 
 def norm(model: Transformer, x: Tensor) -> Tensor:
     if model.arch.norm == "layer":
         x = x - x.mean(-1, keepdim=True)
-    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + model.arch.norm_eps)
+    return x / held(model.rules.norm, torch.sqrt((x**2).mean(-1, keepdim=True) + model.arch.norm_eps))
 
 
 def norm_of_reads(model: Transformer, x: Tensor) -> Tensor:
     return norm(model, x) if model.arch.norm_before else x
 
 
-def capped(x: Tensor, cap: float | None) -> Tensor:
-    return x if cap is None else cap * torch.tanh(x / cap)
+def capped(model: Transformer, x: Tensor, cap: float | None) -> Tensor:
+    return x if cap is None else bent(model, lambda x: cap * torch.tanh(x / cap), x)
 
 
 def attention(model: Transformer, layer: Layer, ins: list[dict[str, Tensor]]) -> list[Tensor]:
@@ -90,7 +100,7 @@ def attention(model: Transformer, layer: Layer, ins: list[dict[str, Tensor]]) ->
         writes.append(z @ layer.w_o[:, columns].T.to(z.dtype))
     if layer.attn_gain is not None:  # a norm after attention: over the sum of all heads, in this very run
         total = torch.stack(writes).sum(0)
-        size = torch.sqrt((total**2).mean(-1, keepdim=True) + a.norm_eps)
+        size = held(model.rules.norm, torch.sqrt((total**2).mean(-1, keepdim=True) + a.norm_eps))
         writes = [layer.attn_gain.to(x.dtype) * x / size for x in writes]
     return writes
 
@@ -112,14 +122,14 @@ def projections(model: Transformer, layer: Layer, head: int, ins: dict[str, Tens
 def gathered(model: Transformer, layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """What one head gathers with its pattern, (pos, d_head)."""
     logits = capped(
-        rotated(model, layer, q) @ rotated(model, layer, k).T * layer.scale, model.arch.attention_cap
+        model, rotated(model, layer, q) @ rotated(model, layer, k).T * layer.scale, model.arch.attention_cap
     )
     place = torch.arange(len(q), device=q.device)
     query, key = torch.meshgrid(place, place, indexing="ij")
     hidden = key > query
     if layer.window is not None:
         hidden |= key <= query - layer.window
-    return logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    return held(model.rules.attention, logits.masked_fill(hidden, -torch.inf).softmax(-1)) @ v
 
 
 def rotated(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
@@ -144,9 +154,10 @@ def mlp(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
     act = ACTIVATIONS[model.arch.activation]
     if model.arch.gated:
         gate, value = hidden.chunk(2, -1)
-        hidden = act(gate) * value
+        hidden = bent(model, act, gate) * value
+        hidden = 0.5 * hidden + 0.5 * held(model.rules.gate, hidden)
     else:
-        hidden = act(hidden)
+        hidden = bent(model, act, hidden)
     out = hidden @ layer.w_out.T.to(x.dtype)
     return out if layer.mlp_gain is None else norm(model, out) * layer.mlp_gain.to(x.dtype)
 
@@ -178,7 +189,9 @@ def slopes(model: Transformer, task: Task, labels: Tensor, point: Tensor) -> dic
         return inputs[target]
 
     logits, _ = forward(model, point.clone().requires_grad_(), read)
-    found = torch.autograd.grad(metric_of(task, labels, logits), list(inputs.values()))
+    found = torch.autograd.grad(
+        metric_of(task, labels, logits), list(inputs.values()), materialize_grads=True
+    )
     return dict(zip(inputs, found, strict=True))
 
 

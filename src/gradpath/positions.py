@@ -39,7 +39,8 @@ from gradpath.files import write_atomically
 from gradpath.graph import Graph
 from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Transformer
-from gradpath.nonfinite import of_path, watched
+from gradpath.nonfinite import watched
+from gradpath.nonfinite_paths import of_path
 from gradpath.paths import find_path
 from gradpath.scores import Scores
 from gradpath.selection import edge_count

@@ -23,8 +23,9 @@ from gradpath.ablation import CORRUPTED, ablation_of, for_ablation
 from gradpath.attribution import by_example, score_batch
 from gradpath.errors import UsageError
 from gradpath.memory import batch_that_fits, in_shared_batches
+from gradpath.method import METHODS
 from gradpath.model.transformer import Transformer
-from gradpath.paths import PATHS, find_path
+from gradpath.paths import Path
 from gradpath.scores import Scores
 from gradpath.selection import Order, top
 from gradpath.tasks.task import Pairs, Task, encode
@@ -88,15 +89,15 @@ def _drawn(examples: int) -> Float[Tensor, "sample example"]:
     return torch.zeros(draws.shape, device="cpu").scatter_add_(1, draws, once)
 
 
-def _method(scores: Scores) -> tuple[Any, dict[str, Any]]:
+def _method(scores: Scores) -> tuple[Path, dict[str, Any]]:
     """The path that the scores were made with, and all of its options."""
     name = scores.about.get("method")
-    if name not in PATHS:
+    path = METHODS.get(str(name))
+    if not isinstance(path, Path):
         raise UsageError(
             f"the selection 'stable' attributes again, example by example, and scores by {name!r} cannot be "
-            f"made so. Use scores of one of {', '.join(PATHS)}, or another selection."
+            "made so. Use scores of a path, such as eap-ig, or another selection."
         )
-    path = find_path(str(name))
     given = dict(scores.about.get("options", {}))
     if "steps" in path.defaults:
         given["steps"] = scores.about["steps"]

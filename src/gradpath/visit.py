@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gradpath import ranks
+from gradpath.ablation import Ablation
+from gradpath.contraction import Writes, write_differences
 from gradpath.errors import InputError
 from gradpath.memory import RUN_AT_ONCE
 from gradpath.model.transformer import Past, Run, Transformer
@@ -27,10 +30,16 @@ from gradpath.tasks.task import Pairs
 
 @dataclass
 class Passes:
-    """How many passes over the suffix were made, counted as they happen."""
+    """How many passes over the suffix were made, counted as they happen; a part of the layers is a part."""
 
-    forward: int = 0
-    backward: int = 0
+    forward: float = 0.0
+    backward: float = 0.0
+
+    @property
+    def counted(self) -> dict[str, int | float]:
+        """As numbers to show: whole where they are."""
+        rounded = {name: round(n, 2) for name, n in vars(self).items()}
+        return {name: int(n) if n.is_integer() else n for name, n in rounded.items()}
 
     def or_more(self, other: Passes) -> Passes:
         """The larger of each: batches of one task may differ where a path depends on the prompts."""
@@ -86,6 +95,7 @@ class Ground:
     batch: Pairs
     metric: Metric
     whole: bool
+    ablation: Ablation | None = None  # what stands in for a node instead of the corrupted prompt
     passes: Passes = field(default_factory=Passes)
 
     def __post_init__(self) -> None:
@@ -100,9 +110,17 @@ class Ground:
         self._prefix = self._leaf(clean[:, : self.start]) if self.whole and self.start else None
         with torch.set_grad_enabled(self.whole):
             front = clean[:, : self.start] if self._prefix is None else self._prefix
-            self._past = model.prefix(front) if self.start else []
-        self.clean = self._stand(self.pair.clean, self._prefix, self._past)
-        self.corrupted = self._stand(self.pair.corrupted, self._prefix, self._past)
+            self.past = model.prefix(front) if self.start else []
+        self.clean = self._stand(self.pair.clean, self._prefix, self.past)
+        self.corrupted = self._stand(self.pair.corrupted, self._prefix, self.past)
+
+    @cached_property
+    def writes(self) -> Writes:
+        """What the nodes write on the clean prompt less what they write on the corrupted one, or ablated."""
+        instead = (self.corrupted.suffix, self.corrupted.run)
+        if self.ablation is not None:
+            instead = self.ablation.run(self.model, 1, self.batch.clean.shape[1])
+        return write_differences(self.clean.suffix, self.clean.run, *instead)
 
     def visit(self, point: Any) -> Standing:
         """The model at a point, or at several stacked in front: (point, batch, pos, d_model)."""
@@ -118,15 +136,18 @@ class Ground:
             )
         n_points = point.numel() // self.pair.clean.numel()
         if not (self.whole and self.start):
-            return self._stand(point, None, [_repeated(past, n_points) for past in self._past])
+            return self._stand(point, None, [repeated(past, n_points) for past in self.past])
         prefix = self._leaf(point[..., : self.start, :])
         return self._stand(point, prefix, self.model.prefix(prefix))
 
     def judge(self, standing: Standing) -> Tensor:
         """The metric of each example, and of each stacked point of it: (point, batch)."""
+        return self.judged(standing.logits)
+
+    def judged(self, logits: Tensor) -> Tensor:
+        """The metric of logits (point batch, vocab), as (point, batch)."""
         batch = len(self.batch)
-        rows = torch.split(standing.logits, batch)
-        values = [self.metric(logits, self.batch.labels) for logits in rows]
+        values = [self.metric(rows, self.batch.labels) for rows in torch.split(logits, batch)]
         for value in values:
             check_metric(value, batch)
         return torch.stack(values)
@@ -134,12 +155,15 @@ class Ground:
     def _stand(self, point: Tensor, prefix: Tensor | None, past: list[Past]) -> Standing:
         suffix = self._leaf(point[..., self.start :, :] if self.whole else point)
         run = self.model.run(suffix, start=self.start, past=past)
-        n_points = len(suffix) // len(self.batch)
-        self.passes.forward += n_points
-        row = torch.arange(len(suffix), device=suffix.device)
-        last = (self.batch.last - self.start).repeat(n_points)
-        logits = self.model.unembed(run.final_in[row, last])
+        self.passes.forward += len(suffix) // len(self.batch)
+        logits = self.unembedded(run.final_in)
         return Standing(self.model, self.real, self.start, self.passes, point, prefix, suffix, run, logits)
+
+    def unembedded(self, final_in: Tensor) -> Tensor:
+        """Logits at each prompt's last position, from what ``logits`` reads, (point batch, pos, d_model)."""
+        row = torch.arange(len(final_in), device=final_in.device)
+        last = (self.batch.last - self.start).repeat(len(final_in) // len(self.batch))
+        return self.model.unembed(final_in[row, last])
 
     @staticmethod
     def _leaf(x: Tensor) -> Tensor:
@@ -183,5 +207,6 @@ def check_metric(value: Any, batch: int) -> None:
         raise InputError(f"a metric has to return one number per example, shape ({batch},): got {got}.")
 
 
-def _repeated(past: Past, n_points: int) -> Past:
+def repeated(past: Past, n_points: int) -> Past:
+    """Keys and values for several points stacked in front of the batch."""
     return Past(past.keys.repeat(n_points, 1, 1, 1), past.values.repeat(n_points, 1, 1, 1))

@@ -126,10 +126,10 @@ def command(
 def _check_early(method: str, how: str, size: tuple[int | None, float | None], out: Path | None) -> None:
     """Refuse what can be refused before a model is loaded."""
     from gradpath.measured import WAYS
-    from gradpath.paths import find_path
+    from gradpath.methods import find_method
     from gradpath.selection import check_way
 
-    find_path(method)
+    find_method(method)
     check_way(how, WAYS)
     edges, sparsity = size
     if edges is not None and edges < 1:

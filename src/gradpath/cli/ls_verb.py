@@ -52,13 +52,13 @@ def _tasks() -> list[dict[str, str]]:
 
 
 def _methods() -> list[dict[str, str]]:
-    from gradpath.paths import PATHS
+    from gradpath.methods import METHODS
 
     def options(defaults: dict[str, object]) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
         return f" [{shown}]" if shown else ""
 
-    return [{"name": path.name, "about": path.about + options(path.defaults)} for path in PATHS.values()]
+    return [{"name": path.name, "about": path.about + options(path.defaults)} for path in METHODS.values()]
 
 
 def _selections() -> list[dict[str, str]]:

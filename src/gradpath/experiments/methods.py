@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradpath.errors import UsageError
-from gradpath.paths import find_path
+from gradpath.methods import find_method
 
 PAPER_METHODS = "eap,eap-ig,eap-gp"
 
@@ -30,7 +30,7 @@ class Method:
     @property
     def options(self) -> dict[str, Any]:
         """All options, checked."""
-        return find_path(self.name).options(dict(self.given))
+        return find_method(self.name).options(dict(self.given))
 
     @property
     def steps(self) -> int:
@@ -39,12 +39,12 @@ class Method:
     @property
     def cost(self) -> float:
         """About how many passes over an example's suffix its scores take, to foresee the time."""
-        whole = find_path(self.name).whole(self.options)
+        whole = find_method(self.name).whole(self.options)
         return 3.0 + (6.0 if whole else 2.0) * self.steps
 
     def with_steps(self, steps: int) -> Method:
         """The same method with another number of steps, if it has any."""
-        if "steps" not in find_path(self.name).defaults:
+        if "steps" not in find_method(self.name).defaults:
             return self
         return Method(self.name, (*(pair for pair in self.given if pair[0] != "steps"), ("steps", steps)))
 

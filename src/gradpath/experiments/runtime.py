@@ -28,8 +28,8 @@ from gradpath.experiments.request import default_tasks
 from gradpath.experiments.store import Key
 from gradpath.experiments.table import markdown, percent, signed, with_interval
 from gradpath.memory import batch_that_fits
+from gradpath.methods import find_method
 from gradpath.model.transformer import Transformer
-from gradpath.paths import find_path
 from gradpath.tasks import Task, encode
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _batch_to_time(bench: Bench, task: str) -> int:
     def fits(points: int, whole: bool) -> int:
         return batch_that_fits(bench.model, pairs, asked.batch_size, asked.memory, points=points, whole=whole)
 
-    methods = [fits(x.steps, find_path(x.name).whole(x.options)) for x in asked.methods]
+    methods = [fits(x.steps, find_method(x.name).whole(x.options)) for x in asked.methods]
     return min(*methods, fits(1, whole=True))
 
 

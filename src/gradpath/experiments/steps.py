@@ -21,7 +21,7 @@ from gradpath.experiments.registry import Experiment
 from gradpath.experiments.request import default_tasks
 from gradpath.experiments.store import digest
 from gradpath.experiments.table import markdown, percent
-from gradpath.paths import find_path
+from gradpath.methods import find_method
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def methods(bench: Bench) -> list[Method]:
     """EAP-GP and its variants; if none was asked for, whatever has steps."""
     asked = bench.request.methods
     own = [method for method in asked if method.name == "eap-gp"]
-    return own or [method for method in asked if "steps" in find_path(method.name).defaults]
+    return own or [method for method in asked if "steps" in find_method(method.name).defaults]
 
 
 def refusal(bench: Bench) -> str | None:

@@ -73,6 +73,22 @@ class Architecture:
 
 
 @dataclass(frozen=True)
+class Rules:
+    """How a gradient goes back where the model is not linear: by calculus, or, where true, by another rule.
+
+    The forward pass is the same under all of them. ``paths.relp`` has the reasons.
+    """
+
+    norm: bool = False  # what a norm divides by is constant
+    attention: bool = False  # attention patterns are constant
+    gate: bool = False  # each factor of a product of two gets half of its gradient
+    activation: bool = False  # an activation f(x) is x times the constant f(x) / x
+
+
+CALCULUS = Rules()
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer's weights, rows are outputs. Norm gains and shifts are folded in already."""
 
@@ -173,6 +189,7 @@ class Transformer:
     unembedding_bias: Float[Tensor, " vocab"] | None = None
     tokenizer: Tokenizer | None = None
     name: str = ""
+    rules: Rules = CALCULUS
 
     @cached_property
     def graph(self) -> Graph:
@@ -218,6 +235,10 @@ class Transformer:
             layers.append(seen)
         return Run(layers, resid)
 
+    def above(self, layer: int) -> Transformer:
+        """The layers from this one on, as a model that runs the residual stream below it."""
+        return replace(self, layers=self.layers[layer:], positions=None)
+
     def prefix(self, x: Float[Tensor, "batch pos d_model"]) -> list[Past]:
         """Keys and values of positions 0, 1, ...: all that later positions ever read of them.
 
@@ -252,11 +273,14 @@ class Transformer:
         """The normalised x and 1/sigma, (..., d_model) and (..., 1). No gain, no shift: see ``folded``."""
         if self.arch.norm == "layer":
             y, _, rstd = torch.native_layer_norm(x, [x.shape[-1]], None, None, self.arch.norm_eps)
+            if self.rules.norm:
+                y = (widened(x - x.mean(-1, keepdim=True)) * rstd.detach()).to(x.dtype)
             return y, rstd
         wide = widened(x)
         square = wide.square().mean(-1, keepdim=True)
         # 0 times infinity: squares that overflow must not pass for a norm that makes everything zero.
         rstd = (square + self.arch.norm_eps).rsqrt() + 0 * square.detach()
+        rstd = rstd.detach() if self.rules.norm else rstd
         return (wide * rstd).to(x.dtype), rstd
 
     def read_norm(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,11 +318,13 @@ class Transformer:
 
     def attend(self, layer: Layer, q: Tensor, past: Past, place: Place) -> Tensor:
         """What each head gathers for queries (batch, head, pos, d_head): z, (batch, pos, head, d_head)."""
-        mask, cap = place.masks[layer.window], self.arch.attention_cap
+        mask, cap, keys = place.masks[layer.window], self.arch.attention_cap, past.keys
+        if self.rules.attention:
+            q, keys = q.detach(), keys.detach()
         if cap is None:
-            z = F.scaled_dot_product_attention(q, past.keys, past.values, attn_mask=mask, scale=layer.scale)
+            z = F.scaled_dot_product_attention(q, keys, past.values, attn_mask=mask, scale=layer.scale)
         else:
-            logits = cap * torch.tanh(q @ past.keys.transpose(-1, -2) * (layer.scale / cap)) + mask
+            logits = self._capped(q @ keys.transpose(-1, -2) * layer.scale, cap) + mask
             z = widened(logits).softmax(-1).to(q.dtype) @ past.values
         return z.transpose(1, 2)
 
@@ -313,21 +339,35 @@ class Transformer:
     def mlp(self, layer: Layer, x: Tensor) -> Tensor:
         """The MLP's write for a residual stream x that it has yet to normalise."""
         hidden = F.linear(self.read_norm(x)[0], layer.w_in, layer.b_in)
-        act = ACTIVATIONS[self.arch.activation]
         if self.arch.gated:
             gate, value = hidden.chunk(2, -1)
-            hidden = act(gate) * value
+            hidden = self._activated(gate) * value
+            hidden = (hidden + hidden.detach()) / 2 if self.rules.gate else hidden
         else:
-            hidden = act(hidden)
+            hidden = self._activated(hidden)
         out = F.linear(hidden, layer.w_out, layer.b_out)
         return out if layer.mlp_gain is None else self.norm(out)[0] * layer.mlp_gain
+
+    def _activated(self, x: Tensor) -> Tensor:
+        return self._bent(ACTIVATIONS[self.arch.activation], x)
+
+    def _capped(self, x: Tensor, cap: float) -> Tensor:
+        return self._bent(lambda x: cap * torch.tanh(x / cap), x)
+
+    def _bent(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """f(x), number by number; under the rule for activations its slope is that of the line from 0."""
+        if not self.rules.activation:
+            return f(x)
+        value = f(x.detach())
+        slope = torch.where(x == 0, 0.5, value / x).detach()
+        return value + (x - x.detach()) * slope
 
     def unembed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
         """Logits for what ``logits`` reads. Ask only for the positions that are wanted: it is costly."""
         y = self.norm(x)[0] * self.final_gain
         y = y if self.final_shift is None else y + self.final_shift
         logits, cap = F.linear(y, self.unembedding, self.unembedding_bias), self.arch.logit_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return logits if cap is None else self._capped(logits, cap)
 
     def place(self, start: int, length: int) -> Place:
         """Masks and rotations for positions start, start + 1, ... of a prompt that begins at 0."""

@@ -1,10 +1,9 @@
 """Paths: what tells one method from another. ``registry`` says what a path is; each other file has some."""
 
-from gradpath.paths import combined, descent, line, monotone
-from gradpath.paths.registry import PATHS, Look, Pair, Path, Points, Visit, find_path, path
+from gradpath.paths import combined, descent, line, monotone, relp
+from gradpath.paths.registry import Look, Pair, Path, Points, Visit, find_path, path
 
 __all__ = [
-    "PATHS",
     "Look",
     "Pair",
     "Path",
@@ -16,4 +15,5 @@ __all__ = [
     "line",
     "monotone",
     "path",
+    "relp",
 ]

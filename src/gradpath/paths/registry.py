@@ -25,6 +25,7 @@ Costs, in passes over the positions from the first differing token on, for k ste
     eap-boxed        k + 2 forward  2 k backward
     eap-average      5 k forward  4 k backward
     eap-integral     k + 1 forward  k + 1 backward   (k + 2 and 2 k + 1 with along=descent)
+    relp             2 forward      1 backward
 
 A path of one's own:
 
@@ -34,20 +35,21 @@ A path of one's own:
 ...     yield (pair.clean + pair.corrupted) / 2
 >>> find_path("midpoint").about
 'Half-way between the two prompts.'
->>> del PATHS["midpoint"]
+>>> del METHODS["midpoint"]
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gradpath.errors import UsageError, unknown
+from gradpath.errors import UsageError
+from gradpath.method import METHODS, Method, find_method
+from gradpath.model.transformer import CALCULUS, Rules
 
 
 @dataclass(frozen=True)
@@ -89,68 +91,41 @@ Builder = Callable[..., Points]
 
 
 @dataclass(frozen=True)
-class Path:
-    """A registered method: its generator, whether it wants the whole prompt, and is integrated along."""
+class Path(Method):
+    """A method that is a path: its function is a generator of points."""
 
-    name: str
-    build: Builder
-    whole: Callable[[dict[str, Any]], bool]
-    increments: bool = False
-
-    @property
-    def about(self) -> str:
-        return (inspect.getdoc(self.build) or "").partition("\n")[0]
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The path's options and their defaults, in the order of its signature."""
-        parameters = list(inspect.signature(self.build).parameters.values())[1:]
-        return {p.name: None if p.default is p.empty else p.default for p in parameters}
-
-    def options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The defaults with what was given, which has to be known by name and by type."""
-        for name in given.keys() - self.defaults.keys():
-            raise UsageError(
-                f"the method {self.name!r} has no option {name!r}: it knows "
-                f"{', '.join(self.defaults) or 'none at all'}."
-            )
-        for name, value in given.items():
-            self._check(name, value)
-        return {**self.defaults, **given}
-
-    def _check(self, name: str, value: Any) -> None:
-        """A value has to be one that the option's annotation allows, where it has a plain one."""
-        hint = get_type_hints(self.build).get(name)
-        choices = get_args(hint) if get_origin(hint) is Literal else ()
-        if choices and value not in choices:
-            raise UsageError(f"{name} must be one of {', '.join(map(str, choices))}: got {value!r}.")
-        if hint in (bool, int, str) and type(value) is not hint:
-            raise UsageError(f"{name} must be of type {hint.__name__}: got {value!r}.")
-        if name == "steps" and value < 1:
-            raise UsageError(f"steps must be a whole number of at least 1: got {value!r}.")
-
-
-PATHS: dict[str, Path] = {}
+    rules: Callable[[dict[str, Any]], Rules] = lambda _: CALCULUS  # by which gradients go back
+    increments: bool = False  # is it integrated along
 
 
 def path(
-    name: str, *, whole: bool | Callable[[dict[str, Any]], bool] = False, increments: bool = False
+    name: str,
+    *,
+    whole: bool | Callable[[dict[str, Any]], bool] = False,
+    rules: Callable[[dict[str, Any]], Rules] = lambda _: CALCULUS,
+    increments: bool = False,
 ) -> Callable[[Builder], Builder]:
     """Register a generator of points as the method ``name``.
 
     Its first parameter is the ``Pair``, the others are the method's options with their defaults.
-    ``whole`` asks for embeddings of all positions instead of those from the first difference on.
-    ``increments`` multiplies gradients by what nodes write from one point to the next (``increments``).
+    ``whole`` asks for embeddings of all positions instead of those from the first difference on, ``rules``
+    for gradients by other rules than those of calculus; both may hang on the options. ``increments``
+    multiplies gradients by what nodes write from one point to the next (``increments``).
     """
 
     def register(build: Builder) -> Builder:
-        PATHS[name] = Path(name, build, whole if callable(whole) else lambda _: whole, increments)
+        wants_all = whole if callable(whole) else lambda _: whole
+        METHODS[name] = Path(name, build, wants_all, rules, increments)
         return build
 
     return register
 
 
 def find_path(name: str) -> Path:
-    if name not in PATHS:
-        raise unknown("method", name, PATHS)
-    return PATHS[name]
+    """The method of that name, which has to be a path."""
+    found = find_method(name)
+    if not isinstance(found, Path):
+        raise UsageError(
+            f"the method {name!r} is no path: it has no points. Use one that has, such as eap-ig."
+        )
+    return found

@@ -32,12 +32,29 @@ _EAP_GP = """@inproceedings{zhang2025eapgp,
   year = {2025}
 }"""
 
+_RELP = """@misc{jafari2025relp,
+  title = {{RelP}: Faithful and Efficient Circuit Discovery in Language Models via Relevance Patching},
+  author = {Jafari, Farnoush Rezaei and Eberle, Oliver and Khakzar, Ashkan and Nanda, Neel},
+  year = {2025},
+  eprint = {2508.21258},
+  archivePrefix = {arXiv}
+}"""
+
+_ATP_STAR = """@misc{kramar2024atp,
+  title = {{AtP*}: An efficient and scalable method for localizing {LLM} behaviour to components},
+  author = {Kram{\\'a}r, J{\\'a}nos and Lieberum, Tom and Shah, Rohin and Nanda, Neel},
+  year = {2024},
+  eprint = {2403.00745},
+  archivePrefix = {arXiv}
+}"""
+
 _SOFTWARE = """@software{gradpath,
   title = {gradpath: circuits in language models},
   version = {%s}
 }"""
 
 _BY_METHOD = {"eap": _EAP, "clean-corrupted": _EAP_IG, "eap-ig": _EAP_IG, "eap-gp": _EAP_GP}
+_BY_METHOD |= {"eap-ig-activations": _EAP_IG, "relp": _RELP}
 
 
 def bibtex(methods: Iterable[str]) -> str:
