@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gradpath.experiments.figures import INK, LINES, MARKERS, MUTED, colour, method_title, panels, task_title
+from gradpath.experiments.figures import INK, LINES, MUTED, colour, marker, method_title, panels, task_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,8 @@ def _panel(ax: Axes, rows: Rows, log: bool) -> None:
     for label in labels:
         for how in hows:
             own = [row for row in rows if (row["method"], row["how"]) == (label, how)]
-            _curve(ax, own, label, colour(label, labels), LINES.get(how, ":"), band=how == hows[0], log=log)
+            look = {"color": colour(label, labels), "marker": marker(label, labels)}
+            _curve(ax, own, {**look, "linestyle": LINES.get(how, ":")}, band=how == hows[0], log=log)
     first = rows[0]
     ax.set_title(f"{task_title(first['task'])}  ({first['examples']} held-out examples)", color=INK)
     ax.set_xlabel("edges kept (% of all edges)" if log else "edge sparsity (% of edges left out)")
@@ -56,19 +57,18 @@ def _panel(ax: Axes, rows: Rows, log: bool) -> None:
     fit(ax, rows)
 
 
-def _curve(ax: Axes, rows: Rows, label: str, paint: str, line: Any, *, band: bool, log: bool) -> None:
+def _curve(ax: Axes, rows: Rows, look: dict[str, Any], *, band: bool, log: bool) -> None:
     x = [100 * (1 - row["sparsity"]) if log else 100 * row["sparsity"] for row in rows]
     y = [100 * row["faithfulness"] for row in rows]
-    marker = MARKERS.get(label, "D")
     size: Any = {"markersize": 4, "linewidth": 1.6} if band else {"markersize": 3, "linewidth": 1.1}
-    ax.plot(x, y, linestyle=line, color=paint, marker=marker, **size)
+    ax.plot(x, y, **look, **size)
     if band:
         low, high = ([100 * row[f"faithfulness_{end}"] for row in rows] for end in ("low", "high"))
-        ax.fill_between(x, low, high, color=paint, alpha=0.13, linewidth=0)
+        ax.fill_between(x, low, high, color=look["color"], alpha=0.13, linewidth=0)
         paper = [(at, 100 * row["paper"]) for at, row in zip(x, rows, strict=True) if "paper" in row]
         if paper:
             at, value = zip(*paper, strict=True)
-            ax.scatter(at, value, s=34, facecolors="none", edgecolors=paint, linewidths=1.1)
+            ax.scatter(at, value, s=34, facecolors="none", edgecolors=look["color"], linewidths=1.1)
 
 
 def _list_areas(ax: Axes, areas: Rows) -> None:
@@ -104,12 +104,13 @@ def _legend(rows: Rows) -> list[Any]:
     labels = list(dict.fromkeys(row["method"] for row in rows))
     hows = list(dict.fromkeys(row["how"] for row in rows))
     handles = [
-        Line2D([], [], color=colour(x, labels), marker=MARKERS.get(x, "D"), label=method_title(x))
+        Line2D([], [], color=colour(x, labels), marker=marker(x, labels), label=method_title(x))
         for x in labels
     ]
     names = {"top": "top-n edges by |score|", "greedy": "greedy from the logits"}
     names["signed"] = "top-n edges by score, the sign counted"
     names |= {"balanced": "balanced by sign", "refined": "refined on the circuit itself"}
+    names |= {"ratio": "six positive edges to four", "stable": "of a stable sign"}
     for how in hows:
         shown = names.get(how, how) + (" (band: 95% interval)" if how == hows[0] else "")
         handles.append(Line2D([], [], color=INK, linestyle=LINES.get(how, ":"), label=shown))

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 COLOURS = {"eap": "#7f7f7f", "eap-ig": "#0072b2", "eap-gp": "#d55e00", "clean-corrupted": "#cc79a7"}
 SPARE = ("#009e73", "#e69f00", "#56b4e9", "#8c564b", "#9467bd")
 MARKERS = {"eap": "s", "eap-ig": "o", "eap-gp": "^"}
+SPARE_MARKERS = ("D", "v", "P", "X")  # the next one whenever the colours begin anew
 LINES: dict[str, Any] = {
     "top": "-",
     "greedy": "--",
     "signed": "-.",
     "balanced": ":",
+    "ratio": (0, (1, 1)),
+    "stable": (0, (4, 1, 1, 1)),
     "refined": (0, (7, 1.5, 1, 1.5, 1, 1.5)),
 }
 TITLES = {
@@ -81,8 +84,19 @@ def colour(label: str, labels: list[str]) -> str:
     """A method's own colour; one with options gets a spare one."""
     if label in COLOURS:
         return COLOURS[label]
-    others = [other for other in labels if other not in COLOURS]
-    return SPARE[others.index(label) % len(SPARE)]
+    return SPARE[_number(label, labels) % len(SPARE)]
+
+
+def marker(label: str, labels: list[str]) -> str:
+    """A method's own mark; those with the same spare colour have different ones."""
+    if label in MARKERS:
+        return MARKERS[label]
+    return SPARE_MARKERS[_number(label, labels) // len(SPARE) % len(SPARE_MARKERS)]
+
+
+def _number(label: str, labels: list[str]) -> int:
+    """Which of the methods without a colour of its own this one is."""
+    return [other for other in labels if other not in COLOURS].index(label) if label not in COLOURS else 0
 
 
 def task_title(name: str) -> str:
