@@ -46,15 +46,14 @@ def atp_star(ground: Ground, *, qk: bool = True, drop: bool = True) -> Tensor:
     model, drop = ground.model, drop and ground.model.arch.n_layers > 1
     scores = ground.writes.input.new_zeros(model.graph.n_sources, model.graph.n_targets)
     times = _layer_of_target(model).to(scores) if drop else torch.ones_like(scores[0])  # of the plain slope
-    pulls = []  # per slope dL/dz of the layers it differs in, (batch, pos, head, d_head) each
+    pulls: list[list[Tensor]] = []  # per slope dL/dz of its layers, (batch, pos, head, d_head) each
     for reads, pull in _slopes(ground, drop):
-        weight = times if len(pulls) == 0 else 1
-        scores += weight * _contracted(ground, reads, by_size=drop)
+        scores += (1 if pulls else times) * _contracted(ground, reads, by_size=drop)
         pulls.append(pull)
     if qk:
         for changed in _changed_patterns(ground):
-            pull = torch.stack([one[changed.layer] for one in pulls if changed.layer < len(one)])
-            effect = changed.effect(widened(pull))  # (slope, batch, source, target)
+            slopes = torch.stack([pull[changed.layer] for pull in pulls if changed.layer < len(pull)])
+            effect = changed.effect(widened(slopes))  # (slope, batch, source, target)
             effect[0] *= times[changed.targets]
             effect = effect.abs() if drop else effect
             scores[changed.sources, changed.targets] = effect.sum((0, 1))
