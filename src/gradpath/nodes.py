@@ -49,7 +49,7 @@ class NodeReads:
 
 
 def contract_nodes(model: Transformer, writes: Writes, reads: NodeReads) -> Tensor:
-    """Writes times reads, summed over rows, for every source: (source, target), in the column of ``logits``."""
+    """Writes times reads, summed over rows, (source, target): every source's in the column of ``logits``."""
     assert reads.input is not None, "a path has to be walked before it is contracted"
     a, graph = model.arch, model.graph
     scores = writes.input.new_zeros(graph.n_sources, graph.n_targets)
