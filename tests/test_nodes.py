@@ -8,6 +8,7 @@ import torch
 from small_models import prompts, tiny_model
 from toys import TASK, saturated
 
+from gradpath import positions
 from gradpath.attribution import attribute
 from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate
@@ -105,3 +106,8 @@ def test_a_saturated_node_is_found_that_the_plain_gradient_misses():
     assert float(both[0] - both[1]) == pytest.approx(1, rel=1e-6)
     assert float(attribute(model, TASK, "nap").by_node[m0]) == 0
     assert float(attribute(model, TASK, "nap-ig", steps=100).by_node[m0]) == pytest.approx(1, abs=0.03)
+
+
+def test_node_scores_are_not_taken_apart_by_position(gpt2):
+    with pytest.raises(UsageError, match="taken apart"):
+        positions.attribute(gpt2, MIXED, "nap", by="token")
