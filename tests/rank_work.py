@@ -17,8 +17,8 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath import ranks
-from gradpath.experiments.exact_patching import exact_scores
 from gradpath.experiments.follow import follow_line
+from gradpath.methods.exact import exact_scores
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6], [[0], [4], [2, 3], [6], [1, 8], [5], [3]])
 METHODS = ("eap", "eap-ig", "eap-gp")

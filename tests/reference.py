@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gradpath import plain
 from gradpath.model.transformer import Transformer
 from gradpath.plain import everything, examples, forward, metric_of, slopes
 from gradpath.tasks.task import Task
@@ -238,3 +242,96 @@ def exact_scores(model: Transformer, task: Task, instead: Instead | None = None)
         without[u, v] = False
         exact[u, v] = (clean - patched_metric(model, task, without, instead)).mean()
     return exact
+
+
+@contextlib.contextmanager
+def gathering() -> Iterator[list[Tensor]]:
+    """What heads gather in the plain model, in the order in which they do."""
+    seen: list[Tensor] = []
+    own = plain.gathered
+
+    def gathered(*given: Any, **named: Any) -> Tensor:
+        seen.append(own(*given, **named))
+        return seen[-1]
+
+    with mock.patch.object(plain, "gathered", gathered):
+        yield seen
+
+
+def atp_star(
+    model: Transformer, task: Task, *, qk: bool, drop: bool, instead: Instead | None = None
+) -> Tensor:
+    """EAP with patterns computed anew for edges into q and k, and the mean size over dropped layers."""
+    graph, n_layers, n_heads = model.graph, model.arch.n_layers, model.arch.n_heads
+    total = torch.zeros(graph.mask.shape, dtype=torch.float64)
+    layer_of = [int(name[1:].partition(".")[0]) if name != "input" else -1 for name in graph.sources]
+    for clean, corrupted, labels in examples(model, task):
+        x_u, x_u_corrupted = (forward(model, x, everything)[1] for x in (clean, corrupted))
+        if instead is not None:
+            x_u_corrupted = instead(len(clean))
+        found = []
+        for dropped in range(n_layers) if drop else [None]:
+            inputs: dict[str, Tensor] = {}
+
+            def read(
+                target: str, writes: list[Tensor], constant: Tensor, i: dict = inputs, d: int | None = dropped
+            ) -> Tensor:
+                through = [x.detach() if layer_of[u] == d else x for u, x in enumerate(writes)]
+                i[target] = everything(target, through, constant).clone().requires_grad_()
+                return i[target]
+
+            with gathering() as zs:
+                metric = metric_of(task, labels, forward(model, clean, read)[0])
+            options = {"retain_graph": True, "materialize_grads": True}
+            slopes = dict(
+                zip(inputs, torch.autograd.grad(metric, list(inputs.values()), **options), strict=True)
+            )
+            pulls = torch.autograd.grad(metric, zs, **options)
+            scores = torch.zeros_like(total)
+            for u, v in graph.mask.nonzero().tolist():
+                less, target = x_u[u] - x_u_corrupted[u], graph.targets[v]
+                if qk and target[-3:] in ("<q>", "<k>"):
+                    first = n_heads * int(target[1:].partition(".")[0])
+                    lost = gathered_less(model, inputs, target, less)
+                    parts = zip(lost, pulls[first : first + n_heads], strict=True)
+                    scores[u, v] = sum((z * pull).sum() for z, pull in parts).detach()
+                else:
+                    scores[u, v] = (less * slopes[target]).sum()
+            found.append(scores)
+        total += torch.stack(found).abs().sum(0) if drop else found[0]
+    if drop:
+        total[:, :-1] /= n_layers - 1
+        total[:, -1] /= n_layers
+    return total / len(task)
+
+
+def gathered_less(model: Transformer, inputs: dict[str, Tensor], target: str, less: Tensor) -> list[Tensor]:
+    """What each head of the target's layer gathers, less what it gathers when the target reads less."""
+    layer, both = target.partition(".")[0], []
+    for lost in (0, less):
+        ins = [
+            {
+                kind: inputs[name] - (lost if name == target else 0)
+                for kind in "qkv"
+                for name in [f"{layer}.h{head}<{kind}>"]
+            }
+            for head in range(model.arch.n_heads)
+        ]
+        with gathering() as zs:
+            plain.attention(model, model.layers[int(layer[1:])], ins)
+        both.append(zs)
+    return [a - b for a, b in zip(*both, strict=True)]
+
+
+def node_scores(model: Transformer, task: Task, path: Path) -> Tensor:
+    """score(u) by its definition: gradients at what each source writes, (source,)."""
+    total = torch.zeros(model.graph.n_sources, dtype=torch.float64)
+    for clean, corrupted, labels in examples(model, task):
+        x_u, x_u_corrupted = (forward(model, x, everything)[1] for x in (clean, corrupted))
+        points = path(model, clean, corrupted)
+        for point in points:
+            logits, writes = forward(model, point.clone().requires_grad_(), everything)
+            gradients = torch.autograd.grad(metric_of(task, labels, logits), writes)
+            for u, gradient in enumerate(gradients):
+                total[u] += ((x_u[u] - x_u_corrupted[u]) * gradient).sum() / len(points)
+    return total / len(task)

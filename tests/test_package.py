@@ -29,6 +29,7 @@ LAYERS = [
         "nonfinite",
         "nonfinite_paths",
         "methods",
+        "nodes",
         "attribution",
     },
     {"circuit", "selection", "layout", "positions"},

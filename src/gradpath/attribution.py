@@ -41,6 +41,7 @@ from gradpath.memory import SUM_AT_ONCE, Progress, batch_that_fits, in_shared_ba
 from gradpath.method import Method
 from gradpath.methods import find_method
 from gradpath.model.transformer import Transformer
+from gradpath.nodes import NodeReads, contract_nodes, over_edges
 from gradpath.nonfinite import of_prompts, watched
 from gradpath.nonfinite_paths import of_path
 from gradpath.paths import Path
@@ -109,6 +110,7 @@ def scores_along(
         )
     instead = ablation_of(ablation, model, mean_over or task, batch_size=batch_size, memory=memory)
     pairs, steps = for_ablation(encode(task, model.tokenizer), instead), [*stops, options.get("steps", 1)]
+    method.check(model, len(pairs), options)
     size = batch_that_fits(
         model, pairs, batch_size, memory, points=steps[-1], whole=method.whole(options), results=len(steps)
     )
@@ -142,6 +144,7 @@ def scores_along(
         "task": task.name,
         "data": dict(task.about),
         "method": method.name,
+        "of": method.of,
         "options": {name: value for name, value in options.items() if name != "steps"},
         "ablation": ablation,
         "examples": len(pairs),
@@ -167,7 +170,7 @@ def _mean(model: Transformer, method: Method, total: Tensor, examples: int) -> T
             f"{method.name} gave a score that is not a finite number on {model.name or 'this model'}, though "
             "every batch gave finite ones: the sum is too large. Use a metric that is smaller."
         )
-    return values
+    return values if method.of == "edges" else over_edges(model.graph, values[:, model.graph.logits])
 
 
 def score_batch(
@@ -189,10 +192,12 @@ def score_batch(
         model = replace(model, rules=method.rules(options))
     with torch.enable_grad():
         ground = Ground(model, batch.to(model.device), metric, method.whole(options), ablation)
+        if split is not None and (not isinstance(method, Path) or method.of == "nodes"):
+            raise UsageError(
+                f"{method.name} is no path with scores of edges, which alone can be taken apart. Use eap-ig."
+            )
         if isinstance(method, Path):
             return _score_path(ground, method, options, stops, None if split is None else split(batch))
-        if split is not None:
-            raise UsageError(f"{method.name} is no path: its scores cannot be taken apart. Use eap-ig.")
         return [(method.build(ground, **options).detach().cpu(), ground.passes)]
 
 
@@ -203,7 +208,9 @@ def _score_path(
     stops: frozenset[int],
     groups: list[Tensor] | None,
 ) -> list[tuple[Tensor, Passes]]:
-    def product(writes: Writes, reads: Reads) -> Tensor:
+    def product(writes: Writes, reads: Reads | NodeReads) -> Tensor:
+        if isinstance(reads, NodeReads):
+            return contract_nodes(ground.model, writes, reads)
         if groups is None:
             return contract(ground.model, writes, reads)
         parts = [contract(ground.model, writes, reads, rows.to(ground.model.device)) for rows in groups]
@@ -233,9 +240,10 @@ def by_example(batch: Pairs) -> list[Tensor]:
 
 def _summed_gradients(
     ground: Ground, path: Path, options: dict[str, Any], stops: frozenset[int]
-) -> Iterator[Reads]:
+) -> Iterator[Reads | NodeReads]:
     """Walk the path and sum the gradients at its points: to the next stop, or as many as memory holds."""
-    reads, n_before = Reads(), 0
+    summing = NodeReads if path.of == "nodes" else Reads
+    reads, n_before = summing(), 0
     for visit, scored in walk(ground, path, options):
         if scored:
             reads.add(ground.model, visit.run, ground.judge(visit))
@@ -244,6 +252,6 @@ def _summed_gradients(
         n_points = n_before + reads.n_points
         if scored and (n_points in stops or reads.n_points >= SUM_AT_ONCE):
             yield reads
-            reads, n_before = Reads(), n_points
+            reads, n_before = summing(), n_points
     if reads.n_points:
         yield reads

@@ -56,6 +56,18 @@ def write_differences(clean_input: Tensor, clean: Run, corrupted_input: Tensor, 
     )
 
 
+def write_of(model: Transformer, writes: Writes, source: int) -> Tensor:
+    """What one source writes on the clean prompt less what it writes on the corrupted one, (row, d_model)."""
+    if source == 0:
+        return writes.input
+    layer, head = divmod(source - 1, model.arch.n_heads + 1)
+    if head == model.arch.n_heads:
+        return writes.mlps[layer]
+    a = model.arch
+    w_o = widened(model.layers[layer].w_write).view(a.d_model, a.n_heads, a.d_head)[:, head]
+    return writes.heads[layer][head] @ w_o.T
+
+
 @dataclass
 class LayerReads:
     """The gradients at one layer's reads, summed over points as far as they can be."""
@@ -89,15 +101,7 @@ class Reads:
         """
         n_points = len(metric)
         taps = [tap for layer in run.layers for tap in (layer.q, layer.k, layer.v, layer.mlp_in)]
-        if not metric.requires_grad:
-            raise InputError(
-                "the metric has no gradient: it has to be a differentiable function of the logits."
-            )
-        # A tap without a way to the metric has a gradient of zero.
-        taps += [run.final_in, *also]
-        gradients = torch.autograd.grad(
-            metric.sum(), taps, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+        gradients = gradients_at(metric, [*taps, run.final_in, *also])
         for index, layer in enumerate(run.layers):
             weights = model.layers[self.first + index]
             new = _layer_reads(model, weights, layer, gradients[4 * index : 4 * index + 4], n_points)
@@ -108,13 +112,22 @@ class Reads:
             else:
                 self.layers.append(new)
         at = 4 * len(run.layers)
-        logits = _summed(gradients[at], n_points)
+        logits = summed(gradients[at], n_points)
         self.logits = logits if self.logits is None else self.logits + logits
         self.n_points += n_points
         return gradients[at + 1 :]
 
 
-def _summed(x: Tensor, n_points: int) -> Tensor:
+def gradients_at(metric: Tensor, taps: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The gradients of the sum of ``metric`` at some tensors of its run; zero where none leads to it."""
+    if not metric.requires_grad:
+        raise InputError("the metric has no gradient: it has to be a differentiable function of the logits.")
+    return torch.autograd.grad(
+        metric.sum(), taps, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+
+
+def summed(x: Tensor, n_points: int) -> Tensor:
     """(point batch, pos, ...) summed over points, as (row, ...)."""
     return widened(x).reshape(n_points, -1, *x.shape[2:]).sum(0)
 
@@ -124,9 +137,9 @@ def _layer_reads(
 ) -> LayerReads:
     a = model.arch
     d = widened(torch.stack(list(gradients[:3]), -3)).flatten(-3, -2)  # (point batch, pos, 3 head, d_head)
-    mlp = _summed(gradients[3], n_points)
+    mlp = summed(gradients[3], n_points)
     rstd = widened(run.rstd.detach())  # ones where no norm comes first
-    scaled = _summed(d * rstd[..., None], n_points).transpose(0, 1).contiguous()  # (3 head, row, d_head)
+    scaled = summed(d * rstd[..., None], n_points).transpose(0, 1).contiguous()  # (3 head, row, d_head)
     if not a.norm_before or model.rules.norm:
         return LayerReads(scaled, mlp, [], [])
     out = widened(torch.stack([run.q, run.k, run.v], -3).detach()).flatten(-3, -2)

@@ -35,6 +35,7 @@ def select(
     n: int | None = None,
     *,
     sparsity: float | None = None,
+    nodes: int | None = None,
     how: str = "top",
     prune: bool = True,
     model: Transformer | None = None,
@@ -44,9 +45,14 @@ def select(
 ) -> Circuit:
     """The circuit of ``n`` edges, or of the share 1 - ``sparsity`` of all edges, pruned.
 
+    Or of the ``nodes`` best heads and MLPs with all edges among them, ``how`` being of no account.
     ``how`` is a way of selecting. Those that measure need the ``model`` and the ``task`` with the examples
     that were attributed: not those that the circuit is going to be judged on.
     """
+    if nodes is not None:
+        if n is not None or sparsity is not None:
+            raise UsageError("say how large the circuit should be: by its nodes, its edges or its sparsity.")
+        return selection.select_nodes(scores, nodes, prune=prune)
     counts = [edge_count(scores.graph, n, sparsity)]
     limits: Any = {"batch_size": batch_size, "memory": memory}
     return select_many(scores, counts, how=how, prune=prune, model=model, task=task, **limits)[0]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gradpath.errors import UsageError, unknown
+from gradpath.model.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,14 @@ class Method:
 
     name: str
     build: Callable[..., Any]
-    whole: Callable[[dict[str, Any]], bool] = lambda _: (
-        False
-    )  # does it move all of the prompt, by its options
+    whole: Callable[[dict[str, Any]], bool] = lambda _: False  # by its options: does it move all positions
+    of: Literal["edges", "nodes"] = "edges"  # what it scores
+    check: Callable[[Transformer, int, dict[str, Any]], None] = lambda *_: None  # refuses so many examples
 
     @property
     def about(self) -> str:
-        return (inspect.getdoc(self.build) or "").partition("\n")[0]
+        does = (inspect.getdoc(self.build) or "").partition("\n")[0]
+        return does if self.of == "edges" else f"Nodes, not edges. {does}"
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -34,6 +34,12 @@ class Scores:
     def __getitem__(self, edge: str) -> float:
         return float(self.values[self.graph.index(edge)])
 
+    @property
+    def by_node(self) -> Float[Tensor, " source"]:
+        """One score for each node: its own, or, where edges were scored, the sum over those that leave it."""
+        of_nodes = self.about.get("of") == "nodes"
+        return self.values[:, self.graph.logits] if of_nodes else self.values.sum(1)
+
     def plot(self, ax: Any = None) -> Any:
         """The scores as matplotlib axes."""
         from gradpath.report.plots import plot_scores

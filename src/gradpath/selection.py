@@ -150,6 +150,25 @@ def select_many(
     return [circuit_of(scores, order[:n], how=how, prune=prune) for n in counts]
 
 
+def select_nodes(scores: Scores, n: int, *, prune: bool = True) -> Circuit:
+    """The n heads and MLPs of largest |score|, ``input`` and ``logits``, and all edges among them, pruned."""
+    graph = scores.graph
+    if not 1 <= n < graph.n_sources:
+        raise UsageError(
+            f"this model has {graph.n_sources - 1:,} heads and MLPs, of which a circuit has at least 1: "
+            f"{n:,} were asked for."
+        )
+    check_finite(scores)
+    scores = replace(scores, values=scores.values.cpu())
+    best = 1 + scores.by_node[1:].abs().sort(descending=True, stable=True).indices[:n]
+    inside = torch.zeros(graph.n_sources + 1, dtype=torch.bool, device="cpu")
+    inside[[0, graph.n_sources]] = True  # input and logits
+    inside[best] = True
+    among = graph.mask & inside[:-1, None] & inside[graph.node_of_target]
+    order = top(scores, graph.n_edges)
+    return circuit_of(scores, order[among.flatten()[order]], how="nodes", prune=prune)
+
+
 def check_finite(scores: Scores) -> None:
     if not scores.values.isfinite().all():
         raise InputError("scores that are not finite numbers cannot be ranked. Attribute again.")

@@ -338,3 +338,28 @@ def test_find_tells_edges_apart_by_where_they_are(run, model_folder, tmp_path):
     refused = run("find", *common, "--positions", "span", "--how", "refined")
     assert refused.code == 2
     assert "selection of edges at positions" in refused.error
+
+
+def test_find_keeps_the_best_nodes_and_all_edges_among_them(run, model_folder, tmp_path):
+    arguments = ["--model", model_folder, "--examples", 4, "--method", "nap-ig", "--nodes", 3]
+    ran = run("find", *arguments, "--out", tmp_path, "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["method"], ran.json["selection"]) == ("nap-ig", "nodes")
+    scores, circuit = load_scores(tmp_path / "scores.safetensors"), load_circuit(tmp_path / "circuit.json")
+    best = scores.by_node[1:].abs().topk(3).indices + 1
+    nodes = {end.partition("<")[0] for edge in circuit.edges for end in edge.split("->")}
+    assert nodes <= {"input", "logits", *(scores.graph.sources[i] for i in best.tolist())}
+    assert "<html" in (tmp_path / "report.html").read_text()
+    refused = run("find", *arguments, "--edges", 5)
+    assert refused.code == 2
+    assert "--edges and --nodes both say how large" in refused.error
+
+
+@pytest.mark.parametrize("method", ["relp", "atp-star", "eap-ig-activations", "exact", "nap"])
+def test_find_takes_every_kind_of_method_by_its_name(run, model_folder, method):
+    more = ["-o", "edges=40"] if method == "exact" else []
+    arguments = ["--model", model_folder, "--examples", 3, "--edges", 40, "--how", "top"]
+    ran = run("find", *arguments, "--method", method, *more, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["method"] == method
+    assert ran.json["edges_asked"] == 40

@@ -18,7 +18,6 @@ from tiny_folder import save_tiny
 # The modules of this layer that have shapes in their signatures.
 with install_import_hook("gradpath", "beartype.beartype"):
     import gradpath.experiments.agreement
-    import gradpath.experiments.exact_patching
     import gradpath.experiments.follow
     import gradpath.experiments.nested  # noqa: F401
 

@@ -11,7 +11,6 @@ from small_models import prompts
 
 from gradpath.errors import UsageError
 from gradpath.experiments.bench import Bench
-from gradpath.experiments.exact_patching import exact_scores
 from gradpath.experiments.follow import follow_gradpath, follow_line
 from gradpath.experiments.grid import run_jobs
 from gradpath.experiments.methods import Method
@@ -20,6 +19,7 @@ from gradpath.experiments.registry import find_experiment
 from gradpath.experiments.request import Request
 from gradpath.experiments.store import Store
 from gradpath.memory import CHUNK, batch_that_fits
+from gradpath.methods.exact import exact_scores
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode
 

@@ -15,8 +15,8 @@ from gradpath.attribution import attribute
 from gradpath.circuit import load_circuit
 from gradpath.evaluation import evaluate
 from gradpath.experiments.agreement import overlap, spearman
-from gradpath.experiments.exact_patching import exact_scores
 from gradpath.experiments.registry import ABOUT
+from gradpath.methods.exact import exact_scores
 from gradpath.selection import select
 from gradpath.tasks import load_task
 

@@ -9,10 +9,10 @@ from small_models import prompts
 from gradpath.attribution import attribute
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate
-from gradpath.experiments.exact_patching import exact_scores, passes
 from gradpath.experiments.follow import follow_gradpath, follow_line
 from gradpath.experiments.methods import Method, parse_methods
 from gradpath.experiments.nested import attribute_nested, is_nested
+from gradpath.methods.exact import exact_scores, passes
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
 

@@ -36,7 +36,7 @@ def test_scores_do_not_depend_on_batch_size_order_or_padding(kind, name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_equal_prompts_have_no_scores(gpt2, name):
     same = replace(MIXED, corrupted=MIXED.clean)
-    assert float(attribute(gpt2, same, name).values.abs().max()) == 0
+    assert float(attribute(gpt2, same, name).values.abs().max()) < 1e-6  # what is computed anew is rounded
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gradpath.cli.finding import Found
 
 DEFAULT_SPARSITY = 0.975
+Size = tuple[int | None, float | None, int | None]  # edges, sparsity or nodes
 
 
 @click.command(name="find")
@@ -45,6 +46,7 @@ DEFAULT_SPARSITY = 0.975
 )
 @click.option("--edges", type=int, metavar="N", help="Edges of the circuit.")
 @click.option("--sparsity", type=float, help=f"Share of edges left out, instead.  [{DEFAULT_SPARSITY}]")
+@click.option("--nodes", type=int, metavar="N", help="Heads and MLPs, and all edges among them, instead.")
 @click.option("--how", help="How edges are chosen (gradpath ls selections).  [refined; with --positions top]")
 @click.option(
     "--positions",
@@ -76,6 +78,7 @@ def command(
     options: tuple[str, ...],
     edges: int | None,
     sparsity: float | None,
+    nodes: int | None,
     how: str | None,
     positions: str | None,
     examples: int,
@@ -98,9 +101,15 @@ def command(
     gradpath find --model smollm2 --task sva --positions span --edges 2000 --out out/where
     """
     begin = time.monotonic()
-    if edges is not None and sparsity is not None:
-        raise UsageError("--edges and --sparsity both say how large the circuit should be: give one of them.")
-    size = (edges, None) if edges is not None else (None, DEFAULT_SPARSITY if sparsity is None else sparsity)
+    sizes = {"--edges": edges, "--sparsity": sparsity, "--nodes": nodes}
+    given_sizes = [name for name, value in sizes.items() if value is not None]
+    if len(given_sizes) > 1:
+        raise UsageError(
+            f"{' and '.join(given_sizes)} both say how large the circuit should be: give one of them."
+        )
+    if nodes is not None and positions is not None:
+        raise UsageError("--nodes and --positions cannot be had together: give --edges or --sparsity.")
+    size = (edges, DEFAULT_SPARSITY if not given_sizes else sparsity, nodes)
     how = how or ("top" if positions else "refined")
     _check_early(method, how, size, out)
     budget = memory_budget(memory)
@@ -123,7 +132,7 @@ def command(
     result(json.dumps(summary, indent=1) if as_json else _told(summary, out))
 
 
-def _check_early(method: str, how: str, size: tuple[int | None, float | None], out: Path | None) -> None:
+def _check_early(method: str, how: str, size: Size, out: Path | None) -> None:
     """Refuse what can be refused before a model is loaded."""
     from gradpath.measured import WAYS
     from gradpath.methods import find_method
@@ -131,9 +140,10 @@ def _check_early(method: str, how: str, size: tuple[int | None, float | None], o
 
     find_method(method)
     check_way(how, WAYS)
-    edges, sparsity = size
-    if edges is not None and edges < 1:
-        raise UsageError(f"--edges must be at least 1: got {edges}.")
+    edges, sparsity, nodes = size
+    for option, n in (("--edges", edges), ("--nodes", nodes)):
+        if n is not None and n < 1:
+            raise UsageError(f"{option} must be at least 1: got {n}.")
     if sparsity is not None and not 0 <= sparsity < 1:
         raise UsageError(
             f"--sparsity is the share of edges left out, from 0 up to but not including 1: got {sparsity}."

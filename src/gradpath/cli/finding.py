@@ -22,7 +22,7 @@ from gradpath.report import Chosen, CurvePoint, MethodRun, Report, evidence, wri
 from gradpath.report.data import IN_PAGE, SAVED
 from gradpath.report.spans import write_spans
 from gradpath.scores import Scores
-from gradpath.selection import edge_count
+from gradpath.selection import edge_count, select_nodes
 from gradpath.tasks import Task, load_task
 
 # The shares of all edges at which the report's curve is measured, beside the circuit asked for.
@@ -37,7 +37,7 @@ class Request:
     data: Path | None
     method: str
     options: dict[str, Any]
-    size: tuple[int | None, float | None]  # edges, or sparsity
+    size: tuple[int | None, float | None, int | None]  # edges, or sparsity, or nodes
     how: str
     positions: str | None
     examples: int
@@ -73,7 +73,8 @@ def find(model: Transformer, asked: Request, *, with_curve: bool) -> Found:
     """Score on one part of the task, select, and measure on the other part."""
     if asked.positions is not None:
         return _find_positions(model, asked, asked.positions)
-    n = edge_count(model.graph, *asked.size)
+    edges, sparsity, n_nodes = asked.size
+    n = edge_count(model.graph, edges, sparsity) if n_nodes is None else 0
     limits: Any = {"batch_size": asked.batch_size, "memory": asked.memory}
     train, test = _examples(model, asked)
     with counting(f"scoring {model.graph.n_edges:,} edges with {asked.method}", len(train)) as progress:
@@ -81,9 +82,14 @@ def find(model: Transformer, asked: Request, *, with_curve: bool) -> Found:
         scores = attribute(model, train, asked.method, progress=progress, **options)
     if asked.memory is not None:
         note(f"batches of {scores.about['batch_size']} examples fit into the memory allowed")
-    counts = _curve(model.graph.n_edges, n, asked.how) if with_curve else []
-    with waiting(f"selecting edges ({asked.how})"):
-        circuit, *more = select_many(scores, [n, *counts], how=asked.how, model=model, task=train, **limits)
+    if n_nodes is not None:
+        counts = _node_curve(model.graph.n_sources, n_nodes) if with_curve else []
+        circuit, *more = (select_nodes(scores, count) for count in (n_nodes, *counts))
+    else:
+        counts = _curve(model.graph.n_edges, n, asked.how) if with_curve else []
+        with waiting(f"selecting edges ({asked.how})"):
+            how: Any = {"how": asked.how, "model": model, "task": train}
+            circuit, *more = select_many(scores, [n, *counts], **how, **limits)
     what = f"measuring the circuit and {len(more)} others" if more else "measuring the circuit"
     with counting(what, len(test)) as progress:
         # The circuits say how they were found, so they are measured with the same ablation.
@@ -100,7 +106,7 @@ def _find_positions(model: Transformer, asked: Request, by: str) -> Found:
     ) as progress:
         options = {**limits, **asked.options, "ablation": asked.ablation}
         scores = positions.attribute(model, train, asked.method, by=by, progress=progress, **options)
-    edges, sparsity = asked.size
+    edges, sparsity, _ = asked.size
     circuit = positions.select(scores, edges, sparsity=sparsity, how=asked.how)
     with counting("measuring the circuit", len(test)) as progress:
         result = evaluate(model, circuit, test, progress=progress, mean_over=train, **limits)
@@ -123,6 +129,11 @@ def _curve(n_edges: int, n: int, how: str) -> list[int]:
     """Sizes to measure beside n; ways that measure take longer the further down they go."""
     least = n // 2 if how in MEASURED else 1
     return sorted({max(1, round(share * n_edges)) for share in CURVE if share * n_edges >= least})
+
+
+def _node_curve(n_sources: int, n: int) -> list[int]:
+    """Numbers of nodes to measure beside n: each half as many again as the one before."""
+    return [k for k in (round(1.5**i) for i in range(2, 40)) if k < n_sources and k != n][-12:]
 
 
 def notices(task: Task) -> list[str]:

@@ -6,7 +6,6 @@ random sample of those of a large one, and what either costs. Both are taken on 
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +17,6 @@ from gradpath.attribution import attribute
 from gradpath.experiments.agreement import correlation_interval, overlap, spearman
 from gradpath.experiments.bench import Bench
 from gradpath.experiments.exact_figure import draw_exact
-from gradpath.experiments.exact_patching import Edge, exact_scores, passes
 from gradpath.experiments.figures import task_title
 from gradpath.experiments.grid import Advance, CellJob, Job, finished
 from gradpath.experiments.methods import Method
@@ -27,21 +25,13 @@ from gradpath.experiments.registry import Experiment
 from gradpath.experiments.request import default_tasks
 from gradpath.experiments.store import Key
 from gradpath.experiments.table import markdown, percent
-from gradpath.graph import Graph
+from gradpath.methods.exact import Edge, exact_scores, passes, sample
 from gradpath.tasks import Task
 
 MOST_EXAMPLES = 20  # patching costs about half a pass per edge and example
 CHUNK = 100  # edges to a cell: what a killed run can lose
 SHARES = (0.01, 0.05, 0.25)  # of the edges compared, for the overlap of the largest
 Row = dict[str, Any]
-
-
-def sample(graph: Graph, n: int, seed: int) -> list[Edge]:
-    """All edges, or n of them drawn by the seed; those of one layer next to each other."""
-    every = [(int(u), int(v)) for u, v in graph.mask.nonzero().tolist()]
-    if len(every) > n:
-        every = random.Random(seed).sample(every, n)
-    return sorted(every, key=lambda edge: (edge[1], edge[0]))
 
 
 def _compared(bench: Bench) -> list[Edge]:

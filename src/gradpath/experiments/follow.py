@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gradpath import ranks
-from gradpath.contraction import Writes, write_differences
+from gradpath.contraction import write_differences, write_of
 from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Run, Transformer, widened
 from gradpath.nonfinite import of_prompts, watched
@@ -149,18 +149,6 @@ def _quantities(ground: Ground, visit: Standing, difference: Tensor, target: int
         "score": (difference * gradient).sum(1),
         "metric": metric.detach().float(),
     }
-
-
-def write_of(model: Transformer, writes: Writes, source: int) -> Tensor:
-    """What one source writes on the clean prompt less what it writes on the corrupted one, (row, d_model)."""
-    if source == 0:
-        return writes.input
-    layer, head = divmod(source - 1, model.arch.n_heads + 1)
-    if head == model.arch.n_heads:
-        return writes.mlps[layer]
-    a = model.arch
-    w_o = widened(model.layers[layer].w_write).view(a.d_model, a.n_heads, a.d_head)[:, head]
-    return writes.heads[layer][head] @ w_o.T
 
 
 def read_gradient(model: Transformer, run: Run, objective: Tensor, target: int) -> Tensor:

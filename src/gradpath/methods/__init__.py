@@ -2,6 +2,6 @@
 
 import gradpath.paths  # noqa: F401  (its import registers them)
 from gradpath.method import METHODS, Method, find_method
-from gradpath.methods import activations
+from gradpath.methods import activations, atp_star, exact
 
-__all__ = ["METHODS", "Method", "activations", "find_method"]
+__all__ = ["METHODS", "Method", "activations", "atp_star", "exact", "find_method"]

@@ -1,6 +1,6 @@
 """Paths: what tells one method from another. ``registry`` says what a path is; each other file has some."""
 
-from gradpath.paths import combined, descent, line, monotone, relp
+from gradpath.paths import combined, descent, line, monotone, nodes, relp
 from gradpath.paths.registry import Look, Pair, Path, Points, Visit, find_path, path
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "find_path",
     "line",
     "monotone",
+    "nodes",
     "path",
     "relp",
 ]

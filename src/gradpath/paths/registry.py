@@ -115,7 +115,7 @@ def path(
 
     def register(build: Builder) -> Builder:
         wants_all = whole if callable(whole) else lambda _: whole
-        METHODS[name] = Path(name, build, wants_all, rules, increments)
+        METHODS[name] = Path(name, build, wants_all, rules=rules, increments=increments)
         return build
 
     return register

@@ -54,7 +54,7 @@ _SOFTWARE = """@software{gradpath,
 }"""
 
 _BY_METHOD = {"eap": _EAP, "clean-corrupted": _EAP_IG, "eap-ig": _EAP_IG, "eap-gp": _EAP_GP}
-_BY_METHOD |= {"eap-ig-activations": _EAP_IG, "relp": _RELP}
+_BY_METHOD |= {"eap-ig-activations": _EAP_IG, "relp": _RELP, "atp-star": _ATP_STAR}
 
 
 def bibtex(methods: Iterable[str]) -> str:

@@ -79,3 +79,33 @@ def at_its_lowest() -> Transformer:
     model.layers[0].w_in[0, 2] = 1
     model.layers[0].w_out[OUT, 0] = 1
     return model
+
+
+def certain() -> Transformer:
+    """A head that looks at itself, by a query of 50 against keys of 1 and -1, and would turn round at -50.
+
+    The prompt has two tokens; the head of layer 0 writes what it looks at, 3 or 0, to the output. Its query
+    is what the last token brings in dimension 2, so a corrupted one looks at the first token instead.
+    """
+    model = toy(1)
+    model.embedding[CLEAN, 2], model.embedding[CORRUPTED, 2] = 50, -50
+    model.embedding[RIGHT, 3], model.embedding[[CLEAN, CORRUPTED], 3] = -1, 1  # the key
+    model.embedding[[CLEAN, CORRUPTED], 4] = 3  # the value
+    layer = model.layers[0]
+    layer.w_qkv[0, 2], layer.w_qkv[1, 3], layer.w_qkv[2, 4] = 1, 1, 1
+    layer.w_o[OUT, 0] = 1
+    return model
+
+
+def cancelling() -> Transformer:
+    """m0 writes h = 1.278 (clean) or 0, which reaches the output as h - silu(h), whose slope is 0 there."""
+    model = toy(2, activation="silu")
+    first, second = model.layers
+    # silu(x) - silu(-x) = x, so the two neurons of m0 pass x on.
+    model.embedding[CLEAN, 2] = 1.2784645427610738
+    first.w_in[0, 2], first.w_in[1, 2] = 1, -1
+    first.w_out[3] = torch.tensor([1, -1])
+    first.w_out[OUT] = torch.tensor([1, -1])
+    second.w_in[0, 3] = 1
+    second.w_out[OUT, 0] = -1
+    return model
