@@ -44,6 +44,7 @@ def exact_scores(
     progress: Progress | None = None,
 ) -> Tensor:
     """The exact score of each edge, (edge,)."""
+    model.check_one_device("exact patching")
     pairs = encode(task, model.tokenizer)
     # Beside the two ends of an example there is room for two rows of edges, as for two points of a path.
     size = batch_that_fits(model, pairs, batch_size, memory, points=3)
