@@ -113,7 +113,10 @@ class Across(torch.autograd.Function):
         return copy
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-grouped", "gemma2", "neox"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama-grouped", "neox")]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", *SLOW])
 def test_nothing_mixes_devices(name, monkeypatch):
     model = tiny_model(name)
     expected = [x.clone() for x in found(model)]
