@@ -219,7 +219,7 @@ def test_a_rank_that_dies_ends_a_run_that_can_go_on(tiny_folder, tmp_path, who):
         os.kill(rank_process(run.pid, who), signal.SIGKILL)
         said = run.communicate(timeout=LIMIT)[1]
     assert run.returncode == 1
-    ours = [line for line in said.splitlines() if line.startswith("gradpath")]
+    ours = [line for line in said.splitlines() if line.startswith("gradpath (process ")]
     assert len(ours) == 1, said
     assert "has ended" in ours[0]
     before = finished_files(out)
