@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath import ranks
@@ -55,7 +55,7 @@ def stable(
     return [_first(order[: WIDE * n], sure[: WIDE * n], n) for n in counts]
 
 
-def _first(order: Order, sure: Tensor, n: int) -> Order:
+def _first(order: Order, sure: Tensor, n: int) -> Int[Tensor, " chosen"]:
     return torch.cat([order[sure], order[~sure]])[:n]
 
 

@@ -28,7 +28,9 @@ VERBS = {
     "curve": ("curve", "--task", "ioi", "--sparsities", "0.5,0.2", *FEW, *QUICK),
     "reproduce": ("reproduce", "faithfulness", "--tasks", "ioi", "--sparsities", "0.5,0.2", *FEW, *QUICK),
 }
-LONGER = ("reproduce", "faithfulness", "--tasks", "ioi,sva,gender-bias", "--sparsities", "0.5,0.2", *QUICK)
+# As many batches as there will be ranks: then all numbers are the same to the last digit.
+LONGER = ("reproduce", "faithfulness", "--tasks", "ioi,sva,gender-bias", "--sparsities", "0.5,0.2")
+LONGER += ("--examples", "6", "--batch-size", "2")
 
 
 class Server:
