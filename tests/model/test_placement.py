@@ -163,3 +163,9 @@ def test_a_model_that_the_gpus_cannot_hold_is_refused(monkeypatch):
     with pytest.raises(InputError, match=r"the GPUs here have 0\.0 GB free"):
         placement.gpus(tiny_model("gpt2"))
     assert transformer.same_device(torch.zeros(1), torch.zeros(1))
+
+
+def test_what_is_written_for_one_device_says_so(monkeypatch):
+    monkeypatch.setattr(transformer, "same_device", lambda x, y: False)
+    with pytest.raises(UsageError, match="eap-ig-activations needs the whole model on one device"):
+        gp.attribute(tiny_model("gpt2"), TASK, "eap-ig-activations")
