@@ -9,6 +9,7 @@ import reference
 import torch
 from small_models import prompts, tiny_model
 
+from gradpath import evaluation
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, InputError
 from gradpath.evaluation import Result, evaluate
@@ -116,3 +117,10 @@ def test_a_prompt_longer_than_the_context_is_refused(gpt2):
     task = prompts([40], [[3]])
     with pytest.raises(InputError, match="at most 32 tokens"):
         evaluate(gpt2, circuit_of(gpt2.graph, gpt2.graph.mask), task)
+
+
+def test_the_interval_does_not_depend_on_how_many_samples_are_drawn_at_once(monkeypatch):
+    values = torch.rand(3, 50, dtype=torch.float64)
+    whole = evaluation.bootstrap(values, lambda x: x.mean(-1).sum(0))
+    monkeypatch.setattr(evaluation, "DRAWN_AT_ONCE", 7 * 50)
+    assert evaluation.bootstrap(values, lambda x: x.mean(-1).sum(0)) == whole

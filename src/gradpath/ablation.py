@@ -32,7 +32,7 @@ from torch import Tensor
 from gradpath import ranks
 from gradpath.errors import unknown
 from gradpath.memory import batch_that_fits, in_shared_batches
-from gradpath.model.transformer import LayerRun, Run, Transformer
+from gradpath.model.transformer import LayerRun, Run, Transformer, beside
 from gradpath.nonfinite import Places, of_prompts, watched
 from gradpath.tasks.task import Pairs, Task, encode
 
@@ -62,7 +62,9 @@ class Ablation:
         x, *rest = (part[at].expand(batch, *part[at].shape) for part in (self.input, *self.heads, *self.mlps))
         place, resid, layers = model.place(0, length), model.with_positions(x, 0), list[LayerRun]()
         for index, layer in enumerate(model.layers):
-            written, mlp_out = rest[index], rest[len(model.layers) + index]
+            here = layer.w_qkv
+            written, mlp_out = (beside(rest[i], here) for i in (index, len(model.layers) + index))
+            resid, place = beside(resid, here), place.beside(here)
             y, rstd = model.read_norm(resid)
             q, k, v = model.project(layer, y)
             after = resid + F.linear(written.flatten(-2), layer.w_write, layer.b_o)
@@ -70,7 +72,7 @@ class Ablation:
             own = model.keys_and_values(layer, k, v, place)
             layers.append(LayerRun(resid, y, rstd, q, k, v, written, written, mlp_in, mlp_out, own))
             resid = after + mlp_out
-        return x, Run(layers, resid)
+        return x, Run(layers, beside(resid, x))
 
 
 def ablation_of(
@@ -97,7 +99,10 @@ def _zero(model: Transformer) -> Ablation:
         input=none,
         heads=[none.new_zeros(1, a.n_heads, a.d_head) for _ in model.layers],
         # A bias belongs to no edge; where a norm follows, it is a part of what is written.
-        mlps=[none if x.b_out is None or x.mlp_gain is not None else x.b_out[None] for x in model.layers],
+        mlps=[
+            none if x.b_out is None or x.mlp_gain is not None else beside(x.b_out[None], none)
+            for x in model.layers
+        ],
     )
 
 
@@ -122,7 +127,7 @@ def _mean(
             sums, [x, *(run.written for run in layers), *(run.mlp_out for run in layers)], strict=True
         ):
             mask = real.view(*real.shape, *[1] * (part.ndim - 2))
-            total[: x.shape[1]] += (part.double() * mask).sum(0)
+            total[: x.shape[1]] += (beside(part, x).double() * mask).sum(0)
         count[: x.shape[1]] += real.sum(0)
         return run.final_in
 

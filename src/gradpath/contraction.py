@@ -28,7 +28,16 @@ from torch import Tensor
 
 from gradpath.errors import InputError
 from gradpath.memory import CHUNK
-from gradpath.model.transformer import Architecture, Layer, LayerRun, Run, Transformer, widened
+from gradpath.model.transformer import (
+    Architecture,
+    Layer,
+    LayerRun,
+    Run,
+    Transformer,
+    beside,
+    same_device,
+    widened,
+)
 
 Rows = slice | Tensor  # some of the rows: a stretch, or their indices
 
@@ -189,8 +198,12 @@ def _expanded_writes(model: Transformer, writes: Writes, rows: Rows) -> Tensor:
     for index, layer in enumerate(model.layers):
         w_o = widened(layer.w_write).view(a.d_model, a.n_heads, a.d_head).permute(1, 2, 0)
         heads = slice(graph.source_head(index), graph.source_mlp(index))
-        torch.bmm(writes.heads[index][:, rows], w_o, out=sources[heads])
-        sources[graph.source_mlp(index)] = writes.mlps[index][rows]
+        own = _beside(rows, w_o)
+        if same_device(w_o, sources):
+            torch.bmm(writes.heads[index][:, own], w_o, out=sources[heads])
+        else:
+            sources[heads] = beside(torch.bmm(writes.heads[index][:, own], w_o), sources)
+        sources[graph.source_mlp(index)] = beside(writes.mlps[index][own], sources)
     return sources.flatten(1)
 
 
@@ -206,18 +219,32 @@ def _expanded_reads(model: Transformer, reads: Reads, rows: Rows) -> Iterator[tu
     block = reads.logits.new_empty(1 + 3 * n_heads, n_rows, model.arch.d_model)
     below: LayerReads | None = None
     for index, own in enumerate(reads.layers, reads.first):
-        _expand_heads(model.arch, model.layers[index], own, rows, out=block[1:])
+        layer = model.layers[index]
+        elsewhere = not same_device(layer.w_qkv, block)
+        heads = own.heads.new_empty(block[1:].shape) if elsewhere else block[1:]
+        _expand_heads(model.arch, layer, own, _beside(rows, layer.w_qkv), out=heads)
+        if elsewhere:
+            block[1:] = beside(heads, block)
         if below is None:
             yield graph.target_head(index), block[1:].flatten(1)
         else:
-            block[0] = below.mlp[rows]
+            block[0] = _chosen(below.mlp, rows, block)
             yield graph.target_mlp(index - 1), block.flatten(1)
         below = own
     if below is None:
         yield graph.logits, reads.logits[rows][None].flatten(1)
     else:
-        last = torch.stack([below.mlp[rows], reads.logits[rows]])
+        last = torch.stack([_chosen(below.mlp, rows, block), reads.logits[rows]])
         yield graph.target_mlp(graph.n_layers - 1), last.flatten(1)
+
+
+def _beside(rows: Rows, other: Tensor) -> Rows:
+    return rows if isinstance(rows, slice) else beside(rows, other)
+
+
+def _chosen(x: Tensor, rows: Rows, other: Tensor) -> Tensor:
+    """Some rows of x, on the device of ``other``."""
+    return beside(x[_beside(rows, x)], other)
 
 
 def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: Rows, out: Tensor) -> None:

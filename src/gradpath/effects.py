@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gradpath.intervention import Plan, Stage, last_reads, run_heads, run_nodes
+from gradpath.model.transformer import beside
 from gradpath.reader import Reader, SpanReader
 from gradpath.tasks.metrics import Metric
 from gradpath.visit import check_metric
@@ -48,14 +49,14 @@ def edge_effects(stage: Stage, todo: Plan, metric: Metric) -> tuple[Tensor, Tens
         step, before, layer = todo.layers[index], stage.corrupted.layers[index], model.layers[index]
         if step.mlp is not None:
             x = step.mlp.read(before.mlp_in, deltas)
-            own = back.pull[step.mlp_row][None]
+            own = beside(back.pull[step.mlp_row][None], x)
             _, pull = _gradient(partial(model.mlp, layer), x, own)
-            back.through(step.mlp, graph.target_mlp(index), pull)
+            back.through(step.mlp, graph.target_mlp(index), beside(pull, deltas))
         if step.attention.targets:
             x = step.attention.read(before.attn_in, deltas)
-            own = back.pull[step.head_rows]
+            own = beside(back.pull[step.head_rows], x)
             _, pull = _gradient(partial(run_heads, stage, index, step), x, own)
-            back.through(step.attention, graph.target_head(index), pull)
+            back.through(step.attention, graph.target_head(index), beside(pull, deltas))
     return value, back.in_order(graph.n_targets)
 
 

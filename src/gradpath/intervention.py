@@ -33,7 +33,7 @@ from torch import Tensor
 from gradpath.ablation import Ablation
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.model.transformer import Past, Run, Transformer
+from gradpath.model.transformer import Past, Run, Transformer, beside
 from gradpath.nonfinite import Places
 from gradpath.reader import Reader, SpanReader
 from gradpath.tasks.metrics import Metric
@@ -175,10 +175,10 @@ def run_nodes(stage: Stage, todo: Plan) -> Tensor:
         # A head that reads as in the corrupted run writes as in it; one that was ablated does not.
         if step.attention.targets or (stage.ablated and step.heads):
             x = step.attention.read(before.attn_in, deltas, stage.spans)
-            deltas[step.head_rows] = run_heads(stage, index, step, x)
+            deltas[step.head_rows] = beside(run_heads(stage, index, step, x), deltas)
         if step.mlp is not None and index + 1 < len(todo.layers):
             x = step.mlp.read(before.mlp_in, deltas, stage.spans)[0]
-            deltas[step.mlp_row] = model.mlp(model.layers[index], x) - before.mlp_out
+            deltas[step.mlp_row] = beside(model.mlp(model.layers[index], x) - before.mlp_out, deltas)
     return deltas
 
 
@@ -199,8 +199,9 @@ def last_reads(stage: Stage, todo: Plan, deltas: Tensor) -> tuple[Tensor, Tensor
     ends, before, step = deltas[:, *stage.last], stage.corrupted.layers[-1], todo.layers[-1]
     spans = None if stage.spans is None else stage.spans[stage.last]
     if step.mlp is not None:
-        x = step.mlp.read(before.mlp_in[stage.last], ends, spans)[0]
-        ends[step.mlp_row] = model.mlp(model.layers[-1], x) - before.mlp_out[stage.last]
+        mlp_in, mlp_out = (beside(x, deltas)[stage.last] for x in (before.mlp_in, before.mlp_out))
+        x = beside(step.mlp.read(mlp_in, ends, spans)[0], before.mlp_in)
+        ends[step.mlp_row] = beside(model.mlp(model.layers[-1], x), ends) - mlp_out
     return ends, todo.logits.read(stage.corrupted.final_in[stage.last], ends, spans)[0]
 
 
@@ -216,7 +217,7 @@ def run_heads(stage: Stage, index: int, step: LayerPlan, x: Tensor) -> Tensor:
     for target, projected in zip(step.attention.targets, fresh, strict=True):
         qkv, head = divmod(target, a.n_heads)
         made[qkv][:, :, heads.index(head)] = projected
-    place = model.place(stage.batch.start, x.shape[-2])
+    place = model.place(stage.batch.start, x.shape[-2]).beside(layer.w_qkv)
     prefix = Past(*(x[:, heads] for x in stage.prefix[index])) if stage.prefix else None
     past = model.keys_and_values(layer, k, v, place).behind(prefix)
     z = model.attend(layer, model.queries(layer, q, place), past, place)  # (batch, pos, head, d_head)

@@ -134,7 +134,8 @@ def in_shared_batches(
     ranks.check_same("models, circuits or options", asked(), size)
     left = len(pairs)
     with ranks.together():
-        batches = pairs.batches(min(size, math.ceil(len(pairs) / world)))
+        enough = math.ceil(len(pairs) / size) >= world
+        batches = pairs.batches(size if enough else math.ceil(len(pairs) / world))
         for batch in islice(batches, ranks.rank(), None, world):
             yield from halving(work, batch)
             if progress is not None:

@@ -254,8 +254,9 @@ def _with_others(meet: Callable[[], object]) -> None:
     try:
         meet()
     except RuntimeError as problem:  # torch.distributed's errors are of this kind
-        reason = str(problem).partition("\n")[0].partition("] ")[2] or str(problem).partition("\n")[0]
+        line = str(problem).partition("\n")[0]
+        reason = line.rpartition("] ")[2].partition(". ")[0]  # without where in its source, and its advice
         raise GradpathError(
-            f"another process of this run has ended or cannot be reached ({reason[:120]}). What was finished "
+            f"another process of this run has ended or cannot be reached ({reason}). What was finished "
             "is kept: run the same command again to go on."
         ) from None

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from gradpath.model.transformer import beside
+
 
 @dataclass(frozen=True)
 class Reader:
@@ -44,7 +46,7 @@ class Reader:
         else:
             sources, begins = self.edges
             brought = F.embedding_bag(sources, rows, begins, mode="sum")
-        return brought.view(n_targets, *base.shape).add_(base)
+        return beside(brought, base).view(n_targets, *base.shape).add_(base)
 
     @property
     def kept(self) -> tuple[Tensor, Tensor]:
@@ -74,5 +76,6 @@ class SpanReader:
         for i, part in enumerate(self.parts):
             here = spans == i
             if part.n_sources and bool(here.any()):
-                read[:, here] = part.read(base[here], deltas[: part.n_sources, here])
+                there = beside(here, base)
+                read[:, there] = part.read(base[there], deltas[: part.n_sources, here])
         return read

@@ -12,10 +12,11 @@ Memory does not grow with the examples: a sum for every sample and edge is all t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath import ranks
@@ -25,6 +26,8 @@ from gradpath.errors import UsageError
 from gradpath.memory import batch_that_fits, in_shared_batches
 from gradpath.method import METHODS
 from gradpath.model.transformer import Transformer
+from gradpath.nonfinite import watched
+from gradpath.nonfinite_paths import of_path
 from gradpath.paths import Path
 from gradpath.scores import Scores
 from gradpath.selection import Order, top
@@ -52,7 +55,7 @@ def stable(
     return [_first(order[: WIDE * n], sure[: WIDE * n], n) for n in counts]
 
 
-def _first(order: Order, sure: Tensor, n: int) -> Order:
+def _first(order: Order, sure: Tensor, n: int) -> Int[Tensor, " chosen"]:
     return torch.cat([order[sure], order[~sure]])[:n]
 
 
@@ -69,9 +72,18 @@ def _resampled(
     times = _drawn(len(pairs))
     sums = torch.zeros(RESAMPLES, len(edges), device="cpu")
 
-    def work(batch: Pairs) -> Tensor:
+    def attribute(batch: Pairs) -> Tensor:
         [(each, _)] = score_batch(model, task.metric, path, options, ablation, batch, split=by_example)
         return times[:, batch.index] @ each.flatten(1)[:, edges].float()
+
+    work = watched(
+        attribute,
+        lambda sums: [sums],
+        model=model,
+        task=task,
+        doing=f"the selection stable, by {path.name},",
+        places=partial(of_path, model, task.metric, path, options),
+    )
 
     def asked() -> object:
         return model.identity, path.name, options, edges.numpy().tobytes()

@@ -22,11 +22,15 @@ from launching import LIMIT, environment, gradpath_command, torchrun
 from safetensors import safe_open
 
 QUICK = ("--examples", "6", "--batch-size", "4")
+FEW = ("--methods", "eap,eap-ig", "--how", "top")
 VERBS = {
     "find": ("find", "--task", "ioi", "--how", "top", "--sparsity", "0.5", *QUICK),
-    "curve": ("curve", "--task", "ioi", "--sparsities", "0.5,0.2", *QUICK),
-    "reproduce": ("reproduce", "faithfulness", "--tasks", "ioi,sva", "--sparsities", "0.5,0.2", *QUICK),
+    "curve": ("curve", "--task", "ioi", "--sparsities", "0.5,0.2", *FEW, *QUICK),
+    "reproduce": ("reproduce", "faithfulness", "--tasks", "ioi", "--sparsities", "0.5,0.2", *FEW, *QUICK),
 }
+# As many batches as there will be ranks: then all numbers are the same to the last digit.
+LONGER = ("reproduce", "faithfulness", "--tasks", "ioi,sva,gender-bias", "--sparsities", "0.5,0.2")
+LONGER += ("--examples", "6", "--batch-size", "2")
 
 
 class Server:
@@ -210,14 +214,14 @@ def test_two_runs_in_one_folder_do_not_meet(server, tiny_folder, tmp_path, verb)
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_dies_ends_a_run_that_can_go_on(tiny_folder, tmp_path, who):
     out, whole = tmp_path / "out", tmp_path / "whole"
-    arguments = (*VERBS["reproduce"], "--model", tiny_folder)
+    arguments = (*LONGER, "--model", tiny_folder)
     command = torchrun(2, "-m", "gradpath", *arguments, "--out", out)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as run:
         until(lambda: any(out.glob("cells/*.json")))
         os.kill(rank_process(run.pid, who), signal.SIGKILL)
         said = run.communicate(timeout=LIMIT)[1]
     assert run.returncode == 1
-    ours = [line for line in said.splitlines() if line.startswith("gradpath")]
+    ours = [line for line in said.splitlines() if line.startswith("gradpath (process ")]
     assert len(ours) == 1, said
     assert "has ended" in ours[0]
     before = finished_files(out)

@@ -21,6 +21,11 @@ def model_options(command: Command) -> Command:
             click.option(
                 "--device", metavar="NAME", help="Where to run: cpu, cuda, mps ... [the model's own]"
             ),
+            click.option(
+                "--device-map",
+                metavar="auto|A,B",
+                help="Put the layers of a large model on all GPUs of the machine, or on those named.",
+            ),
             click.option("--dtype", metavar="TYPE", help="float32, bfloat16 or float16.  [float32]"),
             click.option(
                 "--bos/--no-bos", default=None, help="Put the BOS token in front of prompts.  [by family]"
@@ -95,12 +100,10 @@ def method_option(texts: tuple[str, ...]) -> dict[str, Any]:
     return options
 
 
-def load(
-    model: str, *, device: str | None, dtype: str | None, bos: bool | None, trust_remote_code: bool
-) -> Any:
+def load(model: str, *, device: str | None, dtype: str | None, bos: bool | None, **others: Any) -> Any:
     """The model, with a line on stderr while it is being read."""
     from gradpath.cli.progress import waiting
     from gradpath.model.load import load_model
 
     with waiting(f"loading {model}"):
-        return load_model(model, device=device, dtype=dtype, bos=bos, trust_remote_code=trust_remote_code)
+        return load_model(model, device=device, dtype=dtype, bos=bos, **others)

@@ -58,6 +58,7 @@ def follow_line(
         for f in at:
             yield ground.visit(ground.pair.clean + f * (ground.pair.corrupted - ground.pair.clean))
 
+    model.check_one_device("following an edge")
     pairs = encode(task, model.tokenizer)
     size = batch_that_fits(model, pairs, batch_size, memory, points=2)  # one at a time, beside the ends
     work = _watched(model, task, partial(_follow, model, task.metric, edge, visits, False))
@@ -84,6 +85,7 @@ def follow_gradpath(
     def visits(ground: Ground) -> Iterator[Standing]:
         return (visit for visit, scored in walk(ground, path, options) if scored)
 
+    model.check_one_device("following an edge")
     pairs = encode(task, model.tokenizer)
     size = batch_that_fits(model, pairs, batch_size, memory, points=steps, whole=True)
     work = _watched(model, task, partial(_follow, model, task.metric, edge, visits, True))

@@ -88,6 +88,7 @@ def exact_scores(
     progress: Progress | None = None,
 ) -> Tensor:
     """The exact score of each of some edges, (edge,)."""
+    model.check_one_device("exact patching")
     pairs = encode(task, model.tokenizer)
     size = batch_that_fits(model, pairs, batch_size, memory)
     total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from gradpath import ranks
-from gradpath.errors import GradpathError, InputError
+from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.model.families import check_family, convert
 from gradpath.model.families.registry import FAMILIES
 from gradpath.model.gguf_file import GgufFile
 from gradpath.model.packaged import PACKAGED
+from gradpath.model.placement import AUTO, gpus, spread_over
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 
@@ -25,6 +26,7 @@ def load_model(
     source: Any,
     *,
     device: torch.device | str | None = None,
+    device_map: str | Sequence[torch.device | str] | None = None,
     dtype: torch.dtype | str | None = None,
     bos: bool | None = None,
     tokenizer: Any = None,
@@ -33,6 +35,9 @@ def load_model(
     """The model of a hub name, a local folder, a ``.gguf`` file, a name of ours or a ``transformers`` model.
 
     Names of ours are ``smollm2`` and ``gemma3-270m``, which packages carry.
+
+    ``device_map`` puts the layers on several devices, for a model that is too large for one: ``auto`` takes
+    the GPUs of this machine, a list (or "0,1") those that it names.
 
     ``dtype`` is float32 unless said otherwise (a loaded model keeps its own). ``bos`` puts the
     beginning-of-sequence token in front of every prompt, or not; by default GPT-2 and Gemma get it and other
@@ -49,12 +54,27 @@ def load_model(
     if bos is None and gguf is not None and gguf.add_bos:
         bos = True
     text = None if chosen is None else Tokenizer(chosen, _bos_token(chosen, model.arch.family, bos))
+    if device_map is not None:
+        if device is not None:
+            raise UsageError("device and device_map both say where the model goes: give one of them.")
+        return replace(_placed(model.to(dtype=precision), device_map), tokenizer=text, name=name)
     return replace(model.to(_device(device), precision), tokenizer=text, name=name)
 
 
 def load_original(source: str, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Any:
     """The ``transformers`` model itself, to hold ours against."""
     return _from_name(source, dtype, trust_remote_code)[0].eval()
+
+
+def _placed(model: Transformer, asked: str | Sequence[torch.device | str]) -> Transformer:
+    """The model on the devices of a device map."""
+    if asked == AUTO:
+        devices, room = gpus(model)
+        return spread_over(model, devices, room) if devices else model
+    names = asked.split(",") if isinstance(asked, str) else asked
+    found = [_device(name) for name in names]
+    devices = [device for device in found if device is not None]
+    return spread_over(model, devices, [1.0] * len(devices))
 
 
 def _from_name(
@@ -163,7 +183,7 @@ def _device(device: torch.device | str | None) -> torch.device | None:
     if device is None or isinstance(device, torch.device):
         return device or own
     try:
-        found = torch.device(device)
+        found = torch.device(int(device)) if device.strip().isdigit() else torch.device(device.strip())
         if own is not None and found.type == own.type and found.index is None:
             found = own
         torch.empty(0, device=found)

@@ -37,7 +37,7 @@ import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.errors import InputError
+from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
 from gradpath.model.tokenizer import Tokenizer
 
@@ -49,6 +49,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
 }
+
+
+def beside(x: Tensor, other: Tensor) -> Tensor:
+    """x on the device of ``other``: the one way across where a model's layers lie on several of them."""
+    return x.to(other.device)
+
+
+def same_device(x: Tensor, other: Tensor) -> bool:
+    return x.device == other.device
 
 
 @dataclass(frozen=True)
@@ -129,6 +138,13 @@ class Place:
     masks: dict[int | None, Tensor]  # per window: -inf where a position may not look, (pos, start + pos)
     rotations: list[tuple[Tensor, Tensor]]  # cos and sin, (pos, 1, dimensions that turn)
 
+    def beside(self, other: Tensor) -> Place:
+        """The same on the device of a layer's weights."""
+        if all(same_device(mask, other) for mask in self.masks.values()):
+            return self
+        masks = {window: beside(mask, other) for window, mask in self.masks.items()}
+        return Place(masks, [(beside(cos, other), beside(sin, other)) for cos, sin in self.rotations])
+
 
 class Past(NamedTuple):
     """Keys (rotated) and values of one layer at earlier positions, (batch, head, pos, d_head)."""
@@ -175,7 +191,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Transformer:
-    """A decoder-only language model: architecture, weights, tokenizer, and how to run it."""
+    """A decoder-only language model: architecture, weights, tokenizer, and how to run it.
+
+    Layers may lie on several devices. What a layer computes is then on its own; what comes before and after
+    them all, token embeddings, ``Run.final_in`` and logits, is on ``device``, that of the embedding.
+    """
 
     arch: Architecture
     layers: tuple[Layer, ...]
@@ -233,7 +253,7 @@ class Transformer:
         for index, layer in enumerate(self.layers):
             seen, resid = self._run_layer(layer, resid, place, past[index] if past else None)
             layers.append(seen)
-        return Run(layers, resid)
+        return Run(layers, beside(resid, x))
 
     def above(self, layer: int) -> Transformer:
         """The layers from this one on, as a model that runs the residual stream below it."""
@@ -251,12 +271,13 @@ class Transformer:
             seen, resid = self._run_layer(layer, resid, place, None)
             past.append(seen.past)
         layer = self.layers[-1]
-        _, k, v = self.project(layer, self.read_norm(resid)[0])
-        return [*past, self.keys_and_values(layer, k, v, place)]
+        _, k, v = self.project(layer, self.read_norm(beside(resid, layer.w_qkv))[0])
+        return [*past, self.keys_and_values(layer, k, v, place.beside(layer.w_qkv))]
 
     def _run_layer(
         self, layer: Layer, resid: Tensor, place: Place, before: Past | None
     ) -> tuple[LayerRun, Tensor]:
+        resid, place = beside(resid, layer.w_qkv), place.beside(layer.w_qkv)
         y, rstd = self.read_norm(resid)
         q, k, v = self.project(layer, y)
         own = self.keys_and_values(layer, k, v, place)
@@ -364,10 +385,10 @@ class Transformer:
 
     def unembed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
         """Logits for what ``logits`` reads. Ask only for the positions that are wanted: it is costly."""
-        y = self.norm(x)[0] * self.final_gain
+        y = self.norm(beside(x, self.final_gain))[0] * self.final_gain
         y = y if self.final_shift is None else y + self.final_shift
         logits, cap = F.linear(y, self.unembedding, self.unembedding_bias), self.arch.logit_cap
-        return logits if cap is None else self._capped(logits, cap)
+        return beside(logits if cap is None else self._capped(logits, cap), x)
 
     def place(self, start: int, length: int) -> Place:
         """Masks and rotations for positions start, start + 1, ... of a prompt that begins at 0."""
@@ -411,18 +432,45 @@ class Transformer:
         with torch.no_grad():
             return self.unembed(self.run(self.embed(ids)).final_in)
 
+    def check_one_device(self, work: str) -> None:
+        """Refuse what is only written for a model that is in one place."""
+        if not all(same_device(layer.w_qkv, self.embedding) for layer in self.layers):
+            raise UsageError(f"{work} needs the whole model on one device: leave --device-map out.")
+
+    def spread(self, devices: Sequence[torch.device]) -> Transformer:
+        """The same model, its layers one by one on the devices given; the rest is on the first of them.
+
+        The unembedding, which is as large as several layers, is with the last layer, unless it is the
+        embedding.
+        """
+        own = self.to(devices[0])
+        tied = self.unembedding.data_ptr() == self.embedding.data_ptr()
+        end = devices[0] if tied else devices[-1]
+        names = ("final_gain", "final_shift", "unembedding_bias") + (() if tied else ("unembedding",))
+        moved = {name: _moved(getattr(self, name), end) for name in names}
+        layers = tuple(_moved_layer(x, at) for x, at in zip(self.layers, devices, strict=True))
+        return replace(own, layers=layers, **moved)
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Transformer:
         """The same model elsewhere, or in another precision."""
 
         def moved(value: Any) -> Any:
-            return value.to(device, dtype) if isinstance(value, Tensor) else value
+            return _moved(value, device, dtype)
 
-        layers = tuple(replace(x, **{k: moved(v) for k, v in vars(x).items()}) for x in self.layers)
+        layers = tuple(_moved_layer(x, device, dtype) for x in self.layers)
         names = ("embedding", "unembedding", "unembedding_bias", "final_gain", "final_shift", "positions")
         tensors = {name: moved(getattr(self, name)) for name in names}
         # Angles grow with the position: half precision would blur them, so frequencies stay float32.
         rotary = tuple(replace(x, frequencies=x.frequencies.to(device)) for x in self.rotary)
         return replace(self, layers=layers, rotary=rotary, **tensors)
+
+
+def _moved(value: Any, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Any:
+    return value.to(device, dtype) if isinstance(value, Tensor) else value
+
+
+def _moved_layer(layer: Layer, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Layer:
+    return replace(layer, **{name: _moved(value, device, dtype) for name, value in vars(layer).items()})
 
 
 def widened(x: Tensor) -> Tensor:
