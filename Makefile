@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint bench bench-growth bench-large bench-memory bench-peers bench-profile bench-half test-slow docs clean
+.PHONY: demo test lint bench bench-growth bench-large bench-memory bench-peers bench-profile bench-half test-slow fuzz docs clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml constraints.txt requirements-models.txt
@@ -39,6 +39,10 @@ test: lint
 test-slow: $(READY)
 	@echo "==> slow tests"
 	@$(BIN)/python -m pytest -m slow
+
+fuzz: $(READY)
+	@echo "==> ten thousand damaged files"
+	@GRADPATH_FUZZ=10000 GRADPATH_UNCHECKED=1 $(BIN)/python -m pytest tests/hostile
 
 docs: $(READY)
 	@echo "==> building the site"
