@@ -9,9 +9,10 @@ import reference
 import torch
 from small_models import prompts, tiny_model
 
+from gradpath import evaluation
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, InputError
-from gradpath.evaluation import Result, evaluate
+from gradpath.evaluation import Result, bootstrap, evaluate
 from gradpath.tasks.task import Task
 
 MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
@@ -116,3 +117,18 @@ def test_a_prompt_longer_than_the_context_is_refused(gpt2):
     task = prompts([40], [[3]])
     with pytest.raises(InputError, match="at most 32 tokens"):
         evaluate(gpt2, circuit_of(gpt2.graph, gpt2.graph.mask), task)
+
+
+def test_intervals_do_not_depend_on_how_many_samples_are_drawn_at_once(monkeypatch):
+    values = torch.randn(3, 37, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sizes = []
+
+    def statistic(drawn):
+        sizes.append(drawn.numel())
+        return drawn.mean((0, -1))
+
+    whole = bootstrap(values, statistic)
+    assert len(sizes) == 1
+    monkeypatch.setattr(evaluation, "DRAWN_AT_ONCE", 1000)
+    assert bootstrap(values, statistic) == whole
+    assert max(sizes[1:]) <= 3 * 1000

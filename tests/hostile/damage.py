@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import struct
@@ -67,9 +68,9 @@ def damaged_bytes(draw: Any, whole: bytes) -> bytes:
 @st.composite
 def damaged_tree(draw: Any, tree: Any) -> Any:
     """A copy with one to three of its values, anywhere in it, replaced, gone, or there twice."""
-    copy = json.loads(json.dumps(tree))
+    changed = json.loads(json.dumps(tree))
     for _ in range(draw(st.integers(1, 3))):
-        box = copy
+        box = changed
         while isinstance(box, (dict, list)) and box:  # down to a random place
             keys = list(box) if isinstance(box, dict) else list(range(len(box)))
             key = draw(st.sampled_from(keys))
@@ -77,7 +78,7 @@ def damaged_tree(draw: Any, tree: Any) -> Any:
                 _replace(draw, box, key)
                 break
             box = box[key]
-    return copy
+    return changed
 
 
 def _replace(draw: Any, box: Any, key: Any) -> None:
@@ -91,7 +92,7 @@ def _replace(draw: Any, box: Any, key: Any) -> None:
         case "renamed" if isinstance(box, dict):
             box[draw(st.sampled_from(ODD_TEXTS))] = box.pop(key)
         case _:
-            box[key] = draw(odd_values)
+            box[key] = copy.deepcopy(draw(odd_values))  # it may be damaged further
 
 
 def as_json(tree: Any) -> bytes:
