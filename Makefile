@@ -1,5 +1,6 @@
 # make demo   the IOI circuit of SmolLM2, in a fresh virtual environment
 # make test   linters, types and all quick tests, in the same environment
+# make test-all  all tests, the slow ones too
 # make docs   the documentation as a site, in out/site
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint bench bench-growth bench-large bench-memory bench-peers bench-profile bench-half test-slow docs clean
+.PHONY: demo test lint bench bench-growth bench-large bench-load bench-memory bench-peers bench-profile bench-half test-all test-slow fuzz docs clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml constraints.txt requirements-models.txt
@@ -36,9 +37,17 @@ test: lint
 	@echo "==> tests"
 	@$(BIN)/python -m pytest -m "not slow"
 
+test-all: lint
+	@echo "==> all tests, the slow ones too; what is skipped is listed at the end, with the reason"
+	@$(BIN)/python -m pytest -rs
+
 test-slow: $(READY)
 	@echo "==> slow tests"
 	@$(BIN)/python -m pytest -m slow
+
+fuzz: $(READY)
+	@echo "==> ten thousand damaged files"
+	@GRADPATH_FUZZ=10000 GRADPATH_UNCHECKED=1 $(BIN)/python -m pytest tests/hostile
 
 docs: $(READY)
 	@echo "==> building the site"
@@ -54,6 +63,10 @@ bench-growth: $(READY)
 
 bench-large: $(READY)
 	@$(BIN)/python benchmarks/large.py
+
+bench-load: $(READY)
+	@echo "==> 100,000 examples, and the 2.2 million edges of GPT-2 XL (a few minutes)"
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/load.py
 
 bench-memory: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py

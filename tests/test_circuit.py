@@ -92,10 +92,10 @@ DAMAGE = {
         "finite number",
     ),
     "a score that is none": (lambda c: c["edges"].__setitem__(0, ["input->logits", float("nan")]), "finite"),
-    "an edge without a score": (lambda c: c["edges"].__setitem__(0, ["input->logits"]), "cannot be read"),
+    "an edge without a score": (lambda c: c["edges"].__setitem__(0, ["input->logits"]), "a name and a score"),
     "a graph without layers": (lambda c: c["graph"].update(n_layers=0), "no model"),
     "a graph that is huge": (lambda c: c["graph"].update(n_layers=10**12), "no model"),
-    "a graph of words": (lambda c: c["graph"].update(n_layers="many"), "cannot be read"),
+    "a graph of words": (lambda c: c["graph"].update(n_layers="many"), "no model"),
 }
 
 

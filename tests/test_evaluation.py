@@ -12,7 +12,7 @@ from small_models import prompts, tiny_model
 from gradpath import evaluation
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, InputError
-from gradpath.evaluation import Result, evaluate
+from gradpath.evaluation import Result, bootstrap, evaluate
 from gradpath.tasks.task import Task
 
 MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
@@ -119,8 +119,16 @@ def test_a_prompt_longer_than_the_context_is_refused(gpt2):
         evaluate(gpt2, circuit_of(gpt2.graph, gpt2.graph.mask), task)
 
 
-def test_the_interval_does_not_depend_on_how_many_samples_are_drawn_at_once(monkeypatch):
-    values = torch.rand(3, 50, dtype=torch.float64)
-    whole = evaluation.bootstrap(values, lambda x: x.mean(-1).sum(0))
-    monkeypatch.setattr(evaluation, "DRAWN_AT_ONCE", 7 * 50)
-    assert evaluation.bootstrap(values, lambda x: x.mean(-1).sum(0)) == whole
+def test_intervals_do_not_depend_on_how_many_samples_are_drawn_at_once(monkeypatch):
+    values = torch.randn(3, 37, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sizes = []
+
+    def statistic(drawn):
+        sizes.append(drawn.numel())
+        return drawn.mean((0, -1))
+
+    whole = bootstrap(values, statistic)
+    assert len(sizes) == 1
+    monkeypatch.setattr(evaluation, "DRAWN_AT_ONCE", 1000)
+    assert bootstrap(values, statistic) == whole
+    assert max(sizes[1:]) <= 3 * 1000

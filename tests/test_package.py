@@ -110,19 +110,34 @@ def test_every_public_name_is_there():
         _ = gradpath.nonsense
 
 
+UNPICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle", "yaml"}
+# However the module before the dot may be called.
+UNPICKLING = ("numpy.load", "np.load", "read_pickle", "jit.load", "hub.load", "package.PackageImporter")
+
+
+def node_module(node: ast.Import | ast.ImportFrom) -> str:
+    return getattr(node, "module", None) or ""
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
 def test_nothing_is_unpickled_and_no_device_is_named(file):
     tree = ast.parse(file.read_text())
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = {alias.name for alias in node.names} | {getattr(node, "module", "") or ""}
-            assert not names & {"pickle", "dill", "joblib", "shelve", "marshal"}, ast.unparse(node)
+            names = {alias.name for alias in node.names} | {node_module(node)}
+            assert not {name.partition(".")[0] for name in names} & UNPICKLERS, ast.unparse(node)
+            assert not (node_module(node) == "torch" and names & {"load", "save"}), ast.unparse(node)
         if isinstance(node, ast.Call):
             call = ast.unparse(node.func)
-            assert call not in {"eval", "exec"}, ast.unparse(node)
+            assert call not in {"eval", "exec", "compile", "__import__"}, ast.unparse(node)
+            assert not call.endswith(UNPICKLING), ast.unparse(node)
+            assert "allow_pickle" not in {word.arg for word in node.keywords}, ast.unparse(node)
             assert call not in {"torch.load", "torch.save"} or file == PYTORCH_FILES, ast.unparse(node)
             if call == "torch.load":
                 options = {word.arg: word.value for word in node.keywords}
                 assert ast.unparse(options["weights_only"]) == "True", ast.unparse(node)
+            for word in node.keywords:
+                if word.arg == "trust_remote_code":  # as it was asked for, never switched on
+                    assert not isinstance(word.value, ast.Constant) or word.value.value is False
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             assert not node.value.startswith(("cuda", "mps")), node.value

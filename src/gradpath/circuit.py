@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradpath.errors import InputError
+from gradpath.errors import InputError, reason
 from gradpath.files import write_atomically
-from gradpath.graph import Graph
+from gradpath.graph import Graph, graph_of
 
 FORMAT = 1
+_LARGEST_SCORE = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,9 @@ def load_circuit(file: str | Path) -> Circuit:
         raise InputError(f"there is no file {file}. Give the circuit.json of a find.") from None
     except InputError as problem:
         raise InputError(f"{file} is no circuit that can be used: {problem}") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        reason = f"{type(problem).__name__}: {problem}"
+    except (OSError, ValueError, RecursionError) as problem:
         raise InputError(
-            f"{file} cannot be read as a gradpath circuit ({reason}). "
+            f"{file} cannot be read as a gradpath circuit ({reason(problem)}). "
             "It may be cut off or edited by hand: make it again with gradpath find."
         ) from None
 
@@ -140,39 +139,63 @@ def load_circuit(file: str | Path) -> Circuit:
 def _parsed(content: Any) -> Circuit:
     if not isinstance(content, dict) or content.get("gradpath_circuit") != FORMAT:
         raise InputError(f'it has no "gradpath_circuit": {FORMAT}. Give the circuit.json of a find.')
-    graph, spans = graph_of(content["graph"]), content.get("spans", [])
+    missing = [name for name in ("graph", "edges", "about") if name not in content]
+    if missing:
+        raise InputError(f"it has no {', '.join(missing)}. Make it again with gradpath find.")
+    spans = content.get("spans", [])
     if not isinstance(spans, list) or len(set(map(str, spans))) != len(spans):
         raise InputError(f"its spans have to be a list of different names: got {spans!r}.")
-    return circuit_by_names(graph, content["edges"], content["about"], tuple(map(str, spans)))
+    graph, names = graph_of(content["graph"]), tuple(map(str, spans))
+    return circuit_by_names(graph, content["edges"], content["about"], names)
 
 
-def graph_of(shape: Mapping[str, Any]) -> Graph:
-    """The graph that a file says it is of."""
-    graph = Graph(**{name: shape[name] for name in ("n_layers", "n_heads", "parallel")})
-    if not (0 < graph.n_layers <= 10_000 and 0 < graph.n_heads <= 10_000):
-        raise InputError(f"{graph.n_layers} layers of {graph.n_heads} heads are no model.")
-    return graph
-
-
-def circuit_by_names(
-    graph: Graph, edges: Iterable[Sequence[Any]], about: Mapping[str, Any], spans: tuple[str, ...] = ()
-) -> Circuit:
+def circuit_by_names(graph: Graph, edges: Any, about: Any, spans: tuple[str, ...] = ()) -> Circuit:
     """The circuit of some edges by name, each with its score, in this order; every one is checked."""
     index, scores, seen = [], [], set()
-    for name, score in edges:
-        edge, at, span = name.rpartition("@") if spans else (name, "", "")
-        if spans and (not at or span not in spans):
-            raise InputError(
-                f"{name!r} names no span: write it as source->target@span, one of {', '.join(spans)}."
-            )
-        place = (*graph.index(edge), spans.index(span) if spans else 0)
+    for edge in edges if isinstance(edges, (list, tuple)) else _no_edges(edges):
+        if not isinstance(edge, (list, tuple)) or len(edge) != 2:
+            raise InputError(f"an edge is a name and a score: it has {edge!r}.")
+        name, score = edge
+        place = _place(graph, name, spans)
         if place in seen:
             raise InputError(f"the edge {name!r} stands in it twice. Remove one of them.")
-        if not isinstance(score, (int, float)) or not math.isfinite(score):
-            raise InputError(f"the score of {name!r} is {score!r}: it has to be a finite number.")
         seen.add(place)
         index.append(place)
-        scores.append(float(score))
+        scores.append(_finite(name, score))
     kept = torch.tensor(index, dtype=torch.long, device="cpu").view(-1, 3)
     values = torch.tensor(scores, dtype=torch.float32, device="cpu")
-    return Circuit(graph, kept[:, :2], values, dict(about), spans, kept[:, 2] if spans else None)
+    return Circuit(graph, kept[:, :2], values, checked_about(about), spans, kept[:, 2] if spans else None)
+
+
+def _place(graph: Graph, name: Any, spans: tuple[str, ...]) -> tuple[int, int, int]:
+    """The source, the target and the span of an edge's name; the span is 0 where there are none."""
+    if not spans:
+        return (*graph.index(name), 0)
+    edge, at, span = str(name).rpartition("@")
+    if not at or span not in spans:
+        raise InputError(
+            f"{name!r} names no span: write it as source->target@span, one of {', '.join(spans)}."
+        )
+    return (*graph.index(edge), spans.index(span))
+
+
+def _no_edges(edges: Any) -> list[Any]:
+    raise InputError(f"its edges are no list: it has {edges!r}.")
+
+
+def _finite(name: str, score: Any) -> float:
+    """The score, if float32 has it as a finite number."""
+    if not isinstance(score, (int, float)) or not abs(score) <= _LARGEST_SCORE:
+        raise InputError(f"the score of {name!r} is {score!r}: it has to be a finite number.")
+    return float(score)
+
+
+def checked_about(about: Any) -> dict[str, Any]:
+    """How a circuit was made, in the form that ``Circuit`` itself looks into."""
+    selection = about.get("selection", {}) if isinstance(about, Mapping) else None
+    if not isinstance(selection, Mapping):
+        raise InputError("what it says of how it was made is no object. Make it again with gradpath find.")
+    asked = selection.get("edges_asked", 0)
+    if type(asked) is not int or asked < 0:
+        raise InputError(f"its number of edges asked for is {asked!r}. Make it again with gradpath find.")
+    return dict(about)

@@ -40,7 +40,7 @@ from gradpath.tasks.task import Pairs, Task, encode
 from gradpath.visit import check_metric
 
 RESAMPLES = 2000
-DRAWN_AT_ONCE = 20_000_000  # examples, counted as often as they are drawn
+DRAWN_AT_ONCE = 2**20  # numbers of examples, in bootstrap samples
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,12 @@ def bootstrap(
     """The 95% interval of a statistic that takes (quantity, ..., example) and reduces the two named axes."""
     n = values.shape[1]
     generator = torch.Generator(device="cpu").manual_seed(0)
-    at_once = max(1, DRAWN_AT_ONCE // n)  # samples of a million examples would not fit together
-    parts = [min(at_once, RESAMPLES - done) for done in range(0, RESAMPLES, at_once)]
-    draws = (torch.randint(n, (size, n), generator=generator, device="cpu") for size in parts)
-    resampled = torch.cat([statistic(values[:, drawn]) for drawn in draws])
+    # A part at a time: of a hundred thousand examples, all samples at once would take gigabytes. The numbers
+    # drawn are the same.
+    part = max(1, DRAWN_AT_ONCE // n)
+    sizes = [min(part, RESAMPLES - done) for done in range(0, RESAMPLES, part)]
+    draws = (torch.randint(n, (size, n), generator=generator, device="cpu") for size in sizes)
+    resampled = torch.cat([statistic(values[:, draw]) for draw in draws])
     ends = torch.tensor([0.025, 0.975], dtype=resampled.dtype, device="cpu")
     low, high = resampled.quantile(ends).tolist()
     return low, high

@@ -18,8 +18,10 @@ Axis names, used in every shape of the package: ``batch`` examples, ``pos`` toke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -128,6 +130,8 @@ class Graph:
 
     def index(self, edge: str) -> tuple[int, int]:
         """The (source, target) position of an edge's name, or an error that says what is wrong."""
+        if not isinstance(edge, str):  # a name may come from any file
+            raise InputError(f"an edge is written as 'source->target': got {edge!r}.")
         source, arrow, target = edge.partition("->")
         if not arrow or source not in self._source_index or target not in self._target_index:
             raise InputError(
@@ -138,3 +142,24 @@ class Graph:
         if pair[0] >= int(self.sources_before_target[pair[1]]):
             raise InputError(f"{edge!r} is no edge: {target} does not read what {source} writes.")
         return pair
+
+
+LARGEST = 10**9  # (source, target) pairs: a model of 126 layers with 128 heads has 0.8 of it
+
+
+def graph_of(shape: Any) -> Graph:
+    """The graph that a file says it is of; a file can say anything."""
+    if not isinstance(shape, Mapping):
+        raise InputError(
+            f"the shape of its model is no object with n_layers, n_heads and parallel: {shape!r}."
+        )
+    try:
+        layers, heads, parallel = (shape[name] for name in ("n_layers", "n_heads", "parallel"))
+    except KeyError as missing:
+        raise InputError(f"the shape of its model has no {missing}.") from None
+    if type(layers) is not int or type(heads) is not int or type(parallel) is not bool:
+        raise InputError(f"{layers!r} layers of {heads!r} heads (parallel: {parallel!r}) are no model.")
+    graph = Graph(layers, heads, parallel)
+    if not (layers > 0 and heads > 0 and graph.n_sources * graph.n_targets <= LARGEST):
+        raise InputError(f"{layers} layers of {heads} heads are no model.")
+    return graph

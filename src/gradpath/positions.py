@@ -33,10 +33,10 @@ from gradpath import ranks
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, ablation_of, for_ablation
 from gradpath.attribution import score_batch
-from gradpath.circuit import Circuit, graph_of
-from gradpath.errors import InputError, unknown
+from gradpath.circuit import Circuit
+from gradpath.errors import InputError, reason, unknown
 from gradpath.files import write_atomically
-from gradpath.graph import Graph
+from gradpath.graph import Graph, graph_of
 from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.model.transformer import Transformer
 from gradpath.nonfinite import watched
@@ -100,15 +100,22 @@ def load_span_scores(file: str | Path) -> SpanScores:
         with safe_open(str(file), framework="pt") as opened:
             notes = json.loads((opened.metadata() or {})["gradpath_positions"])
             values, reach = opened.get_tensor("scores"), opened.get_tensor("reach")
-        graph, spans, about = graph_of(notes["graph"]), tuple(map(str, notes["spans"])), dict(notes["about"])
+        graph, spans, about = graph_of(notes["graph"]), tuple(map(str, notes["spans"])), notes["about"]
+        if not isinstance(about, dict):
+            raise ValueError("what it says of how they were made is no object")
     except FileNotFoundError:
         raise InputError(f"there is no file {file}. Give the scores.safetensors of a find.") from None
+    except InputError as problem:
+        raise InputError(f"{wrong}: {problem} Make them again with gradpath find --positions.") from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as problem:
-        raise InputError(f"{wrong}: {problem}. Make them again with gradpath find --positions.") from None
+        raise InputError(f"{wrong} ({reason(problem)}). Make them again with gradpath find.") from None
     expected = (len(spans), graph.n_sources, graph.n_targets)
-    if values.shape != expected or reach.shape != expected[:1] * 2 or not values.isfinite().all():
+    kinds = (values.dtype, reach.dtype) == (torch.float32, torch.bool)
+    if not kinds or values.shape != expected or reach.shape != (len(spans), len(spans)):
         raise InputError(f"{wrong}: its numbers do not fit. Make them again with gradpath find --positions.")
-    return SpanScores(graph, spans, values.float(), reach.bool(), about)
+    if not values.isfinite().all():
+        raise InputError(f"{wrong}: a score is not a finite number. Make them again with gradpath find.")
+    return SpanScores(graph, spans, values, reach, about)
 
 
 def attribute(

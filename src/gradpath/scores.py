@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from gradpath.errors import InputError
+from gradpath.errors import InputError, reason
 from gradpath.files import write_atomically
-from gradpath.graph import Graph
+from gradpath.graph import Graph, graph_of
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,15 @@ def load_scores(file: str | Path) -> Scores:
         with safe_open(str(file), framework="pt") as opened:
             notes = json.loads((opened.metadata() or {})["gradpath"])
             values = opened.get_tensor("scores")
-        graph = Graph(**notes["graph"])
-        about = dict(notes["about"])
+        graph, about = graph_of(notes["graph"]), notes["about"]
+        if not isinstance(about, dict):
+            raise ValueError("what it says of how they were made is no object")
     except FileNotFoundError:
         raise InputError(f"there is no file {file}. Give the scores.safetensors of a find.") from None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as problem:
-        raise InputError(f"{wrong}: {problem}. Make them again with gradpath find.") from None
+    except InputError as problem:
+        raise InputError(f"{wrong}: {problem} Make them again with gradpath find.") from None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as problem:
+        raise InputError(f"{wrong} ({reason(problem)}). Make them again with gradpath find.") from None
     if values.shape != (graph.n_sources, graph.n_targets) or values.dtype != torch.float32:
         raise InputError(
             f"{wrong}: expected float32 of shape {(graph.n_sources, graph.n_targets)}, "

@@ -239,7 +239,7 @@ JSON_DAMAGE = {
     ),
     "neurons": (lambda d: d["nodes"]["m0"].update(neurons=[True]), "among neurons"),
     "no layers": (lambda d: d["cfg"].pop("n_layers"), "does not say of which model"),
-    "a list for the edges": (lambda d: d.update(edges=[]), "cannot be read"),
+    "a list for the edges": (lambda d: d.update(edges=[]), "scores of 0 edges"),
 }
 
 

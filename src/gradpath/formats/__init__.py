@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gradpath.circuit import Circuit, load_circuit
-from gradpath.errors import InputError, UsageError, unknown
+from gradpath.errors import InputError, UsageError, reason, unknown
 from gradpath.files import write_atomically
 from gradpath.formats.content import Content
 from gradpath.formats.digraph import from_networkx, to_networkx
@@ -35,6 +35,9 @@ from gradpath.formats.table import as_content, csv_text, from_pandas, read_csv, 
 from gradpath.scores import Scores, load_scores
 
 __all__ = ["FORMATS", "Content", "from_networkx", "from_pandas", "read", "to_networkx", "to_pandas", "write"]
+
+# What parsers of other people raise when a file is not what it should be.
+_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,10 @@ def read(file: str | Path) -> Content:
     except InputError as problem:
         told = str(problem)
         raise InputError(told if str(file) in told else f"{file} cannot be used: {told}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        reason = f"{type(problem).__name__}: {problem}"
-        raise InputError(f"{file} cannot be read ({reason}). It may be cut off or edited by hand.") from None
+    except _DAMAGED as problem:
+        raise InputError(
+            f"{file} cannot be read ({reason(problem)}). It may be cut off or edited by hand."
+        ) from None
 
 
 def write(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from gradpath.circuit import Circuit, graph_of
+from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.graph import Graph
+from gradpath.graph import Graph, graph_of
 from gradpath.scores import Scores
 
 
@@ -68,22 +67,31 @@ def notes(content: Content) -> dict[str, Any]:
     }
 
 
-def graph_in(facts: Mapping[str, Any], what: str) -> Graph:
+def graph_in(facts: Any, what: str) -> Graph:
     """The graph that a file's notes name; the edges' names do not say which model they are of."""
     try:
         return graph_of(facts)
-    except (KeyError, TypeError, ValueError):
+    except InputError as problem:
         raise InputError(
-            f"{what} does not say of which model it is: it needs n_layers, n_heads and parallel, as gradpath "
-            "writes them."
+            f"{what} does not say of which model it is: {problem} It needs n_layers, n_heads and parallel, "
+            "as gradpath writes them."
         ) from None
+
+
+def check_named(graph: Graph, n_edges: int) -> None:
+    """Scores of all edges take room for all: a file has to name at least some of them to be worth it."""
+    if n_edges * 100 < graph.n_edges:
+        raise InputError(
+            f"it has scores of {n_edges:,} edges, and the model that it names has {graph.n_edges:,}. It is "
+            "cut off, or of another model."
+        )
 
 
 def parsed(text: Any, what: str) -> dict[str, Any]:
     """A JSON object that stands inside another file."""
     try:
         found = json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise InputError(f"{what} has no notes of gradpath that can be read. Make it again with gradpath.")

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradpath.circuit import Circuit
+from gradpath.circuit import Circuit, checked_about
 from gradpath.errors import InputError, UsageError
-from gradpath.formats.content import Content, graph_in
+from gradpath.formats.content import Content, check_named, graph_in
 from gradpath.graph import Graph
 from gradpath.scores import Scores
 
@@ -107,11 +107,11 @@ def content_of(found: Exchange) -> Content:
         origin = found.notes
     scores = circuit = None
     if origin["scores"] is not None:
-        scores = Scores(found.graph, found.values, origin["scores"])
+        scores = Scores(found.graph, found.values, checked_about(origin["scores"]))
     if origin["circuit"] is not None:
         flat = _order(found, origin.get("order", []))
         index = torch.stack([flat // found.graph.n_targets, flat % found.graph.n_targets], 1)
-        circuit = Circuit(found.graph, index, found.values.flatten()[flat], origin["circuit"])
+        circuit = Circuit(found.graph, index, found.values.flatten()[flat], checked_about(origin["circuit"]))
     return Content(scores, circuit)
 
 
@@ -160,6 +160,7 @@ def eap_ig_content(content: Mapping[str, Any]) -> Content:
     """The scores and the circuit in what JSON of the library was parsed to."""
     graph = graph_from(content["cfg"])
     nodes = {name: facts for name, facts in content["nodes"].items() if isinstance(facts, Mapping)}
+    check_named(graph, len(content["edges"]))
     if any("neurons" in facts for facts in nodes.values()):
         raise InputError(NEURONS)
     values = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float32, device="cpu")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,9 @@ def read_eap_ig_pt(file: Path) -> Content:
         raise InputError("its nodes are not those of its cfg, or stand in another order.")
     values, inside = found["edges_scores"], found["edges_in_graph"]
     for tensor in (values, inside):
-        if not isinstance(tensor, Tensor) or tensor.shape != graph.mask.shape:
-            raise InputError(f"its edges need a tensor of shape {tuple(graph.mask.shape)} each.")
+        plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_complex()
+        if not plain or tensor.shape != graph.mask.shape:
+            raise InputError(f"its edges need a plain tensor of shape {tuple(graph.mask.shape)} each.")
     # The library marks whole rows when it chooses nodes, also where there is no edge.
     values, inside = values.float() * graph.mask, inside.bool() & graph.mask
     scores = found.get("nodes_scores")
@@ -74,8 +76,9 @@ def read_eap_ig_pt(file: Path) -> Content:
 
 def _opened(file: Path) -> dict[str, Any]:
     try:
+        _check_compression(file)
         found = torch.load(file, map_location="cpu", weights_only=True)
-    except OSError:
+    except (OSError, InputError):
         raise
     except Exception as problem:  # of many kinds: a file can be broken anywhere
         first = str(problem).strip().partition("\n")[0]
@@ -86,3 +89,11 @@ def _opened(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError("it is no Graph of the EAP-IG library.")
     return found
+
+
+def _check_compression(file: Path) -> None:
+    """PyTorch stores, it never compresses; but it unpacks, and a few bytes can unpack to any size."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as opened:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in opened.infolist()):
+                raise InputError("it is compressed, which PyTorch's files never are. Save it again.")

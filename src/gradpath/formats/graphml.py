@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from xml.etree.ElementTree import ParseError
 
@@ -22,7 +23,9 @@ def read_graphml(file: Path) -> Circuit:
     """The circuit in a GraphML file of ours, whichever program has saved it since."""
     networkx = optional("networkx", "GraphML")
     try:
-        graph = networkx.read_graphml(file)
+        with warnings.catch_warnings():  # of what it makes of a damaged file; all of it is checked below
+            warnings.simplefilter("ignore")
+            graph = networkx.read_graphml(file)
     except (ParseError, networkx.NetworkXError, KeyError, ValueError) as problem:
         raise InputError(f"{file} cannot be read as GraphML: {problem}. Make it again.") from None
     return from_networkx(graph, str(file))

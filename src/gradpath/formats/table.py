@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from gradpath.circuit import Circuit, circuit_by_names
+from gradpath.circuit import Circuit, checked_about, circuit_by_names
 from gradpath.errors import InputError
-from gradpath.formats.content import Content, graph_in, notes, optional, parsed
+from gradpath.formats.content import Content, check_named, graph_in, notes, optional, parsed
 from gradpath.scores import Scores
 
 COLUMNS = ("edge", "source", "target", "score", "rank")
@@ -106,10 +106,11 @@ def _content(rows: Iterable[tuple[str, float, int | None]], told: Mapping[str, A
     graph, rows = graph_in(told.get("graph", {}), what), list(rows)
     scores = circuit = None
     if told.get("scores") is not None:
+        check_named(graph, len(rows))
         whole = circuit_by_names(graph, [(edge, score) for edge, score, _ in rows], {})
         values = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float32, device="cpu")
         values[whole.index[:, 0], whole.index[:, 1]] = whole.scores
-        scores = Scores(graph, values, told["scores"])
+        scores = Scores(graph, values, checked_about(told["scores"]))
     if told.get("circuit") is not None:
         kept = sorted((row for row in rows if row[2] is not None), key=lambda row: row[2] or 0)
         circuit = circuit_by_names(graph, [(edge, score) for edge, score, _ in kept], told["circuit"])

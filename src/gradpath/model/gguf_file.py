@@ -17,7 +17,7 @@ from typing import Any
 import numpy
 import torch
 
-from gradpath.errors import InputError
+from gradpath.errors import InputError, reason
 from gradpath.model.transformer import Transformer
 
 # Keys that transformers reads, for every architecture that it shares with us.
@@ -55,6 +55,23 @@ _FACTORS = "rope_freqs.weight"
 _OTHER_QUERY_SCALE = {("gemma2", 46), ("gemma3_text", 62)}
 
 
+def _bounded_reader(file: Path) -> Any:
+    """The library's reader, which does not look where the file ends, made to look.
+
+    An array that is said to have 2^60 values would be read for ever. What this one has read, the library's
+    own reads as well.
+    """
+    from gguf import GGUFReader
+
+    class BoundedReader(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            if offset + numpy.dtype(dtype).itemsize * int(count) > len(self.data):
+                raise InputError(f"the file {file.name} is cut off: it ends before its last value.")
+            return super()._get(offset, dtype, count, override_order)
+
+    return BoundedReader(file)
+
+
 @dataclass(frozen=True)
 class GgufFile:
     """The facts of a GGUF file: values about the model by their short key, and the size of its tensors."""
@@ -67,9 +84,18 @@ class GgufFile:
 
     @classmethod
     def read(cls, file: Path) -> GgufFile:
-        from gguf import GGUFReader
+        try:
+            return cls._read(file)
+        except InputError:
+            raise
+        except Exception as problem:  # a damaged file can make the library raise anything
+            raise InputError(
+                f"the file {file.name} cannot be read as GGUF ({reason(problem)}). Download it again."
+            ) from None
 
-        reader = GGUFReader(file)
+    @classmethod
+    def _read(cls, file: Path) -> GgufFile:
+        reader = _bounded_reader(file)
 
         def value(key: str) -> Any:
             field = reader.get_field(key)

@@ -13,6 +13,7 @@ import torch
 
 from gradpath import ranks
 from gradpath.errors import GradpathError, InputError, UsageError
+from gradpath.model.claims import check_claims
 from gradpath.model.families import check_family, convert
 from gradpath.model.families.registry import FAMILIES
 from gradpath.model.gguf_file import GgufFile
@@ -92,6 +93,8 @@ def _from_name(
             gguf = None if file is None else GgufFile.read(Path(folder, file))
             if file is None:  # before any weight is read, or fetched
                 check_family(str(PretrainedConfig.get_config_dict(folder)[0].get("model_type")))
+            if Path(folder).is_dir():
+                check_claims(Path(folder), file, common)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **common)
             tokenizer = _tokenizer_of(AutoTokenizer, folder, common)
     except GradpathError:

@@ -45,6 +45,7 @@ def answers(row: Row, column: str) -> tuple[str | int, ...]:
             raise _wrong(row, column, item, "answers as text")
         if isinstance(item, str) and not item.strip():
             raise _empty(row, column)
+        _check_unicode(row, column, item)
     return tuple(items)
 
 
@@ -83,7 +84,17 @@ def _cell(row: Row, column: str) -> Any:
     value = row.values[column]
     if value is None or (isinstance(value, str) and not value.strip()):
         raise _empty(row, column)
+    _check_unicode(row, column, value)
     return value
+
+
+def _check_unicode(row: Row, column: str, value: Any) -> None:
+    """JSON can hold half of a character (a lone surrogate), and no tokenizer takes it."""
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise _wrong(row, column, value, "whole characters") from error
 
 
 def _items(row: Row, column: str) -> list[Any]:
@@ -107,7 +118,7 @@ def _items(row: Row, column: str) -> list[Any]:
 def _whole(row: Row, column: str, value: Any) -> int:
     try:
         found = float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _wrong(row, column, value, "a whole number") from error
     if not found.is_integer():
         raise _wrong(row, column, value, "a whole number")

@@ -76,7 +76,7 @@ def recognise(columns: Sequence[str], name: str) -> Layout:
     for layout in LAYOUTS:
         if set(layout.columns) <= set(columns):
             return layout
-    found = ", ".join(column or "(no name)" for column in columns)
+    found = ", ".join(column[:40] or "(no name)" for column in columns[:20])
     known = "; ".join(f"{layout.name} ({', '.join(layout.columns)})" for layout in LAYOUTS)
     raise InputError(
         f"the columns of {name} are not understood: found {found}. {_guess(columns)}Understood are {known}."

@@ -135,7 +135,7 @@ def _jsonl(file: IO[str], name: str) -> Iterator[Row]:
             raise InputError(f"{where} is longer than {_LONGEST_LINE} characters. Put one object on a line.")
         try:
             values = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{where} is not JSON: {error}. Put one object on a line.") from error
         yield Row(where, _mapping(values, where))
 

@@ -1,0 +1,296 @@
+"""Every reader of files: a valid file of each kind, how to damage its inside, and how to use what was read.
+
+A new format is one entry in ``READERS``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from damage import DUPLICATE, as_json, damaged_text, damaged_tree
+from hypothesis import strategies as st
+from small_models import TINY, random_hf
+
+import gradpath as gp
+from gguf_writing import write_gguf
+from gradpath import formats, positions
+from gradpath.graph import Graph
+from gradpath.model.gguf_file import GgufFile
+from gradpath.model.tokenizer import Tokenizer
+
+GRAPH = Graph(2, 2)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a kind of file is made, damaged inside, read and used; ``share`` of ten thousand cases are its."""
+
+    suffix: str
+    valid: Callable[[Path], bytes]
+    inside: Callable[[bytes], st.SearchStrategy[bytes]]
+    use: Callable[[Path], None]
+    share: int
+
+
+@cache
+def scores() -> gp.Scores:
+    values = torch.randn(GRAPH.n_sources, GRAPH.n_targets, generator=torch.Generator().manual_seed(0))
+    about = {"model": "m", "task": "ioi", "method": "eap", "steps": 1, "d_model": 8, "data": {"seed": 0}}
+    return gp.Scores(GRAPH, values * GRAPH.mask, about)
+
+
+@cache
+def circuit() -> gp.Circuit:
+    return gp.select(scores(), n=30)
+
+
+def written(suffix: str) -> Callable[[Path], bytes]:
+    """A circuit, scores, or both, in the format that files with this suffix have."""
+    both = formats.Content(scores(), circuit())
+    what: Any = {".json": circuit(), ".safetensors": scores(), ".graphml": circuit()}.get(suffix, both)
+
+    def valid(folder: Path) -> bytes:
+        file = folder / f"valid{suffix}"
+        formats.write(what, file)
+        return file.read_bytes()
+
+    return valid
+
+
+def use_content(file: Path) -> None:
+    """What a user does next with scores and circuits: look at them, choose from them, keep them."""
+    found = formats.read(file)
+    if found.scores is not None:
+        assert found.scores.values.isfinite().all()
+        gp.select(found.scores, n=1)
+    if found.circuit is not None:
+        assert found.circuit.scores.isfinite().all()
+        assert len(set(found.circuit.edges)) == len(found.circuit)
+        assert int(found.circuit.masks.sum()) == len(found.circuit)
+        assert found.circuit.asked >= 0
+        found.circuit.save(file.with_name("again.json"))
+        assert gp.load_circuit(file.with_name("again.json")).edges == found.circuit.edges
+
+
+def use_circuit(file: Path) -> None:
+    use_content(file)
+    gp.load_circuit(file)
+
+
+def use_scores(file: Path) -> None:
+    use_content(file)
+    gp.load_scores(file)
+
+
+def inside_json(whole: bytes) -> st.SearchStrategy[bytes]:
+    return damaged_tree(json.loads(whole)).map(as_json)
+
+
+def inside_safetensors(whole: bytes) -> st.SearchStrategy[bytes]:
+    """The header's fields, and the JSON that stands as text in one of them."""
+    size = struct.unpack("<Q", whole[:8])[0]
+    header, data = json.loads(whole[8 : 8 + size]), whole[8 + size :]
+
+    def packed(tree: Any) -> bytes:
+        told = as_json(tree)
+        return struct.pack("<Q", len(told)) + told + data
+
+    notes = header.get("__metadata__", {}).get("gradpath")
+    if notes is None:
+        return damaged_tree(header).map(packed)
+
+    def noted(tree: Any) -> bytes:
+        text = as_json(tree).decode("utf-8", "surrogatepass")
+        return packed({**header, "__metadata__": {"gradpath": text}})
+
+    return st.one_of(damaged_tree(header).map(packed), damaged_tree(json.loads(notes)).map(noted))
+
+
+def inside_text(whole: bytes) -> st.SearchStrategy[bytes]:
+    return damaged_text(whole.decode())
+
+
+def inside_jsonl(whole: bytes) -> st.SearchStrategy[bytes]:
+    rows = [json.loads(line) for line in whole.splitlines()]
+    return damaged_tree(rows).map(
+        lambda tree: b"\n".join(map(as_json, tree)) if isinstance(tree, list) else as_json(tree)
+    )
+
+
+def inside_pytorch(whole: bytes) -> st.SearchStrategy[bytes]:
+    """The plain values of the file; tensors of another type, shape or stride."""
+    found = torch.load(io.BytesIO(whole), weights_only=True)
+    tensors = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    plain = {name: value for name, value in found.items() if name not in tensors}
+    odd = st.sampled_from(
+        [
+            torch.zeros(()),
+            torch.zeros(3, 3),
+            torch.zeros(1).expand(10**6, 10**6),
+            torch.full((GRAPH.n_sources, GRAPH.n_targets), torch.nan),
+            torch.zeros(GRAPH.n_sources, GRAPH.n_targets, dtype=torch.complex64),
+            torch.zeros(GRAPH.n_sources, GRAPH.n_targets).to_sparse(),
+            torch.zeros(GRAPH.n_sources, GRAPH.n_targets, dtype=torch.long),
+            None,
+            {},
+        ]
+    )
+    swapped = st.dictionaries(st.sampled_from(sorted(tensors)), odd, max_size=2)
+
+    def saved(pair: tuple[Any, dict[str, Any]]) -> bytes:
+        out = io.BytesIO()
+        tree = pair[0] if isinstance(pair[0], dict) else {}
+        torch.save({**tensors, **{k.replace(DUPLICATE, ""): v for k, v in tree.items()}, **pair[1]}, out)
+        return out.getvalue()
+
+    return st.tuples(damaged_tree(plain), swapped).map(saved)
+
+
+ROWS = [
+    {"clean": "a b c", "corrupted": "a d c", "answers": " b", "wrong_answers": " d"},
+    {"clean": "d b c", "corrupted": "a b c", "answers": [" a", " b"], "wrong_answers": [3, 4]},
+    {"clean": "c b a", "corrupted": "c d a", "answers": " c", "wrong_answers": " a"},
+]
+CSV = """clean,corrupted,answers,wrong_answers
+a b c,a d c, b, d
+"d b, c",a b c,"[' a', ' b']", c| d
+c b a,c d a,b,d
+"""
+
+
+@cache
+def words() -> Any:
+    """A model, as far as a task is concerned: a byte-level tokenizer of the usual kind, with four words."""
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    space = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"  # as byte-level tokenizers write it
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(space + letter for letter in "abcd")]
+    fast = Fast(models.BPE({x: i for i, x in enumerate(pieces)}, [(space, letter) for letter in "abcd"]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=fast))
+    return type("Words", (), {"tokenizer": tokenizer})()
+
+
+def use_data(file: Path) -> None:
+    task = gp.load_task(None, words(), data=file, n=None, split="all")
+    assert len(task.clean) == len(task.corrupted) == len(task.labels) > 0
+    assert torch.as_tensor(task.labels).dtype == torch.long
+
+
+def folder_of(file: Path) -> Path:
+    """The model's folder that a damaged file belongs to."""
+    return file.parent / "model"
+
+
+def model_file(name: str) -> Callable[[Path], bytes]:
+    def valid(folder: Path) -> bytes:
+        random_hf(*TINY["gpt2"]).save_pretrained(folder / "model")
+        return (folder / "model" / name).read_bytes()
+
+    return valid
+
+
+def use_model_file(name: str) -> Callable[[Path], None]:
+    def use(file: Path) -> None:
+        target = folder_of(file) / name
+        whole = target.read_bytes()
+        try:
+            target.write_bytes(file.read_bytes())
+            use_model(folder_of(file))
+        finally:
+            target.write_bytes(whole)
+
+    return use
+
+
+def use_model(source: Path) -> None:
+    model = gp.load_model(source)
+    ids = torch.tensor([[3, 4, 5]])
+    scores = gp.attribute(model, gp.Task(ids, ids.flip(1), ids[:, :2]), "eap")
+    assert scores.values.isfinite().all()
+
+
+def valid_gguf(folder: Path) -> bytes:
+    small = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 61}
+    return write_gguf(random_hf(*TINY["gpt2"][:2], small), folder / "valid.gguf").read_bytes()
+
+
+def inside_gguf(whole: bytes) -> st.SearchStrategy[bytes]:
+    """The numbers and names at the front, where sizes are claimed."""
+    front = whole[: whole.index(b"token_embd")]
+    values = [2**64 - 1, 2**62, 2**40, 2**32, 10**6, 0, 4, 8, 9, 10, 11, 12, 13]
+
+    def changed(places: list[tuple[int, int, int]]) -> bytes:
+        found = bytearray(whole)
+        for at, width, value in places:
+            found[at : at + width] = struct.pack("<Q", value)[:width]
+        return bytes(found)
+
+    place = st.tuples(st.integers(0, len(front)), st.sampled_from([1, 4, 8]), st.sampled_from(values))
+    return st.lists(place, min_size=1, max_size=3).map(changed)
+
+
+@cache
+def span_scores() -> positions.SpanScores:
+    values = torch.randn(2, *GRAPH.mask.shape, generator=torch.Generator().manual_seed(1)) * GRAPH.mask
+    reach = torch.tensor([[True, True], [False, True]])
+    return positions.SpanScores(GRAPH, ("subject", "end"), values, reach, {**scores().about})
+
+
+def valid_span_circuit(folder: Path) -> bytes:
+    positions.select(span_scores(), 40).save(folder / "circuit.json")
+    return (folder / "circuit.json").read_bytes()
+
+
+def valid_span_scores(folder: Path) -> bytes:
+    span_scores().save(folder / "scores.safetensors")
+    return (folder / "scores.safetensors").read_bytes()
+
+
+def use_span_scores(file: Path) -> None:
+    found = positions.load_span_scores(file)
+    assert len(positions.select(found, 3, prune=False)) == 3
+
+
+READERS = {
+    "circuit-of-positions": Reader(".json", valid_span_circuit, inside_json, use_circuit, 600),
+    "scores-of-positions": Reader(
+        ".safetensors", valid_span_scores, inside_safetensors, use_span_scores, 600
+    ),
+    "circuit": Reader(".json", written(".json"), inside_json, use_circuit, 2400),
+    "scores": Reader(".safetensors", written(".safetensors"), inside_safetensors, use_scores, 1500),
+    "eap-ig": Reader(".eap-ig.json", written(".eap-ig.json"), inside_json, use_content, 1500),
+    "eap-ig-pt": Reader(".pt", written(".pt"), inside_pytorch, use_content, 1000),
+    "graphml": Reader(".graphml", written(".graphml"), inside_text, use_content, 900),
+    "table": Reader(".csv", written(".csv"), inside_text, use_content, 700),
+    "data-csv": Reader(".csv", lambda _: CSV.encode(), inside_text, use_data, 700),
+    "data-jsonl": Reader(
+        ".jsonl", lambda _: b"\n".join(json.dumps(row).encode() for row in ROWS), inside_jsonl, use_data, 700
+    ),
+    "gguf-facts": Reader(".gguf", valid_gguf, inside_gguf, lambda file: read_gguf(file), 300),
+    "gguf": Reader(".gguf", valid_gguf, inside_gguf, use_model, 100),
+    "config": Reader(".json", model_file("config.json"), inside_json, use_model_file("config.json"), 100),
+    "checkpoint": Reader(
+        ".safetensors",
+        model_file("model.safetensors"),
+        inside_safetensors,
+        use_model_file("model.safetensors"),
+        100,
+    ),
+}
+
+
+def read_gguf(file: Path) -> None:
+    """The facts of a GGUF file alone: quick, so that more of them can be tried."""
+    assert GgufFile.read(file).n_numbers >= 0
