@@ -110,4 +110,4 @@ def test_a_saturated_node_is_found_that_the_plain_gradient_misses():
 
 def test_node_scores_are_not_taken_apart_by_position(gpt2):
     with pytest.raises(UsageError, match="taken apart"):
-        positions.attribute(gpt2, MIXED, "nap", by="token")
+        positions.attribute(gpt2, prompts([6, 6], [[2], [3]]), "nap", by="token")

@@ -114,7 +114,13 @@ def scores_along(
     pairs, steps = for_ablation(encode(task, model.tokenizer), instead), [*stops, options.get("steps", 1)]
     method.check(model, len(pairs), options)
     size = batch_that_fits(
-        model, pairs, batch_size, memory, points=steps[-1], whole=method.whole(options), results=len(steps)
+        model,
+        pairs,
+        batch_size,
+        memory,
+        points=method.points(options),
+        whole=method.whole(options),
+        results=len(steps),
     )
     shape = (len(steps), model.graph.n_sources, model.graph.n_targets)
     totals = torch.zeros(shape, dtype=torch.float64, device="cpu")

@@ -24,6 +24,7 @@ class Method:
     whole: Callable[[dict[str, Any]], bool] = lambda _: False  # by its options: does it move all positions
     of: Literal["edges", "nodes"] = "edges"  # what it scores
     check: Callable[[Transformer, int, dict[str, Any]], None] = lambda *_: None  # refuses so many examples
+    points: Callable[[dict[str, Any]], int] = lambda options: options.get("steps", 1)  # to foresee memory by
 
     @property
     def about(self) -> str:

@@ -40,7 +40,7 @@ from gradpath.model.transformer import Transformer, widened
 from gradpath.visit import Ground, repeated
 
 
-@method("atp-star")
+@method("atp-star", points=lambda options: 1 + options["drop"])  # the gradients of all drops are kept
 def atp_star(ground: Ground, *, qk: bool = True, drop: bool = True) -> Tensor:
     """AtP*'s corrections: patterns computed anew for queries and keys, and gradients with layers dropped."""
     model, drop = ground.model, drop and ground.model.arch.n_layers > 1
@@ -121,7 +121,8 @@ class _Changed:
 def _changed_patterns(ground: Ground) -> Iterator[_Changed]:
     """For every source and every layer above it, as many sources at once as memory should hold."""
     model, graph, x = ground.model, ground.model.graph, ground.clean.suffix
-    size = max(1, CHUNK // (4 * x.numel()))
+    width = 2 * model.arch.d_model + 10 * model.arch.n_heads * model.arch.d_head  # of what is alive at once
+    size = max(1, CHUNK // (4 * width * x[..., 0].numel()))
     for first in range(0, graph.n_sources, size):
         some = range(first, min(first + size, graph.n_sources))
         less = torch.stack([write_of(model, ground.writes, u).view_as(x).to(x.dtype) for u in some])
