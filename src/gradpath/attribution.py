@@ -108,7 +108,7 @@ def scores_along(
             f"{method.name} multiplies by what nodes write along its own path, which ends at the corrupted "
             f"prompt: it cannot be used with the ablation {ablation!r}. Use eap-ig."
         )
-    if not isinstance(method, Path):
+    if not isinstance(method, Path) or method.of == "nodes":
         model.check_one_device(method.name)
     instead = ablation_of(ablation, model, mean_over or task, batch_size=batch_size, memory=memory)
     pairs, steps = for_ablation(encode(task, model.tokenizer), instead), [*stops, options.get("steps", 1)]
