@@ -115,7 +115,8 @@ def bootstrap(
     # drawn are the same. The results have a place from the start, or each would stay in the way of the next
     # part's memory.
     resampled = torch.empty(RESAMPLES, dtype=values.dtype, device="cpu")
-    for part in resampled.split(max(1, DRAWN_AT_ONCE // n)):
+    size = max(1, DRAWN_AT_ONCE // n)
+    for part in (resampled[at : at + size] for at in range(0, RESAMPLES, size)):
         draws = torch.randint(n, (len(part), n), generator=generator, device="cpu")
         part.copy_(statistic(values[:, draws]))
     ends = torch.tensor([0.025, 0.975], dtype=resampled.dtype, device="cpu")
