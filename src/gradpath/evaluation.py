@@ -116,11 +116,13 @@ def bootstrap(
     n = values.shape[1]
     generator = torch.Generator(device="cpu").manual_seed(0)
     # A part at a time: of a hundred thousand examples, all samples at once would take gigabytes. The numbers
-    # drawn are the same.
-    part = max(1, DRAWN_AT_ONCE // n)
-    sizes = [min(part, RESAMPLES - done) for done in range(0, RESAMPLES, part)]
-    draws = (torch.randint(n, (size, n), generator=generator, device="cpu") for size in sizes)
-    resampled = torch.cat([statistic(values[:, draw]) for draw in draws])
+    # drawn are the same. The results have a place from the start, or each would stay in the way of the next
+    # part's memory.
+    resampled = torch.empty(RESAMPLES, dtype=values.dtype, device="cpu")
+    size = max(1, DRAWN_AT_ONCE // n)
+    for part in (resampled[at : at + size] for at in range(0, RESAMPLES, size)):
+        draws = torch.randint(n, (len(part), n), generator=generator, device="cpu")
+        part.copy_(statistic(values[:, draws]))
     ends = torch.tensor([0.025, 0.975], dtype=resampled.dtype, device="cpu")
     low, high = resampled.quantile(ends).tolist()
     return low, high

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from gradpath.errors import InputError
-
 MOST_LAYERS = 1000  # of any model; each is an object even without memory
 MOST_TOKENS = 2_000_000
 # The smallest types of GGUF have two bits a number, and tied weights are stored once.
@@ -24,7 +22,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_claims(folder: Path, file: str | None, common: dict[str, Any]) -> None:
-    """Refuse a folder, or the GGUF file in it, that could never hold the model that it describes."""
+    """A ``ValueError`` for a folder, or the GGUF file in it, that cannot hold the model that it describes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     _check_names(folder)
@@ -35,7 +33,7 @@ def check_claims(folder: Path, file: str | None, common: dict[str, Any]) -> None
         ("tokens", shape.vocab_size, MOST_TOKENS),
     ):
         if not 0 < size <= most:
-            raise InputError(f"it has {size!r} {what} by its configuration, and a model has 1 to {most:,}.")
+            raise ValueError(f"it has {size!r} {what} by its configuration, and a model has 1 to {most:,}")
     trust = common["trust_remote_code"]
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)  # type: ignore[no-untyped-call]
@@ -46,9 +44,8 @@ def check_claims(folder: Path, file: str | None, common: dict[str, Any]) -> None
         )
     held = sum(found.stat().st_size for found in _weight_files(folder, file))
     if claimed > MOST_NUMBERS_PER_BYTE * held:
-        raise InputError(
-            f"it describes a model of {claimed:,} numbers, and its files have only {held:,} bytes. It is cut "
-            "off, or its configuration is another model's. Download it again."
+        raise ValueError(
+            f"it describes a model of {claimed:,} numbers, and its files have only {held:,} bytes"
         )
 
 
@@ -66,4 +63,4 @@ def _check_names(folder: Path) -> None:
     names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
     for name in names:
         if Path(name).name != name:
-            raise InputError(f"{_INDEX} names the file {name!r}, which is not in the folder.")
+            raise ValueError(f"{_INDEX} names the file {name!r}, which is not in the folder")

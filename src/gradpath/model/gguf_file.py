@@ -66,7 +66,7 @@ def _bounded_reader(file: Path) -> Any:
     class BoundedReader(GGUFReader):
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             if offset + numpy.dtype(dtype).itemsize * int(count) > len(self.data):
-                raise InputError(f"the file {file.name} is cut off: it ends before its last value.")
+                raise ValueError("it ends before its last value")
             return super()._get(offset, dtype, count, override_order)
 
     return BoundedReader(file)
@@ -90,7 +90,8 @@ class GgufFile:
             raise
         except Exception as problem:  # a damaged file can make the library raise anything
             raise InputError(
-                f"the file {file.name} cannot be read as GGUF ({reason(problem)}). Download it again."
+                f"no model could be loaded from {file}: it cannot be read as GGUF ({reason(problem)}). "
+                "Download it again."
             ) from None
 
     @classmethod
