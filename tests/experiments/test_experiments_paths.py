@@ -59,8 +59,9 @@ def test_the_metric_along_the_line_goes_from_clean_to_corrupted(gpt2):
     empty = Circuit(gpt2.graph, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0))
     result = evaluate(gpt2, empty, TASK)
     metric = follow_line(gpt2, TASK, "input->m0", 3, batch_size=4).values["metric"]
-    torch.testing.assert_close(metric[0], result.clean_values, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(metric[-1], result.corrupted_values, atol=1e-5, rtol=1e-4)
+    near = {"atol": 1e-5, "rtol": 1e-4, "check_dtype": False}
+    torch.testing.assert_close(metric[0], result.clean_values, **near)
+    torch.testing.assert_close(metric[-1], result.corrupted_values, **near)
 
 
 @pytest.mark.parametrize("text", ["eap-gp", "eap-gp+start=true", "eap-gp+move=differing+norm=position"])
