@@ -24,7 +24,8 @@ from torch.utils.flop_counter import flop_registry
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from cost import BATCH, forward_backward, prompts
-from gradpath import attribution
+from gradpath import scoring as one_batch
+from gradpath import visit
 from gradpath.attribution import attribute
 from gradpath.contraction import Reads
 from gradpath.experiments.provenance import commit
@@ -101,8 +102,8 @@ class Ledger(TorchDispatchMode):
         """Time all that is run in here. Scoring has a backward pass in it, which is the model's."""
         scoring, models = partial(self.scope, scoring=True), partial(self.scope, scoring=False)
         with (
-            patch.object(attribution, "contract", scoring(attribution.contract)),
-            patch.object(attribution, "write_differences", scoring(attribution.write_differences)),
+            patch.object(one_batch, "contract", scoring(one_batch.contract)),
+            patch.object(visit, "write_differences", scoring(visit.write_differences)),
             patch.object(Reads, "add", scoring(Reads.add)),
             patch.object(Reader, "read", scoring(Reader.read)),
             patch.object(torch.autograd, "grad", models(torch.autograd.grad)),

@@ -30,6 +30,7 @@ LAYERS = [
         "nonfinite_paths",
         "methods",
         "nodes",
+        "scoring",
         "attribution",
     },
     {"circuit", "selection", "layout", "positions"},

@@ -218,3 +218,8 @@ def test_a_file_whose_spans_do_not_fit_is_refused(gpt2, tmp_path):
     (tmp_path / "e.safetensors").write_bytes(b"nothing")
     with pytest.raises(InputError, match="scores of positions"):
         positions.load_span_scores(tmp_path / "e.safetensors")
+
+
+def test_a_path_with_an_end_of_its_own_is_refused_with_another_ablation_here_too(gpt2):
+    with pytest.raises(UsageError, match="cannot be used with the ablation 'zero'"):
+        positions.attribute(gpt2, MIXED, "eap-integral", ablation="zero")

@@ -23,9 +23,8 @@ along (``increments``) has one contraction a point instead, each with the path's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial, reduce
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,25 +32,20 @@ from torch import Tensor
 
 from gradpath import ranks
 from gradpath._version import __version__
-from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
-from gradpath.contraction import Reads, Writes, contract
+from gradpath.ablation import CORRUPTED, ablation_of, for_ablation
 from gradpath.errors import GradpathError, UsageError
-from gradpath.increments import terms
-from gradpath.memory import SUM_AT_ONCE, Progress, batch_that_fits, in_shared_batches
+from gradpath.memory import Progress, batch_that_fits, in_shared_batches
 from gradpath.method import Method
 from gradpath.methods import find_method
 from gradpath.model.transformer import Transformer
-from gradpath.nodes import NodeReads, contract_nodes, over_edges
+from gradpath.nodes import over_edges
 from gradpath.nonfinite import of_prompts, watched
 from gradpath.nonfinite_paths import of_path
 from gradpath.paths import Path
 from gradpath.scores import Scores
-from gradpath.tasks.metrics import Metric
+from gradpath.scoring import Split, score_batch
 from gradpath.tasks.task import Pairs, Task, encode
-from gradpath.visit import Ground, Passes, walk
-
-# Groups of a batch's rows, (batch, suffix position) flattened, which are scored apart.
-Split = Callable[[Pairs], list[Tensor]]
+from gradpath.visit import Passes
 
 
 def attribute(
@@ -86,33 +80,44 @@ def attribute(
 
 
 def scores_along(
+    model: Transformer, task: Task, method: Method, options: dict[str, Any], **wanted: Any
+) -> list[Scores]:
+    """The scores of a path's first points, for each number in ``stops``, and last those of all its points.
+
+    They come from one walk, as running sums. ``options`` are all of the method's; one that is no path has no
+    stops. What else can be wanted: see ``means``.
+    """
+    pairs = encode(task, model.tokenizer)
+    found = means(model, task, pairs, method, options, **wanted)
+    if method.of == "nodes":
+        found = [(over_edges(model.graph, x[:, model.graph.logits]), about) for x, about in found]
+    return [Scores(model.graph, values, about) for values, about in found]
+
+
+def means(
     model: Transformer,
     task: Task,
+    pairs: Pairs,
     method: Method,
     options: dict[str, Any],
     *,
     stops: Sequence[int] = (),
+    groups: tuple[int, Split] | None = None,
     batch_size: int,
     memory: int | None = None,
     progress: Progress | None = None,
     ablation: str = CORRUPTED,
     mean_over: Task | None = None,
-) -> list[Scores]:
-    """The scores of a path's first points, for each number in ``stops``, and last those of all its points.
+) -> list[tuple[Tensor, dict[str, Any]]]:
+    """The mean scores over all pairs, (source, target), and how they were made: at each stop and at the end.
 
-    They come from one walk, as running sums. ``options`` are all of the method's; one that is no path has no
-    stops.
+    With ``groups``, so many of them and how they split the rows of a batch, (group, source, target).
     """
-    if isinstance(method, Path) and method.increments and ablation != CORRUPTED:
-        raise UsageError(
-            f"{method.name} multiplies by what nodes write along its own path, which ends at the corrupted "
-            f"prompt: it cannot be used with the ablation {ablation!r}. Use eap-ig."
-        )
-    if not isinstance(method, Path) or method.of == "nodes":
-        model.check_one_device(method.name)
+    _check_fit(model, method, ablation)
     instead = ablation_of(ablation, model, mean_over or task, batch_size=batch_size, memory=memory)
-    pairs, steps = for_ablation(encode(task, model.tokenizer), instead), [*stops, options.get("steps", 1)]
+    pairs, steps = for_ablation(pairs, instead), [*stops, options.get("steps", 1)]
     method.check(model, len(pairs), options)
+    n_groups, split = groups or (1, None)
     size = batch_that_fits(
         model,
         pairs,
@@ -120,16 +125,17 @@ def scores_along(
         memory,
         points=method.points(options),
         whole=method.whole(options),
-        results=len(steps),
+        results=len(steps) * n_groups,
     )
-    shape = (len(steps), model.graph.n_sources, model.graph.n_targets)
-    totals = torch.zeros(shape, dtype=torch.float64, device="cpu")
+    shape = (len(steps), n_groups, model.graph.n_sources, model.graph.n_targets)
+    totals = torch.zeros(shape if groups else (shape[0], *shape[2:]), dtype=torch.float64, device="cpu")
     passes = [Passes() for _ in steps]
     places = partial(of_prompts, model, task.metric)
     if isinstance(method, Path):
         places = partial(of_path, model, task.metric, method, options)
+    score = partial(score_batch, model, task.metric, method, options, instead)
     work = watched(
-        partial(score_batch, model, task.metric, method, options, instead, stops=frozenset(stops)),
+        partial(score, stops=frozenset(stops), split=split),
         lambda parts: [scores for scores, _ in parts],
         model=model,
         task=task,
@@ -138,14 +144,14 @@ def scores_along(
     )
 
     def asked() -> object:
-        return model.identity, method.name, options, stops, ablation
+        spans = None if pairs.spans is None else pairs.spans.numpy().tobytes()
+        return model.identity, method.name, options, stops, ablation, spans
 
     for parts in in_shared_batches(work, pairs, size, progress, asked=asked):
         for i, (scores, made) in enumerate(parts):
             totals[i] += scores
             passes[i] = passes[i].or_more(made)
     totals = ranks.add_up(totals)
-    passes = [one.most_of_any_rank() for one in passes]
     about = {
         "version": __version__,
         "model": model.name,
@@ -162,13 +168,20 @@ def scores_along(
         "d_model": model.arch.d_model,
     }
     return [
-        Scores(
-            model.graph,
-            _mean(model, method, total, len(pairs)),
-            {**about, "steps": k, "passes": made.counted},
-        )
-        for k, total, made in zip(steps, totals, passes, strict=True)
+        (_mean(model, method, total, len(pairs)), {**about, "steps": k, "passes": made.counted})
+        for k, total, made in zip(steps, totals, (x.most_of_any_rank() for x in passes), strict=True)
     ]
+
+
+def _check_fit(model: Transformer, method: Method, ablation: str) -> None:
+    """Refuse what a method cannot do, before anything is run."""
+    if isinstance(method, Path) and method.increments and ablation != CORRUPTED:
+        raise UsageError(
+            f"{method.name} multiplies by what nodes write along its own path, which ends at the corrupted "
+            f"prompt: it cannot be used with the ablation {ablation!r}. Use eap-ig."
+        )
+    if not isinstance(method, Path) or method.of == "nodes":
+        model.check_one_device(method.name)
 
 
 def _mean(model: Transformer, method: Method, total: Tensor, examples: int) -> Tensor:
@@ -178,88 +191,4 @@ def _mean(model: Transformer, method: Method, total: Tensor, examples: int) -> T
             f"{method.name} gave a score that is not a finite number on {model.name or 'this model'}, though "
             "every batch gave finite ones: the sum is too large. Use a metric that is smaller."
         )
-    return values if method.of == "edges" else over_edges(model.graph, values[:, model.graph.logits])
-
-
-def score_batch(
-    model: Transformer,
-    metric: Metric,
-    method: Method,
-    options: dict[str, Any],
-    ablation: Ablation | None,
-    batch: Pairs,
-    *,
-    stops: frozenset[int] = frozenset(),
-    split: Split | None = None,
-) -> list[tuple[Tensor, Passes]]:
-    """The batch's summed scores, (source, target), and the passes so far: at each stop and at the end.
-
-    With ``split`` there is one such sum for each group of rows, (group, source, target).
-    """
-    if isinstance(method, Path):
-        model = replace(model, rules=method.rules(options))
-    with torch.enable_grad():
-        ground = Ground(model, batch.to(model.device), metric, method.whole(options), ablation)
-        if split is not None and (not isinstance(method, Path) or method.of == "nodes"):
-            raise UsageError(
-                f"{method.name} is no path with scores of edges, which alone can be taken apart. Use eap-ig."
-            )
-        if isinstance(method, Path):
-            return _score_path(ground, method, options, stops, None if split is None else split(batch))
-        return [(method.build(ground, **options).detach().cpu(), ground.passes)]
-
-
-def _score_path(
-    ground: Ground,
-    path: Path,
-    options: dict[str, Any],
-    stops: frozenset[int],
-    groups: list[Tensor] | None,
-) -> list[tuple[Tensor, Passes]]:
-    def product(writes: Writes, reads: Reads | NodeReads) -> Tensor:
-        if isinstance(reads, NodeReads):
-            return contract_nodes(ground.model, writes, reads)
-        if groups is None:
-            return contract(ground.model, writes, reads)
-        parts = [contract(ground.model, writes, reads, rows.to(ground.model.device)) for rows in groups]
-        return torch.stack(parts)
-
-    if path.increments:
-        terms_ = (product(*term) for term in terms(ground, path, options))
-        return [(reduce(torch.add, terms_).cpu(), ground.passes)]
-    found, total, n_points = [], None, 0
-    for reads in _summed_gradients(ground, path, options, stops):
-        part = product(ground.writes, reads)
-        total = part if total is None else total + part
-        n_points += reads.n_points
-        del reads  # before the next ones are summed
-        if n_points in stops:
-            found.append(((total / n_points).cpu(), replace(ground.passes)))
-    if total is None:
-        raise UsageError(f"the method {path.name!r} yielded no point to take a gradient at.")
-    return [*found, ((total / n_points).cpu(), ground.passes)]
-
-
-def by_example(batch: Pairs) -> list[Tensor]:
-    """The rows of each example of a batch."""
-    length = batch.clean.shape[1] - batch.start
-    return [torch.arange(i * length, (i + 1) * length, device="cpu") for i in range(len(batch))]
-
-
-def _summed_gradients(
-    ground: Ground, path: Path, options: dict[str, Any], stops: frozenset[int]
-) -> Iterator[Reads | NodeReads]:
-    """Walk the path and sum the gradients at its points: to the next stop, or as many as memory holds."""
-    summing = NodeReads if path.of == "nodes" else Reads
-    reads, n_before = summing(), 0
-    for visit, scored in walk(ground, path, options):
-        if scored:
-            reads.add(ground.model, visit.run, ground.judge(visit))
-            ground.passes.backward += len(visit.suffix) // len(ground.batch)
-        del visit  # before the next one is made
-        n_points = n_before + reads.n_points
-        if scored and (n_points in stops or reads.n_points >= SUM_AT_ONCE):
-            yield reads
-            reads, n_before = summing(), n_points
-    if reads.n_points:
-        yield reads
+    return values

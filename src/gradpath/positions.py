@@ -29,18 +29,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from gradpath import ranks
-from gradpath._version import __version__
-from gradpath.ablation import CORRUPTED, ablation_of, for_ablation
-from gradpath.attribution import score_batch
+from gradpath.ablation import CORRUPTED
+from gradpath.attribution import means
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, reason, unknown
 from gradpath.files import write_atomically
 from gradpath.graph import Graph, graph_of
-from gradpath.memory import Progress, batch_that_fits, in_shared_batches
+from gradpath.memory import Progress
 from gradpath.model.transformer import Transformer
-from gradpath.nonfinite import watched
-from gradpath.nonfinite_paths import of_path
 from gradpath.paths import find_path
 from gradpath.scores import Scores
 from gradpath.selection import edge_count
@@ -135,49 +131,22 @@ def attribute(
     path = find_path(method)
     if steps is not None and "steps" in path.defaults:
         options["steps"] = steps
-    chosen = path.options(options)
-    instead = ablation_of(ablation, model, task, batch_size=batch_size, memory=memory)
     pairs = encode(task, model.tokenizer)
     labels = labels_of(task, pairs, model.tokenizer, by)
-    pairs = replace(for_ablation(pairs, instead), spans=labels.at)
-    points, n = chosen.get("steps", 1), len(labels.names)
-    size = batch_that_fits(
-        model, pairs, batch_size, memory, points=points, whole=path.whole(chosen), results=n
+    n = len(labels.names)
+    [(values, about)] = means(
+        model,
+        task,
+        replace(pairs, spans=labels.at),
+        path,
+        path.options(options),
+        groups=(n, partial(_rows, n)),
+        batch_size=batch_size,
+        memory=memory,
+        progress=progress,
+        ablation=ablation,
     )
-    total = torch.zeros(n, model.graph.n_sources, model.graph.n_targets, dtype=torch.float64, device="cpu")
-    work = watched(
-        partial(score_batch, model, task.metric, path, chosen, instead, split=partial(_rows, n)),
-        lambda parts: [scores for scores, _ in parts],
-        model=model,
-        task=task,
-        doing=path.name,
-        places=partial(of_path, model, task.metric, path, chosen),
-    )
-
-    def asked() -> object:
-        return model.identity, path.name, chosen, ablation, by
-
-    for [(part, _)] in in_shared_batches(work, pairs, size, progress, asked=asked):
-        total += part
-    total = ranks.add_up(total)
-    about = {
-        "version": __version__,
-        "model": model.name,
-        "task": task.name,
-        "data": dict(task.about),
-        "method": path.name,
-        "steps": points,
-        "options": {name: value for name, value in chosen.items() if name != "steps"},
-        "ablation": ablation,
-        "positions": by,
-        "examples": len(pairs),
-        "batch_size": size,
-        "bos": model.tokenizer is not None and model.tokenizer.prepend is not None,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "d_model": model.arch.d_model,
-    }
-    values = (total / len(pairs) * model.graph.mask).float()
-    return SpanScores(model.graph, labels.names, values, labels.reach(), about)
+    return SpanScores(model.graph, labels.names, values, labels.reach(), {**about, "positions": by})
 
 
 def _rows(n_spans: int, batch: Pairs) -> list[Tensor]:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from gradpath import ranks
 from gradpath.ablation import CORRUPTED, ablation_of, for_ablation
-from gradpath.attribution import by_example, score_batch
 from gradpath.errors import UsageError
 from gradpath.memory import batch_that_fits, in_shared_batches
 from gradpath.method import METHODS
@@ -30,6 +29,7 @@ from gradpath.nonfinite import watched
 from gradpath.nonfinite_paths import of_path
 from gradpath.paths import Path
 from gradpath.scores import Scores
+from gradpath.scoring import by_example, score_batch
 from gradpath.selection import Order, top
 from gradpath.tasks.task import Pairs, Task, encode
 
