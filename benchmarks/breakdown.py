@@ -148,7 +148,7 @@ def main() -> None:
 def evaluation(model: Transformer, task: Any) -> Work:
     """Some circuits at 97.5% sparsity, all that is done once for them aside."""
     circuit = select(attribute(model, task, "eap", batch_size=BATCH), sparsity=0.975)
-    plans = [plan(circuit, model.dtype, model.device)] * TOGETHER
+    plans = [plan(model, circuit)] * TOGETHER
     stages = [set_stage(model, batch) for batch in encode(task, None).batches(BATCH)]
 
     @torch.no_grad()
