@@ -45,7 +45,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def _results(docs: Path) -> list[dict[str, Any]]:
     """Per model its pages, the summary first."""
     models = sorted(folder for folder in (docs / "results").iterdir() if folder.is_dir())
-    return [{model.name: [str(page.relative_to(docs)) for page in _pages(model)]} for model in models]
+    return [{model.name: [_entry(docs, model, page) for page in _pages(model)]} for model in models]
+
+
+def _entry(docs: Path, model: Path, page: Path) -> Any:
+    """A page under its own title, or, in a folder below the model's, under the folder's name."""
+    place, below = str(page.relative_to(docs)), page.parent.relative_to(model)
+    return place if below == Path() else {f"{page.stem.capitalize()}: {below}": place}
 
 
 def _pages(folder: Path) -> list[Path]:
