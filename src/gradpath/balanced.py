@@ -38,7 +38,10 @@ def balanced(
     batch_size: int = 20,
     memory: int | None = None,
 ) -> list[Order]:
-    """The edges for each of several sizes, by |score|; ``task`` holds the examples of the scores."""
+    """As many positive edges among the n as make the circuit as strong, on average, as the model.
+
+    For each of several sizes, by |score|; ``task`` holds the examples of the scores.
+    """
     signed = _Signed.of(scores)
     searches = [_Search(signed, n) for n in counts]
     for _ in range(ROUNDS):

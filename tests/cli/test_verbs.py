@@ -363,3 +363,13 @@ def test_find_takes_every_kind_of_method_by_its_name(run, model_folder, method):
     assert ran.code == 0, ran.err
     assert ran.json["method"] == method
     assert ran.json["edges_asked"] == 40
+
+
+def test_a_task_that_the_model_does_not_do_is_warned_of():
+    from gradpath.cli.summary import lines
+
+    numbers = dict.fromkeys(("edges_kept", "edges_asked", "edges_total", "sparsity", "circuit", "error"), 1)
+    numbers |= {"faithfulness": 1, "faithfulness_interval": [0, 1], "error_interval": [0, 1]}
+    numbers |= {"ablation": "corrupted", "clean": 1.0}
+    assert "WARNING" in "".join(lines({**numbers, "corrupted": 1.2}))
+    assert "WARNING" not in "".join(lines({**numbers, "corrupted": 0.2}))

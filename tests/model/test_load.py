@@ -142,3 +142,9 @@ def test_transformers_gets_its_own_messages_back():
         assert logging.get_verbosity() == logging.INFO
     finally:
         logging.set_verbosity_warning()
+
+
+def test_a_model_is_shown_in_one_line():
+    shown = repr(load_model(CONFORMANCE))
+    assert "\n" not in shown
+    assert len(shown) < 300

@@ -31,7 +31,7 @@ VERBS = {
     "convert": "Scores and circuits to and from other tools' formats.",
     "reproduce": "A table or figure of the paper, on any model.",
     "check": "Is a model computed right? A verdict before you believe us.",
-    "ls": "List models, tasks, methods and selections.",
+    "ls": "List models, tasks, methods, selections and formats.",
 }
 
 
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-KEPT = "nothing was half written, and a run with --out goes on where it was."
+KEPT = "nothing was half written; curve and reproduce with --out go on where they were."
 
 
 class Terminated(BaseException):

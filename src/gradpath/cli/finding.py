@@ -140,7 +140,8 @@ def notices(task: Task) -> list[str]:
     """What happened to the task's pairs that the user should know of."""
     dropped = task.about.get("dropped", {})
     told = [
-        f"{drop['count']:,} pairs were dropped because {reason} (first: {drop['first']})"
+        f"{drop['count']:,} {'pair was' if drop['count'] == 1 else 'pairs were'} dropped because {reason} "
+        f"(first: {drop['first']})"
         for reason, drop in dropped.items()
     ]
     return [*map(str, task.about.get("notes", [])), *told]

@@ -46,7 +46,7 @@ def _tasks() -> list[dict[str, str]]:
     from gradpath.tasks import describe_tasks
 
     return [
-        {**task, "about": f"{task['summary']} Metric: {task['metric']}. {task['citation']}"}
+        {**task, "about": f"{task['summary']}. Metric: {task['metric']}. {task['citation']}"}
         for task in describe_tasks()
     ]
 

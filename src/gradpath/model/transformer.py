@@ -189,7 +189,7 @@ class Run:
     final_in: Tensor  # (batch, pos, d_model): what ``logits`` reads, before the norm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Transformer:
     """A decoder-only language model: architecture, weights, tokenizer, and how to run it.
 
@@ -210,6 +210,12 @@ class Transformer:
     tokenizer: Tokenizer | None = None
     name: str = ""
     rules: Rules = CALCULUS
+
+    def __repr__(self) -> str:
+        """One line: the weights would fill a thousand."""
+        a, kind = self.arch, str(self.dtype).removeprefix("torch.")
+        shape = f"{a.n_layers} layers of {a.n_heads} heads, {self.graph.n_edges:,} edges"
+        return f"<Transformer {self.name or a.family}: {shape}, {kind} on {self.device}>"
 
     @cached_property
     def graph(self) -> Graph:
