@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+# Threads that wait do not spin: on a machine with other work, two of them would cost more than one.
+export OMP_WAIT_POLICY ?= passive
 
 .PHONY: demo test lint bench bench-growth bench-large bench-load bench-memory bench-peers bench-profile bench-half test-all test-slow fuzz docs clean
 .DEFAULT_GOAL := demo
