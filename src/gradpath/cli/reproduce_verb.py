@@ -47,7 +47,7 @@ NAMES = "\n".join(f"{name:<13} {about}" for name, about in ABOUT.items())
 @click.option(
     "--sample",
     type=click.IntRange(min=2),
-    default=1000,
+    default=300,
     show_default=True,
     help="Edges to patch one by one (exact); all of them if there are no more.",
 )

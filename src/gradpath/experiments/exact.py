@@ -28,7 +28,6 @@ from gradpath.experiments.table import markdown, percent
 from gradpath.methods.exact import Edge, exact_scores, passes, sample
 from gradpath.tasks import Task
 
-MOST_EXAMPLES = 20  # patching costs about half a pass per edge and example
 CHUNK = 100  # edges to a cell: what a killed run can lose
 SHARES = (0.01, 0.05, 0.25)  # of the edges compared, for the overlap of the largest
 Row = dict[str, Any]
@@ -39,7 +38,7 @@ def _compared(bench: Bench) -> list[Edge]:
 
 
 def _pairs(bench: Bench, task: str) -> Task:
-    return bench.task(task, "train")[:MOST_EXAMPLES]
+    return bench.task(task, "train")
 
 
 def jobs(bench: Bench) -> list[Job]:
@@ -56,8 +55,7 @@ def _chunks(edges: Sequence[Edge]) -> list[Sequence[Edge]]:
 
 
 def _key(bench: Bench, task: str, edges: Sequence[Edge]) -> dict[str, Any]:
-    own = {"most": MOST_EXAMPLES, "edges": [list(edge) for edge in edges]}
-    return {**bench.task_key(task, "train"), **own}
+    return {**bench.task_key(task, "train"), "edges": [list(edge) for edge in edges]}
 
 
 def _exact_key(bench: Bench, task: str, edges: Sequence[Edge]) -> Key:

@@ -37,7 +37,7 @@ class Request:
     memory: int | None = None
     ablation: str = CORRUPTED
     edge: str | None = None
-    sample: int = 1000
+    sample: int = 300
     data: Path | None = None
 
     @property

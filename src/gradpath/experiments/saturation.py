@@ -31,7 +31,6 @@ from gradpath.scores import Scores
 SATURATED = 0.1  # of the largest gradient on the straight line
 STEPS = 5
 LINE_POINTS = 8 * STEPS + 1  # so that every point of EAP-IG is among them
-MOST_EXAMPLES = 50
 CHOOSER = Method("eap-ig")  # whose strongest edge is followed if none was asked for
 WORDS = {"saturated": "gradient", "flat": "score"}  # what is close to zero there
 Row = dict[str, Any]
@@ -50,13 +49,13 @@ def jobs(bench: Bench) -> list[Job]:
 
 def _key(bench: Bench, task: str) -> Key:
     edge = bench.request.edge or f"strongest by {CHOOSER.name}, not into logits"
-    own = {"kind": "saturation", "edge": edge, "steps": STEPS, "points": LINE_POINTS, "most": MOST_EXAMPLES}
+    own = {"kind": "saturation", "edge": edge, "steps": STEPS, "points": LINE_POINTS}
     own["positions"] = "from the first difference"
     return {**bench.task_key(task, "train"), **own}
 
 
 def _job(bench: Bench, task: str) -> CellJob:
-    pairs = bench.task(task, "train")[:MOST_EXAMPLES]
+    pairs = bench.task(task, "train")
     costs = {"line": 2.5 * LINE_POINTS, "eap-gp": 5.0 * STEPS}
 
     def compute(advance: Advance) -> Mapping[str, Any]:
