@@ -120,7 +120,7 @@ def test_an_unknown_ablation_is_refused(gpt2):
         evaluate(gpt2, circuit_of(gpt2.graph, gpt2.graph.mask), MIXED, ablation="noise")
 
 
-@pytest.mark.parametrize(("how", "n"), [("balanced", 120), ("refined", 40)])
+@pytest.mark.parametrize(("how", "n"), [("balanced", 120), ("refined", 40), ("exchanged", 25)])
 def test_selections_that_measure_do_so_with_the_ablation_of_the_scores(gpt2, monkeypatch, how, n):
     monkeypatch.setattr("gradpath.refined.START", 0.8)
     scores = attribute(gpt2, MIXED, "eap", ablation="mean")

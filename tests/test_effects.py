@@ -16,13 +16,14 @@ from test_evaluation import circuit_of, random_mask
 MIXED = prompts([6, 9, 6], [[0], [4], [2, 3, 5]])
 
 
-def effects_of(model, mask, batch_size):
+def effects_of(model, mask, batch_size, asked=None):
     todo = plan(model, circuit_of(model.graph, mask))
-    values, effects = torch.empty(len(MIXED)), torch.empty(len(MIXED), int(mask.sum()))
+    asked = (mask if asked is None else asked).flatten().nonzero()[:, 0]
+    values, effects = torch.empty(len(MIXED)), torch.empty(len(MIXED), len(asked))
     for batch in encode(MIXED, model.tokenizer).batches(batch_size):
         with torch.no_grad():
             stage = set_stage(model, batch)
-        values[batch.index], effects[batch.index] = edge_effects(stage, todo, MIXED.metric)
+        values[batch.index], effects[batch.index] = edge_effects(stage, todo, MIXED.metric, asked)
     return values, effects
 
 
@@ -38,6 +39,26 @@ def test_effects_are_the_gradients_of_the_patched_run_by_the_edges_weights(model
         assert torch.allclose(values.double(), expected.detach(), atol=1e-4)
         scale = torch.stack(gradients).abs().max()
         assert torch.allclose(effects.double() / scale, torch.stack(gradients) / scale, atol=1e-5)
+
+
+def test_edges_around_a_circuit_have_the_effects_that_taking_them_in_would_have_at_first(model):
+    mask = pruned(model.graph, random_mask(model.graph, 0.3))
+    weights = mask.double().requires_grad_()
+    expected = reference.patched_metric(model, MIXED, weights)
+    gradients = torch.stack([torch.autograd.grad(x, weights, retain_graph=True)[0] for x in expected])
+    around = model.graph.mask & ~mask & mask.any(1)[:, None] & mask.any(0)
+    asked = mask | around
+    assert around.any()
+    _, effects = effects_of(model, mask, 2, asked)
+    scale = gradients.abs().max()
+    assert torch.allclose(effects.double() / scale, gradients[:, asked] / scale, atol=1e-5)
+    assert gradients[:, around].abs().max() > 0.01 * scale
+    # Of other edges nothing is said, but for those of heads that the circuit hears through a norm.
+    further = model.graph.mask & ~asked
+    _, others = effects_of(model, mask, 2, further)
+    said = others != 0
+    assert model.heads_share_a_norm or not said.any()
+    assert torch.allclose(others[said].double() / scale, gradients[:, further][said] / scale, atol=1e-5)
 
 
 def test_a_circuit_without_edges_has_no_effects(model):

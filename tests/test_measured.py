@@ -12,6 +12,7 @@ from gradpath.attribution import attribute
 from gradpath.balanced import balanced
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation import evaluate
+from gradpath.exchanged import exchanged, trade
 from gradpath.measured import MEASURED, select, select_many
 from gradpath.refined import refined, take_away
 from gradpath.scores import Scores
@@ -85,6 +86,47 @@ def test_measured_circuits_err_less_than_the_largest_scores_on_the_examples_they
     assert sum(x.error for x in by_refining) < 0.8 * sum(x.error for x in plain)
     for balance, without in zip(by_balance, plain, strict=True):
         assert abs(1 - balance.faithfulness) <= abs(1 - without.faithfulness)
+
+
+def test_edges_change_places_where_that_brings_the_examples_nearer():
+    off = torch.tensor([2.0, -2.0])
+    effects = torch.tensor([[2.0, 0.5, -1.0, 0.0], [0.0, 0.0, 1.0, 2.0]])
+    inside = torch.tensor([True, True, False, False])
+    # Edge 0 has too much of what the first example has too much of, edge 3 what the second lacks.
+    assert trade(off, effects, inside, 2, caution=0.0).tolist() == [False, True, False, True]
+    # Where there is room, an edge comes and none goes; and then nothing is left to mend.
+    assert trade(off / 2, effects, inside, 3, caution=0.0).tolist() == [True, True, True, False]
+    assert trade(torch.zeros(2), effects, inside, 2).tolist() == inside.tolist()
+    assert trade(off, effects, inside, 2, caution=5.0).tolist() == inside.tolist()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama-grouped", "gemma3"])
+def test_an_exchange_never_errs_more_than_before_on_the_examples_it_saw(family, monkeypatch):
+    monkeypatch.setattr(refined_module, "START", 0.6)
+    model = tiny_model(family)
+    scores = attribute(model, TASK, "eap-ig")
+    counts = [scores.graph.n_edges // share for share in (20, 10, 5)]
+    ways: dict = {"model": model, "task": TASK}
+    before = evaluate(model, select_many(scores, counts, how="refined", **ways), TASK)
+    circuits = select_many(scores, counts, how="exchanged", **ways)
+    after = evaluate(model, circuits, TASK)
+    assert all(new.error <= old.error + 1e-6 for new, old in zip(after, before, strict=True))
+    assert sum(x.error for x in after) < 0.9 * sum(x.error for x in before)
+    for n, circuit in zip(counts, circuits, strict=True):
+        assert circuit.asked == n
+        assert len(circuit) <= n
+
+
+def test_an_exchange_of_one_size_does_not_depend_on_the_others(found):
+    model, scores = found
+    counts = [12, 25, scores.graph.n_edges // 3]
+    together = exchanged(model, TASK, scores, counts)
+    for n, order in zip(counts, together, strict=True):
+        assert len(order) == len(set(order.tolist())) <= n
+        assert scores.graph.mask.flatten()[order].all()
+        (alone,) = exchanged(model, TASK, scores, [n], batch_size=3)
+        assert set(alone.tolist()) == set(order.tolist())
+    assert set(together[2].tolist()) == set(top(scores, counts[2]).tolist())
 
 
 def test_balanced_takes_the_largest_of_both_signs(found):

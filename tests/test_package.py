@@ -36,7 +36,7 @@ LAYERS = [
     {"circuit", "selection", "layout", "positions"},
     {"formats"},
     {"reader", "intervention", "effects", "evaluation", "mib"},
-    {"balanced", "refined", "stable", "measured", "selfcheck"},
+    {"look", "balanced", "refined", "exchanged", "stable", "measured", "selfcheck"},
     {"experiments"},
     {"report"},
     {"cli"},

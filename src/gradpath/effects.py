@@ -7,7 +7,8 @@ same edge can do more, less, or the opposite. Its effect there on example i is
 
 with x_u, in_v and the metric m_i of the run in which every edge outside the circuit is corrupted: to first
 order, what the example loses if this edge is corrupted as well. It is the gradient of m_i by the edge's
-weight, were it not all or nothing.
+weight, were it not all or nothing. Of an edge that is not in the circuit, between nodes that are, the same
+product is what the example gains if it is taken in.
 
 Cost per batch, after the set-up: one run of the circuit without gradients, then per layer the same again
 with its backward pass. So memory holds one layer's graph at a time, and what the live nodes write.
@@ -22,6 +23,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gradpath.graph import Graph
 from gradpath.intervention import Plan, Stage, last_reads, run_heads, run_nodes
 from gradpath.model.transformer import beside
 from gradpath.reader import Reader, SpanReader
@@ -30,10 +32,11 @@ from gradpath.visit import check_metric
 
 
 @torch.no_grad()
-def edge_effects(stage: Stage, todo: Plan, metric: Metric) -> tuple[Tensor, Tensor]:
-    """The metric in the circuit (batch,), and every edge's effect on it (batch, edge).
+def edge_effects(stage: Stage, todo: Plan, metric: Metric, asked: Tensor) -> tuple[Tensor, Tensor]:
+    """The metric in the circuit (batch,), and the effects on it of the edges asked for (batch, edge).
 
-    The edges are those that reach the logits, in the order of ``(source, target)``: of a pruned circuit all.
+    ``asked`` are flat positions in the (source, target) matrix, each once. An edge from a node that writes
+    nothing to the circuit, or into a target that reads nothing of it, gets 0.
     """
     model, graph, last = stage.model, stage.model.graph, len(todo.layers) - 1
     deltas = run_nodes(stage, todo)
@@ -41,7 +44,8 @@ def edge_effects(stage: Stage, todo: Plan, metric: Metric) -> tuple[Tensor, Tens
     deltas[:, *stage.last] = ends
     value, pull = _gradient(lambda x: metric(model.unembed(x), stage.batch.labels), final)
     check_metric(value, len(final))
-    back = _Backward(todo, deltas, torch.zeros_like(deltas), [])
+    effects = deltas.new_zeros(len(final), len(asked))
+    back = _Backward(todo, deltas, torch.zeros_like(deltas), _places(graph, asked), effects)
     at_end = deltas.new_zeros(1, *deltas.shape[1:])
     at_end[0, *stage.last] = pull
     back.through(todo.logits, graph.logits, at_end)
@@ -57,7 +61,7 @@ def edge_effects(stage: Stage, todo: Plan, metric: Metric) -> tuple[Tensor, Tens
             own = beside(back.pull[step.head_rows], x)
             _, pull = _gradient(partial(run_heads, stage, index, step), x, own)
             back.through(step.attention, graph.target_head(index), beside(pull, deltas))
-    return value, back.in_order(graph.n_targets)
+    return value, effects
 
 
 @dataclass
@@ -67,7 +71,8 @@ class _Backward:
     todo: Plan
     deltas: Tensor  # (source, batch, pos, d_model)
     pull: Tensor  # the gradient at each live node's write, the same
-    seen: list[tuple[Tensor, Tensor]]  # flat (source, target) and effects (batch, edge) of the edges passed
+    places: Tensor  # (source, target): where an edge stands among those asked for, or -1
+    effects: Tensor  # (batch, edge)
 
     def through(self, reader: Reader | SpanReader, first_target: int, pull: Tensor) -> None:
         """Take gradients at some targets' reads, (target, batch, pos, d_model), along the edges they keep."""
@@ -81,17 +86,16 @@ class _Backward:
         self.pull[:n_sources] += (edges @ pull.flatten(1)).view(n_sources, *pull.shape[1:])
         by_example = self.deltas[:n_sources].flatten(2).transpose(0, 1)  # (batch, source, pos d_model)
         effects = torch.bmm(by_example, pull.flatten(2).permute(1, 2, 0))  # (batch, source, target)
-        columns = first_target + torch.tensor(reader.targets, device="cpu")[target.cpu()]
-        flat = torch.stack([self.todo.sources[source.cpu()], columns])
-        self.seen.append((flat, effects[:, source, target]))
+        columns = first_target + torch.tensor(reader.targets, device="cpu")
+        places = self.places[self.todo.sources[:n_sources]][:, columns].to(effects.device)
+        asked = places >= 0
+        self.effects[:, places[asked]] = beside(effects, self.effects)[:, asked]
 
-    def in_order(self, n_targets: int) -> Tensor:
-        """All effects, (batch, edge), edges by source and then by target."""
-        if not self.seen:
-            return self.deltas.new_zeros(self.deltas.shape[1], 0)
-        source, target = torch.cat([flat for flat, _ in self.seen], 1)
-        order = (source * n_targets + target).argsort()
-        return torch.cat([effects for _, effects in self.seen], 1)[:, order.to(self.deltas.device)]
+
+def _places(graph: Graph, asked: Tensor) -> Tensor:
+    places = torch.full((graph.n_sources * graph.n_targets,), -1, device="cpu")
+    places[asked] = torch.arange(len(asked), device="cpu")
+    return places.view(graph.n_sources, -1)
 
 
 def _gradient(

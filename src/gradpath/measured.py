@@ -14,6 +14,7 @@ from gradpath import selection
 from gradpath.balanced import balanced
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
+from gradpath.exchanged import exchanged
 from gradpath.intervention import check_same_graph
 from gradpath.model.transformer import Transformer
 from gradpath.refined import refined
@@ -25,6 +26,7 @@ from gradpath.tasks.task import Task
 MEASURED: dict[str, Callable[..., list[Order]]] = {
     "balanced": balanced,
     "refined": refined,
+    "exchanged": exchanged,
     "stable": stable,
 }
 WAYS: dict[str, Callable[..., Any]] = {**SELECTIONS, **MEASURED}
@@ -82,4 +84,7 @@ def select_many(
     counts = [edge_count(scores.graph, n, None) for n in counts]
     check_same_graph(model, circuit_of(scores, selection.top(scores, 1)))
     orders = MEASURED[how](model, task, scores, counts, batch_size=batch_size, memory=memory)
-    return [circuit_of(scores, order, how=how, prune=prune) for order in orders]
+    return [
+        circuit_of(scores, order, how=how, prune=prune, asked=n)
+        for n, order in zip(counts, orders, strict=True)
+    ]

@@ -23,30 +23,23 @@ per rung one set-up, one run of the circuit and one backward pass through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath import ranks
-from gradpath.ablation import CORRUPTED, Ablation, ablation_of, for_ablation
-from gradpath.effects import edge_effects
-from gradpath.intervention import of_circuits, plan, set_stage
-from gradpath.memory import batch_that_fits, in_shared_batches
+from gradpath.look import Look, looking
 from gradpath.model.transformer import Transformer
-from gradpath.nonfinite import Places, of_prompts, watched
 from gradpath.scores import Scores
-from gradpath.selection import Order, circuit_of, pruned, top
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.selection import Order, pruned, top
+from gradpath.tasks.task import Task
 
 START = 0.1  # of all edges: where the descent begins
 RUNG = 0.6  # of the edges that are left stay on the next rung
 TRIM = 1.05  # times the edges asked for are measured once more, and trimmed
 CAUTION = 1.0
-# Effects are kept for every example and edge, so this bounds memory; more examples change little.
-MOST_EXAMPLES = 256
 # Edges are taken in groups, this many a rung where that makes no difference: one by one, each would cost a
 # sweep over all effects.
 GROUPS = 200
@@ -65,29 +58,32 @@ def refined(
 
     For each of several sizes, best first; ``task`` holds the examples of the scores.
     """
-    name = scores.about.get("ablation", CORRUPTED)
-    ablation = ablation_of(name, model, task, batch_size=batch_size, memory=memory)
-    pairs = for_ablation(_some(encode(task, model.tokenizer)), ablation).in_order()
-    size = batch_that_fits(model, pairs, batch_size, memory)
-    look = partial(_look, model, task, pairs, size, ablation, scores)
+    look = looking(model, task, scores, beginning(scores), batch_size=batch_size, memory=memory)
+    return descended(scores, counts, look)
+
+
+def beginning(scores: Scores) -> int:
+    """How many edges the circuit has that the descent begins with."""
+    return max(1, round(START * scores.graph.n_edges))
+
+
+def descended(scores: Scores, counts: Sequence[int], look: Look) -> list[Order]:
+    """The same, for who looks at circuits already."""
     order = _descent(scores, min(counts), look)
     return [_trimmed(scores, order, n, look) for n in counts]
-
-
-Look = Callable[[Order], tuple[Tensor, Tensor]]
 
 
 def _trimmed(scores: Scores, order: Tensor, n: int, look: Look) -> Order:
     """The first ``n`` edges, once the last few were taken from a circuit that was measured as it is."""
     graph = scores.graph
-    if n >= round(START * graph.n_edges):
+    if n >= beginning(scores):
         return order[:n]
     mask = torch.zeros(graph.n_sources * graph.n_targets, dtype=torch.bool, device="cpu")
     mask[order[: round(TRIM * n)]] = True
     mask = pruned(graph, mask.view(graph.n_sources, -1)).flatten()
     edges = mask.nonzero()[:, 0]
     if len(edges) > n:
-        mask[edges[ranks.of_first(take_away(*look(edges), len(edges) - n))]] = False
+        mask[edges[ranks.of_first(take_away(*look(edges, edges), len(edges) - n))]] = False
     alive = order[mask[order]]
     return torch.cat([alive, order[~mask[order]]])[:n]
 
@@ -100,7 +96,7 @@ def _descent(scores: Scores, n: int, look: Look) -> Order:
     graph = scores.graph
     everything = top(scores, graph.n_edges)
     left = torch.zeros(graph.n_sources * graph.n_targets, dtype=torch.bool, device="cpu")
-    left[everything[: round(START * graph.n_edges)]] = True
+    left[everything[: beginning(scores)]] = True
     taken = [everything[~left[everything]].flip(0)]  # first to go first
     while True:
         dead = left & ~pruned(graph, left.view(graph.n_sources, -1)).flatten()
@@ -109,7 +105,7 @@ def _descent(scores: Scores, n: int, look: Look) -> Order:
         edges = left.nonzero()[:, 0]
         if len(edges) <= n:
             break
-        going = edges[ranks.of_first(take_away(*look(edges), len(edges) - int(RUNG * len(edges))))]
+        going = edges[ranks.of_first(take_away(*look(edges, edges), len(edges) - int(RUNG * len(edges))))]
         taken.append(going)
         left[going] = False
     taken.append(everything[left[everything]].flip(0))
@@ -143,55 +139,3 @@ def take_away(
         off -= effects[:, chosen].sum(1)
         n -= len(chosen)
     return torch.cat(taken)
-
-
-def _some(pairs: Pairs) -> Pairs:
-    """At most ``MOST_EXAMPLES`` of the examples, spread evenly."""
-    if len(pairs) <= MOST_EXAMPLES:
-        return pairs
-    return pairs.rows(torch.linspace(0, len(pairs) - 1, MOST_EXAMPLES, device="cpu").round().long())
-
-
-def _look(
-    model: Transformer,
-    task: Task,
-    pairs: Pairs,
-    size: int,
-    ablation: Ablation | None,
-    scores: Scores,
-    edges: Order,
-) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
-    """How far each example is off in the circuit of these edges, a pruned one, and the edges' effects."""
-    todo = plan(model, circuit_of(scores, edges, prune=False))
-    # Zeros, so that the sum over ranks puts every example's values in their place.
-    off = torch.zeros(len(pairs), device="cpu")
-    effects = torch.zeros(len(pairs), len(edges), device="cpu")
-
-    row = {int(example): row for row, example in enumerate(pairs.index)}
-
-    def measure(batch: Pairs) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            stage = set_stage(model, batch.to(model.device), ablation)
-            goal = task.metric(stage.clean_logits, stage.batch.labels)
-        value, found = edge_effects(stage, todo, task.metric)
-        rows = [row[int(example)] for example in batch.index]
-        off[rows], effects[rows] = far, found = (value - goal).float().cpu(), found.float().cpu()
-        return far, found
-
-    def places(single: Pairs) -> Places:
-        yield from of_prompts(model, task.metric, single)
-        with torch.no_grad():
-            stage = set_stage(model, single.to(model.device), ablation)
-            yield from of_circuits(stage, [todo], task.metric)
-        yield "the gradients in the circuit", measure(single)[1]
-
-    work = watched(
-        measure, lambda found: found, model=model, task=task, doing="the selection refined", places=places
-    )
-
-    def asked() -> object:
-        return model.identity, edges.numpy().tobytes()
-
-    for _ in in_shared_batches(work, pairs, size, asked=asked):
-        pass
-    return ranks.add_up(off), ranks.add_up(effects)

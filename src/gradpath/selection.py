@@ -201,9 +201,11 @@ def edge_count(graph: HasEdges, n: int | None, sparsity: float | None) -> int:
     return n
 
 
-def circuit_of(scores: Scores, order: Order, *, how: str = "", prune: bool = True) -> Circuit:
-    """The circuit of these edges, pruned or not; it remembers how they were chosen."""
-    graph, n = scores.graph, len(order)
+def circuit_of(
+    scores: Scores, order: Order, *, how: str = "", prune: bool = True, asked: int | None = None
+) -> Circuit:
+    """The circuit of these edges, pruned or not; it remembers how they and how many were asked for."""
+    graph, n = scores.graph, len(order) if asked is None else asked
     if prune:
         mask = torch.zeros(graph.n_sources * graph.n_targets, dtype=torch.bool, device="cpu")
         mask[order] = True

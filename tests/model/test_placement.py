@@ -42,7 +42,7 @@ def found(model) -> list[Tensor]:
 def chosen(model, scores) -> list[Any]:
     return [
         gp.select(scores, n=n, how=how, model=model, task=TASK)
-        for how, n in (("refined", 4), ("balanced", 40))
+        for how, n in (("exchanged", 4), ("balanced", 40))
     ]
 
 

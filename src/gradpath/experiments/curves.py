@@ -111,6 +111,7 @@ def _legend(rows: Rows) -> list[Any]:
     names["signed"] = "top-n edges by score, the sign counted"
     names |= {"balanced": "balanced by sign", "refined": "refined on the circuit itself"}
     names |= {"ratio": "six positive edges to four", "stable": "of a stable sign"}
+    names["exchanged"] = "refined, then edges exchanged"
     for how in hows:
         shown = names.get(how, how) + (" (band: 95% interval)" if how == hows[0] else "")
         handles.append(Line2D([], [], color=INK, linestyle=LINES.get(how, ":"), label=shown))

@@ -25,6 +25,7 @@ LINES: dict[str, Any] = {
     "ratio": (0, (1, 1)),
     "stable": (0, (4, 1, 1, 1)),
     "refined": (0, (7, 1.5, 1, 1.5, 1, 1.5)),
+    "exchanged": (0, (9, 2)),
 }
 TITLES = {
     "ioi": "IOI",
