@@ -89,7 +89,7 @@ def _look(
         yield "the gradients in the circuit", measure(single)[1]
 
     work = watched(
-        measure, lambda found: found, model=model, task=task, doing="the selection refined", places=places
+        measure, lambda found: found, model=model, task=task, doing="the choice of edges", places=places
     )
 
     def unlike() -> object:
