@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath import ranks
@@ -62,8 +62,8 @@ def _look(
     size: int,
     ablation: Ablation | None,
     scores: Scores,
-    edges: Order,
-    asked: Order,
+    edges: Int[Tensor, " own"],
+    asked: Int[Tensor, " edge"],
 ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
     todo = plan(model, circuit_of(scores, edges, prune=False))
     # Zeros, so that the sum over ranks puts every example's values in their place.
