@@ -14,7 +14,8 @@ with (
     if os.environ.get("GRADPATH_UNCHECKED")
     else install_import_hook("gradpath", "beartype.beartype")
 ):
-    import gradpath.evaluation  # imports every layer below
+    import gradpath.evaluation
+    import gradpath.measured  # imports every layer below
 
 from chromium import chromium  # noqa: F401 (a fixture)
 from small_models import TINY, tiny_model
