@@ -24,15 +24,16 @@ from torch.utils.flop_counter import flop_registry
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from cost import BATCH, forward_backward, prompts
-from gradpath import scoring as one_batch
-from gradpath import visit
-from gradpath.attribution import attribute
-from gradpath.contraction import Reads
-from gradpath.experiments.provenance import commit
-from gradpath.intervention import TOGETHER, Reader, plan, run_circuits, set_stage
+from gradpath.attribution import attribute as one_batch
+from gradpath.attribution import batch
+from gradpath.attribution.attribute import attribute
+from gradpath.attribution.contraction import Reads
+from gradpath.evaluation.patched_run import TOGETHER, prepare, run_circuits
+from gradpath.evaluation.plan import SparseReads, plan
+from gradpath.grid.runner import commit
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer
-from gradpath.selection import select
+from gradpath.selection import select_by_scores
 from gradpath.tasks.task import encode
 
 SEED, TURNS = 0, 5
@@ -103,9 +104,9 @@ class Ledger(TorchDispatchMode):
         scoring, models = partial(self.scope, scoring=True), partial(self.scope, scoring=False)
         with (
             patch.object(one_batch, "contract", scoring(one_batch.contract)),
-            patch.object(visit, "write_differences", scoring(visit.write_differences)),
+            patch.object(visit, "write_differences", scoring(batch.write_differences)),
             patch.object(Reads, "add", scoring(Reads.add)),
-            patch.object(Reader, "read", scoring(Reader.read)),
+            patch.object(SparseReads, "read", scoring(SparseReads.read)),
             patch.object(torch.autograd, "grad", models(torch.autograd.grad)),
             self,
         ):
@@ -147,9 +148,9 @@ def main() -> None:
 
 def evaluation(model: Transformer, task: Any) -> Work:
     """Some circuits at 97.5% sparsity, all that is done once for them aside."""
-    circuit = select(attribute(model, task, "eap", batch_size=BATCH), sparsity=0.975)
+    circuit = select_by_scores(attribute(model, task, "eap", batch_size=BATCH), sparsity=0.975)
     plans = [plan(model, circuit)] * TOGETHER
-    stages = [set_stage(model, batch) for batch in encode(task, None).batches(BATCH)]
+    stages = [prepare(model, batch) for batch in encode(task, None).batches(BATCH)]
 
     @torch.no_grad()
     def work() -> None:

@@ -19,15 +19,15 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gradpath.attribution import attribute
-from gradpath.contraction import Reads, contract, write_differences
-from gradpath.evaluation import evaluate
-from gradpath.experiments.provenance import commit
+from gradpath.attribution.attribute import attribute
+from gradpath.attribution.batch import BatchRuns
+from gradpath.attribution.contraction import Reads, contract, write_differences
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.grid.runner import commit
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer
-from gradpath.selection import select
+from gradpath.selection import select_by_scores
 from gradpath.tasks.task import Task, encode
-from gradpath.visit import Ground
 
 LENGTH, VOCAB, BATCH = 24, 1000, 10
 HERE = Path(__file__).parent
@@ -51,14 +51,14 @@ def score(m: Transformer, task: Task, steps: int = 5) -> object:
 
 
 def circuits(m: Transformer, task: Task, number: int) -> object:
-    circuit = select(attribute(m, task, "eap", batch_size=BATCH), sparsity=0.95)
+    circuit = select_by_scores(attribute(m, task, "eap", batch_size=BATCH), sparsity=0.95)
     return evaluate(m, [circuit] * number, task, batch_size=BATCH)
 
 
 def contraction(m: Transformer, points: int) -> Callable[[], object]:
     """The contraction alone, for gradients of ``points`` points."""
     task = prompts(BATCH)
-    ground = Ground(m, encode(task, None), task.metric, whole=False)
+    ground = BatchRuns(m, encode(task, None), task.metric, whole=False)
     clean, corrupted = ground.clean, ground.corrupted
     writes, reads = write_differences(clean.suffix, clean.run, corrupted.suffix, corrupted.run), Reads()
     for _ in range(points):
@@ -106,9 +106,7 @@ def best(work: Callable[[], object]) -> float:
 
 
 def peak_in_a_fresh_process(name: str, size: int) -> float:
-    done = subprocess.run(
-        [sys.executable, __file__, name, str(size)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, __file__, name, str(size)], capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -15,7 +15,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from cost import BATCH, prompts
-from gradpath.attribution import attribute
+from gradpath.attribution.attribute import attribute
 from gradpath.model.families import convert
 from growth import held
 

@@ -112,9 +112,7 @@ def _places(graph: Graph) -> list[tuple[int, int, str]]:
     places = [(graph.logits, 1, f"blocks.{graph.n_layers - 1}.hook_resid_post")]
     for layer in range(graph.n_layers):
         for i, hook in enumerate(QKV):
-            places.append(
-                (graph.target_head(layer) + i * graph.n_heads, graph.n_heads, f"blocks.{layer}.{hook}")
-            )
+            places.append((graph.target_head(layer) + i * graph.n_heads, graph.n_heads, f"blocks.{layer}.{hook}"))
         places.append((graph.target_mlp(layer), 1, f"blocks.{layer}.hook_mlp_in"))
     return places
 

@@ -22,11 +22,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import peer_auto_circuit as peer
 from cost import BATCH, DIFFERS, EXAMPLES, LENGTH, fastest, forward_backward, prompts
-from gradpath.attribution import attribute
-from gradpath.evaluation import evaluate
-from gradpath.experiments.provenance import commit
+from gradpath.attribution.attribute import attribute
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.grid.runner import commit
 from gradpath.model.families import convert
-from gradpath.selection import select
+from gradpath.selection import select_by_scores
 
 SEED, TURNS, SPARSITY = 0, 3, 0.975
 MORE, THEIR_MORE = 20, 2  # further circuits, to tell one from the set-up
@@ -38,7 +38,7 @@ torch.manual_seed(SEED)
 ORIGINAL = GPT2LMHeadModel(GPT2Config()).eval().requires_grad_(False)
 MODEL, TASK = convert(ORIGINAL), prompts()
 SCORES = attribute(MODEL, TASK, "eap", batch_size=BATCH)
-CIRCUIT = select(SCORES, sparsity=SPARSITY)
+CIRCUIT = select_by_scores(SCORES, sparsity=SPARSITY)
 THEIRS, LOADER = peer.patchable(ORIGINAL), peer.loader(TASK, BATCH)
 THEIR_SCORES = peer.eap(THEIRS, LOADER)
 # Their circuits are found by our scores, so that both tools measure the very same edges.
@@ -86,10 +86,7 @@ def measured() -> dict[str, float]:
     seconds = fastest(
         {
             "unit": lambda: forward_backward(ORIGINAL, TASK),
-            **{
-                m: lambda m=m: attribute(MODEL, TASK, m, batch_size=BATCH)
-                for m in ("eap", "eap-ig", "eap-gp")
-            },
+            **{m: lambda m=m: attribute(MODEL, TASK, m, batch_size=BATCH) for m in ("eap", "eap-ig", "eap-gp")},
             "first": lambda: our_circuits(1),
             "all": lambda: our_circuits(1 + MORE),
             "their eap": lambda: peer.eap(THEIRS, LOADER),

@@ -9,13 +9,9 @@ from jaxtyping import install_import_hook
 
 # Every shape in a signature of the package is checked while the tests run, but where they have to see what
 # users would see.
-with (
-    nullcontext()
-    if os.environ.get("GRADPATH_UNCHECKED")
-    else install_import_hook("gradpath", "beartype.beartype")
-):
-    import gradpath.evaluation
-    import gradpath.measured  # imports every layer below
+with nullcontext() if os.environ.get("GRADPATH_UNCHECKED") else install_import_hook("gradpath", "beartype.beartype"):
+    import gradpath.evaluation.evaluate
+    import gradpath.selection  # imports every layer below
 
 from chromium import chromium  # noqa: F401 (a fixture)
 from small_models import TINY, tiny_model
@@ -25,13 +21,13 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(params=sorted(TINY))
-def model(request: pytest.FixtureRequest) -> gradpath.evaluation.Transformer:
+def model(request: pytest.FixtureRequest) -> gradpath.model.transformer.Transformer:
     """One small model of every family and variant."""
     return tiny_model(request.param)
 
 
 @pytest.fixture
-def gpt2() -> gradpath.evaluation.Transformer:
+def gpt2() -> gradpath.model.transformer.Transformer:
     return tiny_model("gpt2")
 
 

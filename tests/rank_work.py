@@ -16,9 +16,9 @@ import torch
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath import ranks
-from gradpath.experiments.follow import follow_line
-from gradpath.methods.exact import exact_scores
+from gradpath.attribution.direct.exact import exact_scores
+from gradpath.paper.follow import follow_line
+from gradpath.runtime import distributed
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6], [[0], [4], [2, 3], [6], [1, 8], [5], [3]])
 METHODS = ("eap", "eap-ig", "eap-gp")
@@ -32,9 +32,7 @@ def everything() -> dict[str, Any]:
             scores = gp.attribute(model, TASK, method, batch_size=size)
             found[f"{method} in batches of {size}"] = scores.values.flatten().tolist()
             found[f"passes of {method} in batches of {size}"] = list(scores.about["passes"].values())
-    found["mean ablation"] = (
-        gp.attribute(model, TASK, "eap", ablation="mean-positional").values.flatten().tolist()
-    )
+    found["mean ablation"] = gp.attribute(model, TASK, "eap", ablation="mean-positional").values.flatten().tolist()
     few = gp.attribute(model, TASK[:2], "eap-ig")
     found["fewer examples than ranks"] = few.values.flatten().tolist()
     scores = gp.attribute(model, TASK, "eap-ig", batch_size=2)
@@ -55,7 +53,7 @@ def everything() -> dict[str, Any]:
 def refusals() -> dict[str, str]:
     """What is said when ranks do not do the same, or one of them fails."""
     model, said = tiny_model("gpt2"), {}
-    mine = TASK if ranks.rank() == 0 else TASK[:3]
+    mine = TASK if distributed.rank() == 0 else TASK[:3]
 
     def heard(name: str, work: Any) -> None:
         try:
@@ -64,16 +62,16 @@ def refusals() -> dict[str, str]:
             said[name] = f"{type(problem).__name__}: {problem}"
 
     heard("other examples", lambda: gp.attribute(model, mine, "eap"))
-    heard("other options", lambda: gp.attribute(model, TASK, "eap-ig", steps=2 + ranks.rank()))
+    heard("other options", lambda: gp.attribute(model, TASK, "eap-ig", steps=2 + distributed.rank()))
 
     def metric(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if ranks.rank() == 1:
+        if distributed.rank() == 1:
             raise ValueError("no such label")
         return logits[:, 0]
 
     failing = gp.Task(TASK.clean, TASK.corrupted, TASK.labels, metric=metric)
     heard("one fails", lambda: gp.attribute(model, failing, "eap", batch_size=2))
-    with ranks.alone():
+    with distributed.alone():
         own = gp.attribute(model, mine, "eap").about["examples"]
     said["alone"] = str(own)
     return said
@@ -83,7 +81,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
     found = {"numbers": everything()}
-    if ranks.world() > 1:
+    if distributed.world() > 1:
         found["refusals"] = refusals()
-    name = out.with_name(f"{out.name}-{ranks.rank()}.json")
+    name = out.with_name(f"{out.name}-{distributed.rank()}.json")
     name.write_text(json.dumps(found))

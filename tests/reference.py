@@ -1,4 +1,4 @@
-"""Methods, ablations and patched runs by their definitions, on the plain model (``gradpath.plain``)."""
+"""Methods, ablations and patched runs by their definitions, on the plain model (``gradpath.reference``)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradpath import plain
+from gradpath import reference
 from gradpath.model.transformer import Transformer
-from gradpath.plain import everything, examples, forward, metric_of, slopes
+from gradpath.reference import everything, examples, forward, metric_of, slopes
 from gradpath.tasks.task import Task
 
 Path = Callable[[Transformer, Tensor, Tensor], list[Tensor]]
@@ -215,9 +215,7 @@ def scores_over_activations(
                 def read(
                     target: str, writes: list[Tensor], constant: Tensor, i: dict = inputs, m: dict = moved
                 ) -> Tensor:
-                    i[target] = everything(
-                        target, [m.get(u, x) for u, x in enumerate(writes)], constant
-                    ).clone()
+                    i[target] = everything(target, [m.get(u, x) for u, x in enumerate(writes)], constant).clone()
                     return i[target].requires_grad_()
 
                 logits, _ = forward(model, clean.clone(), read)
@@ -248,7 +246,7 @@ def exact_scores(model: Transformer, task: Task, instead: Instead | None = None)
 def gathering() -> Iterator[list[Tensor]]:
     """What heads gather in the plain model, in the order in which they do."""
     seen: list[Tensor] = []
-    own = plain.gathered
+    own = reference.gathered
 
     def gathered(*given: Any, **named: Any) -> Tensor:
         seen.append(own(*given, **named))
@@ -258,9 +256,7 @@ def gathering() -> Iterator[list[Tensor]]:
         yield seen
 
 
-def atp_star(
-    model: Transformer, task: Task, *, qk: bool, drop: bool, instead: Instead | None = None
-) -> Tensor:
+def atp_star(model: Transformer, task: Task, *, qk: bool, drop: bool, instead: Instead | None = None) -> Tensor:
     """EAP with patterns computed anew for edges into q and k, and the mean size over dropped layers."""
     graph, n_layers, n_heads = model.graph, model.arch.n_layers, model.arch.n_heads
     total = torch.zeros(graph.mask.shape, dtype=torch.float64)
@@ -283,9 +279,7 @@ def atp_star(
             with gathering() as zs:
                 metric = metric_of(task, labels, forward(model, clean, read)[0])
             options = {"retain_graph": True, "materialize_grads": True}
-            slopes = dict(
-                zip(inputs, torch.autograd.grad(metric, list(inputs.values()), **options), strict=True)
-            )
+            slopes = dict(zip(inputs, torch.autograd.grad(metric, list(inputs.values()), **options), strict=True))
             pulls = torch.autograd.grad(metric, zs, **options)
             scores = torch.zeros_like(total)
             for u, v in graph.mask.nonzero().tolist():
@@ -318,7 +312,7 @@ def gathered_less(model: Transformer, inputs: dict[str, Tensor], target: str, le
             for head in range(model.arch.n_heads)
         ]
         with gathering() as zs:
-            plain.attention(model, model.layers[int(layer[1:])], ins)
+            reference.attention(model, model.layers[int(layer[1:])], ins)
         both.append(zs)
     return [a - b for a, b in zip(*both, strict=True)]
 

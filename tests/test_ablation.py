@@ -9,11 +9,11 @@ import reference
 import torch
 from small_models import prompts
 
-from gradpath import measured
-from gradpath.attribution import attribute
+from gradpath import selection
+from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.evaluation import evaluate
-from gradpath.selection import select
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.selection import select_by_scores
 from test_evaluation import MIXED, circuit_of, random_mask
 
 ABLATIONS = {"zero": reference.zero, "mean": reference.mean, "mean-positional": reference.mean_positional}
@@ -23,9 +23,7 @@ OTHERS = prompts([5, 8, 7], [[1], [2], [0, 6]])  # shorter than MIXED: its last 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_all_edges_give_the_clean_run_and_none_the_ablated_one(model, name):
     masks = model.graph.mask, model.graph.mask & False
-    full, empty = evaluate(
-        model, [circuit_of(model.graph, mask) for mask in masks], MIXED, batch_size=3, ablation=name
-    )
+    full, empty = evaluate(model, [circuit_of(model.graph, mask) for mask in masks], MIXED, batch_size=3, ablation=name)
     assert torch.allclose(full.circuit_values, full.clean_values, atol=1e-4)
     expected = reference.patched_metric(model, MIXED, masks[1], ABLATIONS[name](model, MIXED))
     assert torch.allclose(empty.circuit_values.double(), expected, atol=1e-4)
@@ -101,14 +99,14 @@ def test_a_positive_score_is_of_an_edge_that_ablation_hurts(gpt2):
 
 def test_a_circuit_is_measured_with_what_it_was_found_with_unless_told(gpt2):
     scores = attribute(gpt2, MIXED, "eap", ablation="zero")
-    circuit = select(scores, 40)
+    circuit = select_by_scores(scores, 40)
     assert circuit.about["ablation"] == "zero"
     own, zero, corrupted = (
         evaluate(gpt2, circuit, MIXED, ablation=name).circuit_values for name in (None, "zero", "corrupted")
     )
     assert torch.equal(own, zero)
     assert not torch.allclose(own, corrupted, atol=1e-3)
-    other = select(attribute(gpt2, MIXED, "eap"), 40)
+    other = select_by_scores(attribute(gpt2, MIXED, "eap"), 40)
     with pytest.raises(UsageError, match=r"different ablations \(corrupted, zero\)"):
         evaluate(gpt2, [circuit, other], MIXED)
 
@@ -122,10 +120,10 @@ def test_an_unknown_ablation_is_refused(gpt2):
 
 @pytest.mark.parametrize(("how", "n"), [("balanced", 120), ("refined", 40), ("exchanged", 25)])
 def test_selections_that_measure_do_so_with_the_ablation_of_the_scores(gpt2, monkeypatch, how, n):
-    monkeypatch.setattr("gradpath.refined.START", 0.8)
+    monkeypatch.setattr("gradpath.selection.refine.START", 0.8)
     scores = attribute(gpt2, MIXED, "eap", ablation="mean")
     as_if = replace(scores, about={**scores.about, "ablation": "corrupted"})
-    own, other = (measured.select(x, n, how=how, model=gpt2, task=MIXED) for x in (scores, as_if))
+    own, other = (selection.select(x, n, how=how, model=gpt2, task=MIXED) for x in (scores, as_if))
     assert set(own.edges) != set(other.edges)
     if how == "balanced":  # what it seeks is a faithfulness of 1
         kept = [evaluate(gpt2, circuit, MIXED, ablation="mean").faithfulness for circuit in (own, other)]

@@ -11,13 +11,13 @@ import reference
 import torch
 from small_models import prompts, tiny_model
 
-from gradpath.attribution import attribute
+from gradpath.attribution.attribute import attribute
+from gradpath.attribution.batch import PointRun
+from gradpath.attribution.methods import METHODS as REGISTERED
+from gradpath.attribution.methods import Path, Unscored, path
 from gradpath.errors import InputError, UsageError
-from gradpath.method import METHODS as REGISTERED
 from gradpath.model.transformer import Run
-from gradpath.paths import Look, Path, path
 from gradpath.tasks.task import Task
-from gradpath.visit import Standing
 
 # Prompts of several lengths that differ in the first token, in the middle, in several, and in the last.
 MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
@@ -69,9 +69,7 @@ def test_engine_equals_the_reference_wherever_the_prompts_differ(differ):
         assert close(attribute(model, task, method, **options).values, reference.scores(model, task, points))
 
 
-BACKWARDS = replace(
-    MIXED, clean=MIXED.clean[::-1], corrupted=MIXED.corrupted[::-1], labels=MIXED.labels.flip(0)
-)
+BACKWARDS = replace(MIXED, clean=MIXED.clean[::-1], corrupted=MIXED.corrupted[::-1], labels=MIXED.labels.flip(0))
 
 
 @pytest.mark.parametrize("method", ["eap-ig", "eap-gp"])
@@ -136,10 +134,7 @@ def test_integrated_gradients_are_complete_over_the_edges_out_of_input(kind):
     everything, nothing = model.graph.mask, torch.zeros_like(model.graph.mask)
     ends = [reference.patched_metric(model, MIXED, mask).mean() for mask in (everything, nothing)]
     # Both conventions for the end points, averaged, are the trapezoid rule.
-    sums = [
-        attribute(model, MIXED, "eap-ig", steps=100, end=end).values[0].sum()
-        for end in ("clean", "corrupted")
-    ]
+    sums = [attribute(model, MIXED, "eap-ig", steps=100, end=end).values[0].sum() for end in ("clean", "corrupted")]
     assert float(sum(sums)) / 2 == pytest.approx(float(ends[0] - ends[1]), rel=0.02)
 
 
@@ -236,7 +231,7 @@ def test_gradpath_options_that_move_only_what_differs(gpt2):
                 asked = walk.send(visit)
             except StopIteration:
                 return
-            point = asked.point if isinstance(asked, Look) else asked
+            point = asked.point if isinstance(asked, Unscored) else asked
             seen.append((pair, point.detach()))
             visit = yield asked
 
@@ -259,9 +254,7 @@ def test_equal_prompts_have_no_scores(gpt2):
 
 
 def test_nothing_is_left_behind(gpt2):
-    before = [
-        (t, t.clone()) for layer in gpt2.layers for t in vars(layer).values() if isinstance(t, torch.Tensor)
-    ]
+    before = [(t, t.clone()) for layer in gpt2.layers for t in vars(layer).values() if isinstance(t, torch.Tensor)]
     attribute(gpt2, MIXED, "eap-gp")
 
     @path("broken")
@@ -285,7 +278,7 @@ def test_no_batch_waits_for_the_garbage_collector(gpt2, method):
     gc.disable()
     try:
         attribute(gpt2, MIXED, method, batch_size=1)
-        assert not [x for x in gc.get_objects() if type(x) in (Standing, Run)]
+        assert not [x for x in gc.get_objects() if type(x) in (PointRun, Run)]
     finally:
         gc.enable()
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from small_models import prompts
 
-from gradpath.attribution import attribute
+from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError
-from gradpath.evaluation import evaluate
+from gradpath.evaluation.evaluate import evaluate
 from gradpath.graph import Graph
 from gradpath.scores import Scores, load_scores
-from gradpath.selection import select
+from gradpath.selection import select_by_scores
 
 GRAPH = Graph(3, 2)
 
@@ -28,7 +28,7 @@ def scores() -> Scores:
 
 @pytest.fixture
 def circuit(scores) -> Circuit:
-    return select(scores, 40)
+    return select_by_scores(scores, 40)
 
 
 def test_a_circuit_comes_back_as_it_was(circuit, tmp_path):
@@ -44,11 +44,11 @@ def test_circuits_and_scores_of_every_family_come_back(model, tmp_path):
     task = prompts([6, 6], [[2], [3]])
     scores = attribute(model, task, "eap")
     scores.save(tmp_path / "scores.safetensors")
-    select(scores, 40).save(tmp_path / "circuit.json")
+    select_by_scores(scores, 40).save(tmp_path / "circuit.json")
     back = load_circuit(tmp_path / "circuit.json")
     assert back.graph == model.graph
     assert torch.equal(load_scores(tmp_path / "scores.safetensors").values, scores.values)
-    ours, theirs = (evaluate(model, one, task).circuit_values for one in (select(scores, 40), back))
+    ours, theirs = (evaluate(model, one, task).circuit_values for one in (select_by_scores(scores, 40), back))
     assert torch.equal(ours, theirs)
 
 

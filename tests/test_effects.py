@@ -7,9 +7,10 @@ import reference
 import torch
 from small_models import prompts
 
-from gradpath.effects import edge_effects
-from gradpath.intervention import plan, set_stage
-from gradpath.selection import pruned
+from gradpath.evaluation.circuit_gradients import edge_effects
+from gradpath.evaluation.patched_run import prepare
+from gradpath.evaluation.plan import plan
+from gradpath.selection.prune import pruned
 from gradpath.tasks.task import encode
 from test_evaluation import circuit_of, random_mask
 
@@ -22,7 +23,7 @@ def effects_of(model, mask, batch_size, asked=None):
     values, effects = torch.empty(len(MIXED)), torch.empty(len(MIXED), len(asked))
     for batch in encode(MIXED, model.tokenizer).batches(batch_size):
         with torch.no_grad():
-            stage = set_stage(model, batch)
+            stage = prepare(model, batch)
         values[batch.index], effects[batch.index] = edge_effects(stage, todo, MIXED.metric, asked)
     return values, effects
 
@@ -64,6 +65,4 @@ def test_edges_around_a_circuit_have_the_effects_that_taking_them_in_would_have_
 def test_a_circuit_without_edges_has_no_effects(model):
     values, effects = effects_of(model, model.graph.mask & False, 3)
     assert effects.shape == (3, 0)
-    assert torch.allclose(
-        values.double(), reference.patched_metric(model, MIXED, model.graph.mask & False), atol=1e-4
-    )
+    assert torch.allclose(values.double(), reference.patched_metric(model, MIXED, model.graph.mask & False), atol=1e-4)

@@ -9,10 +9,11 @@ import reference
 import torch
 from small_models import prompts, tiny_model
 
-from gradpath import evaluation
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, InputError
-from gradpath.evaluation import Result, bootstrap, evaluate
+from gradpath.evaluation import evaluate
+from gradpath.evaluation.bootstrap import bootstrap
+from gradpath.evaluation.evaluate import Result, evaluate
 from gradpath.tasks.task import Task
 
 MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
@@ -28,9 +29,7 @@ def random_mask(graph, share, seed=0):
 
 
 def test_all_edges_give_the_clean_run_and_none_the_corrupted_one(model):
-    everything, nothing = (
-        circuit_of(model.graph, mask) for mask in (model.graph.mask, model.graph.mask & False)
-    )
+    everything, nothing = (circuit_of(model.graph, mask) for mask in (model.graph.mask, model.graph.mask & False))
     full, empty = evaluate(model, [everything, nothing], MIXED, batch_size=3)
     assert torch.allclose(full.circuit_values, full.clean_values, atol=1e-4)
     assert torch.allclose(empty.circuit_values, empty.corrupted_values, atol=1e-5)

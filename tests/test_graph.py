@@ -54,9 +54,7 @@ def test_names_and_positions_are_inverse():
         assert graph.index(graph.edge(*pair)) == tuple(pair)
 
 
-@pytest.mark.parametrize(
-    "name", ["input", "input->", "a0.h0->a0.h0<q>", "m1->m0", "a9.h0->logits", "x->y", ""]
-)
+@pytest.mark.parametrize("name", ["input", "input->", "a0.h0->a0.h0<q>", "m1->m0", "a9.h0->logits", "x->y", ""])
 def test_a_name_that_is_no_edge_is_refused(name):
     with pytest.raises(InputError, match="is no edge"):
         Graph(2, 3).index(name)

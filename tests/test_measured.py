@@ -7,17 +7,15 @@ import torch
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath import refined as refined_module
-from gradpath.attribution import attribute
-from gradpath.balanced import balanced
+from gradpath.attribution.attribute import attribute
 from gradpath.errors import InputError, UsageError
-from gradpath.evaluation import evaluate
-from gradpath.exchanged import exchanged, trade
-from gradpath.measured import MEASURED, select, select_many
-from gradpath.refined import refined, take_away
+from gradpath.evaluation.evaluate import evaluate
 from gradpath.scores import Scores
-from gradpath.selection import top
-from gradpath.stable import stable
+from gradpath.selection import MEASURED, select, select_many
+from gradpath.selection import refine as refined_module
+from gradpath.selection.balance import balanced, stable
+from gradpath.selection.ranking import top
+from gradpath.selection.refine import exchanged, refined, take_away, trade
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
 

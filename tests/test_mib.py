@@ -6,12 +6,12 @@ import pytest
 import torch
 from small_models import prompts
 
-from gradpath import mib
-from gradpath.attribution import attribute
+from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.evaluation import evaluate
+from gradpath.evaluation import mib
+from gradpath.evaluation.evaluate import evaluate
 from gradpath.graph import Graph
-from gradpath.selection import select
+from gradpath.selection import select_by_scores
 
 TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
 
@@ -55,7 +55,7 @@ def test_measure_equals_circuits_measured_one_by_one(gpt2, how):
     values = []
     for fraction in mib.FRACTIONS:
         n = max(1, int(fraction * gpt2.graph.n_edges))
-        values.append(evaluate(gpt2, select(scores, n, how=how), TASK).faithfulness)
+        values.append(evaluate(gpt2, select_by_scores(scores, n, how=how), TASK).faithfulness)
     assert found.faithfulness == pytest.approx(values, abs=1e-4)  # also at all edges, which is not run
     assert (found.cpr, found.cmd) == pytest.approx(by_hand(values), abs=1e-4)
     assert found.cpr_interval[0] <= found.cpr <= found.cpr_interval[1]

@@ -10,7 +10,7 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.errors import GradpathError
-from gradpath.nonfinite import watched
+from gradpath.sweep import stop_at_nonfinite
 from gradpath.tasks.task import encode
 
 LENGTHS, DIFFER = [6, 9, 6, 7, 9, 8, 6], [[0], [4], [2, 3], [6], [1, 8], [5], [3]]
@@ -124,14 +124,14 @@ def test_finite_work_is_done_once():
         return torch.ones(2)
 
     model = tiny_model("gpt2")
-    checked = watched(work, lambda x: [x], model=model, task=TASK, doing="", places=lambda single: iter(()))
+    checked = stop_at_nonfinite(work, lambda x: [x], model=model, task=TASK, doing="", places=lambda single: iter(()))
     checked(encode(TASK, model.tokenizer))
     assert calls == [len(TASK)]
 
 
 def test_a_sum_that_alone_overflows_is_told():
     model = tiny_model("gpt2")
-    checked = watched(
+    checked = stop_at_nonfinite(
         lambda batch: torch.tensor([3e38]) * len(batch) * 0.5,
         lambda x: [x],
         model=model,

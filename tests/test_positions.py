@@ -9,12 +9,12 @@ import torch
 from small_models import prompts
 
 import gradpath as gp
-from gradpath import formats, positions
-from gradpath.attribution import attribute
+from gradpath import formats, scores
+from gradpath.attribution.attribute import attribute
 from gradpath.circuit import load_circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
-from gradpath.plain import everything, examples, forward, metric_of, slopes
+from gradpath.reference import everything, examples, forward, metric_of, slopes
 from gradpath.tasks.spans import Labels, labels_of
 from gradpath.tasks.task import encode
 
@@ -40,14 +40,14 @@ def by_definition(model, task, by):
 @pytest.mark.parametrize(("task", "by"), [(MIXED, "span"), (EVEN, "token"), (EVEN, "span")])
 def test_scores_of_positions_equal_the_definition(model, task, by):
     expected = by_definition(model, task, by)
-    values = positions.attribute(model, task, "eap", by=by, batch_size=2).values
+    values = scores.attribute(model, task, "eap", by=by, batch_size=2).values
     assert (values - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("method", ["eap-ig", "eap-gp", "eap-integral"])
 def test_scores_of_positions_add_up_to_those_of_edges(gpt2, method):
     model = gpt2.to(dtype=torch.float64)
-    split = positions.attribute(model, MIXED, method, batch_size=2)
+    split = scores.attribute(model, MIXED, method, batch_size=2)
     whole = attribute(model, MIXED, method).values
     assert (split.summed.values - whole).abs().max() <= 1e-6 * whole.abs().max()
 
@@ -85,8 +85,8 @@ def patched_at(model, task, masks, labels):
 @pytest.mark.parametrize(("task", "by"), [(MIXED, "span"), (EVEN, "token")])
 @pytest.mark.parametrize("n", [20, 200])
 def test_a_circuit_of_positions_is_patched_where_it_says(model, task, by, n):
-    scores = positions.attribute(model, task, "eap", by=by)
-    circuit = positions.select(scores, n)
+    scores = scores.attribute(model, task, "eap", by=by)
+    circuit = scores.select(scores, n)
     labels = labels_of(task, encode(task, model.tokenizer), model.tokenizer, by)
     result = gp.evaluate(model, circuit, task, batch_size=2)
     expected = patched_at(model, task, circuit.masks, labels)
@@ -95,8 +95,8 @@ def test_a_circuit_of_positions_is_patched_where_it_says(model, task, by, n):
 
 
 def test_all_edges_everywhere_are_the_model_and_none_the_corrupted_run(model):
-    scores = positions.attribute(model, MIXED, "eap")
-    whole = positions.select(scores, scores.n_edges, prune=False)
+    scores = scores.attribute(model, MIXED, "eap")
+    whole = scores.select(scores, scores.n_edges, prune=False)
     none = replace(whole, index=whole.index[:0], scores=whole.scores[:0], span=whole.span[:0])
     plain = gp.select(attribute(model, MIXED, "eap"), 10)
     full, empty, _ = gp.evaluate(model, [whole, none, plain], MIXED)
@@ -111,9 +111,7 @@ def test_one_span_for_all_positions_is_a_circuit_as_always(gpt2):
     index = plain.index.repeat(4, 1)
     span = torch.arange(4).repeat_interleave(len(plain))
     about = {**plain.about, "positions": "span"}
-    everywhere = replace(
-        plain, index=index, scores=plain.scores.repeat(4), about=about, spans=names, span=span
-    )
+    everywhere = replace(plain, index=index, scores=plain.scores.repeat(4), about=about, spans=names, span=span)
     one, other = gp.evaluate(gpt2, [plain, everywhere], MIXED)
     assert torch.allclose(one.circuit_values, other.circuit_values, atol=1e-5)
 
@@ -149,14 +147,14 @@ def test_pruning_leaves_what_is_on_a_way_through_layers_and_positions(seed, para
     generator = torch.Generator().manual_seed(seed)
     masks = (torch.rand(3, *graph.mask.shape, generator=generator) < 0.3) & graph.mask
     reach = torch.ones(3, 3, dtype=torch.bool).triu()
-    kept = positions.pruned(graph, masks, reach)
+    kept = scores.pruned(graph, masks, reach)
     assert torch.equal(kept, ways(graph, masks, reach))
-    assert torch.equal(positions.pruned(graph, kept, reach), kept)
+    assert torch.equal(scores.pruned(graph, kept, reach), kept)
 
 
 def test_names_say_where_and_files_give_everything_back(gpt2, tmp_path):
-    scores = positions.attribute(gpt2, MIXED, "eap-ig", steps=2)
-    circuit = positions.select(scores, 40)
+    scores = scores.attribute(gpt2, MIXED, "eap-ig", steps=2)
+    circuit = scores.select(scores, 40)
     assert all(name.rpartition("@")[2] in scores.spans for name in circuit.edges)
     assert scores[circuit.edges[0]] == pytest.approx(float(circuit.scores[0]))
     circuit.save(tmp_path / "c.json")
@@ -165,7 +163,7 @@ def test_names_say_where_and_files_give_everything_back(gpt2, tmp_path):
     assert torch.equal(again.masks, circuit.masks)
     assert again.about == circuit.about
     scores.save(tmp_path / "s.safetensors")
-    back = positions.load_span_scores(tmp_path / "s.safetensors")
+    back = scores.load_span_scores(tmp_path / "s.safetensors")
     assert torch.equal(back.values, scores.values)
     assert torch.equal(back.reach, scores.reach)
     assert (back.spans, back.about) == (scores.spans, scores.about)
@@ -173,17 +171,17 @@ def test_names_say_where_and_files_give_everything_back(gpt2, tmp_path):
 
 def test_what_cannot_be_split_is_refused_in_words(gpt2, tmp_path):
     with pytest.raises(InputError, match="all prompts need the same number of tokens: these have 6 to 9"):
-        positions.attribute(gpt2, MIXED, "eap", by="token")
+        scores.attribute(gpt2, MIXED, "eap", by="token")
     with pytest.raises(UsageError, match="way to split positions"):
-        positions.attribute(gpt2, MIXED, "eap", by="word")
-    scores = positions.attribute(gpt2, MIXED, "eap")
+        scores.attribute(gpt2, MIXED, "eap", by="word")
+    scores = scores.attribute(gpt2, MIXED, "eap")
     with pytest.raises(UsageError, match="refined"):
-        positions.select(scores, 5, how="refined")
+        scores.select(scores, 5, how="refined")
     with pytest.raises(InputError, match="names no span"):
         scores["input->m0"]
-    by_token = positions.select(positions.attribute(gpt2, EVEN, "eap", by="token"), 5)
+    by_token = scores.select(scores.attribute(gpt2, EVEN, "eap", by="token"), 5)
     with pytest.raises(UsageError, match="split positions in different ways"):
-        gp.evaluate(gpt2, [by_token, positions.select(scores, 5)], EVEN)
+        gp.evaluate(gpt2, [by_token, scores.select(scores, 5)], EVEN)
     with pytest.raises(InputError, match="Use prompts of the template"):
         gp.evaluate(gpt2, by_token, prompts([8, 8], [[1], [2]]))
 
@@ -196,7 +194,7 @@ def test_reach_follows_the_tokens_where_spans_mix():
 
 
 def test_other_tools_are_not_told_of_edges_at_positions(gpt2, tmp_path):
-    circuit = positions.select(positions.attribute(gpt2, MIXED, "eap"), 30)
+    circuit = scores.select(scores.attribute(gpt2, MIXED, "eap"), 30)
     with pytest.raises(UsageError, match="anywhere"):
         formats.write(circuit, tmp_path / "c.graphml")
     anywhere = circuit.anywhere()
@@ -208,7 +206,7 @@ def test_other_tools_are_not_told_of_edges_at_positions(gpt2, tmp_path):
 
 
 def test_a_file_whose_spans_do_not_fit_is_refused(gpt2, tmp_path):
-    circuit = positions.select(positions.attribute(gpt2, MIXED, "eap"), 5)
+    circuit = scores.select(scores.attribute(gpt2, MIXED, "eap"), 5)
     circuit.save(tmp_path / "c.json")
     text = (tmp_path / "c.json").read_text()
     for old, new in [('"end"', '"fin"'), ('"spans"', '"spins"'), ('"between"', '"end"')]:
@@ -217,9 +215,9 @@ def test_a_file_whose_spans_do_not_fit_is_refused(gpt2, tmp_path):
             load_circuit(tmp_path / "d.json")
     (tmp_path / "e.safetensors").write_bytes(b"nothing")
     with pytest.raises(InputError, match="scores of positions"):
-        positions.load_span_scores(tmp_path / "e.safetensors")
+        scores.load_span_scores(tmp_path / "e.safetensors")
 
 
 def test_a_path_with_an_end_of_its_own_is_refused_with_another_ablation_here_too(gpt2):
     with pytest.raises(UsageError, match="cannot be used with the ablation 'zero'"):
-        positions.attribute(gpt2, MIXED, "eap-integral", ablation="zero")
+        scores.attribute(gpt2, MIXED, "eap-integral", ablation="zero")

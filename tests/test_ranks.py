@@ -10,7 +10,7 @@ import rank_work
 import torch
 from launching import TESTS, finished, gradpath_command, save_tiny, torchrun
 
-from gradpath import ranks
+from gradpath.runtime import distributed
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +108,8 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def test_a_process_on_its_own_is_the_first_of_one():
-    assert (ranks.rank(), ranks.world()) == (0, 1)
-    assert ranks.from_first(lambda: 3) == 3
+    assert (distributed.rank(), distributed.world()) == (0, 1)
+    assert distributed.on_first_rank(lambda: 3) == 3
     values = torch.ones(2)
-    assert ranks.add_up(values) is values
-    assert ranks.local_device() is None
+    assert distributed.all_sum(values) is values
+    assert distributed.local_device() is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_models import prompts, tiny_hf
 
-from gradpath import selfcheck
+from gradpath.evaluation import selfcheck
 from gradpath.scores import Scores
 
 TASK = prompts([6, 9, 7], [[0], [4], [2, 3]])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gradpath.model.transformer import Architecture, Layer, Transformer
+from gradpath.model.architecture import Architecture, Layer
+from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Task
 
 CLEAN, CORRUPTED, RIGHT, WRONG = 0, 1, 2, 3  # tokens

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 from gradpath._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gradpath.attribution import attribute as attribute
+    from gradpath.attribution.attribute import attribute as attribute
+    from gradpath.attribution.methods import path as path
     from gradpath.circuit import Circuit as Circuit
     from gradpath.circuit import load_circuit as load_circuit
     from gradpath.errors import GradpathError as GradpathError
-    from gradpath.evaluation import evaluate as evaluate
-    from gradpath.measured import select as select
+    from gradpath.evaluation.evaluate import evaluate as evaluate
     from gradpath.model.load import load_model as load_model
-    from gradpath.paths import path as path
     from gradpath.scores import Scores as Scores
     from gradpath.scores import load_scores as load_scores
+    from gradpath.selection import select as select
     from gradpath.tasks import Task as Task
     from gradpath.tasks import load_task as load_task
 
@@ -33,14 +33,14 @@ _HOMES = {
     "GradpathError": "gradpath.errors",
     "Scores": "gradpath.scores",
     "Task": "gradpath.tasks",
-    "attribute": "gradpath.attribution",
-    "evaluate": "gradpath.evaluation",
+    "attribute": "gradpath.attribution.attribute",
+    "evaluate": "gradpath.evaluation.evaluate",
     "load_circuit": "gradpath.circuit",
     "load_model": "gradpath.model.load",
     "load_scores": "gradpath.scores",
     "load_task": "gradpath.tasks",
-    "path": "gradpath.paths",
-    "select": "gradpath.measured",
+    "path": "gradpath.attribution.methods",
+    "select": "gradpath.selection",
 }
 
 __all__ = list(_HOMES)

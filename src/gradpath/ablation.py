@@ -1,24 +1,22 @@
-r"""Ablations: what stands in for a node's write over an edge that is outside of the circuit.
+r"""Ablations: what an edge outside of the circuit carries instead of its node's write.
 
 ``corrupted`` is what the node writes on the corrupted prompt, x'_u, and differs from example to example. The
-others are the same for all of them, and take the place of x'_u wherever it stands::
+others are the same for all examples, and replace x'_u everywhere::
 
     zero             a_u = 0
-    mean             a_u = mean of x_u over the clean prompts of a data set, all real positions alike
-    mean-positional  a_u = that mean at each position of its own; behind the longest prompt, the mean over all
+    mean             a_u = mean of x_u over the clean prompts of a data set and all real positions
+    mean-positional  a_u = that mean for each position; behind the longest prompt, the mean over all
 
     score(u -> v)    sum of (x_u - a_u) . mean over path points of dL/d in_v
     in_v             sum over edges of  x_u  if the edge is in the circuit,  else  a_u
 
-The path of a method stays what it is, a walk in the space of embeddings between the two prompts. "None in" is
-the run in which every node writes a_u: faithfulness is 0 there, so its metric takes the place of the
-corrupted run's. Before the first token in which the prompts differ, x_u - a_u is not zero: all positions
-count, and none can be skipped. Biases and positional embeddings belong to no edge and stay, whatever is
-ablated (the EAP-IG library counts an MLP's output bias as part of its write, so its ``zero`` differs there
-for models that have one).
+A method's path does not change: it lies in the space of embeddings between the two prompts. A circuit without
+edges is the run in which every node writes a_u: its metric replaces that of the corrupted run, and
+faithfulness is 0 there. Before the first token in which the prompts differ, x_u - a_u is not zero, so all
+positions count. Biases and positional embeddings belong to no edge and stay, whatever is ablated (the EAP-IG
+library counts an MLP's output bias as part of its write, so its ``zero`` differs for models that have one).
 
-A head's write is linear in ``LayerRun.written``, so the mean of that, d_head numbers, is all that is kept of
-it.
+A head's write is linear in ``LayerRun.written``, so the mean of that, d_head numbers, is all that is kept.
 """
 
 from __future__ import annotations
@@ -29,14 +27,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from gradpath import ranks
+from gradpath import defaults
 from gradpath.errors import unknown
-from gradpath.memory import batch_that_fits, in_shared_batches
-from gradpath.model.transformer import LayerRun, Run, Transformer, beside
-from gradpath.nonfinite import Places, of_prompts, watched
+from gradpath.model.architecture import to_device_of
+from gradpath.model.transformer import LayerRun, Run, Transformer
+from gradpath.runtime import distributed
+from gradpath.sweep import Limits, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
-CORRUPTED = "corrupted"
+CORRUPTED = defaults.ABLATION
 ABLATIONS = {
     CORRUPTED: "What the node writes on the corrupted prompt.",
     "zero": "Nothing.",
@@ -47,24 +46,24 @@ ABLATIONS = {
 
 @dataclass(frozen=True)
 class Ablation:
-    """What every node writes instead: a row per position, of which the last serves all that follow."""
+    """What every node writes instead: one row per position; the last row serves all later positions."""
 
     input: Tensor  # (row, d_model)
     heads: list[Tensor]  # per layer (row, head, d_head): ``written``
     mlps: list[Tensor]  # per layer (row, d_model), with the bias
 
     def run(self, model: Transformer, batch: int, length: int) -> tuple[Tensor, Run]:
-        """What ``input`` writes, and the run of it, with every node writing what the ablation says.
+        """What ``input`` writes, and a run in which every node writes what the ablation says.
 
-        Targets read what follows from that; nothing of attention or of an MLP is computed.
+        Targets read what follows from that; neither attention nor an MLP is computed.
         """
         at = torch.arange(length, device=model.device).clamp(max=len(self.input) - 1)
         x, *rest = (part[at].expand(batch, *part[at].shape) for part in (self.input, *self.heads, *self.mlps))
         place, resid, layers = model.place(0, length), model.with_positions(x, 0), list[LayerRun]()
         for index, layer in enumerate(model.layers):
             here = layer.w_qkv
-            written, mlp_out = (beside(rest[i], here) for i in (index, len(model.layers) + index))
-            resid, place = beside(resid, here), place.beside(here)
+            written, mlp_out = (to_device_of(rest[i], here) for i in (index, len(model.layers) + index))
+            resid, place = to_device_of(resid, here), place.to_device_of(here)
             y, rstd = model.read_norm(resid)
             q, k, v = model.project(layer, y)
             after = resid + F.linear(written.flatten(-2), layer.w_write, layer.b_o)
@@ -72,24 +71,22 @@ class Ablation:
             own = model.keys_and_values(layer, k, v, place)
             layers.append(LayerRun(resid, y, rstd, q, k, v, written, written, mlp_in, mlp_out, own))
             resid = after + mlp_out
-        return x, Run(layers, beside(resid, x))
+        return x, Run(layers, to_device_of(resid, x))
 
 
-def ablation_of(
-    name: str, model: Transformer, data: Task, *, batch_size: int, memory: int | None = None
-) -> Ablation | None:
-    """The ablation of that name, means being over the clean prompts of ``data``; None for the corrupted."""
+def ablation_of(name: str, model: Transformer, data: Task, limits: Limits = Limits()) -> Ablation | None:
+    """The ablation of that name, with means over the clean prompts of ``data``; None for ``corrupted``."""
     if name not in ABLATIONS:
         raise unknown("ablation", name, ABLATIONS)
     if name == CORRUPTED:
         return None
     if name == "zero":
         return _zero(model)
-    return _mean(model, data, batch_size, memory, by_position=name == "mean-positional")
+    return _mean(model, data, limits, by_position=name == "mean-positional")
 
 
-def for_ablation(pairs: Pairs, ablation: Ablation | None) -> Pairs:
-    """The pairs, all of whose positions count unless it is the corrupted prompt that stands in."""
+def all_positions(pairs: Pairs, ablation: Ablation | None) -> Pairs:
+    """The pairs, with all positions counted unless the ablation is ``corrupted`` (None)."""
     return pairs if ablation is None else replace(pairs, first=torch.zeros_like(pairs.first))
 
 
@@ -100,16 +97,14 @@ def _zero(model: Transformer) -> Ablation:
         heads=[none.new_zeros(1, a.n_heads, a.d_head) for _ in model.layers],
         # A bias belongs to no edge; where a norm follows, it is a part of what is written.
         mlps=[
-            none if x.b_out is None or x.mlp_gain is not None else beside(x.b_out[None], none)
+            none if x.b_out is None or x.mlp_gain is not None else to_device_of(x.b_out[None], none)
             for x in model.layers
         ],
     )
 
 
 @torch.no_grad()
-def _mean(
-    model: Transformer, data: Task, batch_size: int, memory: int | None, *, by_position: bool
-) -> Ablation:
+def _mean(model: Transformer, data: Task, limits: Limits, *, by_position: bool) -> Ablation:
     """Sums in float64 over the real positions, one forward pass per batch."""
     pairs = encode(data, model.tokenizer)
     a, length = model.arch, int(pairs.last.max()) + 1
@@ -127,18 +122,14 @@ def _mean(
             sums, [x, *(run.written for run in layers), *(run.mlp_out for run in layers)], strict=True
         ):
             mask = real.view(*real.shape, *[1] * (part.ndim - 2))
-            total[: x.shape[1]] += (beside(part, x).double() * mask).sum(0)
+            total[: x.shape[1]] += (to_device_of(part, x).double() * mask).sum(0)
         count[: x.shape[1]] += real.sum(0)
         return run.final_in
 
-    def places(single: Pairs) -> Places:
-        return of_prompts(model, data.metric, single)
-
-    work = watched(add, lambda final: [final], model=model, task=data, doing="the mean", places=places)
-    size = batch_that_fits(model, pairs, batch_size, memory)
-    for _ in in_shared_batches(work, pairs, size, asked=lambda: model.identity):
+    size, doing = limits.batch(model, pairs), "the mean"
+    for _ in sweep(add, pairs, size, model=model, task=data, doing=doing, same=lambda: model.identity):
         pass
-    sums, count = [ranks.add_up(total) for total in sums], ranks.add_up(count)
+    sums, count = [distributed.all_sum(total) for total in sums], distributed.all_sum(count)
 
     def mean(total: Tensor) -> Tensor:
         everywhere = total.sum(0, keepdim=True) / count.sum()

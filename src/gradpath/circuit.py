@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradpath.errors import InputError, reason
-from gradpath.files import write_atomically
-from gradpath.graph import Graph, graph_of
+from gradpath.graph import Graph, graph_from_json, node_of
+from gradpath.runtime.files import write_atomically
+from gradpath.scores import Provenance, checked_about
 
 FORMAT = 1
 _LARGEST_SCORE = torch.finfo(torch.float32).max
@@ -77,8 +78,24 @@ class Circuit:
 
     @property
     def asked(self) -> int:
-        """How many edges were asked for, before pruning."""
-        return int(self.about.get("selection", {}).get("edges_asked", len(self)))
+        """How many edges were requested, before pruning."""
+        return int(self.provenance.selection.get("edges_asked", len(self)))
+
+    @property
+    def provenance(self) -> Provenance:
+        """How the circuit was found, with types."""
+        return Provenance(self.about)
+
+    def named_edges(self) -> Iterator[tuple[str, str, float]]:
+        """Each edge as the names of its source and target, and its score."""
+        for (source, target), score in zip(self.index.tolist(), self.scores.tolist(), strict=True):
+            yield self.graph.sources[source], self.graph.targets[target], score
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes that have an edge in the circuit, from ``input`` to ``logits``."""
+        names = {end for source, target, _ in self.named_edges() for end in (source, node_of(target))}
+        return [name for name in (*self.graph.sources, "logits") if name in names]
 
     def plot(self, ax: Any = None) -> Any:
         """A drawing of the circuit as matplotlib axes."""
@@ -88,7 +105,7 @@ class Circuit:
 
     def to_networkx(self) -> Any:
         """The circuit as a directed graph of networkx: see ``formats.digraph``."""
-        from gradpath.formats.digraph import to_networkx
+        from gradpath.formats.graphs import to_networkx
 
         return to_networkx(self)
 
@@ -145,7 +162,7 @@ def _parsed(content: Any) -> Circuit:
     spans = content.get("spans", [])
     if not isinstance(spans, list) or len(set(map(str, spans))) != len(spans):
         raise InputError(f"its spans have to be a list of different names: got {spans!r}.")
-    graph, names = graph_of(content["graph"]), tuple(map(str, spans))
+    graph, names = graph_from_json(content["graph"]), tuple(map(str, spans))
     return circuit_by_names(graph, content["edges"], content["about"], names)
 
 
@@ -173,9 +190,7 @@ def _place(graph: Graph, name: Any, spans: tuple[str, ...]) -> tuple[int, int, i
         return (*graph.index(name), 0)
     edge, at, span = str(name).rpartition("@")
     if not at or span not in spans:
-        raise InputError(
-            f"{name!r} names no span: write it as source->target@span, one of {', '.join(spans)}."
-        )
+        raise InputError(f"{name!r} names no span: write it as source->target@span, one of {', '.join(spans)}.")
     return (*graph.index(edge), spans.index(span))
 
 
@@ -188,14 +203,3 @@ def _finite(name: str, score: Any) -> float:
     if not isinstance(score, (int, float)) or not abs(score) <= _LARGEST_SCORE:
         raise InputError(f"the score of {name!r} is {score!r}: it has to be a finite number.")
     return float(score)
-
-
-def checked_about(about: Any) -> dict[str, Any]:
-    """How a circuit was made, in the form that ``Circuit`` itself looks into."""
-    selection = about.get("selection", {}) if isinstance(about, Mapping) else None
-    if not isinstance(selection, Mapping):
-        raise InputError("what it says of how it was made is no object. Make it again with gradpath find.")
-    asked = selection.get("edges_asked", 0)
-    if type(asked) is not int or asked < 0:
-        raise InputError(f"its number of edges asked for is {asked!r}. Make it again with gradpath find.")
-    return dict(about)

@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from gradpath.errors import InputError
@@ -81,12 +81,32 @@ class Graph:
     def source_mlp(self, layer: int) -> int:
         return self.source_head(layer, self.n_heads)
 
+    def source_heads(self, layer: int) -> slice:
+        """The sources that are heads of a layer."""
+        return slice(self.source_head(layer), self.source_mlp(layer))
+
     def target_head(self, layer: int, qkv: int = 0, head: int = 0) -> int:
         """Index of the target ``a{layer}.h{head}<q|k|v>``; a layer's 3 H are consecutive."""
         return layer * (3 * self.n_heads + 1) + qkv * self.n_heads + head
 
     def target_mlp(self, layer: int) -> int:
         return self.target_head(layer, 3)
+
+    def target_heads(self, layer: int) -> slice:
+        """The targets that heads of a layer read at: all queries, all keys, all values."""
+        return slice(self.target_head(layer), self.target_mlp(layer))
+
+    def layer_of_target(self, target: int) -> int:
+        """The layer that a target is in; n_layers for ``logits``."""
+        return target // (len(QKV) * self.n_heads + 1)
+
+    def place_in_layer(self, target: int) -> tuple[int, int]:
+        """Whether a target is a query, key or value (0, 1, 2), and of which head; (3, 0) for the MLP."""
+        return divmod(target % (len(QKV) * self.n_heads + 1), self.n_heads)
+
+    def place_of_source(self, source: int) -> tuple[int, int]:
+        """The layer and the head of a source other than ``input``; the head is n_heads for an MLP."""
+        return divmod(source - 1, self.n_heads + 1)
 
     @property
     def logits(self) -> int:
@@ -117,6 +137,21 @@ class Graph:
             nodes.append(self.source_mlp(layer))
         return torch.tensor([*nodes, self.n_sources], device="cpu")
 
+    @property
+    def n_pairs(self) -> int:
+        """The number of (source, target) pairs, edges or not: the size of the flattened matrix."""
+        return self.n_sources * self.n_targets
+
+    def unflattened(self, flat: Int[Tensor, " edge"]) -> Int[Tensor, "edge 2"]:
+        """Positions in the flattened (source, target) matrix as (source, target)."""
+        return torch.stack([flat // self.n_targets, flat % self.n_targets], 1)
+
+    def mask_of(self, flat: Int[Tensor, " edge"]) -> Bool[Tensor, " flat"]:
+        """True at these positions of the flattened (source, target) matrix."""
+        mask = torch.zeros(self.n_pairs, dtype=torch.bool, device="cpu")
+        mask[flat] = True
+        return mask
+
     @cached_property
     def _source_index(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(self.sources)}
@@ -124,6 +159,16 @@ class Graph:
     @cached_property
     def _target_index(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(self.targets)}
+
+    def to_json(self) -> dict[str, int]:
+        """The shape as plain values, for files."""
+        return {"n_layers": self.n_layers, "n_heads": self.n_heads, "parallel": self.parallel}
+
+    def layer_of(self, node: str) -> int:
+        """The layer of a node by name: -1 for ``input``, n_layers for ``logits``."""
+        if node in ("input", "logits"):
+            return -1 if node == "input" else self.n_layers
+        return int(node[1:].partition(".")[0])
 
     def edge(self, source: int, target: int) -> str:
         return f"{self.sources[source]}->{self.targets[target]}"
@@ -135,31 +180,41 @@ class Graph:
         source, arrow, target = edge.partition("->")
         if not arrow or source not in self._source_index or target not in self._target_index:
             raise InputError(
-                f"{edge!r} is no edge of a model with {self.n_layers} layers of {self.n_heads} heads: "
+                f"a model with {self.n_layers} layers of {self.n_heads} heads has no edge {edge!r}: "
                 "write it as source->target, for example 'input->a0.h0<q>' or 'a0.h0->m0'."
             )
         pair = self._source_index[source], self._target_index[target]
         if pair[0] >= int(self.sources_before_target[pair[1]]):
-            raise InputError(f"{edge!r} is no edge: {target} does not read what {source} writes.")
+            raise InputError(f"there is no edge {edge!r}: {target} does not read what {source} writes.")
         return pair
 
 
-LARGEST = 10**9  # (source, target) pairs: a model of 126 layers with 128 heads has 0.8 of it
+def kind(target: str) -> str:
+    """What an edge into this target feeds: q, k, v, mlp or logits."""
+    if target == "logits":
+        return "logits"
+    return target[-2] if target.endswith(">") else "mlp"
 
 
-def graph_of(shape: Any) -> Graph:
-    """The graph that a file says it is of; a file can say anything."""
+def node_of(target: str) -> str:
+    """The node that a target belongs to: its name without q, k or v."""
+    return target.partition("<")[0]
+
+
+MAX_PAIRS = 10**9  # (source, target) pairs: a model of 126 layers with 128 heads has 0.8 of it
+
+
+def graph_from_json(shape: Any) -> Graph:
+    """The graph of ``Graph.to_json``, from a file that may hold anything."""
     if not isinstance(shape, Mapping):
-        raise InputError(
-            f"the shape of its model is no object with n_layers, n_heads and parallel: {shape!r}."
-        )
+        raise InputError(f"the model's shape must be an object with n_layers, n_heads, parallel: got {shape!r}.")
     try:
         layers, heads, parallel = (shape[name] for name in ("n_layers", "n_heads", "parallel"))
     except KeyError as missing:
-        raise InputError(f"the shape of its model has no {missing}.") from None
+        raise InputError(f"the model's shape has no {missing}.") from None
     if type(layers) is not int or type(heads) is not int or type(parallel) is not bool:
-        raise InputError(f"{layers!r} layers of {heads!r} heads (parallel: {parallel!r}) are no model.")
+        raise InputError(f"{layers!r} layers of {heads!r} heads (parallel: {parallel!r}) cannot be a model.")
     graph = Graph(layers, heads, parallel)
-    if not (layers > 0 and heads > 0 and graph.n_sources * graph.n_targets <= LARGEST):
-        raise InputError(f"{layers} layers of {heads} heads are no model.")
+    if not (layers > 0 and heads > 0 and graph.n_pairs <= MAX_PAIRS):
+        raise InputError(f"{layers} layers of {heads} heads cannot be a model.")
     return graph

@@ -1,4 +1,4 @@
-"""Scores: one number for every edge, and how they came about."""
+"""Scores: one number for every edge, and how they were made."""
 
 from __future__ import annotations
 
@@ -9,45 +9,155 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from gradpath import defaults
 from gradpath.errors import InputError, reason
-from gradpath.files import write_atomically
-from gradpath.graph import Graph, graph_of
+from gradpath.graph import Graph, graph_from_json
+from gradpath.runtime.files import write_atomically
+
+FORMAT = 1
+_METADATA, _SPAN_METADATA = "gradpath", "gradpath_positions"  # the keys of the two kinds of files
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Typed access to ``about``, the plain values that record how scores or a circuit were made."""
+
+    about: Mapping[str, Any]
+
+    @property
+    def model(self) -> str | None:
+        return self._text("model")
+
+    @property
+    def task(self) -> str | None:
+        return self._text("task")
+
+    @property
+    def method(self) -> str | None:
+        return self._text("method")
+
+    @property
+    def ablation(self) -> str:
+        return self._text("ablation") or defaults.ABLATION
+
+    @property
+    def of_nodes(self) -> bool:
+        """Whether nodes were scored, not edges."""
+        return bool(self.about.get("of") == "nodes")
+
+    @property
+    def positions(self) -> str | None:
+        """How positions were split: ``span``, ``token``, or not at all."""
+        return self._text("positions")
+
+    @property
+    def selection(self) -> Mapping[str, Any]:
+        """How a circuit was selected: how, pruned, edges_asked, edges_kept."""
+        found: Mapping[str, Any] = self.about.get("selection", {})
+        return found
+
+    @property
+    def how(self) -> str:
+        return str(self.selection.get("how", ""))
+
+    def _text(self, name: str) -> str | None:
+        value = self.about.get(name)
+        return value if isinstance(value, str) and value else None
+
+
+def checked_about(about: Any) -> dict[str, Any]:
+    """The ``about`` of a file that may hold anything, in the form that ``Provenance`` reads."""
+    selection = about.get("selection", {}) if isinstance(about, Mapping) else None
+    if not isinstance(selection, Mapping):
+        raise InputError("its 'about' is not an object. Make it again with gradpath find.")
+    asked = selection.get("edges_asked", 0)
+    if type(asked) is not int or asked < 0:
+        raise InputError(f"its 'edges_asked' is {asked!r}. Make it again with gradpath find.")
+    return dict(about)
+
+
+@dataclass(frozen=True)
+class SpanScores:
+    """Scores of edges at the spans of a prompt: one number for every span and edge."""
+
+    names: tuple[str, ...]
+    values: Float[Tensor, "span source target"]
+    reach: Bool[Tensor, "span span"]  # reach[i, j]: whether span j can attend to span i
+
+    def index(self, span: str, edge: str) -> int:
+        """The place of a span's name; ``edge`` is for the error message."""
+        if span not in self.names:
+            raise InputError(
+                f"{edge!r} names no span: write it as source->target@span, one of {', '.join(self.names)}."
+            )
+        return self.names.index(span)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Edge scores as one (source, target) matrix; entries that are no edges are zero.
+    """Edge scores as one (source, target) matrix; entries that are not edges are zero.
 
-    A positive score means that corrupting the edge lowers the metric. ``about`` says how the scores
-    were made (model, task, method, steps, ...), enough to make them again.
+    A positive score means that corrupting the edge lowers the metric.
+
+    Args:
+        graph: The model's graph.
+        values: The scores, (source, target).
+        about: How the scores were made (model, task, method, steps, ...): enough to make them again.
+        by_span: The same scores split by where in the prompt an edge is, if ``attribute`` was asked to.
     """
 
     graph: Graph
     values: Float[Tensor, "source target"]
     about: Mapping[str, Any] = field(default_factory=dict)
+    by_span: SpanScores | None = None
+
+    @classmethod
+    def of_spans(cls, graph: Graph, spans: SpanScores, about: Mapping[str, Any]) -> Scores:
+        """Scores that are split by span; over all positions they are the sum."""
+        return cls(graph, spans.values.sum(0), about, spans)
 
     def __getitem__(self, edge: str) -> float:
-        return float(self.values[self.graph.index(edge)])
+        """One score: ``scores["a0.h1->m3"]``, or ``scores["a0.h1->m3@subject"]`` at one span."""
+        if self.by_span is None or "@" not in edge:
+            return float(self.values[self.graph.index(edge)])
+        name, _, span = edge.rpartition("@")
+        return float(self.by_span.values[self.by_span.index(span, edge), *self.graph.index(name)])
+
+    @property
+    def n_edges(self) -> int:
+        """How many edges there are to choose from: each one at every span, where there are spans."""
+        return self.graph.n_edges * (1 if self.by_span is None else len(self.by_span.names))
 
     @property
     def by_node(self) -> Float[Tensor, " source"]:
         """One score for each node: its own, or, where edges were scored, the sum over those that leave it."""
-        of_nodes = self.about.get("of") == "nodes"
-        return self.values[:, self.graph.logits] if of_nodes else self.values.sum(1)
+        return self.values[:, self.graph.logits] if self.provenance.of_nodes else self.values.sum(1)
+
+    @property
+    def provenance(self) -> Provenance:
+        """How the scores were made, with types."""
+        return Provenance(self.about)
 
     def plot(self, ax: Any = None) -> Any:
-        """The scores as matplotlib axes."""
+        """Plot the scores.
+
+        Args:
+            ax: The matplotlib axes to draw on; new ones by default.
+
+        Returns:
+            The matplotlib axes.
+        """
         from gradpath.report.plots import plot_scores
 
         return plot_scores(self, ax)
 
     def to_pandas(self) -> Any:
-        """All edges as a pandas table: see ``formats.table``."""
+        """All edges as a pandas DataFrame with the columns edge, source, target, score and rank."""
         from gradpath.formats.table import to_pandas
 
         return to_pandas(self)
@@ -58,34 +168,58 @@ class Scores:
         return scores_card(self)
 
     def save(self, file: str | Path) -> None:
-        """Write a safetensors file, all of it or nothing."""
-        graph = {"n_layers": self.graph.n_layers, "n_heads": self.graph.n_heads}
-        graph["parallel"] = self.graph.parallel
-        notes = {"gradpath": json.dumps({"format": 1, "graph": graph, "about": dict(self.about)})}
-        write_atomically(Path(file), save({"scores": self.values.contiguous()}, notes))
+        """Write a safetensors file, atomically.
+
+        Args:
+            file: The file to write.
+        """
+        notes = {"format": FORMAT, "graph": self.graph.to_json()}
+        if self.by_span is None:
+            tensors, key = {"scores": self.values.contiguous()}, _METADATA
+        else:
+            spans, key = self.by_span, _SPAN_METADATA
+            tensors = {"scores": spans.values.contiguous(), "reach": spans.reach.contiguous()}
+            notes["spans"] = list(spans.names)
+        notes["about"] = dict(self.about)
+        write_atomically(Path(file), save(tensors, {key: json.dumps(notes)}))
 
 
 def load_scores(file: str | Path) -> Scores:
-    """Read what ``Scores.save`` wrote."""
-    wrong = f"{file} cannot be read as gradpath scores"
+    """Read the scores that ``Scores.save`` wrote.
+
+    Args:
+        file: A ``scores.safetensors``.
+
+    Returns:
+        The scores, split by span if they were saved so.
+    """
+    wrong, again = f"{file} cannot be read as gradpath scores", "Make them again with gradpath find."
     try:
         with safe_open(str(file), framework="pt") as opened:
-            notes = json.loads((opened.metadata() or {})["gradpath"])
+            metadata = opened.metadata() or {}
+            by_span = _SPAN_METADATA in metadata
+            notes = json.loads(metadata[_SPAN_METADATA if by_span else _METADATA])
             values = opened.get_tensor("scores")
-        graph, about = graph_of(notes["graph"]), notes["about"]
+            reach = opened.get_tensor("reach") if by_span else None
+        graph, about = graph_from_json(notes["graph"]), notes["about"]
+        names = tuple(map(str, notes["spans"])) if by_span else ()
         if not isinstance(about, dict):
-            raise ValueError("what it says of how they were made is no object")
+            raise ValueError("its 'about' is not an object")
     except FileNotFoundError:
         raise InputError(f"there is no file {file}. Give the scores.safetensors of a find.") from None
     except InputError as problem:
-        raise InputError(f"{wrong}: {problem} Make them again with gradpath find.") from None
+        raise InputError(f"{wrong}: {problem} {again}") from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as problem:
-        raise InputError(f"{wrong} ({reason(problem)}). Make them again with gradpath find.") from None
-    if values.shape != (graph.n_sources, graph.n_targets) or values.dtype != torch.float32:
+        raise InputError(f"{wrong} ({reason(problem)}). {again}") from None
+    expected = (*((len(names),) if by_span else ()), graph.n_sources, graph.n_targets)
+    if values.shape != expected or values.dtype != torch.float32:
         raise InputError(
-            f"{wrong}: expected float32 of shape {(graph.n_sources, graph.n_targets)}, "
-            f"got {values.dtype} of shape {tuple(values.shape)}. Make them again with gradpath find."
+            f"{wrong}: expected float32 of shape {expected}, got {values.dtype} of shape {tuple(values.shape)}. {again}"
         )
+    if reach is not None and (reach.dtype != torch.bool or reach.shape != (len(names), len(names))):
+        raise InputError(f"{wrong}: its table of spans does not fit. {again}")
     if not values.isfinite().all():
-        raise InputError(f"{wrong}: a score is not a finite number. Make them again with gradpath find.")
+        raise InputError(f"{wrong}: a score is not a finite number. {again}")
+    if reach is not None:
+        return Scores.of_spans(graph, SpanScores(names, values, reach), about)
     return Scores(graph, values, about)

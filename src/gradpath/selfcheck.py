@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradpath.attribution import attribute
+from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit
-from gradpath.evaluation import evaluate
+from gradpath.evaluation.evaluate import evaluate
 from gradpath.model.transformer import Transformer
-from gradpath.plain import everything, examples, forward, patched, slopes
+from gradpath.reference import everything, examples, forward, patched, slopes
 from gradpath.scores import Scores
 from gradpath.selection import select
 from gradpath.tasks.task import Task, encode
@@ -89,9 +89,7 @@ def _circuit(scores: Scores, mask: Tensor) -> Circuit:
 def _logits(model: Transformer, task: Task, original: Any) -> float:
     """The largest difference at any position of any prompt, as a share of the largest logit."""
     pairs, worst = encode(task, model.tokenizer), 0.0
-    for ids, last in [
-        (x[i], int(pairs.last[i])) for x in (pairs.clean, pairs.corrupted) for i in range(len(x))
-    ]:
+    for ids, last in [(x[i], int(pairs.last[i])) for x in (pairs.clean, pairs.corrupted) for i in range(len(x))]:
         real = ids[None, : last + 1]
         theirs = original(real.to(original.device)).logits[0].double().cpu()
         ours = model.unembed(model.run(model.embed(real.to(model.device))).final_in)[0].double().cpu()
@@ -104,9 +102,7 @@ def _scores(model: Transformer, task: Task, scores: Scores) -> float:
     graph = scores.graph
     strongest = select(scores, EDGES // 2, prune=False).index
     generator = torch.Generator(device="cpu").manual_seed(0)
-    drawn = graph.mask.nonzero()[
-        torch.randint(graph.n_edges, (EDGES // 2,), generator=generator, device="cpu")
-    ]
+    drawn = graph.mask.nonzero()[torch.randint(graph.n_edges, (EDGES // 2,), generator=generator, device="cpu")]
     edges = torch.cat([strongest, drawn])
     found = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
     for clean, corrupted, labels in examples(model, task, _wide(model)):

@@ -114,8 +114,8 @@ def test_find_takes_the_methods_options(run, model_folder):
 
 def test_the_users_own_data_goes_the_same_way(run, model_folder, tmp_path):
     rows = [("The red cat", "The big cat", " sat", " ran"), ("A dog will", "A man will", " run", " walk")]
-    lines = ["clean,corrupted,answers,wrong_answers", *(",".join(row) for row in rows * 3)]
-    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    summary_lines = ["clean,corrupted,answers,wrong_answers", *(",".join(row) for row in rows * 3)]
+    (tmp_path / "pairs.csv").write_text("\n".join(summary_lines))
     common = ["--model", model_folder, "--method", "eap", "--edges", 30, "--examples", 1]
     ran = run("find", *common, "--data", tmp_path / "pairs.csv", "--json")
     assert ran.code == 0, ran.err
@@ -214,7 +214,7 @@ def test_an_error_nobody_thought_of_is_still_one_sentence(run, model_folder, mon
     def broken(*_, **__):
         raise ZeroDivisionError("by hand")
 
-    monkeypatch.setattr("gradpath.cli.finding.attribute", broken)
+    monkeypatch.setattr("gradpath.attribution.attribute.attribute", broken)
     ran = run("find", "--model", model_folder, "--examples", 2, "--edges", 9)
     assert ran.code == 1
     assert "this is a bug, ZeroDivisionError: by hand" in ran.error
@@ -366,10 +366,10 @@ def test_find_takes_every_kind_of_method_by_its_name(run, model_folder, method):
 
 
 def test_a_task_that_the_model_does_not_do_is_warned_of():
-    from gradpath.cli.summary import lines
+    from gradpath.cli.progress import summary_lines
 
     numbers = dict.fromkeys(("edges_kept", "edges_asked", "edges_total", "sparsity", "circuit", "error"), 1)
     numbers |= {"faithfulness": 1, "faithfulness_interval": [0, 1], "error_interval": [0, 1]}
     numbers |= {"ablation": "corrupted", "clean": 1.0}
-    assert "WARNING" in "".join(lines({**numbers, "corrupted": 1.2}))
-    assert "WARNING" not in "".join(lines({**numbers, "corrupted": 0.2}))
+    assert "WARNING" in "".join(summary_lines({**numbers, "corrupted": 1.2}))
+    assert "WARNING" not in "".join(summary_lines({**numbers, "corrupted": 0.2}))

@@ -99,9 +99,7 @@ def test_wheel_holds_every_file_of_the_package_and_no_other(wheel):
 
 @pytest.mark.slow
 def test_installed_package_is_the_wheels_and_finds_a_circuit(installed, model_folder, tmp_path):
-    where = run(
-        [str(installed / "bin" / "python"), "-c", "import gradpath; print(gradpath.__file__)"], cwd=tmp_path
-    )
+    where = run([str(installed / "bin" / "python"), "-c", "import gradpath; print(gradpath.__file__)"], cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(installed)
     program = str(installed / "bin" / "gradpath")
     assert gradpath.__version__ in run([program, "--version"], cwd=tmp_path)

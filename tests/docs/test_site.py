@@ -70,9 +70,7 @@ def test_equations_are_drawn_by_the_browser_alone(site):
 
 
 def test_pages_ask_no_other_host(site):
-    loads = re.compile(
-        r'<(?:script|img|iframe|link rel="(?:stylesheet|preconnect)")[^>]*?(?:src|href)="(http[^"]+)"'
-    )
+    loads = re.compile(r'<(?:script|img|iframe|link rel="(?:stylesheet|preconnect)")[^>]*?(?:src|href)="(http[^"]+)"')
     asked = {url for page in site.rglob("*.html") for url in loads.findall(page.read_text(encoding="utf-8"))}
     assert asked == set()
 

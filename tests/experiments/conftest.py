@@ -17,9 +17,9 @@ from tiny_folder import save_tiny
 
 # The modules of this layer that have shapes in their signatures.
 with install_import_hook("gradpath", "beartype.beartype"):
-    import gradpath.experiments.agreement
-    import gradpath.experiments.follow
-    import gradpath.experiments.nested  # noqa: F401
+    import gradpath.paper.exact
+    import gradpath.paper.follow
+    import gradpath.paper.steps  # noqa: F401
 
 from gradpath import cli
 from gradpath.model.load import load_model

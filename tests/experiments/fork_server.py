@@ -13,9 +13,8 @@ import sys
 
 import torch
 
-import gradpath.cli.finding
-import gradpath.experiments.faithfulness
-import gradpath.experiments.runner
+import gradpath.grid.faithfulness
+import gradpath.grid.runner
 import gradpath.model.load  # noqa: F401
 from gradpath import cli
 

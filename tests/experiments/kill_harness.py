@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-import gradpath.experiments.faithfulness
-import gradpath.experiments.runner
+import gradpath.grid.faithfulness
+import gradpath.grid.runner
 import gradpath.model.load  # noqa: F401
 from gradpath import cli
 

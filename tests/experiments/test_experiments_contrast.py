@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradpath.evaluation import Result
-from gradpath.experiments.bench import Bench
-from gradpath.experiments.comparison import comparison
-from gradpath.experiments.contrast import distance_difference, error_difference
-from gradpath.experiments.faithfulness import jobs
-from gradpath.experiments.grid import circuit_cell, measured, run_jobs
-from gradpath.experiments.methods import parse_methods
-from gradpath.experiments.request import Request
-from gradpath.experiments.store import Store
+from gradpath.evaluation.bootstrap import distance_difference, error_difference
+from gradpath.evaluation.evaluate import Result
+from gradpath.grid.bench import Bench
+from gradpath.grid.faithfulness import comparison, jobs
+from gradpath.grid.jobs import circuit_cell, measured, run_jobs
+from gradpath.grid.request import Request, parse_methods
+from gradpath.grid.store import Store
 
 
 def cells(off, n=40, seed=0):
@@ -50,9 +48,7 @@ def test_resampling_the_same_examples_on_both_sides_sees_what_two_intervals_hide
 
 
 def measured_bench(tiny, folder, methods, hows) -> Bench:
-    request = Request(
-        tasks=("ioi",), sparsities=(0.8, 0.5), examples=4, methods=parse_methods(methods), hows=hows
-    )
+    request = Request(tasks=("ioi",), sparsities=(0.8, 0.5), examples=4, methods=parse_methods(methods), hows=hows)
     bench = Bench(tiny, request, Store(folder))
     run_jobs(bench, jobs(bench))
     return bench

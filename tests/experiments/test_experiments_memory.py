@@ -9,17 +9,16 @@ import pytest
 import torch
 from small_models import prompts
 
+from gradpath.attribution.direct.exact import exact_scores
 from gradpath.errors import UsageError
-from gradpath.experiments.bench import Bench
-from gradpath.experiments.follow import follow_gradpath, follow_line
-from gradpath.experiments.grid import run_jobs
-from gradpath.experiments.methods import Method
-from gradpath.experiments.nested import attribute_nested
-from gradpath.experiments.registry import find_experiment
-from gradpath.experiments.request import Request
-from gradpath.experiments.store import Store
-from gradpath.memory import CHUNK, batch_that_fits
-from gradpath.methods.exact import exact_scores
+from gradpath.grid.bench import Bench
+from gradpath.grid.jobs import run_jobs
+from gradpath.grid.request import MethodSpec, Request
+from gradpath.grid.store import Store
+from gradpath.paper import find_experiment
+from gradpath.paper.follow import follow_gradpath, follow_line
+from gradpath.paper.steps import attribute_nested
+from gradpath.sweep import CHUNK, batch_that_fits
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode
 
@@ -79,7 +78,7 @@ class Full:
 
 
 WORK = {
-    "steps": lambda m, task: attribute_nested(m, task, Method("eap-gp"), [2, 3], 4)[2].values,
+    "steps": lambda m, task: attribute_nested(m, task, MethodSpec("eap-gp"), [2, 3], 4)[2].values,
     "exact": lambda m, task: exact_scores(m, task, [(0, 0), (1, 4)], batch_size=4).float(),
     "line": lambda m, task: follow_line(m, task, "input->m0", 3, batch_size=4).values["score"],
     "gradpath": lambda m, task: follow_gradpath(m, task, "input->m0", 3, batch_size=4).values["score"],

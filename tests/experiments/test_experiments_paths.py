@@ -6,13 +6,13 @@ import pytest
 import torch
 from small_models import prompts
 
-from gradpath.attribution import attribute
+from gradpath.attribution.attribute import attribute
+from gradpath.attribution.direct.exact import exact_scores, passes
 from gradpath.circuit import Circuit
-from gradpath.evaluation import evaluate
-from gradpath.experiments.follow import follow_gradpath, follow_line
-from gradpath.experiments.methods import Method, parse_methods
-from gradpath.experiments.nested import attribute_nested, is_nested
-from gradpath.methods.exact import exact_scores, passes
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.grid.request import MethodSpec, parse_methods
+from gradpath.paper.follow import follow_gradpath, follow_line
+from gradpath.paper.steps import attribute_nested, is_nested
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
 
@@ -33,9 +33,7 @@ def test_an_exact_pass_starts_at_the_edges_layer(gpt2):
     assert passes(gpt2, edges) == pytest.approx(2 + 1 + 1 / 3 + 0)
 
 
-@pytest.mark.parametrize(
-    "edge", ["input->a0.h1<q>", "m0->a2.h1<k>", "a0.h2->a1.h0<v>", "a1.h1->m1", "m1->logits"]
-)
+@pytest.mark.parametrize("edge", ["input->a0.h1<q>", "m0->a2.h1<k>", "a0.h2->a1.h0<v>", "a1.h1->m1", "m1->logits"])
 def test_the_mean_of_an_edges_points_is_its_score(model, edge):
     if model.graph.parallel:
         edge = edge.replace("->m1", "->m2")  # no MLP reads the heads beside it
@@ -75,7 +73,7 @@ def test_one_walk_gives_the_scores_of_every_number_of_steps(gpt2, text):
 
 
 def test_only_paths_whose_points_do_not_depend_on_k_are_nested():
-    assert is_nested(Method("eap-gp"))
-    assert not is_nested(Method("eap-gp", (("stride", "matched"),)))
-    assert not is_nested(Method("eap-gp", (("pin_end", True),)))
-    assert not is_nested(Method("eap-ig"))
+    assert is_nested(MethodSpec("eap-gp"))
+    assert not is_nested(MethodSpec("eap-gp", (("stride", "matched"),)))
+    assert not is_nested(MethodSpec("eap-gp", (("pin_end", True),)))
+    assert not is_nested(MethodSpec("eap-ig"))

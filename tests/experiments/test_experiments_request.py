@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gradpath.errors import UsageError
-from gradpath.experiments.methods import Method, parse_methods
-from gradpath.experiments.registry import ABOUT, find_experiment
-from gradpath.experiments.request import GRIDS, Request, whole_numbers
+from gradpath.grid.request import GRIDS, MethodSpec, Request, parse_methods, whole_numbers
+from gradpath.paper import ABOUT, find_experiment
 
 
 def test_a_method_carries_its_options():
@@ -19,9 +18,7 @@ def test_a_method_carries_its_options():
     assert plain.with_steps(3) == plain
 
 
-@pytest.mark.parametrize(
-    "text", ["", "eap-xy", "eap-gp+steps", "eap-gp+steps=0", "eap+steps=3", "eap-gp+pace=1"]
-)
+@pytest.mark.parametrize("text", ["", "eap-xy", "eap-gp+steps", "eap-gp+steps=0", "eap+steps=3", "eap-gp+pace=1"])
 def test_a_method_that_is_not_known_is_refused(text):
     with pytest.raises(UsageError):
         parse_methods(text)
@@ -61,4 +58,4 @@ def test_every_experiment_is_there_under_its_name():
 
 
 def test_options_that_are_defaults_make_the_same_method():
-    assert Method("eap-gp").options == Method("eap-gp", (("steps", 5),)).options
+    assert MethodSpec("eap-gp").options == MethodSpec("eap-gp", (("steps", 5),)).options

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gradpath.evaluation import evaluate
-from gradpath.experiments import grid, steps
-from gradpath.experiments.bench import Bench
-from gradpath.experiments.faithfulness import jobs
-from gradpath.experiments.grid import CIRCUIT_COST, CellJob, run_jobs
-from gradpath.experiments.methods import Method
-from gradpath.experiments.request import Request
-from gradpath.experiments.store import Store
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.grid import jobs
+from gradpath.grid.bench import Bench
+from gradpath.grid.faithfulness import jobs
+from gradpath.grid.jobs import CIRCUIT_COST, CellJob, run_jobs
+from gradpath.grid.request import MethodSpec, Request
+from gradpath.grid.store import Store
+from gradpath.paper import steps
 from gradpath.scores import load_scores
 
 
@@ -139,7 +139,7 @@ def test_the_bar_foresees_shared_scores_and_cells_once(tiny, tmp_path):
     run_jobs(Bench(tiny, request, Store(tmp_path / "other")), jobs(bench), once)
     run_jobs(bench, [*jobs(bench), *jobs(bench)], twice)
     assert once.total == twice.total == pytest.approx(twice.done)
-    heat, walk = Watching(), Method("eap-gp", (("steps", 3),)).cost
+    heat, walk = Watching(), MethodSpec("eap-gp", (("steps", 3),)).cost
     run_jobs(bench, steps.jobs(bench), heat)
     assert heat.total == pytest.approx(4 * walk + 4 * (2 + 2 * CIRCUIT_COST))
 

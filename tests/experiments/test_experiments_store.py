@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gradpath.experiments.fingerprint import of_task, of_weights
-from gradpath.experiments.store import Store, digest
+from gradpath.grid.bench import of_task, of_weights
+from gradpath.grid.store import Store, digest
 from gradpath.model.load import load_model
 from gradpath.tasks import load_task
 

@@ -53,9 +53,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     for kind in TASKS.values():
         for split in ("train", "test"):
             pairs = kind.candidates(split, Text(counting)).pairs
-            chosen = (
-                range(len(pairs)) if len(pairs) < 1500 else [dice.randrange(len(pairs)) for _ in range(1500)]
-            )
+            chosen = range(len(pairs)) if len(pairs) < 1500 else [dice.randrange(len(pairs)) for _ in range(1500)]
             for pair in (pairs[i] for i in chosen):
                 counting([pair.clean, pair.corrupted, *pair.right, *pair.wrong])
     vocabulary = {piece: i for i, piece in enumerate(sorted(pieces | set(counting.ids)))}

@@ -16,10 +16,10 @@ from gradpath import formats
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.formats import Content
-from gradpath.formats.dot import dot
+from gradpath.formats.graphs import dot
 from gradpath.graph import Graph
 from gradpath.scores import Scores, load_scores
-from gradpath.selection import select
+from gradpath.selection import select_by_scores
 
 GRAPHS = {"sequential": Graph(3, 2), "parallel": Graph(2, 3, parallel=True)}
 ABOUT = {
@@ -43,7 +43,7 @@ def scores(request) -> Scores:
 @pytest.fixture
 def circuit(scores) -> Circuit:
     """Greedy: an order that the scores alone do not give back."""
-    return select(scores, 30, how="greedy")
+    return select_by_scores(scores, 30, how="greedy")
 
 
 def same_scores(a: Scores, b: Scores) -> bool:
@@ -99,9 +99,7 @@ def by_the_library(graph: Graph, values: torch.Tensor, inside: torch.Tensor) -> 
         edges += into_heads + into_mlp
         stream.append(f"m{layer}")
     edges += [f"{u}->logits" for u in stream]
-    facts = {
-        e: {"score": float(values[graph.index(e)]), "in_graph": bool(inside[graph.index(e)])} for e in edges
-    }
+    facts = {e: {"score": float(values[graph.index(e)]), "in_graph": bool(inside[graph.index(e)])} for e in edges}
     nodes = {name: {"in_graph": False} for name in stream} | {"logits": {"in_graph": True}}
     for edge, fact in facts.items():
         source = edge.partition("->")[0]
@@ -163,9 +161,7 @@ def test_the_pytorch_file_is_what_the_eap_ig_library_writes_and_reads(scores, ci
     written.pop("gradpath")
     assert written.keys() == expected.keys()
     for name, value in expected.items():
-        same = (
-            torch.equal(written[name], value) if isinstance(value, torch.Tensor) else written[name] == value
-        )
+        same = torch.equal(written[name], value) if isinstance(value, torch.Tensor) else written[name] == value
         assert same, name
     torch.save(expected, tmp_path / "theirs.pt")
     found = formats.read(tmp_path / "theirs.pt")
@@ -350,7 +346,7 @@ def test_what_does_not_fit_is_refused(scores, circuit, tmp_path):
     with pytest.raises(InputError, match="not chosen from these scores"):
         Content(replace(scores, values=scores.values + 1), circuit)
     with pytest.raises(InputError, match="of the same model"):
-        Content(scores, select(Scores(Graph(1, 1), torch.zeros(3, 5)), 2))
+        Content(scores, select_by_scores(Scores(Graph(1, 1), torch.zeros(3, 5)), 2))
     without = replace(scores, about={})
     with pytest.raises(UsageError, match="--d-model N"):
         formats.write(without, tmp_path / "x.pt")

@@ -21,9 +21,9 @@ from small_models import TINY, random_hf
 
 import gradpath as gp
 from gguf_writing import write_gguf
-from gradpath import formats, positions
+from gradpath import formats, scores
 from gradpath.graph import Graph
-from gradpath.model.gguf_file import GgufFile
+from gradpath.model.gguf import GgufFile
 from gradpath.model.tokenizer import Tokenizer
 
 GRAPH = Graph(2, 2)
@@ -242,14 +242,14 @@ def inside_gguf(whole: bytes) -> st.SearchStrategy[bytes]:
 
 
 @cache
-def span_scores() -> positions.SpanScores:
+def span_scores() -> scores.SpanScores:
     values = torch.randn(2, *GRAPH.mask.shape, generator=torch.Generator().manual_seed(1)) * GRAPH.mask
     reach = torch.tensor([[True, True], [False, True]])
-    return positions.SpanScores(GRAPH, ("subject", "end"), values, reach, {**scores().about})
+    return scores.SpanScores(GRAPH, ("subject", "end"), values, reach, {**scores().about})
 
 
 def valid_span_circuit(folder: Path) -> bytes:
-    positions.select(span_scores(), 40).save(folder / "circuit.json")
+    scores.select(span_scores(), 40).save(folder / "circuit.json")
     return (folder / "circuit.json").read_bytes()
 
 
@@ -259,15 +259,13 @@ def valid_span_scores(folder: Path) -> bytes:
 
 
 def use_span_scores(file: Path) -> None:
-    found = positions.load_span_scores(file)
-    assert len(positions.select(found, 3, prune=False)) == 3
+    found = scores.load_span_scores(file)
+    assert len(scores.select(found, 3, prune=False)) == 3
 
 
 READERS = {
     "circuit-of-positions": Reader(".json", valid_span_circuit, inside_json, use_circuit, 600),
-    "scores-of-positions": Reader(
-        ".safetensors", valid_span_scores, inside_safetensors, use_span_scores, 600
-    ),
+    "scores-of-positions": Reader(".safetensors", valid_span_scores, inside_safetensors, use_span_scores, 600),
     "circuit": Reader(".json", written(".json"), inside_json, use_circuit, 2400),
     "scores": Reader(".safetensors", written(".safetensors"), inside_safetensors, use_scores, 1500),
     "eap-ig": Reader(".eap-ig.json", written(".eap-ig.json"), inside_json, use_content, 1500),

@@ -23,7 +23,7 @@ from gradpath import formats
 from gradpath.cli import VERBS
 from gradpath.cli import gradpath as command_line
 from gradpath.errors import InputError
-from gradpath.model.gguf_file import GgufFile
+from gradpath.model.gguf import GgufFile
 
 
 class Bomb:
@@ -62,9 +62,7 @@ def test_code_in_a_pytorch_file_is_not_run(tmp_path, trace):
 
 def test_code_in_the_weights_of_a_checkpoint_is_not_run(folder, trace):
     (folder / "model.safetensors").unlink()
-    torch.save(
-        {"transformer.wte.weight": Bomb(trace), "pad": torch.zeros(10_000)}, folder / "pytorch_model.bin"
-    )
+    torch.save({"transformer.wte.weight": Bomb(trace), "pad": torch.zeros(10_000)}, folder / "pytorch_model.bin")
     with pytest.raises(InputError, match="no model could be loaded"):
         gp.load_model(folder)
 
@@ -74,9 +72,7 @@ def test_code_beside_a_checkpoint_is_not_run_unless_asked_for(folder, trace, kin
     (folder / "theirs.py").write_text(f"import os\nos.mkdir({str(trace)!r})\n")
     names = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
     change_config(folder, model_type=kind, auto_map={**names, "AutoTokenizer": ["theirs.Tokens", None]})
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"auto_map": {"AutoTokenizer": ["theirs.T", None]}})
-    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["theirs.T", None]}}))
     if kind == "gpt2":  # a family that is known here: its own code is used, theirs is left alone
         assert gp.load_model(folder).graph.n_layers == 3
     else:

@@ -8,7 +8,7 @@ import torch
 from small_models import prompts, tiny_model
 from toys import TASK, saturated
 
-from gradpath.attribution import attribute
+from gradpath.attribution.attribute import attribute
 
 MIXED = prompts([6, 8, 6], [[0], [4], [2, 5]])
 NAME = "eap-ig-activations"

@@ -10,7 +10,7 @@ import torch
 from small_models import prompts, tiny_model
 from toys import CLEAN, CORRUPTED, RIGHT, TASK, WRONG, cancelling, certain
 
-from gradpath.attribution import attribute
+from gradpath.attribution.attribute import attribute
 from gradpath.tasks.task import Task
 
 MIXED = prompts([5, 6], [[1], [2, 5]])

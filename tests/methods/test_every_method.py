@@ -8,9 +8,8 @@ import pytest
 import torch
 from small_models import prompts, tiny_model
 
-from gradpath.attribution import attribute
-from gradpath.methods import METHODS, find_method
-from gradpath.paths import Path
+from gradpath.attribution.attribute import attribute
+from gradpath.attribution.methods import METHODS, Path, find_method
 
 MIXED = prompts([6, 8, 6], [[0], [4], [2, 5]])
 OTHERS = [x.name for x in METHODS.values() if not isinstance(x, Path)]
@@ -27,9 +26,7 @@ def test_scores_do_not_depend_on_batch_size_order_or_padding(kind, name):
     expected = attribute(model, MIXED, name, batch_size=1).values
     assert float(expected.abs().max()) > 0
     assert close(attribute(model, MIXED, name, batch_size=3).values, expected)
-    backwards = replace(
-        MIXED, clean=MIXED.clean[::-1], corrupted=MIXED.corrupted[::-1], labels=MIXED.labels.flip(0)
-    )
+    backwards = replace(MIXED, clean=MIXED.clean[::-1], corrupted=MIXED.corrupted[::-1], labels=MIXED.labels.flip(0))
     assert close(attribute(model, backwards, name, batch_size=2).values, expected)
 
 

@@ -8,10 +8,10 @@ import torch
 from small_models import prompts, tiny_model
 from toys import TASK, saturated
 
-from gradpath.attribution import attribute
+from gradpath.attribution.attribute import attribute
+from gradpath.attribution.direct import exact as module
+from gradpath.attribution.direct.exact import exact_scores, passes, sample
 from gradpath.errors import UsageError
-from gradpath.methods import exact as module
-from gradpath.methods.exact import exact_scores, passes, sample
 
 MIXED = prompts([5, 6], [[1], [2, 5]])
 

@@ -10,8 +10,8 @@ import torch
 from small_models import prompts, tiny_model
 from toys import TASK, at_its_lowest
 
-from gradpath.attribution import attribute
-from gradpath.model.transformer import Rules
+from gradpath.attribution.attribute import attribute
+from gradpath.model.architecture import Rules
 from gradpath.tasks.task import Task
 
 MIXED = prompts([6, 8, 6], [[0], [4], [2, 5]])

@@ -128,9 +128,7 @@ def test_what_the_nodes_write_adds_up_to_what_logits_read(kind):
 def test_an_unknown_family_is_refused_with_the_known_ones():
     model = copy.deepcopy(tiny_hf("gpt2"))
     model.config.model_type = "mamba"
-    with pytest.raises(
-        InputError, match=r"'mamba' are not supported: gradpath reads .*gpt2, gpt_neox, llama"
-    ):
+    with pytest.raises(InputError, match=r"'mamba' are not supported: gradpath reads .*gpt2, gpt_neox, llama"):
         convert(model)
 
 

@@ -11,7 +11,7 @@ import torch
 from small_models import TINY, VOCAB, random_hf
 
 from gguf_writing import quantised_weights, write_gguf
-from gradpath.attribution import attribute
+from gradpath.attribution.attribute import attribute
 from gradpath.errors import InputError
 from gradpath.model.load import load_model
 from gradpath.tasks.task import Task

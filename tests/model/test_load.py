@@ -125,9 +125,7 @@ def test_a_hub_name_that_cannot_be_reached_offers_what_can(monkeypatch):
         load_model("nobody/no-such-model")
 
 
-@pytest.mark.parametrize(
-    ("option", "words"), [({"dtype": "float7"}, "float7"), ({"device": "abacus"}, "abacus")]
-)
+@pytest.mark.parametrize(("option", "words"), [({"dtype": "float7"}, "float7"), ({"device": "abacus"}, "abacus")])
 def test_a_dtype_or_device_that_is_none_is_refused(option, words):
     with pytest.raises(InputError, match=words):
         load_model(CONFORMANCE, **option)

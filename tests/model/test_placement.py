@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradpath as gp
-from gradpath import positions
+from gradpath import scores
 from gradpath.errors import InputError, UsageError
 from gradpath.model import placement, transformer
 from gradpath.model.load import load_model
@@ -32,18 +32,15 @@ def found(model) -> list[Tensor]:
     made = [gp.attribute(model, TASK, method, batch_size=3) for method in ("eap", "eap-ig", "eap-gp")]
     made += [gp.attribute(model, TASK, "eap-ig", ablation=name) for name in ("zero", "mean-positional")]
     circuits = [gp.select(made[0], n=60), gp.select(made[3], n=60), *chosen(model, made[0])]
-    at_tokens = positions.attribute(model, SAME_LENGTH, "eap", by="token")
+    at_tokens = scores.attribute(model, SAME_LENGTH, "eap", by="token")
     made.append(at_tokens)
     results = [gp.evaluate(model, one, TASK) for one in circuits]
-    results.append(gp.evaluate(model, positions.select(at_tokens, n=60), SAME_LENGTH))
+    results.append(gp.evaluate(model, scores.select(at_tokens, n=60), SAME_LENGTH))
     return [scores.values for scores in made] + [result.circuit_values for result in results]
 
 
 def chosen(model, scores) -> list[Any]:
-    return [
-        gp.select(scores, n=n, how=how, model=model, task=TASK)
-        for how, n in (("exchanged", 4), ("balanced", 40))
-    ]
+    return [gp.select(scores, n=n, how=how, model=model, task=TASK) for how, n in (("exchanged", 4), ("balanced", 40))]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-grouped", "gemma2", "neox"])

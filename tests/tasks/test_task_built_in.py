@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gradpath.tasks import TASKS, describe_tasks, encode, load_task
-from gradpath.tasks.kind import read_json, read_text
+from gradpath.tasks.builtin import read_json, read_text
 
 # As many distinct pairs as the field uses.
 FIELD = {
@@ -92,12 +92,7 @@ FACTS = {
 @pytest.mark.parametrize("name", NAMES)
 def test_the_halves_share_no_fact(name, smollm2):
     train, test = (
-        {
-            fact
-            for prompts in (task.clean, task.corrupted)
-            for prompt in prompts
-            for fact in FACTS[name](prompt)
-        }
+        {fact for prompts in (task.clean, task.corrupted) for prompt in prompts for fact in FACTS[name](prompt)}
         for task in (load_task(name, smollm2, n=120, split=split, seed=1) for split in ("train", "test"))
     )
     assert train
@@ -106,9 +101,7 @@ def test_the_halves_share_no_fact(name, smollm2):
 
 
 def test_all_is_both_halves(smollm2):
-    both = {
-        split: load_task("gender-bias", smollm2, n=None, split=split) for split in ("train", "test", "all")
-    }
+    both = {split: load_task("gender-bias", smollm2, n=None, split=split) for split in ("train", "test", "all")}
     sets = {split: set(zip(task.clean, task.corrupted, strict=True)) for split, task in both.items()}
     assert sets["all"] == sets["train"] | sets["test"]
     assert not sets["train"] & sets["test"]
@@ -167,9 +160,7 @@ def test_capital_country_labels_begin_the_country(model):
 
 
 def test_hypernymy_labels_are_the_kinds_of_both_words(model):
-    kinds = {
-        word: kind["kinds"] for kind in read_json("hypernymy.json")["kinds"] for word in kind["examples"]
-    }
+    kinds = {word: kind["kinds"] for kind in read_json("hypernymy.json")["kinds"] for word in kind["examples"]}
     task = load_task("hypernymy", model, n=120)
     for clean, corrupted, answers in zip(task.clean, task.corrupted, sides(task, model), strict=True):
         for prompt, side in zip((clean, corrupted), answers, strict=True):

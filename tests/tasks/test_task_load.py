@@ -11,7 +11,7 @@ import torch
 
 from gradpath.errors import InputError, UsageError
 from gradpath.tasks import load_task, logit_difference, probability_difference
-from gradpath.tasks.tokens import LENGTHS, NO_TOKEN, REPEATED, SAME, SHARED
+from gradpath.tasks.pairs import LENGTHS, NO_TOKEN, REPEATED, SAME, SHARED
 
 
 def rows(*pairs):
@@ -84,9 +84,7 @@ def test_unusable_pairs_are_counted_with_their_reason(words, pair, reason, detai
 
 def test_nothing_usable_is_an_error_with_the_row(words):
     data = rows(("a b", "a c", " two words", " z"))
-    with pytest.raises(
-        InputError, match=r"no pair can be used.*row 1 of data: ' two words' is ' two' \+ ' words'"
-    ):
+    with pytest.raises(InputError, match=r"no pair can be used.*row 1 of data: ' two words' is ' two' \+ ' words'"):
         load_task(None, words, data=data, n=None)
 
 
@@ -102,9 +100,7 @@ def test_a_metric_of_ones_own(smollm2):
         return logits.gather(1, labels)[:, 0]
 
     task = load_task("ioi", smollm2, n=5, metric=right_logit)
-    assert (
-        task.metric(torch.arange(60_000.0).expand(5, -1), task.labels).tolist() == task.labels[:, 0].tolist()
-    )
+    assert task.metric(torch.arange(60_000.0).expand(5, -1), task.labels).tolist() == task.labels[:, 0].tolist()
     assert task.about["metric"] == "right_logit"
 
 

@@ -62,9 +62,7 @@ def answers(task, model):
     ids=["ioi", "gender-bias", "capital-country", "hypernymy", "own"],
 )
 @pytest.mark.parametrize("name", ["gpt2", "smollm2"])
-def test_layouts_give_the_same_answers_under_both_vocabularies(
-    content, metric, right, wrong, name, tmp_path, request
-):
+def test_layouts_give_the_same_answers_under_both_vocabularies(content, metric, right, wrong, name, tmp_path, request):
     model = request.getfixturevalue(name)
     task = load(tmp_path, content, model)
     assert task.metric is metric
@@ -210,9 +208,7 @@ def test_a_dataset_that_cannot_be_loaded(words, monkeypatch):
     fake = types.ModuleType("datasets")
     fake.load_dataset = fail
     monkeypatch.setitem(sys.modules, "datasets", fake)
-    with pytest.raises(
-        InputError, match=r"no file someone/pairs, and the dataset .* cannot be loaded: offline"
-    ):
+    with pytest.raises(InputError, match=r"no file someone/pairs, and the dataset .* cannot be loaded: offline"):
         load_task(None, words, data="someone/pairs")
 
 

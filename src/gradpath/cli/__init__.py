@@ -19,9 +19,9 @@ from types import FrameType
 
 import click
 
-from gradpath import ranks
 from gradpath._version import __version__
 from gradpath.errors import GradpathError, UsageError, unknown
+from gradpath.runtime import distributed
 
 VERBS = {
     "find": "Score every edge, select a circuit and measure it.",
@@ -44,7 +44,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             raise unknown("command", name, VERBS)
-        module = importlib.import_module(f"gradpath.cli.{name}_verb")
+        module = importlib.import_module(f"gradpath.cli.{name}")
         command: click.Command = module.command
         return command
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
         _say(f"stopped by the user; {KEPT}", known_to_all=True)
         code = 128 + signal.SIGINT
     except Terminated:
-        why = " (as torchrun does when another process of the run has ended)" if ranks.world() > 1 else ""
+        why = " (as torchrun does when another process of the run has ended)" if distributed.world() > 1 else ""
         _say(f"stopped by SIGTERM{why}; {KEPT}", known_to_all=False)
         code = 128 + signal.SIGTERM
     except BrokenPipeError:  # whoever read our output has gone: nothing is left to say
@@ -135,9 +135,13 @@ def _say(message: str, *, known_to_all: bool = False) -> None:
     """One sentence on stderr; what every process of a run would say is said by the first."""
     if os.environ.get("GRADPATH_DEBUG"):
         traceback.print_exc()
-    if ranks.rank() and known_to_all:
+    if distributed.rank() and known_to_all:
         return
-    who = f" (process {ranks.rank()} of {ranks.world()})" if ranks.world() > 1 and not known_to_all else ""
+    who = (
+        f" (process {distributed.rank()} of {distributed.world()})"
+        if distributed.world() > 1 and not known_to_all
+        else ""
+    )
     click.echo(f"gradpath{who}: {' '.join(message.split())}", err=True)
 
 

@@ -1,98 +1,176 @@
-"""Options and helpers that several verbs share."""
+"""The options that several verbs share, and the objects that they become."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gradpath import defaults
 from gradpath.errors import UsageError
 
+if TYPE_CHECKING:
+    from gradpath.model.transformer import Transformer
+    from gradpath.sweep import Limits
+
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def model_options(command: Command) -> Command:
-    """How to load and run the model."""
-    for option in reversed(
-        [
-            click.option(
-                "--device", metavar="NAME", help="Where to run: cpu, cuda, mps ... [the model's own]"
-            ),
-            click.option(
-                "--device-map",
-                metavar="auto|A,B",
-                help="Put the layers of a large model on all GPUs of the machine, or on those named.",
-            ),
-            click.option("--dtype", metavar="TYPE", help="float32, bfloat16 or float16.  [float32]"),
-            click.option(
-                "--bos/--no-bos", default=None, help="Put the BOS token in front of prompts.  [by family]"
-            ),
-            click.option("--trust-remote-code", is_flag=True, help="Let a hub model run code of its own."),
-        ]
-    ):
-        command = option(command)
-    return command
-
-
-batch_options = (
-    click.option("--batch-size", type=click.IntRange(min=1), default=20, show_default=True),
-    click.option("--memory", metavar="SIZE", help="Make batches smaller to stay within, e.g. 8GB."),
-)
-
-
-def data_options(command: Command) -> Command:
-    """Which examples to use, and how many at a time."""
-    for option in reversed(
-        [
-            click.option(
-                "--data",
-                type=click.Path(path_type=Path),
-                metavar="FILE",
-                help="Your own pairs (.csv, .jsonl).",
-            ),
-            *batch_options,
-            click.option("--seed", type=int, default=0, show_default=True, help="Chooses the examples."),
-        ]
-    ):
-        command = option(command)
-    return command
-
+Object = TypeVar("Object")
+Decorator = Callable[[Command], Command]
 
 ABLATIONS = ("corrupted", "zero", "mean", "mean-positional")
+MODEL_HELP = "Hub name, folder, .gguf file, smollm2 or gemma3-270m."
+FILE = click.Path(path_type=Path)
 
 
-def ablation_option(otherwise: str | None) -> Callable[[Command], Command]:
-    """What stands in for the edges that are left out."""
-    return click.option(
-        "--ablation",
-        type=click.Choice(ABLATIONS),
-        default=otherwise,
-        show_default=otherwise is not None,
-        help="What edges outside of a circuit carry." + ("" if otherwise else "  [the circuit's own]"),
-    )
+def together(*options: Decorator[Any]) -> Decorator[Any]:
+    """Several options as one decorator, listed by --help in this order."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
+def pick(kind: type[Object], given: dict[str, Any]) -> Object:
+    """Take the fields of a dataclass out of the values that click gave."""
+    return kind(**{field.name: given.pop(field.name) for field in fields(kind) if field.name in given})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model to load, and how."""
+
+    model: str
+    device: str | None = None
+    device_map: str | None = None
+    dtype: str | None = None
+    bos: bool | None = None
+    trust_remote_code: bool = False
+
+    def load(self) -> Transformer:
+        """The model, with a line on stderr while it is being read."""
+        from gradpath.cli.progress import Screen
+        from gradpath.model.load import load_model
+
+        with Screen().waiting(f"loading {self.model}"):
+            return load_model(
+                self.model,
+                device=self.device,
+                device_map=self.device_map,
+                dtype=self.dtype,
+                bos=self.bos,
+                trust_remote_code=self.trust_remote_code,
+            )
+
+
+model_option = click.option("--model", default=defaults.MODEL, show_default=True, help=MODEL_HELP)
+load_options = together(
+    click.option("--device", metavar="NAME", help="Where to run: cpu, cuda, mps ...  [the model's own]"),
+    click.option(
+        "--device-map",
+        metavar="auto|A,B",
+        help="Spread the layers of a large model over all GPUs of the machine, or over those named.",
+    ),
+    click.option("--dtype", metavar="TYPE", help="float32, bfloat16 or float16.  [float32]"),
+    click.option("--bos/--no-bos", default=None, help="Put the BOS token in front of prompts.  [by family]"),
+    click.option("--trust-remote-code", is_flag=True, help="Let a hub model run its own code."),
+)
+
+task_option = click.option("--task", help="A built-in task (gradpath ls tasks).  [ioi, unless --data is given]")
+data_option = click.option("--data", type=FILE, metavar="FILE", help="Your own pairs (.csv, .jsonl).")
+seed_option = click.option("--seed", type=int, default=defaults.SEED, show_default=True, help="Chooses the examples.")
+batch_options = together(
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        default=defaults.BATCH_SIZE,
+        show_default=True,
+        help="Examples in a batch, at most.",
+    ),
+    click.option("--memory", metavar="SIZE", help="Make batches smaller to fit, e.g. 8GB."),
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 
 
-def memory_budget(text: str | None) -> int | None:
-    from gradpath.memory import parse_bytes
+def out_option(about: str) -> Decorator[Any]:
+    """The folder to write to."""
+    return click.option("--out", type=FILE, metavar="DIR", help=about)
 
-    return None if text is None else parse_bytes(text)
+
+def examples_option(about: str) -> Decorator[Any]:
+    """How many examples to use."""
+    return click.option(
+        "--examples",
+        type=click.IntRange(min=1),
+        default=defaults.EXAMPLES,
+        show_default=True,
+        help=about,
+    )
 
 
-def method_option(texts: tuple[str, ...]) -> dict[str, Any]:
+def ablation_option(default: str | None) -> Decorator[Any]:
+    """What edges outside of a circuit carry."""
+    return click.option(
+        "--ablation",
+        type=click.Choice(ABLATIONS),
+        default=default,
+        show_default=default is not None,
+        help="What edges outside of a circuit carry." + ("" if default else "  [the circuit's own]"),
+    )
+
+
+def grid_options(*, methods: str, how: str) -> Decorator[Any]:
+    """Methods, selections, sparsities and examples of a grid of measurements, with its defaults."""
+    return together(
+        click.option(
+            "--methods",
+            default=methods,
+            show_default=True,
+            metavar="A,B",
+            help="Methods, with options after plus signs: eap-gp+stride=matched+steps=10.",
+        ),
+        click.option("--sparsities", metavar="S,S", help="Shares of edges left out.  [those of --grid]"),
+        click.option(
+            "--grid",
+            type=click.Choice(["paper", "mib"]),
+            default="paper",
+            show_default=True,
+            help="Sparsities of the paper (96.9 to 99.9%), or of the MIB benchmark with its CPR and CMD.",
+        ),
+        click.option("--how", metavar="A,B", help=f"Selections.  [{how}; with --grid mib top,signed]"),
+        examples_option("Pairs to attribute, and as many others to measure on."),
+        seed_option,
+        batch_options,
+    )
+
+
+def grid_selections(how: str | None, grid: str, default: str) -> str:
+    """The selections of a grid; MIB's areas are defined for rankings."""
+    return how or ("top,signed" if grid == "mib" else default)
+
+
+def limits_of(batch_size: int, memory: str | None) -> Limits:
+    """The batch size and the memory budget."""
+    from gradpath.sweep import Limits, parse_bytes
+
+    return Limits(batch_size, None if memory is None else parse_bytes(memory))
+
+
+def method_options(texts: tuple[str, ...]) -> dict[str, Any]:
     """``-o stride=matched -o start=true`` as a dictionary of values."""
-    options = {}
+    options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError(
-                f"a method's option is written NAME=VALUE, such as stride=matched: got {text!r}."
-            )
+            raise UsageError(f"a method's option is written NAME=VALUE, such as stride=matched: got {text!r}.")
         try:
             options[name] = json.loads(value)
         except ValueError:
@@ -100,10 +178,12 @@ def method_option(texts: tuple[str, ...]) -> dict[str, Any]:
     return options
 
 
-def load(model: str, *, device: str | None, dtype: str | None, bos: bool | None, **others: Any) -> Any:
-    """The model, with a line on stderr while it is being read."""
-    from gradpath.cli.progress import waiting
-    from gradpath.model.load import load_model
+def check_folder(out: Path | None) -> None:
+    """Refuse, before a model is loaded, a folder that cannot be written to."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise UsageError(f"--out has to be a folder: {out} is a file.")
 
-    with waiting(f"loading {model}"):
-        return load_model(model, device=device, dtype=dtype, bos=bos, **others)
+
+def command_line() -> str:
+    """What was typed, to be typed again."""
+    return shlex.join(["gradpath", *sys.argv[1:]])

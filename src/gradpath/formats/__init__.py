@@ -24,14 +24,11 @@ from typing import Any
 
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError, reason, unknown
-from gradpath.files import write_atomically
 from gradpath.formats.content import Content
-from gradpath.formats.digraph import from_networkx, to_networkx
-from gradpath.formats.dot import dot
-from gradpath.formats.eap_ig import eap_ig_content, eap_ig_text, is_eap_ig
-from gradpath.formats.eap_ig_pt import eap_ig_bytes, read_eap_ig_pt
-from gradpath.formats.graphml import graphml, read_graphml
+from gradpath.formats.eap_ig import eap_ig_bytes, eap_ig_content, eap_ig_text, is_eap_ig, read_eap_ig_pt
+from gradpath.formats.graphs import dot, from_networkx, graphml, read_graphml, to_networkx
 from gradpath.formats.table import as_content, csv_text, from_pandas, read_csv, to_pandas
+from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores, load_scores
 
 __all__ = ["FORMATS", "Content", "from_networkx", "from_pandas", "read", "to_networkx", "to_pandas", "write"]
@@ -65,9 +62,7 @@ def read(file: str | Path) -> Content:
         told = str(problem)
         raise InputError(told if str(file) in told else f"{file} cannot be used: {told}") from None
     except _DAMAGED as problem:
-        raise InputError(
-            f"{file} cannot be read ({reason(problem)}). It may be cut off or edited by hand."
-        ) from None
+        raise InputError(f"{file} cannot be read ({reason(problem)}). It may be cut off or edited by hand.") from None
 
 
 def write(

@@ -11,7 +11,7 @@ import torch
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.graph import Graph, graph_of
+from gradpath.graph import Graph, graph_from_json
 from gradpath.scores import Scores
 
 
@@ -70,7 +70,7 @@ def notes(content: Content) -> dict[str, Any]:
 def graph_in(facts: Any, what: str) -> Graph:
     """The graph that a file's notes name; the edges' names do not say which model they are of."""
     try:
-        return graph_of(facts)
+        return graph_from_json(facts)
     except InputError as problem:
         raise InputError(
             f"{what} does not say of which model it is: {problem} It needs n_layers, n_heads and parallel, "

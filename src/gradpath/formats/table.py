@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from gradpath.circuit import Circuit, checked_about, circuit_by_names
+from gradpath.circuit import Circuit, circuit_by_names
 from gradpath.errors import InputError
 from gradpath.formats.content import Content, check_named, graph_in, notes, optional, parsed
-from gradpath.scores import Scores
+from gradpath.scores import Scores, checked_about
 
 COLUMNS = ("edge", "source", "target", "score", "rank")
 NOTES = "gradpath"
@@ -87,9 +87,7 @@ def as_content(what: Scores | Circuit | Content) -> Content:
 def _rows(content: Content) -> Iterator[tuple[Any, ...]]:
     """All edges that have a score here, as rows of the table."""
     graph, circuit = content.graph, content.circuit
-    places = (
-        {} if circuit is None else {pair: i for i, pair in enumerate(map(tuple, circuit.index.tolist()), 1)}
-    )
+    places = {} if circuit is None else {pair: i for i, pair in enumerate(map(tuple, circuit.index.tolist()), 1)}
     if content.scores is None:
         assert circuit is not None
         scored = zip(circuit.index.tolist(), circuit.scores.tolist(), strict=True)

@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 
-from gradpath import ranks
 from gradpath.errors import GradpathError, InputError, UsageError
-from gradpath.model.claims import check_claims
-from gradpath.model.families import check_family, convert
-from gradpath.model.families.registry import FAMILIES
-from gradpath.model.gguf_file import GgufFile
+from gradpath.model.families import FAMILIES, check_family, convert
+from gradpath.model.gguf import GgufFile
 from gradpath.model.packaged import PACKAGED
 from gradpath.model.placement import AUTO, gpus, spread_over
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
+from gradpath.model.untrusted import check_claims
+from gradpath.runtime import distributed
 
 
 def load_model(
@@ -78,9 +77,7 @@ def _placed(model: Transformer, asked: str | Sequence[torch.device | str]) -> Tr
     return spread_over(model, devices, [1.0] * len(devices))
 
 
-def _from_name(
-    source: str, dtype: torch.dtype, trust_remote_code: bool
-) -> tuple[Any, Any, GgufFile | None, str]:
+def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, Any, GgufFile | None, str]:
     """The transformers model and tokenizer of a name, a folder or a file, that file, and what to call it."""
     folder, file = _located(source)
     from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
@@ -165,9 +162,7 @@ def _bos_token(tokenizer: Any, family: str, bos: bool | None) -> int | None:
     if bos is None:
         bos = FAMILIES[family].bos or tokenizer("the")["input_ids"][:1] == [token]
     if bos and token is None:
-        raise InputError(
-            "a BOS token was asked for, but this tokenizer has none. Leave it out with --no-bos."
-        )
+        raise InputError("a BOS token was asked for, but this tokenizer has none. Leave it out with --no-bos.")
     return token if bos else None
 
 
@@ -182,7 +177,7 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 def _device(device: torch.device | str | None) -> torch.device | None:
     """The device asked for; of several processes each gets a GPU of its own, unless one was named."""
-    own = ranks.local_device()
+    own = distributed.local_device()
     if device is None or isinstance(device, torch.device):
         return device or own
     try:
@@ -198,9 +193,7 @@ def _device(device: torch.device | str | None) -> torch.device | None:
 
 def _check_finite(model: Transformer, name: str) -> None:
     """A weight that is not a number would turn every score into one that is none."""
-    tensors = {
-        f"layer {i}, {key}": value for i, x in enumerate(model.layers) for key, value in vars(x).items()
-    }
+    tensors = {f"layer {i}, {key}": value for i, x in enumerate(model.layers) for key, value in vars(x).items()}
     tensors |= vars(model)
     for where, value in tensors.items():
         if isinstance(value, torch.Tensor) and not value.isfinite().all():

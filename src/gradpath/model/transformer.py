@@ -29,8 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
@@ -39,96 +39,18 @@ from torch import Tensor
 
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
+from gradpath.model.architecture import (
+    ACTIVATIONS,
+    CALCULUS,
+    Architecture,
+    Layer,
+    Rotary,
+    Rules,
+    at_least_float32,
+    same_device,
+    to_device_of,
+)
 from gradpath.model.tokenizer import Tokenizer
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-    "swish": F.silu,
-}
-
-
-def beside(x: Tensor, other: Tensor) -> Tensor:
-    """x on the device of ``other``: the one way across where a model's layers lie on several of them."""
-    return x.to(other.device)
-
-
-def same_device(x: Tensor, other: Tensor) -> bool:
-    return x.device == other.device
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The numbers and choices that tell one family and size from another."""
-
-    family: str
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    d_model: int
-    norm: Literal["layer", "rms"]
-    norm_eps: float
-    activation: str
-    gated: bool
-    parallel: bool = False  # attention and MLP read the same residual stream
-    norm_before: bool = True  # attention and MLP normalise what they read
-    qk_norm: Literal["head", "layer"] | None = None  # over one head's query or key, or over the whole layer's
-    attention_cap: float | None = None  # attention logits x become cap tanh(x / cap)
-    logit_cap: float | None = None  # and so do the logits
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How a gradient goes back where the model is not linear: by calculus, or, where true, by another rule.
-
-    The forward pass is the same under all of them. ``paths.relp`` has the reasons.
-    """
-
-    norm: bool = False  # what a norm divides by is constant
-    attention: bool = False  # attention patterns are constant
-    gate: bool = False  # each factor of a product of two gets half of its gradient
-    activation: bool = False  # an activation f(x) is x times the constant f(x) / x
-
-
-CALCULUS = Rules()
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer's weights, rows are outputs. Norm gains and shifts are folded in already."""
-
-    w_qkv: Tensor  # (head d_head + 2 kv_head d_head, d_model)
-    b_qkv: Tensor | None
-    w_o: Tensor  # (d_model, head d_head)
-    b_o: Tensor | None
-    w_in: Tensor  # (d_mlp, d_model), or the gate's rows above the values' rows
-    b_in: Tensor | None
-    w_out: Tensor  # (d_model, d_mlp)
-    b_out: Tensor | None
-    scale: float  # of the attention logits
-    window: int | None  # how many positions back attention sees, itself included
-    rotary: int = 0  # which of the model's rotations turns queries and keys, if it has any
-    q_gain: Tensor | None = None  # of the norm of queries, (d_head,) or (head, d_head)
-    k_gain: Tensor | None = None  # of the norm of keys, the same
-    attn_gain: Tensor | None = None  # of the norm after attention, (d_model,)
-    mlp_gain: Tensor | None = None  # of the norm after the MLP, (d_model,)
-
-    @property
-    def w_write(self) -> Tensor:
-        """What takes a head's ``written`` to the residual stream, (d_model, head d_head)."""
-        return self.w_o if self.attn_gain is None else self.attn_gain[:, None] * self.w_o
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """Rotary positions: the first dimensions of a head turn by position x frequency, in pairs."""
-
-    frequencies: Tensor  # (half of the dimensions that turn,)
-    gain: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -138,12 +60,12 @@ class Place:
     masks: dict[int | None, Tensor]  # per window: -inf where a position may not look, (pos, start + pos)
     rotations: list[tuple[Tensor, Tensor]]  # cos and sin, (pos, 1, dimensions that turn)
 
-    def beside(self, other: Tensor) -> Place:
+    def to_device_of(self, other: Tensor) -> Place:
         """The same on the device of a layer's weights."""
         if all(same_device(mask, other) for mask in self.masks.values()):
             return self
-        masks = {window: beside(mask, other) for window, mask in self.masks.items()}
-        return Place(masks, [(beside(cos, other), beside(sin, other)) for cos, sin in self.rotations])
+        masks = {window: to_device_of(mask, other) for window, mask in self.masks.items()}
+        return Place(masks, [(to_device_of(cos, other), to_device_of(sin, other)) for cos, sin in self.rotations])
 
 
 class Past(NamedTuple):
@@ -259,7 +181,7 @@ class Transformer:
         for index, layer in enumerate(self.layers):
             seen, resid = self._run_layer(layer, resid, place, past[index] if past else None)
             layers.append(seen)
-        return Run(layers, beside(resid, x))
+        return Run(layers, to_device_of(resid, x))
 
     def above(self, layer: int) -> Transformer:
         """The layers from this one on, as a model that runs the residual stream below it."""
@@ -277,13 +199,11 @@ class Transformer:
             seen, resid = self._run_layer(layer, resid, place, None)
             past.append(seen.past)
         layer = self.layers[-1]
-        _, k, v = self.project(layer, self.read_norm(beside(resid, layer.w_qkv))[0])
-        return [*past, self.keys_and_values(layer, k, v, place.beside(layer.w_qkv))]
+        _, k, v = self.project(layer, self.read_norm(to_device_of(resid, layer.w_qkv))[0])
+        return [*past, self.keys_and_values(layer, k, v, place.to_device_of(layer.w_qkv))]
 
-    def _run_layer(
-        self, layer: Layer, resid: Tensor, place: Place, before: Past | None
-    ) -> tuple[LayerRun, Tensor]:
-        resid, place = beside(resid, layer.w_qkv), place.beside(layer.w_qkv)
+    def _run_layer(self, layer: Layer, resid: Tensor, place: Place, before: Past | None) -> tuple[LayerRun, Tensor]:
+        resid, place = to_device_of(resid, layer.w_qkv), place.to_device_of(layer.w_qkv)
         y, rstd = self.read_norm(resid)
         q, k, v = self.project(layer, y)
         own = self.keys_and_values(layer, k, v, place)
@@ -301,9 +221,9 @@ class Transformer:
         if self.arch.norm == "layer":
             y, _, rstd = torch.native_layer_norm(x, [x.shape[-1]], None, None, self.arch.norm_eps)
             if self.rules.norm:
-                y = (widened(x - x.mean(-1, keepdim=True)) * rstd.detach()).to(x.dtype)
+                y = (at_least_float32(x - x.mean(-1, keepdim=True)) * rstd.detach()).to(x.dtype)
             return y, rstd
-        wide = widened(x)
+        wide = at_least_float32(x)
         square = wide.square().mean(-1, keepdim=True)
         # 0 times infinity: squares that overflow must not pass for a norm that makes everything zero.
         rstd = (square + self.arch.norm_eps).rsqrt() + 0 * square.detach()
@@ -352,7 +272,7 @@ class Transformer:
             z = F.scaled_dot_product_attention(q, keys, past.values, attn_mask=mask, scale=layer.scale)
         else:
             logits = self._capped(q @ keys.transpose(-1, -2) * layer.scale, cap) + mask
-            z = widened(logits).softmax(-1).to(q.dtype) @ past.values
+            z = at_least_float32(logits).softmax(-1).to(q.dtype) @ past.values
         return z.transpose(1, 2)
 
     def attention_out(self, layer: Layer, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -391,10 +311,10 @@ class Transformer:
 
     def unembed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
         """Logits for what ``logits`` reads. Ask only for the positions that are wanted: it is costly."""
-        y = self.norm(beside(x, self.final_gain))[0] * self.final_gain
+        y = self.norm(to_device_of(x, self.final_gain))[0] * self.final_gain
         y = y if self.final_shift is None else y + self.final_shift
         logits, cap = F.linear(y, self.unembedding, self.unembedding_bias), self.arch.logit_cap
-        return beside(logits if cap is None else self._capped(logits, cap), x)
+        return to_device_of(logits if cap is None else self._capped(logits, cap), x)
 
     def place(self, start: int, length: int) -> Place:
         """Masks and rotations for positions start, start + 1, ... of a prompt that begins at 0."""
@@ -477,19 +397,3 @@ def _moved(value: Any, device: torch.device | str | None, dtype: torch.dtype | N
 
 def _moved_layer(layer: Layer, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Layer:
     return replace(layer, **{name: _moved(value, device, dtype) for name, value in vars(layer).items()})
-
-
-def widened(x: Tensor) -> Tensor:
-    """x in float32, or in float64 if it is: what sums are accumulated in."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def folded(
-    weight: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor | None, *, centre: bool
-) -> tuple[Tensor, Tensor | None]:
-    """A projection (out, in) with the gain and shift of the norm in front of it made part of it."""
-    if shift is not None:
-        moved = weight @ shift
-        bias = moved if bias is None else bias + moved
-    weight = weight * gain
-    return (weight - weight.mean(1, keepdim=True) if centre else weight), bias

@@ -29,10 +29,8 @@ goes by the suffix: .html, .svg, .png, .pdf, .dot or .graphml. ``plots.plot_resu
 the HTML that the objects show themselves with in a notebook.
 """
 
-from gradpath.report.data import Chosen, CurvePoint, Example, MethodRun, Report, circuit_report
-from gradpath.report.examples import evidence
-from gradpath.report.page import render, write
-from gradpath.report.show import show
+from gradpath.report.data import Chosen, CurvePoint, Example, MethodRun, Report, circuit_report, evidence
+from gradpath.report.page import render, show, write
 
 __all__ = [
     "Chosen",

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gradpath.circuit import Circuit
-from gradpath.evaluation import Result
-from gradpath.layout import COLOURS, kind
+from gradpath.evaluation.evaluate import Result
+from gradpath.formats.layout import COLOURS
+from gradpath.graph import kind
 from gradpath.scores import Scores
-from gradpath.selection import top
+from gradpath.selection.ranking import top
 
 LISTED = 10
 
@@ -53,9 +54,7 @@ def _card(title: str, body: str) -> str:
 
 
 def _origin(about: Mapping[str, Any]) -> str:
-    known = [
-        f"{name} {about[name]}" for name in ("model", "task", "method", "steps", "examples") if name in about
-    ]
+    known = [f"{name} {about[name]}" for name in ("model", "task", "method", "steps", "examples") if name in about]
     return f'<div style="opacity:.7">{html.escape(" · ".join(known))}</div>' if known else ""
 
 

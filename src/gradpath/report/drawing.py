@@ -13,23 +13,13 @@ from typing import TYPE_CHECKING
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.files import write_atomically
-from gradpath.graph import Graph
-from gradpath.layout import (
-    COLOURS,
-    KIND_NAMES,
-    KINDS,
-    column,
-    kind,
-    layer,
-    named_edges,
-    node_of,
-    nodes_of,
-    position,
-)
+from gradpath.formats.layout import COLOURS, KIND_NAMES, KINDS, column, position
+from gradpath.graph import Graph, kind, node_of
+from gradpath.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 COLUMN, ROW = 0.56, 0.36  # inches
 CELL = 0.84, 0.52  # of a column, of a row
@@ -74,9 +64,7 @@ def _check(circuit: Circuit) -> None:
     if not len(circuit):
         raise InputError("this circuit is empty, so there is nothing to draw. Find one with more edges.")
     if not circuit.scores.isfinite().all():
-        raise InputError(
-            "a score of this circuit is not a finite number, so it cannot be drawn. Find it again."
-        )
+        raise InputError("a score of this circuit is not a finite number, so it cannot be drawn. Find it again.")
 
 
 def _draw_edges(circuit: Circuit, axes: Axes) -> None:
@@ -87,7 +75,7 @@ def _draw_edges(circuit: Circuit, axes: Axes) -> None:
     faint = min(0.5, max(0.05, 2.4 / sqrt(len(circuit))))
     codes = [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4]
     # The strongest edge comes last, so it lies on top.
-    for source, target, score in sorted(named_edges(circuit), key=lambda edge: abs(edge[2])):
+    for source, target, score in sorted(circuit.named_edges(), key=lambda edge: abs(edge[2])):
         strength = sqrt(abs(score) / largest) if largest else 1.0
         patch = PathPatch(
             Curve(_curve(circuit.graph, source, target), codes),
@@ -105,7 +93,7 @@ def _curve(graph: Graph, source: str, target: str) -> list[tuple[float, float]]:
     """The four points of an edge's Bezier curve, in columns and rows."""
     node = node_of(target)
     (x, y), (end_x, end_y) = position(graph, source), position(graph, node)
-    if layer(graph, source) == layer(graph, node):  # a head and the MLP beside it
+    if graph.layer_of(source) == graph.layer_of(node):  # a head and the MLP beside it
         side = end_x - CELL[0] / 2
         top = y + CELL[1] / 2
         return [(x, top), (x, top + 0.3), (side - 0.5, end_y), (side, end_y)]
@@ -131,7 +119,7 @@ def _along_bar(graph: Graph, other: str) -> float:
 
 def _bow(graph: Graph, source: str, node: str, apart: float) -> float:
     """Edges within one column would lie on each other: they bow out, the longer the further."""
-    rows = layer(graph, node) - layer(graph, source)
+    rows = graph.layer_of(node) - graph.layer_of(source)
     if apart > 0.6 or rows < 2:
         return 0.0
     most = 1.3 if source.startswith("m") else 1.0
@@ -142,7 +130,7 @@ def _draw_nodes(circuit: Circuit, axes: Axes) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     graph = circuit.graph
-    active = set(nodes_of(circuit)) | {"input", "logits"}
+    active = set(circuit.nodes) | {"input", "logits"}
     rest = [position(graph, name) for name in graph.sources if name not in active]
     if rest:
         xs, ys = zip(*rest, strict=True)
@@ -153,9 +141,7 @@ def _draw_nodes(circuit: Circuit, axes: Axes) -> None:
         corner = (x - width / 2, y - CELL[1] / 2)
         shape = "round,pad=0,rounding_size=0.12"
         axes.add_patch(
-            FancyBboxPatch(
-                corner, width, CELL[1], shape, facecolor="#f3f2ee", edgecolor=MUTED, linewidth=0.6, zorder=3
-            )
+            FancyBboxPatch(corner, width, CELL[1], shape, facecolor="#f3f2ee", edgecolor=MUTED, linewidth=0.6, zorder=3)
         )
         axes.text(x, y, name, ha="center", va="center", fontsize=_font(name), color=INK, zorder=4)
     for row in range(graph.n_layers):

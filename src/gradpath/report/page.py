@@ -3,20 +3,26 @@
 The page is the template ``assets/page.html`` with the style sheet, the scripts and the report's data put
 in. The scripts are plain JavaScript, one idea per file, joined here in the order of ``SCRIPTS``; there is
 no build step. A content security policy in the page forbids every request.
+
+Drawing a saved circuit, as the kind of file that its name's suffix asks for.
 """
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gradpath.files import write_atomically
-from gradpath.report.data import Report
+from gradpath.circuit import Circuit, load_circuit
+from gradpath.errors import UsageError
+from gradpath.formats.graphs import dot, graphml
+from gradpath.report.data import Report, circuit_report
+from gradpath.report.drawing import draw
 from gradpath.report.payload import LIMIT, payload
+from gradpath.runtime.files import write_atomically
 
 SCRIPTS = (
     "graph.js",
@@ -75,3 +81,37 @@ def _filled(template: str, parts: Mapping[str, str]) -> str:
 
 def _asset(name: str) -> str:
     return (files("gradpath.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _page(circuit: Circuit, file: Path) -> None:
+    write(circuit_report(circuit), file)
+
+
+def _dot(circuit: Circuit, file: Path) -> None:
+    write_atomically(file, dot(circuit))
+
+
+def _graphml(circuit: Circuit, file: Path) -> None:
+    write_atomically(file, graphml(circuit))
+
+
+WRITERS: dict[str, Callable[[Circuit, Path], None]] = {
+    ".html": _page,
+    ".svg": draw,
+    ".png": draw,
+    ".pdf": draw,
+    ".dot": _dot,
+    ".graphml": _graphml,
+}
+
+
+def show(circuit_file: str | Path, out_file: str | Path) -> None:
+    """Read a circuit.json and write it as a page, a drawing or a graph, by the suffix of ``out_file``."""
+    out = Path(out_file)
+    writer = WRITERS.get(out.suffix.lower())
+    if writer is None:
+        raise UsageError(
+            f"a circuit cannot be shown as {out.suffix or 'a file without a suffix'!r} ({out.name}): "
+            f"name a file that ends in {', '.join(WRITERS)}."
+        )
+    writer(load_circuit(circuit_file).anywhere(), out)

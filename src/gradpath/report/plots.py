@@ -1,19 +1,28 @@
-"""Plots with matplotlib: each draws into the axes it is given, or into new ones, and returns them."""
+"""Plots with matplotlib: each draws into the axes it is given, or into new ones, and returns them.
+
+Where in the prompt, and in which layer, a circuit of positions reads.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.evaluation import Result
+from gradpath.evaluation.evaluate import Result
+from gradpath.graph import QKV
 from gradpath.report.drawing import INK, MUTED, draw_on, inches
+from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 BLUE, GREY = "#2a5bd7", "#9aa1ab"
 
@@ -30,9 +39,7 @@ def plot_result(result: Result, ax: Axes | None = None) -> Axes:
     columns = torch.stack([values.cpu() for _, values, _ in runs])
     ax.plot(range(3), columns.numpy(), color=GREY, alpha=0.25, linewidth=0.7, zorder=1)
     for at, (_, values, colour) in enumerate(runs):
-        ax.scatter(
-            [at] * len(values), values.tolist(), s=12, color=colour, alpha=0.55, linewidths=0, zorder=2
-        )
+        ax.scatter([at] * len(values), values.tolist(), s=12, color=colour, alpha=0.55, linewidths=0, zorder=2)
         mean = float(values.mean())
         ax.plot([at - 0.18, at + 0.18], [mean, mean], color=colour, linewidth=2.5, zorder=3)
         ax.annotate(f"{mean:.2f}", (at + 0.21, mean), color=colour, va="center", fontsize=9)
@@ -60,12 +67,8 @@ def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
     ax = _axes(ax, (0.32 * graph.n_heads + 2.4, 0.2 * graph.n_layers + 1.4))
     weight = values.abs().sum(1)[1:].view(graph.n_layers, graph.n_heads + 1)  # (layer, head and MLP)
     # Square roots, or the few strong nodes would leave all others white.
-    image = ax.imshow(
-        weight.numpy(), origin="lower", aspect="auto", cmap="Blues", norm=PowerNorm(0.5, vmin=0)
-    )
-    ax.set_xticks(
-        range(graph.n_heads + 1), [*(str(head) for head in range(graph.n_heads)), "MLP"], fontsize=8
-    )
+    image = ax.imshow(weight.numpy(), origin="lower", aspect="auto", cmap="Blues", norm=PowerNorm(0.5, vmin=0))
+    ax.set_xticks(range(graph.n_heads + 1), [*(str(head) for head in range(graph.n_heads)), "MLP"], fontsize=8)
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
     ax.set_title(f"{scores.about.get('method', 'scores')}: where the score is", fontsize=10, loc="left")
@@ -96,3 +99,54 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
 def _quiet(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(colors=MUTED)
+
+
+KINDS = (*QKV, "mlp")
+
+
+def edges_read(circuit: Circuit) -> Tensor:
+    """How many of the circuit's edges end in each kind of target, (kind, span, layer)."""
+    graph = circuit.graph
+    masks = circuit.masks.sum(1)[:, :-1]  # (span, target), the logits apart
+    by_layer = masks.view(len(masks), graph.n_layers, -1)
+    parts = [*torch.split(by_layer[..., :-1], graph.n_heads, -1), by_layer[..., -1:]]
+    return torch.stack([part.sum(-1) for part in parts])
+
+
+def draw_spans(circuit: Circuit) -> Figure:
+    """One panel for queries, keys, values and MLPs each: spans across, layers upwards."""
+    from matplotlib.colors import PowerNorm
+    from matplotlib.figure import Figure
+
+    counts = edges_read(circuit)
+    across, up = 0.5 * len(circuit.spans) + 0.5, 0.14 * circuit.graph.n_layers + 1.8
+    figure = Figure(figsize=(len(KINDS) * across + 1.6, up), layout="constrained")
+    panels = figure.subplots(1, len(KINDS), sharey=True, squeeze=False)[0]
+    norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max())))  # or the few strong would leave others white
+    for ax, kind, count in zip(panels, KINDS, counts, strict=True):
+        image = ax.imshow(count.T.numpy(), origin="lower", aspect="auto", cmap="Blues", norm=norm)
+        ax.set_title({"q": "queries", "k": "keys", "v": "values", "mlp": "MLPs"}[kind], fontsize=10)
+        ax.set_xticks(range(len(circuit.spans)), circuit.spans, rotation=60, ha="right", fontsize=8)
+    panels[0].set_ylabel("layer that reads")
+    figure.supxlabel("position in the prompt", fontsize=9)
+    figure.colorbar(image, ax=list(panels), label="edges of the circuit", fraction=0.05)
+    about = circuit.about
+    figure.suptitle(
+        f"{about.get('task')} in {about.get('model')}: {len(circuit):,} edges by {about.get('method')}",
+        fontsize=11,
+        color=INK,
+    )
+    return figure
+
+
+def write_spans(circuit: Circuit, folder: Path) -> list[Path]:
+    """The figure as PNG and SVG."""
+    import io
+
+    figure, files = draw_spans(circuit), []
+    for kind in ("png", "svg"):
+        made = io.BytesIO()
+        figure.savefig(made, format=kind, dpi=160)
+        files.append(folder / f"positions.{kind}")
+        write_atomically(files[-1], made.getvalue())
+    return files

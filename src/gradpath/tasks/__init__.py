@@ -1,8 +1,8 @@
 """Tasks: pairs of clean and corrupted prompts, their answers, and the metric that judges them."""
 
+from gradpath.tasks.builtin import TASKS, describe_tasks
 from gradpath.tasks.load import load_task
 from gradpath.tasks.metrics import METRICS, Metric, kl_divergence, logit_difference, probability_difference
-from gradpath.tasks.registry import TASKS, describe_tasks
 from gradpath.tasks.task import Pairs, Task, encode, judged_by_kl
 
 __all__ = [

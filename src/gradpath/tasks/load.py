@@ -7,11 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from gradpath.errors import InputError, UsageError, unknown
 from gradpath.model.tokenizer import Tokenizer
+from gradpath.tasks.builtin import built_in
 from gradpath.tasks.draw import check_draw, shuffled
 from gradpath.tasks.metrics import METRICS, Metric, label_tensor
-from gradpath.tasks.source import Source, built_in
+from gradpath.tasks.pairs import Kept, Source, keep
 from gradpath.tasks.task import Spans, Task
-from gradpath.tasks.tokens import Kept, keep
 from gradpath.tasks.user_data import read_data
 
 _MOST = 1_000_000  # pairs in one task: more prompts than that would not fit into memory
@@ -101,9 +101,7 @@ def _check_number(n: int | None, offered: int, name: str, split: str) -> None:
     if n is not None and n > _MOST:
         raise UsageError(f"{n} pairs were asked for, and a task holds at most {_MOST}. Ask for fewer.")
     if n is not None and n > offered:
-        raise UsageError(
-            f"{n} pairs were asked for, and the task {name!r} has {offered} in split {split!r}. {_FEWER}"
-        )
+        raise UsageError(f"{n} pairs were asked for, and the task {name!r} has {offered} in split {split!r}. {_FEWER}")
 
 
 def _check_kept(kept: Kept, n: int | None, name: str, split: str) -> None:
@@ -112,8 +110,7 @@ def _check_kept(kept: Kept, n: int | None, name: str, split: str) -> None:
     if found >= (n or 1):
         return
     reasons = "; ".join(
-        f"{drop.count} dropped because {reason} (first: {drop.first})"
-        for reason, drop in kept.dropped.items()
+        f"{drop.count} dropped because {reason} (first: {drop.first})" for reason, drop in kept.dropped.items()
     )
     what = f"the task {name!r} has {found} in split {split!r} under this model's tokenizer: {reasons}"
     if found:

@@ -13,14 +13,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradpath.errors import InputError
+from gradpath.registry import Registry
+
 Metric = Callable[[Any, Any], Tensor]
 
 _NONE = -1  # fills up the shorter list of answers
 
 
-def logit_difference(
-    logits: Float[Tensor, "batch vocab"], labels: Int[Tensor, "batch 2"]
-) -> Float[Tensor, " batch"]:
+def logit_difference(logits: Float[Tensor, "batch vocab"], labels: Int[Tensor, "batch 2"]) -> Float[Tensor, " batch"]:
     """The logit of the right answer, labels[:, 0], minus that of the wrong one, labels[:, 1]."""
     pair = logits.gather(1, labels)  # (batch, 2)
     return pair[:, 0] - pair[:, 1]
@@ -50,10 +51,16 @@ def kl_divergence(
     return -(labels.exp() * (labels - logits.log_softmax(-1))).sum(-1)
 
 
-METRICS: dict[str, Metric] = {
-    "logit-difference": logit_difference,
-    "probability-difference": probability_difference,
-}
+METRICS = Registry[Metric]("metric")
+METRICS.add("logit-difference", logit_difference, __name__)
+METRICS.add("probability-difference", probability_difference, __name__)
+
+
+def check_metric(value: Any, batch: int) -> None:
+    """A metric has to return one number per example."""
+    if not isinstance(value, Tensor) or value.shape != (batch,):
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"a metric has to return one number per example, shape ({batch},): got {got}.")
 
 
 def label_tensor(answers: Sequence[tuple[Sequence[int], Sequence[int]]], *, many: bool) -> Tensor:

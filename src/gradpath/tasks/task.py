@@ -39,9 +39,7 @@ class Task:
     def __post_init__(self) -> None:
         lengths = {"clean": len(self.clean), "corrupted": len(self.corrupted), "labels": len(self.labels)}
         if len(set(lengths.values())) > 1:
-            raise InputError(
-                f"a task needs as many corrupted prompts and labels as clean prompts: got {lengths}."
-            )
+            raise InputError(f"a task needs as many corrupted prompts and labels as clean prompts: got {lengths}.")
         if self.spans is not None and len(self.spans) != len(self.clean):
             raise InputError(
                 f"spans are named for every prompt or for none: got {len(self.spans)} for {len(self.clean)}."
@@ -151,9 +149,7 @@ def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
     differs = clean_ids != corrupted_ids
     # Two equal prompts differ nowhere; the last position then stands for "from here on".
     first = torch.where(differs.any(1), differs.int().argmax(1), last)
-    return Pairs(
-        clean_ids, corrupted_ids, last, first, _labels(task, tokenizer), torch.arange(len(task), device="cpu")
-    )
+    return Pairs(clean_ids, corrupted_ids, last, first, _labels(task, tokenizer), torch.arange(len(task), device="cpu"))
 
 
 def _ids(prompts: Sequence[str] | Tensor, tokenizer: Tokenizer | None) -> list[list[int]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError
-from gradpath.model.transformer import ACTIVATIONS, Rotary, folded
+from gradpath.model.architecture import ACTIVATIONS, Rotary, folded
 
 # Their frequencies do not depend on the prompt, so the ones that transformers computed can be taken.
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")

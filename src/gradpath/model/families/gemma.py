@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gradpath.model.architecture import Architecture, Rotary
+from gradpath.model.families import family
 from gradpath.model.families.checkpoint import Checkpoint
-from gradpath.model.families.kin import Norms, kin_architecture, kin_layer, kin_model
-from gradpath.model.families.registry import family
-from gradpath.model.transformer import Architecture, Rotary, Transformer
+from gradpath.model.families.llama_like import Norms, llama_architecture, llama_layer, llama_model
+from gradpath.model.transformer import Transformer
 
 
 def _gain(weight: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ _SHARED = "norms after attention and MLP, sliding windows, scaled embeddings"
 @family("gemma2", "Gemma 2 2B, 9B, 27B", supports=f"{_SHARED}, soft caps", bos=True)
 def from_gemma2(source: Checkpoint) -> Transformer:
     config = source.config
-    arch = kin_architecture(
+    arch = llama_architecture(
         source,
         activation="hidden_activation",
         attention_cap=config.attn_logit_softcapping,
@@ -43,7 +44,7 @@ def from_gemma2(source: Checkpoint) -> Transformer:
 @family("gemma3_text", "Gemma 3 270M, 1B", supports=f"{_SHARED}, norms of queries and keys", bos=True)
 def from_gemma3(source: Checkpoint) -> Transformer:
     source.only("attn_logit_softcapping", [None])  # which transformers would not apply either
-    arch = kin_architecture(
+    arch = llama_architecture(
         source,
         activation="hidden_activation",
         qk_norm="head",
@@ -66,16 +67,14 @@ def from_gemma3_with_images(source: Checkpoint) -> Transformer:
     return from_gemma3(source)
 
 
-def _assembled(
-    source: Checkpoint, arch: Architecture, rotations: tuple[Rotary, ...], rotary: list[int]
-) -> Transformer:
+def _assembled(source: Checkpoint, arch: Architecture, rotations: tuple[Rotary, ...], rotary: list[int]) -> Transformer:
     source.only("use_bidirectional_attention", [None, False])
     # A bias inside the norm after attention would be no node's and yet differ between the runs.
     source.only("attention_bias", [False])
     scale = source.config.query_pre_attn_scalar**-0.5
     layers = tuple(
-        kin_layer(source, arch, index, NORMS, window=window, scale=scale, rotary=rotary[index])
+        llama_layer(source, arch, index, NORMS, window=window, scale=scale, rotary=rotary[index])
         for index, window in enumerate(source.windows())
     )
     scaled = arch.d_model**0.5
-    return kin_model(source, arch, layers, NORMS, rotary=rotations, embedding_scale=scaled)
+    return llama_model(source, arch, layers, NORMS, rotary=rotations, embedding_scale=scaled)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gradpath.model.architecture import Architecture, Layer, folded
+from gradpath.model.families import family
 from gradpath.model.families.checkpoint import Checkpoint
-from gradpath.model.families.registry import family
-from gradpath.model.transformer import Architecture, Layer, Transformer, folded
+from gradpath.model.transformer import Transformer
 
 
 # The published GPT-2 runs have <|endoftext|> in front although the tokenizer adds nothing.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gradpath.model.architecture import Architecture, Layer
+from gradpath.model.families import family
 from gradpath.model.families.checkpoint import Checkpoint
-from gradpath.model.families.registry import family
-from gradpath.model.transformer import Architecture, Layer, Transformer
+from gradpath.model.transformer import Transformer
 
 
 @family("gpt_neox", "Pythia, GPT-NeoX-20B", supports="parallel attention and MLP or not, partial rotary")

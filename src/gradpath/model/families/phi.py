@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from gradpath.model.architecture import Architecture, Layer
+from gradpath.model.families import family
 from gradpath.model.families.checkpoint import Checkpoint
-from gradpath.model.families.registry import family
-from gradpath.model.transformer import Architecture, Layer, Transformer
+from gradpath.model.transformer import Transformer
 
 
 @family("phi", "Phi-1, Phi-1.5, Phi-2", supports="parallel attention and MLP, partial rotary, biased logits")

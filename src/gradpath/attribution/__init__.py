@@ -1,0 +1,1 @@
+"""From prompts to scores. ``attribute`` has the equation."""

@@ -1,0 +1,351 @@
+r"""Attribution: gradients along a path, contracted with what the nodes write, give edge scores.
+
+::
+
+    score(u -> v) = 1/N  sum over examples, positions of
+                    (x_u - x'_u) . 1/k  sum over points p of  dL/d in_v (p)
+
+x_u is what node u writes on the clean prompt, x'_u on the corrupted one, in_v what v reads before its norm, L
+the metric. A positive score means that corrupting the edge lowers the metric. This is the paper's Eq. 5
+(EAP-IG) and 9 (EAP-GP) with the path left open; EAP is the path of one point (its Eq. 4 has the gradient at x',
+the EAP-IG library and we have it at x; ``clean-corrupted`` takes both). ``gradpath.reference`` computes the same
+sum by its definition.
+
+``score_batch`` is the equation for one batch, parts A and B of the paper's Algorithm 1. ``attribute`` sums over
+batches. Both sides of the product are kept per head only as far as they have to be (``contraction``).
+
+Cost: the path's own passes (``methods``), and one contraction per batch whatever the number of points. A path
+that is integrated along (``increments``) needs one contraction per point instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradpath import defaults
+from gradpath._version import __version__
+from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
+from gradpath.attribution.batch import BatchRuns, Passes, PointRun, places_on_path, run_path
+from gradpath.attribution.contraction import Reads, Writes, contract
+from gradpath.attribution.methods import Method, Path, find_method
+from gradpath.attribution.node_scores import NodeReads, contract_nodes, over_edges
+from gradpath.errors import GradpathError, UsageError
+from gradpath.model.architecture import at_least_float32
+from gradpath.model.transformer import Transformer
+from gradpath.runtime import distributed
+from gradpath.scores import Scores, SpanScores
+from gradpath.sweep import SUM_AT_ONCE, Limits, Progress, sweep
+from gradpath.tasks.metrics import Metric
+from gradpath.tasks.spans import Labels, labels_of
+from gradpath.tasks.task import Pairs, Task, encode
+
+Options = dict[str, Any]
+# Splits a batch's rows, (batch, suffix position) flattened, into groups that are scored separately.
+Split = Callable[[Pairs], list[Tensor]]
+
+
+def score_batch(
+    model: Transformer,
+    metric: Metric,
+    method: Method,
+    options: Options,
+    batch: Pairs,
+    *,
+    ablation: Ablation | None = None,
+    stops: frozenset[int] = frozenset(),
+    split: Split | None = None,
+) -> list[tuple[Tensor, Passes]]:
+    """The scores of one batch, summed over its examples: the equation above without the mean over examples.
+
+    Returns:
+        The scores (source, target), or (group, source, target) with ``split``, and the passes made: after each
+        number of points in ``stops``, and after all points.
+    """
+    if isinstance(method, Path):
+        model = replace(model, rules=method.rules(options))
+    with torch.enable_grad():
+        # 1. Run the clean and the corrupted prompt: x_u - x'_u, the difference of what every node u writes.
+        runs = BatchRuns(model, batch.to(model.device), metric, method.whole(options), ablation)
+        if not isinstance(method, Path):
+            return [(method.build(runs, **options).detach().cpu(), runs.passes)]
+        groups = None if split is None else [rows.to(model.device) for rows in split(batch)]
+        results, total, n_points = [], None, 0
+        # 2. Run the points p of the path. At each one a backward pass gives dL/d in_v (p) at every target v.
+        #    The gradients are summed over the points.
+        terms = _increments(runs, method, options) if method.increments else _sums(runs, method, options, stops)
+        for writes, reads in terms:
+            # 3. Multiply the writes of every u by the gradients at every v, summed over positions.
+            part = _contract(model, writes, reads, groups)
+            total = part if total is None else total + part
+            n_points += reads.n_points
+            del writes, reads  # before the next ones are summed
+            if n_points in stops:
+                results.append(((total / n_points).cpu(), replace(runs.passes)))
+        if total is None:
+            raise UsageError(f"the method {method.name!r} yielded no point to take a gradient at.")
+        # 4. Take the mean over the points. Increments along a path are an integral: they are summed.
+        return [*results, ((total if method.increments else total / n_points).cpu(), runs.passes)]
+
+
+def _sums(
+    runs: BatchRuns, path: Path, options: Options, stops: frozenset[int]
+) -> Iterator[tuple[Writes, Reads | NodeReads]]:
+    """The gradients summed over points: up to the next stop, or as many as should be held in memory."""
+    new = NodeReads if path.of == "nodes" else Reads
+    reads, n_before = new(), 0
+    for here, scored in run_path(runs, path, options):
+        if scored:
+            reads.add(runs.model, here.run, runs.metric_at(here))
+            runs.passes.backward += len(here.suffix) // len(runs.batch)
+        del here  # and with it its autograd graph, before the next point is run
+        n_points = n_before + reads.n_points
+        if scored and (n_points in stops or reads.n_points >= SUM_AT_ONCE):
+            yield runs.writes, reads
+            reads, n_before = new(), n_points
+    if reads.n_points:
+        yield runs.writes, reads
+
+
+def _increments(runs: BatchRuns, path: Path, options: Options) -> Iterator[tuple[Writes, Reads]]:
+    r"""The path integral: gradients times the change of the nodes' own writes along the path.
+
+    Methods that average gradients multiply them by x_u - x'_u, whatever the path. That is the change of x_u
+    along the path only where u writes linearly along it, as ``input`` does on the straight line. The path
+    integral multiplies each stretch by its own change,
+
+        score(u -> v) = sum over positions, stretches j of
+                        (x_u(p_j) - x_u(p_(j+1))) . (g_v(p_j) + g_v(p_(j+1))) / 2,     g_v(p) = dL/d in_v (p)
+
+    which, ordered by points, is at each of them half of what u writes at the point before minus what it writes
+    at the point after (at the ends, the end itself replaces the missing one). One contraction per point.
+    """
+    written: list[list[Tensor]] = []  # at the last points, three at most
+    waiting: Reads | None = None  # the gradients at the last point, until the next one is known
+    for here, scored in run_path(runs, path, options):
+        if scored:
+            written = [*written, _written(here)][-3:]
+            if waiting is not None:
+                yield _half_change(written[0], written[-1]), waiting
+            waiting = Reads()
+            waiting.add(runs.model, here.run, runs.metric_at(here))
+            runs.passes.backward += 1
+        del here  # and with it its autograd graph, before the next point is run
+    if waiting is not None:
+        yield _half_change(written[-2:][0], written[-1]), waiting
+
+
+def _written(here: PointRun) -> list[Tensor]:
+    """What the nodes write at a point, (batch, pos, ...): input, then every layer's heads, then every MLP."""
+    layers = here.run.layers
+    parts = [here.suffix, *(layer.written for layer in layers), *(layer.mlp_out for layer in layers)]
+    return [part.detach() for part in parts]
+
+
+def _half_change(before: list[Tensor], after: list[Tensor]) -> Writes:
+    halves = [
+        ((at_least_float32(a) - at_least_float32(b)) / 2).flatten(0, 1) for a, b in zip(before, after, strict=True)
+    ]
+    n_layers = len(halves) // 2
+    heads = [half.transpose(0, 1).contiguous() for half in halves[1 : 1 + n_layers]]
+    return Writes(halves[0], heads, halves[1 + n_layers :])
+
+
+def _contract(model: Transformer, writes: Writes, reads: Reads | NodeReads, groups: list[Tensor] | None) -> Tensor:
+    if isinstance(reads, NodeReads):
+        return contract_nodes(model, writes, reads)
+    if groups is None:
+        return contract(model, writes, reads)
+    return torch.stack([contract(model, writes, reads, rows) for rows in groups])
+
+
+def rows_of_examples(batch: Pairs) -> list[Tensor]:
+    """The rows of each example of a batch."""
+    length = batch.clean.shape[1] - batch.start
+    return [torch.arange(i * length, (i + 1) * length, device="cpu") for i in range(len(batch))]
+
+
+def _rows_of_spans(n_spans: int, batch: Pairs) -> list[Tensor]:
+    """The rows of a batch's suffix that are in each span."""
+    assert batch.spans is not None
+    at = batch.spans[:, batch.start :].flatten()
+    return [(at == i).nonzero()[:, 0] for i in range(n_spans)]
+
+
+def attribute(
+    model: Transformer,
+    task: Task,
+    method: str = defaults.METHOD,
+    *,
+    steps: int | None = None,
+    positions: str | None = None,
+    batch_size: int = Limits.batch_size,
+    memory: int | None = None,
+    progress: Progress | None = None,
+    ablation: str = CORRUPTED,
+    mean_over: Task | None = None,
+    **options: Any,
+) -> Scores:
+    """Score every edge of the model on the task.
+
+    The scores do not depend on the batch size, the order of the examples or their padding, beyond rounding.
+
+    Args:
+        model: The model.
+        task: The examples to attribute.
+        method: The method (``gradpath ls methods``).
+        steps: The number of points of the path; by default the method's own. Methods without steps ignore it.
+        positions: ``span`` or ``token`` to split the scores by where in the prompt an edge is.
+        batch_size: The largest number of examples in a batch.
+        memory: A budget in bytes, weights included, that batches are made smaller for.
+        progress: Called with the number of examples of each finished batch.
+        ablation: What replaces a node's write on an edge that is left out, as in ``evaluate``: ``corrupted``,
+            ``zero``, ``mean`` or ``mean-positional``.
+        mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
+        **options: Other options of the method.
+
+    Returns:
+        The scores.
+    """
+    chosen = find_method(method)
+    if steps is not None and "steps" in chosen.defaults:
+        options["steps"] = steps
+    return attribute_at_steps(
+        model,
+        task,
+        chosen,
+        chosen.options(options),
+        positions=positions,
+        limits=Limits(batch_size, memory),
+        progress=progress,
+        ablation=ablation,
+        mean_over=mean_over,
+    )[-1]
+
+
+def attribute_at_steps(
+    model: Transformer,
+    task: Task,
+    method: Method,
+    options: Options,
+    *,
+    stops: Sequence[int] = (),
+    positions: str | None = None,
+    limits: Limits = Limits(),
+    progress: Progress | None = None,
+    ablation: str = CORRUPTED,
+    mean_over: Task | None = None,
+) -> list[Scores]:
+    """The scores after each number of points in ``stops``, and after all points, from one run of the path.
+
+    ``options`` are all of the method's. The other arguments are those of ``attribute``.
+    """
+    _check_fit(model, method, ablation, positions)
+    instead = ablation_of(ablation, model, mean_over or task, limits)
+    pairs, steps = encode(task, model.tokenizer), [*stops, options.get("steps", 1)]
+    spans: Labels | None = None
+    if positions is not None:
+        spans = labels_of(task, pairs, model.tokenizer, positions)
+        pairs = replace(pairs, spans=spans.at)
+    pairs = all_positions(pairs, instead)
+    method.check(model, len(pairs), options)
+    split = None if spans is None else partial(_rows_of_spans, len(spans.names))
+    shape = () if spans is None else (len(spans.names),)
+    size = limits.batch(
+        model,
+        pairs,
+        points=method.points(options),
+        whole=method.whole(options),
+        results=len(steps) * (shape[0] if shape else 1),
+    )
+    places = None
+    if isinstance(method, Path):
+        places = partial(places_on_path, model, task.metric, method, options)
+    shape = (len(steps), *shape, model.graph.n_sources, model.graph.n_targets)
+    totals = torch.zeros(shape, dtype=torch.float64, device="cpu")
+    passes = [Passes() for _ in steps]
+
+    def score(batch: Pairs) -> list[tuple[Tensor, Passes]]:
+        at = frozenset(stops)
+        return score_batch(model, task.metric, method, options, batch, ablation=instead, stops=at, split=split)
+
+    def same() -> object:
+        names = None if pairs.spans is None else pairs.spans.numpy().tobytes()
+        return model.identity, method.name, options, stops, ablation, names
+
+    for parts in sweep(
+        score,
+        pairs,
+        size,
+        model=model,
+        task=task,
+        doing=method.name,
+        same=same,
+        places=places,
+        progress=progress,
+    ):
+        for i, (scores, made) in enumerate(parts):
+            totals[i] += scores
+            passes[i] = passes[i].or_more(made)
+    about = _about(model, task, method, options, ablation, len(pairs), size)
+    results = []
+    for k, total, made in zip(steps, distributed.all_sum(totals), passes, strict=True):
+        own = {**about, "steps": k, "passes": made.most_of_any_rank().counted}
+        values = _mean(model, method, total, len(pairs))
+        if spans is None:
+            results.append(Scores(model.graph, values, own))
+        else:
+            by_span = SpanScores(spans.names, values, spans.reach())
+            results.append(Scores.of_spans(model.graph, by_span, {**own, "positions": positions}))
+    return results
+
+
+def _check_fit(model: Transformer, method: Method, ablation: str, positions: str | None) -> None:
+    """Refuse what a method cannot do, before anything is run."""
+    if isinstance(method, Path) and method.increments and ablation != CORRUPTED:
+        raise UsageError(
+            f"{method.name} multiplies by what nodes write along its own path, which ends at the corrupted "
+            f"prompt: it cannot be used with the ablation {ablation!r}. Use eap-ig."
+        )
+    if not isinstance(method, Path) or method.of == "nodes":
+        model.check_one_device(method.name)
+        if positions is not None:
+            raise UsageError(f"{method.name} cannot be split by position: only paths that score edges can. Use eap-ig.")
+
+
+def _about(
+    model: Transformer, task: Task, method: Method, options: Options, ablation: str, examples: int, size: int
+) -> dict[str, Any]:
+    """How the scores were made, as plain values: enough to make them again."""
+    return {
+        "version": __version__,
+        "model": model.name,
+        "task": task.name,
+        "data": dict(task.about),
+        "method": method.name,
+        "of": method.of,
+        "options": {name: value for name, value in options.items() if name != "steps"},
+        "ablation": ablation,
+        "examples": examples,
+        "batch_size": size,
+        "bos": model.tokenizer is not None and model.tokenizer.prepend is not None,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "d_model": model.arch.d_model,
+    }
+
+
+def _mean(model: Transformer, method: Method, total: Tensor, examples: int) -> Tensor:
+    values = (total / examples * model.graph.mask).float()
+    if not values.isfinite().all():
+        raise GradpathError(
+            f"{method.name} gave a score that is not a finite number on {model.name or 'this model'}, though "
+            "every batch gave finite ones: the sum is too large. Use a metric that is smaller."
+        )
+    if method.of == "nodes":
+        return over_edges(model.graph, values[:, model.graph.logits])
+    return values

@@ -1,0 +1,235 @@
+"""Running the model at the points of a path, for one batch of prompts.
+
+A causal model computes the same on both prompts before the first token in which they differ, so the
+positions are kept in two tensors. The *prefix* lies before, the *suffix* from there on. Only the suffix
+has scores. A gradient at a suffix position flows through suffix positions alone, so the backward pass
+of an attribution never enters the prefix, and the prefix of all points is run once, unless the path
+itself moves it (``whole``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gradpath.ablation import Ablation
+from gradpath.attribution.contraction import Writes, write_differences
+from gradpath.attribution.methods import Pair, Path, Points, Unscored
+from gradpath.errors import InputError
+from gradpath.graph import QKV
+from gradpath.model.transformer import Past, Run, Transformer
+from gradpath.runtime import distributed
+from gradpath.sweep import RUN_AT_ONCE, Places, places_by_head, places_in_prompts, places_in_run
+from gradpath.tasks.metrics import Metric, check_metric
+from gradpath.tasks.task import Pairs
+
+
+@dataclass
+class Passes:
+    """Passes over the suffix, counted as they are made; a run of some of the layers counts as that share."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+    @property
+    def counted(self) -> dict[str, int | float]:
+        """As plain numbers, integers where they are whole."""
+        rounded = {name: round(n, 2) for name, n in vars(self).items()}
+        return {name: int(n) if n.is_integer() else n for name, n in rounded.items()}
+
+    def or_more(self, other: Passes) -> Passes:
+        """The larger of each count: batches of one task may differ where a path depends on the prompts."""
+        return Passes(max(self.forward, other.forward), max(self.backward, other.backward))
+
+    def most_of_any_rank(self) -> Passes:
+        most = distributed.all_max(torch.tensor([self.forward, self.backward], device="cpu"))
+        return Passes(*most.tolist())
+
+
+@dataclass(frozen=True)
+class PointRun:
+    """The run at one point, or at several stacked ones: its leaves, its activations, its logits.
+
+    It does not refer back to its ``BatchRuns``: such a cycle would keep every batch's autograd graph alive
+    until the garbage collector runs.
+    """
+
+    model: Transformer
+    real: Tensor  # (batch, pos), over the whole prompt: which positions are not padding
+    start: int  # of the suffix
+    passes: Passes
+    point: Tensor  # ([point], batch, pos, d_model), as the path gave it
+    prefix: Tensor | None  # the leaf (batch, prefix pos, d_model) if the path moves the prefix
+    suffix: Tensor  # the leaf (point batch, suffix pos, d_model)
+    run: Run
+    logits: Tensor  # (point batch, vocab)
+
+    def outputs(self, where: Literal["last", "all"]) -> list[Tensor]:
+        """Logits at each prompt's last position, or at every real position."""
+        if where == "last":
+            return [self.logits]
+        parts = [(self.run.final_in, self.real[:, self.start :])]
+        if self.prefix is not None and self.start:
+            # The shared prefix run stops at the last layer's keys, so this one is made for its outputs.
+            self.passes.forward += 1
+            parts.append((self.model.run(self.prefix).final_in, self.real[:, : self.start]))
+        return [self.model.unembed(x) * real[..., None] for x, real in parts]
+
+    def gradient(self, objective: Tensor) -> Tensor:
+        """The gradient of the sum of ``objective`` at the point."""
+        leaves = [self.suffix] if self.prefix is None else [self.prefix, self.suffix]
+        self.passes.backward += 1
+        parts = torch.autograd.grad(objective.sum(), leaves, retain_graph=True)
+        return torch.cat(parts, -2).view(self.point.shape)
+
+
+@dataclass
+class BatchRuns:
+    """One batch of prompt pairs: its clean and corrupted runs, and how to run the model at a path's points."""
+
+    model: Transformer
+    batch: Pairs
+    metric: Metric
+    whole: bool
+    ablation: Ablation | None = None  # what a node writes instead of x'; None for the corrupted prompt
+    passes: Passes = field(default_factory=Passes)
+
+    def __post_init__(self) -> None:
+        """Run the clean and the corrupted prompt, which every method needs."""
+        model, batch = self.model, self.batch
+        self.start = batch.start
+        self.real = torch.arange(batch.clean.shape[1], device=model.device) <= batch.last[:, None]
+        clean, corrupted = model.embed(batch.clean), model.embed(batch.corrupted)
+        differs = batch.clean != batch.corrupted
+        begin = 0 if self.whole else self.start
+        self.pair = Pair(clean[:, begin:], corrupted[:, begin:], differs[:, begin:])
+        self._prefix = self._leaf(clean[:, : self.start]) if self.whole and self.start else None
+        with torch.set_grad_enabled(self.whole):
+            front = clean[:, : self.start] if self._prefix is None else self._prefix
+            self.past = model.prefix(front) if self.start else []
+        self.clean = self._run(self.pair.clean, self._prefix, self.past)
+        self.corrupted = self._run(self.pair.corrupted, self._prefix, self.past)
+
+    @cached_property
+    def writes(self) -> Writes:
+        """x_u - x'_u: what the nodes write on the clean prompt minus the corrupted one, or the ablation."""
+        instead = (self.corrupted.suffix, self.corrupted.run)
+        if self.ablation is not None:
+            instead = self.ablation.run(self.model, 1, self.batch.clean.shape[1])
+        return write_differences(self.clean.suffix, self.clean.run, *instead)
+
+    def run_point(self, point: Any) -> PointRun:
+        """Run the model at a point, or at several stacked ones, (point, batch, pos, d_model)."""
+        if point is self.pair.clean:
+            return self.clean
+        if point is self.pair.corrupted:
+            return self.corrupted
+        if not isinstance(point, Tensor) or point.shape[-3:] != self.pair.clean.shape:
+            got = tuple(point.shape) if isinstance(point, Tensor) else type(point).__name__
+            raise InputError(
+                f"a path has to yield points of shape {tuple(self.pair.clean.shape)}, or several stacked "
+                f"in front: got {got}."
+            )
+        n_points = point.numel() // self.pair.clean.numel()
+        if not (self.whole and self.start):
+            return self._run(point, None, [repeated(past, n_points) for past in self.past])
+        prefix = self._leaf(point[..., : self.start, :])
+        return self._run(point, prefix, self.model.prefix(prefix))
+
+    def metric_at(self, here: PointRun) -> Tensor:
+        """The metric of each example at each stacked point, (point, batch)."""
+        return self.metric_of(here.logits)
+
+    def metric_of(self, logits: Tensor) -> Tensor:
+        """The metric of logits (point batch, vocab), as (point, batch)."""
+        batch = len(self.batch)
+        values = [self.metric(rows, self.batch.labels) for rows in torch.split(logits, batch)]
+        for value in values:
+            check_metric(value, batch)
+        return torch.stack(values)
+
+    def _run(self, point: Tensor, prefix: Tensor | None, past: list[Past]) -> PointRun:
+        suffix = self._leaf(point[..., self.start :, :] if self.whole else point)
+        run = self.model.run(suffix, start=self.start, past=past)
+        self.passes.forward += len(suffix) // len(self.batch)
+        logits = self.logits_of(run.final_in)
+        return PointRun(self.model, self.real, self.start, self.passes, point, prefix, suffix, run, logits)
+
+    def logits_of(self, final_in: Tensor) -> Tensor:
+        """Logits at each prompt's last position, from what ``logits`` reads, (point batch, pos, d_model)."""
+        row = torch.arange(len(final_in), device=final_in.device)
+        last = (self.batch.last - self.start).repeat(len(final_in) // len(self.batch))
+        return self.model.unembed(final_in[row, last])
+
+    @staticmethod
+    def _leaf(x: Tensor) -> Tensor:
+        """A tensor (point batch, pos, d_model) at which gradients can be requested for."""
+        return x.detach().flatten(0, -3).requires_grad_()
+
+
+def run_path(runs: BatchRuns, path: Path, options: dict[str, Any]) -> Iterator[tuple[PointRun, bool]]:
+    """Run a path's points in order, and say of each whether it is scored.
+
+    Of a stack, ``RUN_AT_ONCE`` points are run at a time. A ``PointRun`` holds its autograd graph: it is freed
+    before the next point is run, provided that the caller drops it too.
+    """
+    points = path.build(runs.pair, **options)
+    requested = next(points, None)
+    while requested is not None:
+        scored = not isinstance(requested, Unscored)
+        point = requested.point if isinstance(requested, Unscored) else requested
+        if isinstance(point, Tensor) and point.ndim == 4:
+            for group in torch.split(point, RUN_AT_ONCE):
+                yield runs.run_point(group), scored
+            requested = _next(points, None)
+        else:
+            here = runs.run_point(point)
+            yield here, scored
+            requested = _next(points, here)
+            del here
+
+
+def _next(points: Points, here: PointRun | None) -> Tensor | Unscored | None:
+    try:
+        return points.send(here)  # type: ignore[arg-type]  # nothing comes back for a stack
+    except StopIteration:
+        return None
+
+
+def repeated(past: Past, n_points: int) -> Past:
+    """Keys and values for several points stacked in front of the batch."""
+    return Past(past.keys.repeat(n_points, 1, 1, 1), past.values.repeat(n_points, 1, 1, 1))
+
+
+def places_on_path(model: Transformer, metric: Metric, path: Path, options: dict[str, Any], single: Pairs) -> Places:
+    """All of one example's attribution: the two prompts, every point of the path, the gradients there."""
+    yield from places_in_prompts(model, metric, single)
+    with torch.enable_grad():
+        model = replace(model, rules=path.rules(options))
+        runs = BatchRuns(model, single.to(model.device), metric, path.whole(options))
+        for number, (here, scored) in enumerate(run_path(runs, path, options), start=1):
+            where = f"at {'point' if scored else 'an unscored point,'} {number} of the path"
+            yield from places_in_run(where, here.point, here.run, here.logits)
+            value = runs.metric_at(here)
+            yield f"the metric {where}", value
+            if scored and value.requires_grad:
+                yield from _places_in_gradients(where, here.run, value)
+
+
+def _places_in_gradients(where: str, run: Run, value: Tensor) -> Places:
+    """The gradients at what the targets read or project, from the logits down."""
+
+    def gradient(at: Tensor) -> Tensor:
+        return torch.autograd.grad(value.sum(), at, retain_graph=True)[0]
+
+    yield f"the gradient at logits {where}", gradient(run.final_in)
+    for index in range(len(run.layers) - 1, -1, -1):
+        layer = run.layers[index]
+        yield f"the gradient at m{index} {where}", gradient(layer.mlp_in)
+        for kind, projected in zip(QKV, (layer.q, layer.k, layer.v), strict=True):
+            yield from places_by_head(f"the gradient at a{index}", f"<{kind}> {where}", gradient(projected))

@@ -1,0 +1,253 @@
+r"""The contraction: differences of writes times gradients of reads, summed over examples and positions.
+
+Neither side is ever kept per head at full width. Of a head's write only z_h (d_head wide) is kept, and
+of the gradient at a head's read only the gradient d_h at its projection's output, which comes through the
+norm of queries and keys where there is one. Their expansions are
+
+    x_u           W_O[:, h] z_h        (over its norm, times its gain, where one follows attention)
+    dL/d in_h     J^T W_h^T d_h,       J = (I - y y^T / D) / sigma, or I where no norm comes first,
+                                       or I / sigma where a rule holds the norm's scale constant
+
+y is the normalised input and 1/sigma its scale, which all heads of a layer share, D = d_model. For several
+points p of a path, with c_hp = d_hp . (W_h y_p) / D and W_h y_p the projection's output less its bias,
+
+    sum_p J_p^T W_h^T d_hp  =  W_h^T (sum_p d_hp / sigma_p)  -  sum_p (c_hp / sigma_p) y_p
+
+so the d_h are summed over the points before they are expanded, and the number of points costs one
+column of y each. Expansion and contraction are matrix products, made one layer and a few thousand rows
+at a time, in float32 (in float64 for a model that is).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradpath.errors import InputError
+from gradpath.model.architecture import Architecture, Layer, at_least_float32, same_device, to_device_of
+from gradpath.model.transformer import LayerRun, Run, Transformer
+from gradpath.sweep import CHUNK
+
+Rows = slice | Tensor  # some of the rows: a stretch, or their indices
+
+
+@dataclass(frozen=True)
+class Writes:
+    """What the nodes wrote on the clean prompts less what they wrote on the corrupted ones."""
+
+    input: Tensor  # (row, d_model)
+    heads: list[Tensor]  # per layer (head, row, d_head): ``written``
+    mlps: list[Tensor]  # per layer (row, d_model)
+
+
+def write_differences(clean_input: Tensor, clean: Run, corrupted_input: Tensor, corrupted: Run) -> Writes:
+    """The differences of all nodes' writes; the graph of the runs is let go."""
+
+    def difference(a: Tensor, b: Tensor) -> Tensor:
+        return (at_least_float32(a.detach()) - at_least_float32(b.detach())).flatten(0, 1)  # (row, ...)
+
+    layers = list(zip(clean.layers, corrupted.layers, strict=True))
+    return Writes(
+        input=difference(clean_input, corrupted_input),
+        heads=[difference(a.written, b.written).transpose(0, 1).contiguous() for a, b in layers],
+        mlps=[difference(a.mlp_out, b.mlp_out) for a, b in layers],
+    )
+
+
+def write_of(model: Transformer, writes: Writes, source: int) -> Tensor:
+    """What one source writes on the clean prompt less what it writes on the corrupted one, (row, d_model)."""
+    if source == 0:
+        return writes.input
+    layer, head = model.graph.place_of_source(source)
+    if head == model.arch.n_heads:
+        return writes.mlps[layer]
+    a = model.arch
+    w_o = at_least_float32(model.layers[layer].w_write).view(a.d_model, a.n_heads, a.d_head)[:, head]
+    return writes.heads[layer][head] @ w_o.T
+
+
+@dataclass
+class LayerReads:
+    """The gradients at one layer's reads, summed over points as far as they can be."""
+
+    heads: Tensor  # (3 head, row, d_head): sum of d_h / sigma
+    mlp: Tensor  # (row, d_model)
+    correction: list[Tensor]  # per group of points (row, 3 head, point): c_h / sigma; none without a norm
+    y: list[Tensor]  # per group of points (row, point, d_model); none without a norm
+
+
+@dataclass
+class Reads:
+    """The sum over points of the gradients at all targets, or at those from some layer on.
+
+    A run that began above the bottom has only its own layers: ``first`` is the lowest of them.
+    """
+
+    first: int = 0
+    n_points: int = 0
+    layers: list[LayerReads] = field(default_factory=list)
+    logits: Tensor | None = None  # (row, d_model)
+
+    def add(self, model: Transformer, run: Run, metric: Tensor, also: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+        """Take the gradients of ``metric``, (point, batch), at every target of the run that gave it.
+
+        Those at the tensors of the run that are wanted ``also`` are returned as they are.
+        ``torch.autograd.grad`` returns them and stores nothing, so they cannot mix with those of another
+        backward pass over the same run.
+        """
+        n_points = len(metric)
+        taps = [tap for layer in run.layers for tap in (layer.q, layer.k, layer.v, layer.mlp_in)]
+        gradients = gradients_at(metric, [*taps, run.final_in, *also])
+        for index, layer in enumerate(run.layers):
+            weights = model.layers[self.first + index]
+            new = _layer_reads(model, weights, layer, gradients[4 * index : 4 * index + 4], n_points)
+            if self.n_points:
+                old = self.layers[index]
+                new = LayerReads(
+                    old.heads + new.heads, old.mlp + new.mlp, old.correction + new.correction, old.y + new.y
+                )
+                self.layers[index] = new
+            else:
+                self.layers.append(new)
+        at = 4 * len(run.layers)
+        logits = summed(gradients[at], n_points)
+        self.logits = logits if self.logits is None else self.logits + logits
+        self.n_points += n_points
+        return gradients[at + 1 :]
+
+
+def gradients_at(metric: Tensor, taps: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The gradients of the sum of ``metric`` at some tensors of its run; zero where none leads to it."""
+    if not metric.requires_grad:
+        raise InputError("the metric has no gradient: it has to be a differentiable function of the logits.")
+    return torch.autograd.grad(metric.sum(), taps, retain_graph=True, allow_unused=True, materialize_grads=True)
+
+
+def summed(x: Tensor, n_points: int) -> Tensor:
+    """(point batch, pos, ...) summed over points, as (row, ...)."""
+    return at_least_float32(x).reshape(n_points, -1, *x.shape[2:]).sum(0)
+
+
+def _layer_reads(
+    model: Transformer, layer: Layer, run: LayerRun, gradients: Sequence[Tensor], n_points: int
+) -> LayerReads:
+    a = model.arch
+    d = at_least_float32(torch.stack(list(gradients[:3]), -3)).flatten(-3, -2)  # (point batch, pos, 3 head, d_head)
+    mlp = summed(gradients[3], n_points)
+    rstd = at_least_float32(run.rstd.detach())  # ones where no norm comes first
+    scaled = summed(d * rstd[..., None], n_points).transpose(0, 1).contiguous()  # (3 head, row, d_head)
+    if not a.norm_before or model.rules.norm:
+        return LayerReads(scaled, mlp, [], [])
+    out = at_least_float32(torch.stack([run.q, run.k, run.v], -3).detach()).flatten(-3, -2)
+    if layer.b_qkv is not None:
+        out = out - _per_query_head(at_least_float32(layer.b_qkv).view(-1, a.d_head), a)
+    c = (d * out).sum(-1) * (rstd / a.d_model)  # (point batch, pos, 3 head)
+
+    def by_row(x: Tensor) -> Tensor:  # (point batch, pos, ...) -> (row, point, ...)
+        return x.reshape(n_points, -1, *x.shape[2:]).transpose(0, 1)
+
+    return LayerReads(
+        heads=scaled,
+        mlp=mlp,
+        correction=[by_row(c).transpose(1, 2)],
+        y=[by_row(at_least_float32(run.y.detach()))],
+    )
+
+
+def _per_query_head(bias: Tensor, a: Architecture) -> Tensor:
+    """A bias (head + 2 kv_head, d_head) of the fused projection for every query head, (3 head, d_head)."""
+    q, k, v = torch.split(bias, [a.n_heads, a.n_kv_heads, a.n_kv_heads])
+    group = a.n_heads // a.n_kv_heads
+    return torch.cat([q, k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)])
+
+
+def contract(model: Transformer, writes: Writes, reads: Reads, rows: Tensor | None = None) -> Tensor:
+    """Writes times reads, summed over all rows or some, for every source and target: (source, target)."""
+    assert reads.logits is not None, "a path has to be walked before it is contracted"
+    graph, d_model = model.graph, model.arch.d_model
+    scores = writes.input.new_zeros(graph.n_sources, graph.n_targets)
+    n_rows = len(writes.input) if rows is None else len(rows)
+    size = max(1, CHUNK // (4 * graph.n_sources * d_model))
+    for at in range(0, n_rows, size):
+        some = slice(at, min(at + size, n_rows)) if rows is None else rows[at : at + size]
+        sources = _expanded_writes(model, writes, some)  # (source, row d_model)
+        for first, targets in _expanded_reads(model, reads, some):
+            n_before = int(graph.sources_before_target[first + len(targets) - 1])
+            scores[:n_before, first : first + len(targets)] += sources[:n_before] @ targets.T
+    return scores
+
+
+def _expanded_writes(model: Transformer, writes: Writes, rows: Rows) -> Tensor:
+    a, graph = model.arch, model.graph
+    n_rows = len(writes.input[rows])
+    sources = writes.input.new_empty(graph.n_sources, n_rows, a.d_model)
+    sources[0] = writes.input[rows]
+    for index, layer in enumerate(model.layers):
+        w_o = at_least_float32(layer.w_write).view(a.d_model, a.n_heads, a.d_head).permute(1, 2, 0)
+        heads = slice(graph.source_head(index), graph.source_mlp(index))
+        own = _rows_to_device_of(rows, w_o)
+        if same_device(w_o, sources):
+            torch.bmm(writes.heads[index][:, own], w_o, out=sources[heads])
+        else:
+            sources[heads] = to_device_of(torch.bmm(writes.heads[index][:, own], w_o), sources)
+        sources[graph.source_mlp(index)] = to_device_of(writes.mlps[index][own], sources)
+    return sources.flatten(1)
+
+
+def _expanded_reads(model: Transformer, reads: Reads, rows: Rows) -> Iterator[tuple[int, Tensor]]:
+    """Blocks of consecutive targets: (first target, gradients (target, row d_model)).
+
+    A block is an MLP and the heads of the layer above it. Both read the same sources, but for the MLP
+    itself, whose column is masked in the end.
+    """
+    graph, n_heads = model.graph, model.arch.n_heads
+    assert reads.logits is not None
+    n_rows = len(reads.logits[rows])
+    block = reads.logits.new_empty(1 + 3 * n_heads, n_rows, model.arch.d_model)
+    below: LayerReads | None = None
+    for index, own in enumerate(reads.layers, reads.first):
+        layer = model.layers[index]
+        elsewhere = not same_device(layer.w_qkv, block)
+        heads = own.heads.new_empty(block[1:].shape) if elsewhere else block[1:]
+        _expand_heads(model.arch, layer, own, _rows_to_device_of(rows, layer.w_qkv), out=heads)
+        if elsewhere:
+            block[1:] = to_device_of(heads, block)
+        if below is None:
+            yield graph.target_head(index), block[1:].flatten(1)
+        else:
+            block[0] = _chosen(below.mlp, rows, block)
+            yield graph.target_mlp(index - 1), block.flatten(1)
+        below = own
+    if below is None:
+        yield graph.logits, reads.logits[rows][None].flatten(1)
+    else:
+        last = torch.stack([_chosen(below.mlp, rows, block), reads.logits[rows]])
+        yield graph.target_mlp(graph.n_layers - 1), last.flatten(1)
+
+
+def _rows_to_device_of(rows: Rows, other: Tensor) -> Rows:
+    return rows if isinstance(rows, slice) else to_device_of(rows, other)
+
+
+def _chosen(x: Tensor, rows: Rows, other: Tensor) -> Tensor:
+    """Some rows of x, on the device of ``other``."""
+    return to_device_of(x[_rows_to_device_of(rows, x)], other)
+
+
+def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: Rows, out: Tensor) -> None:
+    """The gradients at the reads of a layer's heads, (3 head, row, d_model), into ``out``."""
+    weights = at_least_float32(layer.w_qkv).view(-1, a.d_head, a.d_model)
+    n_q, n_kv = a.n_heads, a.n_kv_heads
+    sizes = [(n_q, n_q), (n_q, n_kv), (n_q, n_kv)]  # query heads that read, heads that have weights
+    at = 0
+    for (n_reads, n_own), weight in zip(sizes, torch.split(weights, [n_q, n_kv, n_kv]), strict=True):
+        heads = slice(at, at + n_reads)
+        d = reads.heads[heads, rows].reshape(n_own, -1, a.d_head)
+        torch.bmm(d, weight, out=out[heads].view(n_own, -1, a.d_model))
+        at += n_reads
+    if reads.y:
+        correction, y = torch.cat(reads.correction, -1)[rows], torch.cat(reads.y, 1)[rows]
+        out.transpose(0, 1).baddbmm_(correction, y, alpha=-1)

@@ -1,0 +1,1 @@
+"""Methods that are not paths: each is a function of one batch."""

@@ -1,0 +1,178 @@
+r"""``exact``: activation patching, what the metric loses when one edge alone is corrupted.
+
+    exact(u -> v) = mean over examples of  L(clean) - L(clean, v reads x'_u instead of x_u)
+
+This is the evaluation of the circuit of all edges but one, and what every score of this library estimates.
+With all other edges clean nothing before v changes, so the run is the clean one up to v and an ordinary fused
+forward pass from there on: a part of a layer for v itself, then the layers above it, for many edges at once.
+
+Cost: one clean and one corrupted forward pass per batch of examples, then for an edge into layer l of L about
+(L - l) / L of a forward pass over the positions from the first differing token on, and no backward pass.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradpath.attribution.batch import BatchRuns, repeated
+from gradpath.attribution.contraction import write_of
+from gradpath.attribution.methods import method
+from gradpath.errors import UsageError
+from gradpath.graph import QKV, Graph
+from gradpath.model.transformer import Transformer
+from gradpath.runtime import distributed
+from gradpath.sweep import CHUNK, Limits, Progress, sweep
+from gradpath.tasks.task import Pairs, Task, encode
+
+# Forward passes over one example that are made without being asked twice: hours on a CPU, with a small model.
+MOST_PASSES = 100_000
+Edge = tuple[int, int]  # (source, target)
+
+
+def _affordable(model: Transformer, examples: int, options: dict[str, Any]) -> None:
+    """Refuse what would take very long, unless the user is sure."""
+    edges = sample(model.graph, options["edges"], options["seed"])
+    cost = examples * passes(model, edges)
+    if cost > MOST_PASSES and not options["sure"]:
+        raise UsageError(
+            f"patching {len(edges):,} edges on {examples:,} examples takes about {cost:,.0f} forward "
+            "passes over one of them: patch fewer with edges=1000, take fewer examples, or say sure=true."
+        )
+
+
+@method("exact", check=_affordable)
+def exact(runs: BatchRuns, *, edges: int = 0, seed: int = 0, sure: bool = False) -> Tensor:
+    """Activation patching of every edge by itself, or of so many drawn by the seed; the others score 0.
+
+    ``edges=0`` are all. ``sure`` allows what would take very long.
+    """
+    graph = runs.model.graph
+    chosen = sample(graph, edges, seed)
+    scores = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float64, device=runs.model.device)
+    sources, targets = torch.tensor(chosen, device=scores.device).unbind(1)
+    scores[sources, targets] = _losses(runs, chosen)
+    runs.passes.forward += passes(runs.model, chosen) - 2
+    return scores
+
+
+def sample(graph: Graph, n: int, seed: int) -> list[Edge]:
+    """All edges, or n of them drawn by the seed where n is not 0; those of one layer next to each other."""
+    every = [(int(u), int(v)) for u, v in graph.mask.nonzero().tolist()]
+    if 0 < n < len(every):
+        every = random.Random(seed).sample(every, n)
+    return sorted(every, key=lambda edge: (edge[1], edge[0]))
+
+
+def passes(model: Transformer, edges: Sequence[Edge]) -> float:
+    """Forward passes over an example's suffix that the edges cost together, set-up included."""
+    n_layers = model.arch.n_layers
+    return 2 + sum(1 - model.graph.layer_of_target(target) / n_layers for _, target in edges)
+
+
+def exact_scores(
+    model: Transformer,
+    task: Task,
+    edges: Sequence[Edge],
+    *,
+    limits: Limits = Limits(),
+    progress: Progress | None = None,
+) -> Tensor:
+    """The exact scores of some edges, (edge,)."""
+    model.check_one_device("exact patching")
+    pairs = encode(task, model.tokenizer)
+    total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
+
+    @torch.no_grad()
+    def patch(batch: Pairs) -> Tensor:
+        return _losses(BatchRuns(model, batch.to(model.device), task.metric, whole=False), edges).cpu()
+
+    for part in sweep(
+        patch,
+        pairs,
+        limits.batch(model, pairs),
+        model=model,
+        task=task,
+        doing="exact patching",
+        same=lambda: (model.identity, edges),
+        progress=progress,
+    ):
+        total += part
+    return distributed.all_sum(total) / len(pairs)
+
+
+@torch.no_grad()
+def _losses(runs: BatchRuns, edges: Sequence[Edge]) -> Tensor:
+    """The batch's summed loss of the metric for each edge, as many at once as memory should hold, (edge,)."""
+    model = runs.model
+    by_layer: dict[int, list[int]] = defaultdict(list)
+    for i, (_, target) in enumerate(edges):
+        by_layer[model.graph.layer_of_target(target)].append(i)
+    whole = _metric(runs, runs.clean.run.final_in)
+    found = torch.zeros(len(edges), dtype=torch.float64, device=model.device)
+    # Without a graph, what is alive at once is about what one layer makes of the residual stream.
+    width = 7 * model.arch.d_model + len(model.layers[0].w_in)
+    rows = runs.clean.suffix[..., 0].numel()
+    at_once = max(1, CHUNK // (rows * width * model.embedding.element_size()))
+    for layer, indices in by_layer.items():
+        for first in range(0, len(indices), at_once):
+            some = indices[first : first + at_once]
+            found[some] = whole - _patched(runs, layer, [edges[i] for i in some])
+    return found
+
+
+def _metric(runs: BatchRuns, final_in: Tensor) -> Tensor:
+    """The summed metric of each edge, from what ``logits`` reads, (edge batch, pos, d_model)."""
+    return runs.metric_of(runs.logits_of(final_in)).double().sum(1)
+
+
+def _difference(runs: BatchRuns, source: int) -> Tensor:
+    """x_u - x'_u, (batch, pos, d_model)."""
+    x = runs.clean.suffix
+    return write_of(runs.model, runs.writes, source).view_as(x).to(x.dtype)
+
+
+def _patched(runs: BatchRuns, layer: int, edges: Sequence[Edge]) -> Tensor:
+    """The summed metric with one edge corrupted, for several edges into the same layer, (edge,)."""
+    model = runs.model
+    if layer == model.arch.n_layers:
+        final_in = runs.clean.run.final_in
+        return _metric(runs, torch.cat([final_in - _difference(runs, u) for u, _ in edges]))
+    resid = torch.cat([_after_layer(runs, layer, edge) for edge in edges])  # (edge batch, pos, d_model)
+    past = [repeated(one, len(edges)) for one in runs.past[layer + 1 :]]
+    return _metric(runs, model.above(layer + 1).run(resid, start=runs.start, past=past).final_in)
+
+
+def _after_layer(runs: BatchRuns, layer: int, edge: Edge) -> Tensor:
+    """The residual stream above the layer that the edge's target is in, (batch, pos, d_model)."""
+    model, run = runs.model, runs.clean.run
+    seen, weights, (source, target) = run.layers[layer], model.layers[layer], edge
+    above = run.final_in if layer + 1 == len(run.layers) else run.layers[layer + 1].attn_in
+    less = _difference(runs, source)
+    qkv, head = model.graph.place_in_layer(target)
+    if qkv == len(QKV):
+        return above - seen.mlp_out + model.mlp(weights, seen.mlp_in - less)
+    change = _attention_change(runs, layer, qkv, head, less)
+    if model.arch.parallel:
+        return above + change
+    mid = seen.mlp_in + change
+    return mid + model.mlp(weights, mid)
+
+
+def _attention_change(runs: BatchRuns, layer: int, qkv: int, head: int, less: Tensor) -> Tensor:
+    """What attention adds when q, k or v of one head reads ``less`` less, minus what it adds if not."""
+    model, seen, weights = runs.model, runs.clean.run.layers[layer], runs.model.layers[layer]
+    made = [seen.q, seen.k, seen.v]
+    fresh = model.project(weights, model.read_norm(seen.attn_in - less)[0])[qkv]
+    made[qkv] = made[qkv].clone()
+    made[qkv][:, :, head] = fresh[:, :, head]
+    place = model.place(runs.start, less.shape[1])
+    before = runs.past[layer] if runs.past else None
+    own = model.keys_and_values(weights, made[1], made[2], place).behind(before)
+    z = model.attend(weights, model.queries(weights, made[0], place), own, place)
+    return model.attention_out(weights, z)[0] - model.attention_out(weights, seen.z)[0]

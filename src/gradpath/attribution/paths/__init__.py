@@ -1,0 +1,1 @@
+"""The built-in paths: the points at which a method takes its gradients."""

@@ -1,0 +1,92 @@
+"""``gradpath convert``: scores and circuits to and from other tools' formats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradpath.cli.options import FILE, ModelOptions, data_option, load_options, pick
+from gradpath.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from gradpath.circuit import Circuit
+    from gradpath.scores import Scores
+
+
+@click.command(name="convert")
+@click.argument("source", type=FILE, metavar="IN")
+@click.argument("target", type=FILE, metavar="OUT")
+@click.option("--to", metavar="FORMAT", help="The format of OUT (gradpath ls formats).  [by the name of OUT]")
+@click.option("--scores", type=FILE, metavar="FILE", help="Scores of all edges, to include in OUT.")
+@click.option("--edges", type=int, metavar="N", help="Select a circuit of N edges from the scores, and prune it.")
+@click.option("--how", help="How edges are selected (gradpath ls selections).  [top]")
+@click.option("--d-model", type=click.IntRange(min=1), metavar="N", help="The model's width, if IN has none.")
+@click.option("--model", help="The model, for a selection that measures circuits.  [that of the scores]")
+@data_option
+@load_options
+def command(
+    source: Path,
+    target: Path,
+    to: str | None,
+    scores: Path | None,
+    edges: int | None,
+    how: str | None,
+    d_model: int | None,
+    data: Path | None,
+    **given: Any,
+) -> None:
+    """Turn a file with scores, a circuit or both into another format.
+
+    The format follows from the file name: .json (a gradpath circuit; EAP-IG's JSON can be read, too),
+    .safetensors (scores), .eap-ig.json and .pt (a Graph of the EAP-IG library, as MIB takes it), .graphml, .dot
+    and .csv.
+
+    \b
+    gradpath convert out/ioi/circuit.json ioi.eap-ig.json --scores out/ioi/scores.safetensors
+    gradpath convert importances.json circuit.json --edges 500
+    gradpath convert out/ioi/circuit.json circuit.graphml
+    """
+    if how is not None and edges is None:
+        raise UsageError("--how selects the edges that --edges counts: give --edges as well.")
+    from gradpath.formats import Content, format_of, read, write
+
+    format_ = format_of(target, to)
+    content = read(source)
+    if scores is not None:
+        content = Content(read(scores).need_scores(), content.circuit)
+    if edges is not None:
+        every = content.need_scores()
+        content = Content(every, _select(every, edges, how or "top", pick(ModelOptions, given), data, source))
+    write(content, target, format_, d_model=d_model)
+    click.echo(target)
+
+
+def _select(scores: Scores, edges: int, how: str, loading: ModelOptions, data: Path | None, source: Path) -> Circuit:
+    """A circuit of these scores. A selection that measures loads the model and the examples they were made with."""
+    from gradpath.selection import find_selection, select
+    from gradpath.tasks import load_task
+
+    if not find_selection(how, spans=scores.by_span is not None)[0].measures:
+        return select(scores, edges, how=how)
+    about, made = scores.about, scores.provenance
+    name = loading.model or made.model
+    if name is None or (made.task is None and data is None):
+        raise InputError(
+            f"the selection {how!r} measures circuits, and {source} does not record its model and task. Use "
+            "another selection, or gradpath find."
+        )
+    bos = about.get("bos") if loading.bos is None else loading.bos
+    model = replace(loading, model=name, bos=bos).load()
+    drawn = about.get("data", {})
+    task = load_task(
+        None if data else made.task,
+        model,
+        n=about.get("examples"),
+        seed=drawn.get("seed", 0),
+        split=drawn.get("split", "train"),
+        data=data,
+    )
+    return select(scores, edges, how=how, model=model, task=task)

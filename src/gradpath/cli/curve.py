@@ -1,0 +1,126 @@
+"""``gradpath curve``: faithfulness against sparsity on one task, for several methods."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradpath import defaults
+from gradpath.cli.options import (
+    ModelOptions,
+    ablation_option,
+    check_folder,
+    command_line,
+    data_option,
+    grid_options,
+    grid_selections,
+    json_option,
+    load_options,
+    model_option,
+    out_option,
+    pick,
+    task_option,
+)
+from gradpath.cli.progress import GridBar, Screen, print_result
+from gradpath.cli.reproduce import as_json_text, as_text, request_of
+from gradpath.runtime import distributed
+
+if TYPE_CHECKING:
+    from gradpath.grid.bench import Bench
+    from gradpath.grid.output import Outcome
+
+
+@click.command(name="curve")
+@model_option
+@task_option
+@data_option
+@grid_options(methods=defaults.METHOD, how=defaults.SELECTION)
+@ablation_option(defaults.ABLATION)
+@out_option("Write the table, the figure, a report and all measurements to this folder.")
+@json_option
+@load_options
+def command(
+    task: str | None,
+    data: Path | None,
+    how: str | None,
+    out: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Measure circuits of many sizes, found by several methods on one task.
+
+    With --out, a run that was stopped continues where it was.
+
+    \b
+    gradpath curve --model smollm2 --task ioi --methods eap,eap-ig,eap-gp --out out/ioi-curve
+    gradpath curve --task sva --methods eap-gp,eap-gp+stride=matched --sparsities 0.99,0.975 --json
+    """
+    check_folder(out)
+    from gradpath.grid import faithfulness
+    from gradpath.grid.bench import Bench
+    from gradpath.grid.runner import Experiment, Written, reproduce
+    from gradpath.grid.store import Store
+    from gradpath.runtime.files import lock_folder
+
+    loading = pick(ModelOptions, given)
+    name = task or ("custom" if data else defaults.TASK)
+    how = grid_selections(how, given["grid"], defaults.SELECTION)
+    request = request_of(tasks=name, how=how, data=data, **given)
+    curve = Experiment("curve", faithfulness.jobs, lambda bench: faithfulness.outcome(bench, "curve"))
+    with ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradpath-")))
+        stack.enter_context(lock_folder(folder))
+        bench = Bench(loading.load(), request, Store(folder))
+        with GridBar() as bar:
+            written = reproduce(bench, [curve], folder, command=command_line(), watch=bar, note=Screen().note)
+        if out is not None:
+            page = out / "report.html"
+            distributed.on_first_rank(lambda: _write_report(bench, written[0].outcome, page))
+        else:
+            written = [Written(one.outcome, one.record, []) for one in written]
+        print_result(as_json_text(written) if as_json else as_text(written))
+
+
+def _write_report(bench: Bench, outcome: Outcome, file: Path) -> None:
+    """One page with all methods side by side, opened on the last circuit of the first of them."""
+    from gradpath.evaluation.mib import Areas
+    from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
+    from gradpath.report.data import IN_PAGE
+    from gradpath.report.payload import LIMIT
+
+    rows = outcome.rows
+    task, how = rows[0]["task"], rows[0]["how"]
+
+    def points(label: str) -> list[CurvePoint]:
+        names = ["how", "edges_asked", "edges_kept", "faithfulness"]
+        names += ["faithfulness_low", "faithfulness_high", "error"]
+        own = [[row[name] for name in names] for row in rows if row["method"] == label]
+        return [CurvePoint(*values) for values in own]
+
+    def areas(label: str) -> dict[str, Areas]:
+        names = [field.name for field in fields(Areas)]
+        own = [row for row in outcome.facts.get("mib", ()) if row["method"] == label]
+        return {row["how"]: Areas(*(row[name] for name in names)) for row in own}
+
+    runs = [
+        MethodRun(bench.scores(task, x), points(x.label), name=x.label, areas=areas(x.label))
+        for x in bench.request.methods
+    ]
+    # A page of half of all edges would be large and would show nothing.
+    edges = max((row["edges_asked"] for row in rows if row["edges_asked"] <= LIMIT), default=LIMIT)
+    report = Report(
+        title=f"{task} in {bench.model.name}",
+        model=bench.model.name,
+        task=task,
+        runs=runs,
+        chosen=Chosen(edges=edges, how=how if how in IN_PAGE else "top"),
+        examples=(),
+        command=command_line(),
+        about={"examples measured": bench.request.examples, "seed": bench.request.seed},
+    )
+    write(report, file)

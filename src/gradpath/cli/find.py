@@ -1,0 +1,147 @@
+"""``gradpath find``: score every edge, select a circuit, measure it on held-out examples."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradpath import defaults
+from gradpath.cli.options import (
+    ModelOptions,
+    ablation_option,
+    batch_options,
+    check_folder,
+    command_line,
+    data_option,
+    examples_option,
+    json_option,
+    limits_of,
+    load_options,
+    method_options,
+    model_option,
+    out_option,
+    pick,
+    seed_option,
+    task_option,
+)
+from gradpath.cli.progress import Screen, lines_of, numbers_of, print_result
+from gradpath.runtime import distributed
+
+if TYPE_CHECKING:
+    from gradpath.pipeline import Found
+
+
+@click.command(name="find")
+@model_option
+@task_option
+@click.option(
+    "--method", default=defaults.METHOD, show_default=True, help="How edges are scored (gradpath ls methods)."
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Points of the path.  [the method's own]")
+@click.option("-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the method.")
+@click.option("--edges", type=int, metavar="N", help="Number of edges of the circuit.")
+@click.option("--sparsity", type=float, help=f"Share of edges to leave out, instead.  [{defaults.SPARSITY}]")
+@click.option("--nodes", type=int, metavar="N", help="Number of heads and MLPs, with all edges among them.")
+@click.option(
+    "--how",
+    help=f"How edges are selected (gradpath ls selections).  [{defaults.SELECTION}; with --positions "
+    f"{defaults.RANKING}]",
+)
+@click.option(
+    "--positions",
+    type=click.Choice(["span", "token"]),
+    help="Select edges at parts of the prompt, or at tokens.  [off]",
+)
+@examples_option("Pairs to attribute.")
+@click.option(
+    "--split",
+    type=click.Choice(["held-out", "same"]),
+    default="held-out",
+    show_default=True,
+    help="Measure the circuit on other examples than were attributed, or on the same.",
+)
+@ablation_option(defaults.ABLATION)
+@data_option
+@batch_options
+@seed_option
+@out_option("Write the scores, the circuit and a report to this folder.")
+@json_option
+@load_options
+def command(
+    options: tuple[str, ...],
+    batch_size: int,
+    memory: str | None,
+    out: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Score every edge of a model on a task, select a circuit and measure how much it keeps.
+
+    \b
+    gradpath find --model smollm2 --task ioi --sparsity 0.975 --out out/ioi
+    gradpath find --model smollm2 --task ioi --method eap-gp --how top --steps 5
+    gradpath find --model ./my-model --data pairs.csv --edges 500 --json
+    gradpath find --model smollm2 --task sva --positions span --edges 2000 --out out/where
+    """
+    begin = time.monotonic()
+    check_folder(out)
+    from gradpath.pipeline import FindRequest, run_find
+    from gradpath.runtime.files import lock_folder
+
+    loading = pick(ModelOptions, given)
+    limits = limits_of(batch_size, memory)
+    request = FindRequest(options=method_options(options), limits=limits, **given)
+    with lock_folder(out):
+        found = run_find(loading.load(), request, curve=out is not None, reporter=Screen())
+        summary = _summary(found, request.seed, time.monotonic() - begin)
+        if out is not None:
+            seconds = summary["seconds"]
+            distributed.on_first_rank(lambda: found.save(out, command=command_line(), seconds=seconds))
+    print_result(json.dumps(summary, indent=1) if as_json else _text(summary, out))
+
+
+def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
+    """The object that ``--json`` prints."""
+    about = found.scores.about
+    return {
+        "version": about["version"],
+        "model": about["model"],
+        "task": about["task"],
+        "method": about["method"],
+        "steps": about["steps"],
+        "options": about["options"],
+        "ablation": about["ablation"],
+        "selection": found.circuit.provenance.how,
+        "seed": seed,
+        "examples": about["examples"],
+        "examples_measured": len(found.measured),
+        "held_out": found.measured is not found.attributed,
+        **({"positions": found.edges_by_span} if found.edges_by_span else {}),
+        **numbers_of(found.model.graph, found.result, max(1, len(found.circuit.spans))),
+        "batch_size": about["batch_size"],
+        "passes": about.get("passes"),
+        "seconds": round(seconds, 2),
+    }
+
+
+def _text(s: dict[str, Any], out: Path | None) -> str:
+    """The result for people."""
+    which = "held-out" if s["held_out"] else "the same"
+    lines = [
+        f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({s['steps']} steps, {s['selection']}):",
+        *lines_of(s),
+        f"  examples      {s['examples']} to attribute, {s['examples_measured']} {which} ones to measure",
+        f"  took          {s['seconds']:.0f} s",
+    ]
+    if "positions" in s:
+        counts = ", ".join(f"{count:,} at {name}" for name, count in s["positions"].items())
+        lines.insert(2, f"  positions     {counts}")
+    if out is not None:
+        figure = "positions" in s
+        lines.append(f"Wrote {out / 'scores.safetensors'} and {out / 'circuit.json'}")
+        lines.append(f"Open {out / ('positions.svg' if figure else 'report.html')} in a browser.")
+    return "\n".join(lines)

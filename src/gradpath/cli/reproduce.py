@@ -1,0 +1,129 @@
+"""``gradpath reproduce``: a table or figure of the paper, on any model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradpath.cli.options import (
+    ModelOptions,
+    check_folder,
+    command_line,
+    grid_options,
+    grid_selections,
+    json_option,
+    limits_of,
+    load_options,
+    model_option,
+    out_option,
+    pick,
+)
+from gradpath.cli.progress import GridBar, Screen, print_result
+from gradpath.paper import ABOUT, find_experiment
+
+if TYPE_CHECKING:
+    from gradpath.grid.request import Request
+    from gradpath.grid.runner import Written
+
+NAMES = "\n".join(f"{name:<13} {about}" for name, about in ABOUT.items())
+SELECTIONS = "top,greedy"
+
+
+@click.command(
+    name="reproduce",
+    help=f"""Make a table or figure of the paper, on any model; a run that was stopped continues.
+
+    \b
+    {NAMES.replace(chr(10), chr(10) + "    ")}
+    all           All of them.
+
+    \b
+    gradpath reproduce faithfulness --model smollm2 --tasks ioi,sva --out out/smollm2
+    gradpath reproduce all --model gpt2 --out out/gpt2
+    """,
+)
+@click.argument("name", metavar="NAME")
+@model_option
+@click.option("--tasks", metavar="A,B", help="Some of the six tasks.  [those of the paper's table or figure]")
+@grid_options(methods="eap,eap-ig,eap-gp", how=SELECTIONS)
+@click.option("--steps", default="3-20", show_default=True, metavar="K-K", help="Numbers of steps (steps only).")
+@click.option("--edge", metavar="EDGE", help="The edge to follow (saturation only).  [the strongest]")
+@click.option(
+    "--sample",
+    type=click.IntRange(min=2),
+    default=300,
+    show_default=True,
+    help="Edges to patch one by one (exact only).",
+)
+@out_option("Write measurements and results to this folder.  [out/reproduce/MODEL]")
+@json_option
+@load_options
+def command(name: str, how: str | None, out: Path | None, as_json: bool, **given: Any) -> None:
+    if name != "all":
+        find_experiment(name)
+    check_folder(out)
+    from gradpath.grid.bench import Bench
+    from gradpath.grid.runner import reproduce
+    from gradpath.grid.store import Store
+    from gradpath.runtime.files import lock_folder
+
+    loading = pick(ModelOptions, given)
+    request = request_of(how=grid_selections(how, given["grid"], SELECTIONS), **given)
+    experiments = [find_experiment(one) for one in (ABOUT if name == "all" else [name])]
+    folder = out or Path("out") / "reproduce" / (Path(loading.model).name or "model")
+    with lock_folder(folder):
+        bench = Bench(loading.load(), request, Store(folder))
+        with GridBar() as bar:
+            written = reproduce(bench, experiments, folder, command=command_line(), watch=bar, note=Screen().note)
+    print_result(as_json_text(written) if as_json else as_text(written))
+
+
+def request_of(
+    *,
+    tasks: str | None,
+    methods: str,
+    how: str,
+    sparsities: str | None,
+    batch_size: int,
+    memory: str | None,
+    steps: str | None = None,
+    **given: Any,
+) -> Request:
+    """The request of a grid, from the texts that were typed."""
+    from gradpath.grid.request import Request, numbers, parse_methods, whole_numbers, words
+
+    limits = limits_of(batch_size, memory)
+    if steps is not None:
+        given["steps"] = whole_numbers(steps, "--steps")
+    return Request(
+        tasks=None if tasks is None else words(tasks),
+        methods=parse_methods(methods),
+        hows=words(how),
+        sparsities=None if sparsities is None else numbers(sparsities, "--sparsities"),
+        batch_size=limits.batch_size,
+        memory=limits.memory,
+        **given,
+    )
+
+
+def as_json_text(written: list[Written]) -> str:
+    """One JSON object: the record and the rows of each experiment, and its files."""
+    experiments = {}
+    for one in written:
+        entry = {"title": one.outcome.title, "files": [str(file) for file in one.files]}
+        facts = {"notes": list(one.outcome.notes), **one.outcome.facts, "rows": one.outcome.rows}
+        experiments[one.outcome.name] = {**entry, **facts}
+    record = written[0].record if written else {}
+    return json.dumps({**record, "experiments": experiments}, indent=1)
+
+
+def as_text(written: list[Written]) -> str:
+    """The tables for people, and their files."""
+    parts = []
+    for one in written:
+        files = "Wrote " + ", ".join(str(file) for file in one.files) if one.files else ""
+        parts += [one.outcome.page, files]
+    return "\n".join(parts)

@@ -1,0 +1,273 @@
+r"""Evaluation: how much of the behaviour a circuit keeps.
+
+With m the metric of an example, on the clean prompt, the corrupted one, and in the circuit::
+
+    faithfulness = (mean m_circuit - mean m_corrupted) / (mean m_clean - mean m_corrupted)
+    error        = mean |m_circuit - m_clean| / mean |m_clean - m_corrupted|
+
+The first is the paper's normalized faithfulness score (NFS): 1 is all of the behaviour, 0 none. A mean
+can hide a circuit that is too strong on one example and too weak on the next, so the error, the paper's own
+objective, is reported with it: 0 is the model's behaviour, 1 is as far off as the corrupted run. With another
+ablation than the corrupted prompt (``ablation``), m_corrupted is the metric of the run in which every node is
+ablated. Intervals are 95% percentile bootstraps over examples.
+
+Cost per batch: one set-up (two forward passes) for all circuits, then one run for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
+from gradpath.circuit import Circuit
+from gradpath.errors import InputError, UsageError
+from gradpath.evaluation.bootstrap import bootstrap
+from gradpath.evaluation.patched_run import places_in_circuits, prepare, run_circuits
+from gradpath.evaluation.plan import check_same_graph, plan_of
+from gradpath.model.transformer import Transformer
+from gradpath.runtime import distributed
+from gradpath.sweep import Limits, Places, Progress, places_in_prompts, sweep
+from gradpath.tasks.metrics import check_metric
+from gradpath.tasks.spans import labels_of
+from gradpath.tasks.task import Pairs, Task, encode
+
+
+@dataclass(frozen=True)
+class Result:
+    """One circuit on one task: the metric of every example, and what follows from it.
+
+    Args:
+        clean_values: The metric of each example on the clean prompt.
+        corrupted_values: The metric of each example on the corrupted prompt, or with every node ablated.
+        circuit_values: The metric of each example in the circuit.
+        edges_asked: The number of edges that the circuit was asked to have.
+        edges_kept: The number of edges after pruning.
+    """
+
+    clean_values: Float[Tensor, " example"]
+    corrupted_values: Float[Tensor, " example"]
+    circuit_values: Float[Tensor, " example"]
+    edges_asked: int
+    edges_kept: int
+
+    @property
+    def clean(self) -> float:
+        """The mean metric on the clean prompts."""
+        return float(self.clean_values.mean())
+
+    @property
+    def corrupted(self) -> float:
+        """The mean metric on the corrupted prompts."""
+        return float(self.corrupted_values.mean())
+
+    @property
+    def circuit(self) -> float:
+        """The mean metric in the circuit."""
+        return float(self.circuit_values.mean())
+
+    @property
+    def faithfulness(self) -> float:
+        """The share of the behaviour that the circuit keeps: 1 is all of it, 0 is none."""
+        return float(self._faithfulness(self._values))
+
+    @property
+    def error(self) -> float:
+        """The mean distance of an example from the model: 0 is the model's behaviour."""
+        return float(self._error(self._values))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of the faithfulness."""
+        return bootstrap(self._values, self._faithfulness)
+
+    @property
+    def error_interval(self) -> tuple[float, float]:
+        """The 95% interval of the error."""
+        return bootstrap(self._values, self._error)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Plot the metric of every example: clean, corrupted and in the circuit.
+
+        Args:
+            ax: The matplotlib axes to draw on; new ones by default.
+
+        Returns:
+            The matplotlib axes.
+        """
+        from gradpath.report.plots import plot_result
+
+        return plot_result(self, ax)
+
+    def _repr_html_(self) -> str:
+        from gradpath.report.cards import result_card
+
+        return result_card(self)
+
+    @cached_property
+    def _values(self) -> Tensor:
+        """(3, example): clean, corrupted, circuit."""
+        return torch.stack([self.clean_values, self.corrupted_values, self.circuit_values]).double()
+
+    @staticmethod
+    def _faithfulness(values: Tensor) -> Tensor:
+        clean, corrupted, circuit = values.mean(-1).unbind(0)
+        return (circuit - corrupted) / (clean - corrupted)
+
+    @staticmethod
+    def _error(values: Tensor) -> Tensor:
+        clean, corrupted, circuit = values.unbind(0)
+        return (circuit - clean).abs().mean(-1) / (clean - corrupted).abs().mean(-1)
+
+
+@overload
+def evaluate(
+    model: Transformer,
+    circuit: Circuit,
+    task: Task,
+    *,
+    batch_size: int = ...,
+    memory: int | None = ...,
+    progress: Progress | None = ...,
+    ablation: str | None = ...,
+    mean_over: Task | None = ...,
+) -> Result: ...
+@overload
+def evaluate(
+    model: Transformer,
+    circuit: Sequence[Circuit],
+    task: Task,
+    *,
+    batch_size: int = ...,
+    memory: int | None = ...,
+    progress: Progress | None = ...,
+    ablation: str | None = ...,
+    mean_over: Task | None = ...,
+) -> list[Result]: ...
+def evaluate(
+    model: Transformer,
+    circuit: Circuit | Sequence[Circuit],
+    task: Task,
+    *,
+    batch_size: int = Limits.batch_size,
+    memory: int | None = None,
+    progress: Progress | None = None,
+    ablation: str | None = None,
+    mean_over: Task | None = None,
+) -> Result | list[Result]:
+    """Run a circuit on a task, with every other edge ablated, and measure what is left.
+
+    Args:
+        model: The model that the circuit is of.
+        circuit: The circuit, or several, which share one set-up.
+        task: The examples to measure on. Use other examples than those that were attributed.
+        batch_size: The largest number of examples in a batch.
+        memory: A budget in bytes, weights included, that batches are made smaller for.
+        progress: Called with the number of examples of each finished batch.
+        ablation: What the other edges carry: ``corrupted``, ``zero``, ``mean`` or ``mean-positional``. By
+            default the ablation that the circuit was found with.
+        mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
+
+    Returns:
+        The result, or a list of results for a list of circuits.
+    """
+    circuits = [circuit] if isinstance(circuit, Circuit) else list(circuit)
+    for one in circuits:
+        check_same_graph(model, one)
+    limits = Limits(batch_size, memory)
+    instead = ablation_of(ablation or common_ablation(circuits), model, mean_over or task, limits)
+    clean, corrupted, patched = _measure(model, circuits, task, limits, progress, instead)
+    _check_behaviour(task, clean, corrupted)
+    results = [
+        Result(clean, corrupted, values, one.asked, len(one)) for one, values in zip(circuits, patched, strict=True)
+    ]
+    return results[0] if isinstance(circuit, Circuit) else results
+
+
+def common_ablation(circuits: Sequence[Circuit]) -> str:
+    """The ablation that the circuits were found with; it has to be the same for all of them."""
+    names = {circuit.provenance.ablation for circuit in circuits} or {CORRUPTED}
+    if len(names) > 1:
+        raise UsageError(
+            f"these circuits were found with different ablations ({', '.join(sorted(names))}): measure them "
+            "separately, or say which one to use."
+        )
+    return names.pop()
+
+
+@torch.no_grad()
+def _measure(
+    model: Transformer,
+    circuits: list[Circuit],
+    task: Task,
+    limits: Limits,
+    progress: Progress | None,
+    ablation: Ablation | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The metric of every example: clean and corrupted, (example,), and in each circuit, (circuit, example)."""
+    pairs = all_positions(_named(encode(task, model.tokenizer), circuits, task, model), ablation)
+    plans = [plan_of(model, one) for one in circuits]
+    # Zeros, so that the sum over ranks puts every example's values in their place.
+    values = torch.zeros(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
+
+    def measure(batch: Pairs) -> Tensor:
+        prepared = prepare(model, batch.to(model.device), ablation)
+        # One after another: the logits of many circuits at once would not fit.
+        all_logits = chain((prepared.clean_logits, prepared.corrupted_logits), run_circuits(prepared, plans))
+        metrics = [task.metric(logits, prepared.batch.labels) for logits in all_logits]
+        for metric in metrics:
+            check_metric(metric, len(batch))
+        values[:, batch.index] = torch.stack([metric.float().cpu() for metric in metrics])
+        return values[:, batch.index]
+
+    def places(single: Pairs) -> Places:
+        yield from places_in_prompts(model, task.metric, single)
+        yield from places_in_circuits(prepare(model, single.to(model.device), ablation), plans, task.metric)
+
+    for _ in sweep(
+        measure,
+        pairs,
+        limits.batch(model, pairs),
+        model=model,
+        task=task,
+        doing="evaluation",
+        same=lambda: (
+            model.identity,
+            [one.masks.numpy().tobytes() for one in circuits],
+            ablation is None,
+        ),
+        places=places,
+        progress=progress,
+    ):
+        pass
+    values = distributed.all_sum(values)
+    return values[0], values[1], values[2:]
+
+
+def _named(pairs: Pairs, circuits: Sequence[Circuit], task: Task, model: Transformer) -> Pairs:
+    """The pairs, with their positions named as in circuits of edges at spans, if there are any."""
+    kinds = {(str(one.about.get("positions")), one.spans) for one in circuits if one.spans}
+    if not kinds:
+        return pairs
+    if len(kinds) > 1:
+        raise UsageError("these circuits split positions in different ways: measure them separately.")
+    [(by, names)] = kinds
+    return replace(pairs, spans=labels_of(task, pairs, model.tokenizer, by).under(names).at)
+
+
+def _check_behaviour(task: Task, clean: Tensor, corrupted: Tensor) -> None:
+    """Refuse a task on which faithfulness is undefined: clean and corrupted have to differ."""
+    size = float(torch.maximum(clean.abs(), corrupted.abs()).mean())
+    if abs(float(clean.mean() - corrupted.mean())) <= 1e-6 * size:
+        raise InputError(
+            f"faithfulness is undefined on the task {task.name!r}: the metric is "
+            f"{float(clean.mean()):.4g} on the clean and on the corrupted prompts alike. "
+            "Use prompts or a metric that the corruption changes."
+        )

@@ -1,0 +1,105 @@
+r"""MIB's two numbers for a ranking of edges: how much circuits of all sizes keep, and how far off they are.
+
+With f(p) the faithfulness of the circuit of the share p of all edges, as MIB's benchmark (Mueller et al.,
+2025) defines them::
+
+    CPR = area under f(p)           (integrated circuit performance ratio: higher is better)
+    CMD = area under |1 - f(p)|     (integrated circuit-model distance: 0 is the model's behaviour)
+
+by the trapezoid rule over p = .001 .002 .005 .01 .02 .05 .1 .2 .5 1, on a linear scale. A circuit has int(p
+n) of the n edges, the first of a ranking by |score| (``top``) or by the score with its sign (``signed``), and
+is pruned. f is the normalized faithfulness of ``evaluation``. A CPR above 1 is of circuits that are too
+strong, which CMD counts against them. A perfect ranking has 0.999 and 0, for the areas begin at .001.
+
+All edges are the model itself, so f(1) = 1 by definition and is not run. The other nine circuits cost one
+set-up of an evaluation and nine runs; intervals are 95% percentile bootstraps over examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradpath.errors import UsageError
+from gradpath.evaluation.bootstrap import bootstrap
+from gradpath.evaluation.evaluate import Result
+from gradpath.graph import Graph
+
+FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+RANKINGS = ("top", "signed")
+
+
+@dataclass(frozen=True)
+class Areas:
+    """CPR and CMD of one ranking, with their intervals, and the faithfulness at every fraction."""
+
+    faithfulness: tuple[float, ...]
+    cpr: float
+    cpr_interval: tuple[float, float]
+    cmd: float
+    cmd_interval: tuple[float, float]
+
+
+def cpr(faithfulness: Sequence[float]) -> float:
+    """The area under the faithfulness at ``FRACTIONS``.
+
+    >>> round(cpr([1.0] * 10), 6)
+    0.999
+    """
+    return float(_area(_checked(faithfulness)))
+
+
+def cmd(faithfulness: Sequence[float]) -> float:
+    """The area under the distance of the faithfulness from 1 at ``FRACTIONS``."""
+    return float(_area(_distance(_checked(faithfulness))))
+
+
+def _checked(faithfulness: Sequence[float]) -> Tensor:
+    if len(faithfulness) != len(FRACTIONS):
+        raise UsageError(
+            f"MIB's areas need the faithfulness at the {len(FRACTIONS)} fractions "
+            f"{', '.join(f'{x:g}' for x in FRACTIONS)}: got {len(faithfulness)} numbers."
+        )
+    return torch.tensor(faithfulness, dtype=torch.float64, device="cpu")
+
+
+def _distance(faithfulness: Tensor) -> Tensor:
+    return (1 - faithfulness).abs()
+
+
+def _area(values: Tensor) -> Tensor:
+    """Of values at every fraction, (fraction, ...)."""
+    return torch.trapezoid(values, torch.tensor(FRACTIONS, dtype=values.dtype, device="cpu"), dim=0)
+
+
+def edges_at(graph: Graph, fraction: float) -> int:
+    """How many edges MIB takes: rounded down. At least one, where a model has fewer than a thousand."""
+    return max(1, int(fraction * graph.n_edges))
+
+
+def areas(clean: Tensor, corrupted: Tensor, circuits: Sequence[Tensor]) -> Areas:
+    """CPR and CMD from every example's metric: at both ends, and in the circuits of the fractions below 1."""
+    values = torch.stack([clean, corrupted, *circuits]).double().cpu()  # (2 + fraction, example)
+    faithfulness = _faithfulness(values).tolist()
+    return Areas(
+        faithfulness=tuple(faithfulness),
+        cpr=cpr(faithfulness),
+        cpr_interval=bootstrap(values, lambda drawn: _area(_faithfulness(drawn))),
+        cmd=cmd(faithfulness),
+        cmd_interval=bootstrap(values, lambda drawn: _area(_distance(_faithfulness(drawn)))),
+    )
+
+
+def _faithfulness(values: Tensor) -> Tensor:
+    """At every fraction, 1 at the last, (fraction, ...)."""
+    clean, corrupted, *circuits = values.mean(-1).unbind(0)
+    return torch.stack([(x - corrupted) / (clean - corrupted) for x in circuits] + [torch.ones_like(clean)])
+
+
+def areas_of(results: Sequence[Result]) -> Areas:
+    """CPR and CMD of the circuits of all fractions below 1, in that order."""
+    first = results[0]
+    return areas(first.clean_values, first.corrupted_values, [result.circuit_values for result in results])

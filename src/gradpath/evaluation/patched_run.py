@@ -1,0 +1,182 @@
+r"""The patched run: run the model with every edge outside a circuit ablated (Algorithm 1 D).
+
+::
+
+    in_v = sum over edges (u, v) of  x_u  if the edge is in the circuit,  else  x'_u
+
+with x_u as computed in this patched run and x'_u in the corrupted one. Written as the corrupted run's input
+and the differences that the kept edges bring,
+
+    in_v = in'_v + sum over kept edges of (x_u - x'_u),
+
+it needs no node outside the circuit, and the corrupted run serves every circuit. A target without a kept edge
+reads what it reads in the corrupted run, so its projection is taken from there. Positions before the first
+differing token have no differences; their keys and values come from the prefix. With another ablation
+(``ablation``) x'_u is what that defines, in'_v follows from it, and there is no prefix.
+
+Where a norm joins the heads of a layer (after attention, or over all queries or keys), it is that of this
+patched run: all heads of the layer are computed, each from what it reads, and all of them enter the norm.
+
+Cost: per batch of examples one clean and one corrupted forward pass (``Prepared``), then per circuit the
+products of the nodes in it, at most one forward pass over the suffix, and no backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from gradpath.ablation import Ablation
+from gradpath.evaluation.plan import LayerPlan, Plan
+from gradpath.model.architecture import to_device_of
+from gradpath.model.transformer import Past, Run, Transformer
+from gradpath.sweep import Places
+from gradpath.tasks.metrics import Metric
+from gradpath.tasks.task import Pairs
+
+# How many circuits are unembedded at once.
+TOGETHER = 8
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One batch, set up for any number of circuits: its corrupted run, and the logits of both ends."""
+
+    model: Transformer
+    batch: Pairs
+    corrupted: Run  # or that of the ablation
+    ablated: bool  # whether its nodes write something else than what follows from their inputs
+    prefix: list[Past]  # per layer, or empty if the prompts differ from the first token on
+    input: Tensor  # (batch, pos, d_model): x - x' of the node input
+    clean_logits: Tensor  # (batch, vocab)
+    corrupted_logits: Tensor
+
+    @property
+    def spans(self) -> Tensor | None:
+        """The span of each position of the suffix, (batch, pos), where positions have names."""
+        return None if self.batch.spans is None else self.batch.spans[:, self.batch.start :]
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor]:
+        """The index of each example's last token in the suffix."""
+        at = self.batch.last - self.batch.start
+        return torch.arange(len(at), device=at.device), at
+
+
+def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) -> Prepared:
+    """Run the clean and the corrupted prompts of a batch; or take an ablation for the corrupted run."""
+    start = batch.start
+    clean, corrupted = model.embed(batch.clean), model.embed(batch.corrupted)
+    past = model.prefix(clean[:, :start]) if start else []
+    row, at = torch.arange(len(batch), device=model.device), batch.last - start
+    clean_run = model.run(clean[:, start:], start=start, past=past)
+    if ablation is None:
+        run = model.run(corrupted[:, start:], start=start, past=past)
+    else:
+        corrupted, run = ablation.run(model, *batch.clean.shape)
+    return Prepared(
+        model=model,
+        batch=batch,
+        corrupted=run,
+        ablated=ablation is not None,
+        prefix=past,
+        input=(clean - corrupted)[:, start:],
+        clean_logits=model.unembed(clean_run.final_in[row, at]),
+        corrupted_logits=model.unembed(run.final_in[row, at]),
+    )
+
+
+def run_circuits(prepared: Prepared, plans: Sequence[Plan]) -> Iterator[Tensor]:
+    """For each circuit the logits at the last position, every other edge corrupted, (batch, vocab).
+
+    Several are unembedded together: for one batch alone the unembedding's weights take longer to read
+    than to multiply with.
+    """
+    for at in range(0, len(plans), TOGETHER):
+        finals = torch.stack([_final_read(prepared, plan) for plan in plans[at : at + TOGETHER]])
+        yield from prepared.model.unembed(finals)
+
+
+def _final_read(prepared: Prepared, plan: Plan) -> Tensor:
+    """What ``logits`` reads at the last position in the circuit's run, (batch, d_model)."""
+    return last_reads(prepared, plan, run_nodes(prepared, plan))[1]
+
+
+def run_nodes(prepared: Prepared, plan: Plan) -> Tensor:
+    """The writes of live nodes here minus those in the corrupted run, (source, batch, pos, d_model).
+
+    Of the last MLP, as of the logits, only each prompt's last position is ever read: its row stays zero.
+    """
+    model = prepared.model
+    deltas = prepared.input.new_zeros(len(plan.sources), *prepared.input.shape)
+    if len(plan.sources) and plan.sources[0] == 0:
+        deltas[0] = prepared.input
+    for index, step in enumerate(plan.layers):
+        before = prepared.corrupted.layers[index]
+        # A head that reads as in the corrupted run writes as in it; one that was ablated does not.
+        if step.attention.targets or (prepared.ablated and step.heads):
+            x = step.attention.read(before.attn_in, deltas, prepared.spans)
+            deltas[step.head_rows] = to_device_of(run_heads(prepared, index, step, x), deltas)
+        if step.mlp is not None and index + 1 < len(plan.layers):
+            x = step.mlp.read(before.mlp_in, deltas, prepared.spans)[0]
+            deltas[step.mlp_row] = to_device_of(model.mlp(model.layers[index], x) - before.mlp_out, deltas)
+    return deltas
+
+
+def places_in_circuits(prepared: Prepared, plans: Sequence[Plan], metric: Metric) -> Places:
+    """Every live node of each circuit, its logits and metric: where a value may not be finite."""
+    for number, plan in enumerate(plans, start=1):
+        where = "in the circuit" + (f" {number} of {len(plans)}" if len(plans) > 1 else "")
+        for source, delta in zip(plan.sources.tolist(), run_nodes(prepared, plan), strict=True):
+            yield f"{prepared.model.graph.sources[source]} {where}", delta
+        logits = prepared.model.unembed(_final_read(prepared, plan))
+        yield f"logits {where}", logits
+        yield f"the metric {where}", metric(logits, prepared.batch.labels)
+
+
+def last_reads(prepared: Prepared, plan: Plan, deltas: Tensor) -> tuple[Tensor, Tensor]:
+    """The writes of live nodes at the last position, (source, batch, d_model), and what ``logits`` reads."""
+    model = prepared.model
+    ends, before, step = deltas[:, *prepared.last], prepared.corrupted.layers[-1], plan.layers[-1]
+    spans = None if prepared.spans is None else prepared.spans[prepared.last]
+    if step.mlp is not None:
+        mlp_in, mlp_out = (to_device_of(x, deltas)[prepared.last] for x in (before.mlp_in, before.mlp_out))
+        x = to_device_of(step.mlp.read(mlp_in, ends, spans)[0], before.mlp_in)
+        ends[step.mlp_row] = to_device_of(model.mlp(model.layers[-1], x), ends) - mlp_out
+    return ends, plan.logits.read(prepared.corrupted.final_in[prepared.last], ends, spans)[0]
+
+
+def run_heads(prepared: Prepared, index: int, step: LayerPlan, x: Tensor) -> Tensor:
+    """The writes of a layer's live heads minus those in the corrupted run, (head, batch, pos, d_model).
+
+    ``x`` is what each of their q, k and v that has a kept edge reads, (target, batch, pos, d_model).
+    """
+    model, layer, a = prepared.model, prepared.model.layers[index], prepared.model.arch
+    before, heads = prepared.corrupted.layers[index], step.heads
+    fresh = _project(model, index, step.attention.targets, model.read_norm(x)[0])
+    q, k, v = qkv_heads = [corrupted[:, :, heads] for corrupted in (before.q, before.k, before.v)]
+    for target, projected in zip(step.attention.targets, fresh, strict=True):
+        qkv, head = divmod(target, a.n_heads)
+        qkv_heads[qkv][:, :, heads.index(head)] = projected
+    place = model.place(prepared.batch.start, x.shape[-2]).to_device_of(layer.w_qkv)
+    prefix = Past(*(x[:, heads] for x in prepared.prefix[index])) if prepared.prefix else None
+    past = model.keys_and_values(layer, k, v, place).behind(prefix)
+    z = model.attend(layer, model.queries(layer, q, place), past, place)  # (batch, pos, head, d_head)
+    # Heads that share a norm are all here.
+    written = z if layer.attn_gain is None else model.attention_out(layer, z)[1]
+    change = (written - before.written[:, :, heads]).flatten(0, 1).transpose(0, 1)  # (head, row, d_head)
+    w_write = layer.w_write.view(a.d_model, a.n_heads, a.d_head)[:, heads].permute(1, 2, 0)
+    return torch.bmm(change, w_write).view(len(heads), *before.attn_in.shape)
+
+
+def _project(model: Transformer, index: int, targets: list[int], y: Tensor) -> list[Tensor]:
+    """Each target's own head projection of its own normalised input, (batch, pos, d_head) each."""
+    a, layer = model.arch, model.layers[index]
+    weights = layer.w_qkv.view(-1, a.d_head, a.d_model)
+    biases = None if layer.b_qkv is None else layer.b_qkv.view(-1, a.d_head)
+    rows = [a.projection_row(*divmod(target, a.n_heads)) for target in targets]
+    return [F.linear(y[i], weights[r], None if biases is None else biases[r]) for i, r in enumerate(rows)]

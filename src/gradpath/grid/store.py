@@ -1,0 +1,105 @@
+"""Finished work on disk: a cell is one measurement, a small JSON file named after its key.
+
+The key is a dictionary of plain values that says everything the result depends on: the weights, the
+prompts' tokens, the method with all its options, the selection, the number of edges. It stands in the file
+as well, so a file can be read on its own. A file is written whole or not at all, so whatever is there is
+finished, at whatever moment a run was killed.
+
+Of several processes (``ranks``) the first alone reads and writes, and tells the others what it found: all of
+them call the same methods in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradpath.errors import InputError
+from gradpath.graph import Graph
+from gradpath.runtime import distributed
+from gradpath.runtime.files import write_atomically
+from gradpath.scores import Scores, load_scores
+
+Key = Mapping[str, Any]
+
+
+def digest(key: Key) -> str:
+    """A file name for a key, the same on every machine.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    return sha256(_canonical(key).encode()).hexdigest()[:24]
+
+
+def _canonical(key: Key) -> str:
+    return json.dumps(key, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of cells and of scores."""
+
+    folder: Path
+
+    def cell(self, key: Key) -> dict[str, Any] | None:
+        """The value of a finished cell, or None. A file that cannot be read counts as unfinished."""
+        return distributed.on_first_rank(lambda: self._read_cell(key))
+
+    def _read_cell(self, key: Key) -> dict[str, Any] | None:
+        try:
+            content = json.loads(self._cell_file(key).read_text(encoding="utf-8"))
+            value: dict[str, Any] = content["value"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return value if _canonical(content["key"]) == _canonical(key) else None
+
+    def keep_cell(self, key: Key, value: Mapping[str, Any]) -> None:
+        text = json.dumps({"key": key, "value": value}, indent=1, sort_keys=True)
+        distributed.on_first_rank(lambda: write_atomically(self._cell_file(key), text + "\n"))
+
+    def scores(self, key: Key) -> Scores | None:
+        """A method's finished scores, or None."""
+        found = self._read_scores(key) if distributed.rank() == 0 else None
+        if distributed.world() == 1:
+            return found
+
+        def about() -> dict[str, Any] | None:
+            return None if found is None else {"graph": asdict(found.graph), "about": dict(found.about)}
+
+        notes = distributed.on_first_rank(about)
+        if notes is None:
+            return None
+        values = distributed.broadcast_first(torch.empty(0, device="cpu") if found is None else found.values)
+        return Scores(Graph(**notes["graph"]), values, notes["about"])
+
+    def _read_scores(self, key: Key) -> Scores | None:
+        file = self._scores_file(key)
+        if not file.is_file():
+            return None
+        try:
+            scores = load_scores(file)
+        except InputError:
+            return None
+        return scores if _canonical(scores.about.get("key", {})) == _canonical(key) else None
+
+    def keep_scores(self, key: Key, scores: Scores, seconds: float) -> Scores:
+        """Write the scores with their key and the CPU time that they took."""
+        known = replace(scores, about={**scores.about, "key": dict(key), "cpu_seconds": round(seconds, 3)})
+        distributed.on_first_rank(lambda: known.save(self._scores_file(key)))
+        return known
+
+    def has_scores(self, key: Key) -> bool:
+        return distributed.on_first_rank(self._scores_file(key).is_file)
+
+    def _cell_file(self, key: Key) -> Path:
+        return self.folder / "cells" / f"{key.get('kind', 'cell')}-{digest(key)}.json"
+
+    def _scores_file(self, key: Key) -> Path:
+        return self.folder / "scores" / f"{key.get('method', 'scores')}-{digest(key)}.safetensors"

@@ -1,0 +1,409 @@
+"""The whole way from prompts to a measured circuit: what ``gradpath find`` and ``gp.find`` do.
+
+1. Load the task: examples to attribute, and others to measure on.
+2. Attribute: score every edge.
+3. Select a circuit, and circuits of other sizes for the report's curve.
+4. Evaluate all of them on the held-out examples.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from gradpath import defaults
+from gradpath.ablation import ABLATIONS
+from gradpath.attribution.attribute import attribute
+from gradpath.attribution.methods import find_method
+from gradpath.circuit import Circuit
+from gradpath.errors import UsageError, unknown
+from gradpath.evaluation import mib
+from gradpath.evaluation.evaluate import Result, evaluate
+from gradpath.model.transformer import Transformer
+from gradpath.report.data import IN_PAGE, SAVED, Chosen, CurvePoint, MethodRun, Report, evidence
+from gradpath.report.page import write
+from gradpath.report.plots import write_spans
+from gradpath.scores import Scores
+from gradpath.selection import edge_count, find_selection, select_many, select_nodes
+from gradpath.sweep import Limits, Progress
+from gradpath.tasks.load import load_task
+from gradpath.tasks.spans import BY
+from gradpath.tasks.task import Task
+
+# The shares of all edges at which the report's curve is measured, in addition to the requested circuit.
+CURVE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
+SPLITS = ("held-out", "same")
+
+
+@dataclass(frozen=True)
+class FindRequest:
+    """The options of ``find``; wrong ones are refused before a model is loaded. See ``find``."""
+
+    task: str | None = None
+    data: Any = None
+    method: str = defaults.METHOD
+    steps: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    edges: int | None = None
+    sparsity: float | None = None
+    nodes: int | None = None
+    how: str | None = None
+    positions: str | None = None
+    examples: int = defaults.EXAMPLES
+    split: str = SPLITS[0]
+    ablation: str = defaults.ABLATION
+    limits: Limits = Limits()
+    seed: int = defaults.SEED
+
+    def __post_init__(self) -> None:
+        find_method(self.method).options(dict(self.options))
+        sizes = {name: getattr(self, name) for name in ("edges", "sparsity", "nodes")}
+        given = [name for name, value in sizes.items() if value is not None]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} both set the size of the circuit: give one of them.")
+        for name in ("edges", "nodes"):
+            if sizes[name] is not None and sizes[name] < 1:
+                raise UsageError(f"the number of {name} must be at least 1: got {sizes[name]}.")
+        if self.sparsity is not None and not 0 <= self.sparsity < 1:
+            raise UsageError(
+                f"the sparsity is the share of edges left out, from 0 up to but not including 1: got {self.sparsity}."
+            )
+        for what, value, known in (
+            ("ablation", self.ablation, ABLATIONS),
+            ("split", self.split, SPLITS),
+            ("way to split positions", self.positions or BY[0], BY),
+        ):
+            if value not in known:
+                raise unknown(what, value, known)
+        find_selection(self.selection, spans=self.positions is not None)
+        if self.nodes is not None and self.positions is not None:
+            raise UsageError("nodes and positions cannot be combined: give edges or sparsity instead of nodes.")
+        if self.nodes is not None and self.how is not None:
+            raise UsageError(f"how={self.how} selects edges, and nodes selects nodes: leave one of them out.")
+
+    @property
+    def selection(self) -> str:
+        return self.how or (defaults.SELECTION if self.positions is None else defaults.RANKING)
+
+    @property
+    def task_name(self) -> str | None:
+        return self.task or (None if self.data is not None else defaults.TASK)
+
+    def edge_count(self, n_edges: int) -> int:
+        """The number of edges to select, out of ``n_edges``."""
+        sparsity = defaults.SPARSITY if self.edges is None and self.sparsity is None else self.sparsity
+        return edge_count(n_edges, self.edges, sparsity)
+
+
+class Reporter(Protocol):
+    """Shows how the work goes on."""
+
+    def counting(self, what: str, total: int) -> AbstractContextManager[Progress]:
+        """A progress bar over ``total`` examples."""
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """A sign of life for work that is not counted."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+
+
+class Silent:
+    """A reporter that shows nothing."""
+
+    @contextmanager
+    def counting(self, what: str, total: int) -> Iterator[Progress]:
+        yield lambda done: None
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        yield
+
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """Everything that one ``find`` computed.
+
+    Args:
+        model: The model.
+        attributed: The examples that were attributed.
+        measured: The examples that the circuit was measured on.
+        scores: The scores of all edges.
+        circuit: The circuit.
+        result: The circuit's result on the measured examples.
+        curve: The results of circuits of other sizes.
+    """
+
+    model: Transformer
+    attributed: Task
+    measured: Task
+    scores: Scores
+    circuit: Circuit
+    result: Result
+    curve: list[Result]
+
+    @property
+    def edges_by_span(self) -> dict[str, int]:
+        """How many edges the circuit has at each span of a prompt, if it has spans."""
+        if self.circuit.span is None:
+            return {}
+        counts = self.circuit.span.bincount(minlength=len(self.circuit.spans)).tolist()
+        return dict(zip(self.circuit.spans, counts, strict=True))
+
+    def report(self, file: str | Path, *, command: str = "", seconds: float | None = None) -> None:
+        """Write the interactive report.
+
+        Args:
+            file: The HTML file to write.
+            command: The command that makes the report again, to show in it.
+            seconds: How long it took, to show in it.
+        """
+        about, how = self.scores.about, self.circuit.provenance.how
+        points = [CurvePoint.of(how, result) for result in [*self.curve, self.result]]
+        in_page = how in IN_PAGE  # otherwise the page has the circuit as it was found
+        chosen = Chosen(self.circuit.asked, how) if in_page else Chosen(len(self.circuit), SAVED)
+        facts: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
+        facts |= {
+            "examples measured": len(self.measured),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": importlib.metadata.version("transformers"),
+        }
+        report = Report(
+            title=f"{about['task']} in {about['model']}",
+            model=about["model"],
+            task=about["task"],
+            runs=[MethodRun(self.scores, points, found=None if in_page else self.circuit)],
+            chosen=chosen,
+            examples=evidence(self.measured, self.result, self.model.tokenizer),
+            command=command,
+            about=facts,
+        )
+        write(report, Path(file))
+
+    def save(self, folder: str | Path, *, command: str = "", seconds: float | None = None) -> None:
+        """Write the scores, the circuit and the report (or the figure of positions), each atomically.
+
+        Args:
+            folder: The folder to write to.
+            command: The command that makes the report again, to show in it.
+            seconds: How long it took, to show in it.
+        """
+        folder = Path(folder)
+        self.scores.save(folder / "scores.safetensors")
+        self.circuit.save(folder / "circuit.json")
+        if self.circuit.spans:
+            write_spans(self.circuit, folder)
+        else:
+            self.report(folder / "report.html", command=command, seconds=seconds)
+
+
+def find(
+    model: Transformer,
+    task: str | None = None,
+    *,
+    data: Any = None,
+    method: str = defaults.METHOD,
+    steps: int | None = None,
+    edges: int | None = None,
+    sparsity: float | None = None,
+    nodes: int | None = None,
+    how: str | None = None,
+    positions: str | None = None,
+    examples: int = defaults.EXAMPLES,
+    split: str = SPLITS[0],
+    ablation: str = defaults.ABLATION,
+    batch_size: int = Limits.batch_size,
+    memory: int | None = None,
+    seed: int = defaults.SEED,
+    curve: bool = True,
+    **options: Any,
+) -> Found:
+    """Find a circuit and measure it: what ``gradpath find`` does.
+
+    Args:
+        model: The model.
+        task: A built-in task (``gradpath ls tasks``); by default ``ioi``, if there is no ``data``.
+        data: Your own pairs: a CSV or JSONL file, a Hugging Face dataset, or rows as dictionaries.
+        method: The method (``gradpath ls methods``).
+        steps: The number of points of the method's path; by default the method's own.
+        edges: The number of edges of the circuit.
+        sparsity: The share of edges to leave out, instead; by default 0.975.
+        nodes: The number of heads and MLPs, instead: the circuit has all edges among them.
+        how: The selection (``gradpath ls selections``); by default ``refined``, with ``positions`` ``top``.
+        positions: ``span`` or ``token`` to select edges at parts of the prompt.
+        examples: The number of examples to attribute, and to measure on.
+        split: ``held-out`` to measure on other examples than were attributed, or ``same``.
+        ablation: What edges outside of the circuit carry: ``corrupted``, ``zero``, ``mean``,
+            ``mean-positional``.
+        batch_size: The largest number of examples in a batch.
+        memory: A budget in bytes, weights included, that batches are made smaller for.
+        seed: Chooses the examples.
+        curve: Whether to measure circuits of other sizes, too, for the report.
+        **options: Other options of the method.
+
+    Returns:
+        The scores, the circuit and its result, and how to save them.
+    """
+    request = FindRequest(
+        task=task,
+        data=data,
+        method=method,
+        steps=steps,
+        options=options,
+        edges=edges,
+        sparsity=sparsity,
+        nodes=nodes,
+        how=how,
+        positions=positions,
+        examples=examples,
+        split=split,
+        ablation=ablation,
+        limits=Limits(batch_size, memory),
+        seed=seed,
+    )
+    return run_find(model, request, curve=curve)
+
+
+def run_find(model: Transformer, request: FindRequest, *, curve: bool, reporter: Reporter | None = None) -> Found:
+    """Attribute some examples of a task, select a circuit, and measure it on others."""
+    reporter, limits = reporter or Silent(), request.limits
+    to_attribute, to_measure = _examples(model, request, reporter)
+    by = f" by {request.positions}" if request.positions else ""
+    what = f"scoring {model.graph.n_edges:,} edges{by} with {request.method}"
+    with reporter.counting(what, len(to_attribute)) as progress:
+        scores = attribute(
+            model,
+            to_attribute,
+            request.method,
+            steps=request.steps,
+            positions=request.positions,
+            batch_size=limits.batch_size,
+            memory=limits.memory,
+            progress=progress,
+            ablation=request.ablation,
+            **request.options,
+        )
+    if limits.memory is not None:
+        reporter.note(f"batches of {scores.about['batch_size']} examples fit into the memory budget")
+    circuit, *others = _circuits(model, request, scores, to_attribute, curve, reporter)
+    what = f"measuring the circuit and {len(others)} others" if others else "measuring the circuit"
+    with reporter.counting(what, len(to_measure)) as progress:
+        # The circuits record how they were found, so they are measured with the same ablation.
+        results = evaluate(
+            model,
+            [circuit, *others],
+            to_measure,
+            batch_size=limits.batch_size,
+            memory=limits.memory,
+            progress=progress,
+            mean_over=to_attribute,
+        )
+    return Found(model, to_attribute, to_measure, scores, circuit, results[0], results[1:])
+
+
+def _examples(model: Transformer, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:
+    """The examples to attribute and those to measure on."""
+
+    def examples(split: str) -> Task:
+        return load_task(
+            request.task_name,
+            model,
+            n=request.examples,
+            seed=request.seed,
+            split=split,
+            data=request.data,
+        )
+
+    to_attribute = examples("train")
+    for line in notices(to_attribute):
+        reporter.note(line)
+    return to_attribute, to_attribute if request.split == "same" else examples("test")
+
+
+def _circuits(
+    model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool, reporter: Reporter
+) -> list[Circuit]:
+    """The requested circuit, then those of other sizes for the curve."""
+    if request.nodes is not None:
+        counts = _node_counts(model.graph.n_sources, request.nodes) if curve else []
+        return [select_nodes(scores, n) for n in (request.nodes, *counts)]
+    n, how = request.edge_count(scores.n_edges), request.selection
+    counts = _edge_counts(model.graph.n_edges, n, how) if curve and scores.by_span is None else []
+    with reporter.waiting(f"selecting edges ({how})"):
+        return select_many(scores, [n, *counts], how=how, model=model, task=task, limits=request.limits)
+
+
+def _edge_counts(n_edges: int, n: int, how: str) -> list[int]:
+    """Sizes to measure in addition to n; selections that measure take longer for smaller ones."""
+    least = n // 2 if find_selection(how)[0].measures else 1
+    return sorted({max(1, round(share * n_edges)) for share in CURVE if share * n_edges >= least})
+
+
+def _node_counts(n_sources: int, n: int) -> list[int]:
+    """Numbers of nodes to measure in addition to n: each 1.5 times the one before."""
+    return [k for k in (round(1.5**i) for i in range(2, 40)) if k < n_sources and k != n][-12:]
+
+
+def notices(task: Task) -> list[str]:
+    """What the user should know about the task's pairs: notes, and which were dropped and why."""
+    dropped = task.about.get("dropped", {})
+    lines = [
+        f"{drop['count']:,} {'pair was' if drop['count'] == 1 else 'pairs were'} dropped because {reason} "
+        f"(first: {drop['first']})"
+        for reason, drop in dropped.items()
+    ]
+    return [*map(str, task.about.get("notes", [])), *lines]
+
+
+def measure_mib(
+    model: Transformer,
+    scores: Scores,
+    task: Task,
+    *,
+    rankings: Sequence[str] = mib.RANKINGS,
+    batch_size: int = Limits.batch_size,
+    memory: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    ablation: str | None = None,
+    mean_over: Task | None = None,
+) -> dict[str, mib.Areas]:
+    """MIB's CPR and CMD of the scores on a task: ``measure_mib(...)["signed"].cmd``.
+
+    Args:
+        model: The model.
+        scores: The scores of all edges.
+        task: The examples to measure on.
+        rankings: How edges are ranked: ``top``, ``signed``, or both.
+        batch_size: The largest number of examples in a batch.
+        memory: A budget in bytes, weights included, that batches are made smaller for.
+        progress: Called with the number of examples of each finished batch.
+        ablation: What edges outside of a circuit carry, as in ``evaluate``.
+        mean_over: The task whose clean prompts the means are taken over, as in ``evaluate``.
+
+    Returns:
+        The areas of each ranking.
+    """
+    counts = [mib.edges_at(scores.graph, fraction) for fraction in mib.FRACTIONS[:-1]]
+    circuits = [circuit for how in rankings for circuit in select_many(scores, counts, how=how)]
+    results = evaluate(
+        model,
+        circuits,
+        task,
+        batch_size=batch_size,
+        memory=memory,
+        progress=progress,
+        ablation=ablation,
+        mean_over=mean_over,
+    )
+    parts = [results[at : at + len(counts)] for at in range(0, len(results), len(counts))]
+    return {how: mib.areas_of(part) for how, part in zip(rankings, parts, strict=True)}

@@ -1,0 +1,160 @@
+"""From scores to a circuit.
+
+A selection either uses the scores alone (``ranking``), or it measures: it runs circuits on the attribution
+examples while it selects, so it needs the model and those examples as well, and costs a few more passes
+(``balance``, ``refine``). What is selected is then pruned (``prune``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from gradpath import defaults
+from gradpath.circuit import Circuit
+from gradpath.errors import UsageError
+from gradpath.evaluation.plan import check_same_graph
+from gradpath.model.transformer import Transformer
+from gradpath.scores import Scores
+from gradpath.selection.ranking import (
+    SELECTIONS,
+    Order,
+    Selection,
+    checked,
+    circuit_of,
+    edge_count,
+    find_selection,
+    selection,
+    top,
+)
+from gradpath.sweep import Limits
+from gradpath.tasks.task import Task
+
+__all__ = [
+    "SELECTIONS",
+    "Order",
+    "Selection",
+    "default_selection",
+    "edge_count",
+    "find_selection",
+    "select",
+    "select_many",
+    "selection",
+]
+
+
+def select(
+    scores: Scores,
+    n: int | None = None,
+    *,
+    sparsity: float | None = None,
+    nodes: int | None = None,
+    how: str | None = None,
+    prune: bool = True,
+    model: Transformer | None = None,
+    task: Task | None = None,
+    batch_size: int = Limits.batch_size,
+    memory: int | None = None,
+) -> Circuit:
+    """Select a circuit by its scores.
+
+    Args:
+        scores: The scores that ``attribute`` gave.
+        n: The number of edges.
+        sparsity: The share of edges to leave out, instead of ``n``.
+        nodes: The number of heads and MLPs, instead: the circuit has all edges among them.
+        how: The selection (``gradpath ls selections``). By default ``refined``, or ``top`` where ``model`` or
+            ``task`` is missing or the scores are split by span.
+        prune: Whether to drop edges that are not on a way from ``input`` to ``logits``.
+        model: The model, for selections that measure circuits.
+        task: The examples that were attributed, for selections that measure circuits. Not those that the
+            circuit will be evaluated on.
+        batch_size: The largest number of examples in a batch.
+        memory: A budget in bytes, weights included, that batches are made smaller for.
+
+    Returns:
+        The circuit. Its ``about`` has how it was selected.
+    """
+    if nodes is not None:
+        if n is not None or sparsity is not None:
+            raise UsageError("say how large the circuit should be: by its nodes, its edges or its sparsity.")
+        if how is not None:
+            raise UsageError(f"how={how!r} selects edges, and nodes={nodes} selects nodes: give one of them.")
+        return select_nodes(scores, nodes, prune=prune)
+    how = how or default_selection(scores, measurable=model is not None and task is not None)
+    counts, limits = [edge_count(scores.n_edges, n, sparsity)], Limits(batch_size, memory)
+    return select_many(scores, counts, how=how, prune=prune, model=model, task=task, limits=limits)[0]
+
+
+def default_selection(scores: Scores, *, measurable: bool = True) -> str:
+    """The selection for these scores if none is named; ``measurable`` if there is a model and a task."""
+    return defaults.SELECTION if measurable and scores.by_span is None else defaults.RANKING
+
+
+def select_many(
+    scores: Scores,
+    counts: Sequence[int],
+    *,
+    how: str = defaults.RANKING,
+    prune: bool = True,
+    model: Transformer | None = None,
+    task: Task | None = None,
+    limits: Limits = Limits(),
+) -> list[Circuit]:
+    """Select circuits of several sizes, for little more than the price of one.
+
+    Args:
+        scores: The scores that ``attribute`` gave.
+        counts: The numbers of edges.
+        how: The selection (``gradpath ls selections``).
+        prune: Whether to drop edges that are not on a way from ``input`` to ``logits``.
+        model: The model, for selections that measure circuits.
+        task: The examples that were attributed, for selections that measure circuits.
+        limits: The batch size and memory of selections that measure circuits.
+
+    Returns:
+        One circuit for each number of edges.
+    """
+    chosen, value = find_selection(how, spans=scores.by_span is not None)
+    scores = checked(scores)
+    counts = [edge_count(scores.n_edges, n, None) for n in counts]
+    if not chosen.measures:
+        order = chosen.order(scores, max(counts), *([] if value is None else [value]))
+        return [circuit_of(scores, order[:n], how=how, prune=prune) for n in counts]
+    if model is None or task is None:
+        raise UsageError(
+            f"the selection {how!r} measures circuits while it selects: give it model= and task=, the "
+            "examples that were attributed."
+        )
+    check_same_graph(model, circuit_of(scores, top(scores, 1)))
+    orders = chosen.order(model, task, scores, counts, limits)
+    return [circuit_of(scores, order, how=how, prune=prune, asked=n) for n, order in zip(counts, orders, strict=True)]
+
+
+def select_nodes(scores: Scores, n: int, *, prune: bool = True) -> Circuit:
+    """Select nodes instead of edges.
+
+    Args:
+        scores: The scores of nodes, or of edges, whose sum over the edges that leave a node is then its score.
+        n: The number of heads and MLPs to select, by |score|.
+        prune: Whether to drop edges that are not on a way from ``input`` to ``logits``.
+
+    Returns:
+        The circuit of these nodes, ``input`` and ``logits``, with all edges among them.
+    """
+    graph = scores.graph
+    if not 1 <= n < graph.n_sources:
+        raise UsageError(
+            f"this model has {graph.n_sources - 1:,} heads and MLPs, and a circuit has at least 1 of them: "
+            f"{n:,} were requested."
+        )
+    scores = replace(checked(scores), by_span=None)
+    best = 1 + scores.by_node[1:].abs().sort(descending=True, stable=True).indices[:n]
+    inside = torch.zeros(graph.n_sources + 1, dtype=torch.bool, device="cpu")
+    inside[[0, graph.n_sources]] = True  # input and logits
+    inside[best] = True
+    among = graph.mask & inside[:-1, None] & inside[graph.node_of_target]
+    order = top(scores, graph.n_edges)
+    return circuit_of(scores, order[among.flatten()[order]], how="nodes", prune=prune)

@@ -1,0 +1,211 @@
+"""Selections that use the scores alone: an order of all edges, of which the first n are taken.
+
+``top`` ranks by |score|, ``signed`` by the score itself, so that edges that raise the metric come first.
+``ratio`` takes a fixed share of edges that raise it. ``greedy`` starts from ``logits``; its frontier is every
+edge into a node that is in, it takes the one of largest |score|, and when that edge's source is new its
+incoming edges join the frontier. Each is one nested sequence, computed once for circuits of all sizes. Ties go
+to the lower index.
+
+An order holds positions in the flattened (source, target) matrix, or in the flattened (span, source, target)
+one where the scores are split by span.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from gradpath.circuit import Circuit
+from gradpath.errors import InputError, UsageError
+from gradpath.graph import Graph
+from gradpath.registry import Registry, owner_of
+from gradpath.scores import Scores
+from gradpath.selection.prune import pruned, pruned_spans
+
+Order = Int[Tensor, " edge"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A registered way to select edges.
+
+    ``order`` is a function of the scores and a number of edges. A selection that ``measures`` runs circuits
+    while it selects; its function takes the model, the task, the scores, all sizes and the ``Limits``.
+    """
+
+    name: str
+    order: Callable[..., Any]
+    measures: bool = False
+    spans: bool = False  # whether it can select edges at spans
+
+    @property
+    def about(self) -> str:
+        """The first line of the function's docstring."""
+        return (self.order.__doc__ or "").partition("\n")[0].replace("``", "")
+
+
+SELECTIONS = Registry[Selection](
+    "selection", [f"gradpath.selection.{module}" for module in ("ranking", "balance", "refine")]
+)
+
+
+def selection(
+    name: str, *, measures: bool = False, spans: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the selection ``name``; see ``Selection``."""
+
+    def register(order: Callable[..., Any]) -> Callable[..., Any]:
+        SELECTIONS.add(name, Selection(name, order, measures, spans), owner_of(order))
+        return order
+
+    return register
+
+
+def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, float | None]:
+    """The selection that ``how`` names, and its value: only ``ratio`` takes one, as in ``ratio=0.7``."""
+    name, equals, text = how.partition("=")
+    chosen = SELECTIONS.find(name)
+    value = _share(text) if equals else None
+    if equals and (name != "ratio" or value is None):
+        raise UsageError(
+            f"the selection {how!r} is not understood: only ratio takes a value, the share of positive edges "
+            "from 0 to 1, as in ratio=0.7."
+        )
+    if spans and not chosen.spans:
+        known = " or ".join(x.name for x in SELECTIONS.values() if x.spans)
+        raise UsageError(f"the selection {how!r} cannot select edges at positions. Use {known}.")
+    return chosen, value
+
+
+def _share(text: str) -> float | None:
+    try:
+        return float(text) if 0 <= float(text) <= 1 else None
+    except ValueError:
+        return None
+
+
+def _candidates(scores: Scores) -> tuple[Order, Tensor]:
+    """The positions of all edges in the flattened matrix, and their scores."""
+    values = scores.values if scores.by_span is None else scores.by_span.values
+    edges = scores.graph.mask.expand(values.shape).flatten().nonzero()[:, 0]
+    return edges, values.flatten()[edges]
+
+
+@selection("top", spans=True)
+def top(scores: Scores, n: int) -> Order:
+    """The n edges of largest |score|."""
+    edges, values = _candidates(scores)
+    return edges[values.abs().sort(descending=True, stable=True).indices[:n]]
+
+
+@selection("greedy")
+def greedy(scores: Scores, n: int) -> Order:
+    """The n edges that a search backwards from ``logits`` takes, always the largest |score| at the frontier.
+
+    Each target's sources are sorted once; the heap holds one edge per target, so n edges cost n pops.
+    """
+    graph = scores.graph
+    size = scores.values.abs().masked_fill(~graph.mask, -1)
+    ranked = size.sort(dim=0, descending=True, stable=True)
+    sizes, sources = ranked.values.T.tolist(), ranked.indices.T.tolist()  # [target][rank]
+    limits = graph.sources_before_target.tolist()
+    targets_of = _targets_of_nodes(graph)
+    heap: list[tuple[float, int, int]] = []  # (-|score|, flat index, rank)
+
+    def offer(target: int, rank: int) -> None:
+        if rank < limits[target]:
+            flat = sources[target][rank] * graph.n_targets + target
+            heapq.heappush(heap, (-sizes[target][rank], flat, rank))
+
+    offer(graph.logits, 0)
+    taken, reached = list[int](), set[int]()
+    while len(taken) < n:
+        _, flat, rank = heapq.heappop(heap)
+        source, target = divmod(flat, graph.n_targets)
+        taken.append(flat)
+        offer(target, rank + 1)
+        if source not in reached:
+            reached.add(source)
+            for reader in targets_of[source]:
+                offer(reader, 0)
+    return torch.tensor(taken, dtype=torch.long, device="cpu")
+
+
+def _targets_of_nodes(graph: Graph) -> list[list[int]]:
+    """For each source the targets that the same node reads at: none for ``input``."""
+    readers: list[list[int]] = [[] for _ in range(graph.n_sources)]
+    for target, node in enumerate(graph.node_of_target.tolist()[:-1]):
+        readers[node].append(target)
+    return readers
+
+
+@selection("signed", spans=True)
+def signed(scores: Scores, n: int) -> Order:
+    """The n edges of largest score, sign included: those that raise the metric most."""
+    edges, values = _candidates(scores)
+    return edges[values.sort(descending=True, stable=True).indices[:n]]
+
+
+@selection("ratio")
+def ratio(scores: Scores, n: int, share: float = 0.6) -> Order:
+    """The n edges of largest |score| with 60% positive ones; ratio=0.7 for another share.
+
+    The j-th positive edge comes at j / share and the j-th of the others at j / (1 - share), so every first n
+    have that share, as far as there are edges of both kinds.
+    """
+    order: Order = top(scores, scores.graph.n_edges)
+    positive = scores.values.flatten()[order] > 0
+    turn = torch.where(positive, positive.cumsum(0) / share, (~positive).cumsum(0) / (1 - share))
+    return order[turn.sort(stable=True).indices[:n]]
+
+
+def checked(scores: Scores) -> Scores:
+    """The scores on the CPU, if they can be ranked."""
+    if not scores.values.isfinite().all():
+        raise InputError("scores that are not finite numbers cannot be ranked. Attribute again.")
+    if scores.by_span is None:
+        return replace(scores, values=scores.values.cpu())
+    spans = replace(scores.by_span, values=scores.by_span.values.cpu())
+    return replace(scores, values=scores.values.cpu(), by_span=spans)
+
+
+def edge_count(n_edges: int, n: int | None, sparsity: float | None) -> int:
+    """The number of edges that a number, or a sparsity, asks for, out of ``n_edges``."""
+    if (n is None) == (sparsity is None):
+        raise UsageError("say how large the circuit should be: either a number of edges or a sparsity.")
+    if sparsity is not None:
+        if not 0 <= sparsity < 1:
+            raise UsageError(
+                f"the sparsity is the share of edges left out, from 0 up to but not including 1: got {sparsity}."
+            )
+        n = max(1, round((1 - sparsity) * n_edges))
+    assert n is not None
+    if not 1 <= n <= n_edges:
+        raise UsageError(f"a circuit of this model has from 1 to {n_edges:,} edges: {n:,} were requested.")
+    return n
+
+
+def circuit_of(scores: Scores, order: Order, *, how: str = "", prune: bool = True, asked: int | None = None) -> Circuit:
+    """The circuit of these edges, pruned or not; ``asked`` is how many were requested, if not all of these."""
+    graph, n, spans = scores.graph, len(order) if asked is None else asked, scores.by_span
+    values = scores.values if spans is None else spans.values
+    if prune:
+        mask = torch.zeros(values.numel(), dtype=torch.bool, device="cpu")
+        mask[order] = True
+        mask = mask.view(values.shape)
+        kept = pruned(graph, mask) if spans is None else pruned_spans(graph, mask, spans.reach)
+        order = order[kept.flatten()[order]]
+    selected = {"how": how, "pruned": prune, "edges_asked": n, "edges_kept": len(order)}
+    circuit = Circuit(
+        graph,
+        graph.unflattened(order % graph.n_pairs),
+        values.flatten()[order],
+        {**scores.about, "selection": selected},
+    )
+    return circuit if spans is None else replace(circuit, spans=spans.names, span=order // graph.n_pairs)

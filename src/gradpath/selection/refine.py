@@ -1,0 +1,299 @@
+r"""``refined``: remove edges from a large circuit, measured in the circuit itself, until n are left.
+
+Scores say what an edge does in the whole model, one edge at a time. A circuit leaves out most of the model at
+once; then edges matter differently, and errors that are small one by one add up. So ``refined`` starts from
+the top 10% of edges by |score| and goes down a ladder of sizes. On every rung it runs the circuit on the
+attribution examples and takes each edge's effect on each example there (``evaluation.circuit_gradients``). With
+
+    r_i = m_i(circuit) - m_i(model)          the deviation of example i
+    a_ie                                     what example i loses without edge e
+
+removing the set R of edges leaves, to first order, the deviations r_i - sum over e in R of a_ie. Edges are
+removed one after another so that the paper's objective, the size of the deviations, stays smallest:
+
+    e = argmin  |r - a_e|^2 - |r|^2 + caution |a_e|^2  =  argmin  (1 + caution) |a_e|^2 - 2 r . a_e
+
+This removes edges with little effect, and edges with an effect that the circuit has too much of. The caution is
+needed because a_e is a first-order estimate, made on these examples: without it the circuit fits them and no
+others. The order in which edges are removed is one nested sequence, so all sizes come from one descent.
+
+``exchanged`` goes on from there. An edge that was removed early does not come back in ``refined``, though the
+smaller circuit may need it. So the circuit is measured once more, together with the edges around it: those that
+are not in it, between nodes that are. A swap that removes e and adds f leaves r - a_e + a_f, and the best pair
+
+    e = argmin  (1 + caution) |a_e|^2 - 2 r . a_e        f = argmin  (1 + caution) |a_f|^2 + 2 r . a_f
+
+is swapped as long as it brings the examples nearer to the model. Then the circuit is measured again, and this
+repeats until it is no nearer than before: what is kept was measured.
+
+Cost on n examples: per rung, per size asked for, and per round of swaps one set-up, one run of the circuit and
+one backward pass through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gradpath.ablation import Ablation, ablation_of, all_positions
+from gradpath.evaluation.circuit_gradients import edge_effects
+from gradpath.evaluation.patched_run import places_in_circuits, prepare
+from gradpath.evaluation.plan import plan_of
+from gradpath.model.transformer import Transformer
+from gradpath.runtime import distributed
+from gradpath.scores import Scores
+from gradpath.selection.prune import pruned
+from gradpath.selection.ranking import Order, circuit_of, selection, top
+from gradpath.sweep import Limits, Places, places_in_prompts, sweep
+from gradpath.tasks.task import Pairs, Task, encode
+
+START = 0.1  # the share of all edges that the descent starts from
+RUNG = 0.6  # the share of the remaining edges that stay on the next rung
+TRIM = 1.05  # times the edges asked for are measured once more, and trimmed
+CAUTION = 1.0
+# Edges are removed in groups, so many a rung where that makes no difference: one by one, each would cost a
+# sweep over all effects.
+GROUPS = 200
+SWAP_ROUNDS = 4
+SWAPPED = 0.1  # the share of edges swapped in one round, at most: beyond it the effects are no longer the same
+MAX_EFFECTS = 2**27  # kept at once, one for every example and edge: half a gigabyte
+
+
+@selection("refined", measures=True)
+def refined(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits) -> list[Order]:
+    """Start from the top 10% of edges and repeatedly remove those that matter least in the circuit itself.
+
+    One order for each size, best first; ``task`` holds the examples of the scores.
+    """
+    return _descents(CircuitProbe.of(model, task, scores, limits), counts)
+
+
+@selection("exchanged", measures=True)
+def exchanged(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits) -> list[Order]:
+    """Like refined, then swap edges for others that bring the circuit nearer to the model.
+
+    One order for each size, best first; ``task`` holds the examples of the scores.
+    """
+    probe = CircuitProbe.of(model, task, scores, limits)
+    return [_swapped(probe, order) for order in _descents(probe, counts)]
+
+
+@dataclass(frozen=True)
+class CircuitProbe:
+    """Measures circuits: how far each example is off, and what each edge does, or would do, about it."""
+
+    model: Transformer
+    task: Task
+    pairs: Pairs
+    batch: int
+    ablation: Ablation | None
+    scores: Scores
+
+    @classmethod
+    def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits) -> CircuitProbe:
+        """A probe on the examples of the task, or on as many as there is memory for."""
+        ablation = ablation_of(scores.provenance.ablation, model, task, limits)
+        pairs = all_positions(_that_fit(encode(task, model.tokenizer), start_size(scores)), ablation)
+        pairs = pairs.in_order()
+        return cls(model, task, pairs, limits.batch(model, pairs), ablation, scores)
+
+    def measure(
+        self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"]
+    ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
+        """Measure the pruned circuit of some edges.
+
+        Args:
+            edges: The circuit's edges.
+            asked: The edges whose effects are wanted.
+
+        Returns:
+            The deviations of the examples, and the effects of the edges asked for.
+        """
+        model, task, metric = self.model, self.task, self.task.metric
+        plan = plan_of(model, circuit_of(self.scores, edges, prune=False))
+        # Zeros, so that the sum over ranks puts every example's values in their place.
+        deviations = torch.zeros(len(self.pairs), device="cpu")
+        effects = torch.zeros(len(self.pairs), len(asked), device="cpu")
+        row = {int(example): row for row, example in enumerate(self.pairs.index)}
+
+        def measure(batch: Pairs) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                prepared = prepare(model, batch.to(model.device), self.ablation)
+                goal = metric(prepared.clean_logits, prepared.batch.labels)
+            value, effect = edge_effects(prepared, plan, metric, asked)
+            deviation, effect = (value - goal).float().cpu(), effect.float().cpu()
+            rows = [row[int(example)] for example in batch.index]
+            deviations[rows], effects[rows] = deviation, effect
+            return deviation, effect
+
+        def places(single: Pairs) -> Places:
+            yield from places_in_prompts(model, metric, single)
+            with torch.no_grad():
+                prepared = prepare(model, single.to(model.device), self.ablation)
+                yield from places_in_circuits(prepared, [plan], metric)
+            yield "the gradients in the circuit", measure(single)[1]
+
+        def same() -> object:
+            return model.identity, edges.numpy().tobytes(), asked.numpy().tobytes()
+
+        doing = "the selection of edges"
+        for _ in sweep(measure, self.pairs, self.batch, model=model, task=task, doing=doing, same=same, places=places):
+            pass
+        return distributed.all_sum(deviations), distributed.all_sum(effects)
+
+
+def start_size(scores: Scores) -> int:
+    """The number of edges that the descent starts from."""
+    return max(1, round(START * scores.graph.n_edges))
+
+
+def _that_fit(pairs: Pairs, n_edges: int) -> Pairs:
+    """The examples, or of very many some that are spread evenly."""
+    most = max(1, MAX_EFFECTS // n_edges)
+    if len(pairs) <= most:
+        return pairs
+    return pairs.rows(torch.linspace(0, len(pairs) - 1, most, device="cpu").round().long())
+
+
+def _descents(probe: CircuitProbe, counts: Sequence[int]) -> list[Order]:
+    order = _descent(probe, min(counts))
+    return [_trimmed(probe, order, n) for n in counts]
+
+
+def _descent(probe: CircuitProbe, n: int) -> Order:
+    """All edges, those removed last first, down to a circuit of at most ``n``.
+
+    The rungs do not depend on ``n``, so a circuit does not depend on the other sizes asked for.
+    """
+    graph = probe.scores.graph
+    ranked = top(probe.scores, graph.n_edges)
+    left = graph.mask_of(ranked[: start_size(probe.scores)])
+    removed = [ranked[~left[ranked]].flip(0)]  # first removed first
+    while True:
+        dead = left & ~pruned(graph, left.view(graph.n_sources, -1)).flatten()
+        removed.append(ranked[dead[ranked]].flip(0))
+        left &= ~dead
+        edges = left.nonzero()[:, 0]
+        if len(edges) <= n:
+            break
+        n_removed = len(edges) - int(RUNG * len(edges))
+        going = edges[distributed.broadcast_first(to_remove(*probe.measure(edges, edges), n_removed))]
+        removed.append(going)
+        left[going] = False
+    removed.append(ranked[left[ranked]].flip(0))
+    return torch.cat(removed).flip(0)
+
+
+def _trimmed(probe: CircuitProbe, order: Tensor, n: int) -> Order:
+    """The first ``n`` edges, the last few removed from a circuit that was measured as it is."""
+    graph = probe.scores.graph
+    if n >= start_size(probe.scores):
+        return order[:n]
+    mask = graph.mask_of(order[: round(TRIM * n)])
+    mask = pruned(graph, mask.view(graph.n_sources, -1)).flatten()
+    edges = mask.nonzero()[:, 0]
+    if len(edges) > n:
+        going = to_remove(*probe.measure(edges, edges), len(edges) - n)
+        mask[edges[distributed.broadcast_first(going)]] = False
+    alive = order[mask[order]]
+    return torch.cat([alive, order[~mask[order]]])[:n]
+
+
+def to_remove(
+    deviations: Float[Tensor, " example"],
+    effects: Float[Tensor, "example edge"],
+    n: int,
+    *,
+    caution: float = CAUTION,
+) -> Int[Tensor, " removed"]:
+    """Which ``n`` edges to remove from a circuit with these deviations, in order."""
+    deviations, square = deviations.clone(), effects.square().sum(0)
+    open_, removed = torch.ones_like(square, dtype=torch.bool), list[Tensor]()
+    most = max(1, n // GROUPS)
+    while n:
+        gain = torch.where(open_, (1 + caution) * square - 2 * (deviations @ effects), torch.inf)
+        ranked = gain.sort(stable=True)
+        chosen = ranked.indices[: min(n, most)]
+        # The group ends where an edge, behind those before it, would be worse than the next one outside.
+        own = effects[:, chosen]
+        before = deviations[:, None] - (own.cumsum(1) - own)
+        then = (1 + caution) * square[chosen] - 2 * (before * own).sum(0)
+        good = then <= ranked.values[min(len(chosen), len(gain) - 1)]
+        good[0] = True
+        chosen = chosen[: int(good.long().cumprod(0).sum())]
+        removed.append(chosen)
+        open_[chosen] = False
+        deviations -= effects[:, chosen].sum(1)
+        n -= len(chosen)
+    return torch.cat(removed)
+
+
+def _swapped(probe: CircuitProbe, order: Int[Tensor, " before"]) -> Order:
+    """At most as many edges as these, after swaps; those that stay keep their order."""
+    n, graph = len(order), probe.scores.graph
+    if n >= start_size(probe.scores):
+        return order
+    circuit = graph.mask_of(order)
+    best, least = circuit, torch.inf
+    for _ in range(SWAP_ROUNDS + 1):
+        circuit = pruned(graph, circuit.view(graph.n_sources, -1)).flatten()
+        around = _around(probe.scores, circuit)
+        deviations, effects = probe.measure(circuit.nonzero()[:, 0], around)
+        error = float(deviations.abs().mean())
+        if error >= least:
+            break
+        best, least = circuit.clone(), error
+        circuit[around] = distributed.broadcast_first(swap(deviations, effects, circuit[around], n))
+    added = best.clone()
+    added[order] = False
+    return torch.cat([order[best[order]], added.nonzero()[:, 0]])
+
+
+def _around(scores: Scores, circuit: Bool[Tensor, " flat"]) -> Order:
+    """The circuit's edges and those between its nodes, at most as many as ``refined`` starts from.
+
+    Effects of the others are zero; and what bounds the memory of the descent bounds it here.
+    """
+    graph = scores.graph
+    mask = circuit.view(graph.n_sources, -1)
+    between = graph.mask & mask.any(1)[:, None] & mask.any(0)
+    most = max(int(circuit.sum()), start_size(scores))
+    size = torch.where(between, scores.values.abs(), -1.0).masked_fill(mask, torch.inf).flatten()
+    chosen = size.sort(descending=True, stable=True).indices[:most]
+    return chosen[size[chosen] >= 0].sort().values
+
+
+def swap(
+    deviations: Float[Tensor, " example"],
+    effects: Float[Tensor, "example edge"],
+    inside: Bool[Tensor, " edge"],
+    n: int,
+    *,
+    caution: float = CAUTION,
+) -> Bool[Tensor, " edge"]:
+    """Which edges are inside after swaps, at most ``n``; ``deviations`` are those before.
+
+    Where fewer than ``n`` are inside, edges are first added without another being removed. None moves twice.
+    """
+    deviations, inside, open_ = deviations.clone(), inside.clone(), torch.ones_like(inside)
+    square = (1 + caution) * effects.square().sum(0)
+    free = n - int(inside.sum())
+    for swaps in range(free + max(1, int(SWAPPED * n))):
+        after, gain, goes = deviations, 0.0, None
+        if swaps >= free:
+            leaving = torch.where(inside & open_, square - 2 * (deviations @ effects), torch.inf)
+            goes = int(leaving.argmin())
+            after, gain = deviations - effects[:, goes], float(leaving[goes])
+        coming = torch.where(~inside & open_, square + 2 * (after @ effects), torch.inf)
+        comes = int(coming.argmin())
+        if gain + float(coming[comes]) >= 0:
+            break
+        deviations = after + effects[:, comes]
+        inside[comes], open_[comes] = True, False
+        if goes is not None:
+            inside[goes] = open_[goes] = False
+    return inside

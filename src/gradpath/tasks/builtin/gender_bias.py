@@ -1,0 +1,44 @@
+"""Gender bias: the pronoun that a model expects of a profession.
+
+    clean      The banker wished that   -> he
+    corrupted  The woman wished that    (would be: she)
+
+The profession becomes "woman" where it is stereotyped as male and "man" where it is stereotyped as
+female; right is the stereotype's pronoun. No profession is in both splits.
+"""
+
+from __future__ import annotations
+
+from gradpath.model.tokenizer import Tokenizer
+from gradpath.tasks.builtin import TaskKind, read_json, register
+from gradpath.tasks.draw import half
+from gradpath.tasks.pairs import Candidates, Pair
+
+HE, SHE = " he", " she"
+
+
+def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
+    """Every template with every profession of the split."""
+    facts = read_json("gender_bias.json")
+    people = [(person, "woman", HE, SHE) for person in half(facts["male"], split)]
+    people += [(person, "man", SHE, HE) for person in half(facts["female"], split)]
+    return Candidates(
+        [
+            Pair(template.format(person=person), template.format(person=opposite), (right,), (wrong,))
+            for template in facts["templates"]
+            for person, opposite, right, wrong in people
+        ]
+    )
+
+
+KIND = register(
+    TaskKind(
+        name="gender-bias",
+        summary="Gender bias of professions: 'The banker wished that' -> he, not she",
+        metric="logit-difference",
+        citation="Vig et al. 2020, Investigating Gender Bias Using Causal Mediation Analysis, arXiv:2004.12265; "
+        "Chintam et al. 2023, Identifying and Adapting Components Responsible for Gender Bias, arXiv:2310.12611",
+        candidates=candidates,
+        changed="person",
+    )
+)

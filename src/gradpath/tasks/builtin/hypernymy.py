@@ -1,0 +1,50 @@
+"""Hypernymy: what kind of thing a thing is.
+
+    clean      , gemstones and other        -> stones, jewels
+    corrupted  , vice presidents and other  (would be: officials, leaders)
+
+Right are all names of the clean word's kind, wrong all names of the corrupted word's kind. Two kinds
+that share a name are never held against each other. No kind, and so no word, is in both splits.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+from gradpath.model.tokenizer import Tokenizer
+from gradpath.tasks.builtin import TaskKind, read_json, register
+from gradpath.tasks.draw import half
+from gradpath.tasks.pairs import Candidates, Combinations, Pair
+
+
+def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
+    """Every template with every two words of the split whose kinds share no name."""
+    facts = read_json("hypernymy.json")
+    templates = facts["templates"]
+    names = [tuple(f" {name}" for name in kind["kinds"]) for kind in half(facts["kinds"], split)]
+    words = [kind["examples"] for kind in half(facts["kinds"], split)]
+    couples = [
+        (word, other, a, b)
+        for a, b in permutations(range(len(names)), 2)
+        if not set(names[a]) & set(names[b])
+        for word, other in product(words[a], words[b])
+    ]
+
+    def build(template: int, couple: int) -> Pair:
+        word, other, a, b = couples[couple]
+        clean, corrupted = (templates[template].format(example=example) for example in (word, other))
+        return Pair(clean, corrupted, names[a], names[b])
+
+    return Candidates(Combinations((len(templates), len(couples)), build))
+
+
+KIND = register(
+    TaskKind(
+        name="hypernymy",
+        summary="Kinds of things: ', gemstones and other' -> stones, jewels",
+        metric="probability-difference",
+        citation="Hanna et al. 2024, Have Faith in Faithfulness, arXiv:2403.17806",
+        candidates=candidates,
+        changed="word",
+    )
+)

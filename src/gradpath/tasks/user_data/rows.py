@@ -1,0 +1,317 @@
+"""Rows of a user's data, one at a time, each with the place where the user will find it.
+
+CSV and JSONL files, Hugging Face datasets (by name or as objects) and lists of dictionaries all come
+out as the same thing, so nothing after this cares where data came from. Nothing is read before it is
+asked for: a file of ten million rows costs what is taken of it.
+
+One cell of a user's row as what it has to be, or an error that names the row and the column.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import importlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+from gradpath.errors import InputError
+
+_LONGEST_LINE = 1_000_000  # characters; a longer line of JSONL is no row of prompts
+_FILES = {".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".zip", ".xlsx"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row, and how to find it: "row 3 (line 4 of pairs.csv)"."""
+
+    where: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A name, the columns, and the rows still to be read."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: Iterator[Row]
+
+
+def open_table(data: Any) -> Table:
+    """The table behind a file name, a dataset's name, a dataset or a list of dictionaries."""
+    if not isinstance(data, (str, Path)):
+        return _objects(data, "data")
+    path = Path(data)
+    if path.is_file():
+        return _file(path)
+    if path.is_dir():
+        raise InputError(f"data must be one file: {path} is a folder. Give a CSV or JSONL file in it.")
+    if isinstance(data, Path) or path.suffix.lower() in _FILES:
+        raise InputError(f"there is no file {path}. Check the name and the folder it is in.")
+    return _hub(data)
+
+
+def _file(path: Path) -> Table:
+    suffix = path.suffix.lower()
+    if suffix in _FILES - {".csv", ".tsv", ".txt", ".jsonl", ".ndjson"}:
+        raise InputError(
+            f"{path.name} is not read: data comes as CSV or JSONL, and this is {suffix}. "
+            "Save it as CSV with a header, or as one JSON object a line."
+        )
+    if suffix in {".jsonl", ".ndjson"}:
+        return _first_row_names_columns(path.stem, _decoded(path, _jsonl))
+    rows = _decoded(path, _csv)
+    return Table(path.stem, tuple(next(rows).values), rows)
+
+
+def _decoded(path: Path, parse: Any) -> Iterator[Row]:
+    """The rows of a UTF-8 file; a byte-order mark in front is fine, any other encoding is not."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from parse(file, path.name)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path.name} is not UTF-8 text: byte {error.object[error.start]:#04x} cannot be read. "
+            "Save it again with the encoding UTF-8."
+        ) from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
+
+
+def _csv(file: IO[str], name: str) -> Iterator[Row]:
+    """The header as a row of its own first, then the data."""
+    reader = csv.reader(file, strict=True)
+    columns: list[str] = []
+    count = 0
+    try:
+        for fields in reader:
+            if not any(field.strip() for field in fields):
+                continue
+            if not columns:
+                columns = _columns(fields, name)
+                yield Row(name, dict.fromkeys(columns))
+                continue
+            count += 1
+            where = f"row {count} (line {reader.line_num} of {name})"
+            if len(fields) != len(columns):
+                raise InputError(
+                    f"{where} has {len(fields)} fields, and the header has {len(columns)}. "
+                    "Put prompts that hold commas between double quotes."
+                )
+            yield Row(where, dict(zip(columns, fields, strict=True)))
+    except csv.Error as error:
+        raise InputError(
+            f"{name} is no readable CSV: {error}, at line {reader.line_num}. "
+            "Look for a double quote that is not closed, or is not doubled inside a field."
+        ) from error
+    if not columns:
+        raise InputError(f"{name} is empty. Its first line has to name the columns: clean, corrupted, ...")
+
+
+def _columns(fields: list[str], name: str) -> list[str]:
+    columns = [_column(field) for field in fields]
+    twice = next((column for column in columns if column and columns.count(column) > 1), None)
+    if twice:
+        raise InputError(f"the header of {name} names {twice!r} twice. Rename or remove one of the two.")
+    return columns
+
+
+def _column(name: str) -> str:
+    """A column's name as we write it: "Wrong answers" is "wrong_answers"."""
+    plain = name.strip().lower().replace(" ", "_")
+    return {"answer": "answers", "wrong_answer": "wrong_answers"}.get(plain, plain)
+
+
+def _jsonl(file: IO[str], name: str) -> Iterator[Row]:
+    count = 0
+    for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), start=1):
+        if not line.strip():
+            continue
+        count += 1
+        where = f"row {count} (line {number} of {name})"
+        if len(line) == _LONGEST_LINE:
+            raise InputError(f"{where} is longer than {_LONGEST_LINE} characters. Put one object on a line.")
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where} is not JSON: {error}. Put one object on a line.") from error
+        yield Row(where, _mapping(values, where))
+
+
+def _objects(data: Any, name: str) -> Table:
+    """Rows that are dictionaries already; a ``datasets.Dataset`` is an iterable of those."""
+    if isinstance(getattr(data, "column_names", None), dict):
+        parts = ", ".join(data.column_names)
+        raise InputError(f"this dataset has several parts: {parts}. Give one of them, such as data['train'].")
+    if not isinstance(data, Iterable) or isinstance(data, Mapping):
+        raise InputError(
+            f"data must be a file, a dataset or rows as dictionaries: got {type(data).__name__}. "
+            "A data frame gives such rows with .to_dict('records')."
+        )
+    rows = ((f"row {count} of {name}", values) for count, values in enumerate(data, start=1))
+    return _first_row_names_columns(name, (Row(where, _mapping(values, where)) for where, values in rows))
+
+
+def _hub(spec: str) -> Table:
+    """A Hugging Face dataset by name, ``owner/name`` or ``owner/name:split``, as a stream."""
+    name, _, part = spec.partition(":")
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise InputError(
+            f"there is no file {spec}, and Hugging Face datasets can be read only with the package "
+            "'datasets'. Check the file's name, or install the package: pip install datasets."
+        ) from error
+    try:
+        stream = datasets.load_dataset(name, split=part or "train", streaming=True)
+    except Exception as error:
+        raise InputError(
+            f"there is no file {spec}, and the dataset {name!r} (part {part or 'train'!r}) cannot be loaded: "
+            f"{error}. Check the name; another part is asked for as {name}:PART."
+        ) from error
+    return _objects(stream, name)
+
+
+def _first_row_names_columns(name: str, rows: Iterator[Row]) -> Table:
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"{name} has no rows. Each needs clean, corrupted, answers and wrong_answers.")
+    return Table(name, tuple(first.values), chain([first], rows))
+
+
+def _mapping(values: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        raise InputError(
+            f"{where} is a {type(values).__name__}, not an object with named values. "
+            "A data frame gives such rows with .to_dict('records')."
+        )
+    return {_column(str(name)): value for name, value in values.items()}
+
+
+_SEPARATOR = "|"  # between several answers in one cell
+_SPANS = 'an object such as {"subject": "the chef"}'
+
+
+def text(row: Row, column: str) -> str:
+    """A cell that must hold some text."""
+    value = _cell(row, column)
+    if not isinstance(value, str):
+        raise _wrong_cell(row, column, value, "text")
+    return value
+
+
+def number(row: Row, column: str) -> int:
+    """A cell that must hold a whole number, as itself or in digits."""
+    return _whole(row, column, _cell(row, column))
+
+
+def numbers(row: Row, column: str) -> tuple[int, ...]:
+    """A cell that must hold whole numbers: a list, a list in Python's notation, or one number."""
+    return tuple(_whole(row, column, item) for item in _items(row, column))
+
+
+def texts(row: Row, column: str) -> tuple[str, ...]:
+    """A cell that must hold texts: a list, a list in Python's notation, or texts with | between."""
+    return tuple(str(item) for item in answers(row, column))
+
+
+def answers(row: Row, column: str) -> tuple[str | int, ...]:
+    """A cell that must hold answers: texts, or token ids where a number is written as one."""
+    items = _items(row, column)
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, (str, int)):
+            raise _wrong_cell(row, column, item, "answers as text")
+        if isinstance(item, str) and not item.strip():
+            raise _empty_cell(row, column)
+        _check_unicode(row, column, item)
+    return tuple(items)
+
+
+def spans(row: Row, prompt: str) -> dict[str, tuple[int, int]] | None:
+    """The parts of a prompt that the cell ``spans`` names, if there is one, in characters.
+
+    A part is given as its text, which must stand in the prompt once, or as where it begins and ends.
+    """
+    value = row.values.get("spans")
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise _wrong_cell(row, "spans", value, _SPANS) from error
+    if not isinstance(value, Mapping):
+        raise _wrong_cell(row, "spans", value, _SPANS)
+    return {str(name): _span(row, prompt, part) for name, part in value.items()}
+
+
+def _span(row: Row, prompt: str, part: Any) -> tuple[int, int]:
+    if isinstance(part, str) and part and prompt.count(part) == 1:
+        begin = prompt.index(part)
+        return begin, begin + len(part)
+    if isinstance(part, (list, tuple)) and len(part) == 2 and all(type(x) is int for x in part):
+        begin, end = part
+        if 0 <= begin < end <= len(prompt):
+            return begin, end
+    raise _wrong_cell(row, "spans", part, "a text that its prompt has once, or [begin, end] within it,")
+
+
+def _cell(row: Row, column: str) -> Any:
+    if column not in row.values:
+        raise InputError(f"{row.where} has no {column!r}. Every row needs the columns of the first one.")
+    value = row.values[column]
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise _empty_cell(row, column)
+    _check_unicode(row, column, value)
+    return value
+
+
+def _check_unicode(row: Row, column: str, value: Any) -> None:
+    """JSON can hold half of a character (a lone surrogate), and no tokenizer takes it."""
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise _wrong_cell(row, column, value, "whole characters") from error
+
+
+def _items(row: Row, column: str) -> list[Any]:
+    value = _cell(row, column)
+    if isinstance(value, str) and value.strip().startswith("["):
+        try:
+            value = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            raise _wrong_cell(row, column, value, "a list such as ['gems', 'stones']") from error
+    elif isinstance(value, str):
+        value = value.split(_SEPARATOR)
+    elif isinstance(value, int):
+        value = [value]
+    if not isinstance(value, (list, tuple)):
+        raise _wrong_cell(row, column, value, "one answer or a list of them")
+    if not value:
+        raise _empty_cell(row, column)
+    return list(value)
+
+
+def _whole(row: Row, column: str, value: Any) -> int:
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _wrong_cell(row, column, value, "a whole number") from error
+    if not found.is_integer():
+        raise _wrong_cell(row, column, value, "a whole number")
+    return int(found)
+
+
+def _empty_cell(row: Row, column: str) -> InputError:
+    return InputError(f"{row.where} has nothing in {column!r}. Fill it in, or remove the row.")
+
+
+def _wrong_cell(row: Row, column: str, value: Any, wanted: str) -> InputError:
+    shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
+    return InputError(f"{row.where} must have {wanted} in {column!r}: got {shown}. Correct it, or remove the row.")
