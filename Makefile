@@ -1,6 +1,6 @@
 # make demo   the IOI circuit of SmolLM2, in a fresh virtual environment
-# make test   linters, types and all quick tests, in the same environment
-# make test-all  all tests, the slow ones too
+# make test   linters, types and the quick tests, in the same environment (five minutes of one core)
+# make test-all  all tests, the slow ones too (an hour)
 # make docs   the documentation as a site, in out/site
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ READY  := $(VENV)/.installed
 # Threads that wait do not spin: on a machine with other work, two of them would cost more than one.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test lint bench bench-growth bench-large bench-load bench-memory bench-peers bench-profile bench-half test-all test-slow fuzz docs clean
+.PHONY: demo test lint browser bench bench-growth bench-large bench-load bench-memory bench-page bench-peers bench-profile bench-half test-all test-slow fuzz docs clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml constraints.txt requirements-models.txt
@@ -35,15 +35,19 @@ lint: $(READY)
 	@echo "==> mypy"
 	@$(BIN)/mypy
 
-test: lint
+# The tests of the pages drive a real browser.
+browser:
+	@.ci/browser
+
+test: lint browser
 	@echo "==> tests"
 	@$(BIN)/python -m pytest -m "not slow"
 
-test-all: lint
+test-all: lint browser
 	@echo "==> all tests, the slow ones too; what is skipped is listed at the end, with the reason"
 	@$(BIN)/python -m pytest -rs
 
-test-slow: $(READY)
+test-slow: $(READY) browser
 	@echo "==> slow tests"
 	@$(BIN)/python -m pytest -m slow
 
@@ -72,6 +76,9 @@ bench-load: $(READY)
 
 bench-memory: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py
+
+bench-page: $(READY) browser
+	@$(BIN)/python benchmarks/page.py
 
 bench-profile: $(READY)
 	@echo "==> where the time goes: shares of CPU time, and the limit set by the model's own products"

@@ -356,11 +356,7 @@ def commands() -> Iterator[str]:
 def files() -> None:
     """Every verb, on the folder of a model; at the end every file that was written."""
     rows = ["clean,corrupted,answers,wrong_answers", "The red cat,The big cat, sat, ran"]
-    rows += [
-        "A dog will,A man will, run, walk",
-        "My cup is,My hat is, red, big",
-        "You see that,They see that, it, him",
-    ]
+    rows += ["A dog will,A man will, run, walk", "My cup is,My hat is, red, big", "You see that,They see that, it, him"]
     rows += ["The sun and,The man and, moon, dog", "In the end,In the sun, we, they"]
     Path("pairs.csv").write_text("\n".join(rows))
 
@@ -371,9 +367,7 @@ def files() -> None:
     for command in commands():
         record(f"files/{command}", lambda x=command: printed(x))
     found_by = Path("out/eap-ig")
-    record(
-        "files/loaded scores", lambda: gp.load_scores(found_by / "scores.safetensors").to_pandas().to_csv()
-    )
+    record("files/loaded scores", lambda: gp.load_scores(found_by / "scores.safetensors").to_pandas().to_csv())
     record("files/loaded circuit", lambda: gp.load_circuit(found_by / "circuit.json").to_pandas().to_csv())
     for file in sorted(Path("out").rglob("*")):
         # The table of exact.md has a column of seconds: exact.csv has the same numbers.

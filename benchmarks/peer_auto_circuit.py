@@ -64,11 +64,7 @@ def hooked(original: GPT2LMHeadModel) -> transformer_lens.HookedTransformer:
 
 def patchable(original: GPT2LMHeadModel) -> PatchableModel:
     return patchable_model(
-        hooked(original),
-        factorized=True,
-        slice_output="last_seq",
-        separate_qkv=True,
-        device=torch.device("cpu"),
+        hooked(original), factorized=True, slice_output="last_seq", separate_qkv=True, device=torch.device("cpu")
     )
 
 

@@ -1,6 +1,8 @@
 """Small models with random weights, prompts of numbers, and run-time checks of shapes."""
 
 import os
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -34,3 +36,15 @@ def gpt2() -> gradpath.model.transformer.Transformer:
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """The last line says what was not tested, and why."""
+    yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        told = "; ".join(f"{n} ({reason})" for reason, n in reasons.most_common())
+        reporter.write_line(f"not tested: {told}")

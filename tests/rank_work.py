@@ -1,24 +1,29 @@
 """What every rank of ``test_ranks`` does: all that is shared, once, and the first writes what came out.
 
-    torchrun --nproc-per-node N rank_work.py OUT.json
+    torchrun --nproc-per-node N rank_work.py OUT
+    python rank_work.py OUT N
 
-With N = 1, or imported, it is what one process finds.
+The second imports everything once and forks the ranks, with the variables and the meeting point that torchrun
+gives them. With N = 1, or imported, it is what one process finds.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath.attribution.direct.exact import exact_scores
-from gradpath.paper.follow import follow_line
 from gradpath.runtime import distributed
+from gradpath.paper.follow import follow_line
+from gradpath.attribution.direct.exact import exact_scores
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6], [[0], [4], [2, 3], [6], [1, 8], [5], [3]])
 METHODS = ("eap", "eap-ig", "eap-gp")
@@ -28,7 +33,7 @@ def everything() -> dict[str, Any]:
     """Numbers of every kind of shared work, by name."""
     model, found = tiny_model("gpt2"), {}
     for method in METHODS:
-        for size in (1, 3, 20):
+        for size in {"eap": (3,), "eap-ig": (1, 3, 20), "eap-gp": (1, 20)}[method]:
             scores = gp.attribute(model, TASK, method, batch_size=size)
             found[f"{method} in batches of {size}"] = scores.values.flatten().tolist()
             found[f"passes of {method} in batches of {size}"] = list(scores.about["passes"].values())
@@ -77,11 +82,34 @@ def refusals() -> dict[str, str]:
     return said
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    out = Path(sys.argv[1])
+def work(out: Path) -> None:
     found = {"numbers": everything()}
     if distributed.world() > 1:
         found["refusals"] = refusals()
     name = out.with_name(f"{out.name}-{distributed.rank()}.json")
     name.write_text(json.dumps(found))
+
+
+def forked(n_ranks: int, out: Path) -> int:
+    """Start so many ranks from here; how many of them failed."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # a free port
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    children = []
+    for rank in map(str, range(n_ranks)):
+        children.append(os.fork())
+        if children[-1]:
+            continue
+        os.environ |= {**place, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(n_ranks)}
+        try:
+            work(out)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, *number = sys.argv[1:]
+    sys.exit(forked(int(number[0]), Path(folder)) if number else work(Path(folder)))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradpath import reference
+from gradpath import reference as slow
 from gradpath.model.transformer import Transformer
 from gradpath.reference import everything, examples, forward, metric_of, slopes
 from gradpath.tasks.task import Task
@@ -246,13 +246,13 @@ def exact_scores(model: Transformer, task: Task, instead: Instead | None = None)
 def gathering() -> Iterator[list[Tensor]]:
     """What heads gather in the plain model, in the order in which they do."""
     seen: list[Tensor] = []
-    own = reference.gathered
+    own = slow.gathered
 
     def gathered(*given: Any, **named: Any) -> Tensor:
         seen.append(own(*given, **named))
         return seen[-1]
 
-    with mock.patch.object(plain, "gathered", gathered):
+    with mock.patch.object(slow, "gathered", gathered):
         yield seen
 
 
@@ -286,8 +286,9 @@ def atp_star(model: Transformer, task: Task, *, qk: bool, drop: bool, instead: I
                 less, target = x_u[u] - x_u_corrupted[u], graph.targets[v]
                 if qk and target[-3:] in ("<q>", "<k>"):
                     first = n_heads * int(target[1:].partition(".")[0])
-                    lost = gathered_less(model, inputs, target, less)
-                    parts = zip(lost, pulls[first : first + n_heads], strict=True)
+                    own = slice(first, first + n_heads)
+                    lost = gathered_less(model, inputs, zs[own], target, less)
+                    parts = zip(lost, pulls[own], strict=True)
                     scores[u, v] = sum((z * pull).sum() for z, pull in parts).detach()
                 else:
                     scores[u, v] = (less * slopes[target]).sum()
@@ -299,22 +300,23 @@ def atp_star(model: Transformer, task: Task, *, qk: bool, drop: bool, instead: I
     return total / len(task)
 
 
-def gathered_less(model: Transformer, inputs: dict[str, Tensor], target: str, less: Tensor) -> list[Tensor]:
+@torch.no_grad()
+def gathered_less(
+    model: Transformer, inputs: dict[str, Tensor], gathered: list[Tensor], target: str, less: Tensor
+) -> list[Tensor]:
     """What each head of the target's layer gathers, less what it gathers when the target reads less."""
-    layer, both = target.partition(".")[0], []
-    for lost in (0, less):
-        ins = [
-            {
-                kind: inputs[name] - (lost if name == target else 0)
-                for kind in "qkv"
-                for name in [f"{layer}.h{head}<{kind}>"]
-            }
-            for head in range(model.arch.n_heads)
-        ]
-        with gathering() as zs:
-            reference.attention(model, model.layers[int(layer[1:])], ins)
-        both.append(zs)
-    return [a - b for a, b in zip(*both, strict=True)]
+    layer = target.partition(".")[0]
+    ins = [
+        {
+            kind: inputs[name] - (less if name == target else 0)
+            for kind in "qkv"
+            for name in [f"{layer}.h{head}<{kind}>"]
+        }
+        for head in range(model.arch.n_heads)
+    ]
+    with gathering() as zs:
+        slow.attention(model, model.layers[int(layer[1:])], ins)
+    return [a - b for a, b in zip(gathered, zs, strict=True)]
 
 
 def node_scores(model: Transformer, task: Task, path: Path) -> Tensor:

@@ -152,12 +152,7 @@ TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "gemma2": (
         Gemma2ForCausalLM,
         Gemma2Config,
-        {
-            **_GEMMA,
-            "attn_logit_softcapping": 2.0,
-            "final_logit_softcapping": 3.0,
-            "attn_implementation": "eager",
-        },
+        {**_GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attn_implementation": "eager"},
     ),
     "gemma3": (
         Gemma3ForCausalLM,
@@ -187,11 +182,7 @@ TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             "image_token_index": 60,
         },
     ),
-    "phi": (
-        PhiForCausalLM,
-        PhiConfig,
-        {**_LLAMA, "num_attention_heads": 3, "partial_rotary_factor": 0.5},
-    ),
+    "phi": (PhiForCausalLM, PhiConfig, {**_LLAMA, "num_attention_heads": 3, "partial_rotary_factor": 0.5}),
     "olmo2": (
         Olmo2ForCausalLM,
         Olmo2Config,

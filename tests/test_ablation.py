@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
+from covering import BLOCKS, FAMILIES, covering
 from small_models import prompts
 
 from gradpath import selection
@@ -20,7 +21,7 @@ ABLATIONS = {"zero": reference.zero, "mean": reference.mean, "mean-positional": 
 OTHERS = prompts([5, 8, 7], [[1], [2], [0, 6]])  # shorter than MIXED: its last position is in no prompt
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(ABLATIONS), quick=BLOCKS), indirect=["model"])
 def test_all_edges_give_the_clean_run_and_none_the_ablated_one(model, name):
     masks = model.graph.mask, model.graph.mask & False
     full, empty = evaluate(model, [circuit_of(model.graph, mask) for mask in masks], MIXED, batch_size=3, ablation=name)
@@ -34,8 +35,9 @@ def test_all_edges_give_the_clean_run_and_none_the_ablated_one(model, name):
     assert not torch.allclose(plain.corrupted_values, full.corrupted_values, atol=1e-2)
 
 
-@pytest.mark.parametrize("share", [0.03, 0.3, 0.8])
-@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize(
+    ("model", "name", "share"), covering(FAMILIES, list(ABLATIONS), [0.03, 0.3, 0.8]), indirect=["model"]
+)
 def test_evaluation_equals_the_plain_reference(model, name, share):
     """The masks are not pruned: there are nodes that write and read nothing."""
     masks = [random_mask(model.graph, share, seed) for seed in range(2)]
@@ -47,7 +49,7 @@ def test_evaluation_equals_the_plain_reference(model, name, share):
         assert torch.allclose(result.circuit_values.double(), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(ABLATIONS), quick=BLOCKS), indirect=["model"])
 def test_nodes_that_read_nothing_of_the_circuit_write_what_follows_from_the_ablation(model, name):
     mask = model.graph.mask & False
     for edge in ("a1.h0->logits", "a1.h2->m2", "m2->logits", "m0->logits"):
@@ -66,8 +68,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize(
+    ("model", "name", "method"), covering(FAMILIES, list(ABLATIONS), list(METHODS), quick=BLOCKS), indirect=["model"]
+)
 def test_attribution_equals_the_plain_reference(model, name, method):
     options, path = METHODS[method]
     found = attribute(model, MIXED, method, batch_size=2, ablation=name, mean_over=OTHERS, **options)

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from covering import families
 from small_models import prompts
 
 from gradpath.attribution.attribute import attribute
@@ -40,6 +41,7 @@ def test_a_circuit_comes_back_as_it_was(circuit, tmp_path):
     assert back.about == circuit.about
 
 
+@families()
 def test_circuits_and_scores_of_every_family_come_back(model, tmp_path):
     task = prompts([6, 6], [[2], [3]])
     scores = attribute(model, task, "eap")
@@ -87,10 +89,7 @@ DAMAGE = {
     "another format": (lambda c: c.update(gradpath_circuit=9), "gradpath_circuit"),
     "an unknown edge": (lambda c: c["edges"].append(["a7.h0->logits", 1.0]), "is no edge"),
     "an edge twice": (lambda c: c["edges"].append(c["edges"][0]), "twice"),
-    "a score that is a word": (
-        lambda c: c["edges"].__setitem__(0, ["input->logits", "big"]),
-        "finite number",
-    ),
+    "a score that is a word": (lambda c: c["edges"].__setitem__(0, ["input->logits", "big"]), "finite number"),
     "a score that is none": (lambda c: c["edges"].__setitem__(0, ["input->logits", float("nan")]), "finite"),
     "an edge without a score": (lambda c: c["edges"].__setitem__(0, ["input->logits"]), "a name and a score"),
     "a graph without layers": (lambda c: c["graph"].update(n_layers=0), "no model"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
+from covering import BLOCKS, FAMILIES, covering, families
 from small_models import prompts
 
 from gradpath.evaluation.circuit_gradients import edge_effects
-from gradpath.evaluation.patched_run import prepare
 from gradpath.evaluation.plan import plan
+from gradpath.evaluation.patched_run import prepare
 from gradpath.selection.prune import pruned
 from gradpath.tasks.task import encode
 from test_evaluation import circuit_of, random_mask
@@ -28,7 +29,7 @@ def effects_of(model, mask, batch_size, asked=None):
     return values, effects
 
 
-@pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
+@pytest.mark.parametrize(("model", "share"), covering(FAMILIES, [0.2, 0.5, 1.0], quick=BLOCKS), indirect=["model"])
 def test_effects_are_the_gradients_of_the_patched_run_by_the_edges_weights(model, share):
     mask = pruned(model.graph, random_mask(model.graph, share))
     assert mask.any()
@@ -42,6 +43,7 @@ def test_effects_are_the_gradients_of_the_patched_run_by_the_edges_weights(model
         assert torch.allclose(effects.double() / scale, torch.stack(gradients) / scale, atol=1e-5)
 
 
+@families()
 def test_edges_around_a_circuit_have_the_effects_that_taking_them_in_would_have_at_first(model):
     mask = pruned(model.graph, random_mask(model.graph, 0.3))
     weights = mask.double().requires_grad_()

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
+from covering import BLOCKS, FAMILIES, covering
 from small_models import prompts, tiny_model
 
+from gradpath.evaluation import bootstrap as bootstrapping
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, InputError
-from gradpath.evaluation import evaluate
-from gradpath.evaluation.bootstrap import bootstrap
 from gradpath.evaluation.evaluate import Result, evaluate
+from gradpath.evaluation.bootstrap import bootstrap
 from gradpath.tasks.task import Task
 
 MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
@@ -39,7 +40,7 @@ def test_all_edges_give_the_clean_run_and_none_the_corrupted_one(model):
     assert empty.error == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("share", [0.03, 0.3, 0.8])
+@pytest.mark.parametrize(("model", "share"), covering(FAMILIES, [0.03, 0.3, 0.8], quick=BLOCKS), indirect=["model"])
 def test_engine_equals_the_plain_reference(model, share):
     masks = [random_mask(model.graph, share, seed) for seed in range(3)]
     results = evaluate(model, [circuit_of(model.graph, mask) for mask in masks], MIXED, batch_size=2)
@@ -128,6 +129,6 @@ def test_intervals_do_not_depend_on_how_many_samples_are_drawn_at_once(monkeypat
 
     whole = bootstrap(values, statistic)
     assert len(sizes) == 1
-    monkeypatch.setattr(evaluation, "DRAWN_AT_ONCE", 1000)
+    monkeypatch.setattr(bootstrapping, "DRAWN_AT_ONCE", 1000)
     assert bootstrap(values, statistic) == whole
     assert max(sizes[1:]) <= 3 * 1000

@@ -34,10 +34,7 @@ def test_every_edge_follows_from_its_names():
 
     for u, source in enumerate(graph.sources):
         for v, target in enumerate(graph.targets):
-            assert bool(graph.mask[u, v]) == (layer_and_kind(source) < layer_and_kind(target)), (
-                source,
-                target,
-            )
+            assert bool(graph.mask[u, v]) == (layer_and_kind(source) < layer_and_kind(target)), (source, target)
 
 
 def test_parallel_layers_have_no_edge_from_heads_to_their_own_mlp():

@@ -11,15 +11,15 @@ import torch
 from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Reads
-from gradpath.attribution.methods import Pair, find_path
 from gradpath.errors import GradpathError, UsageError
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.selection import select_by_scores
 from gradpath.sweep import CHUNK, RUN_AT_ONCE, SUM_AT_ONCE, batch_that_fits, parse_bytes
+from gradpath.attribution.methods import Pair, find_path
+from gradpath.selection import select_by_scores
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import encode
+from gradpath.attribution.batch import BatchRuns
 
 TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from small_models import prompts
 
+from gradpath.evaluation import mib
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.graph import Graph
 from gradpath.selection import select_by_scores

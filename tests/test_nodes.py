@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
+from covering import BLOCKS, FAMILIES, covering
 from small_models import prompts, tiny_model
 from toys import TASK, saturated
 
 from gradpath import scores
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.node_scores import over_edges
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.graph import Graph
-from gradpath.scores import load_scores
 from gradpath.selection import select
+from gradpath.attribution.node_scores import over_edges
+from gradpath.scores import load_scores
 
 MIXED = prompts([6, 8, 6], [[0], [4], [2, 5]])
 PATHS = {
@@ -29,7 +30,7 @@ def close(values: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5)
     return bool((values - expected).abs().max() <= tolerance * expected.abs().max())
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(PATHS), quick=BLOCKS), indirect=["model"])
 def test_engine_equals_gradients_at_what_the_nodes_write(model, name):
     options, path = PATHS[name]
     scores = attribute(model, MIXED, name, batch_size=2, **options)

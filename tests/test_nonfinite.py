@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from covering import covering
 from small_models import prompts, tiny_model
 
 import gradpath as gp
@@ -44,10 +45,8 @@ def refusal(work) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("batch_size", [1, 20])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["gpt2", "llama-grouped"])
-def test_overflow_is_traced_to_the_example_the_place_and_the_method(name, method, batch_size):
+@pytest.mark.parametrize(("method", "name", "batch_size"), covering(METHODS, ["gpt2", "llama-grouped"], [1, 20]))
+def test_overflow_is_traced_to_the_example_the_place_and_the_method(method, name, batch_size):
     model, task = blown_up(name, 1e30)
     said = refusal(lambda: gp.attribute(model, task, method, batch_size=batch_size))
     assert said.startswith(f"{method} gave a number that is not finite on example {BAD} ")

@@ -82,25 +82,29 @@ def test_imports_point_left_only(file):
         assert RANK[other] <= RANK[here] or (here, other) in EXCEPTIONS, f"{here} imports {other}"
 
 
-def loaded_after(statement: str) -> set[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", f"{statement}\nimport sys\nprint(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return set(done.stdout.splitlines()[-1].split())
+# What may not be loaded yet after each of these, in one process that does one after the other.
+LATE = {
+    "import gradpath; gradpath.__version__": {"torch"},
+    "from gradpath.cli import main\ntry:\n    main(['find', '--help'])\nexcept SystemExit:\n    pass": {"torch"},
+    "import gradpath.tasks": {"transformers", "datasets", "matplotlib"},
+    "import gradpath.graph, gradpath.selection": {"transformers", "matplotlib"},
+    "import gradpath.report": {"matplotlib"},
+}
 
 
-def test_importing_the_package_and_asking_for_help_load_no_torch():
-    assert "torch" not in loaded_after("import gradpath; gradpath.__version__")
-    help_ = "from gradpath.cli import main\ntry:\n    main(['find', '--help'])\nexcept SystemExit:\n    pass"
-    assert "torch" not in loaded_after(help_)
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """The modules that are there after each statement."""
+    script = "\n".join(f"{statement}\nprint('after', *sys.modules)" for statement in LATE)
+    command = [sys.executable, "-c", f"import sys\n{script}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("after ")]
+    return {statement: set(line) for statement, line in zip(LATE, lines, strict=True)}
 
 
-def test_graph_and_selection_load_neither_transformers_nor_plotting():
-    loaded = loaded_after("import gradpath.graph, gradpath.selection, gradpath.tasks")
-    assert not loaded & {"transformers", "matplotlib"}
+@pytest.mark.parametrize("statement", LATE)
+def test_importing_and_asking_for_help_load_no_more_than_they_need(loaded, statement):
+    assert not loaded[statement] & LATE[statement]
 
 
 def test_every_public_name_is_there():

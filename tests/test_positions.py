@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from covering import BLOCKS, FAMILIES, covering, families
 from small_models import prompts
 
 import gradpath as gp
@@ -37,8 +38,12 @@ def by_definition(model, task, by):
     return total / len(task)
 
 
-@pytest.mark.parametrize(("task", "by"), [(MIXED, "span"), (EVEN, "token"), (EVEN, "span")])
-def test_scores_of_positions_equal_the_definition(model, task, by):
+SPLITS = {"span": (MIXED, "span"), "token": (EVEN, "token"), "even spans": (EVEN, "span")}
+
+
+@pytest.mark.parametrize(("model", "split"), covering(FAMILIES, list(SPLITS), quick=BLOCKS), indirect=["model"])
+def test_scores_of_positions_equal_the_definition(model, split):
+    task, by = SPLITS[split]
     expected = by_definition(model, task, by)
     values = scores.attribute(model, task, "eap", by=by, batch_size=2).values
     assert (values - expected).abs().max() <= 1e-5 * expected.abs().max()
@@ -82,9 +87,11 @@ def patched_at(model, task, masks, labels):
     return torch.stack(values)
 
 
-@pytest.mark.parametrize(("task", "by"), [(MIXED, "span"), (EVEN, "token")])
-@pytest.mark.parametrize("n", [20, 200])
-def test_a_circuit_of_positions_is_patched_where_it_says(model, task, by, n):
+@pytest.mark.parametrize(
+    ("model", "split", "n"), covering(FAMILIES, ["span", "token"], [20, 200], quick=BLOCKS), indirect=["model"]
+)
+def test_a_circuit_of_positions_is_patched_where_it_says(model, split, n):
+    task, by = SPLITS[split]
     scores = scores.attribute(model, task, "eap", by=by)
     circuit = scores.select(scores, n)
     labels = labels_of(task, encode(task, model.tokenizer), model.tokenizer, by)
@@ -94,6 +101,7 @@ def test_a_circuit_of_positions_is_patched_where_it_says(model, task, by, n):
     assert (result.edges_asked, result.edges_kept) == (n, len(circuit))
 
 
+@families()
 def test_all_edges_everywhere_are_the_model_and_none_the_corrupted_run(model):
     scores = scores.attribute(model, MIXED, "eap")
     whole = scores.select(scores, scores.n_edges, prune=False)

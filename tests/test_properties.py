@@ -26,9 +26,9 @@ from gradpath.model.families import convert
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores, load_scores
-from gradpath.selection import select_by_scores, select_many_by_scores
-from gradpath.selection.prune import pruned
 from gradpath.selection.ranking import SELECTIONS, greedy, top
+from gradpath.selection.prune import pruned
+from gradpath.selection import select_by_scores, select_many_by_scores
 
 PATHS: dict[str, Callable[[int], Any]] = {
     "eap": lambda k: reference.straight_line([1.0]),
@@ -113,7 +113,7 @@ def circuit_of(graph: Graph, mask: torch.Tensor) -> Circuit:
     return Circuit(graph, mask.nonzero(), torch.ones(int(mask.sum())))
 
 
-@often(8, 60)
+@often(5, 60)
 @given(shapes(), pairs(), st.sampled_from(sorted(PATHS)), st.integers(1, 3), st.integers(1, 5))
 def test_scores_equal_the_plain_reference(shape, drawn, method, steps, batch_size):
     model, task = built(shape), prompts(*drawn)
@@ -122,7 +122,7 @@ def test_scores_equal_the_plain_reference(shape, drawn, method, steps, batch_siz
     assert torch.allclose(found.double(), expected, rtol=0, atol=1e-5 * float(expected.abs().max()) + 1e-12)
 
 
-@often(8, 60)
+@often(5, 60)
 @given(shapes(), pairs(), st.floats(0, 1), st.integers(0, 1000), st.integers(1, 5))
 def test_circuits_run_as_the_plain_reference_does(shape, drawn, share, seed, batch_size):
     model, task = built(shape), prompts(*drawn)
@@ -162,7 +162,7 @@ def test_pruning_is_idempotent_and_monotone_and_leaves_connected_nodes(graph, sh
     assert torch.equal(left, kept)
 
 
-@often(40, 400)
+@often(20, 400)
 @given(scored(), st.data())
 def test_selections_nest_and_have_the_size_that_was_asked_for(scores, data):
     n_edges = scores.graph.n_edges
@@ -184,7 +184,7 @@ def test_selections_nest_and_have_the_size_that_was_asked_for(scores, data):
     assert (sizes.diff() <= 0).all()
 
 
-@often(40, 400)
+@often(20, 400)
 @given(scored(), st.data())
 def test_saving_and_loading_is_the_identity(scores, data):
     n = data.draw(st.integers(1, scores.graph.n_edges))
@@ -192,10 +192,7 @@ def test_saving_and_loading_is_the_identity(scores, data):
     with tempfile.TemporaryDirectory() as folder:
         scores.save(Path(folder, "scores.safetensors"))
         circuit.save(Path(folder, "circuit.json"))
-        same, again = (
-            load_scores(Path(folder, "scores.safetensors")),
-            load_circuit(Path(folder, "circuit.json")),
-        )
+        same, again = (load_scores(Path(folder, "scores.safetensors")), load_circuit(Path(folder, "circuit.json")))
     assert (same.graph, same.about) == (scores.graph, scores.about)
     assert torch.equal(same.values, scores.values)
     assert (again.graph, again.about) == (circuit.graph, circuit.about)

@@ -1,13 +1,15 @@
-"""Several processes find what one finds: real ones, started by torchrun, over loopback."""
+"""Several processes find what one finds: real ones, started as torchrun does, over loopback."""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
 import rank_work
 import torch
+from covering import some
 from launching import TESTS, finished, gradpath_command, save_tiny, torchrun
 
 from gradpath.runtime import distributed
@@ -18,13 +20,21 @@ def one():
     return rank_work.everything()
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+# Forked ranks import everything once; those that torchrun starts, each for itself.
+STARTS = {
+    "2 forked": (2, lambda n, script, out: [sys.executable, str(script), str(out), str(n)]),
+    "3 by torchrun": (3, torchrun),
+}
+
+
+@pytest.fixture(scope="module", params=some(list(STARTS), ["2 forked"]))
 def many(request, tmp_path_factory):
     """What each of several ranks found."""
+    n_ranks, command = STARTS[request.param]
     out = tmp_path_factory.mktemp("ranks") / "found"
-    done = finished(torchrun(request.param, TESTS / "rank_work.py", out))
+    done = finished(command(n_ranks, TESTS / "rank_work.py", out))
     assert done.returncode == 0, done.stderr
-    return [json.loads(out.with_name(f"found-{rank}.json").read_text()) for rank in range(request.param)]
+    return [json.loads(out.with_name(f"found-{rank}.json").read_text()) for rank in range(n_ranks)]
 
 
 def test_ranks_find_what_one_process_finds(one, many):
@@ -109,7 +119,7 @@ def alike(one: Any, other: Any) -> bool:
 
 def test_a_process_on_its_own_is_the_first_of_one():
     assert (distributed.rank(), distributed.world()) == (0, 1)
-    assert distributed.on_first_rank(lambda: 3) == 3
+    assert distributed.from_first(lambda: 3) == 3
     values = torch.ones(2)
-    assert distributed.all_sum(values) is values
+    assert distributed.add_up(values) is values
     assert distributed.local_device() is None

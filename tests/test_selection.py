@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
 from gradpath.scores import Scores
-from gradpath.selection import select_by_scores, select_many_by_scores
-from gradpath.selection.prune import pruned
 from gradpath.selection.ranking import edge_count, greedy, signed, top
+from gradpath.selection.prune import pruned
+from gradpath.selection import select_by_scores, select_many_by_scores
 
 GRAPH = Graph(3, 2)
 
@@ -190,11 +188,11 @@ def test_scores_that_are_not_finite_are_refused():
 
 
 @pytest.mark.slow
-def test_selecting_from_the_graph_of_xl_is_quick():
+@pytest.mark.parametrize("how", ["top", "greedy"])
+def test_selecting_from_the_graph_of_xl(how):
+    """Of 2.2 million edges; ``make bench-load`` has the time that it takes."""
     graph = Graph(48, 25)
     scores = random_scores(graph)
-    n = graph.n_edges // 100
-    for how, seconds in (("top", 3), ("greedy", 10)):
-        begin = time.process_time()
-        select_by_scores(scores, n, how=how)
-        assert time.process_time() - begin < seconds
+    circuit = select_by_scores(scores, graph.n_edges // 100, how=how)
+    assert circuit.asked == graph.n_edges // 100
+    assert torch.equal(pruned(graph, circuit.mask), circuit.mask)

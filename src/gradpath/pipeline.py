@@ -316,12 +316,7 @@ def _examples(model: Transformer, request: FindRequest, reporter: Reporter) -> t
 
     def examples(split: str) -> Task:
         return load_task(
-            request.task_name,
-            model,
-            n=request.examples,
-            seed=request.seed,
-            split=split,
-            data=request.data,
+            request.task_name, model, n=request.examples, seed=request.seed, split=split, data=request.data
         )
 
     to_attribute = examples("train")

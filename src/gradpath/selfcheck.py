@@ -54,9 +54,7 @@ def checks(model: Transformer, task: Task, original: Any | None) -> Iterator[Che
     whole, none, part = evaluate(model, circuits, task)
     size = float((whole.clean_values - whole.corrupted_values).abs().mean())
     yield Check(
-        "a circuit of all edges, against the clean run",
-        _far(whole.circuit_values, whole.clean_values) / size,
-        limit,
+        "a circuit of all edges, against the clean run", _far(whole.circuit_values, whole.clean_values) / size, limit
     )
     yield Check(
         "a circuit of no edges, against the corrupted run",

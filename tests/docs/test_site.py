@@ -84,7 +84,7 @@ def test_pages_opened_as_files_can_be_searched_and_ask_no_other_host(site: Path,
     page.goto((site / "concepts.html").as_uri())
     page.click(".md-search__input")
     page.keyboard.type("bootstrap")
-    page.wait_for_selector(".md-search-result__link", timeout=20_000)
+    page.wait_for_selector(".md-search-result__link", timeout=300_000)
     page.close()
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     assert problems == []

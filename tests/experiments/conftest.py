@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from jaxtyping import install_import_hook
+from serving import Server
 from tiny_folder import save_tiny
 
 # The modules of this layer that have shapes in their signatures.
@@ -75,6 +76,13 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_folder: Path) -> Transformer:
     return load_model(str(tiny_folder))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("server"))
+    yield made
+    made.close()
 
 
 @dataclass(frozen=True)

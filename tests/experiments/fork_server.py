@@ -1,33 +1,60 @@
 """Runs the command line in forked processes, so that the libraries are imported once for all of them.
 
 One JSON object a line on stdin, one on stdout: ``{"start": [arguments], "out": file, "err": file}`` gives the
-process's id, ``{"wait": id}`` its exit code (negative for the signal that killed it).
+process's id, ``{"wait": id}`` its exit code (negative for the signal that killed it), ``{"ended": id}``
+whether it has one. With ``"hold"``, patterns, and ``"files"``, a number, a process stops at the first file
+that it opens once so many files match, and makes the folder ``err.held-id``.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import signal
 import sys
+import time
 
+import matplotlib.backends.backend_agg
+import matplotlib.backends.backend_svg
+import matplotlib.figure  # noqa: F401 (what the commands import late, here once for all)
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel  # noqa: F401
 
+import gradpath.pipeline
 import gradpath.grid.faithfulness
 import gradpath.grid.runner
 import gradpath.model.load  # noqa: F401
 from gradpath import cli
 
 torch.set_num_threads(1)
+LIMIT = 600  # seconds, after which nobody is there any more who would send a signal
 
 
-def start(arguments: list[str], out: str, err: str, most: int | None) -> int:
+def hold_at(patterns: list[str], files: int, told: str) -> None:
+    """Wait for a signal from the first file on that is opened once so many match the patterns.
+
+    So a run cannot end before the signal comes, however quick or slow the machine is.
+    """
+
+    def hold(event: str, _: object) -> None:
+        if event == "open" and sum(len(glob.glob(pattern)) for pattern in patterns) >= files:
+            os.makedirs(told, exist_ok=True)
+            time.sleep(LIMIT)
+            os._exit(98)
+
+    sys.addaudithook(hold)
+
+
+def start(arguments: list[str], out: str, err: str, most: int | None, hold: list[str], files: int) -> int:
     child = os.fork()
     if child:
         return child
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started us may have ignored it
+    if hold:
+        hold_at(hold, files, f"{err}.held-{os.getpid()}")
     if most is not None:
         import resource
 
@@ -47,7 +74,10 @@ def start(arguments: list[str], out: str, err: str, most: int | None) -> int:
 for line in sys.stdin:
     asked = json.loads(line)
     if "start" in asked:
-        answer = start(asked["start"], asked["out"], asked["err"], asked.get("most"))
+        answer = start(asked.pop("start"), **asked)
+    elif "ended" in asked:
+        found = os.waitid(os.P_PID, asked["ended"], os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        answer = int(found is not None)
     else:
         answer = os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1])
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -11,10 +11,7 @@ from tiny_folder import save_tiny
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (
-            ["faithfullness"],
-            "no experiment 'faithfullness'. Did you mean 'faithfulness'? Known: all, baselines",
-        ),
+        (["faithfullness"], "no experiment 'faithfullness'. Did you mean 'faithfulness'? Known: all, baselines"),
         (["faithfulness", "--tasks", "iois"], "no task 'iois'. Did you mean 'ioi'?"),
         (["faithfulness", "--methods", "eap-gq"], "no method 'eap-gq'."),
         (["faithfulness", "--how", "best"], "no selection 'best'."),

@@ -11,8 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import pytest
 from launching import LIMIT, environment, gradpath_command, torchrun
 from safetensors import safe_open
+from serving import until
 
 QUICK = ("--examples", "6", "--batch-size", "4")
 FEW = ("--methods", "eap,eap-ig", "--how", "top")
@@ -33,55 +32,9 @@ LONGER = ("reproduce", "faithfulness", "--tasks", "ioi,sva,gender-bias", "--spar
 LONGER += ("--examples", "6", "--batch-size", "2")
 
 
-class Server:
-    """Starts commands, and waits for them."""
-
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=environment(), **pipes)
-        self.out, self.err = folder / "stdout", folder / "stderr"
-
-    def ask(self, **what: Any) -> int:
-        self.process.stdin.write(json.dumps(what) + "\n")
-        self.process.stdin.flush()
-        return int(json.loads(self.process.stdout.readline()))
-
-    def start(self, *arguments: Any, out: str | None = None, most: int | None = None) -> int:
-        given = list(map(str, arguments))
-        return self.ask(start=given, out=out or str(self.out), err=str(self.err), most=most)
-
-    def run(self, *arguments: Any, **how: Any) -> int:
-        return self.ask(wait=self.start(*arguments, **how))
-
-    def said(self) -> str:
-        """What stderr has, which has to be one sentence."""
-        text = self.err.read_text().strip()
-        assert "Traceback" not in text
-        assert text.startswith("gradpath: ")
-        assert len(text.splitlines()) == 1, text
-        return text
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server"))
-    yield made
-    made.process.stdin.close()
-    made.process.wait(LIMIT)
-    made.process.stdout.close()
-
-
 def verbs(*quick: str) -> list[Any]:
     """All three, of which only those named are run every time."""
     return [pytest.param(verb, marks=[] if verb in quick else pytest.mark.slow) for verb in VERBS]
-
-
-def until(there: Callable[[], Any]) -> None:
-    end = time.monotonic() + LIMIT
-    while not there():
-        assert time.monotonic() < end, "what was waited for did not come"
-        time.sleep(0.002)
 
 
 def finished_files(out: Path) -> dict[str, int]:
@@ -176,9 +129,10 @@ STOPS = {signal.SIGINT: (130, "stopped by the user"), signal.SIGTERM: (143, "sto
 def test_a_signal_ends_a_run_that_can_go_on(server, tiny_folder, tmp_path, verb, how, when):
     out = tmp_path / "out"
     command = (*VERBS[verb], "--model", tiny_folder, "--out", out)
-    child = server.start(*command)
-    begun = ".lock" if when == "at the start" else "scores*"
-    until(lambda: any(out.glob(begun)))
+    scores = "scores.safetensors" if verb == "find" else "scores/*.safetensors"
+    begun = ".lock" if when == "at the start" else scores
+    child = server.start(*command, hold=[out / begun])
+    until(lambda: server.held(child))
     os.kill(child, how)
     code = server.ask(wait=child)
     if how in STOPS:
@@ -190,6 +144,7 @@ def test_a_signal_ends_a_run_that_can_go_on(server, tiny_folder, tmp_path, verb,
     else:
         assert code == -how
     before = finished_files(out) if out.exists() else {}
+    assert any(name.startswith("scores") for name in before) == (when == "in the work")
     assert server.run(*command) == 0, server.err.read_text()
     assert kept(before, out)
     assert not parts(out)
@@ -199,10 +154,8 @@ def test_a_signal_ends_a_run_that_can_go_on(server, tiny_folder, tmp_path, verb,
 def test_two_runs_in_one_folder_do_not_meet(server, tiny_folder, tmp_path, verb):
     out = tmp_path / "out"
     command = (*VERBS[verb], "--model", tiny_folder, "--out", out)
-    first = server.start(*command)
-    until((out / ".lock").exists)
-    os.kill(first, signal.SIGSTOP)  # it is slow
-    until(lambda: (out / ".lock").read_text())
+    first = server.start(*command, hold=[out / ".lock"])  # it is slow
+    until(lambda: server.held(first))
     assert server.run(*command) == 1
     assert f"is being written to by another run (process {first})" in server.said()
     os.kill(first, signal.SIGKILL)

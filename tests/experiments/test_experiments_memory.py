@@ -7,34 +7,31 @@ from dataclasses import replace
 
 import pytest
 import torch
+from covering import some
 from small_models import prompts
 
-from gradpath.attribution.direct.exact import exact_scores
 from gradpath.errors import UsageError
 from gradpath.grid.bench import Bench
-from gradpath.grid.jobs import run_jobs
-from gradpath.grid.request import MethodSpec, Request
-from gradpath.grid.store import Store
-from gradpath.paper import find_experiment
 from gradpath.paper.follow import follow_gradpath, follow_line
+from gradpath.grid.jobs import run_jobs
+from gradpath.grid.request import MethodSpec
 from gradpath.paper.steps import attribute_nested
+from gradpath.paper import find_experiment
+from gradpath.grid.request import Request
+from gradpath.grid.store import Store
 from gradpath.sweep import CHUNK, batch_that_fits
+from gradpath.attribution.direct.exact import exact_scores
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
-GIVEN = {
-    "tasks": ("ioi",),
-    "sparsities": (0.5,),
-    "steps": (2, 3),
-    "examples": 6,
-    "batch_size": 6,
-    "sample": 9,
-}
+GIVEN = {"tasks": ("ioi",), "sparsities": (0.5,), "steps": (2, 3), "examples": 6, "batch_size": 6, "sample": 9}
 
 
-def budget_for_two(bench: Bench) -> int:
+@pytest.fixture(scope="module")
+def budget_for_two(tiny, tmp_path_factory) -> int:
     """What GradPath needs for two examples, which is more than anything else does."""
+    bench = Bench(tiny, Request(**GIVEN), Store(tmp_path_factory.mktemp("budget")))
     pairs = encode(bench.task("ioi", "train"), bench.model.tokenizer)
     for budget in range(2 * CHUNK, 2 * CHUNK + 10_000_000, 1000):
         with suppress(UsageError):
@@ -43,10 +40,13 @@ def budget_for_two(bench: Bench) -> int:
     raise AssertionError("no budget is one for two examples")
 
 
-@pytest.mark.parametrize("name", ["baselines", "faithfulness", "steps", "runtime", "saturation", "exact"])
-def test_a_budget_makes_every_batch_of_an_experiment_smaller(tiny, tmp_path, monkeypatch, name):
+EVERY = ["baselines", "faithfulness", "steps", "runtime", "saturation", "exact"]
+
+
+@pytest.mark.parametrize("name", some(EVERY, ["baselines", "faithfulness", "saturation", "exact"]))
+def test_a_budget_makes_every_batch_of_an_experiment_smaller(tiny, budget_for_two, tmp_path, monkeypatch, name):
     free = Bench(tiny, Request(**GIVEN), Store(tmp_path / "free"))
-    tight = Bench(tiny, Request(**GIVEN, memory=budget_for_two(free)), Store(tmp_path / "tight"))
+    tight = Bench(tiny, Request(**GIVEN, memory=budget_for_two), Store(tmp_path / "tight"))
     sizes: dict[str, list[int]] = {"free": [], "tight": []}
     plain = Pairs.batches
     for bench in (free, tight):
@@ -92,7 +92,7 @@ def test_a_batch_that_does_not_fit_is_halved(gpt2, name):
     torch.testing.assert_close(halved, WORK[name](gpt2, TASK), atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("verb", [["curve"], ["reproduce", "steps"]])
+@pytest.mark.parametrize("verb", [["curve"], ["reproduce", "steps", "--tasks", "ioi"]])
 def test_a_budget_is_read_before_anything_is_loaded_and_refused_if_it_is_too_small(run, tiny_folder, verb):
     ran = run(*verb, "--model", "nowhere", "--memory", "plenty")
     assert ran.code == 2

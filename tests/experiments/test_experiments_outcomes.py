@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from gradpath.attribution.attribute import attribute
-from gradpath.attribution.direct.exact import exact_scores
-from gradpath.circuit import load_circuit
 from gradpath.evaluation import mib
+from gradpath.attribution.attribute import attribute
+from gradpath.circuit import load_circuit
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.paper import ABOUT
 from gradpath.paper.exact import overlap, spearman
+from gradpath.paper import ABOUT
+from gradpath.attribution.direct.exact import exact_scores
 from gradpath.selection import select_by_scores
 from gradpath.tasks import load_task
 
@@ -32,7 +32,7 @@ FIGURES = {
 ALONE = [name for name in ABOUT if name != "manual"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def splits(tiny):
     """The examples to attribute and to measure on, as a user would load them."""
     return {
@@ -97,10 +97,7 @@ def test_faithfulness_is_that_of_direct_calls(everything, tiny, splits, method, 
             about(row["faithfulness"], result.faithfulness)
             about(row["faithfulness_low"], result.interval[0])
             about(row["error"], result.error)
-            assert (int(row["edges_asked"]), int(row["edges_kept"])) == (
-                result.edges_asked,
-                result.edges_kept,
-            )
+            assert (int(row["edges_asked"]), int(row["edges_kept"])) == (result.edges_asked, result.edges_kept)
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5])
@@ -163,18 +160,7 @@ def test_circuit_is_drawn_and_saved(everything, tiny, splits):
 
 
 def test_a_circuit_without_edges_is_said_to_be_empty_and_not_drawn(run, tiny_folder, tmp_path):
-    asked = (
-        "--model",
-        tiny_folder,
-        "--tasks",
-        "ioi",
-        "--examples",
-        4,
-        "--sparsities",
-        "0.97",
-        "--how",
-        "top",
-    )
+    asked = ("--model", tiny_folder, "--tasks", "ioi", "--examples", 4, "--sparsities", "0.97", "--how", "top")
     ran = run("reproduce", "circuit", *asked, "--out", tmp_path)
     assert ran.code == 0, ran.err
     saved = load_circuit(tmp_path / "circuit-ioi.json")
@@ -219,18 +205,7 @@ def test_curve_takes_data_of_one_s_own(run, tiny_folder, tmp_path):
     names = [("Mary", "John"), ("John", "Mary")] * 6
     lines = [f"Then {a} and {b},Then {b} and {a}, {a}, {b}" for a, b in names]
     file.write_text("\n".join(["clean,corrupted,answers,wrong answers", *lines]) + "\n")
-    asked = (
-        "--data",
-        file,
-        "--examples",
-        4,
-        "--methods",
-        "eap,eap-ig",
-        "--sparsities",
-        "0.5",
-        "--out",
-        tmp_path / "o",
-    )
+    asked = ("--data", file, "--examples", 4, "--methods", "eap,eap-ig", "--sparsities", "0.5", "--out", tmp_path / "o")
     ran = run("curve", "--model", tiny_folder, *asked)
     assert ran.code == 0, ran.err
     assert (tmp_path / "o" / "curve.png").exists()
@@ -246,18 +221,7 @@ def test_no_figure_is_a_nan(everything):
 
 
 def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits, tiny_folder, tmp_path):
-    asked = (
-        "--examples",
-        6,
-        "--batch-size",
-        4,
-        "--methods",
-        "eap,eap-ig",
-        "--grid",
-        "mib",
-        "--out",
-        tmp_path,
-    )
+    asked = ("--examples", 6, "--batch-size", 4, "--methods", "eap,eap-ig", "--grid", "mib", "--out", tmp_path)
     ran = run("curve", "--model", tiny_folder, "--task", "ioi", *asked, "--json")
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)["experiments"]["curve"]["mib"]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from covering import BLOCKS, FAMILIES, covering, families
 from small_models import prompts
 
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.direct.exact import exact_scores, passes
 from gradpath.circuit import Circuit
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.grid.request import MethodSpec, parse_methods
 from gradpath.paper.follow import follow_gradpath, follow_line
+from gradpath.grid.request import MethodSpec, parse_methods
 from gradpath.paper.steps import attribute_nested, is_nested
+from gradpath.attribution.direct.exact import exact_scores, passes
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
 
 
+@families("gpt2", "phi", "olmo2")
 def test_exact_patching_is_the_circuit_of_all_edges_but_one(model):
     index = model.graph.mask.nonzero()
     found = exact_scores(model, TASK, [(u, v) for u, v in index.tolist()], batch_size=3)
@@ -33,7 +35,10 @@ def test_an_exact_pass_starts_at_the_edges_layer(gpt2):
     assert passes(gpt2, edges) == pytest.approx(2 + 1 + 1 / 3 + 0)
 
 
-@pytest.mark.parametrize("edge", ["input->a0.h1<q>", "m0->a2.h1<k>", "a0.h2->a1.h0<v>", "a1.h1->m1", "m1->logits"])
+EDGES = ["input->a0.h1<q>", "m0->a2.h1<k>", "a0.h2->a1.h0<v>", "a1.h1->m1", "m1->logits"]
+
+
+@pytest.mark.parametrize(("model", "edge"), covering(FAMILIES, EDGES, quick=BLOCKS), indirect=["model"])
 def test_the_mean_of_an_edges_points_is_its_score(model, edge):
     if model.graph.parallel:
         edge = edge.replace("->m1", "->m2")  # no MLP reads the heads beside it

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gradpath.errors import UsageError
-from gradpath.grid.request import GRIDS, MethodSpec, Request, parse_methods, whole_numbers
+from gradpath.grid.request import MethodSpec, parse_methods
 from gradpath.paper import ABOUT, find_experiment
+from gradpath.grid.request import GRIDS, Request, whole_numbers
 
 
 def test_a_method_carries_its_options():
@@ -26,13 +27,7 @@ def test_a_method_that_is_not_known_is_refused(text):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"tasks": ("iois",)},
-        {"hows": ("best",)},
-        {"grid": "fine"},
-        {"sparsities": (1.0,)},
-        {"sparsities": (-0.1,)},
-    ],
+    [{"tasks": ("iois",)}, {"hows": ("best",)}, {"grid": "fine"}, {"sparsities": (1.0,)}, {"sparsities": (-0.1,)}],
 )
 def test_a_request_that_could_never_work_is_refused(wrong):
     with pytest.raises(UsageError):

@@ -22,14 +22,7 @@ from gradpath.scores import Scores, load_scores
 from gradpath.selection import select_by_scores
 
 GRAPHS = {"sequential": Graph(3, 2), "parallel": Graph(2, 3, parallel=True)}
-ABOUT = {
-    "model": 'a "model"\\é',
-    "task": "ioi",
-    "method": "eap",
-    "steps": 1,
-    "d_model": 24,
-    "options": {"a": None},
-}
+ABOUT = {"model": 'a "model"\\é', "task": "ioi", "method": "eap", "steps": 1, "d_model": 24, "options": {"a": None}}
 CARRY_BOTH = ["x.eap-ig.json", "x.pt", "x.csv"]
 
 
@@ -223,16 +216,10 @@ def test_a_damaged_pytorch_file_is_refused(scores, circuit, tmp_path, kind):
 
 
 JSON_DAMAGE = {
-    "an unknown edge": (
-        lambda d: d["edges"].update({"a9.h0->logits": {"score": 1.0, "in_graph": True}}),
-        "is no edge",
-    ),
+    "an unknown edge": (lambda d: d["edges"].update({"a9.h0->logits": {"score": 1.0, "in_graph": True}}), "is no edge"),
     "an edge without a score": (lambda d: d["edges"]["input->logits"].pop("score"), "KeyError"),
     "a score that is a word": (lambda d: d["edges"]["input->logits"].update(score="big"), "cannot be read"),
-    "a score that is none": (
-        lambda d: d["edges"]["input->logits"].update(score=float("nan")),
-        "finite number",
-    ),
+    "a score that is none": (lambda d: d["edges"]["input->logits"].update(score=float("nan")), "finite number"),
     "neurons": (lambda d: d["nodes"]["m0"].update(neurons=[True]), "among neurons"),
     "no layers": (lambda d: d["cfg"].pop("n_layers"), "does not say of which model"),
     "a list for the edges": (lambda d: d.update(edges=[]), "scores of 0 edges"),

@@ -16,15 +16,7 @@ DUPLICATE = "@again@"  # stands for a name that comes twice
 ODD_NUMBERS: list[Any] = [0, -1, 1, 2**31, 2**63, 2**64, 10**400, 9_999, 1e-320, 1e39, -1e308, 0.5, True]
 ODD_NUMBERS += [float("nan"), float("inf"), float("-inf")]
 ODD_TEXTS = ["", " ", "\0", "\ud800", "../../../etc/passwd", "/dev/zero", "a0.h0->", "->", "input->logits"]
-ODD_TEXTS += [
-    "a0.h0->a0.h0<q>",
-    "a99999999999.h1->m0",
-    "é\u202e\U0001f9ff",
-    "x" * 5_000,
-    "1e999",
-    "\n",
-    "null",
-]
+ODD_TEXTS += ["a0.h0->a0.h0<q>", "a99999999999.h1->m0", "é\u202e\U0001f9ff", "x" * 5_000, "1e999", "\n", "null"]
 ODD_SHAPES: list[Any] = [None, [], {}, [[]], [1, 2, 3], {"a": 1}, ["input->logits", 1.0], DEEP, DUPLICATE]
 
 odd_values = st.one_of(

@@ -280,11 +280,7 @@ READERS = {
     "gguf": Reader(".gguf", valid_gguf, inside_gguf, use_model, 100),
     "config": Reader(".json", model_file("config.json"), inside_json, use_model_file("config.json"), 100),
     "checkpoint": Reader(
-        ".safetensors",
-        model_file("model.safetensors"),
-        inside_safetensors,
-        use_model_file("model.safetensors"),
-        100,
+        ".safetensors", model_file("model.safetensors"), inside_safetensors, use_model_file("model.safetensors"), 100
     ),
 }
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
+from covering import covering, families
 from small_models import prompts, tiny_model
 from toys import CLEAN, CORRUPTED, RIGHT, TASK, WRONG, cancelling, certain
 
@@ -20,15 +21,15 @@ def close(values: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5)
     return bool((values - expected).abs().max() <= tolerance * expected.abs().max())
 
 
+@families("qwen3")
 def test_engine_equals_the_plain_reference(model):
     expected = reference.atp_star(model, MIXED, qk=True, drop=True)
     assert close(attribute(model, MIXED, "atp-star").values, expected)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "neox", "gemma2", "olmo2"])
-@pytest.mark.parametrize(("qk", "drop"), [(True, False), (False, True)])
-def test_each_correction_can_be_switched(kind, qk, drop):
-    model = tiny_model(kind)
+@pytest.mark.parametrize(("kind", "one"), covering(["gpt2", "neox", "gemma2", "olmo2"], ["qk", "drop"]))
+def test_each_correction_can_be_switched(kind, one):
+    model, qk, drop = tiny_model(kind), one == "qk", one == "drop"
     expected = reference.atp_star(model, MIXED, qk=qk, drop=drop)
     assert close(attribute(model, MIXED, "atp-star", qk=qk, drop=drop).values, expected)
 

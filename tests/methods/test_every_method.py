@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from covering import covering
 from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.methods import METHODS, Path, find_method
+from gradpath.attribution.methods import METHODS, find_method
+from gradpath.attribution.methods import Path
 
 MIXED = prompts([6, 8, 6], [[0], [4], [2, 5]])
 OTHERS = [x.name for x in METHODS.values() if not isinstance(x, Path)]
@@ -19,8 +21,7 @@ def close(values: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool((values - expected).abs().max() <= 1e-5 * expected.abs().max())
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "neox", "gemma2", "olmo2"])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(("kind", "name"), covering(["gpt2", "neox", "gemma2", "olmo2"], OTHERS))
 def test_scores_do_not_depend_on_batch_size_order_or_padding(kind, name):
     model = tiny_model(kind).to(dtype=torch.float64)
     expected = attribute(model, MIXED, name, batch_size=1).values

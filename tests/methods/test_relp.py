@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
+from covering import families, some
 from small_models import prompts, tiny_model
 from toys import TASK, at_its_lowest
 
@@ -27,11 +28,12 @@ def expected(model, task: Task, *rules: str) -> torch.Tensor:
     return reference.scores(held, task, reference.straight_line([1.0]))
 
 
+@families()
 def test_engine_equals_a_forward_pass_with_constants(model):
     assert close(attribute(model, MIXED, "relp", batch_size=2).values, expected(model, MIXED, *RULES))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gemma2", "qwen3", "olmo2"])
+@pytest.mark.parametrize("kind", some(["gpt2", "gemma2", "qwen3", "olmo2"], ["gpt2", "gemma2"]))
 def test_each_rule_can_be_switched(kind):
     model = tiny_model(kind)
     for rule in RULES:

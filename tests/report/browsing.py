@@ -7,6 +7,8 @@ from typing import Any
 
 from gradpath.report import Report, render
 
+LIMIT = 300_000  # milliseconds: a page that hangs fails
+
 
 class Visit:
     """Opens pages in one browser and remembers what went wrong and what was asked of the network."""
@@ -23,7 +25,7 @@ class Visit:
         file.write_text(report if isinstance(report, str) else render(report), encoding="utf-8")
         size = {"width": width, "height": 900}
         context = self.browser.new_context(viewport=size, color_scheme=theme, accept_downloads=True)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(LIMIT)
         self.contexts.append(context)
         page = context.new_page()
         page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
@@ -73,9 +75,19 @@ def edges_shown(page: Any) -> list[str]:
     return edges
 
 
+def still(page: Any) -> None:
+    """Until all that is going to be drawn is drawn.
+
+    The page draws in the next frame, and what it leaves out while something moves 140 ms later. What is asked
+    for here comes after both in the page's own order, however slow the machine is.
+    """
+    page.evaluate("""() => new Promise((done) => requestAnimationFrame(() => setTimeout(() =>
+      requestAnimationFrame(() => setTimeout(done)), 200)))""")
+
+
 def ink(page: Any) -> int:
     """How many pixels of the drawing are not empty, once it is still."""
-    page.wait_for_timeout(400)
+    still(page)
     script = """() => { const c = document.getElementById("canvas");
       const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
       let n = 0; for (let i = 3; i < d.length; i += 4) if (d[i] > 24) n++; return n; }"""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import covering
 from making import SMOLLM2, Maker
 
 from gradpath.circuit import Circuit
@@ -25,9 +26,9 @@ SIGNATURES = {
 }
 
 
-@pytest.fixture
-def circuit(make: Maker) -> Circuit:
-    return select_by_scores(make.scores(*SMOLLM2), 100)
+@pytest.fixture(scope="module")
+def circuit() -> Circuit:
+    return select_by_scores(Maker().scores(*SMOLLM2), 100)
 
 
 @pytest.fixture
@@ -101,8 +102,7 @@ def test_drawing_keeps_text_as_text_and_is_the_same_every_time(circuit: Circuit,
     assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (12, 12), SMOLLM2, (48, 25)])
-@pytest.mark.parametrize("n", [100, 1000])
+@pytest.mark.parametrize(("shape", "n"), covering([(2, 2), (48, 25), SMOLLM2, (12, 12)], [100, 1000]))
 def test_labels_do_not_overlap(make: Maker, shape: tuple[int, int], n: int) -> None:
     from matplotlib.figure import Figure
 

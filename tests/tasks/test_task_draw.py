@@ -12,12 +12,7 @@ from gradpath.tasks.draw import check_draw, half, shuffled
 
 def test_shuffled_is_the_same_everywhere():
     """Literal numbers: a Python that shuffles otherwise would give users other pairs for the same seed."""
-    assert list(islice(shuffled(40_000_000, seed=7, split="test"), 4)) == [
-        38328375,
-        5614743,
-        944645,
-        39945223,
-    ]
+    assert list(islice(shuffled(40_000_000, seed=7, split="test"), 4)) == [38328375, 5614743, 944645, 39945223]
     assert list(shuffled(6, seed=1, split="all")) == [3, 5, 4, 2, 1, 0]
 
 

@@ -9,12 +9,7 @@ from gradpath.tasks import load_task
 from gradpath.tasks.spans import labels_of
 from gradpath.tasks.task import encode
 
-ROW = {
-    "clean": "The chef likes it",
-    "corrupted": "The boy likes it",
-    "answers": " is",
-    "wrong_answers": " are",
-}
+ROW = {"clean": "The chef likes it", "corrupted": "The boy likes it", "answers": " is", "wrong_answers": " are"}
 OTHER = {**ROW, "clean": "The man sees it", "corrupted": "The boy sees it"}
 
 
@@ -43,8 +38,7 @@ def test_without_names_there_are_none_and_a_slice_keeps_its_own(model):
 
 
 @pytest.mark.parametrize(
-    "spans",
-    ["[1]", "{", '{"a": "likes the"}', '{"a": "e"}', '{"a": [3, 99]}', '{"a": [2]}', '{"a": ""}', "3"],
+    "spans", ["[1]", "{", '{"a": "likes the"}', '{"a": "e"}', '{"a": [3, 99]}', '{"a": [2]}', '{"a": ""}', "3"]
 )
 def test_spans_that_are_not_in_the_prompt_are_refused(model, spans):
     with pytest.raises(InputError, match=r"row 1 of data must have .* in 'spans'"):

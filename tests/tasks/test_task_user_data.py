@@ -140,12 +140,7 @@ def test_several_answers(tmp_path, words):
 
 def test_jsonl_with_lists_and_token_ids(tmp_path, words):
     ids = [words.tokenizer.token(word) for word in (" Mary", " John")]
-    row = {
-        "clean": "Alice gave it to",
-        "corrupted": "Bruce gave it to",
-        "answers": ids[:1],
-        "wrong_answers": ids[1],
-    }
+    row = {"clean": "Alice gave it to", "corrupted": "Bruce gave it to", "answers": ids[:1], "wrong_answers": ids[1]}
     task = load(tmp_path, json.dumps(row) + "\n\n", words, name="pairs.jsonl")
     assert task.labels.tolist() == [ids]
 
@@ -267,10 +262,7 @@ def test_bad_files_are_refused_with_the_row(tmp_path, words, content, message):
         ("", "has no rows"),
         ("{", r"row 1 \(line 1 of pairs.jsonl\) is not JSON"),
         ("[1, 2]\n", "is a list, not an object"),
-        (
-            '{"clean": 3, "corrupted": "a", "answers": "b", "wrong_answers": "c"}',
-            "must have text in 'clean': got 3",
-        ),
+        ('{"clean": 3, "corrupted": "a", "answers": "b", "wrong_answers": "c"}', "must have text in 'clean': got 3"),
         (
             '{"clean": "a", "corrupted": "b", "answers": null, "wrong_answers": "c"}',
             "row 1 .* has nothing in 'answers'",

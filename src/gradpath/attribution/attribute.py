@@ -279,15 +279,7 @@ def attribute_at_steps(
         return model.identity, method.name, options, stops, ablation, names
 
     for parts in sweep(
-        score,
-        pairs,
-        size,
-        model=model,
-        task=task,
-        doing=method.name,
-        same=same,
-        places=places,
-        progress=progress,
+        score, pairs, size, model=model, task=task, doing=method.name, same=same, places=places, progress=progress
     ):
         for i, (scores, made) in enumerate(parts):
             totals[i] += scores

@@ -150,10 +150,7 @@ def _layer_reads(
         return x.reshape(n_points, -1, *x.shape[2:]).transpose(0, 1)
 
     return LayerReads(
-        heads=scaled,
-        mlp=mlp,
-        correction=[by_row(c).transpose(1, 2)],
-        y=[by_row(at_least_float32(run.y.detach()))],
+        heads=scaled, mlp=mlp, correction=[by_row(c).transpose(1, 2)], y=[by_row(at_least_float32(run.y.detach()))]
     )
 
 

@@ -16,10 +16,7 @@ from gradpath.cli.progress import Screen
 @click.command(name="check")
 @model_option
 @click.option(
-    "--task",
-    default=defaults.TASK,
-    show_default=True,
-    help="The task to take prompts from (gradpath ls tasks).",
+    "--task", default=defaults.TASK, show_default=True, help="The task to take prompts from (gradpath ls tasks)."
 )
 @click.option("--examples", type=click.IntRange(min=1), default=2, show_default=True, help="How many pairs of prompts.")
 @json_option

@@ -45,12 +45,7 @@ if TYPE_CHECKING:
 @json_option
 @load_options
 def command(
-    task: str | None,
-    data: Path | None,
-    how: str | None,
-    out: Path | None,
-    as_json: bool,
-    **given: Any,
+    task: str | None, data: Path | None, how: str | None, out: Path | None, as_json: bool, **given: Any
 ) -> None:
     """Measure circuits of many sizes, found by several methods on one task.
 

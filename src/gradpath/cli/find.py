@@ -72,12 +72,7 @@ if TYPE_CHECKING:
 @json_option
 @load_options
 def command(
-    options: tuple[str, ...],
-    batch_size: int,
-    memory: str | None,
-    out: Path | None,
-    as_json: bool,
-    **given: Any,
+    options: tuple[str, ...], batch_size: int, memory: str | None, out: Path | None, as_json: bool, **given: Any
 ) -> None:
     """Score every edge of a model on a task, select a circuit and measure how much it keeps.
 

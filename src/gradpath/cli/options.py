@@ -108,11 +108,7 @@ def out_option(about: str) -> Decorator[Any]:
 def examples_option(about: str) -> Decorator[Any]:
     """How many examples to use."""
     return click.option(
-        "--examples",
-        type=click.IntRange(min=1),
-        default=defaults.EXAMPLES,
-        show_default=True,
-        help=about,
+        "--examples", type=click.IntRange(min=1), default=defaults.EXAMPLES, show_default=True, help=about
     )
 
 

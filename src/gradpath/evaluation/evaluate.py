@@ -238,11 +238,7 @@ def _measure(
         model=model,
         task=task,
         doing="evaluation",
-        same=lambda: (
-            model.identity,
-            [one.masks.numpy().tobytes() for one in circuits],
-            ablation is None,
-        ),
+        same=lambda: (model.identity, [one.masks.numpy().tobytes() for one in circuits], ablation is None),
         places=places,
         progress=progress,
     ):

@@ -105,10 +105,7 @@ def _text(made: Callable[[Circuit], str]) -> Callable[[Content, Path, int | None
 
 FORMATS = {
     "circuit": Format(
-        ".json",
-        "A circuit of gradpath.",
-        lambda content, file, _: content.need_circuit().save(file),
-        _read_json,
+        ".json", "A circuit of gradpath.", lambda content, file, _: content.need_circuit().save(file), _read_json
     ),
     "scores": Format(
         ".safetensors",

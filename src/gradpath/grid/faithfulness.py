@@ -221,10 +221,7 @@ def comparison(bench: Bench) -> str | None:
     tables = []
     for name, difference in FIGURES.items():
         lines = [
-            [
-                task_title(task),
-                *(_difference_text(difference(cells[task, way], cells[task, first])) for way in others),
-            ]
+            [task_title(task), *(_difference_text(difference(cells[task, way], cells[task, first])) for way in others)]
             for task in default_tasks(bench.request)
         ]
         tables.append(markdown([name, *(_named(bench, way) for way in others)], lines))
@@ -270,11 +267,7 @@ def draw_curves(rows: Rows, model: str, *, log: bool, areas: Rows = ()) -> Figur
         ax.set_visible(False)
     figure.suptitle(f"Normalized faithfulness of circuits in {model}", fontsize=12, color=INK)
     figure.legend(
-        handles=_curve_legend(rows),
-        loc="outside lower center",
-        ncols=2 * columns,
-        fontsize=8.5,
-        frameon=False,
+        handles=_curve_legend(rows), loc="outside lower center", ncols=2 * columns, fontsize=8.5, frameon=False
     )
     return figure
 

@@ -102,10 +102,7 @@ def _dequantise(parts: Sequence[Path], folder: Path) -> None:
     try:
         file = whole_file(parts, draft)
         where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-        tokenizer, model = (
-            AutoTokenizer.from_pretrained(**where),
-            AutoModelForCausalLM.from_pretrained(**where),
-        )
+        tokenizer, model = (AutoTokenizer.from_pretrained(**where), AutoModelForCausalLM.from_pretrained(**where))
         if file.parent == draft:
             file.unlink()
         tokenizer.save_pretrained(str(draft))

@@ -115,11 +115,7 @@ def _exact_job(bench: Bench, task: str, edges: Sequence[Edge]) -> CellJob:
 
     def compute(advance: Advance) -> Mapping[str, Any]:
         found = exact_scores(
-            bench.model,
-            pairs,
-            edges,
-            limits=bench.request.limits,
-            progress=lambda done: advance(done * cost),
+            bench.model, pairs, edges, limits=bench.request.limits, progress=lambda done: advance(done * cost)
         )
         return {"values": found.tolist(), "forward": cost}
 

@@ -178,11 +178,7 @@ def _table(bench: Bench, manual: ManualCircuit, rows: Sequence[Row]) -> str:
         for method in bench.request.methods:
             own = [x for x in rows if (x["manual"], x["how"], x["method"]) == (manual.name, how, method.label)]
             there = next(row for row in own if row["edges_asked"] == len(manual.edges))
-            line = [
-                f"{method_title(method.label)}, {how}",
-                f"{area(own, 'edge'):.3f}",
-                f"{area(own, 'node'):.3f}",
-            ]
+            line = [f"{method_title(method.label)}, {how}", f"{area(own, 'edge'):.3f}", f"{area(own, 'node'):.3f}"]
             for kind in ("edge", "node"):
                 line += [percent(there[f"{kind}_precision"]), percent(there[f"{kind}_recall"])]
             lines.append(line)

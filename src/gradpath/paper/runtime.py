@@ -164,11 +164,7 @@ def _text(rows: Sequence[Row]) -> str:
     for row in rows:
         interval = (row["faithfulness_low"], row["faithfulness_high"])
         line = [f"{task_title(row['task'])}, {row['how']}", row["method"]]
-        line += [
-            with_interval(row["faithfulness"], interval),
-            f"{row['error']:.3f}",
-            f"{row['edges_kept']:,}",
-        ]
+        line += [with_interval(row["faithfulness"], interval), f"{row['error']:.3f}", f"{row['edges_kept']:,}"]
         line += [str(row["forward_passes"]), str(row["backward_passes"]), f"{row['ratio']:.1f}"]
         line.append(f"{row['cpu_seconds']:.1f}")
         if beside:

@@ -125,13 +125,7 @@ def _rows(task: str, cell: Mapping[str, Any]) -> list[Row]:
     for track in ("line", "eap-gp"):
         seen = cell[track]
         for i, at in enumerate(seen["at"]):
-            row: Row = {
-                "task": task,
-                "edge": cell["edge"],
-                "path": track,
-                "at": at,
-                "point_of": _users(track, i),
-            }
+            row: Row = {"task": task, "edge": cell["edge"], "path": track, "at": at, "point_of": _users(track, i)}
             for name in QUANTITIES:
                 row |= {name: seen[name]["mean"][i]}
                 row |= {f"{name}_{end}": seen[name][end][i] for end in ("low", "high")}

@@ -49,12 +49,7 @@ def is_nested(method: MethodSpec) -> bool:
 
 
 def keep_nested(
-    bench: Bench,
-    task: str,
-    method: MethodSpec,
-    steps: Sequence[int],
-    wanted: Sequence[int],
-    progress: Progress,
+    bench: Bench, task: str, method: MethodSpec, steps: Sequence[int], wanted: Sequence[int], progress: Progress
 ) -> None:
     """Compute the scores of a nested method for several numbers of steps, and keep those ``wanted``.
 

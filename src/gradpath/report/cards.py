@@ -22,10 +22,7 @@ def result_card(result: Result) -> str:
     rows = [
         ("behaviour kept", f"<b>{result.faithfulness:.1%}</b> ({low:.1%} to {high:.1%})"),
         ("error per example", f"{result.error:.3f}"),
-        (
-            "metric",
-            f"model {result.clean:.3f}, circuit {result.circuit:.3f}, corrupted {result.corrupted:.3f}",
-        ),
+        ("metric", f"model {result.clean:.3f}, circuit {result.circuit:.3f}, corrupted {result.corrupted:.3f}"),
         ("edges", f"{result.edges_kept:,} of {result.edges_asked:,} asked for"),
         ("examples", f"{len(result.clean_values):,}"),
     ]

@@ -161,11 +161,5 @@ def _draw_legend(axes: Axes) -> None:
     lines.append(Line2D([], [], color=MUTED, linewidth=1, linestyle=(0, (3, 2)), label="negative"))
     rows = [line for at in range(4) for line in lines[at::4]]  # matplotlib fills columns; people read rows
     axes.legend(
-        handles=rows,
-        loc="lower center",
-        ncols=4,
-        fontsize=6.5,
-        frameon=False,
-        handlelength=1.8,
-        labelcolor=INK,
+        handles=rows, loc="lower center", ncols=4, fontsize=6.5, frameon=False, handlelength=1.8, labelcolor=INK
     )

@@ -204,11 +204,7 @@ def _trimmed(probe: CircuitProbe, order: Tensor, n: int) -> Order:
 
 
 def to_remove(
-    deviations: Float[Tensor, " example"],
-    effects: Float[Tensor, "example edge"],
-    n: int,
-    *,
-    caution: float = CAUTION,
+    deviations: Float[Tensor, " example"], effects: Float[Tensor, "example edge"], n: int, *, caution: float = CAUTION
 ) -> Int[Tensor, " removed"]:
     """Which ``n`` edges to remove from a circuit with these deviations, in order."""
     deviations, square = deviations.clone(), effects.square().sum(0)

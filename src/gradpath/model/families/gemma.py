@@ -45,10 +45,7 @@ def from_gemma2(source: Checkpoint) -> Transformer:
 def from_gemma3(source: Checkpoint) -> Transformer:
     source.only("attn_logit_softcapping", [None])  # which transformers would not apply either
     arch = llama_architecture(
-        source,
-        activation="hidden_activation",
-        qk_norm="head",
-        logit_cap=source.config.final_logit_softcapping,
+        source, activation="hidden_activation", qk_norm="head", logit_cap=source.config.final_logit_softcapping
     )
     source.windows()  # refuses types of layers that are not known
     kinds = sorted(set(source.config.layer_types))

@@ -58,11 +58,7 @@ def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
         number, year = numbers[at], years[numbers[at]]
         stem = facts["template"].format(noun=nouns[noun], year="{}") + year.shown
         return Pair(
-            stem.format(number),
-            stem.format(_early(number, year)),
-            year.right,
-            year.wrong,
-            problem=year.problem,
+            stem.format(number), stem.format(_early(number, year)), year.right, year.wrong, problem=year.problem
         )
 
     return Candidates(Combinations((len(nouns), len(numbers)), build), (_note(years),))

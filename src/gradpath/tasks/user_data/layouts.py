@@ -190,15 +190,7 @@ LAYOUTS = (
         _IDS,
         _TEXT,
     ),
-    Layout(
-        "ioi",
-        "ioi",
-        ("clean", "corrupted", "correct_idx", "incorrect_idx"),
-        _LOGIT,
-        _ioi,
-        _IDS,
-        _PROMPTS,
-    ),
+    Layout("ioi", "ioi", ("clean", "corrupted", "correct_idx", "incorrect_idx"), _LOGIT, _ioi, _IDS, _PROMPTS),
     Layout(
         "gender-bias",
         "gender-bias",
