@@ -21,9 +21,9 @@ import torch.distributed
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath.runtime import distributed
-from gradpath.paper.follow import follow_line
 from gradpath.attribution.direct.exact import exact_scores
+from gradpath.paper.follow import follow_line
+from gradpath.runtime import distributed
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6], [[0], [4], [2, 3], [6], [1, 8], [5], [3]])
 METHODS = ("eap", "eap-ig", "eap-gp")

@@ -14,7 +14,7 @@ from gradpath import selection
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 from test_evaluation import MIXED, circuit_of, random_mask
 
 ABLATIONS = {"zero": reference.zero, "mean": reference.mean, "mean-positional": reference.mean_positional}
@@ -102,14 +102,14 @@ def test_a_positive_score_is_of_an_edge_that_ablation_hurts(gpt2):
 
 def test_a_circuit_is_measured_with_what_it_was_found_with_unless_told(gpt2):
     scores = attribute(gpt2, MIXED, "eap", ablation="zero")
-    circuit = select_by_scores(scores, 40)
+    circuit = select(scores, 40)
     assert circuit.about["ablation"] == "zero"
     own, zero, corrupted = (
         evaluate(gpt2, circuit, MIXED, ablation=name).circuit_values for name in (None, "zero", "corrupted")
     )
     assert torch.equal(own, zero)
     assert not torch.allclose(own, corrupted, atol=1e-3)
-    other = select_by_scores(attribute(gpt2, MIXED, "eap"), 40)
+    other = select(attribute(gpt2, MIXED, "eap"), 40)
     with pytest.raises(UsageError, match=r"different ablations \(corrupted, zero\)"):
         evaluate(gpt2, [circuit, other], MIXED)
 

@@ -13,12 +13,12 @@ from covering import BLOCKS, FAMILIES, covering, families, some
 from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
-from gradpath.errors import InputError, UsageError
-from gradpath.attribution.methods import METHODS as REGISTERED
-from gradpath.model.transformer import Run
-from gradpath.attribution.methods import Unscored, Path, path
-from gradpath.tasks.task import Task
 from gradpath.attribution.batch import PointRun
+from gradpath.attribution.methods import METHODS as REGISTERED
+from gradpath.attribution.methods import Path, Unscored, path
+from gradpath.errors import InputError, UsageError
+from gradpath.model.transformer import Run
+from gradpath.tasks.task import Task
 
 # Prompts of several lengths that differ in the first token, in the middle, in several, and in the last.
 MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
@@ -235,7 +235,7 @@ def test_gradpath_options_that_move_only_what_differs(gpt2):
     try:
         attribute(gpt2, task, "spy")
     finally:
-        del REGISTERED["spy"]
+        REGISTERED.remove("spy")
     pair, end = seen[-1]
     assert torch.equal(end[:, [0, 1, 2, 4, 5]], pair.clean[:, [0, 1, 2, 4, 5]])
     apart = (pair.clean - pair.corrupted).norm()
@@ -263,7 +263,7 @@ def test_nothing_is_left_behind(gpt2):
         with pytest.raises(ZeroDivisionError):
             attribute(gpt2, MIXED, "broken")
     finally:
-        del REGISTERED["broken"]
+        REGISTERED.remove("broken")
     assert all(torch.equal(now, then) and now.grad is None and not now.requires_grad for now, then in before)
     assert torch.is_grad_enabled()
 
@@ -295,7 +295,7 @@ def test_a_path_of_ones_own_takes_one_function(gpt2):
     try:
         values = attribute(gpt2, MIXED, "half-way", fraction=0.25).values
     finally:
-        del REGISTERED["half-way"]
+        REGISTERED.remove("half-way")
     assert close(values, reference.scores(gpt2, MIXED, reference.straight_line([0.25])))
 
 
@@ -325,7 +325,7 @@ def test_a_path_that_yields_no_point_is_refused(gpt2, point):
         with pytest.raises(InputError, match="has to yield points of shape"):
             attribute(gpt2, MIXED, "wrong")
     finally:
-        del REGISTERED["wrong"]
+        REGISTERED.remove("wrong")
 
 
 def test_a_metric_of_the_wrong_shape_is_refused(gpt2):

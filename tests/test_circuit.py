@@ -16,7 +16,7 @@ from gradpath.errors import InputError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.graph import Graph
 from gradpath.scores import Scores, load_scores
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 
 GRAPH = Graph(3, 2)
 
@@ -29,7 +29,7 @@ def scores() -> Scores:
 
 @pytest.fixture
 def circuit(scores) -> Circuit:
-    return select_by_scores(scores, 40)
+    return select(scores, 40)
 
 
 def test_a_circuit_comes_back_as_it_was(circuit, tmp_path):
@@ -46,11 +46,11 @@ def test_circuits_and_scores_of_every_family_come_back(model, tmp_path):
     task = prompts([6, 6], [[2], [3]])
     scores = attribute(model, task, "eap")
     scores.save(tmp_path / "scores.safetensors")
-    select_by_scores(scores, 40).save(tmp_path / "circuit.json")
+    select(scores, 40).save(tmp_path / "circuit.json")
     back = load_circuit(tmp_path / "circuit.json")
     assert back.graph == model.graph
     assert torch.equal(load_scores(tmp_path / "scores.safetensors").values, scores.values)
-    ours, theirs = (evaluate(model, one, task).circuit_values for one in (select_by_scores(scores, 40), back))
+    ours, theirs = (evaluate(model, one, task).circuit_values for one in (select(scores, 40), back))
     assert torch.equal(ours, theirs)
 
 
@@ -87,14 +87,14 @@ def changed(circuit, tmp_path, change):
 DAMAGE = {
     "no edges": (lambda c: c.pop("edges"), "edges"),
     "another format": (lambda c: c.update(gradpath_circuit=9), "gradpath_circuit"),
-    "an unknown edge": (lambda c: c["edges"].append(["a7.h0->logits", 1.0]), "is no edge"),
+    "an unknown edge": (lambda c: c["edges"].append(["a7.h0->logits", 1.0]), "has no edge"),
     "an edge twice": (lambda c: c["edges"].append(c["edges"][0]), "twice"),
     "a score that is a word": (lambda c: c["edges"].__setitem__(0, ["input->logits", "big"]), "finite number"),
     "a score that is none": (lambda c: c["edges"].__setitem__(0, ["input->logits", float("nan")]), "finite"),
     "an edge without a score": (lambda c: c["edges"].__setitem__(0, ["input->logits"]), "a name and a score"),
-    "a graph without layers": (lambda c: c["graph"].update(n_layers=0), "no model"),
-    "a graph that is huge": (lambda c: c["graph"].update(n_layers=10**12), "no model"),
-    "a graph of words": (lambda c: c["graph"].update(n_layers="many"), "no model"),
+    "a graph without layers": (lambda c: c["graph"].update(n_layers=0), "cannot be a model"),
+    "a graph that is huge": (lambda c: c["graph"].update(n_layers=10**12), "cannot be a model"),
+    "a graph of words": (lambda c: c["graph"].update(n_layers="many"), "cannot be a model"),
 }
 
 

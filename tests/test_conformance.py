@@ -10,7 +10,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.model.load import load_model
 from gradpath.scores import Scores
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 from gradpath.tasks.task import Task
 
 FOLDER = Path(__file__).parent / "data" / "conformance"
@@ -59,7 +59,7 @@ def test_scores_are_the_peers(peer, peer_model, task, name, batch_size):
 
 def test_the_circuit_and_its_metric_are_the_peers(peer, peer_model, task):
     scores = Scores(peer_model.graph, peer["scores.eap-ig"])
-    circuit = select_by_scores(scores, 120)
+    circuit = select(scores, 120)
     assert len(circuit) == 116
     assert torch.equal(circuit.mask, peer["circuit"])
     values = evaluate(peer_model, circuit, task).circuit_values

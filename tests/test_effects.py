@@ -9,8 +9,8 @@ from covering import BLOCKS, FAMILIES, covering, families
 from small_models import prompts
 
 from gradpath.evaluation.circuit_gradients import edge_effects
-from gradpath.evaluation.plan import plan
 from gradpath.evaluation.patched_run import prepare
+from gradpath.evaluation.plan import plan_of
 from gradpath.selection.prune import pruned
 from gradpath.tasks.task import encode
 from test_evaluation import circuit_of, random_mask
@@ -19,7 +19,7 @@ MIXED = prompts([6, 9, 6], [[0], [4], [2, 3, 5]])
 
 
 def effects_of(model, mask, batch_size, asked=None):
-    todo = plan(model, circuit_of(model.graph, mask))
+    todo = plan_of(model, circuit_of(model.graph, mask))
     asked = (mask if asked is None else asked).flatten().nonzero()[:, 0]
     values, effects = torch.empty(len(MIXED)), torch.empty(len(MIXED), len(asked))
     for batch in encode(MIXED, model.tokenizer).batches(batch_size):

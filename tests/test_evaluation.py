@@ -10,11 +10,11 @@ import torch
 from covering import BLOCKS, FAMILIES, covering
 from small_models import prompts, tiny_model
 
-from gradpath.evaluation import bootstrap as bootstrapping
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, InputError
-from gradpath.evaluation.evaluate import Result, evaluate
+from gradpath.evaluation import bootstrap as bootstrapping
 from gradpath.evaluation.bootstrap import bootstrap
+from gradpath.evaluation.evaluate import Result, evaluate
 from gradpath.tasks.task import Task
 
 MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])

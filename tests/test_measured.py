@@ -8,17 +8,16 @@ from covering import some
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath.selection import refine as refined_module
 from gradpath.attribution.attribute import attribute
-from gradpath.selection.balance import balanced
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.selection.refine import exchanged, trade
-from gradpath.selection import MEASURED, select, select_many
-from gradpath.selection.refine import refined, take_away
 from gradpath.scores import Scores
+from gradpath.selection import SELECTIONS, select, select_many
+from gradpath.selection import refine as refined_module
+from gradpath.selection.balance import balanced, stable
 from gradpath.selection.ranking import top
-from gradpath.selection.balance import stable
+from gradpath.selection.refine import exchanged, refined, swap, to_remove
+from gradpath.sweep import Limits
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
 
@@ -32,15 +31,15 @@ def found():
 def test_edges_go_whose_effect_the_circuit_has_too_much_of():
     off = torch.tensor([1.0, -2.0, 0.0])
     effects = torch.tensor([[0.0, 1.0, 3.0], [0.1, -2.0, 0.0], [0.0, 0.0, 1.0]])
-    assert take_away(off, effects, 1, caution=0.0).tolist() == [1]
+    assert to_remove(off, effects, 1, caution=0.0).tolist() == [1]
     # What is left afterwards is nothing, so the smallest goes next and the largest last.
-    assert take_away(off, effects, 3, caution=0.0).tolist() == [1, 0, 2]
+    assert to_remove(off, effects, 3, caution=0.0).tolist() == [1, 0, 2]
 
 
 def test_caution_prefers_small_effects_to_those_that_fit():
     off, effects = torch.tensor([1.0, -2.0]), torch.tensor([[0.1, 1.0], [0.0, -2.0]])
-    assert take_away(off, effects, 1, caution=0.0).tolist() == [1]
-    assert take_away(off, effects, 1, caution=2.0).tolist() == [0]
+    assert to_remove(off, effects, 1, caution=0.0).tolist() == [1]
+    assert to_remove(off, effects, 1, caution=2.0).tolist() == [0]
 
 
 @pytest.mark.parametrize("n", [1, 7, 199, 201, 650, 1000])
@@ -50,7 +49,7 @@ def test_taking_edges_in_groups_leaves_examples_no_further_off_than_one_by_one(n
     off = 30 * torch.randn(5, generator=generator)
 
     def left():
-        taken = take_away(off, effects, n)
+        taken = to_remove(off, effects, n)
         assert len(taken) == len(set(taken.tolist())) == n
         return float((off - effects[:, taken].sum(1)).norm() + effects[:, taken].square().sum())
 
@@ -94,11 +93,11 @@ def test_edges_change_places_where_that_brings_the_examples_nearer():
     effects = torch.tensor([[2.0, 0.5, -1.0, 0.0], [0.0, 0.0, 1.0, 2.0]])
     inside = torch.tensor([True, True, False, False])
     # Edge 0 has too much of what the first example has too much of, edge 3 what the second lacks.
-    assert trade(off, effects, inside, 2, caution=0.0).tolist() == [False, True, False, True]
+    assert swap(off, effects, inside, 2, caution=0.0).tolist() == [False, True, False, True]
     # Where there is room, an edge comes and none goes; and then nothing is left to mend.
-    assert trade(off / 2, effects, inside, 3, caution=0.0).tolist() == [True, True, True, False]
-    assert trade(torch.zeros(2), effects, inside, 2).tolist() == inside.tolist()
-    assert trade(off, effects, inside, 2, caution=5.0).tolist() == inside.tolist()
+    assert swap(off / 2, effects, inside, 3, caution=0.0).tolist() == [True, True, True, False]
+    assert swap(torch.zeros(2), effects, inside, 2).tolist() == inside.tolist()
+    assert swap(off, effects, inside, 2, caution=5.0).tolist() == inside.tolist()
 
 
 @pytest.mark.parametrize("family", some(["gpt2", "llama-grouped", "gemma3"], ["gemma3"]))
@@ -125,7 +124,7 @@ def test_an_exchange_of_one_size_does_not_depend_on_the_others(found):
     for n, order in zip(counts, together, strict=True):
         assert len(order) == len(set(order.tolist())) <= n
         assert scores.graph.mask.flatten()[order].all()
-        (alone,) = exchanged(model, TASK, scores, [n], batch_size=3)
+        (alone,) = exchanged(model, TASK, scores, [n], Limits(batch_size=3))
         assert set(alone.tolist()) == set(order.tolist())
     assert set(together[2].tolist()) == set(top(scores, counts[2]).tolist())
 
@@ -150,7 +149,7 @@ def test_balanced_stays_within_what_there_is(found):
     assert torch.equal(order.sort().values, top(helpful, 30).sort().values)
 
 
-@pytest.mark.parametrize("how", MEASURED)
+@pytest.mark.parametrize("how", [x.name for x in SELECTIONS.values() if x.measures])
 def test_select_remembers_how_and_needs_what_it_measures_with(found, how):
     model, scores = found
     circuit = gp.select(scores, 50, how=how, model=model, task=TASK)
@@ -173,16 +172,16 @@ def test_stable_edges_have_one_sign_in_nearly_every_sample_of_the_examples(found
     n = 60
     wide = top(scores, 4 * n)
     expected = [*wide[sure[wide]].tolist(), *wide[~sure[wide]].tolist()][:n]
-    (order,) = stable(model, TASK, scores, [n], batch_size=3)
+    (order,) = stable(model, TASK, scores, [n], Limits(batch_size=3))
     assert order.tolist() == expected
     assert set(expected) != set(top(scores, n).tolist())  # there was something to choose
     # Neither the batch size nor what else was asked for changes anything.
-    assert stable(model, TASK, scores, [5, n, 100], batch_size=8)[1].tolist() == expected
+    assert stable(model, TASK, scores, [5, n, 100], Limits(batch_size=8))[1].tolist() == expected
 
 
 def test_stable_needs_scores_that_can_be_made_again(found):
     model, scores = found
-    with pytest.raises(UsageError, match="attributes again"):
+    with pytest.raises(UsageError, match="attributes each example again"):
         stable(model, TASK, Scores(scores.graph, scores.values, {"method": "their-own"}), [5])
 
 

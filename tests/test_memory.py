@@ -11,15 +11,15 @@ import torch
 from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
+from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Reads
+from gradpath.attribution.methods import Pair, find_path
 from gradpath.errors import GradpathError, UsageError
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.sweep import CHUNK, RUN_AT_ONCE, SUM_AT_ONCE, batch_that_fits, parse_bytes
-from gradpath.attribution.methods import Pair, find_path
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
+from gradpath.sweep import CHUNK, RUN_AT_ONCE, SUM_AT_ONCE, Limits, parse_bytes
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import encode
-from gradpath.attribution.batch import BatchRuns
 
 TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
 
@@ -40,12 +40,12 @@ def test_a_budget_that_is_no_size_is_refused(text):
 
 def test_a_smaller_budget_gives_smaller_batches_and_the_same_scores(gpt2):
     pairs = encode(TASK, gpt2.tokenizer)
-    assert batch_that_fits(gpt2, pairs, 5, None) == batch_that_fits(gpt2, pairs, 5, 10**10) == 5
+    assert Limits(5).batch(gpt2, pairs) == Limits(5, 10**10).batch(gpt2, pairs) == 5
     budgets = range(2 * CHUNK, 2 * CHUNK + 3_000_000, 1000)
     fits = {}
     for budget in budgets:
         with suppress(UsageError):
-            fits.setdefault(batch_that_fits(gpt2, pairs, 5, budget), budget)
+            fits.setdefault(Limits(5, budget).batch(gpt2, pairs), budget)
     assert list(fits) == [1, 2, 3, 4, 5]
     whole, parts = (attribute(gpt2, TASK, "eap", batch_size=5, memory=m) for m in (None, fits[2]))
     assert whole.about["batch_size"] == 5
@@ -78,7 +78,7 @@ def test_a_batch_that_does_not_fit_is_halved_with_a_warning(gpt2):
         halved = attribute(gpt2, replace(TASK, metric=metric), "eap-ig", batch_size=5)
     assert torch.allclose(halved.values, expected.values, atol=1e-5)
     assert max(metric.sizes) == 5
-    circuit = select_by_scores(expected, 60)
+    circuit = select(expected, 60)
     with pytest.warns(UserWarning, match="does not fit into memory: trying"):
         values = evaluate(gpt2, circuit, replace(TASK, metric=Full(1)), batch_size=5).circuit_values
     assert torch.allclose(values, evaluate(gpt2, circuit, TASK).circuit_values, atol=1e-5)
@@ -101,7 +101,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(gpt2):
 @pytest.mark.parametrize(("method", "steps"), [("eap-ig", 22), ("eap-gp", 5)])
 def test_no_visit_outlives_the_next_one(gpt2, monkeypatch, method, steps):
     """A visit holds a graph: if two were alive at a time, or all, memory would show it."""
-    plain, seen, alive = BatchRuns.visit, [], []
+    plain, seen, alive = BatchRuns.run_point, [], []
 
     def visit(ground, point):
         alive.append(sum(ref() is not None for ref in seen))
@@ -110,7 +110,7 @@ def test_no_visit_outlives_the_next_one(gpt2, monkeypatch, method, steps):
             seen.append(weakref.ref(found))
         return found
 
-    monkeypatch.setattr(BatchRuns, "visit", visit)
+    monkeypatch.setattr(BatchRuns, "run_point", visit)
     attribute(gpt2, TASK, method, steps=steps, batch_size=5)
     assert len(seen) >= 5
     assert max(alive) == 0
@@ -152,13 +152,13 @@ def test_no_tensor_takes_the_default_device_or_dtype(kind, method):
     """A tensor made without a device would be a meta tensor here, and one without a dtype a double."""
     model = tiny_model(kind)
     expected = attribute(model, TASK, method)
-    circuit = select_by_scores(expected, 60)
+    circuit = select(expected, 60)
     result = evaluate(model, circuit, TASK)
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"):
             scores = attribute(model, TASK, method)
-            again = evaluate(model, select_by_scores(scores, 60), TASK)
+            again = evaluate(model, select(scores, 60), TASK)
             assert again.interval == result.interval
     finally:
         torch.set_default_dtype(torch.float32)

@@ -6,12 +6,13 @@ import pytest
 import torch
 from small_models import prompts
 
-from gradpath.evaluation import mib
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
+from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.graph import Graph
-from gradpath.selection import select_by_scores
+from gradpath.pipeline import measure_mib
+from gradpath.selection import select
 
 TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
 
@@ -51,11 +52,11 @@ def test_edges_are_rounded_down_as_in_the_benchmark():
 @pytest.mark.parametrize("how", mib.RANKINGS)
 def test_measure_equals_circuits_measured_one_by_one(gpt2, how):
     scores = attribute(gpt2, TASK, "eap-ig")
-    found = mib.measure(gpt2, scores, TASK, batch_size=2)[how]
+    found = measure_mib(gpt2, scores, TASK, batch_size=2)[how]
     values = []
     for fraction in mib.FRACTIONS:
         n = max(1, int(fraction * gpt2.graph.n_edges))
-        values.append(evaluate(gpt2, select_by_scores(scores, n, how=how), TASK).faithfulness)
+        values.append(evaluate(gpt2, select(scores, n, how=how), TASK).faithfulness)
     assert found.faithfulness == pytest.approx(values, abs=1e-4)  # also at all edges, which is not run
     assert (found.cpr, found.cmd) == pytest.approx(by_hand(values), abs=1e-4)
     assert found.cpr_interval[0] <= found.cpr <= found.cpr_interval[1]

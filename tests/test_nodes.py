@@ -9,14 +9,13 @@ from covering import BLOCKS, FAMILIES, covering
 from small_models import prompts, tiny_model
 from toys import TASK, saturated
 
-from gradpath import scores
 from gradpath.attribution.attribute import attribute
+from gradpath.attribution.node_scores import over_edges
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.graph import Graph
-from gradpath.selection import select
-from gradpath.attribution.node_scores import over_edges
 from gradpath.scores import load_scores
+from gradpath.selection import select
 
 MIXED = prompts([6, 8, 6], [[0], [4], [2, 5]])
 PATHS = {
@@ -110,5 +109,5 @@ def test_a_saturated_node_is_found_that_the_plain_gradient_misses():
 
 
 def test_node_scores_are_not_taken_apart_by_position(gpt2):
-    with pytest.raises(UsageError, match="taken apart"):
-        scores.attribute(gpt2, prompts([6, 6], [[2], [3]]), "nap", by="token")
+    with pytest.raises(UsageError, match="cannot be split by position"):
+        attribute(gpt2, prompts([6, 6], [[2], [3]]), "nap", positions="token")

@@ -11,7 +11,7 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.errors import GradpathError
-from gradpath.sweep import stop_at_nonfinite
+from gradpath.sweep import sweep
 from gradpath.tasks.task import encode
 
 LENGTHS, DIFFER = [6, 9, 6, 7, 9, 8, 6], [[0], [4], [2, 3], [6], [1, 8], [5], [3]]
@@ -123,22 +123,23 @@ def test_finite_work_is_done_once():
         return torch.ones(2)
 
     model = tiny_model("gpt2")
-    checked = stop_at_nonfinite(work, lambda x: [x], model=model, task=TASK, doing="", places=lambda single: iter(()))
-    checked(encode(TASK, model.tokenizer))
+    list(sweep(work, encode(TASK, model.tokenizer), len(TASK), model=model, task=TASK, doing="", same=lambda: None))
     assert calls == [len(TASK)]
 
 
 def test_a_sum_that_alone_overflows_is_told():
     model = tiny_model("gpt2")
-    checked = stop_at_nonfinite(
+    pairs = encode(TASK, model.tokenizer)
+    parts = sweep(
         lambda batch: torch.tensor([3e38]) * len(batch) * 0.5,
-        lambda x: [x],
+        pairs,
+        len(TASK),
         model=model,
         task=TASK,
         doing="eap",
-        places=lambda single: iter(()),
+        same=lambda: None,
     )
-    assert "Use a smaller --batch-size" in refusal(lambda: checked(encode(TASK, model.tokenizer)))
+    assert "Use a smaller --batch-size" in refusal(lambda: list(parts))
 
 
 def test_numbers_do_not_depend_on_threads_or_on_the_run():

@@ -10,12 +10,14 @@ from covering import BLOCKS, FAMILIES, covering, families
 from small_models import prompts
 
 import gradpath as gp
-from gradpath import formats, scores
+from gradpath import formats
 from gradpath.attribution.attribute import attribute
 from gradpath.circuit import load_circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
 from gradpath.reference import everything, examples, forward, metric_of, slopes
+from gradpath.scores import load_scores
+from gradpath.selection.prune import pruned_spans
 from gradpath.tasks.spans import Labels, labels_of
 from gradpath.tasks.task import encode
 
@@ -45,16 +47,16 @@ SPLITS = {"span": (MIXED, "span"), "token": (EVEN, "token"), "even spans": (EVEN
 def test_scores_of_positions_equal_the_definition(model, split):
     task, by = SPLITS[split]
     expected = by_definition(model, task, by)
-    values = scores.attribute(model, task, "eap", by=by, batch_size=2).values
+    values = attribute(model, task, "eap", positions=by, batch_size=2).by_span.values
     assert (values - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("method", ["eap-ig", "eap-gp", "eap-integral"])
 def test_scores_of_positions_add_up_to_those_of_edges(gpt2, method):
     model = gpt2.to(dtype=torch.float64)
-    split = scores.attribute(model, MIXED, method, batch_size=2)
+    split = attribute(model, MIXED, method, positions="span", batch_size=2)
     whole = attribute(model, MIXED, method).values
-    assert (split.summed.values - whole).abs().max() <= 1e-6 * whole.abs().max()
+    assert (split.values - whole).abs().max() <= 1e-6 * whole.abs().max()
 
 
 def test_spans_are_what_is_before_changed_between_and_the_end(gpt2):
@@ -92,8 +94,8 @@ def patched_at(model, task, masks, labels):
 )
 def test_a_circuit_of_positions_is_patched_where_it_says(model, split, n):
     task, by = SPLITS[split]
-    scores = scores.attribute(model, task, "eap", by=by)
-    circuit = scores.select(scores, n)
+    scores = attribute(model, task, "eap", positions=by)
+    circuit = gp.select(scores, n)
     labels = labels_of(task, encode(task, model.tokenizer), model.tokenizer, by)
     result = gp.evaluate(model, circuit, task, batch_size=2)
     expected = patched_at(model, task, circuit.masks, labels)
@@ -103,8 +105,8 @@ def test_a_circuit_of_positions_is_patched_where_it_says(model, split, n):
 
 @families()
 def test_all_edges_everywhere_are_the_model_and_none_the_corrupted_run(model):
-    scores = scores.attribute(model, MIXED, "eap")
-    whole = scores.select(scores, scores.n_edges, prune=False)
+    scores = attribute(model, MIXED, "eap", positions="span")
+    whole = gp.select(scores, scores.n_edges, prune=False)
     none = replace(whole, index=whole.index[:0], scores=whole.scores[:0], span=whole.span[:0])
     plain = gp.select(attribute(model, MIXED, "eap"), 10)
     full, empty, _ = gp.evaluate(model, [whole, none, plain], MIXED)
@@ -155,15 +157,15 @@ def test_pruning_leaves_what_is_on_a_way_through_layers_and_positions(seed, para
     generator = torch.Generator().manual_seed(seed)
     masks = (torch.rand(3, *graph.mask.shape, generator=generator) < 0.3) & graph.mask
     reach = torch.ones(3, 3, dtype=torch.bool).triu()
-    kept = scores.pruned(graph, masks, reach)
+    kept = pruned_spans(graph, masks, reach)
     assert torch.equal(kept, ways(graph, masks, reach))
-    assert torch.equal(scores.pruned(graph, kept, reach), kept)
+    assert torch.equal(pruned_spans(graph, kept, reach), kept)
 
 
 def test_names_say_where_and_files_give_everything_back(gpt2, tmp_path):
-    scores = scores.attribute(gpt2, MIXED, "eap-ig", steps=2)
-    circuit = scores.select(scores, 40)
-    assert all(name.rpartition("@")[2] in scores.spans for name in circuit.edges)
+    scores = attribute(gpt2, MIXED, "eap-ig", steps=2, positions="span")
+    circuit = gp.select(scores, 40)
+    assert all(name.rpartition("@")[2] in scores.by_span.names for name in circuit.edges)
     assert scores[circuit.edges[0]] == pytest.approx(float(circuit.scores[0]))
     circuit.save(tmp_path / "c.json")
     again = load_circuit(tmp_path / "c.json")
@@ -171,25 +173,27 @@ def test_names_say_where_and_files_give_everything_back(gpt2, tmp_path):
     assert torch.equal(again.masks, circuit.masks)
     assert again.about == circuit.about
     scores.save(tmp_path / "s.safetensors")
-    back = scores.load_span_scores(tmp_path / "s.safetensors")
+    back = load_scores(tmp_path / "s.safetensors")
     assert torch.equal(back.values, scores.values)
-    assert torch.equal(back.reach, scores.reach)
-    assert (back.spans, back.about) == (scores.spans, scores.about)
+    assert torch.equal(back.by_span.values, scores.by_span.values)
+    assert torch.equal(back.by_span.reach, scores.by_span.reach)
+    assert (back.by_span.names, back.about) == (scores.by_span.names, scores.about)
 
 
 def test_what_cannot_be_split_is_refused_in_words(gpt2, tmp_path):
     with pytest.raises(InputError, match="all prompts need the same number of tokens: these have 6 to 9"):
-        scores.attribute(gpt2, MIXED, "eap", by="token")
+        attribute(gpt2, MIXED, "eap", positions="token")
     with pytest.raises(UsageError, match="way to split positions"):
-        scores.attribute(gpt2, MIXED, "eap", by="word")
-    scores = scores.attribute(gpt2, MIXED, "eap")
-    with pytest.raises(UsageError, match="refined"):
-        scores.select(scores, 5, how="refined")
+        attribute(gpt2, MIXED, "eap", positions="word")
+    scores = attribute(gpt2, MIXED, "eap", positions="span")
+    with pytest.raises(UsageError, match=r"cannot select edges at positions\. Use top or signed"):
+        gp.select(scores, 5, how="refined")
     with pytest.raises(InputError, match="names no span"):
-        scores["input->m0"]
-    by_token = scores.select(scores.attribute(gpt2, EVEN, "eap", by="token"), 5)
+        scores["input->m0@nowhere"]
+    assert scores["input->m0"] == pytest.approx(sum(scores[f"input->m0@{span}"] for span in scores.by_span.names))
+    by_token = gp.select(attribute(gpt2, EVEN, "eap", positions="token"), 5)
     with pytest.raises(UsageError, match="split positions in different ways"):
-        gp.evaluate(gpt2, [by_token, scores.select(scores, 5)], EVEN)
+        gp.evaluate(gpt2, [by_token, gp.select(scores, 5)], EVEN)
     with pytest.raises(InputError, match="Use prompts of the template"):
         gp.evaluate(gpt2, by_token, prompts([8, 8], [[1], [2]]))
 
@@ -202,7 +206,7 @@ def test_reach_follows_the_tokens_where_spans_mix():
 
 
 def test_other_tools_are_not_told_of_edges_at_positions(gpt2, tmp_path):
-    circuit = scores.select(scores.attribute(gpt2, MIXED, "eap"), 30)
+    circuit = gp.select(attribute(gpt2, MIXED, "eap", positions="span"), 30)
     with pytest.raises(UsageError, match="anywhere"):
         formats.write(circuit, tmp_path / "c.graphml")
     anywhere = circuit.anywhere()
@@ -214,18 +218,18 @@ def test_other_tools_are_not_told_of_edges_at_positions(gpt2, tmp_path):
 
 
 def test_a_file_whose_spans_do_not_fit_is_refused(gpt2, tmp_path):
-    circuit = scores.select(scores.attribute(gpt2, MIXED, "eap"), 5)
+    circuit = gp.select(attribute(gpt2, MIXED, "eap", positions="span"), 5)
     circuit.save(tmp_path / "c.json")
     text = (tmp_path / "c.json").read_text()
     for old, new in [('"end"', '"fin"'), ('"spans"', '"spins"'), ('"between"', '"end"')]:
         (tmp_path / "d.json").write_text(text.replace(old, new))
-        with pytest.raises(InputError, match=r"d\.json is no circuit"):
+        with pytest.raises(InputError, match=r"d\.json cannot be used as a circuit"):
             load_circuit(tmp_path / "d.json")
     (tmp_path / "e.safetensors").write_bytes(b"nothing")
-    with pytest.raises(InputError, match="scores of positions"):
-        scores.load_span_scores(tmp_path / "e.safetensors")
+    with pytest.raises(InputError, match="cannot be read as gradpath scores"):
+        load_scores(tmp_path / "e.safetensors")
 
 
 def test_a_path_with_an_end_of_its_own_is_refused_with_another_ablation_here_too(gpt2):
     with pytest.raises(UsageError, match="cannot be used with the ablation 'zero'"):
-        scores.attribute(gpt2, MIXED, "eap-integral", ablation="zero")
+        attribute(gpt2, MIXED, "eap-integral", positions="span", ablation="zero")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradpath.errors import GradpathError as GradpathError
     from gradpath.evaluation.evaluate import evaluate as evaluate
     from gradpath.model.load import load_model as load_model
+    from gradpath.pipeline import find as find
     from gradpath.scores import Scores as Scores
     from gradpath.scores import load_scores as load_scores
     from gradpath.selection import select as select
@@ -35,6 +36,7 @@ _HOMES = {
     "Task": "gradpath.tasks",
     "attribute": "gradpath.attribution.attribute",
     "evaluate": "gradpath.evaluation.evaluate",
+    "find": "gradpath.pipeline",
     "load_circuit": "gradpath.circuit",
     "load_model": "gradpath.model.load",
     "load_scores": "gradpath.scores",

@@ -1,4 +1,4 @@
-"""A circuit: some of a model's edges, and how they were found. Kept as JSON that people can read."""
+"""A circuit: some of a model's edges, and how they were found. Saved as readable JSON."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ _LARGEST_SCORE = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class Circuit:
-    """Edges in the order in which they were chosen, with their scores.
+    """Edges in the order in which they were selected, with their scores.
 
-    ``about`` says how the scores were made and how the edges were selected: enough to find them again.
-    A circuit of ``positions`` has an edge at some ``spans`` of a prompt and not at others; then ``span`` says
-    at which each one is, and the same edge may come several times.
+    Args:
+        graph: The model's graph.
+        index: The (source, target) of each edge.
+        scores: The score of each edge.
+        about: How the scores were made and how the edges were selected: enough to find the circuit again.
+        spans: The names of the spans of a prompt, for a circuit that has an edge at some of them only.
+        span: For such a circuit the span of each edge; an edge may then occur several times.
     """
 
     graph: Graph
-    index: Int[Tensor, "edge 2"]  # (source, target)
+    index: Int[Tensor, "edge 2"]
     scores: Float[Tensor, " edge"]
     about: Mapping[str, Any] = field(default_factory=dict)
     spans: tuple[str, ...] = ()
@@ -42,7 +46,7 @@ class Circuit:
 
     @property
     def edges(self) -> list[str]:
-        """The edges' names, most important first, with their span if they have one: ``input->m0@subject``."""
+        """The names of the edges, first selected first, with their span if they have one: ``input->m0@subject``."""
         names = [self.graph.edge(source, target) for source, target in self.index.tolist()]
         if self.span is None:
             return names
@@ -50,7 +54,7 @@ class Circuit:
 
     @property
     def masks(self) -> Bool[Tensor, "span source target"]:
-        """Which edges are in, for each span; there is one for all positions if there are no spans."""
+        """Which edges are in at each span; without spans there is one mask for all positions."""
         if self.span is None:
             return self.mask[None]
         shape = (len(self.spans), self.graph.n_sources, self.graph.n_targets)
@@ -66,7 +70,7 @@ class Circuit:
         return mask
 
     def anywhere(self) -> Circuit:
-        """The same edges wherever in the prompt they are, each once, with the sum of its scores."""
+        """The same edges at any position, each once, with the sum of its scores."""
         if self.span is None:
             return self
         totals = dict[tuple[int, int], float]()
@@ -98,19 +102,26 @@ class Circuit:
         return [name for name in (*self.graph.sources, "logits") if name in names]
 
     def plot(self, ax: Any = None) -> Any:
-        """A drawing of the circuit as matplotlib axes."""
+        """Draw the circuit.
+
+        Args:
+            ax: The matplotlib axes to draw on; new ones by default.
+
+        Returns:
+            The matplotlib axes.
+        """
         from gradpath.report.plots import plot_circuit
 
         return plot_circuit(self, ax)
 
     def to_networkx(self) -> Any:
-        """The circuit as a directed graph of networkx: see ``formats.digraph``."""
+        """The circuit as a networkx ``MultiDiGraph`` of nodes."""
         from gradpath.formats.graphs import to_networkx
 
         return to_networkx(self)
 
     def to_pandas(self) -> Any:
-        """The edges as a pandas table: see ``formats.table``."""
+        """The edges as a pandas DataFrame with the columns edge, source, target, score and rank."""
         from gradpath.formats.table import to_pandas
 
         return to_pandas(self)
@@ -121,7 +132,11 @@ class Circuit:
         return circuit_card(self)
 
     def save(self, file: str | Path) -> None:
-        """Write JSON with one edge a line, all of it or nothing."""
+        """Write JSON with one edge per line, atomically.
+
+        Args:
+            file: The file to write.
+        """
         graph = self.graph
         head = {
             "gradpath_circuit": FORMAT,
@@ -139,13 +154,20 @@ class Circuit:
 
 
 def load_circuit(file: str | Path) -> Circuit:
-    """Read what ``Circuit.save`` wrote, checking every edge."""
+    """Read the circuit that ``Circuit.save`` wrote; every edge is checked.
+
+    Args:
+        file: A ``circuit.json``.
+
+    Returns:
+        The circuit.
+    """
     try:
         return _parsed(json.loads(Path(file).read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise InputError(f"there is no file {file}. Give the circuit.json of a find.") from None
     except InputError as problem:
-        raise InputError(f"{file} is no circuit that can be used: {problem}") from None
+        raise InputError(f"{file} cannot be used as a circuit: {problem}") from None
     except (OSError, ValueError, RecursionError) as problem:
         raise InputError(
             f"{file} cannot be read as a gradpath circuit ({reason(problem)}). "
@@ -167,21 +189,23 @@ def _parsed(content: Any) -> Circuit:
 
 
 def circuit_by_names(graph: Graph, edges: Any, about: Any, spans: tuple[str, ...] = ()) -> Circuit:
-    """The circuit of some edges by name, each with its score, in this order; every one is checked."""
+    """The circuit of a list of (edge name, score), in this order; every one is checked."""
     index, scores, seen = [], [], set()
-    for edge in edges if isinstance(edges, (list, tuple)) else _no_edges(edges):
+    if not isinstance(edges, (list, tuple)):
+        raise InputError(f"its edges must be a list: got {edges!r}.")
+    for edge in edges:
         if not isinstance(edge, (list, tuple)) or len(edge) != 2:
-            raise InputError(f"an edge is a name and a score: it has {edge!r}.")
+            raise InputError(f"an edge is a name and a score: got {edge!r}.")
         name, score = edge
         place = _place(graph, name, spans)
         if place in seen:
-            raise InputError(f"the edge {name!r} stands in it twice. Remove one of them.")
+            raise InputError(f"the edge {name!r} occurs twice. Remove one of them.")
         seen.add(place)
         index.append(place)
         scores.append(_finite(name, score))
-    kept = torch.tensor(index, dtype=torch.long, device="cpu").view(-1, 3)
+    places = torch.tensor(index, dtype=torch.long, device="cpu").view(-1, 3)
     values = torch.tensor(scores, dtype=torch.float32, device="cpu")
-    return Circuit(graph, kept[:, :2], values, checked_about(about), spans, kept[:, 2] if spans else None)
+    return Circuit(graph, places[:, :2], values, checked_about(about), spans, places[:, 2] if spans else None)
 
 
 def _place(graph: Graph, name: Any, spans: tuple[str, ...]) -> tuple[int, int, int]:
@@ -194,12 +218,8 @@ def _place(graph: Graph, name: Any, spans: tuple[str, ...]) -> tuple[int, int, i
     return (*graph.index(edge), spans.index(span))
 
 
-def _no_edges(edges: Any) -> list[Any]:
-    raise InputError(f"its edges are no list: it has {edges!r}.")
-
-
 def _finite(name: str, score: Any) -> float:
-    """The score, if float32 has it as a finite number."""
+    """The score, if it is finite in float32."""
     if not isinstance(score, (int, float)) or not abs(score) <= _LARGEST_SCORE:
-        raise InputError(f"the score of {name!r} is {score!r}: it has to be a finite number.")
+        raise InputError(f"the score of {name!r} is {score!r}: it must be a finite number.")
     return float(score)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -102,6 +102,7 @@ class FindRequest:
         return edge_count(n_edges, self.edges, sparsity)
 
 
+@runtime_checkable
 class Reporter(Protocol):
     """Shows how the work goes on."""
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -36,7 +37,8 @@ from gradpath.tasks.task import Pairs, Task
 
 Done = TypeVar("Done")
 Progress = Callable[[int], None]  # called with the number of examples that were finished
-Places = Iterator[tuple[str, Tensor]]  # names of places and the values there, in the order of the computation
+# Names of places and the values there, in the order of the computation.
+Places = Generator[tuple[str, Tensor], None, None]
 
 # Points of a stack that are run at once, and points that are summed before a contraction: what bounds
 # memory when a path is long.
@@ -249,7 +251,8 @@ def _explain_nonfinite(
         if _all_finite(_tensors(work(single))):
             continue
         steps = places_in_prompts(model, task.metric, single) if places is None else places(single)
-        where = next((name for name, x in steps if not _all_finite([x])), "the last sum")
+        with closing(steps):  # an open generator would keep its grad mode
+            where = next((name for name, x in steps if not _all_finite([x])), "the last sum")
         index, number = int(single.index[0]), torch.finfo(model.dtype)
         prompt = "" if isinstance(task.clean, Tensor) else f" ({task.clean[index]!r})"
         wider = "" if number.bits > 16 else f"{number.dtype} ends at {number.max:.3g}: use float32, or "

@@ -111,8 +111,8 @@ def test_find_takes_the_methods_options(run, model_folder):
 
 def test_the_users_own_data_goes_the_same_way(run, model_folder, tmp_path):
     rows = [("The red cat", "The big cat", " sat", " ran"), ("A dog will", "A man will", " run", " walk")]
-    summary_lines = ["clean,corrupted,answers,wrong_answers", *(",".join(row) for row in rows * 3)]
-    (tmp_path / "pairs.csv").write_text("\n".join(summary_lines))
+    lines = ["clean,corrupted,answers,wrong_answers", *(",".join(row) for row in rows * 3)]
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
     common = ["--model", model_folder, "--method", "eap", "--edges", 30, "--examples", 1]
     ran = run("find", *common, "--data", tmp_path / "pairs.csv", "--json")
     assert ran.code == 0, ran.err
@@ -141,8 +141,8 @@ WRONG_USAGE = {
     "an unknown method": (["find", "--method", "eap-igg"], "Did you mean 'eap-ig'"),
     "an unknown task": (["find", "--model", "MODEL", "--task", "iou"], "Did you mean 'ioi'"),
     "an unknown selection": (["find", "--how", "topp"], "Did you mean 'top'"),
-    "too sparse": (["find", "--sparsity", "1.5"], "--sparsity is the share of edges left out"),
-    "no edges": (["find", "--edges", "0"], "--edges must be at least 1"),
+    "too sparse": (["find", "--sparsity", "1.5"], "the sparsity is the share of edges left out"),
+    "no edges": (["find", "--edges", "0"], "the number of edges must be at least 1"),
     "too many edges": (["find", "--model", "MODEL", "--edges", "9999"], "from 1 to"),
     "two sizes": (["find", "--edges", "5", "--sparsity", "0.5"], "give one of them"),
     "no batch": (["find", "--batch-size", "0"], "--batch-size"),
@@ -208,7 +208,7 @@ def test_an_error_nobody_thought_of_is_still_one_sentence(run, model_folder, mon
     def broken(*_, **__):
         raise ZeroDivisionError("by hand")
 
-    monkeypatch.setattr("gradpath.attribution.attribute.attribute", broken)
+    monkeypatch.setattr("gradpath.pipeline.attribute", broken)
     ran = run("find", "--model", model_folder, "--examples", 2, "--edges", 9)
     assert ran.code == 1
     assert "this is a bug, ZeroDivisionError: by hand" in ran.error
@@ -255,7 +255,7 @@ CONVERT_WRONG = {
     "an unknown format": (["SCORES", "x.json", "--to", "eapig"], 2, "Did you mean 'eap-ig'"),
     "no circuit in it": (["SCORES", "x.graphml"], 1, "--edges N"),
     "no scores in it": (["CIRCUIT", "x.safetensors"], 1, "cannot be made from it"),
-    "how many are chosen": (["SCORES", "x.json", "--how", "top"], 2, "say how many"),
+    "how many are chosen": (["SCORES", "x.json", "--how", "top"], 2, "give --edges as well"),
     "no file": (["none.json", "x.csv"], 1, "there is no file"),
 }
 
@@ -331,7 +331,7 @@ def test_find_tells_edges_apart_by_where_they_are(run, model_folder, tmp_path):
     assert "at subject again" in told.out
     refused = run("find", *common, "--positions", "span", "--how", "refined")
     assert refused.code == 2
-    assert "selection of edges at positions" in refused.error
+    assert "cannot select edges at positions" in refused.error
 
 
 def test_find_keeps_the_best_nodes_and_all_edges_among_them(run, model_folder, tmp_path):
@@ -346,7 +346,7 @@ def test_find_keeps_the_best_nodes_and_all_edges_among_them(run, model_folder, t
     assert "<html" in (tmp_path / "report.html").read_text()
     refused = run("find", *arguments, "--edges", 5)
     assert refused.code == 2
-    assert "--edges and --nodes both say how large" in refused.error
+    assert "edges and nodes both set the size" in refused.error
 
 
 @pytest.mark.parametrize("method", ["relp", "atp-star", "eap-ig-activations", "exact", "nap"])
@@ -360,10 +360,10 @@ def test_find_takes_every_kind_of_method_by_its_name(run, model_folder, method):
 
 
 def test_a_task_that_the_model_does_not_do_is_warned_of():
-    from gradpath.cli.progress import summary_lines
+    from gradpath.cli.progress import lines_of
 
     numbers = dict.fromkeys(("edges_kept", "edges_asked", "edges_total", "sparsity", "circuit", "error"), 1)
     numbers |= {"faithfulness": 1, "faithfulness_interval": [0, 1], "error_interval": [0, 1]}
     numbers |= {"ablation": "corrupted", "clean": 1.0}
-    assert "WARNING" in "".join(summary_lines({**numbers, "corrupted": 1.2}))
-    assert "WARNING" not in "".join(summary_lines({**numbers, "corrupted": 0.2}))
+    assert "WARNING" in "".join(lines_of({**numbers, "corrupted": 1.2}))
+    assert "WARNING" not in "".join(lines_of({**numbers, "corrupted": 0.2}))

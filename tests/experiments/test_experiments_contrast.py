@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gradpath.evaluation.bootstrap import distance_difference, error_difference
 from gradpath.evaluation.evaluate import Result
 from gradpath.grid.bench import Bench
-from gradpath.grid.faithfulness import comparison
-from gradpath.evaluation.bootstrap import distance_difference, error_difference
-from gradpath.grid.faithfulness import jobs
+from gradpath.grid.faithfulness import comparison, jobs
 from gradpath.grid.jobs import circuit_cell, measured, run_jobs
-from gradpath.grid.request import parse_methods
-from gradpath.grid.request import Request
+from gradpath.grid.request import Request, parse_methods
 from gradpath.grid.store import Store
 
 

@@ -10,17 +10,16 @@ import torch
 from covering import some
 from small_models import prompts
 
+from gradpath.attribution.direct.exact import exact_scores
 from gradpath.errors import UsageError
 from gradpath.grid.bench import Bench
-from gradpath.paper.follow import follow_gradpath, follow_line
 from gradpath.grid.jobs import run_jobs
-from gradpath.grid.request import MethodSpec
-from gradpath.paper.steps import attribute_nested
-from gradpath.paper import find_experiment
-from gradpath.grid.request import Request
+from gradpath.grid.request import MethodSpec, Request
 from gradpath.grid.store import Store
+from gradpath.paper import find_experiment
+from gradpath.paper.follow import follow_gradpath, follow_line
+from gradpath.paper.steps import attribute_nested
 from gradpath.sweep import CHUNK, batch_that_fits
-from gradpath.attribution.direct.exact import exact_scores
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode
 

@@ -8,12 +8,12 @@ from covering import BLOCKS, FAMILIES, covering, families
 from small_models import prompts
 
 from gradpath.attribution.attribute import attribute
+from gradpath.attribution.direct.exact import exact_scores, passes
 from gradpath.circuit import Circuit
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.paper.follow import follow_gradpath, follow_line
 from gradpath.grid.request import MethodSpec, parse_methods
+from gradpath.paper.follow import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested, is_nested
-from gradpath.attribution.direct.exact import exact_scores, passes
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
 

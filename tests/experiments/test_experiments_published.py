@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradpath.paper.published import _data, published
 from gradpath.model.transformer import Transformer
+from gradpath.paper.published import _data, published
 from gradpath.tasks import TASKS
 
 

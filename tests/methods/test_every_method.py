@@ -10,8 +10,7 @@ from covering import covering
 from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.methods import METHODS, find_method
-from gradpath.attribution.methods import Path
+from gradpath.attribution.methods import METHODS, Path, find_method
 
 MIXED = prompts([6, 8, 6], [[0], [4], [2, 5]])
 OTHERS = [x.name for x in METHODS.values() if not isinstance(x, Path)]

@@ -10,9 +10,9 @@ from small_models import prompts, tiny_model
 from toys import TASK, saturated
 
 from gradpath.attribution.attribute import attribute
-from gradpath.errors import UsageError
 from gradpath.attribution.direct import exact as module
 from gradpath.attribution.direct.exact import exact_scores, passes, sample
+from gradpath.errors import UsageError
 
 MIXED = prompts([5, 6], [[1], [2, 5]])
 

@@ -36,7 +36,7 @@ Rows = slice | Tensor  # some of the rows: a stretch, or their indices
 
 @dataclass(frozen=True)
 class Writes:
-    """What the nodes wrote on the clean prompts less what they wrote on the corrupted ones."""
+    """What the nodes wrote on the clean prompts minus what they wrote on the corrupted ones."""
 
     input: Tensor  # (row, d_model)
     heads: list[Tensor]  # per layer (head, row, d_head): ``written``
@@ -44,7 +44,7 @@ class Writes:
 
 
 def write_differences(clean_input: Tensor, clean: Run, corrupted_input: Tensor, corrupted: Run) -> Writes:
-    """The differences of all nodes' writes; the graph of the runs is let go."""
+    """The differences of all nodes' writes, detached: both autograd graphs can be freed."""
 
     def difference(a: Tensor, b: Tensor) -> Tensor:
         return (at_least_float32(a.detach()) - at_least_float32(b.detach())).flatten(0, 1)  # (row, ...)
@@ -58,7 +58,7 @@ def write_differences(clean_input: Tensor, clean: Run, corrupted_input: Tensor, 
 
 
 def write_of(model: Transformer, writes: Writes, source: int) -> Tensor:
-    """What one source writes on the clean prompt less what it writes on the corrupted one, (row, d_model)."""
+    """x_u - x'_u of one source, (row, d_model)."""
     if source == 0:
         return writes.input
     layer, head = model.graph.place_of_source(source)
@@ -92,7 +92,7 @@ class Reads:
     logits: Tensor | None = None  # (row, d_model)
 
     def add(self, model: Transformer, run: Run, metric: Tensor, also: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
-        """Take the gradients of ``metric``, (point, batch), at every target of the run that gave it.
+        """Add the gradients of ``metric``, (point, batch), at every target of the run that gave it.
 
         Those at the tensors of the run that are wanted ``also`` are returned as they are.
         ``torch.autograd.grad`` returns them and stores nothing, so they cannot mix with those of another
@@ -120,7 +120,7 @@ class Reads:
 
 
 def gradients_at(metric: Tensor, taps: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The gradients of the sum of ``metric`` at some tensors of its run; zero where none leads to it."""
+    """The gradients of the sum of ``metric`` at some tensors of its run; zero where it does not depend on them."""
     if not metric.requires_grad:
         raise InputError("the metric has no gradient: it has to be a differentiable function of the logits.")
     return torch.autograd.grad(metric.sum(), taps, retain_graph=True, allow_unused=True, materialize_grads=True)

@@ -1,52 +1,45 @@
-r"""What a method is: a name, what it does, and its options, which are the parameters of its function.
+r"""What a method is. Most methods are paths: a generator of the points at which the gradient is taken.
 
-Most methods are paths (``paths``): generators of the points at which a gradient is taken. What cannot be said
-as a path is a function of one batch (``methods``). Both kinds stand in one registry, ``METHODS``.
-
-Paths: a method is the set of points at which the gradient is taken.
-
-Every method scores an edge u -> v with the same sum (see ``attribution``)::
+Every path scores an edge u -> v with the same sum (``attribute``)::
 
     score(u -> v) = mean over examples of  sum over positions of
                     (x_u - x'_u) . mean over path points p of  dL/d in_v (p)
 
-and differs from the others only in its points, which live in the space of token embeddings. So a
-method is one small generator. It is given the two ends of the path and yields points; each is scored.
-What it gets back for a point is a ``Visit``: the model's output there, and gradients of any function of
-it, at no further forward pass. A point wrapped in ``Look`` is visited and not scored. Points that do not
-wait for each other are yielded as one stack, (point, batch, pos, d_model); nothing comes back for those.
-A path registered with ``increments`` is integrated along instead: its points come one by one,
-in order, from the clean prompt on.
+and differs from the others only in its points, in the space of token embeddings. So a path is one small
+generator. It is given the two ends and yields points; each is scored. For a point it gets back a ``PointView``:
+the model's output there, and gradients of any function of it, at no further forward pass. A point wrapped in
+``Unscored`` is run and not scored. Points that do not depend on each other are yielded as one stack, (point,
+batch, pos, d_model); nothing comes back for a stack. A path with ``increments`` is integrated along instead: its
+points come one by one, in order, from the clean prompt on.
 
-Costs, in passes over the positions from the first differing token on, for k steps. Two forward passes
-(clean, corrupted) are always needed and count::
+Costs, in passes over the positions from the first differing token on, for k steps. Two forward passes (clean,
+corrupted) are always needed and are included::
 
-    eap              2 forward      1 backward
-    clean-corrupted  2 forward      2 backward
-    eap-ig           k + 1 forward  k backward     (k + 2 with end=middle)
-    eap-gp           k + 2 forward  2 k backward   (k + 1 and k of them over the whole prompt)
+    eap              2 forward        1 backward
+    clean-corrupted  2 forward        2 backward
+    eap-ig           k + 1 forward    k backward        (k + 2 forward with end=middle)
+    eap-gp           k + 2 forward    2 k backward      (k + 1 and k of them over the whole prompt)
     eap-moves        3 k + 1 forward  k backward
-    eap-monotone     k + 1 forward  2 k - 1 backward
-    eap-boxed        k + 2 forward  2 k backward
-    eap-average      5 k forward  4 k backward
-    eap-integral     k + 1 forward  k + 1 backward   (k + 2 and 2 k + 1 with along=descent)
-    relp             2 forward      1 backward
+    eap-monotone     k + 1 forward    2 k - 1 backward
+    eap-boxed        k + 2 forward    2 k backward
+    eap-average      5 k forward      4 k backward
+    eap-integral     k + 1 forward    k + 1 backward    (k + 2 and 2 k + 1 with along=descent)
+    relp             2 forward        1 backward
 
-A path of one's own:
+A method that is not a path is a function of one batch, registered with ``@method``. It is given the ``BatchRuns``:
+the clean and the corrupted run, the difference of what the nodes write in them (``runs.writes``), the metric. It
+returns the scores of all edges, (source, target), summed over the batch's examples, and adds the passes that it
+makes to ``runs.passes``.
+
+Your own path:
 
 >>> @path("midpoint")
 ... def midpoint(pair):
-...     '''Half-way between the two prompts.'''
+...     '''Halfway between the two prompts.'''
 ...     yield (pair.clean + pair.corrupted) / 2
->>> find_path("midpoint").about
-'Half-way between the two prompts.'
+>>> METHODS["midpoint"].about
+'Halfway between the two prompts.'
 >>> METHODS.remove("midpoint")
-
-Registering a method that is no path.
-
-It is a function of one batch, standing on its ``Ground``: the clean and the corrupted run, what the nodes
-write in the one and not in the other (``runs.writes``), the metric. It returns the scores of all edges,
-(source, target), summed over the batch's examples, and adds the passes that it makes to ``runs.passes``.
 """
 
 from __future__ import annotations
@@ -64,42 +57,44 @@ from gradpath.model.architecture import CALCULUS, Rules
 from gradpath.model.transformer import Transformer
 from gradpath.registry import Registry, owner_of
 
+Options = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method: a function of what it works on, and of options."""
+    """A registered method: a function, whose first parameter is what it works on, and its options."""
 
     name: str
     build: Callable[..., Any]
-    whole: Callable[[dict[str, Any]], bool] = lambda _: False  # by its options: does it move all positions
+    whole: Callable[[Options], bool] = lambda _: False  # whether it moves all positions
     of: Literal["edges", "nodes"] = "edges"  # what it scores
-    check: Callable[[Transformer, int, dict[str, Any]], None] = lambda *_: None  # refuses so many examples
-    points: Callable[[dict[str, Any]], int] = lambda options: options.get("steps", 1)  # to foresee memory by
+    check: Callable[[Transformer, int, Options], None] = lambda *_: None  # refuses too many examples
+    points: Callable[[Options], int] = lambda options: options.get("steps", 1)  # to estimate memory
 
     @property
     def about(self) -> str:
-        does = (inspect.getdoc(self.build) or "").partition("\n")[0]
-        return does if self.of == "edges" else f"Nodes, not edges. {does}"
+        """One line on what the method does."""
+        line = (inspect.getdoc(self.build) or "").partition("\n")[0].replace("``", "")
+        return line if self.of == "edges" else f"Scores nodes, not edges. {line}"
 
     @property
-    def defaults(self) -> dict[str, Any]:
-        """The method's options and their defaults, in the order of its signature."""
+    def defaults(self) -> Options:
+        """The options and their defaults, in the order of the function's signature."""
         parameters = list(inspect.signature(self.build).parameters.values())[1:]
         return {p.name: None if p.default is p.empty else p.default for p in parameters}
 
-    def options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The defaults with what was given, which has to be known by name and by type."""
+    def options(self, given: Options) -> Options:
+        """The defaults, updated by the given options, whose names and types are checked."""
         for name in given.keys() - self.defaults.keys():
             raise UsageError(
-                f"the method {self.name!r} has no option {name!r}: it knows "
-                f"{', '.join(self.defaults) or 'none at all'}."
+                f"the method {self.name!r} has no option {name!r}. Its options: {', '.join(self.defaults) or 'none'}."
             )
         for name, value in given.items():
             self._check(name, value)
         return {**self.defaults, **given}
 
     def _check(self, name: str, value: Any) -> None:
-        """A value has to be one that the option's annotation allows, where it has a plain one."""
+        """Refuse a value that the option's annotation does not allow, if it is a simple one."""
         hint = get_type_hints(self.build).get(name)
         choices = get_args(hint) if get_origin(hint) is Literal else ()
         if choices and value not in choices:
@@ -119,17 +114,13 @@ METHODS = Registry[Method](
 )
 
 
-def find_method(name: str) -> Method:
-    return METHODS.find(name)
-
-
 @dataclass(frozen=True)
 class Pair:
     """The ends of a path: the token embeddings of a batch of clean and corrupted prompts.
 
-    They begin at the first position in which any prompt of the batch differs; what lies before is the
-    same in both and stays as it is. A path declared ``whole`` gets all positions, and may move them.
-    Yield ``pair.clean`` or ``pair.corrupted`` themselves rather than a copy: those two runs exist already.
+    They start at the first position in which any pair of the batch differs; positions before are the same in
+    both prompts and do not move. A path declared ``whole`` gets all positions, and may move them. Yield
+    ``pair.clean`` or ``pair.corrupted`` themselves rather than a copy: those two runs exist already.
     """
 
     clean: Float[Tensor, "batch pos d_model"]
@@ -146,7 +137,7 @@ class Unscored:
 
 @runtime_checkable
 class PointView(Protocol):
-    """What the model did at a point that a path yielded."""
+    """What a path sees of the model's run at a point that it yielded."""
 
     point: Tensor
 
@@ -159,59 +150,74 @@ class PointView(Protocol):
 
 Points = Generator[Tensor | Unscored, PointView, None]
 Builder = Callable[..., Points]
+Scorer = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Path(Method):
     """A method that is a path: its function is a generator of points."""
 
-    rules: Callable[[dict[str, Any]], Rules] = lambda _: CALCULUS  # by which gradients go back
-    increments: bool = False  # is it integrated along
+    rules: Callable[[Options], Rules] = lambda _: CALCULUS  # of the backward pass
+    increments: bool = False  # whether it is integrated along
 
 
 def path(
     name: str,
     *,
-    whole: bool | Callable[[dict[str, Any]], bool] = False,
-    rules: Callable[[dict[str, Any]], Rules] = lambda _: CALCULUS,
+    whole: bool | Callable[[Options], bool] = False,
+    rules: Callable[[Options], Rules] = lambda _: CALCULUS,
     increments: bool = False,
     nodes: str | None = None,
 ) -> Callable[[Builder], Builder]:
-    """Register a generator of points as the method ``name``.
+    """Register a generator of points as a method.
 
-    Its first parameter is the ``Pair``, the others are the method's options with their defaults.
-    ``whole`` asks for embeddings of all positions instead of those from the first difference on, ``rules``
-    for gradients by other rules than those of calculus; both may hang on the options. ``increments``
-    multiplies gradients by what nodes write from one point to the next (``increments``).
+    The generator's first parameter is the ``Pair``; the others are the method's options with their defaults.
+
+    Args:
+        name: The name of the method.
+        whole: Whether the path gets the embeddings of all positions, not only of those from the first difference
+            on; may be a function of the options.
+        rules: Rules of the backward pass other than those of calculus, as a function of the options.
+        increments: Whether to multiply gradients by the change of the nodes' writes from point to point.
+        nodes: The name of a second method that scores nodes along the same path.
+
+    Returns:
+        A decorator.
     """
 
     def register(build: Builder) -> Builder:
-        wants_all = whole if callable(whole) else lambda _: whole
-        found = Path(name, build, wants_all, rules=rules, increments=increments)
-        METHODS.add(name, found, owner_of(build))
+        entry = Path(name, build, whole if callable(whole) else lambda _: whole, rules=rules, increments=increments)
+        METHODS.add(name, entry, owner_of(build))
         if nodes is not None:
-            METHODS.add(nodes, replace(found, name=nodes, of="nodes"), owner_of(build))
+            METHODS.add(nodes, replace(entry, name=nodes, of="nodes"), owner_of(build))
         return build
 
     return register
 
 
-def find_path(name: str) -> Path:
-    """The method of that name, which has to be a path."""
-    found = find_method(name)
-    if not isinstance(found, Path):
-        raise UsageError(f"the method {name!r} is no path: it has no points. Use one that has, such as eap-ig.")
-    return found
-
-
-Scorer = Callable[..., Tensor]
-
-
-def method(name: str, **asked: Any) -> Callable[[Scorer], Scorer]:
-    """Register a function as the method ``name``: its first parameter is the ``Ground``, then its options."""
+def method(
+    name: str,
+    *,
+    check: Callable[[Transformer, int, Options], None] = Method.check,
+    points: Callable[[Options], int] = Method.points,
+) -> Callable[[Scorer], Scorer]:
+    """Register a function of one batch as a method; its first parameter is the ``BatchRuns``, then its options."""
 
     def register(score: Scorer) -> Scorer:
-        METHODS.add(name, Method(name, score, **asked), owner_of(score))
+        METHODS.add(name, Method(name, score, check=check, points=points), owner_of(score))
         return score
 
     return register
+
+
+def find_method(name: str) -> Method:
+    """The method of that name."""
+    return METHODS.find(name)
+
+
+def find_path(name: str) -> Path:
+    """The method of that name, which has to be a path."""
+    entry = METHODS.find(name)
+    if not isinstance(entry, Path):
+        raise UsageError(f"the method {name!r} is not a path: it has no points. Use a path, such as eap-ig.")
+    return entry

@@ -1,4 +1,4 @@
-r"""Nodes instead of edges: what the metric loses, to first order, when all that a node writes is corrupted.
+r"""Node scores: what the metric loses, to first order, when everything that a node writes is corrupted.
 
     score(u) = mean over examples of  sum over positions of
                (x_u - x'_u) . mean over path points p of  dL/d (what u writes to the residual stream) (p)
@@ -36,7 +36,7 @@ class NodeReads:
     mlps: list[Tensor] = field(default_factory=list)  # per layer (row, d_model)
 
     def add(self, model: Transformer, run: Run, metric: Tensor) -> None:
-        """Take the gradients of ``metric``, (point, batch), at the stream of the run that gave it."""
+        """Add the gradients of ``metric``, (point, batch), at the residual stream of the run that gave it."""
         streams = [*(layer.attn_in for layer in run.layers), run.final_in]
         taps = [*streams, *(layer.mlp_in for layer in run.layers)]
         first, *rest = (summed(x, len(metric)) for x in gradients_at(metric, taps))
@@ -65,7 +65,7 @@ def contract_nodes(model: Transformer, writes: Writes, reads: NodeReads) -> Tens
 
 
 def over_edges(graph: Graph, nodes: Float[Tensor, " source"]) -> Float[Tensor, "source target"]:
-    """Node scores as scores of edges: of each edge's two nodes the smaller in size."""
+    """Node scores as edge scores: for each edge the smaller, in size, of its two nodes' scores."""
     always = torch.full_like(nodes[:1], torch.inf)
     targets = torch.cat([nodes, always])[graph.node_of_target]  # the last is ``logits``
     sources = torch.cat([always, nodes[1:]])[:, None].expand(-1, graph.n_targets)

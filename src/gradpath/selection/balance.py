@@ -34,7 +34,7 @@ from gradpath.evaluation.evaluate import evaluate
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
-from gradpath.selection.ranking import Order, circuit_of, selection, top
+from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
 from gradpath.sweep import Limits, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
@@ -46,7 +46,9 @@ WIDE = 4
 
 
 @selection("balanced", measures=True)
-def balanced(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits) -> list[Order]:
+def balanced(
+    model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()
+) -> Orders:
     """Of the n edges as many positive ones as make the circuit as strong, on average, as the model.
 
     One order for each size, by |score|; ``task`` holds the examples of the scores.
@@ -118,7 +120,7 @@ class _Search:
 
 
 @selection("stable", measures=True)
-def stable(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits) -> list[Order]:
+def stable(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()) -> Orders:
     """The n edges of largest |score| whose sign is the same in nearly all bootstrap samples of the examples."""
     order = top(scores, min(scores.graph.n_edges, WIDE * max(counts)))
     sums = _resampled(model, task, scores, order, limits)

@@ -29,6 +29,7 @@ from gradpath.scores import Scores
 from gradpath.selection.prune import pruned, pruned_spans
 
 Order = Int[Tensor, " edge"]
+Orders = list[Order]  # one for each size
 
 
 @dataclass(frozen=True)

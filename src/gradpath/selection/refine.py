@@ -47,7 +47,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.selection.prune import pruned
-from gradpath.selection.ranking import Order, circuit_of, selection, top
+from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
 from gradpath.sweep import Limits, Places, places_in_prompts, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
@@ -64,7 +64,7 @@ MAX_EFFECTS = 2**27  # kept at once, one for every example and edge: half a giga
 
 
 @selection("refined", measures=True)
-def refined(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits) -> list[Order]:
+def refined(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()) -> Orders:
     """Start from the top 10% of edges and repeatedly remove those that matter least in the circuit itself.
 
     One order for each size, best first; ``task`` holds the examples of the scores.
@@ -73,7 +73,9 @@ def refined(model: Transformer, task: Task, scores: Scores, counts: Sequence[int
 
 
 @selection("exchanged", measures=True)
-def exchanged(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits) -> list[Order]:
+def exchanged(
+    model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()
+) -> Orders:
     """Like refined, then swap edges for others that bring the circuit nearer to the model.
 
     One order for each size, best first; ``task`` holds the examples of the scores.
@@ -159,7 +161,7 @@ def _that_fit(pairs: Pairs, n_edges: int) -> Pairs:
     return pairs.rows(torch.linspace(0, len(pairs) - 1, most, device="cpu").round().long())
 
 
-def _descents(probe: CircuitProbe, counts: Sequence[int]) -> list[Order]:
+def _descents(probe: CircuitProbe, counts: Sequence[int]) -> Orders:
     order = _descent(probe, min(counts))
     return [_trimmed(probe, order, n) for n in counts]
 

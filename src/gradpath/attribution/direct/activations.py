@@ -69,7 +69,7 @@ class _Place:
     sources: slice
 
     def difference(self, runs: BatchRuns) -> Tensor:
-        """What it writes on the clean prompt less what stands in for it, (batch, pos, d_model)."""
+        """x - x' of what it writes, (batch, pos, d_model)."""
         writes, x = runs.writes, runs.clean.suffix
         if self.layer < 0:
             found = writes.input
@@ -147,7 +147,7 @@ def _run_from(runs: BatchRuns, place: _Place, x: Tensor, n_points: int) -> Run:
 
 
 def _reads_below(runs: BatchRuns, grads: Sequence[tuple[_Place, Tensor]]) -> Reads:
-    """The gradients at the targets below each place, and beside it, summed over all places' points.
+    """The gradients at the targets below each place, and in parallel to it, summed over all points.
 
     Whatever a place wrote, the layers below it were run on the clean prompt alone.
     """

@@ -43,7 +43,7 @@ from gradpath.sweep import CHUNK
 
 @method("atp-star", points=lambda options: 1 + options["drop"])  # the gradients of all drops are kept
 def atp_star(runs: BatchRuns, *, qk: bool = True, drop: bool = True) -> Tensor:
-    """AtP*'s corrections: patterns computed anew for queries and keys, and gradients with layers dropped."""
+    """EAP with AtP*'s corrections: recomputed patterns for queries and keys, and gradients with layers dropped."""
     model, drop = runs.model, drop and runs.model.arch.n_layers > 1
     scores = runs.writes.input.new_zeros(model.graph.n_sources, model.graph.n_targets)
     times = _layer_of_target(model).to(scores) if drop else torch.ones_like(scores[0])  # of the plain slope
@@ -62,13 +62,13 @@ def atp_star(runs: BatchRuns, *, qk: bool = True, drop: bool = True) -> Tensor:
 
 
 def _layer_of_target(model: Transformer) -> Tensor:
-    """The layer of each target, L for ``logits``: so many layers are below it."""
+    """The layer of each target, L for ``logits``: the number of layers below it."""
     layers = [model.graph.layer_of_target(target) for target in range(model.graph.n_targets)]
     return torch.tensor(layers, device="cpu")
 
 
 def _other_layers(model: Transformer) -> Tensor:
-    """How many layers can be dropped and leave something for a target."""
+    """The number of layers other than a target's own."""
     others = torch.full((model.graph.n_targets,), model.arch.n_layers - 1, device="cpu")
     others[model.graph.logits] += 1
     return others
@@ -105,7 +105,7 @@ def _contracted(runs: BatchRuns, reads: Reads, *, by_size: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class _Changed:
-    """What heads of a layer gather less when their queries, or keys, read one source's corrupted write."""
+    """The change of z in a layer's heads when their queries, or keys, read one source's corrupted write."""
 
     layer: int
     sources: slice
@@ -138,7 +138,7 @@ def _changed_patterns(runs: BatchRuns) -> Iterator[_Changed]:
 
 
 def _without(runs: BatchRuns, index: int, less: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """What a layer's heads gather less for queries and keys that read less, (source, batch, pos, d_model)."""
+    """The change of z in a layer's heads when queries or keys read ``less`` less, (source, batch, pos, d_model)."""
     model, layer, seen = runs.model, runs.model.layers[index], runs.clean.run.layers[index]
     x = (seen.attn_in - less).flatten(0, 1)  # (source batch, pos, d_model)
     fresh = model.project(layer, model.read_norm(x)[0])

@@ -48,7 +48,7 @@ def _affordable(model: Transformer, examples: int, options: dict[str, Any]) -> N
 
 @method("exact", check=_affordable)
 def exact(runs: BatchRuns, *, edges: int = 0, seed: int = 0, sure: bool = False) -> Tensor:
-    """Activation patching of every edge by itself, or of so many drawn by the seed; the others score 0.
+    """Activation patching of every edge by itself, or of a random sample; the others score 0.
 
     ``edges=0`` are all. ``sure`` allows what would take very long.
     """
@@ -62,7 +62,7 @@ def exact(runs: BatchRuns, *, edges: int = 0, seed: int = 0, sure: bool = False)
 
 
 def sample(graph: Graph, n: int, seed: int) -> list[Edge]:
-    """All edges, or n of them drawn by the seed where n is not 0; those of one layer next to each other."""
+    """All edges, or n random ones if n is not 0, sorted by target."""
     every = [(int(u), int(v)) for u, v in graph.mask.nonzero().tolist()]
     if 0 < n < len(every):
         every = random.Random(seed).sample(every, n)
@@ -165,7 +165,7 @@ def _after_layer(runs: BatchRuns, layer: int, edge: Edge) -> Tensor:
 
 
 def _attention_change(runs: BatchRuns, layer: int, qkv: int, head: int, less: Tensor) -> Tensor:
-    """What attention adds when q, k or v of one head reads ``less`` less, minus what it adds if not."""
+    """The change of attention's output when q, k or v of one head reads ``less`` less."""
     model, seen, weights = runs.model, runs.clean.run.layers[layer], runs.model.layers[layer]
     made = [seen.q, seen.k, seen.v]
     fresh = model.project(weights, model.read_norm(seen.attn_in - less)[0])[qkv]

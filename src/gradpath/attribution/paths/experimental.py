@@ -1,11 +1,4 @@
-"""Paths on the straight line between the two prompts.
-
-Paths that descend on the distance between the output here and the corrupted prompt's.
-
-A path on which every coordinate goes straight from one prompt's value to the other's, in its own time.
-
-Paths made of other paths.
-"""
+"""Paths that were tried and did not win: see docs/results for what they measured."""
 
 from __future__ import annotations
 
@@ -16,16 +9,16 @@ from torch import Tensor
 
 from gradpath.attribution.methods import Pair, Points, PointView, Unscored, path
 from gradpath.attribution.paths.gradpath import downhill, eap_gp
-from gradpath.attribution.paths.line import _stacks, eap_ig
+from gradpath.attribution.paths.line import eap_ig, stacks
 
 
 @path("eap-moves")
 def eap_moves(pair: Pair, *, steps: int = 5) -> Points:
-    r"""The straight line, sampled where the output moves: at equal shares of the way that the logits travel.
+    r"""The straight line, sampled where the output moves: at equal shares of the distance the logits travel.
 
-    Where the logits hardly change along the line, gradients say little, and equal distances waste points on
-    such stretches. So 2 k looks along the line, forward passes alone, measure how far the logits travel
-    between them, and the k points stand at the shares (j - 1/2) / k of that way, for every example its own.
+    Where the logits hardly change along the line, gradients say little, and equal distances waste points there.
+    So 2 k forward passes along the line measure how far the logits travel between them, and the k points lie at
+    the shares (j - 1/2) / k of that distance, for each example separately.
     """
     probes = 2 * steps
     line = pair.clean - pair.corrupted
@@ -38,11 +31,11 @@ def eap_moves(pair: Pair, *, steps: int = 5) -> Points:
         before = here
     way = torch.stack(legs).cumsum(0)  # (probe, batch)
     fractions = [_where(way, (j + 0.5) / steps) for j in range(steps)]
-    yield from _stacks(pair, [f[:, None, None].to(line.dtype) for f in fractions])
+    yield from stacks(pair, [f[:, None, None].to(line.dtype) for f in fractions])
 
 
 def _where(way: Tensor, share: float) -> Tensor:
-    """The fraction of the line, per example, at which this share of the way (probe, batch) is behind."""
+    """The fraction of the line at which the logits have travelled this share of ``way`` (probe, batch), (batch,)."""
     goal = share * way[-1]
     leg = (way < goal).sum(0).clamp(max=len(way) - 1)[None]
     end = way.gather(0, leg)[0]
@@ -56,8 +49,7 @@ def _where(way: Tensor, share: float) -> Tensor:
 def eap_boxed(pair: Pair, *, steps: int = 5) -> Points:
     """GradPath that stays between the prompts: steps of ||x - x'|| / k, clipped to the box of x and x'.
 
-    Each coordinate keeps to the interval between its two ends, so no point has embeddings that neither
-    prompt calls for.
+    Each coordinate stays in the interval between its two ends.
     """
     goal = [logits.detach() for logits in (yield Unscored(pair.corrupted)).outputs("last")]
     low, high = torch.minimum(pair.clean, pair.corrupted), torch.maximum(pair.clean, pair.corrupted)
@@ -79,10 +71,10 @@ def eap_boxed(pair: Pair, *, steps: int = 5) -> Points:
 
 @path("eap-monotone")
 def eap_monotone(pair: Pair, *, steps: int = 5) -> Points:
-    r"""From x to x', the coordinates that change the output least first, a k-th of the way at a time.
+    r"""From x to x', moving the coordinates that change the output least first, 1/k of the distance at a time.
 
-    After guided integrated gradients (Kapishnikov et al. 2021). The way is the sum of |x - x'| over an
-    example's coordinates. Each step sets those of smallest gradient to x' until another k-th of it is done.
+    After guided integrated gradients (Kapishnikov et al. 2021). The distance is the sum of |x - x'| over an
+    example's coordinates. Each step sets those of smallest gradient to x' until another 1/k of it is done.
     The gradient is that of the squared distance of the logits from the corrupted prompt's. The points are
     gamma_0 = x .. gamma_(k-1); gamma_k would be x'.
     """
@@ -106,10 +98,10 @@ def eap_monotone(pair: Pair, *, steps: int = 5) -> Points:
 
 @path("eap-average")
 def eap_average(pair: Pair, *, steps: int = 5) -> Points:
-    """The mean of three paths of k points: the line, the line where the output moves, and GradPath.
+    """The mean of three paths of k points: eap-ig, eap-moves and GradPath with matched steps.
 
-    GradPath with matched steps in the differing positions, so that no path leaves the space between the
-    prompts by much. All three have the same number of points, so this is the mean of their scores.
+    GradPath moves the differing positions only, so that no path leaves the space between the prompts by much.
+    All three have the same number of points, so this is the mean of their scores.
     """
     yield from eap_ig(pair, steps=steps)
     yield from eap_moves(pair, steps=steps)
@@ -118,10 +110,10 @@ def eap_average(pair: Pair, *, steps: int = 5) -> Points:
 
 @path("eap-integral", increments=True)
 def eap_integral(pair: Pair, *, steps: int = 5, along: Literal["line", "descent"] = "line") -> Points:
-    """The path integral proper: gradients times what the nodes' writes change by along the path itself.
+    """The path integral: gradients times the change of the nodes' own writes along the path.
 
-    ``along`` the straight line from x to x' in k stretches, or GradPath with matched steps in the differing
-    positions, begun at x and ended at x', in k stretches as well.
+    ``along`` is the straight line from x to x' in k stretches, or GradPath with matched steps in the differing
+    positions, from x to x' in k stretches.
     """
     if along == "descent":
         yield from eap_gp(pair, steps=steps + 1, start=True, pin_end=True, stride="matched", move="differing")

@@ -1,4 +1,4 @@
-""""""
+"""GradPath, the paper's method: descend from the clean prompt to the corrupted prompt's output."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def eap_gp(
     stride: Literal["unit", "matched"] = "unit",
     move: Literal["all", "differing"] = "all",
 ) -> Points:
-    r"""GradPath: from the clean prompt down the steepest descent to the corrupted prompt's output.
+    r"""GradPath: steepest descent from the clean prompt towards the corrupted prompt's output.
 
     The paper's Eq. 7-9 and Algorithm 1, G being the logits::
 
         gamma_0 = x,   g_j = d ||G(gamma_(j-1)) - G(x')||^2 / d gamma_(j-1)
         gamma_j = gamma_(j-1) - g_j / ||g_j||,   points gamma_1 .. gamma_k
 
-    The defaults are the equations to the letter. What they leave open are options, and ``steps`` is
+    The defaults follow the equations literally. What the equations leave open are options; ``steps`` is
     always the number k of scored points:
 
     ``start``    gamma_0 is a point, so that k = 1 is EAP, as the paper says of it.
@@ -49,14 +49,14 @@ def eap_gp(
         g = downhill(here, goal, outputs)
         if move == "differing":
             g = g * pair.differs[..., None]
-        # Where there is no slope there is no direction: such an example stays where it is.
+        # An example without a gradient has no direction: it stays where it is.
         tiny = torch.finfo(g.dtype).tiny
         moved: Tensor = here.point - length * g / g.norm(dim=axes, keepdim=True).clamp_min(tiny)
         return moved
 
     point: Tensor | Unscored = pair.clean if start else Unscored(pair.clean)
     for _ in range(steps - start - pin_end):
-        # The here is given no name here: so its graph is gone before that of the next point is made.
+        # The run at the point gets no name, so its autograd graph is freed before the next point is run.
         point = descended((yield point))
     yield point
     if pin_end and steps > start:

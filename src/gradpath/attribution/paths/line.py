@@ -1,4 +1,4 @@
-""""""
+"""Paths on the straight line between the two prompts: EAP, clean-corrupted, EAP-IG."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def clean_corrupted(pair: Pair) -> Points:
 def eap_ig(pair: Pair, *, steps: int = 5, end: Literal["clean", "corrupted", "middle"] = "clean") -> Points:
     """Integrated gradients: the straight line x' + (j/k)(x - x'), j = 1..k.
 
-    The paper's Eq. 3 and 5. ``end`` says which end of each of the k stretches is a point: ``clean`` as in the
-    paper, ``corrupted`` for j = 0..k-1, as the EAP-IG library has it now, or its ``middle``.
+    The paper's Eq. 3 and 5. ``end`` is the end of each of the k stretches that is a point: ``clean`` as in the
+    paper, ``corrupted`` for j = 0..k-1 as in the current EAP-IG library, or the ``middle``.
     """
     if end == "middle":
         inner = [(j + 0.5) / steps for j in range(steps)]
     else:
         yield pair.clean if end == "clean" else pair.corrupted
         inner = [j / steps for j in range(1, steps)]
-    yield from _stacks(pair, inner)
+    yield from stacks(pair, inner)
 
 
-def _stacks(pair: Pair, fractions: Sequence[float | Tensor]) -> Points:
-    """Points of the line, several at once: they do not wait for each other."""
+def stacks(pair: Pair, fractions: Sequence[float | Tensor]) -> Points:
+    """Points of the line in stacks: they do not depend on each other."""
     for at in range(0, len(fractions), RUN_AT_ONCE):
         some = fractions[at : at + RUN_AT_ONCE]
         yield torch.stack([pair.corrupted + f * (pair.clean - pair.corrupted) for f in some])
