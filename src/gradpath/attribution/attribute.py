@@ -81,7 +81,10 @@ def score_batch(
         terms = _increments(runs, method, options) if method.increments else _sums(runs, method, options, stops)
         for writes, reads in terms:
             # 3. Multiply the writes of every u by the gradients at every v, summed over positions.
-            part = _contract(model, writes, reads, groups)
+            if isinstance(reads, NodeReads):
+                part = contract_nodes(model, writes, reads)
+            else:
+                part = contract(model, writes, reads, groups)
             total = part if total is None else total + part
             n_points += reads.n_points
             del writes, reads  # before the next ones are summed
@@ -154,14 +157,6 @@ def _half_change(before: list[Tensor], after: list[Tensor]) -> Writes:
     n_layers = len(halves) // 2
     heads = [half.transpose(0, 1).contiguous() for half in halves[1 : 1 + n_layers]]
     return Writes(halves[0], heads, halves[1 + n_layers :])
-
-
-def _contract(model: Transformer, writes: Writes, reads: Reads | NodeReads, groups: list[Tensor] | None) -> Tensor:
-    if isinstance(reads, NodeReads):
-        return contract_nodes(model, writes, reads)
-    if groups is None:
-        return contract(model, writes, reads)
-    return torch.stack([contract(model, writes, reads, rows) for rows in groups])
 
 
 def rows_of_examples(batch: Pairs) -> list[Tensor]:

@@ -161,9 +161,25 @@ def _per_query_head(bias: Tensor, a: Architecture) -> Tensor:
     return torch.cat([q, k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)])
 
 
-def contract(model: Transformer, writes: Writes, reads: Reads, rows: Tensor | None = None) -> Tensor:
-    """Writes times reads, summed over all rows or some, for every source and target: (source, target)."""
-    assert reads.logits is not None, "a path has to be walked before it is contracted"
+def contract(model: Transformer, writes: Writes, reads: Reads, groups: Sequence[Tensor] | None = None) -> Tensor:
+    """Writes times reads, summed over rows, for every source and target.
+
+    Args:
+        model: The model.
+        writes: The differences of what the nodes write.
+        reads: The gradients at the targets.
+        groups: Indices of rows to sum separately; by default one sum over all rows.
+
+    Returns:
+        The products, (source, target), or (group, source, target) with ``groups``.
+    """
+    assert reads.logits is not None, "a path has to be run before it is contracted"
+    if groups is not None:
+        return torch.stack([_contract_rows(model, writes, reads, rows) for rows in groups])
+    return _contract_rows(model, writes, reads, None)
+
+
+def _contract_rows(model: Transformer, writes: Writes, reads: Reads, rows: Tensor | None) -> Tensor:
     graph, d_model = model.graph, model.arch.d_model
     scores = writes.input.new_zeros(graph.n_sources, graph.n_targets)
     n_rows = len(writes.input) if rows is None else len(rows)

@@ -99,7 +99,7 @@ def _contracted(runs: BatchRuns, reads: Reads, *, by_size: bool) -> Tensor:
     if not by_size:
         return contract(runs.model, runs.writes, reads)
     rows = torch.arange(len(runs.writes.input), device=runs.model.device).view(len(runs.batch), -1)
-    parts = (contract(runs.model, runs.writes, reads, own).abs() for own in rows)
+    parts = (contract(runs.model, runs.writes, reads, [own])[0].abs() for own in rows)
     return reduce(torch.add, parts)
 
 
