@@ -8,7 +8,9 @@ import pytest
 import torch
 from covering import some
 
+import gradpath as gp
 from gradpath.circuit import load_circuit
+from gradpath.graph import Graph
 from gradpath.scores import load_scores
 
 CONTRACT = {
@@ -367,3 +369,51 @@ def test_a_task_that_the_model_does_not_do_is_warned_of():
     numbers |= {"ablation": "corrupted", "clean": 1.0}
     assert "WARNING" in "".join(lines_of({**numbers, "corrupted": 1.2}))
     assert "WARNING" not in "".join(lines_of({**numbers, "corrupted": 0.2}))
+
+
+def test_ls_alone_says_what_can_be_listed(run):
+    ran = run("ls")
+    assert ran.code == 0
+    for name in ("models", "tasks", "methods", "selections", "metrics", "ablations", "formats"):
+        assert name in ran.out
+        assert run("ls", name).code == 0
+
+
+def test_lists_have_no_markup_and_a_fixed_order(run):
+    for name in ("methods", "selections", "metrics"):
+        assert "``" not in run("ls", name).out
+    methods = [row["name"] for row in run("ls", "methods", "--json").json["methods"]]
+    assert methods[:4] == ["eap", "nap", "clean-corrupted", "eap-ig"]
+
+
+def test_convert_selects_with_every_selection_that_is_listed(run, model_folder, tmp_path):
+    arguments = ["--model", model_folder, "--examples", 3, "--edges", 40, "--how", "refined"]
+    assert run("find", *arguments, "--out", tmp_path).code == 0
+    ran = run("convert", tmp_path / "scores.safetensors", tmp_path / "again.json", "--edges", 40, "--how", "refined")
+    assert ran.code == 0, ran.err
+    found, again = (load_circuit(tmp_path / name) for name in ("circuit.json", "again.json"))
+    assert again.edges == found.edges
+
+
+def test_convert_says_what_a_selection_that_measures_needs(run, tmp_path):
+    scores = gp.Scores(Graph(2, 2), torch.randn(7, 15) * Graph(2, 2).mask)
+    scores.save(tmp_path / "scores.safetensors")
+    ran = run("convert", tmp_path / "scores.safetensors", tmp_path / "c.json", "--edges", 5, "--how", "refined")
+    assert ran.code == 1
+    assert "does not record its model and task" in ran.error
+
+
+def test_scores_at_positions_can_be_selected_from_again(run, model_folder, tmp_path):
+    arguments = ["--model", model_folder, "--examples", 3, "--edges", 40, "--positions", "span"]
+    assert run("find", *arguments, "--out", tmp_path).code == 0
+    ran = run("convert", tmp_path / "scores.safetensors", tmp_path / "again.json", "--edges", 40)
+    assert ran.code == 0, ran.err
+    found, again = (load_circuit(tmp_path / name) for name in ("circuit.json", "again.json"))
+    assert again.edges == found.edges
+
+
+@pytest.mark.parametrize("more", [["--positions", "span", "--how", "greedy"], ["--nodes", 3, "--how", "top"]])
+def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(run, more):
+    ran = run("find", "--model", "no-such-folder/nor/model", *more)
+    assert ran.code == 2
+    assert "model" not in ran.error.partition("Use")[0].replace("method", "")

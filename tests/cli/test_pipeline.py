@@ -1,0 +1,67 @@
+"""``gp.find``: the same defaults and the same numbers as its parts, and files to go on with."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import gradpath as gp
+from gradpath import defaults
+from gradpath.errors import UsageError
+from gradpath.pipeline import FindRequest
+
+
+@pytest.fixture(scope="module")
+def model(model_folder):
+    return gp.load_model(str(model_folder))
+
+
+def test_find_is_attribute_select_and_evaluate(model, tmp_path):
+    found = gp.find(model, "ioi", edges=40, examples=4, curve=False)
+    train, test = (gp.load_task("ioi", model, n=4, split=split) for split in ("train", "test"))
+    scores = gp.attribute(model, train)
+    circuit = gp.select(scores, 40, model=model, task=train)
+    result = gp.evaluate(model, circuit, test)
+    assert torch.equal(found.scores.values, scores.values)
+    assert found.circuit.edges == circuit.edges
+    assert torch.equal(found.result.circuit_values, result.circuit_values)
+    found.save(tmp_path)
+    assert gp.load_circuit(tmp_path / "circuit.json").edges == circuit.edges
+    found.report(tmp_path / "mine.html")
+    assert "<html" in (tmp_path / "mine.html").read_text()
+
+
+def test_every_call_has_the_same_default_method_and_selection(model):
+    methods = [inspect.signature(function).parameters["method"].default for function in (gp.attribute, gp.find)]
+    assert methods == [defaults.METHOD, defaults.METHOD]
+    assert FindRequest().method == defaults.METHOD
+    assert FindRequest().selection == defaults.SELECTION
+    task = gp.load_task("ioi", model, n=2)
+    scores = gp.attribute(model, task)
+    assert scores.about["method"] == defaults.METHOD
+    assert gp.select(scores, 10, model=model, task=task).provenance.how == defaults.SELECTION
+    assert gp.select(scores, 10).provenance.how == defaults.RANKING
+
+
+REFUSED = {
+    "two sizes": ({"edges": 5, "sparsity": 0.9}, "both set the size"),
+    "nodes and a selection of edges": ({"nodes": 3, "how": "top"}, "leave one of them out"),
+    "nodes at positions": ({"nodes": 3, "positions": "span"}, "cannot be combined"),
+    "a selection that has no positions": ({"positions": "span", "how": "greedy"}, "cannot select edges at positions"),
+    "an unknown selection": ({"how": "refind"}, "Did you mean 'refined'"),
+    "an unknown method": ({"method": "eap-gg"}, "Did you mean"),
+    "an unknown option": ({"options": {"strid": 1}}, "has no option 'strid'"),
+    "an unknown ablation": ({"ablation": "none"}, "there is no ablation 'none'"),
+    "an unknown split": ({"split": "test"}, "there is no split 'test'"),
+    "no edges": ({"edges": 0}, "at least 1"),
+    "everything left out": ({"sparsity": 1.0}, "share of edges left out"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_wrong_request_is_refused_before_anything_runs(kind):
+    options, words = REFUSED[kind]
+    with pytest.raises(UsageError, match=words):
+        FindRequest(**options)
