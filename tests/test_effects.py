@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import reference
 import torch
@@ -16,12 +18,15 @@ from gradpath.tasks.task import encode
 from test_evaluation import circuit_of, random_mask
 
 MIXED = prompts([6, 9, 6], [[0], [4], [2, 3, 5]])
+# How far effects may be off, of the largest. How much of it is rounding differs from processor to processor.
+PRECISIONS = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 
 def effects_of(model, mask, batch_size, asked=None):
     todo = plan_of(model, circuit_of(model.graph, mask))
     asked = (mask if asked is None else asked).flatten().nonzero()[:, 0]
-    values, effects = torch.empty(len(MIXED)), torch.empty(len(MIXED), len(asked))
+    values = torch.empty(len(MIXED), dtype=model.dtype)
+    effects = torch.empty(len(MIXED), len(asked), dtype=model.dtype)
     for batch in encode(MIXED, model.tokenizer).batches(batch_size):
         with torch.no_grad():
             stage = prepare(model, batch)
@@ -36,15 +41,16 @@ def test_effects_are_the_gradients_of_the_patched_run_by_the_edges_weights(model
     weights = mask.double().requires_grad_()
     expected = reference.patched_metric(model, MIXED, weights)
     gradients = [torch.autograd.grad(value, weights, retain_graph=True)[0][mask] for value in expected]
-    for batch_size in (1, 3):
-        values, effects = effects_of(model, mask, batch_size)
-        assert torch.allclose(values.double(), expected.detach(), atol=1e-4)
-        scale = torch.stack(gradients).abs().max()
-        assert torch.allclose(effects.double() / scale, torch.stack(gradients) / scale, atol=1e-5)
+    scale = torch.stack(gradients).abs().max()
+    for batch_size, (dtype, most) in itertools.product((1, 3), PRECISIONS.items()):
+        values, effects = effects_of(model.to(dtype=dtype), mask, batch_size)
+        assert torch.allclose(values.double(), expected.detach(), rtol=0, atol=most)
+        assert torch.allclose(effects.double() / scale, torch.stack(gradients) / scale, rtol=0, atol=most)
 
 
 @families()
 def test_edges_around_a_circuit_have_the_effects_that_taking_them_in_would_have_at_first(model):
+    model = model.to(dtype=torch.float64)
     mask = pruned(model.graph, random_mask(model.graph, 0.3))
     weights = mask.double().requires_grad_()
     expected = reference.patched_metric(model, MIXED, weights)
@@ -54,14 +60,14 @@ def test_edges_around_a_circuit_have_the_effects_that_taking_them_in_would_have_
     assert around.any()
     _, effects = effects_of(model, mask, 2, asked)
     scale = gradients.abs().max()
-    assert torch.allclose(effects.double() / scale, gradients[:, asked] / scale, atol=1e-5)
+    assert torch.allclose(effects / scale, gradients[:, asked] / scale, rtol=0, atol=1e-10)
     assert gradients[:, around].abs().max() > 0.01 * scale
     # Of other edges nothing is said, but for those of heads that the circuit hears through a norm.
     further = model.graph.mask & ~asked
     _, others = effects_of(model, mask, 2, further)
     said = others != 0
     assert model.heads_share_a_norm or not said.any()
-    assert torch.allclose(others[said].double() / scale, gradients[:, further][said] / scale, atol=1e-5)
+    assert torch.allclose(others[said] / scale, gradients[:, further][said] / scale, rtol=0, atol=1e-10)
 
 
 def test_a_circuit_without_edges_has_no_effects(model):

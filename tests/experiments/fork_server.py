@@ -30,12 +30,16 @@ LIMIT = 600  # seconds, after which nobody is there any more who would send a si
 def hold_at(patterns: list[str], files: int, told: str) -> None:
     """Wait for a signal from the first file on that is opened once so many match the patterns.
 
-    So a run cannot end before the signal comes, however quick or slow the machine is.
+    So a run cannot end before the signal comes, however quick or slow the machine is. What it opens on its
+    way out does not hold it again.
     """
+    done = False
 
     def hold(event: str, _: object) -> None:
-        if event == "open" and sum(len(glob.glob(pattern)) for pattern in patterns) >= files:
-            os.makedirs(told, exist_ok=True)
+        nonlocal done
+        if event == "open" and not done and sum(len(glob.glob(pattern)) for pattern in patterns) >= files:
+            done = True
+            os.mkdir(told)
             time.sleep(LIMIT)
             os._exit(98)
 
