@@ -9,18 +9,18 @@ from typing import Any
 import click
 
 from gradpath import defaults
-from gradpath.cli.options import ModelOptions, json_option, load_options, model_option, pick
+from gradpath.cli import options as opt
 from gradpath.cli.progress import Screen
 
 
 @click.command(name="check")
-@model_option
+@opt.model_option
 @click.option(
     "--task", default=defaults.TASK, show_default=True, help="The task to take prompts from (gradpath ls tasks)."
 )
 @click.option("--examples", type=click.IntRange(min=1), default=2, show_default=True, help="How many pairs of prompts.")
-@json_option
-@load_options
+@opt.json_option
+@opt.load_options
 def command(task: str, examples: int, as_json: bool, **given: Any) -> None:
     """Check a model's logits, scores and circuits against transformers and a plain, slow reference.
 
@@ -32,7 +32,7 @@ def command(task: str, examples: int, as_json: bool, **given: Any) -> None:
     from gradpath.selfcheck import checks
     from gradpath.tasks import load_task
 
-    loading, screen = pick(ModelOptions, given), Screen()
+    loading, screen = opt.pick(opt.ModelOptions, given), Screen()
     model, loaded = loading.model, loading.load()
     prompts = load_task(task, loaded, n=examples)
     with screen.waiting("loading it with transformers"):

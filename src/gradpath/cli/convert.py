@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradpath.cli.options import FILE, ModelOptions, data_option, load_options, pick
+from gradpath.cli import options as opt
 from gradpath.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 @click.command(name="convert")
-@click.argument("source", type=FILE, metavar="IN")
-@click.argument("target", type=FILE, metavar="OUT")
+@click.argument("source", type=opt.FILE, metavar="IN")
+@click.argument("target", type=opt.FILE, metavar="OUT")
 @click.option("--to", metavar="FORMAT", help="The format of OUT (gradpath ls formats).  [by the name of OUT]")
-@click.option("--scores", type=FILE, metavar="FILE", help="Scores of all edges, to include in OUT.")
+@click.option("--scores", type=opt.FILE, metavar="FILE", help="Scores of all edges, to include in OUT.")
 @click.option("--edges", type=int, metavar="N", help="Select a circuit of N edges from the scores, and prune it.")
 @click.option("--how", help="How edges are selected (gradpath ls selections).  [top]")
 @click.option("--d-model", type=click.IntRange(min=1), metavar="N", help="The model's width, if IN has none.")
 @click.option("--model", help="The model, for a selection that measures circuits.  [that of the scores]")
-@data_option
-@load_options
+@opt.data_option
+@opt.load_options
 def command(
     source: Path,
     target: Path,
@@ -59,12 +59,14 @@ def command(
         content = Content(read(scores).need_scores(), content.circuit)
     if edges is not None:
         every = content.need_scores()
-        content = Content(every, _select(every, edges, how or "top", pick(ModelOptions, given), data, source))
+        content = Content(every, _select(every, edges, how or "top", opt.pick(opt.ModelOptions, given), data, source))
     write(content, target, format_, d_model=d_model)
     click.echo(target)
 
 
-def _select(scores: Scores, edges: int, how: str, loading: ModelOptions, data: Path | None, source: Path) -> Circuit:
+def _select(
+    scores: Scores, edges: int, how: str, loading: opt.ModelOptions, data: Path | None, source: Path
+) -> Circuit:
     """A circuit of these scores. A selection that measures loads the model and the examples they were made with."""
     from gradpath.selection import find_selection, select
     from gradpath.tasks import load_task

@@ -11,21 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradpath import defaults
-from gradpath.cli.options import (
-    ModelOptions,
-    ablation_option,
-    check_folder,
-    command_line,
-    data_option,
-    grid_options,
-    grid_selections,
-    json_option,
-    load_options,
-    model_option,
-    out_option,
-    pick,
-    task_option,
-)
+from gradpath.cli import options as opt
 from gradpath.cli.progress import GridBar, Screen, print_result
 from gradpath.cli.reproduce import as_json_text, as_text, request_of
 from gradpath.runtime import distributed
@@ -36,14 +22,14 @@ if TYPE_CHECKING:
 
 
 @click.command(name="curve")
-@model_option
-@task_option
-@data_option
-@grid_options(methods=defaults.METHOD, how=defaults.SELECTION)
-@ablation_option(defaults.ABLATION)
-@out_option("Write the table, the figure, a report and all measurements to this folder.")
-@json_option
-@load_options
+@opt.model_option
+@opt.task_option
+@opt.data_option
+@opt.grid_options(methods=defaults.METHOD, how=defaults.SELECTION)
+@opt.ablation_option(defaults.ABLATION)
+@opt.out_option("Write the table, the figure, a report and all measurements to this folder.")
+@opt.json_option
+@opt.load_options
 def command(
     task: str | None, data: Path | None, how: str | None, out: Path | None, as_json: bool, **given: Any
 ) -> None:
@@ -55,16 +41,16 @@ def command(
     gradpath curve --model smollm2 --task ioi --methods eap,eap-ig,eap-gp --out out/ioi-curve
     gradpath curve --task sva --methods eap-gp,eap-gp+stride=matched --sparsities 0.99,0.975 --json
     """
-    check_folder(out)
+    opt.check_folder(out)
     from gradpath.grid import faithfulness
     from gradpath.grid.bench import Bench
     from gradpath.grid.runner import Experiment, Written, reproduce
     from gradpath.grid.store import Store
     from gradpath.runtime.files import lock_folder
 
-    loading = pick(ModelOptions, given)
+    loading = opt.pick(opt.ModelOptions, given)
     name = task or ("custom" if data else defaults.TASK)
-    how = grid_selections(how, given["grid"], defaults.SELECTION)
+    how = opt.grid_selections(how, given["grid"], defaults.SELECTION)
     request = request_of(tasks=name, how=how, data=data, **given)
     curve = Experiment("curve", faithfulness.jobs, lambda bench: faithfulness.outcome(bench, "curve"))
     with ExitStack() as stack:
@@ -72,7 +58,7 @@ def command(
         stack.enter_context(lock_folder(folder))
         bench = Bench(loading.load(), request, Store(folder))
         with GridBar() as bar:
-            written = reproduce(bench, [curve], folder, command=command_line(), watch=bar, note=Screen().note)
+            written = reproduce(bench, [curve], folder, command=opt.command_line(), watch=bar, note=Screen().note)
         if out is not None:
             page = out / "report.html"
             distributed.on_first_rank(lambda: _write_report(bench, written[0].outcome, page))
@@ -115,7 +101,7 @@ def _write_report(bench: Bench, outcome: Outcome, file: Path) -> None:
         runs=runs,
         chosen=Chosen(edges=edges, how=how if how in IN_PAGE else "top"),
         examples=(),
-        command=command_line(),
+        command=opt.command_line(),
         about={"examples measured": bench.request.examples, "seed": bench.request.seed},
     )
     write(report, file)

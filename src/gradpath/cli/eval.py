@@ -10,28 +10,16 @@ from typing import Any
 
 import click
 
-from gradpath.cli.options import (
-    FILE,
-    ModelOptions,
-    ablation_option,
-    batch_options,
-    data_option,
-    examples_option,
-    json_option,
-    limits_of,
-    load_options,
-    pick,
-    seed_option,
-)
+from gradpath.cli import options as opt
 from gradpath.cli.progress import Screen, lines_of, numbers_of, print_result
 from gradpath.errors import InputError
 
 
 @click.command(name="eval")
-@click.argument("circuit_file", type=FILE, metavar="CIRCUIT.json")
+@click.argument("circuit_file", type=opt.FILE, metavar="CIRCUIT.json")
 @click.option("--model", help="Another model of the same shape.  [the circuit's own]")
 @click.option("--task", help="Another task.  [the circuit's own]")
-@examples_option("Examples to measure on.")
+@opt.examples_option("Examples to measure on.")
 @click.option(
     "--split",
     type=click.Choice(["train", "test", "all"]),
@@ -39,12 +27,12 @@ from gradpath.errors import InputError
     show_default=True,
     help="Which examples: train are those that find attributes.",
 )
-@ablation_option(None)
-@data_option
-@batch_options
-@seed_option
-@json_option
-@load_options
+@opt.ablation_option(None)
+@opt.data_option
+@opt.batch_options
+@opt.seed_option
+@opt.json_option
+@opt.load_options
 def command(
     circuit_file: Path,
     task: str | None,
@@ -69,10 +57,10 @@ def command(
     from gradpath.evaluation.plan import check_same_graph
     from gradpath.tasks import load_task
 
-    begin, limits = time.monotonic(), limits_of(batch_size, memory)
+    begin, limits = time.monotonic(), opt.limits_of(batch_size, memory)
     circuit = load_circuit(circuit_file)
     about, made = circuit.about, circuit.provenance
-    loading = pick(ModelOptions, given)
+    loading = opt.pick(opt.ModelOptions, given)
     if loading.model is None:
         # A circuit that was found with a BOS token is measured with one, unless told otherwise.
         bos = about.get("bos") if loading.bos is None else loading.bos

@@ -10,24 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradpath import defaults
-from gradpath.cli.options import (
-    ModelOptions,
-    ablation_option,
-    batch_options,
-    check_folder,
-    command_line,
-    data_option,
-    examples_option,
-    json_option,
-    limits_of,
-    load_options,
-    method_options,
-    model_option,
-    out_option,
-    pick,
-    seed_option,
-    task_option,
-)
+from gradpath.cli import options as opt
 from gradpath.cli.progress import Screen, lines_of, numbers_of, print_result
 from gradpath.runtime import distributed
 
@@ -36,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @click.command(name="find")
-@model_option
-@task_option
+@opt.model_option
+@opt.task_option
 @click.option(
     "--method", default=defaults.METHOD, show_default=True, help="How edges are scored (gradpath ls methods)."
 )
@@ -56,7 +39,7 @@ if TYPE_CHECKING:
     type=click.Choice(["span", "token"]),
     help="Select edges at parts of the prompt, or at tokens.  [off]",
 )
-@examples_option("Pairs to attribute.")
+@opt.examples_option("Pairs to attribute.")
 @click.option(
     "--split",
     type=click.Choice(["held-out", "same"]),
@@ -64,13 +47,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Measure the circuit on other examples than were attributed, or on the same.",
 )
-@ablation_option(defaults.ABLATION)
-@data_option
-@batch_options
-@seed_option
-@out_option("Write the scores, the circuit and a report to this folder.")
-@json_option
-@load_options
+@opt.ablation_option(defaults.ABLATION)
+@opt.data_option
+@opt.batch_options
+@opt.seed_option
+@opt.out_option("Write the scores, the circuit and a report to this folder.")
+@opt.json_option
+@opt.load_options
 def command(
     options: tuple[str, ...], batch_size: int, memory: str | None, out: Path | None, as_json: bool, **given: Any
 ) -> None:
@@ -83,19 +66,19 @@ def command(
     gradpath find --model smollm2 --task sva --positions span --edges 2000 --out out/where
     """
     begin = time.monotonic()
-    check_folder(out)
+    opt.check_folder(out)
     from gradpath.pipeline import FindRequest, run_find
     from gradpath.runtime.files import lock_folder
 
-    loading = pick(ModelOptions, given)
-    limits = limits_of(batch_size, memory)
-    request = FindRequest(options=method_options(options), limits=limits, **given)
+    loading = opt.pick(opt.ModelOptions, given)
+    limits = opt.limits_of(batch_size, memory)
+    request = FindRequest(options=opt.method_options(options), limits=limits, **given)
     with lock_folder(out):
         found = run_find(loading.load(), request, curve=out is not None, reporter=Screen())
         summary = _summary(found, request.seed, time.monotonic() - begin)
         if out is not None:
             seconds = summary["seconds"]
-            distributed.on_first_rank(lambda: found.save(out, command=command_line(), seconds=seconds))
+            distributed.on_first_rank(lambda: found.save(out, command=opt.command_line(), seconds=seconds))
     print_result(json.dumps(summary, indent=1) if as_json else _text(summary, out))
 
 

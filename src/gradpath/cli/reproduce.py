@@ -8,19 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradpath.cli.options import (
-    ModelOptions,
-    check_folder,
-    command_line,
-    grid_options,
-    grid_selections,
-    json_option,
-    limits_of,
-    load_options,
-    model_option,
-    out_option,
-    pick,
-)
+from gradpath.cli import options as opt
 from gradpath.cli.progress import GridBar, Screen, print_result
 from gradpath.paper import ABOUT, find_experiment
 
@@ -46,9 +34,9 @@ SELECTIONS = "top,greedy"
     """,
 )
 @click.argument("name", metavar="NAME")
-@model_option
+@opt.model_option
 @click.option("--tasks", metavar="A,B", help="Some of the six tasks.  [those of the paper's table or figure]")
-@grid_options(methods="eap,eap-ig,eap-gp", how=SELECTIONS)
+@opt.grid_options(methods="eap,eap-ig,eap-gp", how=SELECTIONS)
 @click.option("--steps", default="3-20", show_default=True, metavar="K-K", help="Numbers of steps (steps only).")
 @click.option("--edge", metavar="EDGE", help="The edge to follow (saturation only).  [the strongest]")
 @click.option(
@@ -58,26 +46,26 @@ SELECTIONS = "top,greedy"
     show_default=True,
     help="Edges to patch one by one (exact only).",
 )
-@out_option("Write measurements and results to this folder.  [out/reproduce/MODEL]")
-@json_option
-@load_options
+@opt.out_option("Write measurements and results to this folder.  [out/reproduce/MODEL]")
+@opt.json_option
+@opt.load_options
 def command(name: str, how: str | None, out: Path | None, as_json: bool, **given: Any) -> None:
     if name != "all":
         find_experiment(name)
-    check_folder(out)
+    opt.check_folder(out)
     from gradpath.grid.bench import Bench
     from gradpath.grid.runner import reproduce
     from gradpath.grid.store import Store
     from gradpath.runtime.files import lock_folder
 
-    loading = pick(ModelOptions, given)
-    request = request_of(how=grid_selections(how, given["grid"], SELECTIONS), **given)
+    loading = opt.pick(opt.ModelOptions, given)
+    request = request_of(how=opt.grid_selections(how, given["grid"], SELECTIONS), **given)
     experiments = [find_experiment(one) for one in (ABOUT if name == "all" else [name])]
     folder = out or Path("out") / "reproduce" / (Path(loading.model).name or "model")
     with lock_folder(folder):
         bench = Bench(loading.load(), request, Store(folder))
         with GridBar() as bar:
-            written = reproduce(bench, experiments, folder, command=command_line(), watch=bar, note=Screen().note)
+            written = reproduce(bench, experiments, folder, command=opt.command_line(), watch=bar, note=Screen().note)
     print_result(as_json_text(written) if as_json else as_text(written))
 
 
@@ -95,7 +83,7 @@ def request_of(
     """The request of a grid, from the texts that were typed."""
     from gradpath.grid.request import Request, numbers, parse_methods, whole_numbers, words
 
-    limits = limits_of(batch_size, memory)
+    limits = opt.limits_of(batch_size, memory)
     if steps is not None:
         given["steps"] = whole_numbers(steps, "--steps")
     return Request(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from gradpath.cli.options import FILE
+from gradpath.cli import options as opt
 
 
 @click.command(name="show")
-@click.argument("circuit_file", type=FILE, metavar="CIRCUIT.json")
-@click.option("--out", type=FILE, metavar="FILE", help="The file to write.  [CIRCUIT.html]")
+@click.argument("circuit_file", type=opt.FILE, metavar="CIRCUIT.json")
+@click.option("--out", type=opt.FILE, metavar="FILE", help="The file to write.  [CIRCUIT.html]")
 def command(circuit_file: Path, out: Path | None) -> None:
     """Draw a saved circuit: .html (interactive), .svg, .png, .pdf, .dot or .graphml, by the suffix of --out.
 

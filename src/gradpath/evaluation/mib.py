@@ -1,18 +1,18 @@
-r"""MIB's two numbers for a ranking of edges: how much circuits of all sizes keep, and how far off they are.
+r"""MIB's two areas for a ranking of edges: how much circuits of all sizes keep, and how far off they are.
 
 With f(p) the faithfulness of the circuit of the share p of all edges, as MIB's benchmark (Mueller et al.,
 2025) defines them::
 
-    CPR = area under f(p)           (integrated circuit performance ratio: higher is better)
+    CPR = area under f(p)           (integrated circuit performance ratio)
     CMD = area under |1 - f(p)|     (integrated circuit-model distance: 0 is the model's behaviour)
 
-by the trapezoid rule over p = .001 .002 .005 .01 .02 .05 .1 .2 .5 1, on a linear scale. A circuit has int(p
-n) of the n edges, the first of a ranking by |score| (``top``) or by the score with its sign (``signed``), and
-is pruned. f is the normalized faithfulness of ``evaluation``. A CPR above 1 is of circuits that are too
-strong, which CMD counts against them. A perfect ranking has 0.999 and 0, for the areas begin at .001.
+by the trapezoid rule over p = .001 .002 .005 .01 .02 .05 .1 .2 .5 1, on a linear scale. A circuit has int(p n) of the n
+edges, the first of a ranking by |score| (``top``) or by the score with its sign (``signed``), and is pruned. f is the
+normalized faithfulness of ``evaluate``. CMD is the number to read. CPR rewards circuits that are too strong: a ranking
+whose circuits match the model has 0.999 (the areas begin at .001), and a larger value is not better.
 
-All edges are the model itself, so f(1) = 1 by definition and is not run. The other nine circuits cost one
-set-up of an evaluation and nine runs; intervals are 95% percentile bootstraps over examples.
+All edges are the model itself, so f(1) = 1 by definition and is not run. The other nine circuits cost one set-up of an
+evaluation and nine runs. Intervals are 95% percentile bootstraps over examples.
 """
 
 from __future__ import annotations
