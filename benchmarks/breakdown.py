@@ -29,11 +29,11 @@ from gradpath.attribution import batch
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.contraction import Reads
 from gradpath.evaluation.patched_run import TOGETHER, prepare, run_circuits
-from gradpath.evaluation.plan import SparseReads, plan
+from gradpath.evaluation.plan import SparseReads, plan_of
 from gradpath.grid.runner import commit
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 from gradpath.tasks.task import encode
 
 SEED, TURNS = 0, 5
@@ -104,7 +104,7 @@ class Ledger(TorchDispatchMode):
         scoring, models = partial(self.scope, scoring=True), partial(self.scope, scoring=False)
         with (
             patch.object(one_batch, "contract", scoring(one_batch.contract)),
-            patch.object(visit, "write_differences", scoring(batch.write_differences)),
+            patch.object(batch, "write_differences", scoring(batch.write_differences)),
             patch.object(Reads, "add", scoring(Reads.add)),
             patch.object(SparseReads, "read", scoring(SparseReads.read)),
             patch.object(torch.autograd, "grad", models(torch.autograd.grad)),
@@ -148,8 +148,8 @@ def main() -> None:
 
 def evaluation(model: Transformer, task: Any) -> Work:
     """Some circuits at 97.5% sparsity, all that is done once for them aside."""
-    circuit = select_by_scores(attribute(model, task, "eap", batch_size=BATCH), sparsity=0.975)
-    plans = [plan(model, circuit)] * TOGETHER
+    circuit = select(attribute(model, task, "eap", batch_size=BATCH), sparsity=0.975)
+    plans = [plan_of(model, circuit)] * TOGETHER
     stages = [prepare(model, batch) for batch in encode(task, None).batches(BATCH)]
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.model.families import convert
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 from gradpath.tasks.task import Task
 
 EXAMPLES, LENGTH, DIFFERS, BATCH, TURNS = 20, 15, 10, 10, 5
@@ -34,8 +34,8 @@ def main() -> int:
         original = GPT2LMHeadModel(GPT2Config()).eval().requires_grad_(False)
     model, task = convert(original), prompts()
     scores = attribute(model, task, "eap", batch_size=BATCH)
-    circuit = select_by_scores(scores, sparsity=0.975)
-    curve = [select_by_scores(scores, sparsity=1 - kept / 1000) for kept in torch.linspace(1, 31, 20).tolist()]
+    circuit = select(scores, sparsity=0.975)
+    curve = [select(scores, sparsity=1 - kept / 1000) for kept in torch.linspace(1, 31, 20).tolist()]
 
     def run(circuits: list[Circuit]) -> Callable[[], object]:
         return lambda: evaluate(model, circuits, task, batch_size=BATCH)

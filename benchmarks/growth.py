@@ -26,7 +26,7 @@ from gradpath.evaluation.evaluate import evaluate
 from gradpath.grid.runner import commit
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 from gradpath.tasks.task import Task, encode
 
 LENGTH, VOCAB, BATCH = 24, 1000, 10
@@ -51,18 +51,18 @@ def score(m: Transformer, task: Task, steps: int = 5) -> object:
 
 
 def circuits(m: Transformer, task: Task, number: int) -> object:
-    circuit = select_by_scores(attribute(m, task, "eap", batch_size=BATCH), sparsity=0.95)
+    circuit = select(attribute(m, task, "eap", batch_size=BATCH), sparsity=0.95)
     return evaluate(m, [circuit] * number, task, batch_size=BATCH)
 
 
 def contraction(m: Transformer, points: int) -> Callable[[], object]:
     """The contraction alone, for gradients of ``points`` points."""
     task = prompts(BATCH)
-    ground = BatchRuns(m, encode(task, None), task.metric, whole=False)
-    clean, corrupted = ground.clean, ground.corrupted
+    runs = BatchRuns(m, encode(task, None), task.metric, whole=False)
+    clean, corrupted = runs.clean, runs.corrupted
     writes, reads = write_differences(clean.suffix, clean.run, corrupted.suffix, corrupted.run), Reads()
     for _ in range(points):
-        reads.add(m, clean.run, ground.judge(clean))
+        reads.add(m, clean.run, runs.metric_at(clean))
     return lambda: contract(m, writes, reads)
 
 

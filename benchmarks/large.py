@@ -17,7 +17,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.transformer import Transformer
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 from gradpath.sweep import parse_bytes
 from gradpath.tasks.task import Task
 
@@ -34,7 +34,7 @@ def main() -> None:
         print(f"  in batches of {scores.about['batch_size']}")
     n = model.graph.n_edges // 100
     for how in ("top", "greedy"):
-        circuit = timed(f"select {n:,} edges, {how}", lambda h=how: select_by_scores(scores, n, how=h))
+        circuit = timed(f"select {n:,} edges, {how}", lambda h=how: select(scores, n, how=h))
     timed("evaluate", lambda: evaluate(model, circuit, task, memory=parse_bytes(MEMORY)))
 
 

@@ -29,7 +29,7 @@ from gradpath.grid.runner import commit
 from gradpath.model.load import load_model
 from gradpath.report import Chosen, MethodRun, Report, write
 from gradpath.scores import Scores, load_scores
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 from gradpath.selection.prune import pruned
 from gradpath.tasks.task import Task
 
@@ -87,7 +87,7 @@ def many_examples() -> dict[str, list[float]]:
             f"attribute {examples:,}, eap-ig, 5 steps",
             lambda: attribute(model, task, "eap-ig", batch_size=BATCH, progress=sampled("attribute")),  # noqa: B023
         )
-        circuit = select_by_scores(scores, model.graph.n_edges // 2)
+        circuit = select(scores, model.graph.n_edges // 2)
         result = timed(
             f"evaluate {examples:,}",
             lambda: evaluate(model, circuit, task, batch_size=BATCH, progress=sampled("evaluate")),  # noqa: B023
@@ -141,9 +141,9 @@ def many_edges() -> None:
         timed("save the scores", lambda: scores.save(file))
         timed("load the scores", lambda: load_scores(file))
         for how in ("top", "greedy"):
-            circuit = timed(f"select and prune, {how}", lambda how=how: select_by_scores(scores, n, how=how))
+            circuit = timed(f"select and prune, {how}", lambda how=how: select(scores, n, how=how))
         timed("prune all edges", lambda: pruned(graph, graph.mask))
-        timed("select all edges, greedy", lambda: select_by_scores(scores, graph.n_edges, how="greedy"))
+        timed("select all edges, greedy", lambda: select(scores, graph.n_edges, how="greedy"))
         timed("save the circuit", lambda: circuit.save(small))
         timed("load the circuit", lambda: load_circuit(small))
         page = Report("random", "random", "none", [MethodRun(scores, [])], Chosen(n, "top"))

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from gradpath.grid.runner import commit
 from gradpath.graph import Graph
+from gradpath.grid.runner import commit
 from gradpath.report import Chosen, MethodRun, Report, write
 from gradpath.scores import Scores
 

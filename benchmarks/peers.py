@@ -26,7 +26,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.grid.runner import commit
 from gradpath.model.families import convert
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 
 SEED, TURNS, SPARSITY = 0, 3, 0.975
 MORE, THEIR_MORE = 20, 2  # further circuits, to tell one from the set-up
@@ -38,7 +38,7 @@ torch.manual_seed(SEED)
 ORIGINAL = GPT2LMHeadModel(GPT2Config()).eval().requires_grad_(False)
 MODEL, TASK = convert(ORIGINAL), prompts()
 SCORES = attribute(MODEL, TASK, "eap", batch_size=BATCH)
-CIRCUIT = select_by_scores(SCORES, sparsity=SPARSITY)
+CIRCUIT = select(SCORES, sparsity=SPARSITY)
 THEIRS, LOADER = peer.patchable(ORIGINAL), peer.loader(TASK, BATCH)
 THEIR_SCORES = peer.eap(THEIRS, LOADER)
 # Their circuits are found by our scores, so that both tools measure the very same edges.
