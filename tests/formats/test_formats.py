@@ -19,7 +19,7 @@ from gradpath.formats import Content
 from gradpath.formats.graphs import dot
 from gradpath.graph import Graph
 from gradpath.scores import Scores, load_scores
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 
 GRAPHS = {"sequential": Graph(3, 2), "parallel": Graph(2, 3, parallel=True)}
 ABOUT = {"model": 'a "model"\\é', "task": "ioi", "method": "eap", "steps": 1, "d_model": 24, "options": {"a": None}}
@@ -36,7 +36,7 @@ def scores(request) -> Scores:
 @pytest.fixture
 def circuit(scores) -> Circuit:
     """Greedy: an order that the scores alone do not give back."""
-    return select_by_scores(scores, 30, how="greedy")
+    return select(scores, 30, how="greedy")
 
 
 def same_scores(a: Scores, b: Scores) -> bool:
@@ -216,7 +216,7 @@ def test_a_damaged_pytorch_file_is_refused(scores, circuit, tmp_path, kind):
 
 
 JSON_DAMAGE = {
-    "an unknown edge": (lambda d: d["edges"].update({"a9.h0->logits": {"score": 1.0, "in_graph": True}}), "is no edge"),
+    "an unknown edge": (lambda d: d["edges"].update({"a9.h0->logits": {"score": 1.0, "in_graph": True}}), "has no edge"),
     "an edge without a score": (lambda d: d["edges"]["input->logits"].pop("score"), "KeyError"),
     "a score that is a word": (lambda d: d["edges"]["input->logits"].update(score="big"), "cannot be read"),
     "a score that is none": (lambda d: d["edges"]["input->logits"].update(score=float("nan")), "finite number"),
@@ -333,7 +333,7 @@ def test_what_does_not_fit_is_refused(scores, circuit, tmp_path):
     with pytest.raises(InputError, match="not chosen from these scores"):
         Content(replace(scores, values=scores.values + 1), circuit)
     with pytest.raises(InputError, match="of the same model"):
-        Content(scores, select_by_scores(Scores(Graph(1, 1), torch.zeros(3, 5)), 2))
+        Content(scores, select(Scores(Graph(1, 1), torch.zeros(3, 5)), 2))
     without = replace(scores, about={})
     with pytest.raises(UsageError, match="--d-model N"):
         formats.write(without, tmp_path / "x.pt")

@@ -214,7 +214,7 @@ def test_a_shape_that_is_no_model_is_refused(shape, tmp_path):
     circuit().save(file)
     content = {**json.loads(file.read_text()), "graph": shape, "edges": []}
     file.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"no model|has no|is no object"):
+    with pytest.raises(InputError, match=r"cannot be a model|has no|must be an object"):
         gp.load_circuit(file)
 
 

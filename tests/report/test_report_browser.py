@@ -18,7 +18,7 @@ from making import SMOLLM2, Maker
 from gradpath.circuit import load_circuit
 from gradpath.evaluation.mib import Areas
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 
 pytestmark = pytest.mark.browser
 
@@ -36,7 +36,7 @@ def test_page_opens_and_shows_the_circuit_that_was_asked_for(visit: Visit, make:
     scores = make.scores(*shape)
     page = visit.open(make.report(scores, edges=40))
     assert page.inner_text("h1") == "ioi in smollm2"
-    assert number(page, "kept") == len(select_by_scores(scores, 40))
+    assert number(page, "kept") == len(select(scores, 40))
     assert "of 40 asked for" in page.inner_text("#kept-note")
     assert ink(page) > 0
     assert not page.is_visible("#message")
@@ -54,7 +54,7 @@ def test_same_edges_as_python_for_fifty_random_settings(visit: Visit, make: Make
             n = round(math.exp(draw.uniform(0, math.log(scores.graph.n_edges))))  # small ones as often
             how, prune = draw.choice(["top", "greedy", "signed"]), draw.random() < 0.75
             shown = edges_at(page, edges=n, how=how, prune=prune)
-            assert shown == select_by_scores(scores, n, how=how, prune=prune).edges, (n, how, prune)
+            assert shown == select(scores, n, how=how, prune=prune).edges, (n, how, prune)
 
 
 def test_cutting_weak_edges_changes_no_circuit_that_can_be_shown(visit: Visit, make: Maker) -> None:
@@ -65,7 +65,7 @@ def test_cutting_weak_edges_changes_no_circuit_that_can_be_shown(visit: Visit, m
     for n in (1, 60, 151, 300):
         for how in ("top", "greedy", "signed"):
             ask(page, edges=n, how=how)
-            assert edges_shown(page) == select_by_scores(scores, n, how=how).edges, (n, how)
+            assert edges_shown(page) == select(scores, n, how=how).edges, (n, how)
 
 
 def test_slider_moves_the_count_the_drawing_and_the_point_on_the_curve(visit: Visit, make: Maker) -> None:
@@ -80,7 +80,7 @@ def test_slider_moves_the_count_the_drawing_and_the_point_on_the_curve(visit: Vi
     asked = int(page.input_value("#count"))
     after = number(page, "kept"), page.get_attribute("#here", "cx"), ink(page)
     assert asked > 616
-    assert after[0] == len(select_by_scores(scores, asked)) > before[0]
+    assert after[0] == len(select(scores, asked)) > before[0]
     assert float(after[1]) > float(before[1])
     assert after[2] > before[2]
     assert page.inner_text("#faithfulness").startswith("≈")  # between two measured points
@@ -91,7 +91,7 @@ def test_methods_can_be_switched(visit: Visit, make: Maker) -> None:
     both = make.scores(seed=1), make.scores(seed=2, method="eap")
     page = visit.open(make.report(*both))
     page.get_by_text("EAP", exact=True).first.click()
-    assert edges_shown(page) == select_by_scores(both[1], 50).edges
+    assert edges_shown(page) == select(both[1], 50).edges
     assert page.locator("#curve .line").count() == 2
 
 
@@ -99,7 +99,7 @@ def test_clicking_a_node_fades_all_but_its_edges(visit: Visit, make: Maker) -> N
     scores = make.scores(6, 5)
     page = visit.open(make.report(scores, edges=300))
     everything = ink(page)
-    name = select_by_scores(scores, 300).edges[0].partition("->")[2].partition("<")[0]
+    name = select(scores, 300).edges[0].partition("->")[2].partition("<")[0]
     name = "m5" if name == "logits" else name
     x, y = page.evaluate(f"gradpath.where('{name}')")
     page.click("#canvas", position={"x": x, "y": y})
@@ -121,7 +121,7 @@ def test_pointing_says_name_score_and_rank(visit: Visit, make: Maker) -> None:
     page.hover("#canvas", position={"x": x, "y": y})
     page.wait_for_selector("#tip b")
     assert page.inner_text("#tip b") == "logits"
-    circuit = select_by_scores(scores, 30)
+    circuit = select(scores, 30)
     into = [i for i, edge in enumerate(circuit.edges) if edge.endswith("->logits")]
     told = page.inner_text("#tip span").split(" · ")
     assert float(told[0].split()[1]) == pytest.approx(float(circuit.scores[into].abs().sum()), rel=0.01)
@@ -141,7 +141,7 @@ def test_search_finds_nodes_and_edges(visit: Visit, make: Maker) -> None:
     page.fill("#search", "a5.h1")
     page.keyboard.press("Enter")
     assert page.inner_text("#details-title") == "a5.h1"
-    edge = select_by_scores(scores, 300).edges[3]
+    edge = select(scores, 300).edges[3]
     page.fill("#search", edge)
     page.keyboard.press("Enter")
     assert page.inner_text("#details .edgename") == edge
@@ -200,7 +200,7 @@ def test_downloads_are_the_circuit_that_is_shown(visit: Visit, make: Maker, tmp_
     scores = make.scores(6, 5)
     page = visit.open(make.report(scores, edges=300))
     ask(page, edges=123, how="greedy")
-    expected = select_by_scores(scores, 123, how="greedy")
+    expected = select(scores, 123, how="greedy")
     file = saved(page, "#save-json", tmp_path)
     circuit = load_circuit(file)
     assert circuit.edges == expected.edges
@@ -262,7 +262,7 @@ def test_what_is_known_of_the_data_is_told_fact_by_fact(visit: Visit, make: Make
 
 
 def test_circuit_file_alone_gives_a_page_of_its_own_edges(visit: Visit, make: Maker, tmp_path: Path) -> None:
-    circuit = select_by_scores(make.scores(6, 5), 200, how="greedy")
+    circuit = select(make.scores(6, 5), 200, how="greedy")
     page = visit.open(circuit_report(circuit))
     assert edges_shown(page) == circuit.edges
     assert not page.is_visible("#curve-card")
@@ -276,18 +276,18 @@ def test_circuit_file_alone_gives_a_page_of_its_own_edges(visit: Visit, make: Ma
 
 def test_circuit_selected_elsewhere_is_shown_as_found(visit: Visit, make: Maker) -> None:
     scores = make.scores(6, 5)
-    found = select_by_scores(scores, 100, how="greedy", prune=False)
+    found = select(scores, 100, how="greedy", prune=False)
     report = make.report(scores, edges=100, how="saved", pruned=False)
     report = Report("t", "m", "t", [MethodRun(scores, found=found)], report.chosen)
     page = visit.open(report)
     assert edges_shown(page) == found.edges
     ask(page, how="top")
-    assert edges_shown(page) == select_by_scores(scores, 100, prune=False).edges
+    assert edges_shown(page) == select(scores, 100, prune=False).edges
 
 
 def test_circuit_selected_elsewhere_has_the_points_of_its_own_way(visit: Visit, make: Maker) -> None:
     scores = make.scores(6, 5)
-    circuit = select_by_scores(scores, 100)
+    circuit = select(scores, 100)
     selection = {**circuit.about["selection"], "how": "balanced", "edges_asked": 120}
     found = replace(circuit, about={**circuit.about, "selection": selection})
     curve = [CurvePoint("balanced", 120, len(found), 0.93, 0.9, 0.97, 0.2)]
@@ -302,7 +302,7 @@ def test_circuit_selected_elsewhere_has_the_points_of_its_own_way(visit: Visit, 
 
 def test_empty_circuit_says_so(visit: Visit, make: Maker) -> None:
     scores = make.scores()
-    circuit = select_by_scores(scores, 1, prune=False)
+    circuit = select(scores, 1, prune=False)
     empty = type(circuit)(circuit.graph, circuit.index[:0], circuit.scores[:0])
     page = visit.open(circuit_report(empty))
     assert "This circuit is empty" in page.inner_text("#message")
@@ -317,13 +317,13 @@ def test_when_pruning_leaves_nothing_the_first_way_is_offered(visit: Visit, make
         pytest.fail("this seed should prune the first edge away")
     page.click("#go")
     first = int(page.input_value("#count"))
-    assert len(select_by_scores(scores, first)) > 0
-    assert len(select_by_scores(scores, first - 1)) == 0
+    assert len(select(scores, first)) > 0
+    assert len(select(scores, first - 1)) == 0
 
 
 def test_one_edge_circuit_is_drawn(visit: Visit, make: Maker) -> None:
     scores = make.scores()
-    one = select_by_scores(scores, 1, prune=False)
+    one = select(scores, 1, prune=False)
     one = type(one)(one.graph, one.index, one.scores)
     straight = type(one)(one.graph, one.index.new_tensor([[0, one.graph.logits]]), one.scores)
     page = visit.open(circuit_report(straight))

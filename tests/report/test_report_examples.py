@@ -9,7 +9,7 @@ from small_models import tiny_model
 
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.report import evidence, render
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 from gradpath.tasks.task import Task
 
 
@@ -22,7 +22,7 @@ def task() -> Task:
 
 def test_evidence_goes_from_the_best_kept_example_to_the_worst(make: Maker, task: Task) -> None:
     model = tiny_model("gpt2")
-    circuit = select_by_scores(make.scores(model.graph.n_layers, model.graph.n_heads), 20)
+    circuit = select(make.scores(model.graph.n_layers, model.graph.n_heads), 20)
     result = evaluate(model, circuit, task)
     examples = evidence(task, result, model.tokenizer, 4)
     off = [abs((each.circuit or 0.0) - each.clean) for each in examples]
@@ -34,7 +34,7 @@ def test_evidence_goes_from_the_best_kept_example_to_the_worst(make: Maker, task
 
 def test_evidence_has_the_tokens_and_the_answer(make: Maker, task: Task) -> None:
     model = tiny_model("gpt2")
-    circuit = select_by_scores(make.scores(model.graph.n_layers, model.graph.n_heads), 20)
+    circuit = select(make.scores(model.graph.n_layers, model.graph.n_heads), 20)
     (example,) = evidence(task[:1], evaluate(model, circuit, task[:1]), model.tokenizer)
     assert [text.strip() for text in example.clean_tokens] == ["5", "2", "17", "3"]
     differ = [a != b for a, b in zip(example.clean_tokens, example.corrupted_tokens, strict=True)]
@@ -46,7 +46,7 @@ def test_evidence_has_the_tokens_and_the_answer(make: Maker, task: Task) -> None
 
 def test_evidence_of_a_metric_of_ones_own_names_no_answer(make: Maker, task: Task) -> None:
     model = tiny_model("gpt2")
-    circuit = select_by_scores(make.scores(model.graph.n_layers, model.graph.n_heads), 20)
+    circuit = select(make.scores(model.graph.n_layers, model.graph.n_heads), 20)
     own = Task(task.clean, task.corrupted, list(range(10)), metric=lambda logits, _: logits[:, 3])
     examples = evidence(own, evaluate(model, circuit, own), model.tokenizer)
     assert {each.answer for each in examples} == {""}

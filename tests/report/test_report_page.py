@@ -16,7 +16,7 @@ from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render, write
 from gradpath.report.page import SCRIPTS
 from gradpath.report.payload import LIMIT, payload
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 
 
 def data_of(page: str) -> dict[str, object]:
@@ -81,7 +81,7 @@ def test_scores_that_are_no_numbers_are_refused(make: Maker) -> None:
 
 
 def test_circuit_with_scores_that_are_no_numbers_is_refused(make: Maker) -> None:
-    circuit = select_by_scores(make.scores(), 30)
+    circuit = select(make.scores(), 30)
     with pytest.raises(InputError, match="not finite"):
         render(circuit_report(replace(circuit, scores=circuit.scores * torch.inf)))
 
@@ -99,7 +99,7 @@ def test_faithfulness_that_is_no_number_is_left_out(make: Maker) -> None:
     ("changes", "reason"),
     [
         ({"runs": ()}, "at least one method"),
-        ({"chosen": Chosen(5, "balanced")}, "cannot select_by_scores by 'balanced'"),
+        ({"chosen": Chosen(5, "balanced")}, "cannot select by 'balanced'"),
         ({"chosen": Chosen(5, run=3)}, "run 3 was chosen"),
     ],
 )

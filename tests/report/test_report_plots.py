@@ -14,7 +14,7 @@ from gradpath.errors import InputError
 from gradpath.evaluation.evaluate import Result
 from gradpath.report.cards import circuit_card, result_card, scores_card
 from gradpath.report.plots import plot_circuit, plot_result, plot_scores
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 
 
 @pytest.fixture(autouse=True)
@@ -59,19 +59,19 @@ def test_plots_draw_into_the_axes_they_are_given(make: Maker, result: Result) ->
     scores = make.scores()
     assert plot_result(result, a) is a
     assert plot_scores(scores, b) is b
-    assert plot_circuit(select_by_scores(scores, 30), c) is c
+    assert plot_circuit(select(scores, 30), c) is c
     a.get_figure().canvas.draw()
 
 
 def test_circuit_plot_shows_its_nodes(make: Maker) -> None:
-    circuit = select_by_scores(make.scores(), 30)
+    circuit = select(make.scores(), 30)
     shown = {text.get_text() for text in plot_circuit(circuit).texts}
     assert {edge.partition("->")[0] for edge in circuit.edges} <= shown
 
 
 def test_cards_tell_the_numbers(make: Maker, result: Result) -> None:
     scores = make.scores()
-    circuit = select_by_scores(scores, 30)
+    circuit = select(scores, 30)
     assert "80.0%" in result_card(result)
     assert f"Scores of {scores.graph.n_edges:,} edges" in scores_card(scores)
     assert f"Circuit of {len(circuit):,} edges" in circuit_card(circuit)
@@ -82,9 +82,9 @@ def test_cards_escape_names(make: Maker) -> None:
     scores = make.scores()
     evil = replace(scores, about={"task": "<script>alert(1)</script>"})
     assert "<script>" not in scores_card(evil)
-    assert "<script>" not in circuit_card(select_by_scores(evil, 30))
+    assert "<script>" not in circuit_card(select(evil, 30))
 
 
 def test_card_of_an_empty_circuit_is_shown(make: Maker) -> None:
-    circuit = select_by_scores(make.scores(), 30)
+    circuit = select(make.scores(), 30)
     assert "Circuit of 0 edges" in circuit_card(replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0]))

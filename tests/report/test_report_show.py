@@ -14,7 +14,7 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.report import show
 from gradpath.report.drawing import draw, draw_on, inches
-from gradpath.selection import select_by_scores
+from gradpath.selection import select
 
 SIGNATURES = {
     ".html": b"<!doctype html>",
@@ -28,7 +28,7 @@ SIGNATURES = {
 
 @pytest.fixture(scope="module")
 def circuit() -> Circuit:
-    return select_by_scores(Maker().scores(*SMOLLM2), 100)
+    return select(Maker().scores(*SMOLLM2), 100)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_labels_do_not_overlap(make: Maker, shape: tuple[int, int], n: int) -> N
     from matplotlib.figure import Figure
 
     scores = make.scores(*shape)
-    circuit = select_by_scores(scores, min(n, scores.graph.n_edges), prune=False)
+    circuit = select(scores, min(n, scores.graph.n_edges), prune=False)
     figure = Figure(figsize=inches(circuit.graph))
     axes = figure.add_axes((0, 0, 1, 1))
     draw_on(circuit, axes)
