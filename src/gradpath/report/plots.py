@@ -108,7 +108,7 @@ def draw_spans(circuit: Circuit) -> Figure:
     for ax, title, count in zip(axes, ("queries", "keys", "values", "MLPs"), counts, strict=True):
         image = _heat_map(ax, count.T, max(1, int(counts.max())))
         ax.grid(visible=False)
-        ax.set_title(title)
+        ax.set_title(title, fontsize=10)
         ax.set_xticks(range(len(circuit.spans)), circuit.spans, rotation=60, ha="right", fontsize=8)
     axes[0].set_ylabel("layer that reads")
     figure.supxlabel("position in the prompt", fontsize=9)
