@@ -192,7 +192,7 @@ def test_a_small_file_of_scores_does_not_get_room_for_a_large_model(name, tmp_pa
     formats.write(scores(), file, d_model=8)
     claimed = file.read_text().replace('n_layers": 2', 'n_layers": 4000')
     file.write_text(claimed.replace('n_layers"": 2', 'n_layers"": 4000'))
-    with pytest.raises(InputError, match=r"scores of \d+ edges, and the model that it names has"):
+    with pytest.raises(InputError, match=r"scores of \d+ edges, but its model has"):
         formats.read(file)
 
 

@@ -27,16 +27,6 @@ from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS
 
 LIMIT = 30_000
-# The entries of assets/citations.bib to cite for a method.
-_CITATIONS = {
-    "eap": "syed2024attribution",
-    "eap-ig": "hanna2024have",
-    "eap-ig-activations": "hanna2024have",
-    "clean-corrupted": "hanna2024have",
-    "eap-gp": "zhang2025eapgp",
-    "relp": "jafari2025relp",
-    "atp-star": "kramar2024atp",
-}
 
 
 def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
@@ -168,10 +158,11 @@ def _plain(value: Any) -> Any:
 
 def bibtex(methods: Iterable[str]) -> str:
     """The BibTeX entries to cite for some methods and for gradpath, each once."""
-    text = asset("citations.bib").replace("VERSION", __version__)
-    entries = {entry.partition("{")[2].partition(",")[0]: entry for entry in text.strip().split("\n\n")}
-    keys = dict.fromkeys([*(_CITATIONS[method] for method in methods if method in _CITATIONS), "gradpath"])
-    return "\n\n".join(entries[key] for key in keys)
+    blocks = asset("citations.bib").replace("VERSION", __version__).strip().split("\n\n")
+    entries = dict[str, str]()  # a block is a comment with the names of the methods, and an entry
+    for names, _, entry in (block.partition("\n") for block in blocks):
+        entries |= dict.fromkeys(names.removeprefix("% ").split(), entry)
+    return "\n\n".join(dict.fromkeys(entries[name] for name in [*methods, "gradpath"] if name in entries))
 
 
 def asset(name: str) -> str:

@@ -25,15 +25,7 @@ if TYPE_CHECKING:
 
 
 def plot_result(result: Result, ax: Axes | None = None) -> Axes:
-    """Plot the metric of every example in the corrupted run, in the circuit and in the model, with the means.
-
-    Args:
-        result: The result that ``evaluate`` gave.
-        ax: The matplotlib axes to draw on; new ones by default.
-
-    Returns:
-        The matplotlib axes.
-    """
+    """Plot the metric of every example in the corrupted run, in the circuit and in the model, with the means."""
     ax = _axes(ax, (5.6, 3.4))
     low, high = result.interval
     runs = [
@@ -59,15 +51,7 @@ def plot_result(result: Result, ax: Axes | None = None) -> Axes:
 
 
 def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
-    """Plot the sum of |score| over the outgoing edges of each node, layers by heads and MLP.
-
-    Args:
-        scores: The scores that ``attribute`` gave.
-        ax: The matplotlib axes to draw on; new ones by default.
-
-    Returns:
-        The matplotlib axes.
-    """
+    """Plot the sum of |score| over the outgoing edges of each node, layers by heads and MLP."""
     values, graph = scores.values.detach().cpu().float(), scores.graph
     if not values.isfinite().all():
         raise InputError("scores that are not finite numbers cannot be plotted. Attribute again.")
@@ -86,15 +70,7 @@ def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
 
 
 def plot_circuit(circuit: Circuit, ax: Axes | None = None) -> Axes:
-    """Plot a circuit as it is drawn for papers.
-
-    Args:
-        circuit: A circuit with at least one edge.
-        ax: The matplotlib axes to draw on; new ones by default.
-
-    Returns:
-        The matplotlib axes.
-    """
+    """Plot a circuit as it is drawn for papers."""
     ax = _axes(ax, inches(circuit.graph))
     draw_on(circuit, ax)
     return ax

@@ -19,24 +19,10 @@ MARKERS = {"eap": "s", "eap-ig": "o", "eap-gp": "^"}
 SPARE_MARKERS = ("D", "v", "P", "X")  # the next one each time the spare colours repeat
 INK, MUTED, FAINT = "#1b1f26", "#656d79", "#dddbd5"
 BLUE, GREY, PAPER = "#2a5bd7", "#9aa1ab", "#f3f2ee"
-LINES: dict[str, Any] = {
-    "top": "-",
-    "greedy": "--",
-    "signed": "-.",
-    "balanced": ":",
-    "ratio": (0, (1, 1)),
-    "stable": (0, (4, 1, 1, 1)),
-    "refined": (0, (7, 1.5, 1, 1.5, 1, 1.5)),
-    "exchanged": (0, (9, 2)),
-}
-TITLES = {
-    "ioi": "IOI",
-    "sva": "SVA",
-    "gender-bias": "Gender-Bias",
-    "capital-country": "Capital-Country",
-    "hypernymy": "Hypernymy",
-    "greater-than": "Greater-Than",
-}
+LINES: dict[str, Any] = {"top": "-", "greedy": "--", "signed": "-.", "balanced": ":", "ratio": (0, (1, 1))}
+LINES |= {"stable": (0, (4, 1, 1, 1)), "refined": (0, (7, 1.5, 1, 1.5, 1, 1.5)), "exchanged": (0, (9, 2))}
+TITLES = {name: name.title() for name in ("gender-bias", "capital-country", "hypernymy", "greater-than")}
+TITLES |= {"ioi": "IOI", "sva": "SVA"}
 
 _STYLE: Any = {
     "font.size": 9,
