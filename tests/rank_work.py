@@ -24,6 +24,7 @@ import gradpath as gp
 from gradpath.attribution.direct.exact import exact_scores
 from gradpath.paper.follow import follow_line
 from gradpath.runtime import distributed
+from gradpath.sweep import Limits
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6], [[0], [4], [2, 3], [6], [1, 8], [5], [3]])
 METHODS = ("eap", "eap-ig", "eap-gp")
@@ -49,8 +50,8 @@ def everything() -> dict[str, Any]:
         values = (result.clean_values, result.corrupted_values, result.circuit_values)
         found.setdefault("metrics", []).extend(torch.cat(values).tolist())
     edges = [(0, 3), (2, 12), (5, 20)]
-    found["exact"] = exact_scores(model, TASK, edges, batch_size=2).tolist()
-    line = follow_line(model, TASK, "a0.h1->m1", 3, batch_size=2)
+    found["exact"] = exact_scores(model, TASK, edges, limits=Limits(2)).tolist()
+    line = follow_line(model, TASK, "a0.h1->m1", 3, limits=Limits(2))
     found["followed"] = torch.cat([x.flatten() for x in line.values.values()]).tolist()
     return found
 

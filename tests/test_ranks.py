@@ -121,5 +121,5 @@ def test_a_process_on_its_own_is_the_first_of_one():
     assert (distributed.rank(), distributed.world()) == (0, 1)
     assert distributed.on_first_rank(lambda: 3) == 3
     values = torch.ones(2)
-    assert distributed.add_up(values) is values
+    assert distributed.all_sum(values) is values
     assert distributed.local_device() is None

@@ -1,7 +1,7 @@
-"""What users read when something goes wrong.
+"""Errors for users.
 
-Every message says what was asked, what was got and what to do. The command line prints it as one
-sentence and exits with ``exit_code``: 1 when the work failed, 2 when the call was wrong.
+A message is one sentence: what was asked, what was got, what to do. The command line prints it and exits with
+``exit_code``: 1 for a failure, 2 for a wrong call.
 """
 
 from __future__ import annotations
@@ -9,40 +9,39 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-LONGEST = 900  # characters of a message; what a damaged file says of itself can be megabytes
+_MAX_LENGTH = 900  # characters of a message: a damaged file can put megabytes into one
 
 
 class GradpathError(Exception):
-    """Anything that gradpath refuses to do, in words for the user: one line that can be printed anywhere."""
+    """The base class of all errors that gradpath raises; its message is one printable line."""
 
     exit_code = 1
-    # Whether all processes of a run know of it (``ranks``), so that the first says it for all.
-    shared = False
+    shared = False  # whether all processes of a distributed run raise it, so that only the first prints it
 
     def __init__(self, message: str) -> None:
         line = "".join(x if x.isprintable() else " " if x.isspace() else ascii(x)[1:-1] for x in message)
-        half = LONGEST // 2
-        super().__init__(line if len(line) <= LONGEST else f"{line[:half]} ... {line[-half:]}")
+        half = _MAX_LENGTH // 2
+        super().__init__(line if len(line) <= _MAX_LENGTH else f"{line[:half]} ... {line[-half:]}")
 
 
 class InputError(GradpathError):
-    """A file, model or data set that cannot be used as it is."""
+    """A file, model or data set that cannot be used."""
 
 
 class UsageError(GradpathError):
-    """A call that could never work: an unknown name, a number out of range."""
+    """A call that cannot work: an unknown name, a number out of range."""
 
     exit_code = 2
 
 
 def reason(problem: Exception) -> str:
-    """What a library said, as part of a sentence: its first line."""
+    """The type and first line of a library's exception, to put into a sentence."""
     first = str(problem).strip().partition("\n")[0].rstrip(".")
     return f"{type(problem).__name__}: {first}" if first else type(problem).__name__
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not registered, with the nearest one and all the others."""
+    """The error for an unknown name, with the closest known one and a list of all."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -183,7 +183,7 @@ class Found:
             title=f"{about['task']} in {about['model']}",
             model=about["model"],
             task=about["task"],
-            runs=[MethodRun(self.scores, points, found=None if in_page else self.circuit)],
+            runs=[MethodRun(self.scores, points, circuit=None if in_page else self.circuit)],
             chosen=chosen,
             examples=evidence(self.measured, self.result, self.model.tokenizer),
             command=command,

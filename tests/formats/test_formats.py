@@ -6,6 +6,7 @@ import builtins
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import networkx
 import pandas
@@ -13,12 +14,13 @@ import pytest
 import torch
 
 from gradpath import formats
-from gradpath.circuit import Circuit, load_circuit
+from gradpath.circuit import Circuit, circuit_by_names, load_circuit
+from gradpath.cli import main
 from gradpath.errors import InputError, UsageError
 from gradpath.formats import Content
 from gradpath.formats.graphs import dot
 from gradpath.graph import Graph
-from gradpath.scores import Scores, load_scores
+from gradpath.scores import Scores, SpanScores, load_scores
 from gradpath.selection import select
 
 GRAPHS = {"sequential": Graph(3, 2), "parallel": Graph(2, 3, parallel=True)}
@@ -197,11 +199,11 @@ def test_no_code_in_a_pytorch_file_is_run(scores, circuit, tmp_path):
 
 PT_DAMAGE = {
     "a missing key": (lambda d: d.pop("edges_scores"), "it has no edges_scores"),
-    "another order": (lambda d: d["src_nodes"].reverse(), "stand in another order"),
-    "another shape": (lambda d: d.update(edges_scores=torch.zeros(2, 2)), "tensor of shape"),
-    "neurons": (lambda d: d.update(neurons_in_graph=torch.zeros(2, 2)), "among neurons"),
+    "another order": (lambda d: d["src_nodes"].reverse(), "are in another order"),
+    "another shape": (lambda d: d.update(edges_scores=torch.zeros(2, 2)), "tensors of shape"),
+    "neurons": (lambda d: d.update(neurons_in_graph=torch.zeros(2, 2)), "selects neurons"),
     "a score that is none": (lambda d: d["edges_scores"].__setitem__((0, 0), torch.nan), "finite number"),
-    "no width of the model": (lambda d: d.update(cfg=3), "does not say of which model"),
+    "no width of the model": (lambda d: d.update(cfg=3), "does not describe its model"),
 }
 
 
@@ -216,12 +218,15 @@ def test_a_damaged_pytorch_file_is_refused(scores, circuit, tmp_path, kind):
 
 
 JSON_DAMAGE = {
-    "an unknown edge": (lambda d: d["edges"].update({"a9.h0->logits": {"score": 1.0, "in_graph": True}}), "is no edge"),
+    "an unknown edge": (
+        lambda d: d["edges"].update({"a9.h0->logits": {"score": 1.0, "in_graph": True}}),
+        "has no edge",
+    ),
     "an edge without a score": (lambda d: d["edges"]["input->logits"].pop("score"), "KeyError"),
     "a score that is a word": (lambda d: d["edges"]["input->logits"].update(score="big"), "cannot be read"),
     "a score that is none": (lambda d: d["edges"]["input->logits"].update(score=float("nan")), "finite number"),
-    "neurons": (lambda d: d["nodes"]["m0"].update(neurons=[True]), "among neurons"),
-    "no layers": (lambda d: d["cfg"].pop("n_layers"), "does not say of which model"),
+    "neurons": (lambda d: d["nodes"]["m0"].update(neurons=[True]), "selects neurons"),
+    "no layers": (lambda d: d["cfg"].pop("n_layers"), "does not describe its model"),
     "a list for the edges": (lambda d: d.update(edges=[]), "scores of 0 edges"),
 }
 
@@ -274,7 +279,7 @@ def test_graphml_that_another_program_saved_comes_back(circuit, tmp_path):
 
 def test_graphml_of_something_else_is_refused(tmp_path):
     networkx.write_graphml(networkx.path_graph(3, networkx.DiGraph), tmp_path / "x.graphml")
-    with pytest.raises(InputError, match="no circuit of gradpath"):
+    with pytest.raises(InputError, match="not a circuit of gradpath"):
         formats.read(tmp_path / "x.graphml")
 
 
@@ -314,7 +319,7 @@ def test_a_table_without_the_models_shape_is_refused(tmp_path):
     (tmp_path / "x.csv").write_text("edge,score\ninput->logits,1\n")
     with pytest.raises(InputError, match="needs the columns"):
         formats.read(tmp_path / "x.csv")
-    with pytest.raises(InputError, match="does not say of which model"):
+    with pytest.raises(InputError, match="does not describe its model"):
         formats.from_pandas(pandas.DataFrame({"edge": ["input->logits"], "score": [1.0], "rank": [1]}))
 
 
@@ -326,11 +331,11 @@ def test_a_missing_package_is_named(circuit, monkeypatch, package, make):
 
 
 def test_what_does_not_fit_is_refused(scores, circuit, tmp_path):
-    with pytest.raises(InputError, match="choose edges from them"):
+    with pytest.raises(InputError, match="Select edges from them"):
         formats.write(scores, tmp_path / "x.graphml")
     with pytest.raises(InputError, match="scores of all edges cannot be made"):
         formats.write(circuit, tmp_path / "x.safetensors")
-    with pytest.raises(InputError, match="not chosen from these scores"):
+    with pytest.raises(InputError, match="not selected from these scores"):
         Content(replace(scores, values=scores.values + 1), circuit)
     with pytest.raises(InputError, match="of the same model"):
         Content(scores, select(Scores(Graph(1, 1), torch.zeros(3, 5)), 2))
@@ -357,3 +362,76 @@ def test_our_own_files_are_ours(scores, circuit, tmp_path):
     assert same_circuit(load_circuit(tmp_path / "x.json"), circuit)
     formats.write(scores, tmp_path / "x.safetensors")
     assert same_scores(load_scores(tmp_path / "x.safetensors"), scores)
+
+
+@pytest.fixture
+def span_scores(scores) -> Scores:
+    values = torch.stack([scores.values, 0.5 * scores.values.roll(1, 0) * scores.graph.mask])
+    spans = SpanScores(("subject", "end"), values, torch.tensor([[True, True], [False, True]]))
+    return Scores.of_spans(scores.graph, spans, {**ABOUT, "positions": "span"})
+
+
+def test_scores_at_spans_keep_them_in_our_own_format(span_scores, tmp_path):
+    span_scores.save(tmp_path / "scores.safetensors")
+    formats.write(formats.read(tmp_path / "scores.safetensors"), tmp_path / "again.safetensors")
+    back = formats.read(tmp_path / "again.safetensors").scores
+    assert same_scores(back, span_scores)
+    assert back.by_span.names == span_scores.by_span.names
+    assert torch.equal(back.by_span.values, span_scores.by_span.values)
+    assert torch.equal(back.by_span.reach, span_scores.by_span.reach)
+
+
+@pytest.mark.parametrize("name", CARRY_BOTH)
+def test_scores_at_spans_go_to_other_formats_as_their_sum(span_scores, tmp_path, name):
+    formats.write(span_scores, tmp_path / name)
+    back = formats.read(tmp_path / name).scores
+    assert back.by_span is None
+    assert torch.equal(back.values, span_scores.by_span.values.sum(0))
+    assert back.about == span_scores.about
+
+
+def test_scores_at_spans_are_converted_on_the_command_line(span_scores, tmp_path, capsys):
+    span_scores.save(tmp_path / "scores.safetensors")
+
+    def convert(out: str, *options: str) -> int:
+        with pytest.raises(SystemExit) as left:
+            main(["convert", str(tmp_path / "scores.safetensors"), str(tmp_path / out), *options])
+        return int(left.value.code or 0)
+
+    assert convert("out.csv") == 0
+    table = pandas.read_csv(tmp_path / "out.csv").set_index("edge").score
+    assert table["input->logits"] == pytest.approx(span_scores["input->logits"])
+    assert convert("circuit.json", "--edges", "20") == 0
+    assert load_circuit(tmp_path / "circuit.json").spans == ("subject", "end")
+    assert convert("circuit.csv", "--edges", "20") == 2
+    assert "edges at some positions of a prompt, which the format 'csv' cannot represent" in capsys.readouterr().err
+    assert convert("circuit.dot") == 1
+    assert not (tmp_path / "circuit.dot").exists()
+
+
+def test_a_circuit_at_spans_is_held_against_the_scores_at_spans(span_scores):
+    circuit = select(span_scores, 20)
+    assert circuit.spans
+    assert Content(span_scores, circuit).circuit is circuit
+    with pytest.raises(InputError, match="not selected from these scores"):
+        Content(span_scores, replace(circuit, span=1 - circuit.span))
+    with pytest.raises(InputError, match="not selected from these scores"):
+        Content(replace(span_scores, by_span=None), circuit)
+
+
+def test_a_package_can_add_a_format_whose_name_is_free(circuit, tmp_path):
+    def save(content: Content, file: Path, d_model: int | None) -> None:
+        file.write_text("\n".join(content.need_circuit().edges))
+
+    def load(file: Path) -> Content:
+        return Content(circuit=circuit_by_names(circuit.graph, [(x, 1.0) for x in file.read_text().split()], {}))
+
+    entry = formats.Format(".edges.json", "Edges, one on a line.", save, load)
+    with pytest.raises(UsageError, match="there is already a format 'csv'"):
+        formats.FORMATS.add("csv", entry, owner="a package")
+    formats.FORMATS.add("edges", entry, owner="a package")
+    try:
+        formats.write(circuit, tmp_path / "x.edges.json")
+        assert formats.read(tmp_path / "x.edges.json").circuit.edges == circuit.edges
+    finally:
+        formats.FORMATS.remove("edges")

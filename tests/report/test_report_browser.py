@@ -278,7 +278,7 @@ def test_circuit_selected_elsewhere_is_shown_as_found(visit: Visit, make: Maker)
     scores = make.scores(6, 5)
     found = select(scores, 100, how="greedy", prune=False)
     report = make.report(scores, edges=100, how="saved", pruned=False)
-    report = Report("t", "m", "t", [MethodRun(scores, found=found)], report.chosen)
+    report = Report("t", "m", "t", [MethodRun(scores, circuit=found)], report.chosen)
     page = visit.open(report)
     assert edges_shown(page) == found.edges
     ask(page, how="top")
@@ -291,7 +291,7 @@ def test_circuit_selected_elsewhere_has_the_points_of_its_own_way(visit: Visit, 
     selection = {**circuit.about["selection"], "how": "balanced", "edges_asked": 120}
     found = replace(circuit, about={**circuit.about, "selection": selection})
     curve = [CurvePoint("balanced", 120, len(found), 0.93, 0.9, 0.97, 0.2)]
-    runs = [MethodRun(scores, [*make.curve(scores.graph.n_edges), *curve], found=found)]
+    runs = [MethodRun(scores, [*make.curve(scores.graph.n_edges), *curve], circuit=found)]
     page = visit.open(Report("t", "m", "t", runs, Chosen(len(found), "saved")))
     assert page.locator("#hows span").all_inner_texts() == ["Top", "Greedy", "Signed", "Balanced"]
     assert page.inner_text("#faithfulness") == "93%"

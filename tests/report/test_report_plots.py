@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import matplotlib as mpl
 import pytest
@@ -13,7 +14,8 @@ from making import Maker
 from gradpath.errors import InputError
 from gradpath.evaluation.evaluate import Result
 from gradpath.report.cards import circuit_card, result_card, scores_card
-from gradpath.report.plots import plot_circuit, plot_result, plot_scores
+from gradpath.report.plots import edges_read, plot_circuit, plot_result, plot_scores, write_spans
+from gradpath.scores import Scores, SpanScores
 from gradpath.selection import select
 
 
@@ -88,3 +90,25 @@ def test_cards_escape_names(make: Maker) -> None:
 def test_card_of_an_empty_circuit_is_shown(make: Maker) -> None:
     circuit = select(make.scores(), 30)
     assert "Circuit of 0 edges" in circuit_card(replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0]))
+
+
+def test_the_figure_of_positions_is_the_same_every_time(make: Maker, tmp_path: Path) -> None:
+    scores = make.scores()
+    values = torch.stack([scores.values, -2 * scores.values])
+    spans = SpanScores(("subject", "end"), values, torch.ones(2, 2).bool())
+    circuit = select(Scores.of_spans(scores.graph, spans, scores.about), 60)
+    pngs, svgs = zip(*(write_spans(circuit, tmp_path / name) for name in ("a", "b")), strict=True)
+    assert [file.name for file in (pngs[0], svgs[0])] == ["positions.png", "positions.svg"]
+    assert pngs[0].read_bytes() == pngs[1].read_bytes()
+    assert svgs[0].read_text() == svgs[1].read_text()
+    assert ">queries</text>" in svgs[0].read_text()
+
+
+def test_edges_at_spans_are_counted_by_what_they_feed(make: Maker) -> None:
+    scores = make.scores()
+    everything = SpanScores(("one",), torch.ones_like(scores.values)[None], torch.ones(1, 1).bool())
+    circuit = select(Scores.of_spans(scores.graph, everything, {}), scores.graph.n_edges)
+    counts = edges_read(circuit)
+    assert counts.shape == (4, 1, 3)
+    assert int(counts.sum()) == scores.graph.n_edges - scores.graph.n_sources  # those into logits are left out
+    assert counts[:, 0, 0].tolist() == [4, 4, 4, 5]

@@ -1,8 +1,8 @@
-"""The command line: one file per verb, each loaded when it is called, so that help is quick.
+"""The command line: one file per command, each imported when it is called, so that help is quick.
 
-The result goes to stdout, progress and notices to stderr. Exit 0 is done, 1 failed, 2 wrong usage, 130
-stopped by Ctrl-C, 143 by SIGTERM. An error is one sentence; ``GRADPATH_DEBUG=1`` adds the traceback. Of
-several processes (``ranks``) the first says what all know.
+Results go to stdout, progress and notices to stderr. The exit code is 0 for success, 1 for a failure, 2 for
+wrong usage, 130 after Ctrl-C and 143 after SIGTERM. An error is one sentence; ``GRADPATH_DEBUG=1`` adds the
+traceback. In a distributed run the first process prints the errors that all processes share.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from gradpath.runtime import distributed
 VERBS = {
     "find": "Score every edge, select a circuit and measure it.",
     "eval": "Measure a saved circuit again.",
-    "show": "Draw a saved circuit: a page, a figure, or another format.",
-    "curve": "Faithfulness against sparsity, for several methods.",
-    "convert": "Scores and circuits to and from other tools' formats.",
-    "reproduce": "A table or figure of the paper, on any model.",
-    "check": "Is a model computed right? A verdict before you believe us.",
+    "show": "Draw a saved circuit as a page, a figure or a graph file.",
+    "curve": "Measure faithfulness against sparsity, for several methods.",
+    "convert": "Convert scores and circuits to and from other tools' formats.",
+    "reproduce": "Reproduce a table or figure of the paper, on any model.",
+    "check": "Check that gradpath computes a model correctly.",
     "ls": "List models, tasks, methods, selections and formats.",
 }
 
 
 class Verbs(click.Group):
-    """A group whose commands are imported on use; their one-line help is known without."""
+    """A group that imports a command only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -44,8 +44,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             raise unknown("command", name, VERBS)
-        module = importlib.import_module(f"gradpath.cli.{name}")
-        command: click.Command = module.command
+        command: click.Command = importlib.import_module(f"gradpath.cli.{name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -66,54 +65,60 @@ def gradpath() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command and leave with its exit code; nobody should ever meet a bare traceback."""
+    """Run a command and exit with its code. Every failure ends in one sentence on stderr.
+
+    Args:
+        arguments: The words after ``gradpath``; those of the process by default.
+    """
     try:
-        with _terminating():
+        with _sigterm_as_exception():
             gradpath.main(arguments, prog_name="gradpath", standalone_mode=False)
         code = 0
-    except click.exceptions.Exit as leave:
-        code = leave.exit_code
+    except click.exceptions.Exit as problem:
+        code = problem.exit_code
     except click.ClickException as problem:
-        _say(problem.format_message() + _help_hint(problem), known_to_all=True)
+        context = getattr(problem, "ctx", None)
+        hint = "" if context is None else f" See {context.command_path} --help."
+        _print_error(problem.format_message() + hint, shared=True)
         code = problem.exit_code
     except GradpathError as problem:
-        _say(str(problem), known_to_all=problem.shared or isinstance(problem, UsageError))
+        _print_error(str(problem), shared=problem.shared or isinstance(problem, UsageError))
         code = problem.exit_code
     except (KeyboardInterrupt, click.Abort):
-        _say(f"stopped by the user; {KEPT}", known_to_all=True)
+        _print_error(f"stopped by the user; {_CONTINUE}", shared=True)
         code = 128 + signal.SIGINT
     except Terminated:
-        why = " (as torchrun does when another process of the run has ended)" if distributed.world() > 1 else ""
-        _say(f"stopped by SIGTERM{why}; {KEPT}", known_to_all=False)
+        reason = " (as torchrun does when another process of the run has ended)" if distributed.world() > 1 else ""
+        _print_error(f"stopped by SIGTERM{reason}; {_CONTINUE}")
         code = 128 + signal.SIGTERM
-    except BrokenPipeError:  # whoever read our output has gone: nothing is left to say
-        _drop_output()
+    except BrokenPipeError:  # the reader of our output has closed it
+        _discard_output()
         code = 1
     except OSError as problem:
-        _drop_output()
+        _discard_output()
         where = f" ({problem.filename})" if problem.filename else ""
-        _say(f"the system refused to go on: {problem.strerror or problem}{where}. Free what it lacks.")
+        _print_error(f"the operating system reported: {problem.strerror or problem}{where}. Fix that and run it again.")
         code = 1
     except Exception as problem:
-        shared = getattr(problem, "shared", False)
-        bug = f"this is a bug, {type(problem).__name__}: {problem}. Report what GRADPATH_DEBUG=1 shows."
-        _say(bug, known_to_all=shared)
+        message = f"this is a bug, {type(problem).__name__}: {problem}. Report it with the output of GRADPATH_DEBUG=1."
+        _print_error(message, shared=getattr(problem, "shared", False))
         code = 1
     sys.exit(code)
 
 
-KEPT = "nothing was half written; curve and reproduce with --out go on where they were."
+_CONTINUE = "no file is half written; curve and reproduce with --out continue where they stopped."
 
 
 class Terminated(BaseException):
-    """SIGTERM has come: what is open is closed on the way out, as for Ctrl-C."""
+    """SIGTERM was received. Open files and locks are closed on the way out, as for Ctrl-C."""
 
 
 @contextmanager
-def _terminating() -> Iterator[None]:
-    """Turn SIGTERM, which a scheduler sends before it kills, into an exception for as long as this lasts."""
+def _sigterm_as_exception() -> Iterator[None]:
+    """Raise ``Terminated`` at the first SIGTERM, which schedulers send before they kill; ignore further ones."""
 
     def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
     if threading.current_thread() is not threading.main_thread():
@@ -126,25 +131,16 @@ def _terminating() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _drop_output() -> None:
-    """Nothing more can be written to stdout: what its buffer holds must not fail once more at the end."""
+def _discard_output() -> None:
+    """Point stdout to nowhere, so that flushing its buffer at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _say(message: str, *, known_to_all: bool = False) -> None:
-    """One sentence on stderr; what every process of a run would say is said by the first."""
+def _print_error(message: str, *, shared: bool = False) -> None:
+    """Print one sentence to stderr; an error that all processes share is printed by the first alone."""
     if os.environ.get("GRADPATH_DEBUG"):
         traceback.print_exc()
-    if distributed.rank() and known_to_all:
-        return
-    who = (
-        f" (process {distributed.rank()} of {distributed.world()})"
-        if distributed.world() > 1 and not known_to_all
-        else ""
-    )
-    click.echo(f"gradpath{who}: {' '.join(message.split())}", err=True)
-
-
-def _help_hint(problem: click.ClickException) -> str:
-    context = getattr(problem, "ctx", None)
-    return f" See {context.command_path} --help." if context is not None else ""
+    rank, world = distributed.rank(), distributed.world()
+    if rank == 0 or not shared:
+        process = "" if shared or world == 1 else f" (process {rank} of {world})"
+        click.echo(f"gradpath{process}: {' '.join(message.split())}", err=True)

@@ -1,141 +1,176 @@
-"""Other tools' files: scores and circuits to and from them, one file of this package for each.
+"""Files of other tools: read and write scores and circuits, one module per tool.
 
 >>> sorted(FORMATS)
 ['circuit', 'csv', 'dot', 'eap-ig', 'eap-ig-pt', 'graphml', 'scores']
 
 In Python::
 
-    content = formats.read("importances.json")        # .scores, .circuit: what the file has of them
+    content = formats.read("importances.json")        # content.scores and content.circuit, if the file has them
     formats.write(content, "circuit.graphml")         # the format by the name, or to="graphml"
     circuit.to_networkx(), circuit.to_pandas(), scores.to_pandas()
 
-A file of one format read and written as another keeps all that the other has a place for, and what gradpath
-knows besides goes along where the format allows notes. What does not fit at all (scores of all edges into a
-drawing, say) is refused.
+What a format has no place for is stored as notes, where it allows them, and restored on reading. Scores that are
+split by span are written as their sum over the prompt, except by ``scores``. Content that a format cannot
+represent, such as scores of all edges in a drawing, is refused.
+
+Packages add a format with ``FORMATS.add("name", Format(".suffix", "What it is.", write, read), owner="package")``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradpath.circuit import Circuit, load_circuit
-from gradpath.errors import InputError, UsageError, reason, unknown
+from gradpath.errors import InputError, UsageError, reason
 from gradpath.formats.content import Content
 from gradpath.formats.eap_ig import eap_ig_bytes, eap_ig_content, eap_ig_text, is_eap_ig, read_eap_ig_pt
 from gradpath.formats.graphs import dot, from_networkx, graphml, read_graphml, to_networkx
-from gradpath.formats.table import as_content, csv_text, from_pandas, read_csv, to_pandas
+from gradpath.formats.table import csv_text, from_pandas, read_csv, to_pandas
+from gradpath.registry import Registry
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores, load_scores
 
-__all__ = ["FORMATS", "Content", "from_networkx", "from_pandas", "read", "to_networkx", "to_pandas", "write"]
+__all__ = ["FORMATS", "Content", "Format", "from_networkx", "from_pandas", "read", "to_networkx", "to_pandas", "write"]
 
-# What parsers of other people raise when a file is not what it should be.
+# What other people's parsers raise on damaged files.
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file: how its name ends, what it holds, and how it is read and written."""
+    """A kind of file.
+
+    Args:
+        suffix: How the names of its files end. Of several formats, the longest suffix that fits counts.
+        about: One sentence for ``gradpath ls formats``.
+        write: A function of the content, the file to write, and the model's width if the user gave it.
+        read: A function of the file; None if the format can only be written.
+        spans: Whether it can represent a circuit with edges at spans.
+    """
 
     suffix: str
     about: str
     write: Callable[[Content, Path, int | None], None]
     read: Callable[[Path], Content] | None = None
+    spans: bool = False
+
+
+FORMATS = Registry[Format]("format")
 
 
 def read(file: str | Path) -> Content:
-    """The scores and the circuit in a file, by its suffix; JSON by what is in it."""
+    """Read scores, a circuit or both.
+
+    Args:
+        file: A file whose suffix says its format. JSON is recognised by its content.
+
+    Returns:
+        ``content.scores`` and ``content.circuit``, each None if the file does not have it.
+    """
     path = Path(file)
-    reader = next((x.read for x in FORMATS.values() if x.read and path.name.lower().endswith(x.suffix)), None)
+    name = _by_suffix(path, {name: entry for name, entry in FORMATS.items() if entry.read})
+    reader = None if name is None else FORMATS[name].read
     if reader is None:
-        known = ", ".join(dict.fromkeys(x.suffix.rpartition(".")[2] for x in FORMATS.values() if x.read))
-        raise UsageError(f"{path.name} is in no format that can be read. Known, by the suffix: {known}.")
+        known = ", ".join(dict.fromkeys(entry.suffix for entry in FORMATS.values() if entry.read))
+        raise UsageError(f"{path.name} has no format that can be read. Known, by the suffix: {known}.")
     try:
         return reader(path)
     except FileNotFoundError:
         raise InputError(f"there is no file {file}.") from None
     except InputError as problem:
-        told = str(problem)
-        raise InputError(told if str(file) in told else f"{file} cannot be used: {told}") from None
+        message = str(problem)
+        raise InputError(message if str(file) in message else f"{file} cannot be used: {message}") from None
     except _DAMAGED as problem:
         raise InputError(f"{file} cannot be read ({reason(problem)}). It may be cut off or edited by hand.") from None
 
 
 def write(
-    what: Content | Scores | Circuit, file: str | Path, to: str | None = None, *, d_model: int | None = None
+    content: Content | Scores | Circuit, file: str | Path, to: str | None = None, *, d_model: int | None = None
 ) -> None:
-    """Write scores, a circuit or both in the format ``to``, or in that of the file's name."""
-    path, content = Path(file), as_content(what)
+    """Write scores, a circuit or both.
+
+    Args:
+        content: Scores, a circuit, or ``Content(scores, circuit)``.
+        file: The file to write.
+        to: The name of the format (``gradpath ls formats``); by default that of the file's suffix.
+        d_model: The model's width, for files of the EAP-IG library, if the content does not record it.
+    """
+    path, content = Path(file), Content.of(content)
     name = format_of(path, to)
-    if content.circuit is not None and content.circuit.spans and name != "circuit":
+    if content.circuit is not None and content.circuit.spans and not FORMATS[name].spans:
         raise UsageError(
-            f"the circuit has edges at some positions of a prompt, which {name!r} cannot say. Write "
-            "circuit.anywhere(), which has the edges wherever they are."
+            f"the circuit has edges at some positions of a prompt, which the format {name!r} cannot represent. Save "
+            "it as .json, or in Python write circuit.anywhere(), which has each edge once for all positions."
         )
     FORMATS[name].write(content, path, d_model)
 
 
 def format_of(file: Path, to: str | None = None) -> str:
-    """The format that was asked for, or that the file's name ends in: the longest suffix that fits."""
+    """The name of the format to write: ``to``, or that of the file's suffix."""
     if to is not None:
-        if to not in FORMATS:
-            raise unknown("format", to, FORMATS)
-        return to
-    fits = [name for name, x in FORMATS.items() if file.name.lower().endswith(x.suffix)]
-    if not fits:
-        known = ", ".join(f"{x.suffix} ({name})" for name, x in FORMATS.items())
-        raise UsageError(f"{file.name} names no format that can be written. Known: {known}.")
-    return max(fits, key=lambda name: len(FORMATS[name].suffix))
+        FORMATS.find(to)
+    name = to or _by_suffix(file, FORMATS)
+    if name is None:
+        known = ", ".join(f"{entry.suffix} ({name})" for name, entry in FORMATS.items())
+        raise UsageError(f"{file.name} has no suffix of a format that can be written. Known: {known}.")
+    return name
+
+
+def _by_suffix(file: Path, formats: Mapping[str, Format]) -> str | None:
+    """The format with the longest suffix that the file's name ends in."""
+    names = [name for name, entry in formats.items() if file.name.lower().endswith(entry.suffix)]
+    return max(names, key=lambda name: len(formats[name].suffix), default=None)
 
 
 def _read_json(file: Path) -> Content:
     content: Any = json.loads(file.read_text(encoding="utf-8"))
-    if is_eap_ig(content):
-        return eap_ig_content(content)
-    return Content(circuit=load_circuit(file))
+    return eap_ig_content(content) if is_eap_ig(content) else Content(circuit=load_circuit(file))
 
 
-def _text(made: Callable[[Circuit], str]) -> Callable[[Content, Path, int | None], None]:
-    return lambda content, file, _: write_atomically(file, made(content.need_circuit()))
-
-
-FORMATS = {
+_BUILT_IN = {
     "circuit": Format(
-        ".json", "A circuit of gradpath.", lambda content, file, _: content.need_circuit().save(file), _read_json
+        ".json", "A circuit of gradpath.", lambda x, file, _: x.need_circuit().save(file), _read_json, spans=True
     ),
     "scores": Format(
         ".safetensors",
         "Scores of gradpath.",
-        lambda content, file, _: content.need_scores().save(file),
-        lambda file: Content(scores=load_scores(file)),
+        lambda x, file, _: x.need_scores().save(file),
+        lambda file: Content(load_scores(file)),
+        spans=True,
     ),
     "eap-ig": Format(
         ".eap-ig.json",
         "A Graph of the EAP-IG library as JSON, also a submission to MIB: scores and a circuit.",
-        lambda content, file, d_model: write_atomically(file, eap_ig_text(content, d_model)),
+        lambda x, file, d_model: write_atomically(file, eap_ig_text(x, d_model)),
         _read_json,
     ),
     "eap-ig-pt": Format(
         ".pt",
         "A Graph of the EAP-IG library as tensors, read without running code: scores and a circuit.",
-        lambda content, file, d_model: write_atomically(file, eap_ig_bytes(content, d_model)),
+        lambda x, file, d_model: write_atomically(file, eap_ig_bytes(x, d_model)),
         read_eap_ig_pt,
     ),
     "graphml": Format(
         ".graphml",
         "A circuit for Gephi, yEd and networkx.",
-        _text(graphml),
+        lambda x, file, _: write_atomically(file, graphml(x.need_circuit())),
         lambda file: Content(circuit=read_graphml(file)),
     ),
-    "dot": Format(".dot", "A circuit for Graphviz; written only.", _text(dot)),
+    "dot": Format(
+        ".dot",
+        "A circuit for Graphviz; written only.",
+        lambda x, file, _: write_atomically(file, dot(x.need_circuit())),
+    ),
     "csv": Format(
         ".csv",
         "A table of edges: scores, a circuit or both.",
-        lambda content, file, _: write_atomically(file, csv_text(content)),
+        lambda x, file, _: write_atomically(file, csv_text(x)),
         read_csv,
     ),
 }
+for _name, _entry in _BUILT_IN.items():
+    FORMATS.add(_name, _entry, __name__)

@@ -1,10 +1,10 @@
-"""What a file can hold: the scores of all edges, a circuit, or both."""
+"""``Content``: what a file can hold. And what the formats share: notes, and checks of what a file claims."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from gradpath.scores import Scores
 
 @dataclass(frozen=True)
 class Content:
-    """Scores, a circuit, or both, of one model."""
+    """The scores of all edges, a circuit, or both, of one model."""
 
     scores: Scores | None = None
     circuit: Circuit | None = None
@@ -29,10 +29,21 @@ class Content:
                 "a file holds scores or a circuit, or both of the same model: "
                 + (f"got those of {' and '.join(map(str, graphs))}." if graphs else "got neither.")
             )
-        if self.scores is not None and self.circuit is not None:
-            source, target = self.circuit.index.T
-            if not torch.equal(self.scores.values.cpu()[source, target], self.circuit.scores.cpu()):
-                raise InputError("the circuit was not chosen from these scores: its edges have others.")
+        if self.scores is None or self.circuit is None:
+            return
+        index, spans = self.circuit.index.T, self.scores.by_span
+        values = self.scores.values.cpu()[*index]
+        if self.circuit.span is not None and spans is not None and spans.names == self.circuit.spans:
+            values = spans.values.cpu()[self.circuit.span, *index]
+        if not torch.equal(values, self.circuit.scores.cpu()):
+            raise InputError("the circuit was not selected from these scores: its edges have other scores.")
+
+    @classmethod
+    def of(cls, content: Content | Scores | Circuit) -> Content:
+        """Scores or a circuit alone, as content."""
+        if isinstance(content, Content):
+            return content
+        return cls(scores=content) if isinstance(content, Scores) else cls(circuit=content)
 
     @property
     def graph(self) -> Graph:
@@ -40,66 +51,64 @@ class Content:
         assert part is not None
         return part.graph
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """How scores and circuit were made, for the notes of a file."""
+        parts = {"scores": self.scores, "circuit": self.circuit}
+        return {name: None if part is None else dict(part.about) for name, part in parts.items()}
+
     def need_scores(self) -> Scores:
+        """The scores, or an error if there are none."""
         if self.scores is None:
             raise InputError(
-                "this is a circuit, which has scores of its own edges alone: scores of all edges cannot be "
-                "made from it. Give the scores.safetensors of its find."
+                "this is a circuit, which has scores only for its own edges: scores of all edges cannot be made "
+                "from it. Give the scores.safetensors of its find."
             )
         return self.scores
 
     def need_circuit(self) -> Circuit:
+        """The circuit, or an error if there is none."""
         if self.circuit is None:
             raise InputError(
-                "these are scores of all edges and no circuit: choose edges from them with --edges N, or in "
+                "these are scores of all edges, without a circuit. Select edges from them with --edges N, or in "
                 "Python with gradpath.select."
             )
         return self.circuit
 
 
-def notes(content: Content) -> dict[str, Any]:
-    """What makes the numbers ours again: the graph, and where scores and circuit come from."""
-    scores, circuit = content.scores, content.circuit
-    return {
-        "graph": asdict(content.graph),
-        "scores": None if scores is None else dict(scores.about),
-        "circuit": None if circuit is None else dict(circuit.about),
-    }
-
-
-def graph_in(facts: Any, what: str) -> Graph:
-    """The graph that a file's notes name; the edges' names do not say which model they are of."""
+def graph_in(shape: Any, what: str) -> Graph:
+    """The graph that a file's notes describe; ``what`` names the file in errors."""
     try:
-        return graph_from_json(facts)
+        return graph_from_json(shape)
     except InputError as problem:
         raise InputError(
-            f"{what} does not say of which model it is: {problem} It needs n_layers, n_heads and parallel, "
-            "as gradpath writes them."
+            f"{what} does not describe its model: {problem} It needs n_layers, n_heads and parallel, as gradpath "
+            "writes them."
         ) from None
 
 
 def check_named(graph: Graph, n_edges: int) -> None:
-    """Scores of all edges take room for all: a file has to name at least some of them to be worth it."""
+    """Refuse scores of few edges for a large model, before memory for all of its edges is allocated."""
     if n_edges * 100 < graph.n_edges:
         raise InputError(
-            f"it has scores of {n_edges:,} edges, and the model that it names has {graph.n_edges:,}. It is "
-            "cut off, or of another model."
+            f"it has scores of {n_edges:,} edges, but its model has {graph.n_edges:,}. It is cut off, or of "
+            "another model."
         )
 
 
 def parsed(text: Any, what: str) -> dict[str, Any]:
-    """A JSON object that stands inside another file."""
+    """The notes of gradpath inside a file, a JSON object."""
     try:
-        found = json.loads(text)
+        notes = json.loads(text)
     except (TypeError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        notes = None
+    if not isinstance(notes, dict):
         raise InputError(f"{what} has no notes of gradpath that can be read. Make it again with gradpath.")
-    return found
+    return notes
 
 
 def optional(package: str, purpose: str) -> Any:
-    """A package that only some formats need."""
+    """Import a package that only some formats need."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError:

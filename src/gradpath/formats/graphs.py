@@ -1,16 +1,12 @@
-"""A circuit as a directed graph of networkx, and back.
+"""A circuit as a graph: in networkx, GraphML and DOT.
 
-A head can read the same node through q, k and v, so the graph is a ``MultiDiGraph`` (which is a ``DiGraph``);
-an edge's key is what it feeds: q, k, v, mlp or logits. The edges carry ``name``, ``feeds``, ``score`` and
-``rank``; the nodes ``kind``, ``layer`` and a position to draw them at; the graph its shape and, as JSON, what
-the circuit's ``about`` says. All values are plain, so networkx can write them in any of its own formats.
+A head can read the same node through q, k and v, so the networkx graph is a ``MultiDiGraph`` (a subclass of
+``DiGraph``), and the key of an edge is the kind of its target: q, k, v, mlp or logits. Edges have ``name``,
+``feeds``, ``score`` and ``rank``, nodes ``kind``, ``layer`` and a position; the graph has the model's shape and, as
+JSON, the circuit's ``about``. All values are plain, so networkx can write them in any format.
 
-A circuit in DOT, Graphviz's language: a layer is a rank, a negative score is dashed.
-
-Written only: a DOT file is what a picture is made from. The ``id`` and the ``score`` of every edge, in the
-order of the circuit, give it in full to whoever parses it.
-
-A circuit in GraphML, for Gephi, yEd and everything else that reads it. networkx does the work.
+GraphML is that graph, for Gephi and yEd. DOT is for Graphviz and can only be written: a layer is a rank, and edges
+with a negative score are dashed. Every edge has its name (``id``) and its ``score`` in full, in the circuit's order.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections import defaultdict
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import ParseError
@@ -33,26 +28,25 @@ from gradpath.graph import kind, node_of
 def to_networkx(circuit: Circuit) -> Any:
     """The circuit as a ``networkx.MultiDiGraph``."""
     networkx = optional("networkx", "a graph of networkx")
-    graph = networkx.MultiDiGraph(**asdict(circuit.graph), about=json.dumps(dict(circuit.about)))
+    graph = networkx.MultiDiGraph(**circuit.graph.to_json(), about=json.dumps(dict(circuit.about)))
     for name in circuit.nodes:
         x, y = position(circuit.graph, name)
-        what = name if name in ("input", "logits") else "mlp" if name.startswith("m") else "head"
-        graph.add_node(name, kind=what, layer=circuit.graph.layer_of(name), x=x, y=y)
+        node_kind = name if name in ("input", "logits") else "mlp" if name.startswith("m") else "head"
+        graph.add_node(name, kind=node_kind, layer=circuit.graph.layer_of(name), x=x, y=y)
     for rank, (source, target, score) in enumerate(circuit.named_edges(), 1):
         feeds = kind(target)
-        facts = {"name": f"{source}->{target}", "feeds": feeds, "score": score, "rank": rank}
-        graph.add_edge(source, node_of(target), key=feeds, **facts)
+        name = f"{source}->{target}"
+        graph.add_edge(source, node_of(target), key=feeds, name=name, feeds=feeds, score=score, rank=rank)
     return graph
 
 
 def from_networkx(graph: Any, what: str = "the graph") -> Circuit:
-    """The circuit that ``to_networkx`` made a graph of."""
-    edges = [facts for _, _, facts in graph.edges(data=True)]
+    """The circuit of a graph that ``to_networkx`` made; ``what`` names the graph in errors."""
     try:
-        edges.sort(key=lambda facts: facts["rank"])
-        named = [(facts["name"], facts["score"]) for facts in edges]
+        edges = sorted((data for _, _, data in graph.edges(data=True)), key=lambda data: data["rank"])
+        named = [(data["name"], data["score"]) for data in edges]
     except (KeyError, TypeError):
-        raise InputError(f"{what} is no circuit of gradpath: every edge needs a name, a score and a rank.") from None
+        raise InputError(f"{what} is not a circuit of gradpath: each edge needs a name, a score and a rank.") from None
     return circuit_by_names(graph_in(graph.graph, what), named, parsed(graph.graph.get("about"), what))
 
 
@@ -90,10 +84,10 @@ def graphml(circuit: Circuit) -> str:
 
 
 def read_graphml(file: Path) -> Circuit:
-    """The circuit in a GraphML file of ours, whichever program has saved it since."""
+    """The circuit in a GraphML file that gradpath wrote, also if another program saved it since."""
     networkx = optional("networkx", "GraphML")
     try:
-        with warnings.catch_warnings():  # of what it makes of a damaged file; all of it is checked below
+        with warnings.catch_warnings():  # about damaged files; everything is checked below
             warnings.simplefilter("ignore")
             graph = networkx.read_graphml(file)
     except (ParseError, networkx.NetworkXError, KeyError, ValueError) as problem:

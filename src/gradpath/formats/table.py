@@ -1,10 +1,9 @@
-"""Edges as a table: in pandas, or as CSV.
+"""Edges as a table, in pandas or as CSV.
 
-The columns are ``edge``, ``source``, ``target``, ``score`` and ``rank``. Of scores, there is a row for every
-edge of the model; of a circuit, one for each of its edges, in order. ``rank`` is an edge's place in the
-circuit, from 1, and empty outside of it. What else belongs to them (the model's shape, how they were made) is
-in ``table.attrs`` in pandas, and in the first row of the column ``gradpath`` in CSV: so any program can read
-the file, and nothing is lost.
+The columns are ``edge``, ``source``, ``target``, ``score`` and ``rank``. Scores have a row for every edge of the
+model, a circuit one for each of its edges, in order. ``rank`` is an edge's rank in the circuit, from 1, and empty
+outside it. The model's shape and how scores and circuit were made are in ``table.attrs`` in pandas, and in the
+first row of the column ``gradpath`` in CSV, so any program can read the file and nothing is lost.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +20,30 @@ import torch
 
 from gradpath.circuit import Circuit, circuit_by_names
 from gradpath.errors import InputError
-from gradpath.formats.content import Content, check_named, graph_in, notes, optional, parsed
+from gradpath.formats.content import Content, check_named, graph_in, optional, parsed
 from gradpath.scores import Scores, checked_about
 
 COLUMNS = ("edge", "source", "target", "score", "rank")
 NOTES = "gradpath"
 
 
-def to_pandas(what: Scores | Circuit | Content) -> Any:
-    """Scores or a circuit as a ``pandas.DataFrame``."""
+def to_pandas(content: Scores | Circuit | Content) -> Any:
+    """Scores, a circuit or both as a ``pandas.DataFrame``."""
     pandas = optional("pandas", "a table of pandas")
-    content = as_content(what)
+    content = Content.of(content)
     table = pandas.DataFrame(list(_rows(content)), columns=list(COLUMNS))
     table = table.astype({"score": "float64", "rank": "Int64"})
-    table.attrs[NOTES] = notes(content)
+    table.attrs[NOTES] = _notes(content)
     return table
 
 
 def from_pandas(table: Any) -> Content:
-    """What ``to_pandas`` made a table of."""
+    """The content of a table that ``to_pandas`` made."""
     column = table["rank"]
-    ranks = [None if outside else int(rank) for rank, outside in zip(column, column.isna(), strict=True)]
-    rows = zip(table["edge"], table["score"], ranks, strict=True)
-    return _content(rows, table.attrs.get(NOTES, {}), "the table")
+    ranks = [None if is_empty else int(rank) for rank, is_empty in zip(column, column.isna(), strict=True)]
+    return _content(
+        list(zip(table["edge"], table["score"], ranks, strict=True)), table.attrs.get(NOTES, {}), "the table"
+    )
 
 
 def csv_text(content: Content) -> str:
@@ -50,21 +51,18 @@ def csv_text(content: Content) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*COLUMNS, NOTES])
-    told = json.dumps(notes(content))
-    for row in _rows(content):
-        writer.writerow([*row, told])
-        told = ""
-    if told:  # no edge at all
-        writer.writerow([""] * len(COLUMNS) + [told])
+    rows = list(_rows(content)) or [("",) * len(COLUMNS)]
+    writer.writerow([*rows[0], json.dumps(_notes(content))])
+    writer.writerows([*row, ""] for row in rows[1:])
     return out.getvalue()
 
 
 def read_csv(file: Path) -> Content:
-    """What ``csv_text`` wrote."""
+    """The content of a file that ``csv_text`` made."""
     try:
         with file.open(encoding="utf-8", newline="") as opened:
             lines = list(csv.DictReader(opened))
-        told = parsed(lines[0][NOTES], str(file)) if lines else {}
+        notes = parsed(lines[0][NOTES], str(file)) if lines else {}
         rows = [
             (line["edge"], float(line["score"]), int(line["rank"]) if line["rank"] else None)
             for line in lines
@@ -75,41 +73,41 @@ def read_csv(file: Path) -> Content:
             f"{file} cannot be read as a table of edges ({type(problem).__name__}: {problem}). It needs the "
             f"columns {', '.join(COLUMNS)} and {NOTES}, as gradpath writes them."
         ) from None
-    return _content(rows, told, str(file))
+    return _content(rows, notes, str(file))
 
 
-def as_content(what: Scores | Circuit | Content) -> Content:
-    if isinstance(what, Content):
-        return what
-    return Content(scores=what) if isinstance(what, Scores) else Content(circuit=what)
+def _notes(content: Content) -> dict[str, Any]:
+    return {"graph": content.graph.to_json(), **content.about}
 
 
 def _rows(content: Content) -> Iterator[tuple[Any, ...]]:
     """All edges that have a score here, as rows of the table."""
     graph, circuit = content.graph, content.circuit
-    places = {} if circuit is None else {pair: i for i, pair in enumerate(map(tuple, circuit.index.tolist()), 1)}
+    ranks = {} if circuit is None else {pair: i for i, pair in enumerate(map(tuple, circuit.index.tolist()), 1)}
     if content.scores is None:
         assert circuit is not None
-        scored = zip(circuit.index.tolist(), circuit.scores.tolist(), strict=True)
+        index, scores = circuit.index, circuit.scores
     else:
-        edges = graph.mask.nonzero()
-        values = content.scores.values.cpu()[edges[:, 0], edges[:, 1]]
-        scored = zip(edges.tolist(), values.tolist(), strict=True)
-    for (source, target), score in scored:
+        index = graph.mask.nonzero()
+        scores = content.scores.values.cpu()[*index.T]
+    for (source, target), score in zip(index.tolist(), scores.tolist(), strict=True):
         ends = graph.sources[source], graph.targets[target]
-        yield "->".join(ends), *ends, score, places.get((source, target))
+        yield "->".join(ends), *ends, score, ranks.get((source, target))
 
 
-def _content(rows: Iterable[tuple[str, float, int | None]], told: Mapping[str, Any], what: str) -> Content:
-    graph, rows = graph_in(told.get("graph", {}), what), list(rows)
-    scores = circuit = None
-    if told.get("scores") is not None:
+def _content(rows: Sequence[tuple[str, float, int | None]], notes: Mapping[str, Any], what: str) -> Content:
+    graph = graph_in(notes.get("graph", {}), what)
+    if notes.get("scores") is not None:
         check_named(graph, len(rows))
-        whole = circuit_by_names(graph, [(edge, score) for edge, score, _ in rows], {})
+    listed = circuit_by_names(graph, [row[:2] for row in rows], {})
+    scores = circuit = None
+    if notes.get("scores") is not None:
         values = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float32, device="cpu")
-        values[whole.index[:, 0], whole.index[:, 1]] = whole.scores
-        scores = Scores(graph, values, checked_about(told["scores"]))
-    if told.get("circuit") is not None:
-        kept = sorted((row for row in rows if row[2] is not None), key=lambda row: row[2] or 0)
-        circuit = circuit_by_names(graph, [(edge, score) for edge, score, _ in kept], told["circuit"])
+        values[*listed.index.T] = listed.scores
+        scores = Scores(graph, values, checked_about(notes["scores"]))
+    if notes.get("circuit") is not None:
+        ranks = {i: rank for i, (_, _, rank) in enumerate(rows) if rank is not None}
+        order = sorted(ranks, key=ranks.__getitem__)
+        about = checked_about(notes["circuit"])
+        circuit = replace(listed, index=listed.index[order], scores=listed.scores[order], about=about)
     return Content(scores, circuit)

@@ -1,4 +1,4 @@
-"""What the objects show of themselves in a notebook: small HTML, no script, readable in light and dark."""
+"""How notebooks display scores, circuits and results: small HTML without scripts, readable in light and dark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LISTED = 10
 
 
 def result_card(result: Result) -> str:
-    """A result as a table of its numbers."""
+    """The card of a result: a table of its numbers."""
     low, high = result.interval
     rows = [
         ("behaviour kept", f"<b>{result.faithfulness:.1%}</b> ({low:.1%} to {high:.1%})"),
@@ -30,7 +30,7 @@ def result_card(result: Result) -> str:
 
 
 def scores_card(scores: Scores) -> str:
-    """Scores as their origin and the strongest edges."""
+    """The card of scores: how they were made, and the strongest edges."""
     order = top(scores, min(LISTED, scores.graph.n_edges))
     values = scores.values.flatten()[order].tolist()
     names = [scores.graph.edge(*divmod(flat, scores.graph.n_targets)) for flat in order.tolist()]
@@ -39,7 +39,7 @@ def scores_card(scores: Scores) -> str:
 
 
 def circuit_card(circuit: Circuit) -> str:
-    """A circuit as its origin and its first edges."""
+    """The card of a circuit: how it was found, and its first edges."""
     pairs = zip(circuit.edges[:LISTED], circuit.scores[:LISTED].tolist(), strict=True)
     asked = f", {circuit.asked:,} asked for" if circuit.asked != len(circuit) else ""
     title = f"Circuit of {len(circuit):,} edges{asked}, of {circuit.graph.n_edges:,}"
@@ -51,8 +51,8 @@ def _card(title: str, body: str) -> str:
 
 
 def _origin(about: Mapping[str, Any]) -> str:
-    known = [f"{name} {about[name]}" for name in ("model", "task", "method", "steps", "examples") if name in about]
-    return f'<div style="opacity:.7">{html.escape(" · ".join(known))}</div>' if known else ""
+    facts = [f"{name} {about[name]}" for name in ("model", "task", "method", "steps", "examples") if name in about]
+    return f'<div style="opacity:.7">{html.escape(" · ".join(facts))}</div>' if facts else ""
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:
@@ -63,13 +63,12 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
 
 def _edges(pairs: Iterable[tuple[str, float]]) -> str:
     """The strongest edges with a bar each, in the colours of the report."""
-    listed = list(pairs)
-    largest = max((abs(score) for _, score in listed), default=0.0)
-    lines = []
-    for edge, score in listed:
+    edges, rows = list(pairs), []
+    largest = max((abs(score) for _, score in edges), default=0.0)
+    for edge, score in edges:
         colour = COLOURS[kind(edge.partition("->")[2])]
         width = round(160 * abs(score) / largest) if largest else 0
         bar = f'<span style="display:inline-block;height:.6em;width:{width}px;background:{colour}"></span>'
         cells = f'<code>{html.escape(edge)}</code></td><td style="text-align:right">{score:+.4g}</td>'
-        lines.append(f'<tr><td style="text-align:left">{cells}<td style="text-align:left">{bar}</td></tr>')
-    return f"<table>{''.join(lines)}</table>"
+        rows.append(f'<tr><td style="text-align:left">{cells}<td style="text-align:left">{bar}</td></tr>')
+    return f"<table>{''.join(rows)}</table>"

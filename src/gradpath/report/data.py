@@ -1,9 +1,6 @@
-"""What a report is made from: plain values, filled in by whoever ran the methods.
+"""The data of a report: plain values about the methods that were run.
 
-Only what was measured is in here. What can be computed from it (circuits of other sizes, pruning,
-sparsities) is computed in the page.
-
-A few examples of a task as a page can show them: tokens, the answer, the metric in the three runs.
+They hold what was measured. The page computes the rest from it: circuits of other sizes, pruning, sparsities.
 """
 
 from __future__ import annotations
@@ -11,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
@@ -24,13 +19,13 @@ from gradpath.scores import Scores
 from gradpath.tasks.metrics import METRICS
 from gradpath.tasks.task import Task, encode
 
-SAVED = "saved"  # the page's name for the order in which a circuit's own edges stand in its file
-IN_PAGE = ("top", "greedy", "signed")  # the selections that the page can compute for itself
+IN_PAGE = ("top", "greedy", "signed")  # the selections that the page can compute
+SAVED = "saved"  # the page's name for the order of the edges in a circuit
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The faithfulness of one circuit, measured: a point of a method's curve."""
+    """The measured faithfulness of one circuit: a point of a method's curve."""
 
     how: str
     edges_asked: int
@@ -42,31 +37,40 @@ class CurvePoint:
 
     @classmethod
     def of(cls, how: str, result: Result) -> CurvePoint:
-        low, high = result.interval
-        return cls(how, result.edges_asked, result.edges_kept, result.faithfulness, low, high, result.error)
+        """The point of a result; ``how`` is the selection of its circuit."""
+        return cls(
+            how, result.edges_asked, result.edges_kept, result.faithfulness, *result.interval, error=result.error
+        )
 
 
 @dataclass(frozen=True)
 class MethodRun:
-    """One method's scores, the circuits of it that were measured, and perhaps one circuit it gave.
+    """The scores of one method, and the circuits of them that were measured.
 
-    ``found`` is needed where there are no scores (a circuit file alone), or where its edges were chosen
-    in a way that the page cannot compute; its edges can then be gone through in their own order, and the
-    points of the curve whose ``how`` is that of the circuit's ``about["selection"]`` belong to it.
+    Args:
+        scores: The scores; None if there is only a circuit.
+        curve: The measured circuits.
+        circuit: A circuit that the page cannot select, or that has no scores. The page offers its edges in their
+            order. Points of the curve whose ``how`` is that of the circuit's selection belong to it.
+        name: A name that tells runs of the same method apart.
+        areas: The areas of the MIB benchmark, by selection.
     """
 
     scores: Scores | None
     curve: Sequence[CurvePoint] = ()
-    found: Circuit | None = None
+    circuit: Circuit | None = None
     name: str | None = None
-    areas: Mapping[str, Areas] = field(default_factory=dict)  # MIB's, by selection
+    areas: Mapping[str, Areas] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.scores is None and self.circuit is None:
+            raise InputError("a method in a report needs its scores or a circuit: got neither.")
 
     @property
     def origin(self) -> Scores | Circuit:
-        """What the run is about: its scores, or the circuit that stands in for them."""
-        origin = self.scores if self.scores is not None else self.found
-        if origin is None:
-            raise InputError("a method in a report needs its scores or a circuit: got neither.")
+        """The scores, or the circuit if there are none."""
+        origin = self.scores if self.scores is not None else self.circuit
+        assert origin is not None
         return origin
 
     @property
@@ -74,18 +78,13 @@ class MethodRun:
         return self.origin.graph
 
     @property
-    def about(self) -> Mapping[str, Any]:
-        return self.origin.about
-
-    @property
     def label(self) -> str:
-        return self.name or str(self.about.get("method", "circuit"))
+        return self.name or str(self.origin.about.get("method", "circuit"))
 
     @property
     def selections(self) -> tuple[str, ...]:
-        """The ways of selecting edges that the page can offer for this run."""
-        saved = () if self.found is None else (SAVED,)
-        return saved if self.scores is None else (*IN_PAGE, *saved)
+        """The selections that the page offers for this run."""
+        return (() if self.scores is None else IN_PAGE) + (() if self.circuit is None else (SAVED,))
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,14 @@ class Example:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The circuit that was asked for: what the page shows first, and what the examples were run on."""
+    """The requested circuit, which the page shows first and on which the examples were run.
+
+    Args:
+        edges: The number of edges.
+        how: The selection.
+        run: The index of its run in the report.
+        pruned: Whether edges that are not on a way from ``input`` to ``logits`` were removed.
+    """
 
     edges: int
     how: str = "top"
@@ -114,8 +120,15 @@ class Chosen:
 class Report:
     """Everything that one page shows.
 
-    ``about`` holds further facts to list, such as the seed, the time it took and the versions used;
-    ``command`` is what to type to make the report again.
+    Args:
+        title: The heading.
+        model: The name of the model.
+        task: The name of the task.
+        runs: One entry for each method.
+        chosen: The requested circuit.
+        examples: A few examples, as ``evidence`` gives them.
+        command: The command that makes the report again.
+        about: Further facts to list, such as the seed, the time and the versions.
     """
 
     title: str
@@ -129,65 +142,58 @@ class Report:
 
 
 def circuit_report(circuit: Circuit, command: str = "") -> Report:
-    """The report of a circuit file alone: its own edges, no curve, no examples."""
-    about = circuit.about
-    model, task = str(about.get("model") or "a model"), str(about.get("task") or "a task")
-    pruned = bool(about.get("selection", {}).get("pruned", True))
-    return Report(
-        title=f"{task} in {model}",
-        model=model,
-        task=task,
-        runs=(MethodRun(None, found=circuit),),
-        chosen=Chosen(len(circuit), SAVED, pruned=pruned),
-        command=command,
-    )
+    """The report of a circuit alone: its edges, without a curve and examples.
+
+    Args:
+        circuit: The circuit.
+        command: The command that makes the report again.
+
+    Returns:
+        The report.
+    """
+    model, task = circuit.provenance.model or "a model", circuit.provenance.task or "a task"
+    chosen = Chosen(len(circuit), SAVED, pruned=bool(circuit.provenance.selection.get("pruned", True)))
+    return Report(f"{task} in {model}", model, task, [MethodRun(None, circuit=circuit)], chosen, command=command)
 
 
 def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = 6) -> tuple[Example, ...]:
-    """``n`` examples of the task that ``result`` was measured on, from the best kept to the worst.
+    """Pick examples to show, evenly from the one that the circuit preserves best to the worst.
 
-    They are spread evenly over all examples as the circuit's distance from the model orders them, so that
-    nobody has to wonder how they were picked.
+    Args:
+        task: The examples that the circuit was evaluated on.
+        result: What ``evaluate`` gave.
+        tokenizer: The model's tokenizer; without one, tokens are shown as numbers.
+        n: The number of examples.
+
+    Returns:
+        The examples, in order of the circuit's distance from the model.
     """
-    pairs = encode(task, tokenizer)
-    off = (result.circuit_values - result.clean_values).abs()
-    chosen = off.argsort(stable=True)[_spread(len(task), n)].tolist()
-    known = task.metric in METRICS.values()
-    examples = []
-    for i in chosen:
+    pairs, total = encode(task, tokenizer), len(task)
+    distance = (result.circuit_values - result.clean_values).abs()
+    step = (total - 1) / (n - 1) if total > n >= 2 else 1
+    places = [round(i * step) for i in range(min(total, n))]
+
+    def example(i: int) -> Example:
         end = int(pairs.last[i]) + 1
-        examples.append(
-            Example(
-                clean_tokens=_tokens(pairs.clean[i, :end], tokenizer),
-                corrupted_tokens=_tokens(pairs.corrupted[i, :end], tokenizer),
-                answer=_answer(pairs.labels[i], tokenizer) if known else "",
-                clean=float(result.clean_values[i]),
-                corrupted=float(result.corrupted_values[i]),
-                circuit=float(result.circuit_values[i]),
-            )
+        return Example(
+            clean_tokens=[_text(token, tokenizer) for token in pairs.clean[i, :end].tolist()],
+            corrupted_tokens=[_text(token, tokenizer) for token in pairs.corrupted[i, :end].tolist()],
+            answer=_answer(pairs.labels[i], tokenizer) if task.metric in METRICS.values() else "",
+            clean=float(result.clean_values[i]),
+            corrupted=float(result.corrupted_values[i]),
+            circuit=float(result.circuit_values[i]),
         )
-    return tuple(examples)
+
+    return tuple(map(example, distance.argsort(stable=True)[places].tolist()))
 
 
-def _spread(total: int, n: int) -> list[int]:
-    """At most n positions from the first to the last, evenly."""
-    if total <= n or n < 2:
-        return list(range(min(total, n)))
-    return [round(i * (total - 1) / (n - 1)) for i in range(n)]
-
-
-def _tokens(ids: Tensor, tokenizer: Tokenizer | None) -> list[str]:
-    return [_text([i], tokenizer) for i in ids.tolist()]
-
-
-def _text(ids: list[int], tokenizer: Tokenizer | None) -> str:
-    return " ".join(["", *map(str, ids)]) if tokenizer is None else tokenizer.decode(ids)
+def _text(token: int, tokenizer: Tokenizer | None) -> str:
+    return f" {token}" if tokenizer is None else tokenizer.decode([token])
 
 
 def _answer(label: Any, tokenizer: Tokenizer | None) -> str:
-    """The right answer, or the first of several with their number."""
-    right = [i for i in label[0].reshape(-1).tolist() if i >= 0]
-    if not right:
+    """The correct answer; of several the first, with the number of the others."""
+    correct = [token for token in label[0].reshape(-1).tolist() if token >= 0]
+    if not correct:
         return ""
-    more = f" (or {len(right) - 1} more)" if len(right) > 1 else ""
-    return _text(right[:1], tokenizer) + more
+    return _text(correct[0], tokenizer) + (f" (or {len(correct) - 1} more)" if len(correct) > 1 else "")

@@ -1,70 +1,59 @@
-"""The circuit as a picture for a paper: vector text, a legend, every label in its own cell.
+"""A circuit as a picture for a paper, drawn with matplotlib: vector text and a legend.
 
-matplotlib draws it. Each node has a cell of a grid as wide as its label, so labels cannot overlap, however
-many edges there are.
+Each node has a cell of a grid as wide as its label, so labels cannot overlap, however many edges there are.
 """
 
 from __future__ import annotations
 
-from io import BytesIO
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.formats.layout import COLOURS, KIND_NAMES, KINDS, column, position
+from gradpath.formats.layout import COLOURS, KINDS, column, position
 from gradpath.graph import Graph, kind, node_of
-from gradpath.runtime.files import write_atomically
+from gradpath.report.style import FAINT, INK, MUTED, PAPER, save_as
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
 COLUMN, ROW = 0.56, 0.36  # inches
-CELL = 0.84, 0.52  # of a column, of a row
-INK, MUTED, FAINT = "#1b1f26", "#656d79", "#d3d1ca"
+CELL = 0.84, 0.52  # the part of a column and of a row that a node's box takes
+DASHED = (0, (3, 2))  # edges with a negative score
 
 
 def draw(circuit: Circuit, file: str | Path) -> None:
-    """Draw the circuit to an SVG, PNG or PDF file, by its suffix."""
-    import matplotlib as mpl
+    """Draw a circuit to an SVG, PNG or PDF file, by its suffix.
+
+    Args:
+        circuit: A circuit with at least one edge.
+        file: The file to write.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=inches(circuit.graph))
     draw_on(circuit, figure.add_axes((0, 0, 1, 1)))
-    content = BytesIO()
-    file = Path(file)
-    # Text stays text in SVG and PDF, and no date goes in: the same circuit gives the same file.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "gradpath", "pdf.fonttype": 42}
-    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix.lower())
-    with mpl.rc_context(settings):  # type: ignore[arg-type]
-        figure.savefig(content, format=file.suffix.lower()[1:], dpi=200, metadata=undated)
-    write_atomically(file, content.getvalue())
+    save_as(figure, Path(file), dpi=200)
 
 
 def inches(graph: Graph) -> tuple[float, float]:
-    """How large a drawing has to be for its labels to be read."""
+    """The size at which the labels of a drawing are readable."""
     return (graph.n_heads + 3.4) * COLUMN, (graph.n_layers + 3.5) * ROW
 
 
 def draw_on(circuit: Circuit, axes: Axes) -> None:
-    """Draw the circuit into axes."""
-    _check(circuit)
-    graph = circuit.graph
-    axes.set_axis_off()
-    axes.set_xlim(-1.3, graph.n_heads + 2.1)
-    axes.set_ylim(-2.5, graph.n_layers + 1.0)
-    _draw_edges(circuit, axes)
-    _draw_nodes(circuit, axes)
-    _draw_legend(axes)
-
-
-def _check(circuit: Circuit) -> None:
+    """Draw a circuit on matplotlib axes."""
     if not len(circuit):
         raise InputError("this circuit is empty, so there is nothing to draw. Find one with more edges.")
     if not circuit.scores.isfinite().all():
         raise InputError("a score of this circuit is not a finite number, so it cannot be drawn. Find it again.")
+    axes.set_axis_off()
+    axes.set_xlim(-1.3, circuit.graph.n_heads + 2.1)
+    axes.set_ylim(-2.5, circuit.graph.n_layers + 1.0)
+    _draw_edges(circuit, axes)
+    _draw_nodes(circuit, axes)
+    _draw_legend(axes)
 
 
 def _draw_edges(circuit: Circuit, axes: Axes) -> None:
@@ -74,8 +63,7 @@ def _draw_edges(circuit: Circuit, axes: Axes) -> None:
     largest = float(circuit.scores.abs().max())
     faint = min(0.5, max(0.05, 2.4 / sqrt(len(circuit))))
     codes = [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4]
-    # The strongest edge comes last, so it lies on top.
-    for source, target, score in sorted(circuit.named_edges(), key=lambda edge: abs(edge[2])):
+    for source, target, score in sorted(circuit.named_edges(), key=lambda edge: abs(edge[2])):  # the strongest on top
         strength = sqrt(abs(score) / largest) if largest else 1.0
         patch = PathPatch(
             Curve(_curve(circuit.graph, source, target), codes),
@@ -83,23 +71,24 @@ def _draw_edges(circuit: Circuit, axes: Axes) -> None:
             edgecolor=COLOURS[kind(target)],
             alpha=faint + (0.92 - faint) * strength**1.35,
             linewidth=0.5 + 2.6 * strength**1.7,
-            linestyle=(0, (3, 2)) if score < 0 else "solid",
+            linestyle=DASHED if score < 0 else "solid",
             capstyle="butt",
         )
         axes.add_patch(patch)
 
 
 def _curve(graph: Graph, source: str, target: str) -> list[tuple[float, float]]:
-    """The four points of an edge's Bezier curve, in columns and rows."""
+    """The four points of an edge's Bezier curve, as columns and rows."""
     node = node_of(target)
     (x, y), (end_x, end_y) = position(graph, source), position(graph, node)
-    if graph.layer_of(source) == graph.layer_of(node):  # a head and the MLP beside it
+    if graph.layer_of(source) == graph.layer_of(node):  # from a head to the MLP on its right
         side = end_x - CELL[0] / 2
         top = y + CELL[1] / 2
         return [(x, top), (x, top + 0.3), (side - 0.5, end_y), (side, end_y)]
-    x = _along_bar(graph, node) if source == "input" and node != "logits" else x
-    if node == "logits":
-        end_x = _along_bar(graph, source) if source != "input" else end_x
+    if source == "input" and node != "logits":
+        x = _along_bar(graph, node)
+    if node == "logits" and source != "input":
+        end_x = _along_bar(graph, source)
     end_x += {"q": -0.29, "k": 0.0, "v": 0.29}.get(kind(target), 0.0) * CELL[0]
     y, end_y = y + CELL[1] / 2, end_y - CELL[1] / 2
     rise = 0.42 * (end_y - y)
@@ -108,19 +97,20 @@ def _curve(graph: Graph, source: str, target: str) -> list[tuple[float, float]]:
 
 
 def _bar_width(graph: Graph) -> float:
-    """``input`` and ``logits`` are bars; an edge uses the part of one that lies towards its other end."""
+    """The width of ``input`` and ``logits``, which are bars."""
     return max(1.4, (graph.n_heads + 1) * 0.5)
 
 
 def _along_bar(graph: Graph, other: str) -> float:
+    """Where on a bar an edge starts or ends: on the part that is nearest to its other node."""
     share = (column(graph, other) + 0.5) / (graph.n_heads + 1.35)
     return (graph.n_heads - 1) / 2 + (share - 0.5) * _bar_width(graph) * 0.9
 
 
-def _bow(graph: Graph, source: str, node: str, apart: float) -> float:
-    """Edges within one column would lie on each other: they bow out, the longer the further."""
+def _bow(graph: Graph, source: str, node: str, distance: float) -> float:
+    """How far an edge within one column bows out, so that such edges do not cover each other: long ones more."""
     rows = graph.layer_of(node) - graph.layer_of(source)
-    if apart > 0.6 or rows < 2:
+    if distance > 0.6 or rows < 2:
         return 0.0
     most = 1.3 if source.startswith("m") else 1.0
     return min(most, most * (0.12 + 0.9 * rows / max(8, graph.n_layers)))
@@ -131,35 +121,29 @@ def _draw_nodes(circuit: Circuit, axes: Axes) -> None:
 
     graph = circuit.graph
     active = set(circuit.nodes) | {"input", "logits"}
-    rest = [position(graph, name) for name in graph.sources if name not in active]
-    if rest:
-        xs, ys = zip(*rest, strict=True)
+    others = [position(graph, name) for name in graph.sources if name not in active]
+    if others:
+        xs, ys = zip(*others, strict=True)
         axes.scatter(xs, ys, s=1.5, color=FAINT, zorder=2)
+    box: Any = {"boxstyle": "round,pad=0,rounding_size=0.12", "facecolor": PAPER, "edgecolor": MUTED, "linewidth": 0.6}
     for name in sorted(active):
         x, y = position(graph, name)
         width = _bar_width(graph) if name in ("input", "logits") else CELL[0]
         corner = (x - width / 2, y - CELL[1] / 2)
-        shape = "round,pad=0,rounding_size=0.12"
-        axes.add_patch(
-            FancyBboxPatch(corner, width, CELL[1], shape, facecolor="#f3f2ee", edgecolor=MUTED, linewidth=0.6, zorder=3)
-        )
-        axes.text(x, y, name, ha="center", va="center", fontsize=_font(name), color=INK, zorder=4)
+        axes.add_patch(FancyBboxPatch(corner, width, CELL[1], zorder=3, **box))
+        # Points, so that the name fits its cell: a letter is about 0.62 times as wide as high.
+        size = min(8.0, CELL[0] * COLUMN * 72 * 0.92 / (0.62 * max(len(name), 2)))
+        axes.text(x, y, name, ha="center", va="center", fontsize=size, color=INK, zorder=4)
     for row in range(graph.n_layers):
         axes.text(-0.75, row, str(row), ha="right", va="center", fontsize=6.5, color=MUTED)
-
-
-def _font(name: str) -> float:
-    """Points, so that the name fits its cell: a letter is about 0.62 times as wide as high."""
-    return min(8.0, CELL[0] * COLUMN * 72 * 0.92 / (0.62 * max(len(name), 2)))
 
 
 def _draw_legend(axes: Axes) -> None:
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], color=COLOURS[name], linewidth=2, label=KIND_NAMES[name]) for name in KINDS]
+    lines = [Line2D([], [], color=COLOURS[name], linewidth=2, label=label) for name, label in KINDS.items()]
     lines.append(Line2D([], [], color=MUTED, linewidth=1, label="positive"))
-    lines.append(Line2D([], [], color=MUTED, linewidth=1, linestyle=(0, (3, 2)), label="negative"))
-    rows = [line for at in range(4) for line in lines[at::4]]  # matplotlib fills columns; people read rows
-    axes.legend(
-        handles=rows, loc="lower center", ncols=4, fontsize=6.5, frameon=False, handlelength=1.8, labelcolor=INK
-    )
+    lines.append(Line2D([], [], color=MUTED, linewidth=1, linestyle=DASHED, label="negative"))
+    by_column = [line for at in range(4) for line in lines[at::4]]  # matplotlib fills columns; people read rows
+    style = {"fontsize": 6.5, "frameon": False, "handlelength": 1.8, "labelcolor": INK}
+    axes.legend(handles=by_column, loc="lower center", ncols=4, **style)

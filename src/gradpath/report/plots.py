@@ -1,6 +1,7 @@
-"""Plots with matplotlib: each draws into the axes it is given, or into new ones, and returns them.
+"""Plots with matplotlib.
 
-Where in the prompt, and in which layer, a circuit of positions reads.
+``plot_result``, ``plot_scores`` and ``plot_circuit`` draw on the axes that they are given, or on new ones, and
+return them. ``draw_spans`` shows in which layers, and where in the prompt, a circuit with positions reads.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from torch import Tensor
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.evaluate import Result
-from gradpath.graph import QKV
-from gradpath.report.drawing import INK, MUTED, draw_on, inches
-from gradpath.runtime.files import write_atomically
+from gradpath.report.drawing import draw_on, inches
+from gradpath.report.style import BLUE, GREY, INK, MUTED, panels, save
 from gradpath.scores import Scores
 
 if TYPE_CHECKING:
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-BLUE, GREY = "#2a5bd7", "#9aa1ab"
-
-
 def plot_result(result: Result, ax: Axes | None = None) -> Axes:
-    """The metric of every example in the corrupted run, in the circuit and in the model, with the means."""
+    """Plot the metric of every example in the corrupted run, in the circuit and in the model, with the means."""
     ax = _axes(ax, (5.6, 3.4))
     low, high = result.interval
     runs = [
@@ -46,29 +43,22 @@ def plot_result(result: Result, ax: Axes | None = None) -> Axes:
     ax.set_xticks(range(3), [name for name, _, _ in runs])
     ax.set_xlim(-0.5, 2.6)
     ax.set_ylabel("metric")
-    ax.set_title(
-        f"{result.faithfulness:.0%} of the behaviour ({low:.0%} to {high:.0%}), error {result.error:.2f}, "
-        f"{result.edges_kept:,} edges",
-        fontsize=10,
-        loc="left",
-    )
-    _quiet(ax)
+    title = f"{result.faithfulness:.0%} of the behaviour ({low:.0%} to {high:.0%}), error {result.error:.2f}"
+    ax.set_title(f"{title}, {result.edges_kept:,} edges", fontsize=10, loc="left")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(colors=MUTED)
     return ax
 
 
 def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
-    """Where the score is: the sum of |score| over each node's outgoing edges, layers by heads and MLP."""
-    from matplotlib.colors import PowerNorm
-
-    values = scores.values.detach().cpu().float()
+    """Plot the sum of |score| over the outgoing edges of each node, layers by heads and MLP."""
+    values, graph = scores.values.detach().cpu().float(), scores.graph
     if not values.isfinite().all():
         raise InputError("scores that are not finite numbers cannot be plotted. Attribute again.")
-    graph = scores.graph
     ax = _axes(ax, (0.32 * graph.n_heads + 2.4, 0.2 * graph.n_layers + 1.4))
     weight = values.abs().sum(1)[1:].view(graph.n_layers, graph.n_heads + 1)  # (layer, head and MLP)
-    # Square roots, or the few strong nodes would leave all others white.
-    image = ax.imshow(weight.numpy(), origin="lower", aspect="auto", cmap="Blues", norm=PowerNorm(0.5, vmin=0))
-    ax.set_xticks(range(graph.n_heads + 1), [*(str(head) for head in range(graph.n_heads)), "MLP"], fontsize=8)
+    image = _heat_map(ax, weight, float(weight.max()))
+    ax.set_xticks(range(graph.n_heads + 1), [*map(str, range(graph.n_heads)), "MLP"], fontsize=8)
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
     ax.set_title(f"{scores.about.get('method', 'scores')}: where the score is", fontsize=10, loc="left")
@@ -80,10 +70,42 @@ def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
 
 
 def plot_circuit(circuit: Circuit, ax: Axes | None = None) -> Axes:
-    """The circuit as it is drawn for papers."""
+    """Plot a circuit as it is drawn for papers."""
     ax = _axes(ax, inches(circuit.graph))
     draw_on(circuit, ax)
     return ax
+
+
+def draw_spans(circuit: Circuit) -> Figure:
+    """One panel each for queries, keys, values and MLPs: spans across, layers upwards."""
+    counts, graph, about = edges_read(circuit), circuit.graph, circuit.about
+    width, height = 0.5 * len(circuit.spans) + 0.5, 0.14 * graph.n_layers + 1.8
+    figure, axes = panels(1, 4, (4 * width + 1.6, height), sharey=True)
+    for ax, title, count in zip(axes, ("queries", "keys", "values", "MLPs"), counts, strict=True):
+        image = _heat_map(ax, count.T, max(1, int(counts.max())))
+        ax.grid(visible=False)
+        ax.set_title(title, fontsize=10)
+        ax.set_xticks(range(len(circuit.spans)), circuit.spans, rotation=60, ha="right", fontsize=8)
+    axes[0].set_ylabel("layer that reads")
+    figure.supxlabel("position in the prompt", fontsize=9)
+    figure.colorbar(image, ax=axes, label="edges of the circuit", fraction=0.05)
+    title = f"{about.get('task')} in {about.get('model')}: {len(circuit):,} edges by {about.get('method')}"
+    figure.suptitle(title, fontsize=11, color=INK)
+    return figure
+
+
+def edges_read(circuit: Circuit) -> Tensor:
+    """The number of edges into queries, keys, values and MLPs, (4, span, layer)."""
+    graph = circuit.graph
+    targets = circuit.masks.sum(1)[:, : graph.logits]  # (span, target)
+    by_layer = targets.view(len(targets), graph.n_layers, -1)
+    parts = [*torch.split(by_layer[..., :-1], graph.n_heads, -1), by_layer[..., -1:]]
+    return torch.stack([part.sum(-1) for part in parts])
+
+
+def write_spans(circuit: Circuit, folder: Path) -> list[Path]:
+    """Save ``draw_spans`` as ``positions.png`` and ``positions.svg``."""
+    return save(draw_spans(circuit), folder / "positions")
 
 
 def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
@@ -91,62 +113,12 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
         return ax
     import matplotlib.pyplot as plt
 
-    made: Any = plt.subplots(figsize=size, layout="constrained")[1]
-    axes: Axes = made
-    return axes
+    return plt.subplots(figsize=size, layout="constrained")[1]
 
 
-def _quiet(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(colors=MUTED)
-
-
-KINDS = (*QKV, "mlp")
-
-
-def edges_read(circuit: Circuit) -> Tensor:
-    """How many of the circuit's edges end in each kind of target, (kind, span, layer)."""
-    graph = circuit.graph
-    masks = circuit.masks.sum(1)[:, :-1]  # (span, target), the logits apart
-    by_layer = masks.view(len(masks), graph.n_layers, -1)
-    parts = [*torch.split(by_layer[..., :-1], graph.n_heads, -1), by_layer[..., -1:]]
-    return torch.stack([part.sum(-1) for part in parts])
-
-
-def draw_spans(circuit: Circuit) -> Figure:
-    """One panel for queries, keys, values and MLPs each: spans across, layers upwards."""
+def _heat_map(ax: Axes, values: Tensor, largest: float) -> Any:
+    """Rows upwards; colours by the square root, because a few strong cells would leave the others white."""
     from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
 
-    counts = edges_read(circuit)
-    across, up = 0.5 * len(circuit.spans) + 0.5, 0.14 * circuit.graph.n_layers + 1.8
-    figure = Figure(figsize=(len(KINDS) * across + 1.6, up), layout="constrained")
-    panels = figure.subplots(1, len(KINDS), sharey=True, squeeze=False)[0]
-    norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max())))  # or the few strong would leave others white
-    for ax, kind, count in zip(panels, KINDS, counts, strict=True):
-        image = ax.imshow(count.T.numpy(), origin="lower", aspect="auto", cmap="Blues", norm=norm)
-        ax.set_title({"q": "queries", "k": "keys", "v": "values", "mlp": "MLPs"}[kind], fontsize=10)
-        ax.set_xticks(range(len(circuit.spans)), circuit.spans, rotation=60, ha="right", fontsize=8)
-    panels[0].set_ylabel("layer that reads")
-    figure.supxlabel("position in the prompt", fontsize=9)
-    figure.colorbar(image, ax=list(panels), label="edges of the circuit", fraction=0.05)
-    about = circuit.about
-    figure.suptitle(
-        f"{about.get('task')} in {about.get('model')}: {len(circuit):,} edges by {about.get('method')}",
-        fontsize=11,
-        color=INK,
-    )
-    return figure
-
-
-def write_spans(circuit: Circuit, folder: Path) -> list[Path]:
-    """The figure as PNG and SVG."""
-    import io
-
-    figure, files = draw_spans(circuit), []
-    for kind in ("png", "svg"):
-        made = io.BytesIO()
-        figure.savefig(made, format=kind, dpi=160)
-        files.append(folder / f"positions.{kind}")
-        write_atomically(files[-1], made.getvalue())
-    return files
+    norm = PowerNorm(0.5, vmin=0, vmax=largest)
+    return ax.imshow(values.numpy(), origin="lower", aspect="auto", cmap="Blues", norm=norm)

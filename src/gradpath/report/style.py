@@ -1,4 +1,4 @@
-"""How figures look, and how they are saved. matplotlib is imported when something is drawn."""
+"""The one style of all figures, and how they are saved. matplotlib is imported when something is drawn."""
 
 from __future__ import annotations
 
@@ -12,33 +12,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-# Told apart by people who do not see all colours (Okabe and Ito).
+# The palette of Okabe and Ito, which colour-blind readers can tell apart; also that of ``formats.layout``.
 COLOURS = {"eap": "#7f7f7f", "eap-ig": "#0072b2", "eap-gp": "#d55e00", "clean-corrupted": "#cc79a7"}
 SPARE = ("#009e73", "#e69f00", "#56b4e9", "#8c564b", "#9467bd")
 MARKERS = {"eap": "s", "eap-ig": "o", "eap-gp": "^"}
-SPARE_MARKERS = ("D", "v", "P", "X")  # the next one whenever the colours begin anew
-LINES: dict[str, Any] = {
-    "top": "-",
-    "greedy": "--",
-    "signed": "-.",
-    "balanced": ":",
-    "ratio": (0, (1, 1)),
-    "stable": (0, (4, 1, 1, 1)),
-    "refined": (0, (7, 1.5, 1, 1.5, 1, 1.5)),
-    "exchanged": (0, (9, 2)),
-}
-TITLES = {
-    "ioi": "IOI",
-    "sva": "SVA",
-    "gender-bias": "Gender-Bias",
-    "capital-country": "Capital-Country",
-    "hypernymy": "Hypernymy",
-    "greater-than": "Greater-Than",
-}
+SPARE_MARKERS = ("D", "v", "P", "X")  # the next one each time the spare colours repeat
 INK, MUTED, FAINT = "#1b1f26", "#656d79", "#dddbd5"
+BLUE, GREY, PAPER = "#2a5bd7", "#9aa1ab", "#f3f2ee"
+LINES: dict[str, Any] = {"top": "-", "greedy": "--", "signed": "-.", "balanced": ":", "ratio": (0, (1, 1))}
+LINES |= {"stable": (0, (4, 1, 1, 1)), "refined": (0, (7, 1.5, 1, 1.5, 1, 1.5)), "exchanged": (0, (9, 2))}
+TITLES = {name: name.title() for name in ("gender-bias", "capital-country", "hypernymy", "greater-than")}
+TITLES |= {"ioi": "IOI", "sva": "SVA"}
 
-_STYLE = {
+_STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.spines.top": False,
@@ -52,56 +38,76 @@ _STYLE = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text
+    "pdf.fonttype": 42,
     "svg.hashsalt": "gradpath",  # the same figure gives the same file
 }
+_UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes, row by row."""
+    """Create a figure.
+
+    Args:
+        rows: The number of rows of axes.
+        columns: The number of columns of axes.
+        size: Width and height in inches.
+        options: Further arguments of matplotlib's ``Figure.subplots``.
+
+    Returns:
+        The figure, and its axes row by row.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
+    with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, list(axes.flat)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """The figure as PNG and as SVG, without dates: the same figure gives the same bytes."""
-    import matplotlib as mpl
+    """Save a figure as PNG and SVG.
 
-    files = []
-    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
-        for suffix, about in (("png", {}), ("svg", {"Date": None})):
-            content = BytesIO()
-            figure.savefig(content, format=suffix, dpi=160, metadata=about)
-            file = stem.with_name(f"{stem.name}.{suffix}")
-            write_atomically(file, content.getvalue())
-            files.append(file)
+    Args:
+        figure: The figure.
+        stem: The path of both files, without their suffixes.
+
+    Returns:
+        The two files.
+    """
+    files = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
+    for file in files:
+        save_as(figure, file)
     return files
 
 
+def save_as(figure: Figure, file: Path, dpi: int = 160) -> None:
+    """Save a figure as PNG, SVG or PDF, by the suffix of the file. The same figure gives the same bytes."""
+    import matplotlib as mpl
+
+    content, suffix = BytesIO(), file.suffix.lower()[1:]
+    with mpl.rc_context(_STYLE):
+        figure.savefig(content, format=suffix, dpi=dpi, metadata=_UNDATED.get(suffix))
+    write_atomically(file, content.getvalue())
+
+
 def colour(label: str, labels: list[str]) -> str:
-    """A method's own colour; one with options gets a spare one."""
-    if label in COLOURS:
-        return COLOURS[label]
-    return SPARE[_number(label, labels) % len(SPARE)]
+    """The colour of a method; methods without a fixed one get the spare colours in turn."""
+    return COLOURS.get(label) or SPARE[_spare_index(label, labels) % len(SPARE)]
 
 
 def marker(label: str, labels: list[str]) -> str:
-    """A method's own mark; those with the same spare colour have different ones."""
-    if label in MARKERS:
-        return MARKERS[label]
-    return SPARE_MARKERS[_number(label, labels) // len(SPARE) % len(SPARE_MARKERS)]
+    """The marker of a method; methods that share a spare colour get different ones."""
+    return MARKERS.get(label) or SPARE_MARKERS[_spare_index(label, labels) // len(SPARE) % len(SPARE_MARKERS)]
 
 
-def _number(label: str, labels: list[str]) -> int:
-    """Which of the methods without a colour of its own this one is."""
-    return [other for other in labels if other not in COLOURS].index(label) if label not in COLOURS else 0
+def _spare_index(label: str, labels: list[str]) -> int:
+    """The index of a method among those without a fixed colour."""
+    return 0 if label in COLOURS else [other for other in labels if other not in COLOURS].index(label)
 
 
 def task_title(name: str) -> str:
+    """The name of a task as figures and tables write it."""
     return TITLES.get(name, name)
 
 

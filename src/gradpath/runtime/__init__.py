@@ -1,1 +1,1 @@
-"""The machine: files, and several processes on one piece of work."""
+"""Files, locks and distributed runs."""

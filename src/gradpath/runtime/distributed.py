@@ -1,18 +1,17 @@
-"""Several processes on one piece of work, as ``torchrun`` starts them: who this one is, and how they agree.
+"""Distributed runs on ``torch.distributed``, as ``torchrun`` starts them.
 
 Every process (a *rank*) runs the same program on the same model and examples. Batches are dealt out over the
-ranks (``memory.in_shared_batches``), what they give is added up, and from there on all ranks hold the same
-numbers. Whatever touches files is done by the first rank alone (``from_first``), and what it finds there is
-what all of them go by, so ranks need no common folder.
+ranks (``gradpath.sweep``) and their results are summed, after which all ranks have the same numbers. The first
+rank alone reads and writes files (``on_first_rank``), so the ranks need no common folder.
 
-Nothing here does anything in a process that was not started as one of several. One that was takes part
-unless it says otherwise::
+In a process that was not started as one of several, everything here does nothing. A process that was started
+so takes part in the shared work unless it opts out::
 
-    with gradpath.ranks.alone():
-        scores = gradpath.attribute(...)  # this rank's own examples, and nobody else's
+    with gradpath.runtime.distributed.alone():
+        scores = gradpath.attribute(...)  # on the examples of this rank only
 
-A rank that fails in shared work tells the others, and all of them raise the same error. One that dies is
-noticed at the next sum: the others stop with a sentence.
+If a rank fails in shared work, all ranks raise its error. If a rank dies, the others notice at the next sum
+and stop with a sentence.
 """
 
 from __future__ import annotations
@@ -29,41 +28,40 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradpath.errors import GradpathError, UsageError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch is imported when it is needed, so that help is quick
     import torch
     from torch import Tensor
 
-
 Value = TypeVar("Value")
 
-# How long a rank waits for the others. A dead one is noticed at once; this is for one that hangs.
-_PATIENCE = timedelta(hours=2)
+_TIMEOUT = timedelta(hours=2)  # for a rank that hangs; a dead one is noticed at once
 _alone = ContextVar("alone", default=False)
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """In here this process works for itself, whoever else was started with it."""
-    before = _alone.set(True)
+    """Opt out of shared work: inside this context the process computes by itself, on its own examples."""
+    token = _alone.set(True)
     try:
         yield
     finally:
-        _alone.reset(before)
+        _alone.reset(token)
 
 
 def world() -> int:
-    """How many ranks share the work; 1 if this process is on its own."""
+    """The number of ranks that share the work; 1 for a single process."""
     if _alone.get():
         return 1
-    dist = sys.modules.get("torch.distributed")  # not there: nobody can have met
+    dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         n_ranks: int = dist.get_world_size()
         return n_ranks
-    return _launched()
+    launched = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    return int(os.environ["WORLD_SIZE"]) if launched else 1
 
 
 def rank() -> int:
-    """Which of them this one is; the first, 0, writes and prints."""
+    """The index of this rank. Rank 0 writes and prints."""
     if world() == 1:
         return 0
     import torch.distributed as dist
@@ -71,88 +69,86 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"])
 
 
-def _launched() -> int:
-    """How many processes torchrun, or whoever sets the same variables, has started."""
-    named = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-    return int(os.environ["WORLD_SIZE"]) if named else 1
-
-
 def local_device() -> torch.device | None:
-    """This rank's own GPU; None on a machine without, and for a process that is on its own."""
+    """The GPU of this rank; None without GPUs and for a single process."""
     import torch
 
     if world() == 1 or not torch.cuda.is_available():
         return None
-    local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= found:
+    local, n_devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= n_devices:
         raise UsageError(
-            f"every process needs a GPU of its own: process {local + 1} on this machine has none of its "
-            f"{found}. Start at most {found} (torchrun --nproc-per-node), or give --device."
+            f"each process needs its own GPU: this machine has {n_devices}, too few for process {local + 1}. "
+            f"Start at most {n_devices} (torchrun --nproc-per-node), or give --device."
         )
     return torch.device(local)
 
 
 def all_sum(values: Tensor) -> Tensor:
-    """The sum over all ranks, the same to the last digit on each of them."""
+    """The sum of a tensor over all ranks, bitwise the same on each of them."""
     return _reduced(values, "SUM")
 
 
 def all_max(values: Tensor) -> Tensor:
-    """The all_max of every entry over all ranks."""
+    """The elementwise maximum of a tensor over all ranks."""
     return _reduced(values, "MAX")
 
 
 def total_over_ranks(number: float) -> float:
-    """The sum of one number over all ranks, such as the time each has worked."""
+    """The sum of one number over all ranks, such as seconds of work."""
     import torch
 
     return float(all_sum(torch.tensor([number], dtype=torch.float64, device="cpu")))
 
 
-def _reduced(values: Tensor, how: str) -> Tensor:
+def _reduced(values: Tensor, operation: str) -> Tensor:
     if world() == 1:
         return values
     import torch.distributed as dist
 
-    sent = values.to(_wire(), copy=True).contiguous()
-    _with_others(lambda: dist.all_reduce(sent, getattr(dist.ReduceOp, how)))
-    return sent.to(values.device)
+    result = values.to(_wire(), copy=True).contiguous()
+    _communicate(lambda: dist.all_reduce(result, getattr(dist.ReduceOp, operation)))
+    return result.to(values.device)
 
 
 def broadcast_first(values: Tensor) -> Tensor:
-    """The first rank's tensor, for what machines of another make could round, and so decide, otherwise."""
+    """The tensor of the first rank, where rounding on different machines could lead to different decisions."""
     if world() == 1:
         return values
     import torch
     import torch.distributed as dist
 
     shape = on_first_rank(lambda: list(values.shape))
-    sent = values.to(_wire()).contiguous()
+    result = values.to(_wire()).contiguous()
     if rank() != 0:
-        sent = torch.empty(shape, dtype=values.dtype, device=_wire())
-    _with_others(lambda: dist.broadcast(sent, 0))
-    return sent.to(values.device)
+        result = torch.empty(shape, dtype=values.dtype, device=_wire())
+    _communicate(lambda: dist.broadcast(result, 0))
+    return result.to(values.device)
 
 
 def on_first_rank(work: Callable[[], Value]) -> Value:
-    """What ``work`` gives on the first rank, which does it alone: any plain value that JSON can hold.
+    """Do some work on the first rank alone.
 
-    If it fails there, it fails everywhere.
+    Args:
+        work: A function whose result JSON can represent. If it fails, all ranks raise its error.
+
+    Returns:
+        The result, on all ranks.
     """
     if world() == 1:
         return work()
-    found: Any = None
+    result: Any = None
     with fail_together():
         if rank() == 0:
             with alone():
-                found = work()
-    given: Value = json.loads(_said_by(json.dumps(found), 0))
-    return given
+                result = work()
+    value: Value = json.loads(_text_of(0, json.dumps(result)))
+    return value
 
 
 @contextmanager
 def fail_together() -> Iterator[None]:
-    """What one rank fails at in here, all fail at: it tells them, and each raises the error."""
+    """If one rank fails in this context, all ranks raise its error at the end of it."""
     if world() == 1:
         yield
         return
@@ -164,100 +160,96 @@ def fail_together() -> Iterator[None]:
     _share_failure(None)
 
 
-def _share_failure(own: Exception | None) -> None:
-    """Meet the others at the end of some work, and raise what the lowest rank that failed has to say."""
+def _share_failure(problem: Exception | None) -> None:
+    """Exchange failures, and raise that of the lowest rank that has one; return there, so that it raises it."""
     import torch
 
-    failed = torch.full((1,), -1, dtype=torch.long, device="cpu")
-    if own is not None:
-        failed[0] = world() - rank()
-    lowest = int(all_max(failed))
-    if lowest < 0:
+    failed = 0 if problem is None else world() - rank()  # the larger, the lower the rank
+    lowest = world() - int(all_max(torch.tensor([failed], device="cpu")))
+    if lowest == world():
         return
-    who = world() - lowest
-    said = str(own) if isinstance(own, GradpathError) else f"{type(own).__name__}: {own}"
-    message, code = json.loads(_said_by(json.dumps([said, getattr(own, "exit_code", 1)]), who))
-    if own is not None and who == rank():
-        own.shared = True  # type: ignore[attr-defined]
+    message = str(problem) if isinstance(problem, GradpathError) else f"{type(problem).__name__}: {problem}"
+    content = _text_of(lowest, json.dumps([message, getattr(problem, "exit_code", 1)]))
+    if problem is not None and lowest == rank():
+        problem.shared = True  # type: ignore[attr-defined]
         return
-    kind = UsageError if code == UsageError.exit_code else GradpathError
-    raise _shared(kind(message if who == 0 else f"{message} (process {who} of {world()})")) from None
+    message, code = json.loads(content)
+    error = (UsageError if code == UsageError.exit_code else GradpathError)(
+        message if lowest == 0 else f"{message} (process {lowest} of {world()})"
+    )
+    error.shared = True
+    raise error from None
 
 
 def check_same(what: str, *content: Any) -> None:
-    """Refuse to add up what does not belong fail_together: ranks that were asked for different things."""
+    """Refuse shared work if the ranks were given different content.
+
+    Args:
+        what: What is compared, for the error message.
+        content: Plain values, or objects, of which only the type is compared.
+    """
     if world() == 1:
         return
     import torch
 
-    def plain(value: Any) -> str:  # an object may print its address, which no two processes share
+    def plain(value: Any) -> str:  # not repr(), which can contain an address
         return sha256(value).hexdigest() if isinstance(value, bytes) else type(value).__name__
 
-    seen = sha256(json.dumps(content, default=plain, sort_keys=True).encode())
-    number = torch.tensor([int(seen.hexdigest()[:15], 16)], device="cpu")
+    digest = sha256(json.dumps(content, default=plain, sort_keys=True).encode())
+    number = torch.tensor([int(digest.hexdigest()[:15], 16)], device="cpu")
     if int(all_max(number)) != -int(all_max(-number)):
-        raise _shared(
-            UsageError(
-                f"the {world()} processes of this run were given different {what}, and share their work: "
-                "give all of them the same, or use gradpath.ranks.alone() to have each work for itself."
-            )
+        error = UsageError(
+            f"the {world()} processes of this run share their work but were given different {what}. Give all of "
+            "them the same, or use gradpath.runtime.distributed.alone() to let each work by itself."
         )
+        error.shared = True
+        raise error
 
 
-def _shared(error: GradpathError) -> GradpathError:
-    error.shared = True
-    return error
-
-
-def _said_by(text: str, who: int) -> str:
-    """A text of one rank, on all of them."""
+def _text_of(source: int, text: str) -> str:
+    """The text of one rank, on all of them."""
     import torch
     import torch.distributed as dist
 
     data = text.encode()
     size = torch.tensor([len(data)], device=_wire())
-    _with_others(lambda: dist.broadcast(size, who))
-    sent = torch.empty(int(size), dtype=torch.uint8, device=_wire())
-    if rank() == who:
-        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(_wire())
-    _with_others(lambda: dist.broadcast(sent, who))
-    return bytes(sent.tolist()).decode()
+    _communicate(lambda: dist.broadcast(size, source))
+    content = torch.empty(int(size), dtype=torch.uint8, device=_wire())
+    if rank() == source:
+        content = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(_wire())
+    _communicate(lambda: dist.broadcast(content, source))
+    return bytes(content.tolist()).decode()
 
 
 def _wire() -> torch.device:
-    """Where tensors have to be to be sent: on the GPU if NCCL sends them, else on the CPU."""
-    import torch
-    import torch.distributed as dist
+    """The device from which tensors are sent: the GPU for NCCL, else the CPU.
 
-    _join()
-    if torch.cuda.is_available() and "nccl" in dist.get_backend_config():
-        return torch.device(torch.cuda.current_device())
-    return torch.device("cpu")
-
-
-def _join() -> None:
-    """Meet the other ranks, once; whoever has done so before us has our thanks."""
+    The first call initialises the process group, unless the caller already has.
+    """
     import atexit
 
     import torch
     import torch.distributed as dist
 
-    if dist.is_initialized():
-        return
-    device = local_device()
-    if device is not None:
-        torch.cuda.set_device(device)
-    _with_others(lambda: dist.init_process_group(timeout=_PATIENCE))
-    atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
+    if not dist.is_initialized():
+        device = local_device()
+        if device is not None:
+            torch.cuda.set_device(device)
+        _communicate(lambda: dist.init_process_group(timeout=_TIMEOUT))
+        atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
+    if torch.cuda.is_available() and "nccl" in dist.get_backend_config():
+        return torch.device(torch.cuda.current_device())
+    return torch.device("cpu")
 
 
-def _with_others(meet: Callable[[], object]) -> None:
+def _communicate(call: Callable[[], object]) -> None:
+    """Call ``torch.distributed``; its errors become one sentence."""
     try:
-        meet()
-    except RuntimeError as problem:  # torch.distributed's errors are of this kind
+        call()
+    except RuntimeError as problem:
         line = str(problem).partition("\n")[0]
-        reason = line.rpartition("] ")[2].partition(". ")[0]  # without where in its source, and its advice
+        reason = line.rpartition("] ")[2].partition(". ")[0]  # without the place in its source, and its advice
         raise GradpathError(
-            f"another process of this run has ended or cannot be reached ({reason}). What was finished "
-            "is kept: run the same command again to go on."
+            f"another process of this run has ended or cannot be reached ({reason}). Finished work is saved: "
+            "run the same command again to continue."
         ) from None
