@@ -60,6 +60,7 @@ def command(
     from gradpath.grid.bench import Bench
     from gradpath.grid.runner import Experiment, Written, reproduce
     from gradpath.grid.store import Store
+    from gradpath.paper.published import published
     from gradpath.runtime.files import lock_folder
 
     loading = pick(ModelOptions, given)
@@ -70,7 +71,8 @@ def command(
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradpath-")))
         stack.enter_context(lock_folder(folder))
-        bench = Bench(loading.load(), request, Store(folder))
+        model = loading.load()
+        bench = Bench(model, request, Store(folder), published(model))
         with GridBar() as bar:
             written = reproduce(bench, [curve], folder, command=command_line(), watch=bar, note=Screen().note)
         if out is not None:
