@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gradpath.evaluation.bootstrap import distance_difference, error_difference
 from gradpath.evaluation.evaluate import Result
 from gradpath.grid.bench import Bench
-from gradpath.grid.faithfulness import comparison
-from gradpath.evaluation.bootstrap import distance_difference, error_difference
-from gradpath.grid.faithfulness import jobs
+from gradpath.grid.faithfulness import comparison, jobs
 from gradpath.grid.jobs import circuit_cell, measured, run_jobs
-from gradpath.grid.request import parse_methods
-from gradpath.grid.request import Request
+from gradpath.grid.request import Request, parse_methods
 from gradpath.grid.store import Store
 
 
@@ -60,7 +58,7 @@ def test_every_way_is_compared_with_eap_ig_by_the_first_selection(tiny, tmp_path
     bench = measured_bench(tiny, tmp_path, "eap,eap-ig", ("top", "refined"))
     text = comparison(bench)
     assert text is not None
-    assert "less those of eap-ig, top" in text
+    assert "minus those of eap-ig, top" in text
     error, distance = (table.splitlines() for table in text.split("\n\n")[2:])
     assert error[0] == "| Error | eap, top | eap-ig, refined | eap, refined |"
     assert distance[0].replace("\\|", "|").startswith("| |1 - NFS| | eap, top |")

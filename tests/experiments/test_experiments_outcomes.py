@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from gradpath.evaluation import mib
 from gradpath.attribution.attribute import attribute
-from gradpath.circuit import load_circuit
-from gradpath.evaluation.evaluate import evaluate
-from gradpath.paper.exact import overlap, spearman
-from gradpath.paper import ABOUT
 from gradpath.attribution.direct.exact import exact_scores
-from gradpath.selection import select_by_scores
+from gradpath.circuit import load_circuit
+from gradpath.evaluation import mib
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.paper import ABOUT
+from gradpath.paper.exact import overlap, spearman
+from gradpath.selection import select, select_many
 from gradpath.tasks import load_task
 
 TASKS = ("ioi", "greater-than")
@@ -46,7 +46,7 @@ def about(value: str, expected: float) -> None:
 
 def test_all_runs_every_experiment_and_leaves_out_what_makes_no_sense(everything):
     assert everything.ran.code == 0, everything.ran.err
-    assert "left out manual: the manual circuits are of GPT-2 small" in everything.ran.err
+    assert "skipped manual: the manual circuits are of GPT-2 small" in everything.ran.err
     for name in ALONE:
         assert everything.record(name)["title"] in everything.ran.out
         assert str(everything.out / f"{name}.csv") in everything.ran.out
@@ -79,7 +79,7 @@ def test_baselines_are_the_metrics_of_the_whole_model(everything, tiny, splits):
     for task in TASKS:
         (row,) = everything.rows("baselines", task=task)
         scores = attribute(tiny, splits[task, "train"], "eap")
-        result = evaluate(tiny, select_by_scores(scores, n=20), splits[task, "test"])
+        result = evaluate(tiny, select(scores, n=20), splits[task, "test"])
         about(row["clean"], result.clean)
         about(row["corrupted"], result.corrupted)
         assert float(row["clean_low"]) <= float(row["clean"]) <= float(row["clean_high"])
@@ -92,7 +92,7 @@ def test_faithfulness_is_that_of_direct_calls(everything, tiny, splits, method, 
     for task in TASKS:
         scores = attribute(tiny, splits[task, "train"], method)
         for sparsity in (0.5, 0.8):
-            result = evaluate(tiny, select_by_scores(scores, sparsity=sparsity, how=how), splits[task, "test"])
+            result = evaluate(tiny, select(scores, sparsity=sparsity, how=how), splits[task, "test"])
             (row,) = everything.rows("faithfulness", task=task, method=method, how=how, sparsity=sparsity)
             about(row["faithfulness"], result.faithfulness)
             about(row["faithfulness_low"], result.interval[0])
@@ -103,7 +103,7 @@ def test_faithfulness_is_that_of_direct_calls(everything, tiny, splits, method, 
 @pytest.mark.parametrize("steps", [3, 4, 5])
 def test_steps_are_those_of_direct_calls(everything, tiny, splits, steps):
     scores = attribute(tiny, splits["ioi", "train"], "eap-gp", steps=steps)
-    result = evaluate(tiny, select_by_scores(scores, sparsity=0.5), splits["ioi", "test"])
+    result = evaluate(tiny, select(scores, sparsity=0.5), splits["ioi", "test"])
     (row,) = everything.rows("steps", task="ioi", method="eap-gp", steps=steps, sparsity=0.5)
     about(row["faithfulness"], result.faithfulness)
 
@@ -115,7 +115,7 @@ def test_runtime_counts_passes_and_measures_at_its_own_sparsity(everything, tiny
         assert float(row["ratio"]) > 0
         assert float(row["sparsity"]) == 0.975
     (row,) = everything.rows("runtime", task="ioi", method="eap-ig", how="greedy")
-    circuit = select_by_scores(attribute(tiny, splits["ioi", "train"], "eap-ig"), sparsity=0.975, how="greedy")
+    circuit = select(attribute(tiny, splits["ioi", "train"], "eap-ig"), sparsity=0.975, how="greedy")
     about(row["faithfulness"], evaluate(tiny, circuit, splits["ioi", "test"]).faithfulness)
 
 
@@ -152,7 +152,7 @@ def test_saturation_follows_the_edge_asked_for(run, tiny_folder, tmp_path):
 def test_circuit_is_drawn_and_saved(everything, tiny, splits):
     for task in TASKS:
         saved = load_circuit(everything.out / f"circuit-{task}.json")
-        expected = select_by_scores(attribute(tiny, splits[task, "train"], "eap-gp"), sparsity=0.5)
+        expected = select(attribute(tiny, splits[task, "train"], "eap-gp"), sparsity=0.5)
         assert set(saved.edges) == set(expected.edges)
         graph = (everything.out / f"circuit-{task}.dot").read_text()
         assert graph.startswith("digraph circuit {")
@@ -230,7 +230,9 @@ def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits,
     ]
     for row in found:
         scores = attribute(tiny, splits["ioi", "train"], row["method"])
-        expected = mib.measure(tiny, scores, splits["ioi", "test"])[row["how"]]
+        counts = [mib.edges_at(tiny.graph, fraction) for fraction in mib.FRACTIONS[:-1]]
+        circuits = select_many(scores, counts, how=row["how"])
+        expected = mib.areas_of(evaluate(tiny, circuits, splits["ioi", "test"]))
         about(row["cpr"], expected.cpr)
         about(row["cmd"], expected.cmd)
     assert json.loads((tmp_path / "curve.json").read_text())["mib"] == found
@@ -246,7 +248,7 @@ def test_curve_with_an_ablation_is_that_of_direct_calls_and_shares_no_cell(run, 
         assert ran.code == 0, ran.err
         (row,) = json.loads(ran.out)["experiments"]["curve"]["rows"]
         train, test = splits["ioi", "train"], splits["ioi", "test"]
-        circuit = select_by_scores(attribute(tiny, train, "eap", ablation=name), sparsity=0.5)
+        circuit = select(attribute(tiny, train, "eap", ablation=name), sparsity=0.5)
         about(row["faithfulness"], evaluate(tiny, circuit, test, mean_over=train).faithfulness)
     assert "Ablation: mean-positional" in (tmp_path / "curve.md").read_text()
     assert len(list((tmp_path / "cells").iterdir())) == 2

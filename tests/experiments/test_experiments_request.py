@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gradpath.errors import UsageError
-from gradpath.grid.request import MethodSpec, parse_methods
+from gradpath.grid.request import GRIDS, MethodSpec, Request, parse_methods, whole_numbers
 from gradpath.paper import ABOUT, find_experiment
-from gradpath.grid.request import GRIDS, Request, whole_numbers
 
 
 def test_a_method_carries_its_options():

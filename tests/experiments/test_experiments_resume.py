@@ -8,13 +8,12 @@ import pytest
 
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.grid import jobs as grid
-from gradpath.paper import steps
 from gradpath.grid.bench import Bench
 from gradpath.grid.faithfulness import jobs
 from gradpath.grid.jobs import CIRCUIT_COST, CellJob, run_jobs
-from gradpath.grid.request import MethodSpec
-from gradpath.grid.request import Request
+from gradpath.grid.request import MethodSpec, Request
 from gradpath.grid.store import Store
+from gradpath.paper import steps
 from gradpath.scores import load_scores
 
 
