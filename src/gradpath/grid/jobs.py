@@ -17,6 +17,7 @@ from gradpath.evaluation.evaluate import Result, evaluate
 from gradpath.grid.bench import Bench, timed
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.store import Key, digest
+from gradpath.sweep import Progress
 
 CIRCUIT_COST = 0.4  # passes that a circuit takes: most nodes are outside of it
 # Circuits measured together, after one set-up. With so many the set-up costs little, and a killed run loses few.
@@ -28,14 +29,6 @@ CircuitSpec = tuple[MethodSpec, str, int]  # the method of its scores, its selec
 
 class Watch(Protocol):
     """Shows progress."""
-
-    def begin(self, total: float) -> None: ...
-    def start(self, title: str) -> None: ...
-    def advance(self, done: float) -> None: ...
-
-
-class Silent:
-    """A watch that shows nothing."""
 
     def begin(self, total: float) -> None: ...
     def start(self, title: str) -> None: ...
@@ -60,25 +53,31 @@ class Job(Protocol):
 
 def run_jobs(bench: Bench, jobs: Sequence[Job], watch: Watch | None = None) -> None:
     """Run all jobs that are not finished, in order."""
-    watch = watch or Silent()
     planned: Planned = set()
     costs = [job.remaining(bench, planned) for job in jobs]
-    if any(costs):
+    if watch and any(costs):
         watch.begin(sum(costs))
     for job, cost in zip(jobs, costs, strict=True):
         if not cost:
             continue
-        watch.start(job.title)
+        if watch:
+            watch.start(job.title)
         shown = 0.0
 
         def advance(done: float, cost: float = cost) -> None:
             nonlocal shown
             done = min(done, cost - shown)  # a job never shows more than its cost
             shown += done
-            watch.advance(done)
+            if watch:
+                watch.advance(done)
 
         job.run(bench, advance)
-        watch.advance(cost - shown)
+        advance(cost)
+
+
+def scaled(advance: Advance, cost: float) -> Progress:
+    """Progress in examples, reported as ``cost`` passes for each."""
+    return lambda done: advance(done * cost)
 
 
 def _plan(key: Key, planned: Planned) -> bool:
@@ -107,7 +106,7 @@ class ScoreJob:
         return len(bench.task(self.task, "train")) * self.method.cost
 
     def run(self, bench: Bench, advance: Advance) -> None:
-        bench.scores(self.task, self.method, lambda done: advance(done * self.method.cost))
+        bench.scores(self.task, self.method, scaled(advance, self.method.cost))
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class CircuitJob:
     ) -> None:
         circuits: dict[CircuitSpec, Circuit] = {}
         for method in _methods_of(missing):
-            scores = bench.scores(self.task, method, lambda done, cost=method.cost: advance(done * cost))  # type: ignore[misc]
+            scores = bench.scores(self.task, method, scaled(advance, method.cost))
             for how in self.hows:
                 if specs := [spec for spec in missing if spec[:2] == (method, how)]:
                     selected = bench.circuits(scores, self.task, how, [n for _, _, n in specs])
@@ -170,7 +169,7 @@ class CircuitJob:
             bench.task(self.task, "test"),
             batch_size=bench.request.batch_size,
             memory=bench.request.memory,
-            progress=lambda done: advance(done * _cost(missing)),
+            progress=scaled(advance, _cost(missing)),
             ablation=bench.request.ablation,
             mean_over=bench.task(self.task, "train"),
         )

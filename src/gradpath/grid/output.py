@@ -83,6 +83,11 @@ def with_interval(value: float, low: float, high: float, form: str = ".3f", ends
     return f"{value:{form}} [{low:{ends}}, {high:{ends}}]"
 
 
+def interval_column(heading: str, name: str, ends: str = ".2f") -> Column:
+    """A column of values with their intervals."""
+    return heading, lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], ends=ends)
+
+
 def nfs(row: Row) -> str:
     """A row's faithfulness in percent with its interval, ``80.1 [74, 86]``."""
     low, high = (percent(row[f"faithfulness_{end}"], 0) for end in ("low", "high"))

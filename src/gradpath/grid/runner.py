@@ -72,8 +72,7 @@ def reproduce(
     Returns:
         The results in the order of the experiments.
     """
-    for experiment in experiments:
-        distributed.on_first_rank(lambda name=experiment.name: _check_folder(bench, name, out, note))  # type: ignore[misc]
+    distributed.on_first_rank(lambda: _check_folder(bench, [x.name for x in experiments], out, note))
     begin, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     chosen = [x for x in experiments if _can_run(bench, x, alone=len(experiments) == 1, note=note)]
     run_jobs(bench, [job for experiment in chosen for job in experiment.jobs(bench)], watch)
@@ -82,25 +81,29 @@ def reproduce(
     for experiment in chosen:
         outcome = experiment.outcome(bench)
         record = {**about, "times": {"started": started, "seconds": round(time.monotonic() - begin, 2)}}
-        files = distributed.on_first_rank(lambda x=outcome, y=record: [str(file) for file in write(x, out, y)])  # type: ignore[misc]
-        written.append(Written(outcome, record, [Path(file) for file in files]))
+        written.append(Written(outcome, record, _write(outcome, out, record)))
     return written
 
 
-def _check_folder(bench: Bench, name: str, out: Path, note: Note) -> None:
+def _check_folder(bench: Bench, names: Sequence[str], out: Path, note: Note) -> None:
     """Refuse to overwrite a table of another model. Cells never mix, whatever a folder contains."""
-    try:
-        before = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
-        weights, model, request = before["weights"], before["model"], before["asked"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    if weights != bench.weights:
-        raise UsageError(
-            f"{out} contains {name} of another model, {model}, and {bench.model.name or 'this model'} was asked "
-            "for. Give another folder with --out."
-        )
-    if request != _request_record(bench):
-        note(f"{name} in {out} was made with other settings: its tables are written again, its cells are kept.")
+    for name in names:
+        try:
+            before = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+            weights, model, request = before["weights"], before["model"], before["asked"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if weights != bench.weights:
+            raise UsageError(
+                f"{out} contains {name} of another model, {model}, and {bench.model.name or 'this model'} was asked "
+                "for. Give another folder with --out."
+            )
+        if request != _request_record(bench):
+            note(f"{name} in {out} was made with other settings: its tables are written again, its cells are kept.")
+
+
+def _write(outcome: Outcome, out: Path, record: dict[str, Any]) -> list[Path]:
+    return [Path(x) for x in distributed.on_first_rank(lambda: [str(file) for file in write(outcome, out, record)])]
 
 
 def _can_run(bench: Bench, experiment: Experiment, *, alone: bool, note: Note) -> bool:

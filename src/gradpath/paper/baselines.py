@@ -15,8 +15,8 @@ from gradpath.circuit import Circuit
 from gradpath.evaluation.bootstrap import mean_and_interval
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.grid.bench import Bench
-from gradpath.grid.jobs import Advance, CellJob, Job, finished
-from gradpath.grid.output import Column, Outcome, Row, table, with_interval
+from gradpath.grid.jobs import Advance, CellJob, Job, finished, scaled
+from gradpath.grid.output import Column, Outcome, Row, interval_column, table
 from gradpath.grid.runner import Experiment
 from gradpath.grid.store import Key
 from gradpath.report.style import task_title
@@ -46,7 +46,7 @@ def _job(bench: Bench, name: str) -> CellJob:
             task,
             batch_size=bench.request.batch_size,
             memory=bench.request.memory,
-            progress=lambda done: advance(2.0 * done),
+            progress=scaled(advance, 2.0),
         )
         clean, corrupted = result.clean_values, result.corrupted_values
         values = zip(SIDES, (clean, corrupted, clean - corrupted), strict=True)
@@ -80,11 +80,6 @@ def _row(bench: Bench, name: str) -> Row:
     return row
 
 
-def _interval(side: str) -> Column:
-    title = "clean - corrupted" if side == "difference" else side
-    return f"{title} [95%]", lambda x: with_interval(x[side], x[f"{side}_low"], x[f"{side}_high"], ends=".3f")
-
-
 def _paper_columns(side: str) -> Sequence[Column]:
     def number(row: Row) -> str:
         return f"{row[f'paper_{side}']:g}" + " (?)" * row["paper_doubtful"] if f"paper_{side}" in row else ""
@@ -98,7 +93,9 @@ def _paper_columns(side: str) -> Sequence[Column]:
 COLUMNS: Sequence[Column] = [
     ("task", lambda row: task_title(row["task"])),
     ("metric", lambda row: row["metric"]),
-    *map(_interval, SIDES),
+    interval_column("clean [95%]", "clean", ".3f"),
+    interval_column("corrupted [95%]", "corrupted", ".3f"),
+    interval_column("clean - corrupted [95%]", "difference", ".3f"),
     ("pairs kept", lambda row: row["examples"]),
     ("dropped", lambda row: row["pairs_dropped"]),
 ]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gradpath.attribution.direct.exact import Edge, exact_scores, passes, sample
 from gradpath.grid.bench import Bench
-from gradpath.grid.jobs import Advance, CellJob, Job, finished
-from gradpath.grid.output import Column, Outcome, Row, grouped, markdown, percent, with_interval
+from gradpath.grid.jobs import Advance, CellJob, Job, finished, scaled
+from gradpath.grid.output import Column, Outcome, Row, grouped, interval_column, markdown, percent
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.runner import Experiment
 from gradpath.grid.store import Key
@@ -92,8 +92,8 @@ def _exact_job(bench: Bench, task: str, edges: Sequence[Edge]) -> CellJob:
     train, cost = bench.task(task, "train"), passes(bench.model, edges)
 
     def compute(advance: Advance) -> Mapping[str, Any]:
-        limits = bench.request.limits
-        scores = exact_scores(bench.model, train, edges, limits=limits, progress=lambda done: advance(done * cost))
+        limits, progress = bench.request.limits, scaled(advance, cost)
+        scores = exact_scores(bench.model, train, edges, limits=limits, progress=progress)
         return {"values": scores.tolist(), "forward": cost}
 
     title = f"{task}: patching {len(edges)} edges"
@@ -102,7 +102,7 @@ def _exact_job(bench: Bench, task: str, edges: Sequence[Edge]) -> CellJob:
 
 def _estimate_job(bench: Bench, task: str, method: MethodSpec, edges: Sequence[Edge]) -> CellJob:
     def compute(advance: Advance) -> Mapping[str, Any]:
-        scores, seconds = bench.attribute(task, method, lambda done: advance(done * method.cost))
+        scores, seconds = bench.attribute(task, method, scaled(advance, method.cost))
         values = [float(f"{scores.values[edge]:.9g}") for edge in edges]
         return {"values": values, "attribution_seconds": round(seconds, 3), **scores.about["passes"]}
 
@@ -159,10 +159,6 @@ def _note(bench: Bench, n: int) -> str:
     )
 
 
-def _rho(heading: str, name: str) -> Column:
-    return heading, lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
-
-
 def _shared(share: str) -> Column:
     return f"top {share} shared", lambda row: f"{percent(row[f'top_{share}'], 0)}%"
 
@@ -170,8 +166,8 @@ def _shared(share: str) -> Column:
 COLUMNS: list[Column] = [
     ("task", lambda row: f"{task_title(row['task'])} ({row['examples']} examples)"),
     ("method", lambda row: row["method"]),
-    _rho("rho [95%]", "spearman"),
-    _rho("rho of sizes [95%]", "spearman_size"),
+    interval_column("rho [95%]", "spearman"),
+    interval_column("rho of sizes [95%]", "spearman_size"),
     *(_shared(f"{100 * share:g}%") for share in SHARES),
     ("forward", lambda row: row["forward_passes"]),
     ("backward", lambda row: row["backward_passes"]),

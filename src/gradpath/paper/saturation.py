@@ -10,12 +10,13 @@ there is a gradient, but it says nothing about this edge.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gradpath.grid.bench import Bench
-from gradpath.grid.jobs import Advance, CellJob, Job, ScoreJob, finished
+from gradpath.grid.jobs import Advance, CellJob, Job, ScoreJob, finished, scaled
 from gradpath.grid.output import Outcome, Row, markdown
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.runner import Experiment
@@ -63,12 +64,8 @@ def _job(bench: Bench, task: str) -> CellJob:
     def compute(advance: Advance) -> Mapping[str, Any]:
         edge = bench.request.edge or strongest(bench.scores(task, RANKING))
         model, limits = bench.model, bench.request.limits
-        line = follow_line(
-            model, train, edge, LINE_POINTS, limits=limits, progress=lambda done: advance(done * line_cost)
-        )
-        path = follow_gradpath(
-            model, train, edge, STEPS, limits=limits, progress=lambda done: advance(done * path_cost)
-        )
+        line = follow_line(model, train, edge, LINE_POINTS, limits=limits, progress=scaled(advance, line_cost))
+        path = follow_gradpath(model, train, edge, STEPS, limits=limits, progress=scaled(advance, path_cost))
         return {"edge": edge, "examples": len(train), "line": _summary(line), "eap-gp": _summary(path)}
 
     return CellJob(f"{task}: following an edge", _key(bench, task), len(train) * (line_cost + path_cost), compute)
@@ -107,8 +104,8 @@ def outcome(bench: Bench) -> Outcome:
         rows=[row for group in rows.values() for row in group],
         text=_text(cells, rows),
         figures={
-            f"saturation-{task}": lambda task=task: draw_saturation(bench.title, task, cells[task], rows[task])  # type: ignore[misc]
-            for task in cells
+            f"saturation-{task}": partial(draw_saturation, bench.title, task, cell, rows[task])
+            for task, cell in cells.items()
         },
         notes=(note,),
     )

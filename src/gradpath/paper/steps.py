@@ -22,7 +22,7 @@ from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import find_method, find_path
 from gradpath.grid.bench import Bench, timed
 from gradpath.grid.faithfulness import READING, circuit_row, tiled
-from gradpath.grid.jobs import Advance, CircuitJob, Job, Planned
+from gradpath.grid.jobs import Advance, CircuitJob, Job, Planned, scaled
 from gradpath.grid.output import Outcome, Row, grouped, markdown, percent
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.runner import Experiment
@@ -86,16 +86,13 @@ class NestedJob:
     def run(self, bench: Bench, advance: Advance) -> None:
         missing, task = self.missing(bench), bench.task(self.task, "train")
         most = max(missing)
-        cost = self.method.with_steps(most).cost
+        progress = scaled(advance, self.method.with_steps(most).cost)
         # The sums stop at every number of steps, missing or not: so a run that was killed and continues rounds as
         # one that was not.
         steps, limits = [k for k in self.steps if k <= most], bench.request.limits
-
-        def attribute() -> dict[int, Scores]:
-            progress: Progress = lambda done: advance(done * cost)  # noqa: E731
-            return attribute_nested(bench.model, task, self.method, steps, limits=limits, progress=progress)
-
-        scores, seconds = timed(attribute)
+        scores, seconds = timed(
+            lambda: attribute_nested(bench.model, task, self.method, steps, limits=limits, progress=progress)
+        )
         for k, key in missing.items():
             bench.store.keep_scores(key, scores[k], seconds * k / most)  # the share that k steps alone would take
 
