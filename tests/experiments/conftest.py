@@ -16,7 +16,8 @@ from jaxtyping import install_import_hook
 from serving import Server
 from tiny_folder import save_tiny
 
-# The modules of this layer that have shapes in their signatures.
+import gradpath.grid.faithfulness  # without checks: only the modules below have shapes in their signatures
+
 with install_import_hook("gradpath", "beartype.beartype"):
     import gradpath.paper.exact
     import gradpath.paper.follow

@@ -58,7 +58,7 @@ def test_every_way_is_compared_with_eap_ig_by_the_first_selection(tiny, tmp_path
     bench = measured_bench(tiny, tmp_path, "eap,eap-ig", ("top", "refined"))
     text = comparison(bench)
     assert text is not None
-    assert "less those of eap-ig, top" in text
+    assert "minus those of eap-ig, top" in text
     error, distance = (table.splitlines() for table in text.split("\n\n")[2:])
     assert error[0] == "| Error | eap, top | eap-ig, refined | eap, refined |"
     assert distance[0].replace("\\|", "|").startswith("| |1 - NFS| | eap, top |")

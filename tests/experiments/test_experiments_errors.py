@@ -65,7 +65,7 @@ def test_an_edge_that_is_none_is_refused(run, tiny_folder, tmp_path):
     asked = ("--tasks", "ioi", "--examples", 2, "--edge", "m1->m0")
     ran = run("reproduce", "saturation", "--model", tiny_folder, *asked, "--out", tmp_path)
     assert ran.code == 1
-    assert "'m1->m0' is no edge: m0 does not read what m1 writes" in ran.error
+    assert "there is no edge 'm1->m0': m0 does not read what m1 writes" in ran.error
 
 
 def test_a_file_is_no_folder(run, tmp_path):
@@ -81,6 +81,6 @@ def test_a_folder_of_another_model_is_not_written_over(run, everything, tmp_path
     before = (everything.out / "baselines.csv").read_bytes()
     ran = run("reproduce", "baselines", "--model", other, "--examples", 6, "--out", everything.out)
     assert ran.code == 2
-    assert "holds baselines of another model" in ran.error
+    assert "contains baselines of another model" in ran.error
     assert "Give another folder with --out." in ran.error
     assert (everything.out / "baselines.csv").read_bytes() == before

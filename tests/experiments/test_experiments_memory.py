@@ -19,7 +19,7 @@ from gradpath.grid.store import Store
 from gradpath.paper import find_experiment
 from gradpath.paper.follow import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested
-from gradpath.sweep import CHUNK, batch_that_fits
+from gradpath.sweep import CHUNK, Limits
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode
 
@@ -34,7 +34,7 @@ def budget_for_two(tiny, tmp_path_factory) -> int:
     pairs = encode(bench.task("ioi", "train"), bench.model.tokenizer)
     for budget in range(2 * CHUNK, 2 * CHUNK + 10_000_000, 1000):
         with suppress(UsageError):
-            if batch_that_fits(bench.model, pairs, 6, budget, points=5, whole=True, results=2) == 2:
+            if Limits(6, budget).batch(bench.model, pairs, points=5, whole=True, results=2) == 2:
                 return budget
     raise AssertionError("no budget is one for two examples")
 
@@ -77,10 +77,10 @@ class Full:
 
 
 WORK = {
-    "steps": lambda m, task: attribute_nested(m, task, MethodSpec("eap-gp"), [2, 3], 4)[2].values,
-    "exact": lambda m, task: exact_scores(m, task, [(0, 0), (1, 4)], batch_size=4).float(),
-    "line": lambda m, task: follow_line(m, task, "input->m0", 3, batch_size=4).values["score"],
-    "gradpath": lambda m, task: follow_gradpath(m, task, "input->m0", 3, batch_size=4).values["score"],
+    "steps": lambda m, task: attribute_nested(m, task, MethodSpec("eap-gp"), [2, 3], limits=Limits(4))[2].values,
+    "exact": lambda m, task: exact_scores(m, task, [(0, 0), (1, 4)], limits=Limits(4)).float(),
+    "line": lambda m, task: follow_line(m, task, "input->m0", 3, limits=Limits(4)).values["score"],
+    "gradpath": lambda m, task: follow_gradpath(m, task, "input->m0", 3, limits=Limits(4)).values["score"],
 }
 
 

@@ -17,7 +17,7 @@ from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.paper import ABOUT
 from gradpath.paper.exact import overlap, spearman
-from gradpath.selection import select
+from gradpath.selection import select, select_many
 from gradpath.tasks import load_task
 
 TASKS = ("ioi", "greater-than")
@@ -46,7 +46,7 @@ def about(value: str, expected: float) -> None:
 
 def test_all_runs_every_experiment_and_leaves_out_what_makes_no_sense(everything):
     assert everything.ran.code == 0, everything.ran.err
-    assert "left out manual: the manual circuits are of GPT-2 small" in everything.ran.err
+    assert "skipped manual: the manual circuits are of GPT-2 small" in everything.ran.err
     for name in ALONE:
         assert everything.record(name)["title"] in everything.ran.out
         assert str(everything.out / f"{name}.csv") in everything.ran.out
@@ -230,7 +230,9 @@ def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits,
     ]
     for row in found:
         scores = attribute(tiny, splits["ioi", "train"], row["method"])
-        expected = mib.measure(tiny, scores, splits["ioi", "test"])[row["how"]]
+        counts = [mib.edges_at(tiny.graph, fraction) for fraction in mib.FRACTIONS[:-1]]
+        circuits = select_many(scores, counts, how=row["how"])
+        expected = mib.areas_of(evaluate(tiny, circuits, splits["ioi", "test"]))
         about(row["cpr"], expected.cpr)
         about(row["cmd"], expected.cmd)
     assert json.loads((tmp_path / "curve.json").read_text())["mib"] == found

@@ -14,6 +14,7 @@ from gradpath.evaluation.evaluate import evaluate
 from gradpath.grid.request import MethodSpec, parse_methods
 from gradpath.paper.follow import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested, is_nested
+from gradpath.sweep import Limits
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
 
@@ -21,7 +22,7 @@ TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
 @families("gpt2", "phi", "olmo2")
 def test_exact_patching_is_the_circuit_of_all_edges_but_one(model):
     index = model.graph.mask.nonzero()
-    found = exact_scores(model, TASK, [(u, v) for u, v in index.tolist()], batch_size=3)
+    found = exact_scores(model, TASK, [(u, v) for u, v in index.tolist()], limits=Limits(3))
     some = list(range(0, len(index), 11))
     without = [torch.cat([index[:i], index[i + 1 :]]) for i in some]
     circuits = [Circuit(model.graph, kept, torch.zeros(len(kept))) for kept in without]
@@ -42,18 +43,18 @@ EDGES = ["input->a0.h1<q>", "m0->a2.h1<k>", "a0.h2->a1.h0<v>", "a1.h1->m1", "m1-
 def test_the_mean_of_an_edges_points_is_its_score(model, edge):
     if model.graph.parallel:
         edge = edge.replace("->m1", "->m2")  # no MLP reads the heads beside it
-    line = follow_line(model, TASK, edge, 5, batch_size=3)
+    line = follow_line(model, TASK, edge, 5, limits=Limits(3))
     assert line.at == [0, 0.25, 0.5, 0.75, 1]
     ours = float(line.values["score"][:4].mean())  # EAP-IG's points: all but the corrupted prompt
     assert ours == pytest.approx(attribute(model, TASK, "eap-ig", steps=4)[edge], rel=1e-3, abs=1e-6)
-    path = follow_gradpath(model, TASK, edge, 3, batch_size=3)
+    path = follow_gradpath(model, TASK, edge, 3, limits=Limits(3))
     ours = float(path.values["score"][1:].mean())
     assert ours == pytest.approx(attribute(model, TASK, "eap-gp", steps=3)[edge], rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("follow", [follow_line, follow_gradpath])
 def test_what_is_met_does_not_depend_on_the_batch(gpt2, follow):
-    one, many = (follow(gpt2, TASK, "a0.h2->a1.h0<v>", 3, batch_size=size).values for size in (1, 4))
+    one, many = (follow(gpt2, TASK, "a0.h2->a1.h0<v>", 3, limits=Limits(size)).values for size in (1, 4))
     for name in one:
         torch.testing.assert_close(one[name], many[name], atol=1e-5, rtol=1e-3)
 
@@ -61,7 +62,7 @@ def test_what_is_met_does_not_depend_on_the_batch(gpt2, follow):
 def test_the_metric_along_the_line_goes_from_clean_to_corrupted(gpt2):
     empty = Circuit(gpt2.graph, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0))
     result = evaluate(gpt2, empty, TASK)
-    metric = follow_line(gpt2, TASK, "input->m0", 3, batch_size=4).values["metric"]
+    metric = follow_line(gpt2, TASK, "input->m0", 3, limits=Limits(4)).values["metric"]
     near = {"atol": 1e-5, "rtol": 1e-4, "check_dtype": False}
     torch.testing.assert_close(metric[0], result.clean_values, **near)
     torch.testing.assert_close(metric[-1], result.corrupted_values, **near)
@@ -70,7 +71,7 @@ def test_the_metric_along_the_line_goes_from_clean_to_corrupted(gpt2):
 @pytest.mark.parametrize("text", ["eap-gp", "eap-gp+start=true", "eap-gp+move=differing+norm=position"])
 def test_one_walk_gives_the_scores_of_every_number_of_steps(gpt2, text):
     (method,) = parse_methods(text)
-    found = attribute_nested(gpt2, TASK, method, [2, 3, 9], batch_size=3)
+    found = attribute_nested(gpt2, TASK, method, [2, 3, 9], limits=Limits(3))
     for k, scores in found.items():
         plain = attribute(gpt2, TASK, "eap-gp", batch_size=3, **method.with_steps(k).options)
         torch.testing.assert_close(scores.values, plain.values, atol=1e-6, rtol=1e-4)

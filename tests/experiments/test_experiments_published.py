@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 
 from gradpath.model.transformer import Transformer
-from gradpath.paper.published import _data, published
+from gradpath.paper.published import Published, _data, published
 from gradpath.tasks import TASKS
+
+PAPER = Published("gpt2", {}, "somewhere")
 
 
 def shaped_like(tiny: Transformer, layers: int, heads: int, d_model: int, vocab: int = 50257) -> Transformer:
@@ -49,5 +52,24 @@ def test_some_figures_are_the_papers(tiny):
     assert small.faithfulness("ioi", 0.975, "eap-gp") == 0.8008
     assert small.faithfulness("ioi", 0.999, "eap-gp") is None
     assert small.faithfulness("capital-country", 0.993, "eap") == -0.0037
+    assert small.baseline("sva") == {"clean": 0.154, "corrupted": -0.157}
     assert small.runtime("greater-than", "eap-gp") == {"faithfulness": 0.998, "seconds": 210.7}
     assert published(shaped_like(tiny, 48, 25, 1600)).faithfulness("gender-bias", 0.98, "eap-gp") == 1.0
+
+
+@pytest.mark.parametrize(
+    "verb", [["curve", "--task"], ["reproduce", "faithfulness", "--tasks"]], ids=lambda verb: verb[0]
+)
+def test_the_papers_figures_stand_beside_ours(run, tiny_folder, tmp_path, monkeypatch, verb):
+    paper = replace(PAPER, tables={"faithfulness": {"ioi": {"0.5000": {"eap": 0.25}}}})
+    monkeypatch.setattr("gradpath.paper.published.published", lambda model: paper)
+    asked = ("--examples", 4, "--methods", "eap,eap-ig", "--how", "top", "--sparsities", "0.5", "--out", tmp_path)
+    ran = run(*verb, "ioi", "--model", tiny_folder, *asked, "--json")
+    assert ran.code == 0, ran.err
+    (result,) = json.loads(ran.out)["experiments"].values()
+    eap, other = result["rows"]
+    assert (eap["paper"], eap["difference"]) == (0.25, eap["faithfulness"] - 0.25)
+    assert "paper" not in other
+    assert any(note.startswith("Paper: somewhere") for note in result["notes"])
+    (page,) = tmp_path.glob("*.md")
+    assert "| paper | difference | eap-ig NFS" in page.read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradpath.grid.bench import of_task, of_weights
+from gradpath.grid.bench import task_digest, weights_digest
 from gradpath.grid.store import Store, digest
 from gradpath.model.load import load_model
 from gradpath.tasks import load_task
@@ -40,15 +40,15 @@ def test_file_names_do_not_depend_on_the_order_of_the_key():
 
 
 def test_the_fingerprint_changes_with_any_weight(tiny, tiny_folder):
-    assert of_weights(load_model(str(tiny_folder))) == of_weights(tiny)
+    assert weights_digest(load_model(str(tiny_folder))) == weights_digest(tiny)
     changed = load_model(str(tiny_folder))
     with torch.no_grad():
         changed.layers[1].w_out[0, 0] += 1e-3
-    assert of_weights(changed) != of_weights(tiny)
+    assert weights_digest(changed) != weights_digest(tiny)
 
 
 def test_the_tasks_digest_changes_with_examples_and_bos(tiny, tiny_folder):
     task = load_task("ioi", tiny, n=4)
-    assert of_task(task, tiny) == of_task(load_task("ioi", tiny, n=4), tiny)
-    assert of_task(task, tiny) != of_task(load_task("ioi", tiny, n=4, seed=1), tiny)
-    assert of_task(task, tiny) != of_task(task, load_model(str(tiny_folder), bos=False))
+    assert task_digest(task, tiny) == task_digest(load_task("ioi", tiny, n=4), tiny)
+    assert task_digest(task, tiny) != task_digest(load_task("ioi", tiny, n=4, seed=1), tiny)
+    assert task_digest(task, tiny) != task_digest(task, load_model(str(tiny_folder), bos=False))

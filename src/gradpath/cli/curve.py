@@ -46,6 +46,7 @@ def command(
     from gradpath.grid.bench import Bench
     from gradpath.grid.runner import Experiment, Written, reproduce
     from gradpath.grid.store import Store
+    from gradpath.paper.published import published
     from gradpath.runtime.files import lock_folder
 
     loading = opt.pick(opt.ModelOptions, given)
@@ -56,7 +57,8 @@ def command(
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradpath-")))
         stack.enter_context(lock_folder(folder))
-        bench = Bench(loading.load(), request, Store(folder))
+        model = loading.load()
+        bench = Bench(model, request, Store(folder), published(model))
         with GridBar() as bar:
             written = reproduce(bench, [curve], folder, command=opt.command_line(), watch=bar, note=Screen().note)
         if out is not None:

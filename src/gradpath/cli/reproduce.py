@@ -56,6 +56,7 @@ def command(name: str, how: str | None, out: Path | None, as_json: bool, **given
     from gradpath.grid.bench import Bench
     from gradpath.grid.runner import reproduce
     from gradpath.grid.store import Store
+    from gradpath.paper.published import published
     from gradpath.runtime.files import lock_folder
 
     loading = opt.pick(opt.ModelOptions, given)
@@ -63,7 +64,8 @@ def command(name: str, how: str | None, out: Path | None, as_json: bool, **given
     experiments = [find_experiment(one) for one in (ABOUT if name == "all" else [name])]
     folder = out or Path("out") / "reproduce" / (Path(loading.model).name or "model")
     with lock_folder(folder):
-        bench = Bench(loading.load(), request, Store(folder))
+        model = loading.load()
+        bench = Bench(model, request, Store(folder), published(model))
         with GridBar() as bar:
             written = reproduce(bench, experiments, folder, command=opt.command_line(), watch=bar, note=Screen().note)
     print_result(as_json_text(written) if as_json else as_text(written))

@@ -1,16 +1,17 @@
-"""Short names for things that a result depends on: a model's weights, a task's tokens.
+"""A model, a request and a store: what every experiment works on.
 
-A model on the bench: it, what was asked for, and the store of what is finished.
+The keys of stored results are made here. They contain digests of what a result depends on: the model's weights and
+the task's tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,6 @@ from gradpath.evaluation import mib
 from gradpath.grid.request import GRIDS, MethodSpec, Request
 from gradpath.grid.store import Key, Store
 from gradpath.model.transformer import Transformer
-from gradpath.paper.published import Published, published
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.selection import select_many
@@ -32,97 +32,71 @@ from gradpath.selection.ranking import edge_count
 from gradpath.sweep import Progress
 from gradpath.tasks import Task, encode, load_task
 
-# Numbers taken from either end of every weight. Any training moves all of them, and reading the whole of a
-# large model would take longer than a small experiment.
+if TYPE_CHECKING:
+    from gradpath.paper.published import Published
+
+# Numbers taken from either end of every weight. Any training changes all of them, and reading all of a large model
+# would take longer than a small experiment.
 _SAMPLE = 256
-# What a model may have beside its layers, counted only where it has it.
+# Parts of a model that were added later: a model without them keeps its digest.
 _LATER = ("embedding_scale", "unembedding_bias")
-
-
-def of_weights(model: Transformer) -> str:
-    """Changes whenever the model does, whatever its name or folder says."""
-    gains = [rotary.gain for rotary in model.rotary] or [1.0]
-    shape = ", ".join(f"{name}={value!r}" for name, value in _chosen(model.arch).items())
-    seen = sha256(f"(Architecture({shape}), {', '.join(map(repr, gains))})".encode())
-    parts: list[Any] = [model.embedding, model.unembedding, model.final_gain, model.final_shift]
-    parts += [model.positions]
-    parts += [rotary.frequencies for rotary in model.rotary] if model.rotary else [None]
-    parts += [value for layer in model.layers for _, value in sorted(_chosen(layer).items())]
-    more = {name: value for name, value in _chosen(model).items() if name in _LATER}
-    parts += [value for _, value in sorted(more.items())]
-    for part in parts:
-        if isinstance(part, Tensor):
-            flat = part.detach().flatten()
-            some = torch.cat([flat[:_SAMPLE], flat[-_SAMPLE:]]).float().cpu()
-            seen.update(repr((tuple(part.shape), some.tolist())).encode())
-        else:
-            seen.update(repr(part).encode())
-    return seen.hexdigest()[:16]
-
-
-def _chosen(thing: Any) -> dict[str, Any]:
-    """A dataclass's values but for those left at their default: a new choice renames no result without it."""
-    values = {field.name: (getattr(thing, field.name), field.default) for field in fields(thing)}
-    return {name: value for name, (value, default) in values.items() if value is not default}
-
-
-def of_task(task: Task, model: Transformer) -> str:
-    """Changes with the prompts, their tokens (so with BOS), the labels and the metric."""
-    pairs = encode(task, model.tokenizer)
-    labels = pairs.labels.tolist() if isinstance(pairs.labels, Tensor) else [x.tolist() for x in pairs.labels]
-    metric = task.about.get("metric", getattr(task.metric, "__name__", "custom"))
-    content = (pairs.clean.tolist(), pairs.corrupted.tolist(), pairs.last.tolist(), labels, metric)
-    return sha256(repr(content).encode()).hexdigest()[:16]
+Value = TypeVar("Value")
 
 
 @dataclass
 class Bench:
-    """Tasks and scores for one model, each made once and remembered."""
+    """A model, a request and a store.
+
+    Args:
+        model: The model.
+        request: The options of the experiments.
+        store: The folder of finished results.
+        paper: The paper's numbers for this model, if it is one of the paper's.
+    """
 
     model: Transformer
     request: Request
     store: Store
+    paper: Published | None = None
     _tasks: dict[tuple[str, str], Task] = field(default_factory=dict)
     _digests: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @cached_property
     def weights(self) -> str:
-        return of_weights(self.model)
-
-    @cached_property
-    def paper(self) -> Published | None:
-        """The paper's figures, if the model is one of its own."""
-        return published(self.model)
+        return weights_digest(self.model)
 
     @property
     def title(self) -> str:
-        """The model's name without the folders in front of it."""
+        """The model's name without folders."""
         return self.model.name.rstrip("/").rpartition("/")[2] or self.model.arch.family
 
     def task(self, name: str, split: str) -> Task:
-        """The examples to attribute ("train") or to measure ("test"): as many as were asked for, or all."""
+        """The examples to attribute ("train") or to measure on ("test"): as many as requested, or all."""
         if (name, split) not in self._tasks:
-            self._tasks[name, split] = self._load(name, split)
+            self._tasks[name, split] = self._load_task(name, split)
         return self._tasks[name, split]
 
-    def _load(self, name: str, split: str) -> Task:
-        asked = self.request
-        common: dict[str, Any] = {"seed": asked.seed, "split": split, "data": asked.data}
-        named = None if asked.data is not None and name == "custom" else name
+    def _load_task(self, name: str, split: str) -> Task:
+        request = self.request
+
+        def load(n: int | None) -> Task:
+            known = None if request.data is not None and name == "custom" else name
+            return load_task(known, self.model, n=n, seed=request.seed, split=split, data=request.data)
+
         try:
-            return load_task(named, self.model, n=asked.examples, **common)
+            return load(request.examples)
         except UsageError as too_few:
-            # A task may have fewer pairs under this tokenizer: then all there are, and tables say how many.
-            every = load_task(named, self.model, n=None, **common)
-            if len(every) < asked.examples:
-                return every
+            # A task may have fewer pairs with this tokenizer. Then all are used; the tables have their number.
+            task = load(None)
+            if len(task) < request.examples:
+                return task
             raise too_few from None
 
     def task_key(self, name: str, split: str) -> dict[str, Any]:
-        """What a result on a task depends on: enough to tell, and to find the examples again."""
-        if (name, split) not in self._digests:
-            self._digests[name, split] = of_task(self.task(name, split), self.model)
+        """All that a result on a task depends on, apart from what is computed."""
         task = self.task(name, split)
+        if (name, split) not in self._digests:
+            self._digests[name, split] = task_digest(task, self.model)
         return {
             "version": __version__,
             "model": self.model.name,
@@ -136,46 +110,89 @@ class Bench:
         }
 
     def scores_key(self, task: str, method: MethodSpec) -> Key:
-        own: dict[str, Any] = {"kind": "scores", "method": method.name, "options": method.options}
-        if self.request.ablation != CORRUPTED:
-            own["ablation"] = self.request.ablation
-        return {**self.task_key(task, "train"), **own}
+        key = {**self.task_key(task, "train"), "kind": "scores", "method": method.name, "options": method.options}
+        return key if self.request.ablation == CORRUPTED else {**key, "ablation": self.request.ablation}
 
     def scores(self, task: str, method: MethodSpec, progress: Progress | None = None) -> Scores:
-        """A method's scores: from the store, or computed and kept there."""
+        """A method's scores: read from the store, or computed and stored."""
         key = self.scores_key(task, method)
-        found = self.store.scores(key)
-        if found is not None:
-            return found
-        begin = time.process_time()
-        scores = attribute(
-            self.model,
-            self.task(task, "train"),
-            method.name,
-            batch_size=self.request.batch_size,
-            memory=self.request.memory,
-            progress=progress,
-            ablation=self.request.ablation,
-            **method.options,
+        scores = self.store.scores(key)
+        return self.store.keep_scores(key, *self.attribute(task, method, progress)) if scores is None else scores
+
+    def attribute(self, task: str, method: MethodSpec, progress: Progress | None = None) -> tuple[Scores, float]:
+        """A method's scores, computed, and the CPU seconds that took."""
+        return timed(
+            lambda: attribute(
+                self.model,
+                self.task(task, "train"),
+                method.name,
+                batch_size=self.request.batch_size,
+                memory=self.request.memory,
+                progress=progress,
+                ablation=self.request.ablation,
+                **method.options,
+            )
         )
-        return self.store.keep_scores(key, scores, distributed.total_over_ranks(time.process_time() - begin))
 
     def circuits(self, scores: Scores, task: str, how: str, counts: Sequence[int]) -> list[Circuit]:
-        """Circuits of several sizes; ways that measure do so on the examples of the scores."""
+        """Circuits of several sizes; selections that measure do so on the attributed examples."""
         train = self.task(task, "train")
         return select_many(scores, counts, how=how, model=self.model, task=train, limits=self.request.limits)
 
     def sparsities(self, task: str) -> tuple[float, ...]:
-        """The sparsities asked for; for a model of the paper those of its own table as well."""
+        """The requested sparsities, or those of the grid; the paper's tables of larger models have their own."""
         if self.request.sparsities is not None:
             return self.request.sparsities
-        grid = GRIDS[self.request.grid]
-        if self.request.grid == "paper" and self.paper is not None:
-            own = self.paper.sparsities(task)
-            return own if self.paper.name != "gpt2" else grid
-        return grid
+        if self.request.grid == "paper" and self.paper is not None and self.paper.name != "gpt2":
+            return self.paper.sparsities(task)
+        return GRIDS[self.request.grid]
 
     def edges(self, sparsity: float) -> int:
+        """The number of edges of a circuit of that sparsity."""
         if self.request.measures_mib and sparsity in GRIDS["mib"]:
             return mib.edges_at(self.model.graph, round(1 - sparsity, 6))
         return edge_count(self.model.graph.n_edges, None, sparsity)
+
+    def sizes(self, task: str) -> tuple[int, ...]:
+        """The numbers of edges of the task's circuits."""
+        return tuple(self.edges(sparsity) for sparsity in self.sparsities(task))
+
+
+def timed(work: Callable[[], Value]) -> tuple[Value, float]:
+    """The result of some work, and the CPU seconds it took on all ranks."""
+    begin = time.process_time()
+    value = work()
+    return value, distributed.total_over_ranks(time.process_time() - begin)
+
+
+def weights_digest(model: Transformer) -> str:
+    """A digest of the architecture and the weights, whatever the model's name or folder."""
+    gains = [rotary.gain for rotary in model.rotary] or [1.0]
+    shape = ", ".join(f"{name}={value!r}" for name, value in _non_defaults(model.arch).items())
+    digest = sha256(f"(Architecture({shape}), {', '.join(map(repr, gains))})".encode())
+    later = {name: value for name, value in _non_defaults(model).items() if name in _LATER}
+    parts: list[Any] = [model.embedding, model.unembedding, model.final_gain, model.final_shift, model.positions]
+    parts += [rotary.frequencies for rotary in model.rotary] or [None]
+    parts += [value for part in (*map(_non_defaults, model.layers), later) for _, value in sorted(part.items())]
+    for part in parts:
+        if isinstance(part, Tensor):
+            flat = part.detach().flatten()
+            sample = torch.cat([flat[:_SAMPLE], flat[-_SAMPLE:]]).float().cpu()
+            part = (tuple(part.shape), sample.tolist())
+        digest.update(repr(part).encode())
+    return digest.hexdigest()[:16]
+
+
+def _non_defaults(thing: Any) -> dict[str, Any]:
+    """A dataclass's fields that differ from their defaults: so a new field changes no digest of older results."""
+    values = {field.name: (getattr(thing, field.name), field.default) for field in fields(thing)}
+    return {name: value for name, (value, default) in values.items() if value is not default}
+
+
+def task_digest(task: Task, model: Transformer) -> str:
+    """A digest of the prompts' tokens (so of BOS, too), the labels and the metric."""
+    pairs = encode(task, model.tokenizer)
+    labels = pairs.labels.tolist() if isinstance(pairs.labels, Tensor) else [x.tolist() for x in pairs.labels]
+    metric = task.about.get("metric", getattr(task.metric, "__name__", "custom"))
+    content = (pairs.clean.tolist(), pairs.corrupted.tolist(), pairs.last.tolist(), labels, metric)
+    return sha256(repr(content).encode()).hexdigest()[:16]

@@ -1,16 +1,13 @@
-"""Rows as CSV for programs and as Markdown for people.
+"""Results of an experiment: tables for people and for programs, a record, and figures.
 
-What an experiment leaves behind: a CSV, a Markdown page, a JSON record, and its figures.
+An experiment ``NAME`` writes into the folder ``OUT``::
 
-Of one experiment ``NAME`` in the folder ``OUT``::
-
-    NAME.csv    one row per cell, numbers in full
-    NAME.md     the same for people, with the paper's figures beside ours where there are any
-    NAME.json   the rows and all that is needed to run it again (versions, seed, commit, command, times)
+    NAME.csv    one row per measurement, numbers in full
+    NAME.md     the tables, with the paper's numbers where there are any
+    NAME.json   the rows, and the record: all that is needed to run it again (versions, seed, command, times)
     NAME.png    the figure, and NAME.svg for print
 
-CSV and Markdown hold nothing that changes from one run to the next but the times that an experiment measured
-itself; when and how it was run stands in the JSON alone.
+CSV and Markdown are the same for every run of the same request, except for times that are results themselves.
 """
 
 from __future__ import annotations
@@ -29,18 +26,29 @@ from gradpath.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """All rows under the columns of all of them, numbers in full, nothing where there is no value."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], object]]  # the heading, and a row's cell
 
 
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def grouped(rows: Sequence[Row], *columns: str) -> dict[Any, list[Row]]:
+    """The rows by their value in a column, or by their values in several, in the order of appearance.
+
+    >>> grouped([{"task": "ioi", "n": 1}, {"task": "sva", "n": 2}, {"task": "ioi", "n": 3}], "task")["ioi"]
+    [{'task': 'ioi', 'n': 1}, {'task': 'ioi', 'n': 3}]
+    """
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        values = tuple(row[column] for column in columns)
+        groups.setdefault(values if len(columns) > 1 else values[0], []).append(row)
+    return groups
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    """A Markdown table with a line for each row."""
+    return markdown([heading for heading, _ in columns], [[cell(row) for _, cell in columns] for row in rows])
+
+
+def markdown(headings: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
     """A Markdown table; the first column is text, the others are numbers.
 
     >>> print(markdown(["task", "NFS"], [["ioi", "80.1"]]))
@@ -48,8 +56,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     |---|---:|
     | ioi | 80.1 |
     """
-    lines = [headings, *rows]
-    body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    body = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in [headings, *lines]]
     body.insert(1, "|---|" + "---:|" * (len(headings) - 1))
     return "\n".join(body)
 
@@ -66,50 +73,74 @@ def percent(share: float | None, digits: int = 1) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
-def with_interval(share: float, interval: Sequence[float]) -> str:
-    """``80.1 [74, 86]``, in percent."""
-    low, high = interval
-    return f"{percent(share)} [{percent(low, 0)}, {percent(high, 0)}]"
-
-
 def signed(share: float | None) -> str:
     """A difference in percentage points."""
     return "" if share is None else f"{100 * share:+.1f}"
 
 
+def with_interval(value: float, low: float, high: float, form: str = ".3f", ends: str = ".2f") -> str:
+    """``0.801 [0.74, 0.86]``."""
+    return f"{value:{form}} [{low:{ends}}, {high:{ends}}]"
+
+
+def interval_column(heading: str, name: str, ends: str = ".2f") -> Column:
+    """A column of values with their intervals."""
+    return heading, lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], ends=ends)
+
+
+def nfs(row: Row) -> str:
+    """A row's faithfulness in percent with its interval, ``80.1 [74, 86]``."""
+    low, high = (percent(row[f"faithfulness_{end}"], 0) for end in ("low", "high"))
+    return f"{percent(row['faithfulness'])} [{low}, {high}]"
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """A finished experiment: its rows, its text, and how to draw its figures.
+    """The result of an experiment.
 
-    ``figures`` maps the stem of a file to the function that draws it; ``files`` writes further ones and
-    returns their names.
+    Args:
+        name: The experiment's name, which its files have.
+        title: The heading of its page.
+        rows: The table for programs.
+        text: The tables for people, in Markdown.
+        figures: Functions that draw, by the stems of their files.
+        notes: Paragraphs that explain the tables.
+        facts: Further numbers for the JSON record.
+        files: A function that writes further files into a folder and returns their paths.
     """
 
     name: str
     title: str
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     text: str
     figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)  # further numbers, for the JSON alone
+    facts: Mapping[str, Any] = field(default_factory=dict)
     files: Callable[[Path], list[Path]] = lambda folder: []
 
     @property
     def page(self) -> str:
-        parts = [f"# {self.title}", self.text, *self.notes]
-        return "\n\n".join(part for part in parts if part) + "\n"
+        return "\n\n".join(part for part in (f"# {self.title}", self.text, *self.notes) if part) + "\n"
 
 
 def write(outcome: Outcome, folder: Path, record: Mapping[str, Any]) -> list[Path]:
-    """Write everything, each file atomically; the paths in the order of the list above."""
-    table, page, about = (folder / f"{outcome.name}.{suffix}" for suffix in ("csv", "md", "json"))
-    write_atomically(table, csv_text(outcome.rows))
-    drawn = [file for stem, draw in outcome.figures.items() for file in save(draw(), folder / stem)]
-    drawn += outcome.files(folder)
-    images = [file for file in drawn if file.suffix == ".png"]
-    shown = "".join(f"\n![{file.stem}]({file.name})\n" for file in images)
-    write_atomically(page, outcome.page + shown)
+    """Write all files of an outcome, each atomically, and return their paths."""
+    csv_file, page, json_file = (folder / f"{outcome.name}.{suffix}" for suffix in ("csv", "md", "json"))
+    write_atomically(csv_file, _csv_text(outcome.rows))
+    others = [file for stem, draw in outcome.figures.items() for file in save(draw(), folder / stem)]
+    others += outcome.files(folder)
+    images = "".join(f"\n![{file.stem}]({file.name})\n" for file in others if file.suffix == ".png")
+    write_atomically(page, outcome.page + images)
     content = {"experiment": outcome.name, "title": outcome.title, **record}
     content |= {"notes": list(outcome.notes), **outcome.facts, "rows": outcome.rows}
-    write_atomically(about, json.dumps(content, indent=1) + "\n")
-    return [table, page, about, *drawn]
+    write_atomically(json_file, json.dumps(content, indent=1) + "\n")
+    return [csv_file, page, json_file, *others]
+
+
+def _csv_text(rows: Sequence[Row]) -> str:
+    """All rows under the columns of all of them; a missing value is an empty cell."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()

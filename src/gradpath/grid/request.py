@@ -1,12 +1,11 @@
-"""A method with its options as one word of the command line: ``eap-gp+stride=matched+steps=10``.
+"""The request of an experiment: all options that a result depends on, as plain values.
 
-What was asked for, as plain values: all that a run depends on apart from the model.
+A method with its options is one word of the command line (``MethodSpec``): ``eap-gp+stride=matched+steps=10``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,27 +20,38 @@ from gradpath.sweep import Limits
 from gradpath.tasks import TASKS
 
 PAPER_METHODS = "eap,eap-ig,eap-gp"
+# The paper's figures go from 96.9% to 99.9% in steps of 0.3%; the MIB benchmark keeps 0.1% to 50% of the edges.
+GRIDS = {
+    "paper": (0.999, 0.996, 0.993, 0.990, 0.987, 0.984, 0.981, 0.978, 0.975, 0.972, 0.969),
+    "mib": tuple(round(1 - fraction, 6) for fraction in mib.FRACTIONS[:-1]),
+}
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a list with commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A registered path and the options it is given; those that are not given keep their defaults.
+    """A method by name, and the options that differ from its defaults.
 
     >>> parse_methods("eap, eap-gp+stride=matched")[1].label
     'eap-gp+stride=matched'
     """
 
     name: str
-    given: tuple[tuple[str, Any], ...] = ()
+    changes: tuple[tuple[str, Any], ...] = ()
 
     @property
     def label(self) -> str:
-        return "+".join([self.name, *(f"{name}={_text(value)}" for name, value in self.given)])
+        texts = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in self.changes]
+        return "+".join([self.name, *texts])
 
     @property
     def options(self) -> dict[str, Any]:
-        """All options, checked."""
-        return find_method(self.name).options(dict(self.given))
+        """All options of the method, checked."""
+        return find_method(self.name).options(dict(self.changes))
 
     @property
     def steps(self) -> int:
@@ -49,55 +59,46 @@ class MethodSpec:
 
     @property
     def cost(self) -> float:
-        """About how many passes over an example's suffix its scores take, to foresee the time."""
-        whole = find_method(self.name).whole(self.options)
-        return 3.0 + (6.0 if whole else 2.0) * self.steps
+        """About how many passes over an example the scores take, for the progress bar."""
+        return 3.0 + (6.0 if find_method(self.name).whole(self.options) else 2.0) * self.steps
 
     def with_steps(self, steps: int) -> MethodSpec:
         """The same method with another number of steps, if it has any."""
         if "steps" not in find_method(self.name).defaults:
             return self
-        return MethodSpec(self.name, (*(pair for pair in self.given if pair[0] != "steps"), ("steps", steps)))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+        return MethodSpec(self.name, (*(pair for pair in self.changes if pair[0] != "steps"), ("steps", steps)))
 
 
 def parse_methods(text: str) -> tuple[MethodSpec, ...]:
-    """Methods separated by commas, each with its options after plus signs; all checked by name and type."""
-    methods = tuple(_parse(word.strip()) for word in text.split(",") if word.strip())
+    """Methods separated by commas, each with its options after plus signs; names and types are checked."""
+    methods = tuple(_parse_method(word) for word in words(text))
     if not methods:
         raise UsageError(f"--methods needs at least one method, such as {PAPER_METHODS}: got {text!r}.")
-    for method in methods:
-        assert method.options is not None  # raises for what is unknown
     return methods
 
 
-def _parse(word: str) -> MethodSpec:
-    name, *rest = word.split("+")
-    given = []
-    for option in rest:
-        key, equals, value = option.partition("=")
+def _parse_method(word: str) -> MethodSpec:
+    name, *texts = word.split("+")
+    changes = []
+    for text in texts:
+        key, equals, value = text.partition("=")
         if not equals or not key:
             raise UsageError(f"a method's option is written +NAME=VALUE, as in eap-gp+steps=10: got {word!r}.")
         try:
-            given.append((key, json.loads(value)))
+            changes.append((key, json.loads(value)))
         except ValueError:
-            given.append((key, value))
-    return MethodSpec(name, tuple(given))
-
-
-# The paper's figures go from 96.9% to 99.9% in steps of 0.3%; MIB's benchmark keeps 0.1% to 50% of the edges.
-GRIDS = {
-    "paper": (0.999, 0.996, 0.993, 0.990, 0.987, 0.984, 0.981, 0.978, 0.975, 0.972, 0.969),
-    "mib": tuple(round(1 - fraction, 6) for fraction in mib.FRACTIONS[:-1]),
-}
+            changes.append((key, value))
+    method = MethodSpec(name, tuple(changes))
+    _ = method.options  # raises if the method or one of its options is unknown
+    return method
 
 
 @dataclass(frozen=True)
 class Request:
-    """Options of an experiment. ``None`` leaves the choice to the experiment."""
+    """The options of an experiment; ``None`` leaves the choice to the experiment.
+
+    The record of a result has these fields under these names.
+    """
 
     tasks: tuple[str, ...] | None = None
     methods: tuple[MethodSpec, ...] = parse_methods(PAPER_METHODS)
@@ -115,12 +116,16 @@ class Request:
     data: Path | None = None
 
     @property
+    def task_names(self) -> tuple[str, ...]:
+        return tuple(TASKS) if self.tasks is None else self.tasks
+
+    @property
     def limits(self) -> Limits:
         return Limits(self.batch_size, self.memory)
 
     @property
     def measures_mib(self) -> bool:
-        """Whether the circuits are those that MIB's areas are made of."""
+        """Whether the circuits have the sizes that MIB's areas are computed from."""
         return self.grid == "mib" and self.sparsities is None
 
     def __post_init__(self) -> None:
@@ -136,41 +141,29 @@ class Request:
         for sparsity in self.sparsities or ():
             if not 0 <= sparsity < 1:
                 raise UsageError(
-                    "a sparsity is the share of edges left out, from 0 up to but not including 1: "
-                    f"{sparsity} was asked for."
+                    f"a sparsity is the share of edges left out, at least 0 and less than 1: {sparsity} was asked for."
                 )
 
 
-def words(text: str) -> tuple[str, ...]:
-    """The words of a list with commas."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def numbers(text: str, what: str) -> tuple[float, ...]:
-    """``0.99,0.975`` as numbers."""
+def numbers(text: str, option: str) -> tuple[float, ...]:
+    """``0.99,0.975`` as numbers; ``option`` is named in the error."""
     try:
         return tuple(float(word) for word in words(text))
     except ValueError:
-        raise UsageError(f"{what} is a list of numbers with commas, such as 0.99,0.975: got {text!r}.") from None
+        raise UsageError(f"{option} is a list of numbers with commas, such as 0.99,0.975: got {text!r}.") from None
 
 
-def whole_numbers(text: str, what: str) -> tuple[int, ...]:
-    """``3,5,10`` or ``3-20`` as whole numbers above 0.
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """``3,5,10`` or ``3-20`` as whole numbers above 0; ``option`` is named in the error.
 
     >>> whole_numbers("3-5,10", "--steps")
     (3, 4, 5, 10)
     """
-    found: list[int] = []
     try:
-        for word in words(text):
-            first, dash, last = word.partition("-")
-            found += range(int(first), int(last) + 1) if dash else [int(first)]
+        ends = [word.partition("-") for word in words(text)]
+        values = [n for first, dash, last in ends for n in range(int(first), int(last if dash else first) + 1)]
     except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise UsageError(f"{what} is a list of whole numbers above 0, such as 3-20 or 3,5,10: got {text!r}.")
-    return tuple(dict.fromkeys(found))
-
-
-def default_tasks(request: Request, otherwise: Sequence[str] = tuple(TASKS)) -> tuple[str, ...]:
-    return tuple(otherwise) if request.tasks is None else request.tasks
+        values = []
+    if not values or min(values) < 1:
+        raise UsageError(f"{option} is a list of whole numbers above 0, such as 3-20 or 3,5,10: got {text!r}.")
+    return tuple(dict.fromkeys(values))

@@ -1,11 +1,7 @@
-"""Where a result comes from: all that is needed to make it again.
-
-From a list of names to files: run what is left of the experiments, then write what they found.
-"""
+"""Run experiments and write their results, with a record of all that is needed to run them again."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import json
 import platform
@@ -13,9 +9,8 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradpath._version import __version__
 from gradpath.errors import UsageError
@@ -24,15 +19,20 @@ from gradpath.grid.jobs import Job, Watch, run_jobs
 from gradpath.grid.output import Outcome, write
 from gradpath.runtime import distributed
 
-if TYPE_CHECKING:
-    from gradpath.grid.bench import Bench
-    from gradpath.grid.jobs import Job
-    from gradpath.grid.output import Outcome
+_PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers", "matplotlib")
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What fills the cells, what is made of them, and for which models it makes no sense."""
+    """A table or figure.
+
+    Args:
+        name: The name that users type.
+        jobs: The jobs that fill its cells.
+        outcome: Makes the result from the finished cells.
+        refusal: Why the experiment cannot be run on this bench, or None if it can.
+    """
 
     name: str
     jobs: Callable[[Bench], Sequence[Job]]
@@ -40,66 +40,9 @@ class Experiment:
     refusal: Callable[[Bench], str | None] = lambda bench: None
 
 
-_PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers", "matplotlib")
-
-
-def provenance(bench: Bench, command: str) -> dict[str, Any]:
-    """Versions, commit, seed, model and everything that was asked for, as plain values."""
-    return {
-        "command": command,
-        "version": __version__,
-        "commit": commit(),
-        "model": bench.model.name,
-        "weights": bench.weights,
-        "dtype": str(bench.model.dtype).removeprefix("torch."),
-        "device": str(bench.model.device),
-        "bos": bench.model.tokenizer is not None and bench.model.tokenizer.prepend is not None,
-        "edges_total": bench.model.graph.n_edges,
-        "seed": bench.request.seed,
-        "asked": asked_for(bench),
-        "versions": _versions(),
-    }
-
-
-def asked_for(bench: Bench) -> dict[str, Any]:
-    """The request as JSON has it."""
-    asked = asdict(bench.request)
-    asked["methods"] = [method.label for method in bench.request.methods]
-    del asked["memory"]  # makes batches smaller and changes no figure; the command has it
-    asked["data"] = None if bench.request.data is None else str(bench.request.data)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def commit() -> str | None:
-    """The commit of the checkout that this code runs from, with a plus sign if it was changed since."""
-    here = Path(__file__).parent
-    head = _git(here, "rev-parse", "HEAD")
-    if head is None or _git(here, "ls-files", "--error-unmatch", "../_version.py") is None:
-        return None  # installed, or in a checkout of something else
-    return head + ("+" if _git(here, "status", "--porcelain", "--", "..") else "")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 @dataclass(frozen=True)
 class Written:
-    """One experiment's outcome, its record and the files it is in."""
+    """An experiment's outcome, its record and its files."""
 
     outcome: Outcome
     record: dict[str, Any]
@@ -113,54 +56,113 @@ def reproduce(
     *,
     command: str,
     watch: Watch | None = None,
-    note: Callable[[str], None] = lambda text: None,
+    note: Note = lambda text: None,
 ) -> list[Written]:
-    """Run the experiments on one bar and write each into ``out``.
+    """Run what is left of some experiments and write their results.
 
-    An experiment that makes no sense for this model is an error if it was asked for alone; among several it
-    is left out with a note.
+    Args:
+        bench: The model, the request and the store.
+        experiments: The experiments. One that cannot be run on this model is an error if it is the only one, and is
+            skipped with a note otherwise.
+        out: The folder to write to.
+        command: The command line, for the record.
+        watch: Shows the progress of all experiments together.
+        note: Called with messages for the user.
+
+    Returns:
+        The results in the order of the experiments.
     """
-    for experiment in experiments:
-        distributed.on_first_rank(partial(_check_folder, bench, experiment.name, out, note))
+    distributed.on_first_rank(lambda: _check_folder(bench, [x.name for x in experiments], out, note))
     begin, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    chosen = [x for x in experiments if _suits(bench, x, alone=len(experiments) == 1, note=note)]
-    planned: list[Job] = [job for experiment in chosen for job in experiment.jobs(bench)]
-    run_jobs(bench, planned, watch)
-    about = provenance(bench, command)
+    chosen = [x for x in experiments if _can_run(bench, x, alone=len(experiments) == 1, note=note)]
+    run_jobs(bench, [job for experiment in chosen for job in experiment.jobs(bench)], watch)
+    about = _provenance(bench, command)
     written = []
     for experiment in chosen:
         outcome = experiment.outcome(bench)
         record = {**about, "times": {"started": started, "seconds": round(time.monotonic() - begin, 2)}}
-        names = distributed.on_first_rank(partial(_written, outcome, out, record))
-        written.append(Written(outcome, record, [Path(name) for name in names]))
+        written.append(Written(outcome, record, _write(outcome, out, record)))
     return written
 
 
-def _written(outcome: Outcome, out: Path, record: dict[str, Any]) -> list[str]:
-    return [str(file) for file in write(outcome, out, record)]
+def _check_folder(bench: Bench, names: Sequence[str], out: Path, note: Note) -> None:
+    """Refuse to overwrite a table of another model. Cells never mix, whatever a folder contains."""
+    for name in names:
+        try:
+            before = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+            weights, model, request = before["weights"], before["model"], before["asked"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if weights != bench.weights:
+            raise UsageError(
+                f"{out} contains {name} of another model, {model}, and {bench.model.name or 'this model'} was asked "
+                "for. Give another folder with --out."
+            )
+        if request != _request_record(bench):
+            note(f"{name} in {out} was made with other settings: its tables are written again, its cells are kept.")
 
 
-def _check_folder(bench: Bench, name: str, out: Path, note: Callable[[str], None]) -> None:
-    """Cells never mix, whatever a folder holds, but a table of another model would be written over."""
-    try:
-        before = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
-        weights, model, asked = before["weights"], before["model"], before["asked"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    if weights != bench.weights:
-        raise UsageError(
-            f"{out} holds {name} of another model, {model}, and {bench.model.name or 'this model'} was asked "
-            "for. Give another folder with --out."
-        )
-    if asked != asked_for(bench):
-        note(f"{name} in {out} was made with other settings: its tables are written anew, its cells kept.")
+def _write(outcome: Outcome, out: Path, record: dict[str, Any]) -> list[Path]:
+    return [Path(x) for x in distributed.on_first_rank(lambda: [str(file) for file in write(outcome, out, record)])]
 
 
-def _suits(bench: Bench, experiment: Experiment, *, alone: bool, note: Callable[[str], None]) -> bool:
+def _can_run(bench: Bench, experiment: Experiment, *, alone: bool, note: Note) -> bool:
     refusal = experiment.refusal(bench)
-    if refusal is None:
-        return True
-    if alone:
+    if refusal is not None and alone:
         raise UsageError(refusal)
-    note(f"left out {experiment.name}: {refusal}")
-    return False
+    if refusal is not None:
+        note(f"skipped {experiment.name}: {refusal}")
+    return refusal is None
+
+
+def _provenance(bench: Bench, command: str) -> dict[str, Any]:
+    """Versions, commit, seed, model and request, as plain values."""
+    return {
+        "command": command,
+        "version": __version__,
+        "commit": commit(),
+        "model": bench.model.name,
+        "weights": bench.weights,
+        "dtype": str(bench.model.dtype).removeprefix("torch."),
+        "device": str(bench.model.device),
+        "bos": bench.model.tokenizer is not None and bench.model.tokenizer.prepend is not None,
+        "edges_total": bench.model.graph.n_edges,
+        "seed": bench.request.seed,
+        "asked": _request_record(bench),
+        "versions": _versions(),
+    }
+
+
+def _request_record(bench: Bench) -> dict[str, Any]:
+    record = asdict(bench.request)
+    record["methods"] = [method.label for method in bench.request.methods]
+    del record["memory"]  # makes batches smaller and changes no number; the command has it
+    record["data"] = None if bench.request.data is None else str(bench.request.data)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this code runs from, with a plus sign if files were changed since."""
+    head = _git("rev-parse", "HEAD")
+    if head is None or _git("ls-files", "--error-unmatch", "../_version.py") is None:
+        return None  # installed, or in a checkout of something else
+    return head + ("+" if _git("status", "--porcelain", "--", "..") else "")
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

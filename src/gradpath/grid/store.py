@@ -1,12 +1,11 @@
 """Finished work on disk: a cell is one measurement, a small JSON file named after its key.
 
-The key is a dictionary of plain values that says everything the result depends on: the weights, the
-prompts' tokens, the method with all its options, the selection, the number of edges. It stands in the file
-as well, so a file can be read on its own. A file is written whole or not at all, so whatever is there is
-finished, at whatever moment a run was killed.
+The key is a dictionary of plain values with everything that the result depends on: the weights, the prompts'
+tokens, the method with all its options, the selection, the number of edges. The file contains it as well.
+Files are written atomically, so a file that exists is finished, whenever a run was killed.
 
-Of several processes (``ranks``) the first alone reads and writes, and tells the others what it found: all of
-them call the same methods in the same order.
+In a distributed run only the first rank reads and writes, and sends the others what it read: all ranks call the same
+methods in the same order.
 """
 
 from __future__ import annotations
@@ -50,15 +49,16 @@ class Store:
 
     def cell(self, key: Key) -> dict[str, Any] | None:
         """The value of a finished cell, or None. A file that cannot be read counts as unfinished."""
-        return distributed.on_first_rank(lambda: self._read_cell(key))
 
-    def _read_cell(self, key: Key) -> dict[str, Any] | None:
-        try:
-            content = json.loads(self._cell_file(key).read_text(encoding="utf-8"))
-            value: dict[str, Any] = content["value"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return value if _canonical(content["key"]) == _canonical(key) else None
+        def read() -> dict[str, Any] | None:
+            try:
+                content = json.loads(self._cell_file(key).read_text(encoding="utf-8"))
+                value: dict[str, Any] = content["value"]
+            except (OSError, ValueError, KeyError, TypeError):
+                return None
+            return value if _canonical(content["key"]) == _canonical(key) else None
+
+        return distributed.on_first_rank(read)
 
     def keep_cell(self, key: Key, value: Mapping[str, Any]) -> None:
         text = json.dumps({"key": key, "value": value}, indent=1, sort_keys=True)
@@ -66,34 +66,32 @@ class Store:
 
     def scores(self, key: Key) -> Scores | None:
         """A method's finished scores, or None."""
-        found = self._read_scores(key) if distributed.rank() == 0 else None
+        scores = self._read_scores(key) if distributed.rank() == 0 else None
         if distributed.world() == 1:
-            return found
+            return scores
 
-        def about() -> dict[str, Any] | None:
-            return None if found is None else {"graph": asdict(found.graph), "about": dict(found.about)}
+        def describe() -> dict[str, Any] | None:
+            return None if scores is None else {"graph": asdict(scores.graph), "about": dict(scores.about)}
 
-        notes = distributed.on_first_rank(about)
-        if notes is None:
+        description = distributed.on_first_rank(describe)
+        if description is None:
             return None
-        values = distributed.broadcast_first(torch.empty(0, device="cpu") if found is None else found.values)
-        return Scores(Graph(**notes["graph"]), values, notes["about"])
+        values = distributed.broadcast_first(torch.empty(0, device="cpu") if scores is None else scores.values)
+        return Scores(Graph(**description["graph"]), values, description["about"])
 
     def _read_scores(self, key: Key) -> Scores | None:
-        file = self._scores_file(key)
-        if not file.is_file():
-            return None
         try:
-            scores = load_scores(file)
+            scores = load_scores(self._scores_file(key)) if self._scores_file(key).is_file() else None
         except InputError:
             return None
-        return scores if _canonical(scores.about.get("key", {})) == _canonical(key) else None
+        same = scores is not None and _canonical(scores.about.get("key", {})) == _canonical(key)
+        return scores if same else None
 
     def keep_scores(self, key: Key, scores: Scores, seconds: float) -> Scores:
         """Write the scores with their key and the CPU time that they took."""
-        known = replace(scores, about={**scores.about, "key": dict(key), "cpu_seconds": round(seconds, 3)})
-        distributed.on_first_rank(lambda: known.save(self._scores_file(key)))
-        return known
+        scores = replace(scores, about={**scores.about, "key": dict(key), "cpu_seconds": round(seconds, 3)})
+        distributed.on_first_rank(lambda: scores.save(self._scores_file(key)))
+        return scores
 
     def has_scores(self, key: Key) -> bool:
         return distributed.on_first_rank(self._scores_file(key).is_file)

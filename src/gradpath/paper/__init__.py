@@ -1,29 +1,32 @@
-"""Every experiment by the name that users type. Nothing is imported before it is asked for."""
+"""The paper's tables and figures, one module each, and its published numbers. Modules are imported when used."""
 
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from gradpath.errors import unknown
-from gradpath.grid.runner import Experiment
 
-# In the order in which ``all`` runs them: what others can build on comes first.
-ABOUT = {
-    "baselines": "The metric of the whole model, clean and corrupted, on every task.",
-    "faithfulness": "Faithfulness (NFS) against sparsity, for every task and method.",
-    "runtime": "Faithfulness at 97.5% sparsity, passes counted, and time.",
-    "steps": "A heat map of faithfulness over the number of steps and sparsity.",
-    "manual": "Precision and recall against the circuits that people found in GPT-2 small.",
-    "saturation": "The gradient and the metric along each method's path.",
-    "circuit": "A drawing of the Greater-Than circuit at 99.9% sparsity.",
-    "exact": "Each method's scores against exact edge patching.",
+if TYPE_CHECKING:
+    from gradpath.grid.runner import Experiment
+
+# Name -> module, description; in the order in which ``all`` runs them: first those whose results others use.
+EXPERIMENTS = {
+    "baselines": ("paper.baselines", "The metric of the full model, clean and corrupted, on every task."),
+    "faithfulness": ("grid.faithfulness", "Faithfulness (NFS) against sparsity, for every task and method."),
+    "runtime": ("paper.runtime", "Faithfulness at 97.5% sparsity, number of passes, and time."),
+    "steps": ("paper.steps", "A heat map of faithfulness over the number of steps and sparsity."),
+    "manual": ("paper.manual", "Precision and recall against circuits found by hand in GPT-2 small."),
+    "saturation": ("paper.saturation", "The gradient and the metric along each method's path."),
+    "circuit": ("paper.circuit", "A drawing of the Greater-Than circuit at 99.9% sparsity."),
+    "exact": ("paper.exact", "Each method's scores against exact edge patching."),
 }
+ABOUT = {name: about for name, (_, about) in EXPERIMENTS.items()}
 
 
 def find_experiment(name: str) -> Experiment:
-    if name not in ABOUT:
-        raise unknown("experiment", name, [*ABOUT, "all"])
-    experiment: Experiment = importlib.import_module(
-        f"gradpath.{'grid' if name == 'faithfulness' else 'paper'}.{name}"
-    ).EXPERIMENT
+    """The experiment of that name, or an error that suggests the nearest one."""
+    if name not in EXPERIMENTS:
+        raise unknown("experiment", name, [*EXPERIMENTS, "all"])
+    experiment: Experiment = importlib.import_module(f"gradpath.{EXPERIMENTS[name][0]}").EXPERIMENT
     return experiment

@@ -1,7 +1,7 @@
-"""The table of baselines: what the whole model scores on clean and on corrupted prompts.
+"""The table of baselines: the metric of the full model on clean and on corrupted prompts.
 
-delta+ and delta- of the paper's score of faithfulness, with bootstrap intervals over examples, and how many
-pairs the model's tokenizer kept and dropped on the way.
+These are the delta+ and delta- of the paper's faithfulness score, with bootstrap intervals over examples, and the
+numbers of pairs that the model's tokenizer kept and dropped.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from gradpath.circuit import Circuit
 from gradpath.evaluation.bootstrap import mean_and_interval
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.grid.bench import Bench
-from gradpath.grid.jobs import Advance, CellJob, Job, finished
-from gradpath.grid.output import Outcome, markdown
-from gradpath.grid.request import default_tasks
+from gradpath.grid.jobs import Advance, CellJob, Job, finished, scaled
+from gradpath.grid.output import Column, Outcome, Row, interval_column, table
 from gradpath.grid.runner import Experiment
 from gradpath.grid.store import Key
-from gradpath.paper.published import PAPER_BASELINES
 from gradpath.report.style import task_title
 
 DOUBTFUL = (
-    "The paper's figures marked (?) cannot be what its columns say: Capital-Country and Hypernymy look like "
+    "The paper's numbers marked (?) cannot be what their columns say: Capital-Country and Hypernymy look like "
     "the probability and the logit difference swapped."
 )
+SIDES = ("clean", "corrupted", "difference")
 
 
 def jobs(bench: Bench) -> list[Job]:
-    return [_job(bench, name) for name in default_tasks(bench.request)]
+    return [_job(bench, name) for name in bench.request.task_names]
 
 
 def _key(bench: Bench, name: str) -> Key:
@@ -41,64 +40,64 @@ def _job(bench: Bench, name: str) -> CellJob:
     task = bench.task(name, "test")
 
     def compute(advance: Advance) -> Mapping[str, Any]:
-        nothing = Circuit(bench.model.graph, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0))
         result = evaluate(
             bench.model,
-            nothing,
+            Circuit(bench.model.graph, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0)),
             task,
             batch_size=bench.request.batch_size,
             memory=bench.request.memory,
-            progress=lambda done: advance(2.0 * done),
+            progress=scaled(advance, 2.0),
         )
-        sides = {"clean": result.clean_values, "corrupted": result.corrupted_values}
-        sides["difference"] = result.clean_values - result.corrupted_values
-        return {side: mean_and_interval(values) for side, values in sides.items()}
+        clean, corrupted = result.clean_values, result.corrupted_values
+        values = zip(SIDES, (clean, corrupted, clean - corrupted), strict=True)
+        return {side: mean_and_interval(value) for side, value in values}
 
     return CellJob(f"{name}: baselines", _key(bench, name), 2.0 * len(task), compute)
 
 
 def outcome(bench: Bench) -> Outcome:
-    rows = [_row(bench, name) for name in default_tasks(bench.request)]
-    beside = bench.paper is not None and bench.paper.name in PAPER_BASELINES
+    rows = [_row(bench, name) for name in bench.request.task_names]
+    has_paper = any("paper_clean" in row for row in rows)
     return Outcome(
         name="baselines",
         title=f"Clean and corrupted metric of {bench.title}",
         rows=rows,
-        text=_text(rows, beside),
-        notes=(DOUBTFUL,) if beside else (),
+        text=table([*COLUMNS, *(PAPER_COLUMNS if has_paper else ())], rows),
+        notes=(DOUBTFUL,) if has_paper else (),
     )
 
 
-def _row(bench: Bench, name: str) -> dict[str, Any]:
+def _row(bench: Bench, name: str) -> Row:
     task, cell = bench.task(name, "test"), finished(bench, _key(bench, name))
-    row: dict[str, Any] = {"task": name, "metric": task.about.get("metric"), "examples": len(task)}
+    row: Row = {"task": name, "metric": task.about.get("metric"), "examples": len(task)}
     row["pairs_dropped"] = sum(drop["count"] for drop in task.about.get("dropped", {}).values())
-    for side in ("clean", "corrupted", "difference"):
-        row |= dict(zip((side, f"{side}_low", f"{side}_high"), cell[side], strict=True))
-    ours = PAPER_BASELINES.get(bench.paper.name, {}).get(name) if bench.paper else None
-    if ours is not None:
-        row |= {"paper_clean": ours.clean, "paper_corrupted": ours.corrupted, "paper_doubtful": ours.doubtful}
-        row |= {"clean_minus_paper": row["clean"] - ours.clean}
-        row |= {"corrupted_minus_paper": row["corrupted"] - ours.corrupted}
+    for side in SIDES:
+        row[side], row[f"{side}_low"], row[f"{side}_high"] = cell[side]
+    if paper := bench.paper.baseline(name) if bench.paper else {}:
+        row |= {f"paper_{side}": paper[side] for side in SIDES[:2]}
+        row["paper_doubtful"] = bool(paper.get("doubtful"))
+        row |= {f"{side}_minus_paper": row[side] - paper[side] for side in SIDES[:2]}
     return row
 
 
-def _text(rows: Sequence[Mapping[str, Any]], beside: bool) -> str:
-    headings = ["task", "metric", "clean [95%]", "corrupted [95%]", "clean - corrupted [95%]"]
-    headings += ["pairs kept", "dropped"]
-    headings += ["paper clean", "difference", "paper corrupted", "difference"] if beside else []
-    lines = []
-    for row in rows:
-        line = [task_title(row["task"]), str(row["metric"])]
-        for side in ("clean", "corrupted", "difference"):
-            line.append(f"{row[side]:.3f} [{row[side + '_low']:.3f}, {row[side + '_high']:.3f}]")
-        line += [str(row["examples"]), str(row["pairs_dropped"])]
-        if beside and "paper_clean" in row:
-            mark = " (?)" if row["paper_doubtful"] else ""
-            for side in ("clean", "corrupted"):
-                line += [f"{row['paper_' + side]:g}{mark}", f"{row[side + '_minus_paper']:+.3f}"]
-        lines.append(line)
-    return markdown(headings, lines)
+def _paper_columns(side: str) -> Sequence[Column]:
+    def number(row: Row) -> str:
+        return f"{row[f'paper_{side}']:g}" + " (?)" * row["paper_doubtful"] if f"paper_{side}" in row else ""
+
+    def difference(row: Row) -> str:
+        return f"{row[f'{side}_minus_paper']:+.3f}" if f"paper_{side}" in row else ""
+
+    return (f"paper {side}", number), ("difference", difference)
 
 
+COLUMNS: Sequence[Column] = [
+    ("task", lambda row: task_title(row["task"])),
+    ("metric", lambda row: row["metric"]),
+    interval_column("clean [95%]", "clean", ".3f"),
+    interval_column("corrupted [95%]", "corrupted", ".3f"),
+    interval_column("clean - corrupted [95%]", "difference", ".3f"),
+    ("pairs kept", lambda row: row["examples"]),
+    ("dropped", lambda row: row["pairs_dropped"]),
+]
+PAPER_COLUMNS = [*_paper_columns("clean"), *_paper_columns("corrupted")]
 EXPERIMENT = Experiment("baselines", jobs, outcome)

@@ -7,14 +7,13 @@ For an edge u -> v and a point p of a path::
     metric     L(p)
 
 A method's score of the edge is the mean of ``score`` over its points. Where the gradient is close to zero the
-path is saturated (the paper's Definition 4.1): such points add nothing, and thin out those that do.
+path is saturated (the paper's Definition 4.1): such points contribute nothing and lower the mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,15 +29,14 @@ from gradpath.sweep import Limits, Progress, sweep
 from gradpath.tasks import Pairs, Task, encode
 
 QUANTITIES = ("gradient", "score", "metric")
-Quantities = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Track:
-    """What was met along a path: ``at`` runs from 0, the clean prompt, to 1, the path's end."""
+    """The quantities along a path: ``at`` runs from 0, the clean prompt, to 1, the path's end."""
 
     at: list[float]
-    values: Quantities  # each (point, example)
+    values: dict[str, Tensor]  # each (point, example)
 
 
 def follow_line(
@@ -50,15 +48,14 @@ def follow_line(
     limits: Limits = Limits(),
     progress: Progress | None = None,
 ) -> Track:
-    """The straight line from the clean to the corrupted prompt, at equally spaced points."""
+    """Follow an edge along the straight line from the clean to the corrupted prompt, at equally spaced points."""
     at = torch.linspace(0, 1, points).tolist()
 
     def line(runs: BatchRuns) -> Iterator[PointRun]:
         for f in at:
             yield runs.run_point(runs.pair.clean + f * (runs.pair.corrupted - runs.pair.clean))
 
-    # One point at a time, in addition to the two ends.
-    return Track(at, _follow(model, task, edge, line, len(at), points, limits, progress, n_at_once=2))
+    return _follow(model, task, edge, line, at, limits, progress, n_at_once=2, whole=False)
 
 
 def follow_gradpath(
@@ -70,7 +67,7 @@ def follow_gradpath(
     limits: Limits = Limits(),
     progress: Progress | None = None,
 ) -> Track:
-    """GradPath from the clean prompt on: its start, which is not scored, and its k points."""
+    """Follow an edge along GradPath: at the clean prompt, which is not scored, and at its k points."""
     path = find_path("eap-gp")
     options = path.options({"steps": steps, "start": True, "stride": "unit"}) | {"steps": steps + 1}
 
@@ -78,8 +75,7 @@ def follow_gradpath(
         return (here for here, scored in run_path(runs, path, options) if scored)
 
     at = [j / steps for j in range(steps + 1)]
-    follow = partial(_follow, model, task, edge, gradpath, len(at), steps, limits, progress)
-    return Track(at, follow(n_at_once=steps, whole=True))
+    return _follow(model, task, edge, gradpath, at, limits, progress, n_at_once=steps, whole=True)
 
 
 def _follow(
@@ -87,77 +83,67 @@ def _follow(
     task: Task,
     edge: str,
     points: Callable[[BatchRuns], Iterator[PointRun]],
-    n_points: int,
-    steps: int,
+    at: Sequence[float],
     limits: Limits,
     progress: Progress | None,
     *,
     n_at_once: int,
-    whole: bool = False,
-) -> Quantities:
-    """Each quantity at every point, (point, example)."""
+    whole: bool,
+) -> Track:
     model.check_one_device("following an edge")
     pairs = encode(task, model.tokenizer)
     source, target = model.graph.index(edge)
 
-    def follow(batch: Pairs) -> tuple[Tensor, Quantities]:
+    def follow(batch: Pairs) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             runs = BatchRuns(model, batch.to(model.device), task.metric, whole)
             difference = write_of(model, runs.writes, source).view(len(batch), -1)
-            seen = [_quantities(runs, here, difference, target) for here in points(runs)]
-        return batch.index, {name: torch.stack([one[name] for one in seen]).cpu() for name in QUANTITIES}
+            values = [_quantities(runs, here, difference, target) for here in points(runs)]
+        return batch.index, torch.stack(values, 1).double().cpu()
 
-    parts = sweep(
+    # (quantity, point, example), in the order of the task's examples
+    total = torch.zeros(len(QUANTITIES), len(at), len(pairs), dtype=torch.float64, device="cpu")
+    for index, values in sweep(
         follow,
         pairs,
         limits.batch(model, pairs, points=n_at_once, whole=whole),
         model=model,
         task=task,
         doing="following an edge",
-        same=lambda: (model.identity, edge, steps),
+        same=lambda: (model.identity, edge, len(at)),
         progress=progress,
-    )
-    return _in_order(parts, n_points, len(pairs))
+    ):
+        total[..., index] = values
+    return Track(list(at), dict(zip(QUANTITIES, distributed.all_sum(total), strict=True)))
 
 
-def _in_order(parts: Iterable[tuple[Tensor, Quantities]], n_points: int, n_examples: int) -> Quantities:
-    """What was found in batches, here or on another rank, in the order of the task's examples."""
-    found = {name: torch.zeros(n_points, n_examples, dtype=torch.float64, device="cpu") for name in QUANTITIES}
-    for index, part in parts:
-        for name, values in part.items():
-            found[name][:, index] = values.double()
-    return {name: distributed.all_sum(values) for name, values in found.items()}
-
-
-def _quantities(runs: BatchRuns, here: PointRun, difference: Tensor, target: int) -> Quantities:
+def _quantities(runs: BatchRuns, here: PointRun, difference: Tensor, target: int) -> Tensor:
+    """The three quantities at a point, (quantity, batch)."""
     metric = runs.metric_at(here)[0]
     at = torch.arange(runs.start, runs.start + here.suffix.shape[1], device=metric.device)
-    # What lies before an example's own first difference depends on which others are in the batch.
-    own = at >= runs.batch.first[:, None]
-    gradient = (read_gradient(runs.model, here.run, metric.sum(), target) * own[..., None]).flatten(1)
-    return {
-        "gradient": gradient.norm(dim=1),
-        "score": (difference * gradient).sum(1),
-        "metric": metric.detach().float(),
-    }
+    # Positions before an example's first difference are in the suffix only because of others in the batch.
+    counts = at >= runs.batch.first[:, None]
+    gradient = (read_gradient(runs.model, here.run, metric.sum(), target) * counts[..., None]).flatten(1)
+    return torch.stack([gradient.norm(dim=1), (difference * gradient).sum(1), metric.detach().float()])
 
 
 def read_gradient(model: Transformer, run: Run, objective: Tensor, target: int) -> Tensor:
     """The gradient of ``objective`` at what one target reads, before its norm, (batch, pos, d_model)."""
+
+    def gradient(at: Tensor) -> Tensor:
+        return at_least_float32(torch.autograd.grad(objective, at, retain_graph=True)[0])
+
     a = model.arch
     layer, (qkv, head) = model.graph.layer_of_target(target), model.graph.place_in_layer(target)
     if layer == a.n_layers:
-        return at_least_float32(_gradient(objective, run.final_in))
-    seen, weights = run.layers[layer], model.layers[layer]
+        return gradient(run.final_in)
+    layer_run = run.layers[layer]
     if qkv == len(QKV):
-        return at_least_float32(_gradient(objective, seen.mlp_in))
-    d = at_least_float32(_gradient(objective, (seen.q, seen.k, seen.v)[qkv]))[..., head, :]
-    g = d @ at_least_float32(weights.w_qkv).view(-1, a.d_head, a.d_model)[a.projection_row(qkv, head)]
+        return gradient(layer_run.mlp_in)
+    d = gradient((layer_run.q, layer_run.k, layer_run.v)[qkv])[..., head, :]
+    w_qkv = at_least_float32(model.layers[layer].w_qkv).view(-1, a.d_head, a.d_model)
+    g = d @ w_qkv[a.projection_row(qkv, head)]
     if not a.norm_before:
         return g
-    y, rstd = at_least_float32(seen.y.detach()), at_least_float32(seen.rstd.detach())
+    y, rstd = at_least_float32(layer_run.y.detach()), at_least_float32(layer_run.rstd.detach())
     return rstd * (g - y * (y * g).mean(-1, keepdim=True))
-
-
-def _gradient(objective: Tensor, at: Tensor) -> Tensor:
-    return torch.autograd.grad(objective, at, retain_graph=True)[0]

@@ -1,11 +1,4 @@
-"""The paper's own figures, read from ``data/paper.json``, for models that are the paper's.
-
-The paper's own baselines of GPT-2 small, to stand beside ours (its table of baseline performance).
-
-The rows of Capital-Country and Hypernymy are printed here as the paper has them. They look swapped: a
-probability difference cannot be 23.4, and 0.25 / -0.28 is small for a logit difference but usual for a
-probability difference.
-"""
+"""The paper's own numbers, read from ``data/paper.json``, for the models of the paper."""
 
 from __future__ import annotations
 
@@ -23,10 +16,9 @@ _GPT2_VOCABULARY = 50257
 
 @dataclass(frozen=True)
 class Published:
-    """What the paper says of one model."""
+    """The paper's numbers for one model."""
 
-    name: str  # as the hub has it
-    title: str
+    name: str  # on the hub
     tables: Mapping[str, Any]
     source: str
 
@@ -35,14 +27,18 @@ class Published:
         return tuple(float(sparsity) for sparsity in self.tables["faithfulness"].get(task, {}))
 
     def faithfulness(self, task: str, sparsity: float, method: str) -> float | None:
-        row = self.tables["faithfulness"].get(task, {}).get(f"{sparsity:.4f}", {})
-        value: float | None = row.get(method)
+        value: float | None = self.tables["faithfulness"].get(task, {}).get(f"{sparsity:.4f}", {}).get(method)
         return value
 
     def runtime(self, task: str, method: str) -> Mapping[str, float]:
-        """Faithfulness and seconds at 97.5% sparsity, if the paper has them."""
-        found: Mapping[str, float] = self.tables.get("runtime", {}).get(task, {}).get(method, {})
-        return found
+        """Faithfulness and seconds at 97.5% sparsity; empty if the paper has none."""
+        numbers: Mapping[str, float] = self.tables.get("runtime", {}).get(task, {}).get(method, {})
+        return numbers
+
+    def baseline(self, task: str) -> Mapping[str, float]:
+        """The mean metric, ``clean`` and ``corrupted``, and whether it is ``doubtful``; empty if there is none."""
+        numbers: Mapping[str, float] = self.tables.get("baselines", {}).get(task, {})
+        return numbers
 
 
 @cache
@@ -51,32 +47,17 @@ def _data() -> Any:
 
 
 def published(model: Transformer) -> Published | None:
-    """The paper's figures if the model is GPT-2 small, medium or XL: by its shape, whatever its folder."""
+    """The paper's numbers for a model.
+
+    Args:
+        model: Any model. GPT-2 small, medium and XL are recognised by their shape.
+
+    Returns:
+        Its numbers, or None if the paper has none.
+    """
     a = model.arch
     for name, entry in _data()["models"].items():
-        shape = entry["shape"]
-        same = (a.n_layers, a.n_heads, a.d_model) == (shape["layers"], shape["heads"], shape["d_model"])
+        same = {"layers": a.n_layers, "heads": a.n_heads, "d_model": a.d_model} == entry["shape"]
         if a.family == "gpt2" and same and len(model.embedding) == _GPT2_VOCABULARY:
-            return Published(name, entry["title"], entry, _data()["source"])
+            return Published(name, entry, _data()["source"])
     return None
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """A model's mean metric on a task's clean and corrupted prompts."""
-
-    clean: float
-    corrupted: float
-    doubtful: bool = False  # cannot be what its column says
-
-
-PAPER_BASELINES: dict[str, dict[str, Baseline]] = {
-    "gpt2": {
-        "ioi": Baseline(3.80, 0.03),
-        "sva": Baseline(0.154, -0.157),
-        "gender-bias": Baseline(0.88, -3.22),
-        "hypernymy": Baseline(23.43, -3.482, doubtful=True),
-        "capital-country": Baseline(0.25, -0.28, doubtful=True),
-        "greater-than": Baseline(0.814, -0.456),
-    }
-}
