@@ -10,7 +10,7 @@ import torch
 from covering import families
 from small_models import prompts, tiny_hf
 
-from gradpath.evaluation import selfcheck
+from gradpath import selfcheck
 from gradpath.scores import Scores
 
 TASK = prompts([6, 9, 7], [[0], [4], [2, 3]])
