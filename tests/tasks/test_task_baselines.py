@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradpath.tasks import TASKS, encode, load_task
 from gradpath.paper.published import PAPER_BASELINES
+from gradpath.tasks import TASKS, encode, load_task
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from itertools import chain
 
 import pytest
 
-from gradpath.tasks.draw import half
 from gradpath.tasks.builtin import read_json, read_text
+from gradpath.tasks.draw import half
 
 
 def twice(items):
