@@ -1,4 +1,4 @@
-"""Methods, ablations and patched runs by their definitions, on the plain model (``gradpath.reference``)."""
+"""Methods, ablations and patched runs by their definitions, on the slow model (``gradpath.reference``)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch import Tensor
 
 from gradpath import reference as slow
 from gradpath.model.transformer import Transformer
-from gradpath.reference import everything, examples, forward, metric_of, slopes
+from gradpath.reference import Path, examples, forward, input_gradients, metric_of, read_all
 from gradpath.tasks.task import Task
 
-Path = Callable[[Transformer, Tensor, Tensor], list[Tensor]]
 Outputs = Callable[[Transformer, Tensor], Tensor]
 
 
@@ -31,14 +30,14 @@ def zero(model: Transformer, task: Task) -> Instead:
 
 def mean(model: Transformer, task: Task) -> Instead:
     """The mean over all examples and positions, for every source."""
-    runs = [forward(model, clean, everything)[1] for clean, _, _ in examples(model, task)]
+    runs = [forward(model, clean, read_all)[1] for clean, _, _ in examples(model, task)]
     means = [torch.cat([writes[u] for writes in runs]).mean(0) for u in range(model.graph.n_sources)]
     return lambda length: [one.expand(length, -1) for one in means]
 
 
 def mean_positional(model: Transformer, task: Task) -> Instead:
     """The mean over the examples that have the position; the mean over all where none has it."""
-    runs = [forward(model, clean, everything)[1] for clean, _, _ in examples(model, task)]
+    runs = [forward(model, clean, read_all)[1] for clean, _, _ in examples(model, task)]
     everywhere = mean(model, task)(1)
 
     def at(u: int, position: int) -> Tensor:
@@ -52,19 +51,10 @@ def mean_positional(model: Transformer, task: Task) -> Instead:
 
 def scores(model: Transformer, task: Task, path: Path, instead: Instead | None = None) -> Tensor:
     """score(u -> v) by its definition, one gradient per target and point, (source, target)."""
-    graph = model.graph
-    total = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float64)
-    for clean, corrupted, labels in examples(model, task):
-        x_u, x_u_corrupted = (forward(model, x, everything)[1] for x in (clean, corrupted))
-        if instead is not None:
-            x_u_corrupted = instead(len(clean))
-        points = path(model, clean, corrupted)
-        for point in points:
-            for target, gradient in slopes(model, task, labels, point).items():
-                v = graph.targets.index(target)
-                for u in range(int(graph.sources_before_target[v])):
-                    total[u, v] += ((x_u[u] - x_u_corrupted[u]) * gradient).sum() / len(points)
-    return total / len(task)
+    mask = model.graph.mask
+    total = torch.zeros(mask.shape, dtype=torch.float64)
+    total[mask] = slow.edge_scores(model, task, mask.nonzero(), path, ablated=instead)
+    return total
 
 
 def integral(model: Transformer, task: Task, path: Path) -> Tensor:
@@ -74,8 +64,8 @@ def integral(model: Transformer, task: Task, path: Path) -> Tensor:
     for clean, corrupted, labels in examples(model, task):
         writes, gradients = [], []
         for point in path(model, clean, corrupted):
-            writes.append(forward(model, point, everything)[1])
-            gradients.append(slopes(model, task, labels, point))
+            writes.append(forward(model, point, read_all)[1])
+            gradients.append(input_gradients(model, task, labels, point))
         for j in range(len(writes) - 1):
             for v, target in enumerate(graph.targets):
                 slope = (gradients[j][target] + gradients[j + 1][target]) / 2
@@ -90,7 +80,7 @@ def straight_line(fractions: list[float]) -> Path:
 
 
 def last_logits(model: Transformer, x: Tensor) -> Tensor:
-    return forward(model, x, everything)[0]
+    return forward(model, x, read_all)[0]
 
 
 def all_logits(model: Transformer, x: Tensor) -> Tensor:
@@ -175,17 +165,7 @@ def patched_metric(model: Transformer, task: Task, circuit: Tensor, instead: Ins
 
     Numbers between 0 and 1 corrupt an edge by that much less.
     """
-    position = {name: i for i, name in enumerate(model.graph.targets)}
-    values = []
-    for clean, corrupted, labels in examples(model, task):
-        x_corrupted = forward(model, corrupted, everything)[1] if instead is None else instead(len(clean))
-
-        def read(target: str, writes: list[Tensor], constant: Tensor, x_c: list = x_corrupted) -> Tensor:
-            kept = circuit[:, position[target]].double()
-            return sum(kept[u] * x + (1 - kept[u]) * x_c[u] for u, x in enumerate(writes)) + constant
-
-        values.append(metric_of(task, labels, forward(model, clean, read)[0]))
-    return torch.stack(values)
+    return slow.patched_metric(model, task, circuit, ablated=instead)
 
 
 def places(model: Transformer) -> list[list[int]]:
@@ -204,7 +184,7 @@ def scores_over_activations(
     total = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float64)
     weight = steps if own else steps * len(places(model))
     for clean, corrupted, labels in examples(model, task):
-        x_u, x_u_corrupted = (forward(model, x, everything)[1] for x in (clean, corrupted))
+        x_u, x_u_corrupted = (forward(model, x, read_all)[1] for x in (clean, corrupted))
         if instead is not None:
             x_u_corrupted = instead(len(clean))
         for place in places(model):
@@ -215,7 +195,7 @@ def scores_over_activations(
                 def read(
                     target: str, writes: list[Tensor], constant: Tensor, i: dict = inputs, m: dict = moved
                 ) -> Tensor:
-                    i[target] = everything(target, [m.get(u, x) for u, x in enumerate(writes)], constant).clone()
+                    i[target] = read_all(target, [m.get(u, x) for u, x in enumerate(writes)], constant).clone()
                     return i[target].requires_grad_()
 
                 logits, _ = forward(model, clean.clone(), read)
@@ -244,15 +224,15 @@ def exact_scores(model: Transformer, task: Task, instead: Instead | None = None)
 
 @contextlib.contextmanager
 def gathering() -> Iterator[list[Tensor]]:
-    """What heads gather in the plain model, in the order in which they do."""
+    """What heads gather in the slow model, in the order in which they do."""
     seen: list[Tensor] = []
-    own = slow.gathered
+    own = slow.attend
 
     def gathered(*given: Any, **named: Any) -> Tensor:
         seen.append(own(*given, **named))
         return seen[-1]
 
-    with mock.patch.object(slow, "gathered", gathered):
+    with mock.patch.object(slow, "attend", gathered):
         yield seen
 
 
@@ -262,7 +242,7 @@ def atp_star(model: Transformer, task: Task, *, qk: bool, drop: bool, instead: I
     total = torch.zeros(graph.mask.shape, dtype=torch.float64)
     layer_of = [int(name[1:].partition(".")[0]) if name != "input" else -1 for name in graph.sources]
     for clean, corrupted, labels in examples(model, task):
-        x_u, x_u_corrupted = (forward(model, x, everything)[1] for x in (clean, corrupted))
+        x_u, x_u_corrupted = (forward(model, x, read_all)[1] for x in (clean, corrupted))
         if instead is not None:
             x_u_corrupted = instead(len(clean))
         found = []
@@ -273,7 +253,7 @@ def atp_star(model: Transformer, task: Task, *, qk: bool, drop: bool, instead: I
                 target: str, writes: list[Tensor], constant: Tensor, i: dict = inputs, d: int | None = dropped
             ) -> Tensor:
                 through = [x.detach() if layer_of[u] == d else x for u, x in enumerate(writes)]
-                i[target] = everything(target, through, constant).clone().requires_grad_()
+                i[target] = read_all(target, through, constant).clone().requires_grad_()
                 return i[target]
 
             with gathering() as zs:
@@ -323,10 +303,10 @@ def node_scores(model: Transformer, task: Task, path: Path) -> Tensor:
     """score(u) by its definition: gradients at what each source writes, (source,)."""
     total = torch.zeros(model.graph.n_sources, dtype=torch.float64)
     for clean, corrupted, labels in examples(model, task):
-        x_u, x_u_corrupted = (forward(model, x, everything)[1] for x in (clean, corrupted))
+        x_u, x_u_corrupted = (forward(model, x, read_all)[1] for x in (clean, corrupted))
         points = path(model, clean, corrupted)
         for point in points:
-            logits, writes = forward(model, point.clone().requires_grad_(), everything)
+            logits, writes = forward(model, point.clone().requires_grad_(), read_all)
             gradients = torch.autograd.grad(metric_of(task, labels, logits), writes)
             for u, gradient in enumerate(gradients):
                 total[u] += ((x_u[u] - x_u_corrupted[u]) * gradient).sum() / len(points)

@@ -15,7 +15,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.circuit import load_circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
-from gradpath.reference import everything, examples, forward, metric_of, slopes
+from gradpath.reference import examples, forward, input_gradients, metric_of, read_all
 from gradpath.scores import load_scores
 from gradpath.selection.prune import pruned_spans
 from gradpath.tasks.spans import Labels, labels_of
@@ -31,8 +31,8 @@ def by_definition(model, task, by):
     graph = model.graph
     total = torch.zeros(len(labels.names), graph.n_sources, graph.n_targets, dtype=torch.float64)
     for row, (clean, corrupted, answer) in zip(labels.at, examples(model, task), strict=True):
-        x, other = (forward(model, one, everything)[1] for one in (clean, corrupted))
-        for target, slope in slopes(model, task, answer, clean).items():
+        x, other = (forward(model, one, read_all)[1] for one in (clean, corrupted))
+        for target, slope in input_gradients(model, task, answer, clean).items():
             v = graph.targets.index(target)
             for u in range(int(graph.sources_before_target[v])):
                 for position, part in enumerate(((x[u] - other[u]) * slope).sum(-1)):
@@ -77,7 +77,7 @@ def patched_at(model, task, masks, labels):
     column = {name: i for i, name in enumerate(model.graph.targets)}
     values = []
     for row, (clean, corrupted, answer) in zip(labels.at, examples(model, task), strict=True):
-        instead = forward(model, corrupted, everything)[1]
+        instead = forward(model, corrupted, read_all)[1]
         own = row[: len(clean)]
 
         def read(target, writes, constant, instead=instead, own=own):

@@ -64,3 +64,11 @@ def test_what_is_no_number_does_not_pass():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_precisions_have_limits_of_their_own(gpt2, dtype):
     assert failed(gpt2.to(dtype=dtype), copy.deepcopy(tiny_hf("gpt2")).to(dtype)) == []
+
+
+def test_logits_that_are_not_numbers_do_not_pass(gpt2):
+    original = copy.deepcopy(tiny_hf("gpt2"))
+    original.transformer.wpe.weight.data[0] = torch.nan
+    first = next(selfcheck.checks(gpt2, TASK, original))
+    assert first.what == "logits, against transformers"
+    assert not first.passed

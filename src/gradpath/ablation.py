@@ -59,7 +59,7 @@ class Ablation:
         """
         at = torch.arange(length, device=model.device).clamp(max=len(self.input) - 1)
         x, *rest = (part[at].expand(batch, *part[at].shape) for part in (self.input, *self.heads, *self.mlps))
-        place, resid, layers = model.place(0, length), model.with_positions(x, 0), list[LayerRun]()
+        place, resid, layers = model.position_info(0, length), model.with_positions(x, 0), list[LayerRun]()
         for index, layer in enumerate(model.layers):
             here = layer.w_qkv
             written, mlp_out = (to_device_of(rest[i], here) for i in (index, len(model.layers) + index))

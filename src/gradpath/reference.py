@@ -1,202 +1,271 @@
-"""The plain model: slow, per head, one example at a time, and short enough to be checked by eye.
+"""The slow model, and the score of an edge by its definition: what the engine is checked against.
 
-Every node is computed on its own, from an input that is written out as the sum of what the nodes before
-it wrote. Nothing is fused, cached, batched or skipped. It shares with the engine the weights, the names of
-activations, and nothing else: what tests, and ``gradpath check``, hold the engine against.
+For an edge u -> v, with L the metric, x_u and x'_u the output of u on the clean and on the corrupted prompt, in_v the
+input of v, and a path of k points between the two prompts,
+
+    score(u -> v) = mean over examples of sum over positions of (x_u - x'_u) . (1/k) sum over points of dL / d in_v
+
+``edge_scores`` computes this. ``patched_metric`` computes L with all edges outside a circuit corrupted. Every node is
+computed by itself, one example at a time, from an input that is written out as the sum of the outputs of the nodes
+before it. Nothing is fused, cached, batched or skipped. Only the weights and the activation functions are shared with
+the engine. Tests and ``gradpath check`` compare the engine with this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from gradpath.model.architecture import ACTIVATIONS, Layer
 from gradpath.model.transformer import Transformer
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.task import Task, encode
 
-# What a target reads, given its name, what every source so far wrote, and what belongs to no edge
-# (positional embeddings and biases).
+# The input of a target, given its name, the outputs of all sources before it, and the sum of what belongs to no edge
+# (position embeddings and biases). All are (pos, d_model).
 ReadInput = Callable[[str, list[Tensor], Tensor], Tensor]
+# The points of a path between the embeddings of the clean and the corrupted prompt.
+Path = Callable[[Transformer, Tensor, Tensor], Sequence[Tensor]]
+# The output of every source over an ablated edge, given the number of positions.
+Ablated = Callable[[int], Sequence[Tensor]]
 
 
-def everything(target: str, writes: list[Tensor], constant: Tensor) -> Tensor:
-    """The unpatched model: a target reads the sum of all writes before it."""
-    return torch.stack(writes).sum(0) + constant
+def edge_scores(
+    model: Transformer,
+    task: Task,
+    edges: Tensor,
+    path: Path,
+    *,
+    ablated: Ablated | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """The scores of some edges.
+
+    Args:
+        model: The model.
+        task: The examples and the metric.
+        edges: The indices of the edges, (edge, 2): source and target.
+        path: A function that returns the points of the path.
+        ablated: The outputs x'_u that replace those on the corrupted prompt.
+        dtype: The precision of the computation.
+
+    Returns:
+        One score per edge, float64.
+    """
+    total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
+    for clean, corrupted, labels in examples(model, task, dtype):
+        x = forward(model, clean, read_all)[1]
+        x_corrupted = forward(model, corrupted, read_all)[1] if ablated is None else ablated(len(clean))
+        points = path(model, clean, corrupted)
+        gradients = [input_gradients(model, task, labels, point) for point in points]
+        for i, (u, v) in enumerate(edges.tolist()):
+            target = model.graph.targets[v]
+            gradient = torch.stack([at_point[target] for at_point in gradients]).mean(0)  # (pos, d_model)
+            total[i] += float(((x[u] - x_corrupted[u]) * gradient).sum())
+    return total / len(task)
+
+
+def input_gradients(model: Transformer, task: Task, labels: Tensor, point: Tensor) -> dict[str, Tensor]:
+    """dL / d in_v for every target v, each (pos, d_model), at the embeddings ``point``."""
+    inputs: dict[str, Tensor] = {}
+
+    def read(target: str, outputs: list[Tensor], constant: Tensor) -> Tensor:
+        inputs[target] = read_all(target, outputs, constant).clone()
+        return inputs[target]
+
+    logits, _ = forward(model, point.clone().requires_grad_(), read)
+    gradients = torch.autograd.grad(metric_of(task, labels, logits), list(inputs.values()), materialize_grads=True)
+    return dict(zip(inputs, gradients, strict=True))
+
+
+def patched_metric(
+    model: Transformer,
+    task: Task,
+    circuit: Tensor,
+    *,
+    ablated: Ablated | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """The metric when every edge outside a circuit carries the corrupted output of its source.
+
+    Args:
+        model: The model.
+        task: The examples and the metric.
+        circuit: The edges that are kept, (source, target). Values between 0 and 1 mix the two outputs.
+        ablated: The outputs that replace those on the corrupted prompt.
+        dtype: The precision of the computation.
+
+    Returns:
+        One value per example.
+    """
+    column = {name: i for i, name in enumerate(model.graph.targets)}
+    values = []
+    for clean, corrupted, labels in examples(model, task, dtype):
+        x_corrupted = forward(model, corrupted, read_all)[1] if ablated is None else ablated(len(clean))
+
+        def read(target: str, x: list[Tensor], constant: Tensor, other: Sequence[Tensor] = x_corrupted) -> Tensor:
+            keep = circuit[: len(x), column[target]].to(constant)[:, None, None]  # (source, 1, 1)
+            return (keep * torch.stack(x) + (1 - keep) * torch.stack(list(other[: len(x)]))).sum(0) + constant
+
+        values.append(metric_of(task, labels, forward(model, clean, read)[0]))
+    return torch.stack(values)
+
+
+def examples(
+    model: Transformer, task: Task, dtype: torch.dtype = torch.float64
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Each example without padding: the embeddings of both prompts, (pos, d_model), and the labels."""
+    pairs = encode(task, model.tokenizer).to(model.device)
+    for i in range(len(pairs)):
+        length = int(pairs.last[i]) + 1
+        clean, corrupted = (
+            model.embedding[ids[i, :length]].to(dtype) * model.embedding_scale for ids in (pairs.clean, pairs.corrupted)
+        )
+        yield clean, corrupted, pairs.labels[i]
+
+
+def metric_of(task: Task, labels: Tensor, logits: Tensor) -> Tensor:
+    """The metric of one example."""
+    return task.metric(logits[None], labels[None])[0]
+
+
+def read_all(target: str, outputs: list[Tensor], constant: Tensor) -> Tensor:
+    """The input of a target in the unpatched model: the sum of all outputs before it."""
+    return torch.stack(outputs).sum(0) + constant
 
 
 def forward(model: Transformer, x: Tensor, read: ReadInput) -> tuple[Tensor, list[Tensor]]:
-    """Logits at the last position for embeddings x (pos, d_model), and what each source wrote."""
+    """Logits at the last position for embeddings x (pos, d_model), and the output of every source."""
     a = model.arch
     constant = torch.zeros_like(x) if model.positions is None else model.positions[: len(x)].to(x.dtype)
-    writes = [x]
+    outputs = [x]
     for number, layer in enumerate(model.layers):
-        before, constant_before = list(writes), constant
-        ins = [
+        before, constant_before = list(outputs), constant
+        inputs = [
             {kind: read(f"a{number}.h{head}<{kind}>", before, constant) for kind in "qkv"} for head in range(a.n_heads)
         ]
-        writes += attention(model, layer, ins)
+        outputs += attention(model, layer, inputs)
         if layer.b_o is not None:
             constant = constant + layer.b_o.to(x.dtype)
-        seen, fixed = (before, constant_before) if a.parallel else (writes, constant)
-        mlp_in = read(f"m{number}", seen, fixed)
-        writes.append(mlp(model, layer, mlp_in))
+        mlp_in = read(f"m{number}", *((before, constant_before) if a.parallel else (outputs, constant)))
+        outputs.append(mlp(model, layer, mlp_in))
         if layer.b_out is not None:
             constant = constant + layer.b_out.to(x.dtype)
-    final = norm(model, read("logits", writes, constant))[-1] * model.final_gain.to(x.dtype)
+    final = norm(model, read("logits", outputs, constant))[-1] * model.final_gain.to(x.dtype)
     if model.final_shift is not None:
         final = final + model.final_shift.to(x.dtype)
     logits = model.unembedding.to(x.dtype) @ final
     if model.unembedding_bias is not None:
         logits = logits + model.unembedding_bias.to(x.dtype)
-    return capped(model, logits, a.logit_cap), writes
+    return cap(model, logits, a.logit_cap), outputs
 
 
-def held(constant: bool, x: Tensor) -> Tensor:
-    """A quantity that a rule of relevance propagation holds constant on the way back (``paths.relp``)."""
-    return x.detach() if constant else x
-
-
-def bent(model: Transformer, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """f(x), or by that rule x times the constant f(x) / x."""
-    return x * (f(x) / x).detach() if model.rules.activation else f(x)
-
-
-def norm(model: Transformer, x: Tensor) -> Tensor:
-    if model.arch.norm == "layer":
-        x = x - x.mean(-1, keepdim=True)
-    return x / held(model.rules.norm, torch.sqrt((x**2).mean(-1, keepdim=True) + model.arch.norm_eps))
-
-
-def norm_of_reads(model: Transformer, x: Tensor) -> Tensor:
-    return norm(model, x) if model.arch.norm_before else x
-
-
-def capped(model: Transformer, x: Tensor, cap: float | None) -> Tensor:
-    return x if cap is None else bent(model, lambda x: cap * torch.tanh(x / cap), x)
-
-
-def attention(model: Transformer, layer: Layer, ins: list[dict[str, Tensor]]) -> list[Tensor]:
-    """What each head of a layer writes, from separate inputs for each head's query, key and value."""
+def attention(model: Transformer, layer: Layer, inputs: list[dict[str, Tensor]]) -> list[Tensor]:
+    """The output of each head of a layer, from separate inputs for each head's query, key and value."""
     a = model.arch
-    made = [projections(model, layer, head, x) for head, x in enumerate(ins)]
+    heads = [projections(model, layer, head, x) for head, x in enumerate(inputs)]
     for kind, gain in (("q", layer.q_gain), ("k", layer.k_gain)):
         if a.qk_norm == "head" and gain is not None:
-            for one in made:
-                one[kind] = norm(model, one[kind]) * gain.to(one[kind].dtype)
-        if (
-            a.qk_norm == "layer" and gain is not None
-        ):  # one norm over what all query heads have, copies of shared keys included
-            side_by_side = norm(model, torch.cat([one[kind] for one in made], -1)).chunk(a.n_heads, -1)
-            for head, one in enumerate(made):
-                one[kind] = side_by_side[head] * gain[head].to(one[kind].dtype)
-    writes = []
-    for head, one in enumerate(made):
-        columns = slice(head * a.d_head, (head + 1) * a.d_head)
-        z = gathered(model, layer, **one)
-        writes.append(z @ layer.w_o[:, columns].T.to(z.dtype))
-    if layer.attn_gain is not None:  # a norm after attention: over the sum of all heads, in this very run
-        total = torch.stack(writes).sum(0)
-        size = held(model.rules.norm, torch.sqrt((total**2).mean(-1, keepdim=True) + a.norm_eps))
-        writes = [layer.attn_gain.to(x.dtype) * x / size for x in writes]
-    return writes
+            for x in heads:
+                x[kind] = norm(model, x[kind]) * gain.to(x[kind].dtype)
+        if a.qk_norm == "layer" and gain is not None:  # over all query heads, copies of shared keys included
+            normed = norm(model, torch.cat([x[kind] for x in heads], -1)).chunk(a.n_heads, -1)
+            for head, x in enumerate(heads):
+                x[kind] = normed[head] * gain[head].to(x[kind].dtype)
+    outputs = []
+    for head, x in enumerate(heads):
+        z = attend(model, layer, **x)
+        outputs.append(z @ layer.w_o[:, head * a.d_head : (head + 1) * a.d_head].T.to(z.dtype))
+    if layer.attn_gain is not None:  # a norm after attention divides by the size of the sum over all heads
+        size = root_mean_square(model, torch.stack(outputs).sum(0))
+        outputs = [layer.attn_gain.to(x.dtype) * x / size for x in outputs]
+    return outputs
 
 
-def projections(model: Transformer, layer: Layer, head: int, ins: dict[str, Tensor]) -> dict[str, Tensor]:
-    """One head's query, key and value, each from an input of its own; heads may share weights for k and v."""
+def projections(model: Transformer, layer: Layer, head: int, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One head's query, key and value, each from its own input; heads may share the weights of k and v."""
     a = model.arch
     shared = head // (a.n_heads // a.n_kv_heads)
-    first = {"q": head, "k": a.n_heads + shared, "v": a.n_heads + a.n_kv_heads + shared}
-    made = {}
-    for kind, x in ins.items():
-        rows = slice(first[kind] * a.d_head, (first[kind] + 1) * a.d_head)
-        made[kind] = norm_of_reads(model, x) @ layer.w_qkv[rows].T.to(x.dtype)
+    block = {"q": head, "k": a.n_heads + shared, "v": a.n_heads + a.n_kv_heads + shared}
+    projected = {}
+    for kind, x in inputs.items():
+        rows = slice(block[kind] * a.d_head, (block[kind] + 1) * a.d_head)
+        projected[kind] = read_norm(model, x) @ layer.w_qkv[rows].T.to(x.dtype)
         if layer.b_qkv is not None:
-            made[kind] = made[kind] + layer.b_qkv[rows].to(x.dtype)
-    return made
+            projected[kind] = projected[kind] + layer.b_qkv[rows].to(x.dtype)
+    return projected
 
 
-def gathered(model: Transformer, layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """What one head gathers with its pattern, (pos, d_head)."""
-    logits = capped(
-        model, rotated(model, layer, q) @ rotated(model, layer, k).T * layer.scale, model.arch.attention_cap
-    )
-    place = torch.arange(len(q), device=q.device)
-    query, key = torch.meshgrid(place, place, indexing="ij")
+def attend(model: Transformer, layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The values that one head gathers with its attention pattern, (pos, d_head)."""
+    logits = rotate(model, layer, q) @ rotate(model, layer, k).T * layer.scale
+    logits = cap(model, logits, model.arch.attention_cap)
+    position = torch.arange(len(q), device=q.device)
+    query, key = torch.meshgrid(position, position, indexing="ij")
     hidden = key > query
     if layer.window is not None:
         hidden |= key <= query - layer.window
-    return held(model.rules.attention, logits.masked_fill(hidden, -torch.inf).softmax(-1)) @ v
+    return detach_if(model.rules.attention, logits.masked_fill(hidden, -torch.inf).softmax(-1)) @ v
 
 
-def rotated(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
+def rotate(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
     """Rotary embedding as complex numbers: pair (i, i + n) turns by position x frequency i, n frequencies.
 
-    What is left of a head's dimensions behind the first 2 n stays as it is.
+    The dimensions of a head from 2 n on are not rotated.
     """
     if not model.rotary:
         return x
     rotary = model.rotary[layer.rotary]
     angle = torch.arange(len(x), device=x.device)[:, None] * rotary.frequencies.to(x.dtype)
     n = len(rotary.frequencies)
-    turned = torch.complex(x[:, :n], x[:, n : 2 * n]) * torch.polar(torch.ones_like(angle), angle)
-    return torch.cat([turned.real * rotary.gain, turned.imag * rotary.gain, x[:, 2 * n :]], -1)
+    rotated = torch.complex(x[:, :n], x[:, n : 2 * n]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([rotated.real * rotary.gain, rotated.imag * rotary.gain, x[:, 2 * n :]], -1)
 
 
 def mlp(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
-    """What an MLP writes; its output bias belongs to no edge."""
-    hidden = norm_of_reads(model, x) @ layer.w_in.T.to(x.dtype)
+    """The output of an MLP; its bias ``b_out`` belongs to no edge."""
+    hidden = read_norm(model, x) @ layer.w_in.T.to(x.dtype)
     if layer.b_in is not None:
         hidden = hidden + layer.b_in.to(x.dtype)
-    act = ACTIVATIONS[model.arch.activation]
+    activation = ACTIVATIONS[model.arch.activation]
     if model.arch.gated:
         gate, value = hidden.chunk(2, -1)
-        hidden = bent(model, act, gate) * value
-        hidden = 0.5 * hidden + 0.5 * held(model.rules.gate, hidden)
+        hidden = elementwise(model, activation, gate) * value
+        hidden = 0.5 * hidden + 0.5 * detach_if(model.rules.gate, hidden)
     else:
-        hidden = bent(model, act, hidden)
+        hidden = elementwise(model, activation, hidden)
     out = hidden @ layer.w_out.T.to(x.dtype)
     return out if layer.mlp_gain is None else norm(model, out) * layer.mlp_gain.to(x.dtype)
 
 
-def metric_of(task: Task, labels: Tensor, logits: Tensor) -> Tensor:
-    return task.metric(logits[None], labels[None])[0]
+def norm(model: Transformer, x: Tensor) -> Tensor:
+    """LayerNorm or RMSNorm without gain and shift."""
+    if model.arch.norm == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    return x / root_mean_square(model, x)
 
 
-def examples(
-    model: Transformer, task: Task, dtype: torch.dtype = torch.float64
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Each pair without padding: embeddings of both prompts, (pos, d_model), and the labels."""
-    pairs: Pairs = encode(task, model.tokenizer).to(model.device)
-    for i in range(len(pairs)):
-        length = int(pairs.last[i]) + 1
-        ends = [
-            model.embedding[ids[i, :length]].to(dtype) * model.embedding_scale for ids in (pairs.clean, pairs.corrupted)
-        ]
-        yield ends[0], ends[1], pairs.labels[i]
+def read_norm(model: Transformer, x: Tensor) -> Tensor:
+    """The norm before attention and MLP, if the family has one."""
+    return norm(model, x) if model.arch.norm_before else x
 
 
-def slopes(model: Transformer, task: Task, labels: Tensor, point: Tensor) -> dict[str, Tensor]:
-    """The gradient of the metric at what every target reads, (pos, d_model), with embeddings ``point``."""
-    inputs: dict[str, Tensor] = {}
-
-    def read(target: str, writes: list[Tensor], constant: Tensor) -> Tensor:
-        inputs[target] = everything(target, writes, constant).clone()
-        return inputs[target]
-
-    logits, _ = forward(model, point.clone().requires_grad_(), read)
-    found = torch.autograd.grad(metric_of(task, labels, logits), list(inputs.values()), materialize_grads=True)
-    return dict(zip(inputs, found, strict=True))
+def root_mean_square(model: Transformer, x: Tensor) -> Tensor:
+    """The denominator of a norm."""
+    return detach_if(model.rules.norm, torch.sqrt((x**2).mean(-1, keepdim=True) + model.arch.norm_eps))
 
 
-def patched(model: Transformer, task: Task, labels: Tensor, mask: Tensor, ends: tuple[Tensor, Tensor]) -> Tensor:
-    """The metric with every edge outside ``mask`` (source, target) corrupted; ``ends`` are both prompts."""
-    column = {name: i for i, name in enumerate(model.graph.targets)}
-    instead = forward(model, ends[1], everything)[1]
+def cap(model: Transformer, x: Tensor, limit: float | None) -> Tensor:
+    """limit * tanh(x / limit), if there is a limit."""
+    return x if limit is None else elementwise(model, lambda x: limit * torch.tanh(x / limit), x)
 
-    def read(target: str, writes: list[Tensor], constant: Tensor) -> Tensor:
-        kept = mask[: len(writes), column[target]].to(constant.dtype)[:, None, None]
-        return (kept * torch.stack(writes) + (1 - kept) * torch.stack(instead[: len(writes)])).sum(0) + constant
 
-    return metric_of(task, labels, forward(model, ends[0], read)[0])
+def elementwise(model: Transformer, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """f(x), or by the rule for activations x times the constant f(x) / x."""
+    return x * (f(x) / x).detach() if model.rules.activation else f(x)
+
+
+def detach_if(constant: bool, x: Tensor) -> Tensor:
+    """x, as a constant of the backward pass where a rule says so (``Rules``)."""
+    return x.detach() if constant else x

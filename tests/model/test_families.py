@@ -79,6 +79,94 @@ def test_settings_that_are_not_implemented_are_refused_by_name(kind, setting, va
         convert(model)
 
 
+@pytest.mark.parametrize(
+    ("kind", "setting", "value"),
+    [
+        ("gpt2", "embedding_multiplier", 12.0),
+        ("llama-grouped", "foo", 3),
+        ("llama-grouped", "rope_interleaved", True),
+        ("llama-grouped", "layer_types", ["full_attention"] * 3),
+        ("mistral", "attention_sinks", 4),
+        ("neox", "head_mixing", "dense"),
+        ("gemma3-with-images", "some_gate", True),
+    ],
+)
+def test_settings_that_no_adapter_reads_are_refused_by_name(kind, setting, value):
+    model = copy.deepcopy(tiny_hf(kind))
+    setattr(model.config, setting, value)
+    with pytest.raises(InputError, match=f"has {setting} = .* in its configuration, which gradpath does not implement"):
+        convert(model)
+
+
+def test_settings_of_the_part_that_reads_text_are_checked_too():
+    model = copy.deepcopy(tiny_hf("gemma3-with-images"))
+    model.config.text_config.some_gate = True
+    with pytest.raises(InputError, match="this gemma3 model has some_gate = True"):
+        convert(model)
+
+
+def test_a_setting_of_the_class_that_is_not_read_may_only_have_its_default(monkeypatch):
+    """As if a new version of the class had a setting that its adapter does not know."""
+    model = copy.deepcopy(tiny_hf("llama-grouped"))
+    config_class = type(model.config)
+    original = config_class.to_dict
+    monkeypatch.setattr(config_class, "to_dict", lambda self: {"residual_multiplier": 1.0, **original(self)})
+    convert(model)
+    model.config.residual_multiplier = 0.5
+    with pytest.raises(InputError, match=r"residual_multiplier = 0\.5"):
+        convert(model)
+
+
+# What config.json of checkpoints on the hub has besides the attributes of its class.
+_ANY = {
+    "architectures": ["SomeForCausalLM"],
+    "attention_dropout": 0.1,
+    "attn_implementation": "eager",
+    "bos_token_id": 3,
+    "do_sample": True,
+    "id2label": {"0": "YES"},
+    "initializer_range": 0.5,
+    "max_length": 50,
+    "name_or_path": "somebody/model",
+    "num_labels": 1,
+    "some_feature_that_is_off": False,
+    "some_feature_without_value": None,
+    "temperature": 0.6,
+    "tokenizer_class": "SomeTokenizer",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.31.0",
+    "use_cache": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("gpt2", {"n_ctx": 1024, "resid_pdrop": 0.2, "summary_type": "first", "task_specific_params": {"a": 1}}),
+        ("gpt2", {"predict_special_tokens": True, "gradient_checkpointing": True, "n_positions": 999}),
+        (
+            "llama-grouped",
+            {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
+        ),
+        ("llama-grouped", {"pretraining_tp": 2, "max_sequence_length": 2048, "pad_token_id": 0}),
+        ("llama-grouped", {"quantization_config": {"bits": 4}, "unsloth_version": "2025.1", "unsloth_fixed": True}),
+        ("neox", {"classifier_dropout": 0.3, "hidden_dropout": 0.1, "rotary_emb_base": 10000}),
+        ("qwen2", {"use_mrope": False, "max_window_layers": 70, "use_sliding_window": False}),
+        ("qwen3", {"max_window_layers": 36}),
+        ("gemma2", {"hidden_act": "gelu", "cache_implementation": "hybrid"}),
+        ("gemma3", {"hidden_act": "gelu", "cache_implementation": "hybrid", "sliding_window_pattern": 6}),
+        ("gemma3-with-images", {"boi_token_index": 5, "mm_tokens_per_image": 256}),
+        ("phi", {"auto_map": {"AutoModel": "x"}, "embd_pdrop": 0.1, "resid_pdrop": 0.1}),
+        ("olmo2", {}),
+    ],
+)
+def test_settings_that_do_not_affect_the_logits_are_accepted(kind, settings):
+    model = copy.deepcopy(tiny_hf(kind))
+    for name, value in (_ANY | settings).items():
+        setattr(model.config, name, value)
+    assert torch.equal(convert(model).logits(IDS), tiny_model(kind).logits(IDS))
+
+
 @pytest.mark.parametrize("kind", ["llama-grouped", "neox", "qwen2", "gemma3", "phi", "olmo2"])
 def test_a_rope_type_that_is_not_implemented_is_refused_by_name(kind):
     model = copy.deepcopy(tiny_hf(kind))

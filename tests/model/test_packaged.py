@@ -31,4 +31,4 @@ def test_a_model_with_a_part_missing_is_left_to_the_hub(in_parts, tmp_path, monk
     (tmp_path / "some_model_part2" / "data" / "model.gguf.part02").unlink()
     assert in_parts.parts() == []
     monkeypatch.setitem(PACKAGED, "some", in_parts)
-    assert load._located("some") == ("somebody/some", None)
+    assert load._locate("some") == ("somebody/some", None)

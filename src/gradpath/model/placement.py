@@ -1,8 +1,9 @@
-"""Where the layers of a model go that is too large for one device: in order, each device to its share."""
+"""Placement of a model's layers on several devices: in order, each device gets its share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ AUTO = "auto"
 
 
 def spread_over(model: Transformer, devices: Sequence[torch.device], room: Sequence[float]) -> Transformer:
-    """The model with its layers on the devices, in proportion to the room that each has."""
+    """The model with its layers on the devices, in proportion to the room on each."""
     sizes = [_bytes(layer) for layer in model.layers]
     sizes[0] += model.embedding.nbytes
     sizes[-1] += model.unembedding.nbytes
@@ -22,26 +23,20 @@ def spread_over(model: Transformer, devices: Sequence[torch.device], room: Seque
 
 
 def shares(sizes: Sequence[int], room: Sequence[float]) -> list[int]:
-    """For each of some things in a row the number of the place it goes to; places are filled in turn.
+    """The index of the device for each of a sequence of sizes; devices are filled one after the other.
 
     >>> shares([1, 1, 1, 1], [1, 1])
     [0, 0, 1, 1]
     >>> shares([1, 1, 1, 1], [3, 1])
     [0, 0, 0, 1]
     """
-    whole, part, ends = sum(sizes), sum(room), list[float]()
-    for one in room:
-        ends.append((ends[-1] if ends else 0.0) + one / part)
-    found, before = [], 0.0
-    for size in sizes:
-        middle = (before + size / 2) / whole
-        found.append(next((i for i, end in enumerate(ends) if middle < end), len(ends) - 1))
-        before += size
-    return found
+    ends = list(accumulate(share / sum(room) for share in room))
+    middles = [(end - size / 2) / sum(sizes) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    return [next((i for i, end in enumerate(ends) if middle < end), len(ends) - 1) for middle in middles]
 
 
 def gpus(model: Transformer) -> tuple[list[torch.device], list[float]]:
-    """The GPUs of this machine and the bytes that each has free; refuses a model that they cannot hold."""
+    """The GPUs of this machine and the free bytes of each; refuses a model that does not fit."""
     from accelerate.utils import get_max_memory
 
     room = {device: free for device, free in get_max_memory().items() if isinstance(device, int)}
@@ -54,5 +49,5 @@ def gpus(model: Transformer) -> tuple[list[torch.device], list[float]]:
     return [torch.device(device) for device in room], [float(free) for free in room.values()]
 
 
-def _bytes(thing: object) -> int:
-    return sum(x.nbytes for x in vars(thing).values() if isinstance(x, Tensor))
+def _bytes(weights: object) -> int:
+    return sum(x.nbytes for x in vars(weights).values() if isinstance(x, Tensor))

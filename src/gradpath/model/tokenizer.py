@@ -1,4 +1,4 @@
-"""Text to token ids, with the beginning-of-sequence token as the model's family wants it."""
+"""Text to token ids, with or without the beginning-of-sequence (BOS) token."""
 
 from __future__ import annotations
 
@@ -8,54 +8,47 @@ from typing import Any
 
 from gradpath.errors import InputError
 
-# A short word that every tokenizer knows. What follows it is tokenised as it would be inside a
-# prompt: SentencePiece would otherwise put a space mark of its own in front.
-_CARRIER = "the"
-# Letters would grow together with a word, so theirs is a quotation mark ("theMary", but "Mary").
-_LETTER_CARRIER = '"'
+# Text that continues a prompt is tokenised behind a carrier, because SentencePiece would otherwise put a space mark in
+# front of it. The carrier is a short word, or a quotation mark before letters, which would merge with a word.
+_CARRIER, _LETTER_CARRIER = "the", '"'
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A ``transformers`` tokenizer and whether prompts start with its BOS token.
+    """A ``transformers`` tokenizer, and the id of the BOS token if prompts begin with it.
 
-    ``prepend`` is that token's id, or None. Special tokens are never added by the tokenizer itself,
-    so the rule is in one place and can be recorded.
+    The ``transformers`` tokenizer itself never adds special tokens, so ``prepend`` is the whole rule.
     """
 
     hf: Any
     prepend: int | None = None
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The prompts as token ids, one batched call."""
-        if not texts:
-            return []
+        """The prompts as token ids."""
         front = [] if self.prepend is None else [self.prepend]
-        return [front + ids for ids in self._plain(texts)]
+        return [front + ids for ids in self._ids(texts)]
 
     def pieces(self, text: str) -> list[tuple[int, int]]:
-        """For each token of a prompt the characters that it stands for, from one up to another."""
+        """The range of characters of each token of a prompt, (0, 0) for BOS."""
         try:
-            found = self.hf(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            ranges = self.hf(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         except NotImplementedError:
             raise InputError(
-                "this model's tokenizer does not say which characters a token stands for, so spans cannot be "
-                "found. Use a fast tokenizer, or split by token."
+                "this model's tokenizer does not give the characters of each token, so spans cannot be located. "
+                "Use a fast tokenizer, or split by token."
             ) from None
         front = [] if self.prepend is None else [(0, 0)]
-        return [*front, *((int(begin), int(end)) for begin, end in found)]
+        return [*front, *((int(begin), int(end)) for begin, end in ranges)]
 
     def continuations(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens that each text adds when it continues a prompt (' Mary', ' is', '52')."""
-        if not texts:
-            return []
+        """The tokens that each text adds to a prompt (' Mary', ' is', '52')."""
         carriers = [_LETTER_CARRIER if text[:1].isalpha() else _CARRIER for text in texts]
-        alone = dict(zip((_CARRIER, _LETTER_CARRIER), self._plain((_CARRIER, _LETTER_CARRIER)), strict=True))
-        carried = self._plain([carrier + text for carrier, text in zip(carriers, texts, strict=True)])
+        alone = dict(zip((_CARRIER, _LETTER_CARRIER), self._ids((_CARRIER, _LETTER_CARRIER)), strict=True))
+        carried = self._ids([carrier + text for carrier, text in zip(carriers, texts, strict=True)])
         return [_after(alone[carrier], ids) for carrier, ids in zip(carriers, carried, strict=True)]
 
     def token(self, text: str) -> int:
-        """The one token that ``text`` is when it continues a prompt."""
+        """The single token that ``text`` adds to a prompt."""
         ids = self.continuations([text])[0]
         if len(ids) != 1 or self.decode(ids) != text:
             pieces = [self.decode([i]) for i in ids]
@@ -66,16 +59,18 @@ class Tokenizer:
         return ids[0]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some tokens as they stand in the middle of a prompt, spaces kept."""
-        carrier = self._plain([_CARRIER])[0]
+        """The text of some tokens in the middle of a prompt, with leading spaces."""
+        carrier = self._ids([_CARRIER])[0]
         text: str = self.hf.decode([*carrier, *ids], clean_up_tokenization_spaces=False)
         return text.removeprefix(_CARRIER)
 
-    def _plain(self, texts: Sequence[str]) -> list[list[int]]:
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
         ids: list[list[int]] = self.hf(list(texts), add_special_tokens=False)["input_ids"]
         return ids
 
 
 def _after(start: list[int], ids: list[int]) -> list[int]:
-    """What follows ``start``; nothing where the tokenizer drew the border elsewhere."""
+    """The ids that follow ``start``, or none if ``ids`` does not begin with it."""
     return ids[len(start) :] if ids[: len(start)] == start else []

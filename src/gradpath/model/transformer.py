@@ -1,4 +1,4 @@
-"""One decoder-only transformer that shows what every node writes and what every target reads.
+"""One decoder-only transformer that exposes the output of every node and the input of every target.
 
 A layer computes, on the residual stream x (one column per position)::
 
@@ -7,22 +7,15 @@ A layer computes, on the residual stream x (one column per position)::
     x = x + W_O z + b_O                        head h writes W_O[:, h] z_h
     x = x + W_out act(W_in norm(x) + b) + b    the MLP, gated or not
 
-Families change single lines of this. In a *parallel* block the MLP reads the x that attention read. Queries
-and keys may be normalised before they are rotated. A norm may follow attention or the MLP, on its way to the
-residual stream; it divides the sum over all heads, W_O z, by that sum's root mean square r, so that
-head h writes gain * W_O[:, h] (z_h / r): what the heads write then still adds up to what reaches the stream.
+Families change single lines of this. In a *parallel* block the MLP reads the x that attention read. Queries and keys
+may be normalised before they are rotated. A norm may follow attention or the MLP, before the residual stream. Such a
+norm divides the sum over all heads, W_O z, by the root mean square r of that sum, so head h writes
+gain * W_O[:, h] (z_h / r), and the outputs of the heads still add up to what reaches the residual stream.
 
-The forward pass is this and nothing more: heads are never split apart in it. A ``Run`` keeps what the
-products gave, and whoever wants a head's own write or the gradient at a head's own read forms it
-from there (see ``attribution``).
+The forward pass computes nothing else: it never separates heads. A ``Run`` keeps the results of the products, from
+which ``attribution`` forms the output of a single head, or the gradient at its input.
 
-Two exact rewritings are made once, when a model is loaded (``folded``). A norm's gain and shift go
-into the projection that follows, so a norm has no parameters. Behind a LayerNorm, the rows of that
-projection are centred: the norm's output has mean zero, so this changes nothing, and a gradient that
-comes back through the projection has mean zero too. Both kinds of norm then have the same Jacobian,
-``(I - y y^T / d_model) / sigma``.
-
-Parameters never ask for gradients, and nothing here changes the model.
+Parameters never require gradients, and nothing here changes the model.
 """
 
 from __future__ import annotations
@@ -30,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
@@ -52,29 +45,33 @@ from gradpath.model.architecture import (
 )
 from gradpath.model.tokenizer import Tokenizer
 
+Weights = TypeVar("Weights", "Transformer", Layer, Rotary)
+
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run stands in the prompt: what its positions see, and what rotates them."""
+class PositionInfo:
+    """Attention masks and rotations for the positions of a run."""
 
-    masks: dict[int | None, Tensor]  # per window: -inf where a position may not look, (pos, start + pos)
-    rotations: list[tuple[Tensor, Tensor]]  # cos and sin, (pos, 1, dimensions that turn)
+    masks: dict[int | None, Tensor]  # per window: -inf where attention is not allowed, (pos, start + pos)
+    rotations: list[tuple[Tensor, Tensor]]  # cos and sin, (pos, 1, rotated dimensions)
 
-    def to_device_of(self, other: Tensor) -> Place:
-        """The same on the device of a layer's weights."""
+    def to_device_of(self, other: Tensor) -> PositionInfo:
+        """The same on the device of ``other``."""
         if all(same_device(mask, other) for mask in self.masks.values()):
             return self
         masks = {window: to_device_of(mask, other) for window, mask in self.masks.items()}
-        return Place(masks, [(to_device_of(cos, other), to_device_of(sin, other)) for cos, sin in self.rotations])
+        return PositionInfo(
+            masks, [(to_device_of(cos, other), to_device_of(sin, other)) for cos, sin in self.rotations]
+        )
 
 
 class Past(NamedTuple):
-    """Keys (rotated) and values of one layer at earlier positions, (batch, head, pos, d_head)."""
+    """Rotated keys, and values, of one layer at some positions, (batch, head, pos, d_head)."""
 
     keys: Tensor
     values: Tensor
 
-    def behind(self, earlier: Past | None) -> Past:
+    def after(self, earlier: Past | None) -> Past:
         """These positions with the earlier ones in front of them."""
         if earlier is None:
             return self
@@ -83,11 +80,11 @@ class Past(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerRun:
-    """What one layer read and wrote; the shapes are the run's (batch, pos, ...).
+    """Inputs and outputs of one layer in a run.
 
-    ``q``, ``k``, ``v`` are the projections before any norm or rotation, k and v repeated for every query
-    head. ``y`` is the normalised input of attention and ``rstd`` its 1/sigma. ``written`` is ``z``, over what
-    a norm after attention divides by if there is one: times ``Layer.w_write`` it is what each head writes.
+    ``q``, ``k``, ``v`` are the projections before any norm or rotation, with k and v repeated for every query head.
+    ``y`` is the normalised input of attention and ``rstd`` its 1/sigma. ``written`` is ``z``, divided by the
+    denominator of the norm after attention if there is one: ``Layer.w_write`` maps it to the outputs of the heads.
     """
 
     attn_in: Tensor  # (batch, pos, d_model), before the norm
@@ -100,7 +97,7 @@ class LayerRun:
     written: Tensor  # (batch, pos, head, d_head)
     mlp_in: Tensor  # (batch, pos, d_model), before the norm
     mlp_out: Tensor  # (batch, pos, d_model)
-    past: Past  # this run's own keys and values
+    past: Past  # keys and values at the positions of this run
 
 
 @dataclass(frozen=True)
@@ -108,15 +105,15 @@ class Run:
     """A forward pass over consecutive positions."""
 
     layers: list[LayerRun]
-    final_in: Tensor  # (batch, pos, d_model): what ``logits`` reads, before the norm
+    final_in: Tensor  # (batch, pos, d_model): the input of ``logits``, before the norm
 
 
 @dataclass(frozen=True, repr=False)
 class Transformer:
     """A decoder-only language model: architecture, weights, tokenizer, and how to run it.
 
-    Layers may lie on several devices. What a layer computes is then on its own; what comes before and after
-    them all, token embeddings, ``Run.final_in`` and logits, is on ``device``, that of the embedding.
+    The layers may be on several devices, and each computes on its own. Token embeddings, ``Run.final_in`` and logits
+    are on ``device``, the device of the embedding.
     """
 
     arch: Architecture
@@ -134,24 +131,24 @@ class Transformer:
     rules: Rules = CALCULUS
 
     def __repr__(self) -> str:
-        """One line: the weights would fill a thousand."""
-        a, kind = self.arch, str(self.dtype).removeprefix("torch.")
+        a, dtype = self.arch, str(self.dtype).removeprefix("torch.")
         shape = f"{a.n_layers} layers of {a.n_heads} heads, {self.graph.n_edges:,} edges"
-        return f"<Transformer {self.name or a.family}: {shape}, {kind} on {self.device}>"
+        return f"<Transformer {self.name or a.family}: {shape}, {dtype} on {self.device}>"
 
     @cached_property
     def graph(self) -> Graph:
+        """The nodes and edges of the model."""
         return Graph(self.arch.n_layers, self.arch.n_heads, self.arch.parallel)
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """A few facts and numbers by which processes can tell that they hold the same model."""
-        some = [self.embedding[-1, :8], self.final_gain[:8], self.layers[-1].w_out[-1, :8]]
-        return self.name, repr(self.arch), str(self.dtype), [x.tolist() for x in some]
+        """A few values by which distributed processes check that they run the same model."""
+        samples = [self.embedding[-1, :8], self.final_gain[:8], self.layers[-1].w_out[-1, :8]]
+        return self.name, repr(self.arch), str(self.dtype), [x.tolist() for x in samples]
 
     @property
     def heads_share_a_norm(self) -> bool:
-        """Whether what one head reads changes what others of its layer write, by a norm over all of them."""
+        """Whether a norm over all heads of a layer lets the input of one head change the output of another."""
         return self.arch.qk_norm == "layer" or any(layer.attn_gain is not None for layer in self.layers)
 
     @property
@@ -166,58 +163,90 @@ class Transformer:
     def max_positions(self) -> int | None:
         return None if self.positions is None else len(self.positions)
 
+    def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
+        """Logits at every position, without gradients.
+
+        Args:
+            ids: Token ids on the device of the model.
+
+        Returns:
+            The logits, on the same device.
+        """
+        with torch.no_grad():
+            return self.unembed(self.run(self.embed(ids)).final_in)
+
     def embed(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        """What ``input`` writes: the token embedding alone."""
+        """The output of ``input``: token embeddings without positions."""
         x = self.embedding[ids]
         if self.embedding_scale == 1.0:
             return x
-        return x * x.new_tensor(self.embedding_scale)  # rounded to the model's precision first, as Gemma is
+        return x * x.new_tensor(self.embedding_scale)  # rounded to the model's precision first, as in Gemma
 
     def run(self, x: Float[Tensor, "batch pos d_model"], *, start: int = 0, past: Sequence[Past] = ()) -> Run:
-        """Run token embeddings at positions start, start + 1, ... behind the keys and values of ``past``."""
-        place = self.place(start, x.shape[1])
-        resid = self.with_positions(x, start)
-        layers = []
+        """Run token embeddings through all layers.
+
+        Args:
+            x: Embeddings of the tokens at positions start, start + 1, ...
+            start: The position of the first of them.
+            past: Keys and values of the positions before start, one per layer, as ``prefix`` gives them.
+
+        Returns:
+            The run: inputs and outputs of every layer, and the final residual stream.
+        """
+        info = self.position_info(start, x.shape[1])
+        resid, layers = self.with_positions(x, start), []
         for index, layer in enumerate(self.layers):
-            seen, resid = self._run_layer(layer, resid, place, past[index] if past else None)
-            layers.append(seen)
+            run, resid = self._run_layer(layer, resid, info, past[index] if past else None)
+            layers.append(run)
         return Run(layers, to_device_of(resid, x))
 
-    def above(self, layer: int) -> Transformer:
-        """The layers from this one on, as a model that runs the residual stream below it."""
-        return replace(self, layers=self.layers[layer:], positions=None)
-
     def prefix(self, x: Float[Tensor, "batch pos d_model"]) -> list[Past]:
-        """Keys and values of positions 0, 1, ...: all that later positions ever read of them.
+        """Keys and values of positions 0, 1, ...: all that later positions read of them.
 
-        The last layer stops there: its queries and its MLP would reach nothing.
+        The last layer stops there, because its queries and its MLP affect no later position.
         """
-        place = self.place(0, x.shape[1])
-        resid = self.with_positions(x, 0)
-        past = []
+        info = self.position_info(0, x.shape[1])
+        resid, past = self.with_positions(x, 0), []
         for layer in self.layers[:-1]:
-            seen, resid = self._run_layer(layer, resid, place, None)
-            past.append(seen.past)
+            run, resid = self._run_layer(layer, resid, info, None)
+            past.append(run.past)
         layer = self.layers[-1]
         _, k, v = self.project(layer, self.read_norm(to_device_of(resid, layer.w_qkv))[0])
-        return [*past, self.keys_and_values(layer, k, v, place.to_device_of(layer.w_qkv))]
+        return [*past, self.keys_and_values(layer, k, v, info.to_device_of(layer.w_qkv))]
 
-    def _run_layer(self, layer: Layer, resid: Tensor, place: Place, before: Past | None) -> tuple[LayerRun, Tensor]:
-        resid, place = to_device_of(resid, layer.w_qkv), place.to_device_of(layer.w_qkv)
+    def _run_layer(
+        self, layer: Layer, resid: Tensor, info: PositionInfo, before: Past | None
+    ) -> tuple[LayerRun, Tensor]:
+        resid, info = to_device_of(resid, layer.w_qkv), info.to_device_of(layer.w_qkv)
         y, rstd = self.read_norm(resid)
         q, k, v = self.project(layer, y)
-        own = self.keys_and_values(layer, k, v, place)
-        z = self.attend(layer, self.queries(layer, q, place), own.behind(before), place)
+        past = self.keys_and_values(layer, k, v, info)
+        z = self.attend(layer, self.queries(layer, q, info), past.after(before), info)
         attn_out, written = self.attention_out(layer, z)
         after = resid + attn_out
         mlp_in = resid if self.arch.parallel else after
-        # An alias, so that a gradient asked for here is the one that came through the MLP alone.
+        # An alias, so that the gradient with respect to it is the one that came through the MLP alone.
         mlp_in = mlp_in.view_as(mlp_in)
         mlp_out = self.mlp(layer, mlp_in)
-        return LayerRun(resid, y, rstd, q, k, v, z, written, mlp_in, mlp_out, own), after + mlp_out
+        return LayerRun(resid, y, rstd, q, k, v, z, written, mlp_in, mlp_out, past), after + mlp_out
+
+    def above(self, layer: int) -> Transformer:
+        """The layers from this one on, as a model that runs the residual stream below them."""
+        return replace(self, layers=self.layers[layer:], positions=None)
+
+    def with_positions(self, x: Tensor, start: int) -> Tensor:
+        """The residual stream for token embeddings at positions start, start + 1, ..."""
+        if self.positions is None:
+            return x
+        if start + x.shape[1] > len(self.positions):
+            raise InputError(
+                f"the model reads at most {len(self.positions)} tokens: a prompt has {start + x.shape[1]}. "
+                "Shorten it, or use a model with a longer context."
+            )
+        return x + self.positions[start : start + x.shape[1]]
 
     def norm(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The normalised x and 1/sigma, (..., d_model) and (..., 1). No gain, no shift: see ``folded``."""
+        """The normalised x and 1/sigma, (..., d_model) and (..., 1), without gain and shift (``fold_norm``)."""
         if self.arch.norm == "layer":
             y, _, rstd = torch.native_layer_norm(x, [x.shape[-1]], None, None, self.arch.norm_eps)
             if self.rules.norm:
@@ -225,13 +254,13 @@ class Transformer:
             return y, rstd
         wide = at_least_float32(x)
         square = wide.square().mean(-1, keepdim=True)
-        # 0 times infinity: squares that overflow must not pass for a norm that makes everything zero.
+        # If the squares overflow, rstd would be 0 and hide it: 0 * inf makes it NaN.
         rstd = (square + self.arch.norm_eps).rsqrt() + 0 * square.detach()
         rstd = rstd.detach() if self.rules.norm else rstd
         return (wide * rstd).to(x.dtype), rstd
 
     def read_norm(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention and MLP make of the residual stream before they project it."""
+        """The norm before attention and MLP, if the family has one, and its 1/sigma."""
         return self.norm(x) if self.arch.norm_before else (x, torch.ones_like(x[..., :1]))
 
     def project(self, layer: Layer, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -241,37 +270,48 @@ class Transformer:
         qkv = qkv.view(*y.shape[:-1], -1, a.d_head)
         q, k, v = torch.split(qkv, [a.n_heads, a.n_kv_heads, a.n_kv_heads], dim=-2)
         if a.n_kv_heads < a.n_heads:
-            # One copy for each query head, so that each has a gradient, and so an edge, of its own.
+            # A copy for each query head, so that each has its own gradient and its own edges.
             group = a.n_heads // a.n_kv_heads
             k, v = k.repeat_interleave(group, -2), v.repeat_interleave(group, -2)
         return q, k, v
 
-    def queries(self, layer: Layer, q: Tensor, place: Place) -> Tensor:
-        """Projected queries (batch, pos, head, d_head) as they meet the keys, (batch, head, pos, d_head)."""
-        return self.rotate(layer, self._qk_norm(q, layer.q_gain), place).transpose(1, 2)
+    def queries(self, layer: Layer, q: Tensor, info: PositionInfo) -> Tensor:
+        """Projected queries (batch, pos, head, d_head), normalised and rotated, as (batch, head, pos, d_head)."""
+        return self._rotate(layer, self._qk_norm(q, layer.q_gain), info).transpose(1, 2)
 
-    def keys_and_values(self, layer: Layer, k: Tensor, v: Tensor, place: Place) -> Past:
-        turned = self.rotate(layer, self._qk_norm(k, layer.k_gain), place)
-        return Past(turned.transpose(1, 2), v.transpose(1, 2))
+    def keys_and_values(self, layer: Layer, k: Tensor, v: Tensor, info: PositionInfo) -> Past:
+        """Projected keys, normalised and rotated, and values."""
+        rotated = self._rotate(layer, self._qk_norm(k, layer.k_gain), info)
+        return Past(rotated.transpose(1, 2), v.transpose(1, 2))
 
     def _qk_norm(self, x: Tensor, gain: Tensor | None) -> Tensor:
-        """Normalise queries or keys (batch, pos, head, d_head), head by head or a layer's heads as one."""
+        """Normalise queries or keys (batch, pos, head, d_head), per head or over all heads of the layer."""
         if gain is None:
             return x
         if self.arch.qk_norm == "head":
             return self.norm(x)[0] * gain
-        # Keys were repeated for every query head, each the same number of times: the mean is unchanged.
+        # Every key is repeated the same number of times, which leaves the mean square as it is.
         return self.norm(x.flatten(-2))[0].view_as(x) * gain
 
-    def attend(self, layer: Layer, q: Tensor, past: Past, place: Place) -> Tensor:
-        """What each head gathers for queries (batch, head, pos, d_head): z, (batch, pos, head, d_head)."""
-        mask, cap, keys = place.masks[layer.window], self.arch.attention_cap, past.keys
+    def _rotate(self, layer: Layer, x: Tensor, info: PositionInfo) -> Tensor:
+        """Rotary embedding of queries or keys (batch, pos, head, d_head), if the model has one."""
+        if not info.rotations:
+            return x
+        cos, sin = info.rotations[layer.rotary]
+        width = cos.shape[-1]
+        a, b = x[..., :width].chunk(2, -1)
+        rotated = x[..., :width] * cos + torch.cat([-b, a], -1) * sin
+        return rotated if width == x.shape[-1] else torch.cat([rotated, x[..., width:]], -1)
+
+    def attend(self, layer: Layer, q: Tensor, past: Past, info: PositionInfo) -> Tensor:
+        """The values that each head gathers for queries (batch, head, pos, d_head): z, (batch, pos, head, d_head)."""
+        mask, cap, keys = info.masks[layer.window], self.arch.attention_cap, past.keys
         if self.rules.attention:
             q, keys = q.detach(), keys.detach()
         if cap is None:
             z = F.scaled_dot_product_attention(q, keys, past.values, attn_mask=mask, scale=layer.scale)
         else:
-            logits = self._capped(q @ keys.transpose(-1, -2) * layer.scale, cap) + mask
+            logits = self._cap(q @ keys.transpose(-1, -2) * layer.scale, cap) + mask
             z = at_least_float32(logits).softmax(-1).to(q.dtype) @ past.values
         return z.transpose(1, 2)
 
@@ -284,116 +324,85 @@ class Transformer:
         return y * layer.attn_gain, (z * rstd[..., None]).to(z.dtype)
 
     def mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        """The MLP's write for a residual stream x that it has yet to normalise."""
+        """The output of the MLP for a residual stream x that is not normalised yet."""
+        activation = ACTIVATIONS[self.arch.activation]
         hidden = F.linear(self.read_norm(x)[0], layer.w_in, layer.b_in)
         if self.arch.gated:
             gate, value = hidden.chunk(2, -1)
-            hidden = self._activated(gate) * value
+            hidden = self._elementwise(activation, gate) * value
             hidden = (hidden + hidden.detach()) / 2 if self.rules.gate else hidden
         else:
-            hidden = self._activated(hidden)
+            hidden = self._elementwise(activation, hidden)
         out = F.linear(hidden, layer.w_out, layer.b_out)
         return out if layer.mlp_gain is None else self.norm(out)[0] * layer.mlp_gain
 
-    def _activated(self, x: Tensor) -> Tensor:
-        return self._bent(ACTIVATIONS[self.arch.activation], x)
+    def unembed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
+        """Logits for the final residual stream. This is costly: pass only the positions that are needed."""
+        y = self.norm(to_device_of(x, self.final_gain))[0] * self.final_gain
+        y = y if self.final_shift is None else y + self.final_shift
+        logits, cap = F.linear(y, self.unembedding, self.unembedding_bias), self.arch.logit_cap
+        return to_device_of(logits if cap is None else self._cap(logits, cap), x)
 
-    def _capped(self, x: Tensor, cap: float) -> Tensor:
-        return self._bent(lambda x: cap * torch.tanh(x / cap), x)
+    def _cap(self, x: Tensor, cap: float) -> Tensor:
+        return self._elementwise(lambda x: cap * torch.tanh(x / cap), x)
 
-    def _bent(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """f(x), number by number; under the rule for activations its slope is that of the line from 0."""
+    def _elementwise(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """f(x); under the rule for activations the derivative is replaced by f(x) / x."""
         if not self.rules.activation:
             return f(x)
         value = f(x.detach())
         slope = torch.where(x == 0, 0.5, value / x).detach()
         return value + (x - x.detach()) * slope
 
-    def unembed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
-        """Logits for what ``logits`` reads. Ask only for the positions that are wanted: it is costly."""
-        y = self.norm(to_device_of(x, self.final_gain))[0] * self.final_gain
-        y = y if self.final_shift is None else y + self.final_shift
-        logits, cap = F.linear(y, self.unembedding, self.unembedding_bias), self.arch.logit_cap
-        return to_device_of(logits if cap is None else self._capped(logits, cap), x)
-
-    def place(self, start: int, length: int) -> Place:
+    def position_info(self, start: int, length: int) -> PositionInfo:
         """Masks and rotations for positions start, start + 1, ... of a prompt that begins at 0."""
-        at = torch.arange(start, start + length, device=self.device)[:, None]
+        query = torch.arange(start, start + length, device=self.device)[:, None]
         key = torch.arange(start + length, device=self.device)
-        masks = {}
+        masks, rotations = {}, []
         for window in {layer.window for layer in self.layers}:
-            hidden = (key > at) if window is None else (key > at) | (key <= at - window)
+            hidden = (key > query) if window is None else (key > query) | (key <= query - window)
             masks[window] = torch.zeros_like(hidden, dtype=self.dtype).masked_fill(hidden, -torch.inf)
-        return Place(masks, [self._rotation(rotary, at) for rotary in self.rotary])
-
-    def _rotation(self, rotary: Rotary, at: Tensor) -> tuple[Tensor, Tensor]:
-        frequency = rotary.frequencies.to(torch.promote_types(self.dtype, torch.float32))
-        angle = (at * frequency).tile(2)[:, None]
-        cos, sin = angle.cos() * rotary.gain, angle.sin() * rotary.gain
-        return cos.to(self.dtype), sin.to(self.dtype)
-
-    def rotate(self, layer: Layer, x: Tensor, place: Place) -> Tensor:
-        """Rotary position embedding of queries or keys (batch, pos, head, d_head), if there is one."""
-        if not place.rotations:
-            return x
-        cos, sin = place.rotations[layer.rotary]
-        turning = cos.shape[-1]
-        a, b = x[..., :turning].chunk(2, -1)
-        turned = x[..., :turning] * cos + torch.cat([-b, a], -1) * sin
-        return turned if turning == x.shape[-1] else torch.cat([turned, x[..., turning:]], -1)
-
-    def with_positions(self, x: Tensor, start: int) -> Tensor:
-        """The residual stream of token embeddings at positions start, start + 1, ..."""
-        if self.positions is None:
-            return x
-        if start + x.shape[1] > len(self.positions):
-            raise InputError(
-                f"the model reads at most {len(self.positions)} tokens: a prompt has {start + x.shape[1]}. "
-                "Shorten it, or use a model with a longer context."
-            )
-        return x + self.positions[start : start + x.shape[1]]
-
-    def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
-        """The plain forward pass, logits at every position."""
-        with torch.no_grad():
-            return self.unembed(self.run(self.embed(ids)).final_in)
+        for rotary in self.rotary:
+            frequency = rotary.frequencies.to(torch.promote_types(self.dtype, torch.float32))
+            angle = (query * frequency).tile(2)[:, None]  # (pos, 1, rotated dimensions)
+            cos, sin = angle.cos() * rotary.gain, angle.sin() * rotary.gain
+            rotations.append((cos.to(self.dtype), sin.to(self.dtype)))
+        return PositionInfo(masks, rotations)
 
     def check_one_device(self, work: str) -> None:
-        """Refuse what is only written for a model that is in one place."""
+        """Refuse work that is implemented for models on a single device only."""
         if not all(same_device(layer.w_qkv, self.embedding) for layer in self.layers):
             raise UsageError(f"{work} needs the whole model on one device: leave --device-map out.")
 
     def spread(self, devices: Sequence[torch.device]) -> Transformer:
-        """The same model, its layers one by one on the devices given; the rest is on the first of them.
+        """The same model with one device per layer; everything else is on the first of them.
 
-        The unembedding, which is as large as several layers, is with the last layer, unless it is the
-        embedding.
+        The unembedding is as large as several layers. It goes with the last layer, unless it is the embedding.
         """
-        own = self.to(devices[0])
         tied = self.unembedding.data_ptr() == self.embedding.data_ptr()
-        end = devices[0] if tied else devices[-1]
+        last = devices[0] if tied else devices[-1]
         names = ("final_gain", "final_shift", "unembedding_bias") + (() if tied else ("unembedding",))
-        moved = {name: _moved(getattr(self, name), end) for name in names}
-        layers = tuple(_moved_layer(x, at) for x, at in zip(self.layers, devices, strict=True))
-        return replace(own, layers=layers, **moved)
+        moved = {name: x.to(last) for name in names if (x := getattr(self, name)) is not None}
+        layers = tuple(_move(layer, device) for layer, device in zip(self.layers, devices, strict=True))
+        return replace(self.to(devices[0]), layers=layers, **moved)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Transformer:
-        """The same model elsewhere, or in another precision."""
+        """The same model on another device or in another precision.
 
-        def moved(value: Any) -> Any:
-            return _moved(value, device, dtype)
+        Args:
+            device: The device for all weights; None keeps each where it is.
+            dtype: The precision; None keeps the current one.
 
-        layers = tuple(_moved_layer(x, device, dtype) for x in self.layers)
-        names = ("embedding", "unembedding", "unembedding_bias", "final_gain", "final_shift", "positions")
-        tensors = {name: moved(getattr(self, name)) for name in names}
-        # Angles grow with the position: half precision would blur them, so frequencies stay float32.
-        rotary = tuple(replace(x, frequencies=x.frequencies.to(device)) for x in self.rotary)
-        return replace(self, layers=layers, rotary=rotary, **tensors)
-
-
-def _moved(value: Any, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Any:
-    return value.to(device, dtype) if isinstance(value, Tensor) else value
+        Returns:
+            A new model. This one is not changed.
+        """
+        layers = tuple(_move(layer, device, dtype) for layer in self.layers)
+        # Angles grow with the position, and half precision would blur them: frequencies stay float32.
+        rotary = tuple(_move(rotary, device) for rotary in self.rotary)
+        return replace(_move(self, device, dtype), layers=layers, rotary=rotary)
 
 
-def _moved_layer(layer: Layer, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Layer:
-    return replace(layer, **{name: _moved(value, device, dtype) for name, value in vars(layer).items()})
+def _move(weights: Weights, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Weights:
+    """A copy of a dataclass with its tensors moved."""
+    tensors: Any = {name: x.to(device, dtype) for name, x in vars(weights).items() if isinstance(x, Tensor)}
+    return replace(weights, **tensors)

@@ -1,62 +1,52 @@
-"""What a local checkpoint claims of itself, held against its files before anything is made of it.
+"""Checks of a local checkpoint before a model is built from it.
 
-A configuration of a hundred bytes can ask for a model of a terabyte: ``transformers`` would make it, with
-random numbers where the file has none, and only then say that weights are missing. So the model is first made
-without memory (on the meta device), and its numbers are counted.
+A configuration of a hundred bytes can describe a model of a terabyte. ``transformers`` would allocate it, fill in
+random numbers where the file has none, and only then report missing weights. So the model is first built without
+memory, on the meta device, and its size is compared with that of the files.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
-MOST_LAYERS = 1000  # of any model; each is an object even without memory
-MOST_TOKENS = 2_000_000
-# The smallest types of GGUF have two bits a number, and tied weights are stored once.
-MOST_NUMBERS_PER_BYTE = 16
-_WEIGHTS = (".safetensors", ".bin")
+MAX_LAYERS = 1000  # each layer is an object, even without memory
+MAX_TOKENS = 2_000_000
+# The smallest types of GGUF have two bits per number, and tied weights are stored once.
+MAX_NUMBERS_PER_BYTE = 16
 _INDEX = "model.safetensors.index.json"
 
 
-def check_claims(folder: Path, file: str | None, common: dict[str, Any]) -> None:
-    """A ``ValueError`` for a folder, or the GGUF file in it, that cannot hold the model that it describes."""
+def check_claims(folder: Path, gguf_file: str | None, trust_remote_code: bool) -> None:
+    """Raise a ``ValueError`` if the folder, or the GGUF file in it, cannot contain the model that it describes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    _check_names(folder)
-    config = AutoConfig.from_pretrained(folder, **common)
-    shape = config.get_text_config()
-    for what, size, most in (
-        ("layers", shape.num_hidden_layers, MOST_LAYERS),
-        ("tokens", shape.vocab_size, MOST_TOKENS),
-    ):
-        if not 0 < size <= most:
-            raise ValueError(f"it has {size!r} {what} by its configuration, and a model has 1 to {most:,}")
-    trust = common["trust_remote_code"]
+    _check_index(folder)
+    where = {} if gguf_file is None else {"gguf_file": gguf_file}
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **where)
+    text = config.get_text_config()
+    for what, size, limit in (("layers", text.num_hidden_layers, MAX_LAYERS), ("tokens", text.vocab_size, MAX_TOKENS)):
+        if not 0 < size <= limit:
+            raise ValueError(f"its configuration has {size!r} {what}, and a model has 1 to {limit:,}")
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)  # type: ignore[no-untyped-call]
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)  # type: ignore[no-untyped-call]
     claimed = sum(parameter.numel() for parameter in empty.parameters())
-    if file is not None:  # what is made of a GGUF file gets its vocabulary from the tensors, not from here
+    if gguf_file is not None:  # the vocabulary of such a model comes from the tensors, not from the configuration
         claimed -= sum(x.weight.numel() for x in (empty.get_input_embeddings(), empty.get_output_embeddings()))
-    held = sum(found.stat().st_size for found in _weight_files(folder, file))
-    if claimed > MOST_NUMBERS_PER_BYTE * held:
-        raise ValueError(f"it describes a model of {claimed:,} numbers, and its files have only {held:,} bytes")
+        files = [folder / gguf_file]
+    else:
+        files = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
+    size = sum(file.stat().st_size for file in files)
+    if claimed > MAX_NUMBERS_PER_BYTE * size:
+        raise ValueError(f"it describes a model of {claimed:,} numbers, and its files have only {size:,} bytes")
 
 
-def _weight_files(folder: Path, file: str | None) -> list[Path]:
-    if file is not None:
-        return [folder / file]
-    return [found for found in folder.iterdir() if found.suffix in _WEIGHTS]
-
-
-def _check_names(folder: Path) -> None:
-    """An index names the files that hold the weights: they have to lie in the folder itself."""
+def _check_index(folder: Path) -> None:
+    """The files that an index names must be in the folder itself."""
     index = folder / _INDEX
-    if not index.is_file():
-        return
-    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    for name in names:
-        if Path(name).name != name:
-            raise ValueError(f"{_INDEX} names the file {name!r}, which is not in the folder")
+    if index.is_file():
+        for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
+            if Path(name).name != name:
+                raise ValueError(f"{_INDEX} names the file {name!r}, which is not in the folder")

@@ -1,8 +1,7 @@
-"""Which pairs are drawn: seeded order, and the halves that are kept apart.
+"""The seeded order in which pairs are drawn, and the two halves of a task.
 
-Both must be the same on every machine and Python version. Of ``random.Random`` only ``random()`` is
-promised to stay as it is for a given seed (``shuffle`` and ``sample`` have changed before), so the
-order is made from that alone.
+Both are the same on every machine and Python version. For a given seed, Python only guarantees the values of
+``random.Random.random`` (``shuffle`` and ``sample`` have changed before), so the order uses nothing else.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ SPLITS = ("train", "test", "all")
 
 
 def shuffled(size: int, seed: int, split: str) -> Iterator[int]:
-    """The numbers below ``size`` in an order that seed and split decide, one at a time.
+    """The numbers below ``size`` in an order given by seed and split, one at a time.
 
-    Fisher and Yates' shuffle that remembers only the numbers that moved: the first hundred of
-    millions cost a hundred steps. The split enters so that the same seed does not draw the same
-    templates in the same order for train and test.
+    A Fisher-Yates shuffle that stores only the numbers that moved: the first hundred of millions cost a hundred steps.
+    The split enters so that the same seed draws different templates for train and test.
 
     >>> list(shuffled(5, seed=0, split="train"))
     [4, 3, 1, 0, 2]
@@ -39,14 +37,14 @@ def shuffled(size: int, seed: int, split: str) -> Iterator[int]:
 def half(items: Sequence[Item], split: str) -> Sequence[Item]:
     """Every other entry of a data file: the 1st, 3rd, ... for train, the 2nd, 4th, ... for test.
 
-    No seed and no tokenizer enters, so what is held out for one run is held out for all of them,
-    and a file that grows at its end keeps its halves.
+    This depends on neither seed nor tokenizer, so held-out entries are the same in all runs, and a file that grows at
+    its end keeps its halves.
     """
     return items[0::2] if split == "train" else items[1::2]
 
 
 def check_draw(n: Any, seed: Any, split: Any) -> None:
-    """Refuse a number, seed or split that could never work."""
+    """Refuse an invalid number of pairs, seed or split."""
     if split not in SPLITS:
         raise unknown("split", str(split), SPLITS)
     if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):

@@ -1,7 +1,7 @@
 """Metrics: how much of the behaviour the logits show, one number per example, higher is better.
 
-A metric is a function of the logits at each prompt's last position, (batch, vocab), and the same
-rows' labels, whatever their shape. Users pass their own in the same form.
+A metric is a function of the logits at the last position of each prompt, (batch, vocab), and the labels of the same
+rows, of any shape. Users pass their own in the same form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gradpath.registry import Registry
 
 Metric = Callable[[Any, Any], Tensor]
 
-_NONE = -1  # fills up the shorter list of answers
+_PADDING = -1  # fills the shorter list of answers
 
 
 def logit_difference(logits: Float[Tensor, "batch vocab"], labels: Int[Tensor, "batch 2"]) -> Float[Tensor, " batch"]:
@@ -32,7 +32,7 @@ def probability_difference(
 ) -> Float[Tensor, " batch"]:
     """The probability of all right answers, labels[:, 0], minus that of all wrong ones, labels[:, 1].
 
-    Both are lists of token ids, filled up with -1 where one is shorter.
+    Both are lists of token ids, and the shorter one is padded with -1.
     """
     batch = torch.arange(len(logits), device=logits.device)[:, None, None]
     picked = logits.softmax(-1)[batch, labels.clamp(min=0)]  # (batch, 2, width)
@@ -43,10 +43,10 @@ def probability_difference(
 def kl_divergence(
     logits: Float[Tensor, "batch vocab"], labels: Float[Tensor, "batch vocab"]
 ) -> Float[Tensor, " batch"]:
-    """Minus KL(clean || these logits), labels being the log-probabilities of the clean run.
+    """Minus KL(clean || these logits), with the log-probabilities of the clean run as labels.
 
-    0 is the clean output and everything else is below it. The gradient at the clean input itself
-    is zero, so a method that looks only there (EAP) sees nothing: use one with a path.
+    It is 0 for the clean output and negative otherwise. Its gradient at the clean input is zero, so a method that uses
+    only that gradient (EAP) gives zero scores: use one with a path.
     """
     return -(labels.exp() * (labels - logits.log_softmax(-1))).sum(-1)
 
@@ -57,7 +57,7 @@ METRICS.add("probability-difference", probability_difference, __name__)
 
 
 def check_metric(value: Any, batch: int) -> None:
-    """A metric has to return one number per example."""
+    """Refuse a metric that does not return one number per example."""
     if not isinstance(value, Tensor) or value.shape != (batch,):
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"a metric has to return one number per example, shape ({batch},): got {got}.")
@@ -72,6 +72,5 @@ def label_tensor(answers: Sequence[tuple[Sequence[int], Sequence[int]]], *, many
     if not many:
         return torch.tensor([[right[0], wrong[0]] for right, wrong in answers], device="cpu")
     width = max(len(side) for pair in answers for side in pair)
-    return torch.tensor(
-        [[[*side, *[_NONE] * (width - len(side))] for side in pair] for pair in answers], device="cpu"
-    )  # (n, 2, width)
+    padded = [[[*side, *[_PADDING] * (width - len(side))] for side in pair] for pair in answers]
+    return torch.tensor(padded, device="cpu")  # (n, 2, width)

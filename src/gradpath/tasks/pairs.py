@@ -1,115 +1,20 @@
-"""A pair of prompts with its answers, still as text, and lists of pairs too long to write out.
+"""Pairs of prompts as text, and the choice of those that a tokenizer can represent.
 
-The tasks speak of words and the models of tokens. Everything up to here is the same for every
-model; ``tokens.py`` then keeps the pairs that a tokenizer can carry.
-
-From words to tokens: the pairs that a tokenizer can carry, and why the others cannot be used.
-
-A pair is used if both prompts have the same number of tokens and are not the same, and if its
-answers are tokens, different ones. What is not used is counted by reason, with the first case in words.
+Tasks and data files speak of words; a pair is the same for every model. ``keep`` then checks pairs under a tokenizer. A
+pair is used if its prompts differ and have the same number of tokens, and if its answers are tokens, different ones for
+right and wrong. Other pairs are dropped and counted by reason, with the first case in words.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeAlias, overload
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two prompts, the answers that are right after the clean one, and those that are wrong.
-
-    An answer is what follows the prompt, its leading space included, or a token id. ``by_first``
-    lets an answer of several tokens stand for its first one. ``where`` says which row of a user's
-    file the pair is; ``problem``, if any, is why it cannot be used under the tokenizer at hand. ``spans``
-    are parts of the clean prompt that were given names, in characters.
-    """
-
-    clean: str
-    corrupted: str
-    right: tuple[str | int, ...]
-    wrong: tuple[str | int, ...]
-    by_first: bool = False
-    where: str = ""
-    problem: str = ""
-    spans: Mapping[str, tuple[int, int]] | None = None
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """All pairs that a task has to offer, and what the user should know about how they came."""
-
-    pairs: Sequence[Pair]
-    notes: tuple[str, ...] = ()
-
-
-class Combinations(Sequence[Pair]):
-    """Every combination of some choices as a pair, each built when it is asked for.
-
-    ``sizes`` are the numbers of choices, ``build`` makes a pair of one number per choice.
-
-    >>> pairs = Combinations((2, 3), lambda i, j: Pair(f"{i}", f"{j}", (), ()))
-    >>> len(pairs), pairs[5].clean, pairs[5].corrupted
-    (6, '1', '2')
-    """
-
-    def __init__(self, sizes: Sequence[int], build: Callable[..., Pair]) -> None:
-        self._sizes, self._build = tuple(max(size, 0) for size in sizes), build
-
-    def __len__(self) -> int:
-        return math.prod(self._sizes)
-
-    @overload
-    def __getitem__(self, index: int) -> Pair: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Pair]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        digits = []
-        for size in reversed(self._sizes):
-            index, digit = divmod(index, size)
-            digits.append(digit)
-        return self._build(*reversed(digits))
-
-
-class Joined(Sequence[Pair]):
-    """Two lists of pairs, one after the other, without writing either out."""
-
-    def __init__(self, first: Sequence[Pair], second: Sequence[Pair]) -> None:
-        self._first, self._second = first, second
-
-    def __len__(self) -> int:
-        return len(self._first) + len(self._second)
-
-    @overload
-    def __getitem__(self, index: int) -> Pair: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Pair]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        at = index - len(self._first)
-        return self._first[index] if at < 0 else self._second[at]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Pairs on offer, the name they go by, the metric that fits them, and what files record of them."""
-
-    name: str
-    metric: str
-    found: Candidates
-    about: Mapping[str, Any] = field(default_factory=dict)
-
 
 LENGTHS = "the prompts have different numbers of tokens"
 SAME = "the prompts are the same"
@@ -117,14 +22,87 @@ REPEATED = "an earlier pair has the same prompts"
 NO_TOKEN = "an answer is not a single token"
 SHARED = "right and wrong answers share a token"
 
+_CHUNK = 2048  # pairs that are tokenised in one call
+Answers: TypeAlias = tuple[str | int, ...]
 Ids: TypeAlias = tuple[int, ...]
 
-_CHUNK = 2048  # pairs that are tokenised in one call
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two prompts, and the right and wrong answers after the clean one.
+
+    An answer is the text that follows the prompt, with its leading space, or a token id.
+    """
+
+    clean: str
+    corrupted: str
+    right: Answers
+    wrong: Answers
+    by_first: bool = False  # an answer of several tokens stands for its first one
+    where: str = ""  # the row of the user's file
+    problem: str = ""  # why the pair cannot be used under this tokenizer, if so
+    spans: Mapping[str, tuple[int, int]] | None = None  # named parts of the clean prompt, in characters
+
+    @property
+    def title(self) -> str:
+        """The pair in an error message."""
+        return self.where or repr(self.clean)
+
+
+@runtime_checkable
+class PairList(Protocol):
+    """A list of pairs, or an object that builds each pair on access."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Pair: ...
 
 
 @dataclass(frozen=True)
+class Combinations:
+    """Every combination of some choices as a pair, built on access.
+
+    ``sizes`` are the numbers of choices, and ``build`` makes a pair from one index per choice.
+
+    >>> pairs = Combinations((2, 3), lambda i, j: Pair(f"{i}", f"{j}", (), ()))
+    >>> len(pairs), pairs[5].clean, pairs[5].corrupted
+    (6, '1', '2')
+    """
+
+    sizes: Sequence[int]
+    build: Callable[..., Pair]
+
+    def __len__(self) -> int:
+        return math.prod(max(size, 0) for size in self.sizes)
+
+    def __getitem__(self, index: int, /) -> Pair:
+        digits = []
+        for size in reversed(self.sizes):
+            index, digit = divmod(index, size)
+            digits.append(digit)
+        return self.build(*reversed(digits))
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """All pairs of a task, and notes for the user on how they were made."""
+
+    pairs: PairList
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """The pairs of a task or a file, their name and metric, and what saved files record about them."""
+
+    name: str
+    metric: str
+    candidates: Candidates
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class Dropped:
-    """How often a reason struck, and the first case of it."""
+    """How many pairs were dropped for a reason, and the first of them."""
 
     count: int
     first: str
@@ -132,9 +110,9 @@ class Dropped:
 
 @dataclass
 class Kept:
-    """The pairs that are used, the ids of their right and wrong answers, and what was dropped.
+    """The pairs that are used, the token ids of their right and wrong answers, and what was dropped.
 
-    ``left_out`` are answers that are no single token, of pairs that do without them.
+    ``left_out`` are answers that are not single tokens, of pairs that have other answers.
     """
 
     pairs: list[Pair] = field(default_factory=list)
@@ -144,7 +122,7 @@ class Kept:
 
 
 class _UnusableError(Exception):
-    """Why one pair is dropped: a reason that is counted, and this pair's details."""
+    """Why one pair is dropped: the reason that is counted, and details of this pair."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
@@ -152,23 +130,31 @@ class _UnusableError(Exception):
 
 
 def keep(pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, many: bool) -> Kept:
-    """The first ``n`` usable pairs, or all of them; none after the n-th is looked at.
+    """The first usable pairs.
 
-    ``many`` is for metrics that sum over answers: answers that are no single token are then left
-    out, as long as each side keeps one.
+    Args:
+        pairs: The pairs in the order in which they are tried.
+        tokenizer: The tokenizer of the model.
+        n: The number of pairs to keep, or None for all. No pair after the n-th usable one is tried.
+        many: Whether the metric sums over answers. Answers that are not single tokens are then left out, as long as
+            each side keeps one.
+
+    Returns:
+        The pairs, their answers, and what was dropped.
     """
-    words, seen = _Words(tokenizer), set[tuple[str, str]]()
+    words, seen, rest = _Words(tokenizer), set[tuple[str, str]](), iter(pairs)
     kept = Kept(left_out=words.left_out)
-    for chunk in _chunks(pairs, min(n or _CHUNK, _CHUNK)):
+    while chunk := list(islice(rest, min(n or _CHUNK, _CHUNK))):
         clean = tokenizer.encode([pair.clean for pair in chunk])
         corrupted = tokenizer.encode([pair.corrupted for pair in chunk])
         words.learn(chunk)
-        for pair, a, b in zip(chunk, clean, corrupted, strict=True):
+        for pair, clean_ids, corrupted_ids in zip(chunk, clean, corrupted, strict=True):
             try:
-                _check_prompts(pair, a, b, seen)
-                answers = _answers(pair, words, many)
+                _check_prompts(pair, clean_ids, corrupted_ids, seen)
+                answers = words.answers(pair, many)
             except _UnusableError as problem:
-                _count(kept.dropped, pair, problem)
+                case = f"{pair.title}: {problem.detail}" if problem.detail else pair.title
+                kept.dropped.setdefault(problem.reason, Dropped(0, case)).count += 1
                 continue
             seen.add((pair.clean, pair.corrupted))
             kept.pairs.append(pair)
@@ -176,18 +162,6 @@ def keep(pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, many: bo
             if len(kept.pairs) == n:
                 return kept
     return kept
-
-
-def _chunks(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
-    rest = iter(pairs)
-    while chunk := list(islice(rest, size)):
-        yield chunk
-
-
-def _count(dropped: dict[str, Dropped], pair: Pair, problem: _UnusableError) -> None:
-    before = dropped.get(problem.reason)
-    case = f"{pair.where or repr(pair.clean)}{': ' if problem.detail else ''}{problem.detail}"
-    dropped[problem.reason] = Dropped(before.count + 1, before.first) if before else Dropped(1, case)
 
 
 def _check_prompts(pair: Pair, clean: list[int], corrupted: list[int], seen: set[tuple[str, str]]) -> None:
@@ -201,62 +175,53 @@ def _check_prompts(pair: Pair, clean: list[int], corrupted: list[int], seen: set
         raise _UnusableError(REPEATED)
 
 
-def _answers(pair: Pair, words: _Words, many: bool) -> tuple[Ids, Ids]:
-    """The ids of the pair's right and wrong answers."""
-    for side in (pair.right, pair.wrong):
-        if len(side) > 1 and not many:
-            raise InputError(
-                f"a logit difference compares one right answer with one wrong answer: "
-                f"{pair.where or repr(pair.clean)} has {len(side)}. Use the metric probability-difference."
-            )
-    right, wrong = words.tokens(pair.right, pair), words.tokens(pair.wrong, pair)
-    if both := set(right) & set(wrong):
-        raise _UnusableError(SHARED, f"{words.show(min(both))!r} in {pair.right} and {pair.wrong}")
-    return right, wrong
-
-
 class _Words:
-    """Answers and their tokens, each looked up once: all pairs of a task may have the same hundreds."""
+    """Answers and their tokens. Each is looked up once, because all pairs of a task may share hundreds of them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._size = len(tokenizer.hf)
         self._known: dict[str | int, Ids] = {}
-        self._sides: dict[tuple[tuple[str | int, ...], bool], Ids] = {}
+        self._sides: dict[tuple[Answers, bool], Ids] = {}
         self.left_out: set[str] = set()
 
     def learn(self, pairs: Sequence[Pair]) -> None:
-        """Tokenise all answers of some pairs that are new."""
+        """Tokenise the answers of some pairs that are new."""
         sides = dict.fromkeys(side for pair in pairs for side in (pair.right, pair.wrong))
         new = dict.fromkeys(answer for side in sides for answer in side if answer not in self._known)
         texts = [answer for answer in new if isinstance(answer, str)]
         self._known.update(zip(texts, map(tuple, self._tokenizer.continuations(texts)), strict=True))
         self._known.update({answer: (answer,) for answer in new if isinstance(answer, int)})
 
-    def tokens(self, answers: tuple[str | int, ...], pair: Pair) -> Ids:
-        """The answers' tokens: their only ones, or their first where the pair allows that."""
+    def answers(self, pair: Pair, many: bool) -> tuple[Ids, Ids]:
+        """The token ids of the right and the wrong answers of a pair."""
+        for side in (pair.right, pair.wrong):
+            if len(side) > 1 and not many:
+                raise InputError(
+                    f"a logit difference compares one right answer with one wrong answer: "
+                    f"{pair.title} has {len(side)}. Use the metric probability-difference."
+                )
+        right, wrong = self._tokens(pair.right, pair), self._tokens(pair.wrong, pair)
+        if both := set(right) & set(wrong):
+            raise _UnusableError(SHARED, f"{self._tokenizer.decode([min(both)])!r} in {pair.right} and {pair.wrong}")
+        return right, wrong
+
+    def _tokens(self, answers: Answers, pair: Pair) -> Ids:
+        """The tokens of answers: their only ones, or their first ones if the pair allows that."""
         key = answers, pair.by_first
         if key not in self._sides:
             known = {answer: self._known[answer] for answer in answers}
             fit = {a: ids[0] for a, ids in known.items() if len(ids) == 1 or (ids and pair.by_first)}
-            self._check_ids(fit.values(), pair)
+            for token in fit.values():
+                if not 0 <= token < self._size:
+                    raise InputError(
+                        f"an answer has to be a token of the model, which has {self._size} of them: "
+                        f"{pair.title} asks for token {token}. Give the answer as text."
+                    )
             self._sides[key] = tuple(dict.fromkeys(fit.values()))
             if fit:
                 self.left_out |= {str(answer) for answer in known if answer not in fit}
         if not self._sides[key]:
-            raise _UnusableError(NO_TOKEN, f"{answers[0]!r} is {self._pieces(answers[0])}")
+            pieces = " + ".join(repr(self._tokenizer.decode([i])) for i in self._known[answers[0]]) or "no token"
+            raise _UnusableError(NO_TOKEN, f"{answers[0]!r} is {pieces}")
         return self._sides[key]
-
-    def _check_ids(self, ids: Iterable[int], pair: Pair) -> None:
-        for token in ids:
-            if not 0 <= token < self._size:
-                raise InputError(
-                    f"an answer has to be a token of the model, which has {self._size} of them: "
-                    f"{pair.where or repr(pair.clean)} asks for token {token}. Give the answer as text."
-                )
-
-    def _pieces(self, answer: str | int) -> str:
-        return " + ".join(repr(self.show(i)) for i in self._known[answer]) or "no token"
-
-    def show(self, token: int) -> str:
-        return self._tokenizer.decode([token])

@@ -1,10 +1,9 @@
-"""Where in its prompt a token stands, so that edges can be told apart by it.
+"""Spans of a prompt, by which edges can be split.
 
-By ``token`` every position is on its own, which takes prompts of one length. By ``span`` a prompt is four
-parts, whatever its length: what comes before the first difference of the pair, what is changed (from the
-first differing token to the last), what stands between that and the end, and the end, where the answer is
-read. A task calls the changed part by its name, such as "subject". Data with spans of its own has those
-instead, and "rest".
+By ``token``, every position is a span, and all prompts need the same length. By ``span``, a prompt of any length has
+four: the part before the first difference of the pair, the changed part (from the first differing token to the last),
+the part between that and the end, and the end, where the answer is read. A task gives the changed part its name, such
+as "subject". Data with named spans has those instead, and "rest".
 """
 
 from __future__ import annotations
@@ -27,35 +26,45 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Labels:
-    """The names of spans, and which of them every position of every example is in."""
+    """The names of spans, and the index of the span of every position of every example."""
 
     names: tuple[str, ...]
     at: Int[Tensor, "example pos"]
 
     def reach(self) -> Bool[Tensor, "from to"]:
-        """Which spans are seen from which: some token of one stands at or before some token of the other."""
-        seen = torch.eye(len(self.names), dtype=torch.bool, device="cpu")
+        """Whether some token of one span is at or before some token of another, in any example."""
+        reach = torch.eye(len(self.names), dtype=torch.bool, device="cpu")
         for row in torch.unique(self.at, dim=0):
-            places = [(row == i).nonzero() for i in range(len(self.names))]
-            for i, a in enumerate(places):
-                for j, b in enumerate(places):
-                    seen[i, j] |= bool(len(a) and len(b) and a.min() <= b.max())
-        return seen
+            positions = [(row == i).nonzero() for i in range(len(self.names))]
+            for i, a in enumerate(positions):
+                for j, b in enumerate(positions):
+                    reach[i, j] |= bool(len(a) and len(b) and a.min() <= b.max())
+        return reach
 
     def under(self, names: Sequence[str]) -> Labels:
-        """The same positions, under the names of a circuit, in its order."""
+        """The same positions with the names of a circuit, in their order."""
         for name in self.names:
             if name not in names:
                 raise InputError(
                     f"the circuit's positions are {', '.join(names)}, and these prompts have {name!r} as "
-                    "well. Use prompts of the template that it was found on."
+                    "well. Use prompts of the template on which the circuit was found."
                 )
         number = torch.tensor([*(names.index(name) for name in self.names), PADDING], device="cpu")
         return Labels(tuple(names), number[self.at])
 
 
 def labels_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None, by: str) -> Labels:
-    """Every position of the task's prompts, by token or by span."""
+    """Label every position of a task's prompts.
+
+    Args:
+        task: The task.
+        pairs: Its prompts as token ids.
+        tokenizer: The tokenizer of the model, for spans that are named in text.
+        by: "token" or "span".
+
+    Returns:
+        The names of the spans, and the span of each position, -1 for padding.
+    """
     if by not in BY:
         raise unknown("way to split positions", by, BY)
     if by == "token":
@@ -72,17 +81,16 @@ def _by_token(pairs: Pairs) -> Labels:
             f"to split edges by token, all prompts need the same number of tokens: these have {shortest} to "
             f"{longest}. Split them by span, or take prompts of one template."
         )
-    at = torch.arange(longest, device="cpu").expand(len(pairs), -1)
-    return Labels(tuple(f"t{i}" for i in range(longest)), at.clone())
+    at = torch.arange(longest, device="cpu").repeat(len(pairs), 1)
+    return Labels(tuple(f"t{i}" for i in range(longest)), at)
 
 
 def _by_part(pairs: Pairs, changed: str) -> Labels:
-    place = torch.arange(pairs.clean.shape[1], device="cpu")
-    differs = pairs.clean != pairs.corrupted
-    to = torch.where(differs, place, -1).amax(1, keepdim=True)
-    at = torch.where(place < pairs.first[:, None], 0, torch.where(place <= to, 1, 2))
-    at[place == pairs.last[:, None]] = 3
-    at[place > pairs.last[:, None]] = PADDING
+    position = torch.arange(pairs.clean.shape[1], device="cpu")
+    last_changed = torch.where(pairs.clean != pairs.corrupted, position, -1).amax(1, keepdim=True)
+    at = torch.where(position < pairs.first[:, None], 0, torch.where(position <= last_changed, 1, 2))
+    at[position == pairs.last[:, None]] = 3
+    at[position > pairs.last[:, None]] = PADDING
     return Labels(("before", changed, "between", "end"), at)
 
 
@@ -91,9 +99,8 @@ def _by_name(task: Task, spans: Sequence[Spans], pairs: Pairs, tokenizer: Tokeni
         raise InputError("spans are named in text, and these prompts are token ids. Give them as text.")
     names = (*dict.fromkeys(name for one in spans for name in one), REST)
     at = torch.full(pairs.clean.shape, PADDING, device="cpu")
-    for i, (text, own) in enumerate(zip(task.clean, spans, strict=True)):
-        pieces = tokenizer.pieces(text)
-        for position, (begin, end) in enumerate(pieces):
-            inside = [name for name, (a, b) in own.items() if begin < b and end > a]
+    for i, (text, named) in enumerate(zip(task.clean, spans, strict=True)):
+        for position, (begin, end) in enumerate(tokenizer.pieces(text)):
+            inside = [name for name, (a, b) in named.items() if begin < b and end > a]
             at[i, position] = names.index(inside[0] if inside else REST)
     return Labels(names, at)

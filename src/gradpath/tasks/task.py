@@ -1,4 +1,4 @@
-"""A task: pairs of clean and corrupted prompts, what the answers are, and how to judge them."""
+"""``Task``: pairs of clean and corrupted prompts, their answers and a metric; and ``Pairs``, the same as token ids."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from gradpath.errors import InputError, UsageError
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.tasks.metrics import Metric, kl_divergence, logit_difference
 
-Spans = Mapping[str, tuple[int, int]]  # parts of a prompt by name: from this character up to that one
+Spans = Mapping[str, tuple[int, int]]  # named parts of a prompt: first character, and the one after the last
 
 
 @dataclass(frozen=True)
 class Task:
     """Pairs of prompts with labels and a metric.
 
-    ``clean`` and ``corrupted`` are two lists of strings, or two equal-shaped tensors of token ids
-    without padding. ``labels`` is a tensor, or a list, whose first axis is the example; strings in it
-    stand for single tokens. ``metric`` takes the logits at the last position, (batch, vocab), and
-    the same rows' labels, and returns (batch,). ``name`` and ``about`` go into the files that are saved.
-    ``spans`` may name parts of each clean prompt, as {"subject": (4, 9)} in characters (``tasks.spans``).
+    Args:
+        clean: The clean prompts: strings, or a tensor of token ids without padding.
+        corrupted: The corrupted prompts, in the same form and with the same numbers of tokens.
+        labels: A tensor, or a list, whose first axis is the example. Strings in it stand for single tokens.
+        metric: A function of the logits at the last position, (batch, vocab), and the labels of the same rows that
+            returns (batch,).
+        name: The name of the task in saved files.
+        about: More facts for saved files.
+        spans: Named parts of each clean prompt in characters, such as {"subject": (4, 9)} (``tasks.spans``).
     """
 
     clean: Sequence[str] | Tensor
@@ -42,7 +46,7 @@ class Task:
             raise InputError(f"a task needs as many corrupted prompts and labels as clean prompts: got {lengths}.")
         if self.spans is not None and len(self.spans) != len(self.clean):
             raise InputError(
-                f"spans are named for every prompt or for none: got {len(self.spans)} for {len(self.clean)}."
+                f"spans have to be given for every prompt or for none: got {len(self.spans)} for {len(self.clean)}."
             )
         if not len(self.clean):
             raise InputError("a task needs at least one pair of prompts: got none.")
@@ -51,7 +55,7 @@ class Task:
         return len(self.clean)
 
     def __getitem__(self, rows: Any) -> Task:
-        """A task of some of the pairs: ``task[:50]``."""
+        """A task with some of the pairs: ``task[:50]``."""
         if not isinstance(rows, slice):
             raise UsageError(f"a task is cut with a slice, such as task[:50]: got {rows!r}.")
         parts = {name: getattr(self, name)[rows] for name in ("clean", "corrupted", "labels")}
@@ -62,9 +66,9 @@ class Task:
 class Pairs:
     """Token ids of a task's prompts under one tokenizer, padded on the right.
 
-    ``last`` is the index of each prompt's last real token, ``first`` that of the first token in which
-    the two prompts of a pair differ. A causal model never sees what stands to the right, so no
-    attention mask is needed, and nothing left of ``first`` differs between the two runs.
+    ``last`` is the position of each prompt's last token, and ``first`` that of the first token in which the two prompts
+    of a pair differ. A causal model never reads what is to the right, so padding needs no attention mask, and the two
+    runs of a pair are equal to the left of ``first``.
     """
 
     clean: Int[Tensor, "batch pos"]
@@ -72,8 +76,8 @@ class Pairs:
     last: Int[Tensor, " batch"]
     first: Int[Tensor, " batch"]
     labels: Any
-    index: Int[Tensor, " batch"]  # which example of the task each row is
-    spans: Int[Tensor, "batch pos"] | None = None  # which part of its prompt a position is in: see ``spans``
+    index: Int[Tensor, " batch"]  # the example of the task that each row is
+    spans: Int[Tensor, "batch pos"] | None = None  # the span of each position (``tasks.spans``)
 
     def __len__(self) -> int:
         return len(self.clean)
@@ -84,45 +88,48 @@ class Pairs:
         return int(self.first.min())
 
     def rows(self, rows: Tensor) -> Pairs:
-        """Some of the pairs, cut to the longest of them."""
+        """Some of the pairs, cut to the length of the longest."""
         length = int(self.last[rows].max()) + 1
-        pick = [self.labels[int(i)] for i in rows] if isinstance(self.labels, list) else self.labels[rows]
+        labels = [self.labels[int(i)] for i in rows] if isinstance(self.labels, list) else self.labels[rows]
         return Pairs(
             clean=self.clean[rows, :length],
             corrupted=self.corrupted[rows, :length],
             last=self.last[rows],
             first=self.first[rows],
-            labels=pick,
+            labels=labels,
             index=self.index[rows],
             spans=None if self.spans is None else self.spans[rows, :length],
         )
 
     def batches(self, size: int) -> Iterator[Pairs]:
-        """All pairs, those of like length and like first difference together (little padding)."""
+        """All pairs in batches. Pairs with similar length and first difference are together, for little padding."""
         order = self._order()
-        for at in range(0, len(order), size):
-            yield self.rows(order[at : at + size])
+        for start in range(0, len(order), size):
+            yield self.rows(order[start : start + size])
 
     def in_order(self) -> Pairs:
-        """The pairs in the order in which they come in batches."""
+        """The pairs in the order of ``batches``."""
         return self.rows(self._order())
 
     def _order(self) -> Tensor:
-        by_length = sorted(range(len(self)), key=lambda i: (int(self.last[i]), int(self.first[i])))
-        return torch.tensor(by_length, device="cpu")
+        order = sorted(range(len(self)), key=lambda i: (int(self.last[i]), int(self.first[i])))
+        return torch.tensor(order, device="cpu")
 
     def to(self, device: torch.device) -> Pairs:
-        labels = self.labels.to(device) if isinstance(self.labels, Tensor) else self.labels
-        moved = {name: getattr(self, name).to(device) for name in ("clean", "corrupted", "last", "first")}
-        spans = None if self.spans is None else self.spans.to(device)
-        return replace(self, labels=labels, spans=spans, **moved)
+        """The same pairs on a device; ``index`` stays on the CPU."""
+        moved = {k: x.to(device) for k, x in vars(self).items() if isinstance(x, Tensor) and k != "index"}
+        return replace(self, **moved)
 
 
 def judged_by_kl(task: Task, clean_logits: Float[Tensor, "example vocab"]) -> Task:
-    """The same pairs, judged by how near the whole output stays to the clean one.
+    """The same pairs with ``kl_divergence`` as the metric: how close the output stays to that of the clean run.
 
-    ``clean_logits`` are the model's logits at the last position of the task's clean prompts, in the
-    task's order. They are kept, so this costs examples x vocabulary numbers.
+    Args:
+        task: The task.
+        clean_logits: The model's logits at the last position of the clean prompts, in the order of the task.
+
+    Returns:
+        A task whose labels are the log-probabilities of the clean run.
     """
     if clean_logits.ndim != 2 or len(clean_logits) != len(task):
         raise InputError(
@@ -134,7 +141,15 @@ def judged_by_kl(task: Task, clean_logits: Float[Tensor, "example vocab"]) -> Ta
 
 
 def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
-    """The task's prompts as token ids, checked pair by pair."""
+    """Tokenise the prompts of a task and check them pair by pair.
+
+    Args:
+        task: The task.
+        tokenizer: The tokenizer of the model; None if all prompts and labels are token ids.
+
+    Returns:
+        The token ids on the CPU, padded on the right.
+    """
     clean, corrupted = (_ids(prompts, tokenizer) for prompts in (task.clean, task.corrupted))
     for i, (a, b) in enumerate(zip(clean, corrupted, strict=True)):
         if not a or not b:
@@ -147,7 +162,7 @@ def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
     last = torch.tensor([len(ids) - 1 for ids in clean], device="cpu")
     clean_ids, corrupted_ids = _padded(clean), _padded(corrupted)
     differs = clean_ids != corrupted_ids
-    # Two equal prompts differ nowhere; the last position then stands for "from here on".
+    # Two equal prompts differ nowhere: the last position is used instead.
     first = torch.where(differs.any(1), differs.int().argmax(1), last)
     return Pairs(clean_ids, corrupted_ids, last, first, _labels(task, tokenizer), torch.arange(len(task), device="cpu"))
 
@@ -161,10 +176,10 @@ def _ids(prompts: Sequence[str] | Tensor, tokenizer: Tokenizer | None) -> list[l
             )
         rows: list[list[int]] = prompts.tolist()
         return rows
-    return _need(tokenizer).encode(prompts)
+    return _check_tokenizer(tokenizer).encode(prompts)
 
 
-def _need(tokenizer: Tokenizer | None) -> Tokenizer:
+def _check_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     if tokenizer is None:
         raise InputError(
             "this model came without a tokenizer, so text cannot be used: give token ids, or load the "
@@ -179,18 +194,17 @@ def _padded(ids: list[list[int]]) -> Tensor:
 
 
 def _labels(task: Task, tokenizer: Tokenizer | None) -> Any:
-    """Labels as a tensor where they are rectangular, else as a list of rows."""
-    labels = task.labels
-    if isinstance(labels, Tensor):
-        return labels
-    rows = [_label(row, tokenizer) for row in labels]
+    """The labels as a tensor if all rows have the same shape, else as a list of tensors."""
+    if isinstance(task.labels, Tensor):
+        return task.labels
+    rows = [_label(row, tokenizer) for row in task.labels]
     shapes = {tuple(torch.as_tensor(row).shape) for row in rows}
     return torch.as_tensor(rows) if len(shapes) == 1 else [torch.as_tensor(row) for row in rows]
 
 
 def _label(row: Any, tokenizer: Tokenizer | None) -> Any:
     if isinstance(row, str):
-        return _need(tokenizer).token(row)
+        return _check_tokenizer(tokenizer).token(row)
     if isinstance(row, (list, tuple)):
         return [_label(item, tokenizer) for item in row]
     return row

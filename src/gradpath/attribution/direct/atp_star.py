@@ -162,7 +162,7 @@ def _gathered(runs: BatchRuns, index: int, made: list[Tensor], n_sources: int) -
     """What a layer's heads gather with these queries, keys and values, (source batch, pos, head, d_head)."""
     model, layer = runs.model, runs.model.layers[index]
     q, k, v = made
-    place = model.place(runs.start, q.shape[1])
+    place = model.position_info(runs.start, q.shape[1])
     own = model.keys_and_values(layer, k, v, place)
-    past = own.behind(repeated(runs.past[index], n_sources) if runs.past else None)
+    past = own.after(repeated(runs.past[index], n_sources) if runs.past else None)
     return model.attend(layer, model.queries(layer, q, place), past, place)

@@ -171,8 +171,8 @@ def _attention_change(runs: BatchRuns, layer: int, qkv: int, head: int, less: Te
     fresh = model.project(weights, model.read_norm(seen.attn_in - less)[0])[qkv]
     made[qkv] = made[qkv].clone()
     made[qkv][:, :, head] = fresh[:, :, head]
-    place = model.place(runs.start, less.shape[1])
+    place = model.position_info(runs.start, less.shape[1])
     before = runs.past[layer] if runs.past else None
-    own = model.keys_and_values(weights, made[1], made[2], place).behind(before)
+    own = model.keys_and_values(weights, made[1], made[2], place).after(before)
     z = model.attend(weights, model.queries(weights, made[0], place), own, place)
     return model.attention_out(weights, z)[0] - model.attention_out(weights, seen.z)[0]

@@ -1,8 +1,8 @@
 """Model families: one small adapter each, from a ``transformers`` model to our ``Transformer``.
 
 An adapter is a function of a ``Checkpoint``, registered with ``@family`` under the ``model_type`` of its
-configuration. It refuses by name whatever it does not implement: a value that was ignored would be a wrong
-number later. To add a family, write its file and add it to ``FAMILIES`` below.
+configuration. It refuses by name what it does not implement (``checkpoint``). To add a family, write its file and add
+it to ``FAMILIES`` below.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Adapter = Callable[[Checkpoint], Transformer]
 
 @dataclass(frozen=True)
 class Family:
-    """An adapter, and what ``gradpath ls models`` says of it."""
+    """An adapter, and its description in ``gradpath ls models``."""
 
     name: str
     adapter: Adapter
     members: str
     supports: str
-    bos: bool  # whether prompts begin with the BOS token although the tokenizer may not add it
+    bos: bool  # prompts begin with the BOS token even if the tokenizer does not add it
 
 
 FAMILIES = Registry[Family](
@@ -36,7 +36,17 @@ FAMILIES = Registry[Family](
 
 
 def family(name: str, members: str, *, supports: str = "", bos: bool = False) -> Callable[[Adapter], Adapter]:
-    """Register an adapter for the models whose ``config.model_type`` is ``name``."""
+    """Register an adapter, as a decorator.
+
+    Args:
+        name: The ``model_type`` in the configuration of the models that it reads.
+        members: The models of the family, for ``gradpath ls models``.
+        supports: The features that it implements, for the same table.
+        bos: Whether prompts begin with the BOS token even if the tokenizer does not add it.
+
+    Returns:
+        A decorator that returns the adapter unchanged.
+    """
 
     def register(adapter: Adapter) -> Adapter:
         FAMILIES.add(name, Family(name, adapter, members, supports, bos), owner_of(adapter))
@@ -46,7 +56,7 @@ def family(name: str, members: str, *, supports: str = "", bos: bool = False) ->
 
 
 def convert(hf_model: Any) -> Transformer:
-    """Our model for a loaded ``transformers`` one."""
+    """The ``Transformer`` for a loaded ``transformers`` model."""
     source = Checkpoint(hf_model)
     check_family(source.family)
     model = FAMILIES[source.family].adapter(source)
@@ -55,11 +65,12 @@ def convert(hf_model: Any) -> Transformer:
 
 
 def registered() -> list[Family]:
-    """Every family that can be read, by name."""
+    """All families, by name."""
     return [FAMILIES[name] for name in sorted(FAMILIES)]
 
 
 def check_family(name: str) -> None:
+    """Refuse a ``model_type`` that no adapter reads."""
     if name not in FAMILIES:
         raise InputError(
             f"models of the family {name!r} are not supported: "

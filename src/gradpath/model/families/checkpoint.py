@@ -1,8 +1,9 @@
-"""A loaded ``transformers`` model as an adapter sees it: every value is asked for by name, none is ignored.
+"""A loaded ``transformers`` model as an adapter reads it: nothing in it is ignored silently.
 
-A configuration value that an adapter does not implement, or a weight that it does not read, would make every
-later number wrong. So values are read through ``only``, which refuses what is not known, and weights through
-``need`` and ``get``, which remember what was read; ``check_all_read`` refuses a model with more in it.
+A configuration value that an adapter does not implement, or a weight that it does not read, would make every later
+number wrong. So a ``Checkpoint`` records what an adapter reads, and ``check_all_read`` refuses a model with more in it:
+any other weight, and any other configuration value that differs from the default of its class, unless it is known not
+to affect the logits.
 """
 
 from __future__ import annotations
@@ -14,34 +15,71 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError
-from gradpath.model.architecture import ACTIVATIONS, Rotary, folded
+from gradpath.model.architecture import ACTIVATIONS, Rotary, fold_norm
 
-# Their frequencies do not depend on the prompt, so the ones that transformers computed can be taken.
+# Rope types whose frequencies do not depend on the prompt, so that those of transformers can be used.
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+# Settings from which transformers computes the frequencies, and the type of each layer.
+_ROPE = "rope_parameters rope_scaling rope_theta rope_local_base_freq partial_rotary_factor rotary_pct rotary_emb_base"
+_LAYER_TYPES = "layer_types use_sliding_window max_window_layers sliding_window_pattern"
+# Settings that do not affect the logits, or only through weights, all of which have to be read.
+_HARMLESS = """
+    vocab_size intermediate_size feed_forward_length n_inner attention_bias mlp_bias tie_word_embeddings
+    n_positions n_ctx max_position_embeddings max_sequence_length max_seq_len seq_length model_max_length
+    tokenizer_model_max_length tokenizer_class initializer_range initializer_factor gradient_checkpointing
+    neftune_noise_alpha pretraining_tp reorder_and_upcast_attn torch_dtype use_bfloat16 quantization_config
+    attn_implementation auto_map name_or_path is_decoder is_llama_config unsloth_fixed unsloth_version
+    transformers.js_config task_specific_params finetuning_task num_labels predict_special_tokens torchscript prefix
+"""
+_HARMLESS_STARTS = ("_", "summary_")  # of private attributes, and of the head of GPT-2 for classification
+_HARMLESS_ENDS = ("dropout", "_pdrop", "_token_id", "_token_ids", "_token_index")
+
+
+class _Config:
+    """A configuration that records the names of the attributes that are read."""
+
+    def __init__(self, config: Any) -> None:
+        self.original, self.names_read = config, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.names_read.add(name)
+        return getattr(self.original, name)
 
 
 class Checkpoint:
-    """The configuration and the weights of a loaded model, and how they are read."""
+    """The configuration and the weights of a loaded model, and a record of what is read of them.
+
+    Args:
+        hf_model: A ``transformers`` model for causal language modelling.
+    """
 
     def __init__(self, hf_model: Any) -> None:
-        self.config, self.body = hf_model.config, hf_model.base_model
-        self.stem = hf_model.base_model_prefix  # what the names of the body's weights begin with
+        self.config, self.body = _Config(hf_model.config), hf_model.base_model
+        self.stem = hf_model.base_model_prefix  # the first part of the names of the body's weights
         self.family = str(self.config.model_type)
+        self._configs = [self.config]
         self._weights: dict[str, Tensor] = hf_model.state_dict()
-        self._read: set[str] = set()
+        self._weights_read: set[str] = set()
 
-    def enter(self, config: str, body: str, *, leave: Sequence[str]) -> None:
-        """Go on with a part of the model; the parts to ``leave`` play no role in it."""
-        self.config = getattr(self.config, config)
-        left = tuple(f"{self.stem}.{name}." for name in leave)
-        self._read |= {name for name in self._weights if name.startswith(left)}
+    def enter(self, config: str, body: str, *, skip_config: Sequence[str], skip_modules: Sequence[str]) -> None:
+        """Continue with a part of the model; the settings and modules to skip do not affect that part."""
+        self.ignore(*skip_config)
+        self.config = _Config(getattr(self.config, config))
+        self._configs.append(self.config)
+        skipped = tuple(f"{self.stem}.{name}." for name in skip_modules)
+        self._weights_read |= {name for name in self._weights if name.startswith(skipped)}
         self.body, self.stem = getattr(self.body, body), f"{self.stem}.{body}"
 
+    def ignore(self, *names: str) -> None:
+        """Accept any value of settings that this family does not use."""
+        self.config.names_read.update(names)
+
     def only(self, name: str, known: Collection[Any]) -> Any:
-        """The configuration's value of ``name``, if the adapter implements it."""
+        """The value of a setting, if it is one of those that the adapter implements."""
         return self.check(name, getattr(self.config, name, None), known)
 
     def check(self, name: str, value: Any, known: Collection[Any]) -> Any:
+        """The value, if it is one of those that the adapter implements."""
         if value not in known:
             names = ", ".join(repr(x) for x in known)
             raise InputError(
@@ -51,49 +89,82 @@ class Checkpoint:
         return value
 
     def activation(self, name: str = "hidden_act") -> str:
+        """The name of the activation function, from the setting of that name."""
         return str(self.only(name, ACTIVATIONS))
 
     def rotary(self, layer_type: str = "") -> Rotary:
-        """The rotation of queries and keys, or the one of a type of layers."""
+        """The rotation of queries and keys, or that of one type of layer."""
+        self.ignore(*_ROPE.split())  # transformers has computed the frequencies from these
         module = self.body.rotary_emb
-        rope_type = module.rope_type[layer_type] if layer_type else module.rope_type
-        self.check("rope_type", rope_type, STATIC_ROPE)
+        self.check("rope_type", module.rope_type[layer_type] if layer_type else module.rope_type, STATIC_ROPE)
         prefix = f"{layer_type}_" if layer_type else ""
         gain = float(getattr(module, f"{prefix}attention_scaling"))
         return Rotary(getattr(module, f"{prefix}inv_freq"), gain)
 
     def windows(self) -> list[int | None]:
-        """How far back each layer sees, by the configuration's list of layer types."""
+        """The attention window of each layer, by the type of the layer."""
+        self.ignore(*_LAYER_TYPES.split())  # transformers has computed layer_types from the others
         known = ("full_attention", "sliding_attention")
-        kinds = [self.check("layer_types", kind, known) for kind in self.config.layer_types]
-        return [self.config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
+        types = [self.check("layer_types", name, known) for name in self.config.layer_types]
+        return [self.config.sliding_window if name == "sliding_attention" else None for name in types]
 
     def need(self, name: str) -> Tensor:
+        """The weight of that name."""
         if name not in self._weights:
             raise InputError(f"this {self.family} model has no weight {name}. Download or convert it again.")
-        self._read.add(name)
+        self._weights_read.add(name)
         return self._weights[name]
 
     def get(self, name: str) -> Tensor | None:
+        """The weight of that name, or None."""
         return self.need(name) if name in self._weights else None
 
     def linear(self, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """Linear layers stacked to one: weight (out, in) and bias."""
+        """Linear layers stacked into one: weight (out, in) and bias."""
         weight = torch.cat([self.need(f"{name}.weight") for name in names])
         biases = [bias for name in names if (bias := self.get(f"{name}.bias")) is not None]
         assert len(biases) in (0, len(names)), f"only some of {names} have a bias"
         return weight, torch.cat(biases) if biases else None
 
-    def behind_layer_norm(self, norm: str, linears: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """Linear layers stacked to one, with the LayerNorm in front of them folded in."""
+    def after_layer_norm(self, norm: str, linears: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """Linear layers stacked into one, with the LayerNorm before them folded in."""
         gain, shift = self.need(f"{norm}.weight"), self.get(f"{norm}.bias")
-        return folded(*self.linear(linears), gain, shift, centre=True)
+        return fold_norm(*self.linear(linears), gain, shift, centre=True)
 
     def check_all_read(self) -> None:
-        """Refuse a model that has weights which its adapter knows nothing of."""
-        if unread := sorted(self._weights.keys() - self._read):
+        """Refuse a model with weights or settings that its adapter does not implement."""
+        if unread := sorted(self._weights.keys() - self._weights_read):
             shown = ", ".join(unread[:3]) + (" and others" if len(unread) > 3 else "")
             raise InputError(
                 f"this {self.family} model has weights that gradpath does not implement: {shown}. "
                 "Its scores would be wrong, so the model is not loaded."
             )
+        for config in self._configs:
+            for name, value in _unread_settings(config).items():
+                raise InputError(
+                    f"this {self.family} model has {name} = {value!r} in its configuration, which gradpath does not "
+                    "implement. Its scores could be wrong, so the model is not loaded. If the setting does not affect "
+                    "the logits, remove it from config.json."
+                )
+
+
+def _unread_settings(config: _Config) -> dict[str, Any]:
+    """Settings that were not read, may affect the logits, and are neither off nor at their default."""
+    from transformers import GenerationConfig, PretrainedConfig
+
+    original = config.original
+    try:
+        defaults = type(original)().to_dict()
+    except Exception:  # a class from the checkpoint's own code may need arguments
+        defaults = {}
+    generation = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
+    harmless = {*_HARMLESS.split(), *PretrainedConfig().to_dict(), *generation}
+    harmless |= {original.attribute_map.get(name, name) for name in config.names_read}
+    return {
+        name: value
+        for name, value in original.to_dict().items()
+        if name not in harmless
+        and not name.startswith(_HARMLESS_STARTS)
+        and not name.endswith(_HARMLESS_ENDS)
+        and (value != defaults[name] if name in defaults else bool(value))
+    }

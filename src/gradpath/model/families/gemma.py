@@ -1,12 +1,12 @@
 """Gemma 2 and 3: norms before and after attention and MLP, scaled embeddings, alternating sliding windows.
 
-Gemma 2 caps its logits and attention logits. Gemma 3 normalises queries and keys, and rotates its layers with
-a window more quickly than the others.
+Gemma 2 caps its logits and attention logits. Gemma 3 normalises queries and keys, and has separate rotary frequencies
+for layers with a window.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import replace
 
 from gradpath.model.architecture import Architecture, Rotary
 from gradpath.model.families import family
@@ -14,64 +14,57 @@ from gradpath.model.families.checkpoint import Checkpoint
 from gradpath.model.families.llama_like import Norms, llama_architecture, llama_layer, llama_model
 from gradpath.model.transformer import Transformer
 
-
-def _gain(weight: Tensor) -> Tensor:
-    return 1.0 + weight
-
-
 NORMS = Norms(
     after_attention="post_attention_layernorm",
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
-    gain=_gain,
+    gain=lambda weight: 1.0 + weight,
 )
 _SHARED = "norms after attention and MLP, sliding windows, scaled embeddings"
+_GEMMA3 = f"{_SHARED}, norms of queries and keys"
 
 
 @family("gemma2", "Gemma 2 2B, 9B, 27B", supports=f"{_SHARED}, soft caps", bos=True)
 def from_gemma2(source: Checkpoint) -> Transformer:
-    config = source.config
-    arch = llama_architecture(
-        source,
-        activation="hidden_activation",
-        attention_cap=config.attn_logit_softcapping,
-        logit_cap=config.final_logit_softcapping,
-    )
-    rotation = (source.rotary(),)
-    return _assembled(source, arch, rotation, [0] * arch.n_layers)
+    arch = _architecture(source)
+    arch = replace(arch, attention_cap=source.config.attn_logit_softcapping)
+    return _model(source, arch, (source.rotary(),), [0] * arch.n_layers)
 
 
-@family("gemma3_text", "Gemma 3 270M, 1B", supports=f"{_SHARED}, norms of queries and keys", bos=True)
+@family("gemma3_text", "Gemma 3 270M, 1B", supports=_GEMMA3, bos=True)
 def from_gemma3(source: Checkpoint) -> Transformer:
-    source.only("attn_logit_softcapping", [None])  # which transformers would not apply either
-    arch = llama_architecture(
-        source, activation="hidden_activation", qk_norm="head", logit_cap=source.config.final_logit_softcapping
-    )
-    source.windows()  # refuses types of layers that are not known
-    kinds = sorted(set(source.config.layer_types))
-    rotations = tuple(source.rotary(kind) for kind in kinds)
-    return _assembled(source, arch, rotations, [kinds.index(kind) for kind in source.config.layer_types])
+    source.only("attn_logit_softcapping", [None])  # transformers does not apply it either
+    arch = replace(_architecture(source), qk_norm="head")
+    source.windows()  # refuses unknown types of layers
+    types = sorted(set(source.config.layer_types))
+    rotations = tuple(source.rotary(name) for name in types)
+    return _model(source, arch, rotations, [types.index(name) for name in source.config.layer_types])
 
 
-@family(
-    "gemma3",
-    "Gemma 3 4B, 12B, 27B: the part that reads text",
-    supports=f"{_SHARED}, norms of queries and keys",
-    bos=True,
-)
+@family("gemma3", "Gemma 3 4B, 12B, 27B: the part that reads text", supports=_GEMMA3, bos=True)
 def from_gemma3_with_images(source: Checkpoint) -> Transformer:
-    source.enter("text_config", "language_model", leave=["vision_tower", "multi_modal_projector"])
+    source.enter(
+        "text_config",
+        "language_model",
+        skip_config=["vision_config", "mm_tokens_per_image"],
+        skip_modules=["vision_tower", "multi_modal_projector"],
+    )
     return from_gemma3(source)
 
 
-def _assembled(source: Checkpoint, arch: Architecture, rotations: tuple[Rotary, ...], rotary: list[int]) -> Transformer:
+def _architecture(source: Checkpoint) -> Architecture:
+    source.ignore("hidden_act")  # in many configurations, but Gemma uses hidden_activation
     source.only("use_bidirectional_attention", [None, False])
-    # A bias inside the norm after attention would be no node's and yet differ between the runs.
-    source.only("attention_bias", [False])
+    source.only("attention_bias", [False])  # a bias before the norm after attention would belong to no node
+    arch = llama_architecture(source, activation="hidden_activation")
+    return replace(arch, logit_cap=source.config.final_logit_softcapping)
+
+
+def _model(source: Checkpoint, arch: Architecture, rotations: tuple[Rotary, ...], rotary: list[int]) -> Transformer:
+    """The model; ``rotary`` is the index of each layer's rotation."""
     scale = source.config.query_pre_attn_scalar**-0.5
-    layers = tuple(
+    layers = [
         llama_layer(source, arch, index, NORMS, window=window, scale=scale, rotary=rotary[index])
         for index, window in enumerate(source.windows())
-    )
-    scaled = arch.d_model**0.5
-    return llama_model(source, arch, layers, NORMS, rotary=rotations, embedding_scale=scaled)
+    ]
+    return replace(llama_model(source, arch, layers, NORMS, rotations), embedding_scale=arch.d_model**0.5)

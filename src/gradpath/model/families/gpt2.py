@@ -1,16 +1,16 @@
-"""GPT-2: LayerNorm, learned positions, one plain MLP. Small, medium, large, XL, DistilGPT-2."""
+"""GPT-2: LayerNorm, learned positions, an MLP without gate. Small, medium, large, XL, DistilGPT-2."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from gradpath.model.architecture import Architecture, Layer, folded
+from gradpath.model.architecture import Architecture, Layer, fold_norm
 from gradpath.model.families import family
 from gradpath.model.families.checkpoint import Checkpoint
 from gradpath.model.transformer import Transformer
 
 
-# The published GPT-2 runs have <|endoftext|> in front although the tokenizer adds nothing.
+# Published results for GPT-2 start prompts with <|endoftext|>, which its tokenizer does not add.
 @family("gpt2", "GPT-2 small, medium, large, XL, DistilGPT-2", supports="learned positions", bos=True)
 def from_gpt2(source: Checkpoint) -> Transformer:
     config = source.config
@@ -42,13 +42,13 @@ def _layer(source: Checkpoint, arch: Architecture, index: int) -> Layer:
     def need(name: str) -> Tensor:
         return source.need(f"transformer.h.{index}.{name}")
 
-    def behind_norm(norm: str, linear: str) -> tuple[Tensor, Tensor | None]:
-        # GPT-2 keeps its matrices as (in, out), everyone else as (out, in).
+    def after_norm(norm: str, linear: str) -> tuple[Tensor, Tensor | None]:
+        # GPT-2 stores its matrices as (in, out), all other families as (out, in).
         weight, bias = need(f"{linear}.weight").T, need(f"{linear}.bias")
-        return folded(weight, bias, need(f"{norm}.weight"), need(f"{norm}.bias"), centre=True)
+        return fold_norm(weight, bias, need(f"{norm}.weight"), need(f"{norm}.bias"), centre=True)
 
-    w_qkv, b_qkv = behind_norm("ln_1", "attn.c_attn")
-    w_in, b_in = behind_norm("ln_2", "mlp.c_fc")
+    w_qkv, b_qkv = after_norm("ln_1", "attn.c_attn")
+    w_in, b_in = after_norm("ln_2", "mlp.c_fc")
     scale = arch.d_head**-0.5 if source.config.scale_attn_weights else 1.0
     return Layer(
         w_qkv=w_qkv,

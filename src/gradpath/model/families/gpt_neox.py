@@ -1,4 +1,4 @@
-"""GPT-NeoX: LayerNorm, partly rotary positions, attention and MLP in parallel, a norm for each. Pythia."""
+"""GPT-NeoX and Pythia: LayerNorm, partial rotary embedding, parallel attention and MLP with a norm each."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def from_gpt_neox(source: Checkpoint) -> Transformer:
     )
 
 
-def _layer(source: Checkpoint, arch: Architecture, at: str) -> Layer:
-    w_qkv, b_qkv = source.behind_layer_norm(f"{at}.input_layernorm", [f"{at}.attention.query_key_value"])
-    w_in, b_in = source.behind_layer_norm(f"{at}.post_attention_layernorm", [f"{at}.mlp.dense_h_to_4h"])
+def _layer(source: Checkpoint, arch: Architecture, prefix: str) -> Layer:
+    w_qkv, b_qkv = source.after_layer_norm(f"{prefix}.input_layernorm", [f"{prefix}.attention.query_key_value"])
+    w_in, b_in = source.after_layer_norm(f"{prefix}.post_attention_layernorm", [f"{prefix}.mlp.dense_h_to_4h"])
 
     def queries_first(x: Tensor) -> Tensor:
-        """From one head's q, k and v after another's to all queries, all keys, all values."""
+        """Reorder rows from (head, q k v) to (q k v, head)."""
         return x.view(arch.n_heads, 3, arch.d_head, -1).transpose(0, 1).reshape(x.shape)
 
     return Layer(
         w_qkv=queries_first(w_qkv),
         b_qkv=None if b_qkv is None else queries_first(b_qkv),
-        w_o=source.need(f"{at}.attention.dense.weight"),
-        b_o=source.get(f"{at}.attention.dense.bias"),
+        w_o=source.need(f"{prefix}.attention.dense.weight"),
+        b_o=source.get(f"{prefix}.attention.dense.bias"),
         w_in=w_in,
         b_in=b_in,
-        w_out=source.need(f"{at}.mlp.dense_4h_to_h.weight"),
-        b_out=source.need(f"{at}.mlp.dense_4h_to_h.bias"),
+        w_out=source.need(f"{prefix}.mlp.dense_4h_to_h.weight"),
+        b_out=source.need(f"{prefix}.mlp.dense_4h_to_h.bias"),
         scale=arch.d_head**-0.5,
         window=None,
     )

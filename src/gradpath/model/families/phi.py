@@ -1,4 +1,4 @@
-"""Phi: LayerNorm, partly rotary positions, attention and MLP in parallel behind one norm. Phi-1 to 2."""
+"""Phi-1 to Phi-2: LayerNorm, partial rotary embedding, parallel attention and MLP that share one norm."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def from_phi(source: Checkpoint) -> Transformer:
     )
 
 
-def _layer(source: Checkpoint, arch: Architecture, at: str) -> Layer:
-    # One norm for both: folded into either, since either has a target of its own.
-    norm = f"{at}.input_layernorm"
-    w_qkv, b_qkv = source.behind_layer_norm(norm, [f"{at}.self_attn.{x}_proj" for x in "qkv"])
-    w_in, b_in = source.behind_layer_norm(norm, [f"{at}.mlp.fc1"])
+def _layer(source: Checkpoint, arch: Architecture, prefix: str) -> Layer:
+    # One norm for both: fold_norm into either, since either has a target of its own.
+    norm = f"{prefix}.input_layernorm"
+    w_qkv, b_qkv = source.after_layer_norm(norm, [f"{prefix}.self_attn.{x}_proj" for x in "qkv"])
+    w_in, b_in = source.after_layer_norm(norm, [f"{prefix}.mlp.fc1"])
     return Layer(
         w_qkv=w_qkv,
         b_qkv=b_qkv,
-        w_o=source.need(f"{at}.self_attn.dense.weight"),
-        b_o=source.need(f"{at}.self_attn.dense.bias"),
+        w_o=source.need(f"{prefix}.self_attn.dense.weight"),
+        b_o=source.need(f"{prefix}.self_attn.dense.bias"),
         w_in=w_in,
         b_in=b_in,
-        w_out=source.need(f"{at}.mlp.fc2.weight"),
-        b_out=source.need(f"{at}.mlp.fc2.bias"),
+        w_out=source.need(f"{prefix}.mlp.fc2.weight"),
+        b_out=source.need(f"{prefix}.mlp.fc2.bias"),
         scale=arch.d_head**-0.5,
         window=None,
     )

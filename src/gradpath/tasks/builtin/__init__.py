@@ -1,9 +1,4 @@
-"""What the library knows of a built-in task before any model is there.
-
-The built-in tasks by the name that users type.
-
-Where a task's pairs come from: the library's own tasks, or the user's data.
-"""
+"""The registry of built-in tasks. Each is a function that returns all pairs of one split."""
 
 from __future__ import annotations
 
@@ -15,37 +10,26 @@ from typing import Any
 
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.registry import Registry, owner_of
-from gradpath.tasks.pairs import Candidates, Joined, Source
+from gradpath.tasks.pairs import Candidates, Combinations, Source
+
+# From a split, "train" or "test", and a tokenizer to all pairs of that half. Pairs that the tokenizer cannot represent
+# may be among them: ``pairs.keep`` drops and counts them.
+MakeCandidates = Callable[[str, Tokenizer], Candidates]
 
 
 @dataclass(frozen=True)
-class TaskKind:
-    """One row of ``gradpath ls tasks``, and the function that makes the task's pairs.
-
-    ``candidates`` takes a split, "train" or "test", and a tokenizer, and returns all pairs of that
-    half. Pairs that the tokenizer cannot carry may be among them: they are dropped, and counted,
-    later and in one place. ``changed`` names the part of a prompt in which a pair differs.
-    """
+class BuiltInTask:
+    """One row of ``gradpath ls tasks``, and the function that makes the pairs of the task."""
 
     name: str
     summary: str
     metric: str
     citation: str
-    candidates: Callable[[str, Tokenizer], Candidates]
-    changed: str
+    changed: str  # the part of a prompt in which the two prompts of a pair differ
+    candidates: MakeCandidates
 
 
-def read_text(file: str) -> str:
-    """The text of one of the task layer's own data files."""
-    return (resources.files(__name__) / "data" / file).read_text(encoding="utf-8")
-
-
-def read_json(file: str) -> Any:
-    """The content of one of the task layer's own JSON files."""
-    return json.loads(read_text(file))
-
-
-TASKS = Registry[TaskKind](
+TASKS = Registry[BuiltInTask](
     "task",
     [
         f"{__name__}.{module}"
@@ -54,26 +38,43 @@ TASKS = Registry[TaskKind](
 )
 
 
-def register(kind: TaskKind) -> TaskKind:
-    """Add a task to those that users can name."""
-    return TASKS.add(kind.name, kind, owner_of(kind.candidates))
+def built_in_task(
+    name: str, summary: str, *, metric: str, citation: str, changed: str
+) -> Callable[[MakeCandidates], MakeCandidates]:
+    """Register a function as a task that users can name, as a decorator (see ``BuiltInTask``)."""
+
+    def register(candidates: MakeCandidates) -> MakeCandidates:
+        TASKS.add(name, BuiltInTask(name, summary, metric, citation, changed, candidates), owner_of(candidates))
+        return candidates
+
+    return register
 
 
 def describe_tasks() -> list[dict[str, str]]:
     """Name, summary, metric and citation of every built-in task, for tables and JSON."""
-    return [
-        {"name": kind.name, "summary": kind.summary, "metric": kind.metric, "citation": kind.citation}
-        for kind in TASKS.values()
-    ]
+    names = ("name", "summary", "metric", "citation")
+    return [{name: getattr(task, name) for name in names} for task in TASKS.values()]
 
 
-def built_in(name: str, split: str, tokenizer: Tokenizer) -> Source:
-    """One of the library's own tasks; ``all`` is both halves, not pairs across them."""
-    kind = TASKS.find(str(name))
+def read_built_in(name: str, split: str, tokenizer: Tokenizer) -> Source:
+    """The pairs of a built-in task; the split "all" joins both halves, without pairs across them."""
+    task = TASKS.find(str(name))
     if split == "all":
-        train, test = (kind.candidates(part, tokenizer) for part in ("train", "test"))
-        found = Candidates(Joined(train.pairs, test.pairs), train.notes)
+        train, test = (task.candidates(half, tokenizer) for half in ("train", "test"))
+        a, b = train.pairs, test.pairs
+        pairs = Combinations((len(a) + len(b),), lambda i: a[i] if i < len(a) else b[i - len(a)])
+        candidates = Candidates(pairs, train.notes)
     else:
-        found = kind.candidates(split, tokenizer)
-    about = {"source": "gradpath", "citation": kind.citation, "changed": kind.changed}
-    return Source(name, kind.metric, found, about)
+        candidates = task.candidates(split, tokenizer)
+    about = {"source": "gradpath", "citation": task.citation, "changed": task.changed}
+    return Source(name, task.metric, candidates, about)
+
+
+def read_text(file: str) -> str:
+    """The text of a data file of the built-in tasks."""
+    return (resources.files(__name__) / "data" / file).read_text(encoding="utf-8")
+
+
+def read_json(file: str) -> Any:
+    """The content of a JSON file of the built-in tasks."""
+    return json.loads(read_text(file))

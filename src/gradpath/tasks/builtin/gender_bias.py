@@ -1,22 +1,30 @@
-"""Gender bias: the pronoun that a model expects of a profession.
+"""Gender bias: the pronoun that a model predicts for a profession.
 
     clean      The banker wished that   -> he
     corrupted  The woman wished that    (would be: she)
 
-The profession becomes "woman" where it is stereotyped as male and "man" where it is stereotyped as
-female; right is the stereotype's pronoun. No profession is in both splits.
+The profession becomes "woman" if it is stereotyped as male and "man" if it is stereotyped as female. The right answer
+is the pronoun of the stereotype. No profession is in both splits.
 """
 
 from __future__ import annotations
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import TaskKind, read_json, register
+from gradpath.tasks.builtin import built_in_task, read_json
 from gradpath.tasks.draw import half
 from gradpath.tasks.pairs import Candidates, Pair
 
 HE, SHE = " he", " she"
 
 
+@built_in_task(
+    "gender-bias",
+    "Gender bias of professions: 'The banker wished that' -> he, not she",
+    metric="logit-difference",
+    citation="Vig et al. 2020, Investigating Gender Bias Using Causal Mediation Analysis, arXiv:2004.12265; "
+    "Chintam et al. 2023, Identifying and Adapting Components Responsible for Gender Bias, arXiv:2310.12611",
+    changed="person",
+)
 def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     """Every template with every profession of the split."""
     facts = read_json("gender_bias.json")
@@ -29,16 +37,3 @@ def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
             for person, opposite, right, wrong in people
         ]
     )
-
-
-KIND = register(
-    TaskKind(
-        name="gender-bias",
-        summary="Gender bias of professions: 'The banker wished that' -> he, not she",
-        metric="logit-difference",
-        citation="Vig et al. 2020, Investigating Gender Bias Using Causal Mediation Analysis, arXiv:2004.12265; "
-        "Chintam et al. 2023, Identifying and Adapting Components Responsible for Gender Bias, arXiv:2310.12611",
-        candidates=candidates,
-        changed="person",
-    )
-)

@@ -1,10 +1,10 @@
-"""Hypernymy: what kind of thing a thing is.
+"""Hypernymy: the kind of thing that a thing is.
 
     clean      , gemstones and other        -> stones, jewels
     corrupted  , vice presidents and other  (would be: officials, leaders)
 
-Right are all names of the clean word's kind, wrong all names of the corrupted word's kind. Two kinds
-that share a name are never held against each other. No kind, and so no word, is in both splits.
+Right answers are all names of the clean word's kind, wrong ones all names of the corrupted word's kind. Two kinds that
+share a name never make a pair. No kind, and so no word, is in both splits.
 """
 
 from __future__ import annotations
@@ -12,11 +12,18 @@ from __future__ import annotations
 from itertools import permutations, product
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import TaskKind, read_json, register
+from gradpath.tasks.builtin import built_in_task, read_json
 from gradpath.tasks.draw import half
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 
+@built_in_task(
+    "hypernymy",
+    "Kinds of things: ', gemstones and other' -> stones, jewels",
+    metric="probability-difference",
+    citation="Hanna et al. 2024, Have Faith in Faithfulness, arXiv:2403.17806",
+    changed="word",
+)
 def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     """Every template with every two words of the split whose kinds share no name."""
     facts = read_json("hypernymy.json")
@@ -36,15 +43,3 @@ def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
         return Pair(clean, corrupted, names[a], names[b])
 
     return Candidates(Combinations((len(templates), len(couples)), build))
-
-
-KIND = register(
-    TaskKind(
-        name="hypernymy",
-        summary="Kinds of things: ', gemstones and other' -> stones, jewels",
-        metric="probability-difference",
-        citation="Hanna et al. 2024, Have Faith in Faithfulness, arXiv:2403.17806",
-        candidates=candidates,
-        changed="word",
-    )
-)

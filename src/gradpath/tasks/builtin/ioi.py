@@ -1,23 +1,28 @@
-"""Indirect object identification: who gets it is the one who does not give it.
+"""Indirect object identification: the receiver is the person who is not the giver.
 
     clean      When Amy and Laura got a snack at the house, Laura decided to give it to   -> Amy
     corrupted  When Amy and Laura got a snack at the house, Nicholas decided to give it to
 
-The subject's second mention becomes a third name, after which both first names are about as likely
-(the paper's appendix, after Wang et al.). The indirect object stands first in half of the pairs and
-second in the other half (ABBA and BABA). No name is in both splits.
+The second mention of the subject becomes a third name, after which both first names are about equally likely (appendix
+of the paper, after Wang et al.). The indirect object is first in half of the pairs and second in the other half (ABBA
+and BABA). No name is in both splits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import TaskKind, read_json, register
+from gradpath.tasks.builtin import built_in_task, read_json
 from gradpath.tasks.draw import half
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 
+@built_in_task(
+    "ioi",
+    "Indirect object: 'When Amy and Laura ..., Laura gave it to' -> Amy",
+    metric="logit-difference",
+    citation="Wang et al. 2023, Interpretability in the Wild, arXiv:2211.00593",
+    changed="subject again",
+)
 def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     """Every template, order, place and object with every three names of the split."""
     facts = read_json("ioi.json")
@@ -25,7 +30,8 @@ def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     templates, places, objects = facts["templates"], facts["places"], facts["objects"]
 
     def build(template: int, order: int, place: int, thing: int, i: int, j: int, k: int) -> Pair:
-        receiver, subject, third = _three(names, i, j, k)
+        left = list(names)
+        receiver, subject, third = left.pop(i), left.pop(j), left.pop(k)
         first, second = (receiver, subject) if order == 0 else (subject, receiver)
         words = {"A": first, "B": second, "place": places[place], "object": objects[thing]}
         return Pair(
@@ -38,21 +44,3 @@ def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     count = len(names)
     sizes = (len(templates), 2, len(places), len(objects), count, count - 1, count - 2)
     return Candidates(Combinations(sizes, build))
-
-
-def _three(names: Sequence[str], i: int, j: int, k: int) -> tuple[str, str, str]:
-    """Three different names: each number picks among those that the earlier ones left."""
-    left = list(names)
-    return left.pop(i), left.pop(j), left.pop(k)
-
-
-KIND = register(
-    TaskKind(
-        name="ioi",
-        summary="Indirect object: 'When Amy and Laura ..., Laura gave it to' -> Amy",
-        metric="logit-difference",
-        citation="Wang et al. 2023, Interpretability in the Wild, arXiv:2211.00593",
-        candidates=candidates,
-        changed="subject again",
-    )
-)

@@ -1,26 +1,35 @@
-"""Subject-verb agreement: the verb takes the subject's number, whatever stands between them.
+"""Subject-verb agreement: the verb agrees with the subject in number, not with the words between them.
 
     clean      The song that the chef likes    -> is, has, plays, ...
     corrupted  The songs that the chef likes   (would be: are, have, play, ...)
 
-Right are all verb forms of the data file that agree with the clean subject, wrong those that agree
-with the corrupted one. A verb counts only if both of its forms are single tokens; else the two sums
-would run over different verbs. No noun is in both splits.
+Right answers are all verb forms of the data file that agree with the clean subject, wrong ones those that agree with
+the corrupted one. A verb counts only if both of its forms are single tokens, so that both sums run over the same verbs.
+No noun is in both splits.
 """
 
 from __future__ import annotations
 
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import TaskKind, read_json, register
+from gradpath.tasks.builtin import built_in_task, read_json
 from gradpath.tasks.draw import half
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 
+@built_in_task(
+    "sva",
+    "Subject-verb agreement: 'The song that the chef likes' -> is, not are",
+    metric="probability-difference",
+    citation="Newman et al. 2021, Refining Targeted Syntactic Evaluation, arXiv:2104.09635",
+    changed="subject",
+)
 def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     """Every phrase with every two nouns of the split, in both numbers."""
     facts = read_json("sva.json")
-    nouns, phrases = half(facts["nouns"], split), _phrases(facts["templates"], facts["acts"])
+    nouns, acts = half(facts["nouns"], split), facts["acts"]
+    # Each template with each verb that it has a place for; templates without a place come once.
+    phrases = [(text, act) for text in facts["templates"] for act in (acts if "{acts}" in text else acts[:1])]
     forms, note = verb_forms(tokenizer)
 
     def build(phrase: int, number: int, other_number: int, i: int, j: int) -> Pair:
@@ -39,13 +48,8 @@ def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     return Candidates(Combinations(sizes, build), (note,))
 
 
-def _phrases(templates: list[str], acts: list[list[str]]) -> list[tuple[str, list[str]]]:
-    """Each template with each verb that it has a place for; those without a place come once."""
-    return [(template, act) for template in templates for act in (acts if "{acts}" in template else acts[:1])]
-
-
 def verb_forms(tokenizer: Tokenizer) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], str]:
-    """The singular and the plural verb forms that count under a tokenizer, and how many that are."""
+    """The singular and the plural verb forms that count under a tokenizer, and a note on how many there are."""
     verbs = read_json("sva.json")["verbs"]
     tokens = tokenizer.continuations([f" {form}" for verb in verbs for form in verb])
     single = [len(ids) == 1 for ids in tokens]
@@ -57,15 +61,3 @@ def verb_forms(tokenizer: Tokenizer) -> tuple[tuple[tuple[str, ...], tuple[str, 
         )
     singular, plural = (tuple(f" {verb[number]}" for verb in usable) for number in (0, 1))
     return (singular, plural), f"{len(usable)} of {len(verbs)} verbs count: both forms are single tokens"
-
-
-KIND = register(
-    TaskKind(
-        name="sva",
-        summary="Subject-verb agreement: 'The song that the chef likes' -> is, not are",
-        metric="probability-difference",
-        citation="Newman et al. 2021, Refining Targeted Syntactic Evaluation, arXiv:2104.09635",
-        candidates=candidates,
-        changed="subject",
-    )
-)
