@@ -15,6 +15,4 @@ class Doctests(Extension):
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring is not None and ">>> " in obj.docstring.value:
-            obj.docstring.value = _EXAMPLE.sub(
-                lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value
-            )
+            obj.docstring.value = _EXAMPLE.sub(lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value)

@@ -27,9 +27,7 @@ OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "benchmar
 COMMANDS = "<!-- commands -->"
 # The one script that the theme's offline plugin takes from another host, and ours in its place.
 FOREIGN, OURS = "https://unpkg.com/iframe-worker/shim", "site/worker.js"
-_FORMULA = re.compile(
-    r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
-)
+_FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -116,9 +114,7 @@ def _options(command: click.Command) -> Iterator[str]:
         if isinstance(option, click.Option) and (record := option.get_help_record(context)):
             # A default that is more than a value is said in words, in brackets at the end of the help.
             about, told = re.fullmatch(r"(.*?)(?:\s+\[(.*)\])?", option.help or "").groups()  # type: ignore[union-attr]
-            names = record[0].replace(
-                "|", "\N{BOX DRAWINGS LIGHT VERTICAL}"
-            )  # a plain one would end the cell
+            names = record[0].replace("|", "\N{BOX DRAWINGS LIGHT VERTICAL}")  # a plain one would end the cell
             yield f"| `{names}` | {about} | {told or _shown(option.default)} |"
     yield ""
 
