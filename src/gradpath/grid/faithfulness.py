@@ -141,7 +141,10 @@ def _by_method(
 ) -> str:
     """A table with a line per task and selection, and ``cells`` of the rows of each method."""
     lines = [
-        [f"{task_title(task)}, {how}", *(text for own in grouped(group, "method").values() for text in cells(own))]
+        [
+            f"{task_title(task)}, {how}",
+            *(text for rows_of_one in grouped(group, "method").values() for text in cells(rows_of_one)),
+        ]
         for (task, how), group in grouped(rows, "task", "how").items()
     ]
     return markdown([title, *(f"{label} {name}" for label in grouped(rows, "method") for name in names)], lines)
@@ -230,9 +233,9 @@ def _curve_panel(ax: Axes, rows: Sequence[Row], log: bool) -> None:
     labels, hows = list(grouped(rows, "method")), list(grouped(rows, "how"))
     ax.axhline(100, color=MUTED, linewidth=0.8, linestyle=":")
     for label, how in product(labels, hows):
-        own = [row for row in rows if (row["method"], row["how"]) == (label, how)]
+        curve = [row for row in rows if (row["method"], row["how"]) == (label, how)]
         style = {"color": colour(label, labels), "marker": marker(label, labels), "linestyle": LINES.get(how, ":")}
-        _curve(ax, own, style, band=how == hows[0], log=log)
+        _curve(ax, curve, style, band=how == hows[0], log=log)
     ax.set_title(f"{task_title(rows[0]['task'])}  ({rows[0]['examples']} held-out examples)", color=INK)
     ax.set_xlabel("edges kept (% of all edges)" if log else "edge sparsity (% of edges left out)")
     ax.set_ylabel("NFS (% of clean - corrupted)")
