@@ -37,7 +37,7 @@ def test_page_opens_and_shows_the_circuit_that_was_asked_for(visit: Visit, make:
     page = visit.open(make.report(scores, edges=40))
     assert page.inner_text("h1") == "ioi in smollm2"
     assert number(page, "kept") == len(select(scores, 40))
-    assert "of 40 asked for" in page.inner_text("#kept-note")
+    assert "of 40 requested" in page.inner_text("#kept-note")
     assert ink(page) > 0
     assert not page.is_visible("#message")
 
@@ -60,7 +60,7 @@ def test_same_edges_as_python_for_fifty_random_settings(visit: Visit, make: Make
 def test_cutting_weak_edges_changes_no_circuit_that_can_be_shown(visit: Visit, make: Maker) -> None:
     scores = make.scores(6, 5, seed=1, ties=True)
     page = visit.open(render(make.report(scores, edges=10), limit=300))
-    assert f"of {scores.graph.n_edges:,}, that can come up among the first 300" in page.inner_text("#cut")
+    assert f"of {scores.graph.n_edges:,}, that can appear among the first 300" in page.inner_text("#cut")
     assert page.get_attribute("#count", "max") == "300"
     for n in (1, 60, 151, 300):
         for how in ("top", "greedy", "signed"):
@@ -295,7 +295,7 @@ def test_circuit_selected_elsewhere_has_the_points_of_its_own_way(visit: Visit, 
     page = visit.open(Report("t", "m", "t", runs, Chosen(len(found), "saved")))
     assert page.locator("#hows span").all_inner_texts() == ["Top", "Greedy", "Signed", "Balanced"]
     assert page.inner_text("#faithfulness") == "93%"
-    assert "of 120 asked for" in page.inner_text("#kept-note")
+    assert "of 120 requested" in page.inner_text("#kept-note")
     ask(page, edges=len(found) - 5)
     assert page.inner_text("#faithfulness-note") == "not measured here"
 

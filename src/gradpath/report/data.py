@@ -62,15 +62,12 @@ class MethodRun:
     name: str | None = None
     areas: Mapping[str, Areas] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.scores is None and self.circuit is None:
-            raise InputError("a method in a report needs its scores or a circuit: got neither.")
-
     @property
     def origin(self) -> Scores | Circuit:
         """The scores, or the circuit if there are none."""
         origin = self.scores if self.scores is not None else self.circuit
-        assert origin is not None
+        if origin is None:
+            raise InputError("a method in a report needs its scores or a circuit: got neither.")
         return origin
 
     @property

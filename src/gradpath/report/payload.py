@@ -22,11 +22,12 @@ from torch import Tensor
 from gradpath._version import __version__
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
-from gradpath.report.data import IN_PAGE, SAVED, CurvePoint, MethodRun, Report
+from gradpath.report.data import IN_PAGE, SAVED, MethodRun, Report
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS
 
 LIMIT = 30_000
+_POINT = ("how", "asked", "kept", "faithfulness", "low", "high", "error")  # the page's names for a CurvePoint
 
 
 def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
@@ -70,7 +71,14 @@ def _check(report: Report) -> None:
                 "the methods of one report must have run on the same model: "
                 f"got {report.runs[0].graph} and {run.graph}. Make one report for each."
             )
-        _check_finite(run)
+        parts = [run.scores.values] if run.scores is not None else []
+        parts += [run.circuit.scores] if run.circuit is not None else []
+        bad = sum(int((~values.isfinite()).sum()) for values in parts)
+        if bad:
+            raise InputError(
+                f"{bad:,} scores of {run.label} are not finite numbers, so they cannot be ranked or drawn. "
+                "Attribute again in float32, or leave out examples with extreme logits."
+            )
     chosen = report.chosen
     if not 0 <= chosen.run < len(report.runs):
         raise UsageError(f"run {chosen.run} was chosen, but the report has {len(report.runs)} runs.")
@@ -79,17 +87,6 @@ def _check(report: Report) -> None:
         raise UsageError(
             f"the page cannot select by {chosen.how!r} here, only by {', '.join(selections)}. "
             f"Give the run that circuit and choose {SAVED!r}."
-        )
-
-
-def _check_finite(run: MethodRun) -> None:
-    parts = [run.scores.values] if run.scores is not None else []
-    parts += [run.circuit.scores] if run.circuit is not None else []
-    bad = sum(int((~values.isfinite()).sum()) for values in parts)
-    if bad:
-        raise InputError(
-            f"{bad:,} scores of {run.label} are not finite numbers, so they cannot be ranked or drawn. "
-            "Attribute again in float32, or leave out examples with extreme logits."
         )
 
 
@@ -103,7 +100,7 @@ def _run(run: MethodRun, limit: int) -> dict[str, Any]:
         "edges": len(flat),
         "index": _packed(flat, "<u4"),
         "scores": _packed(scores, "<f4"),
-        "curve": [_point(point) for point in run.curve],
+        "curve": [dict(zip(_POINT, astuple(point), strict=True)) for point in run.curve],
         "areas": {how: asdict(areas) for how, areas in run.areas.items()},
     }
     if run.circuit is not None:
@@ -114,11 +111,6 @@ def _run(run: MethodRun, limit: int) -> dict[str, Any]:
             "how": run.circuit.provenance.how or SAVED,
         }
     return content
-
-
-def _point(point: CurvePoint) -> dict[str, Any]:
-    names = ("how", "asked", "kept", "faithfulness", "low", "high", "error")
-    return dict(zip(names, astuple(point), strict=True))
 
 
 def _edges(run: MethodRun, limit: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Plots with matplotlib.
 
 ``plot_result``, ``plot_scores`` and ``plot_circuit`` draw on the axes that they are given, or on new ones, and
-return them. ``draw_spans`` shows in which layers, and where in the prompt, a circuit with positions reads.
+return them. ``write_spans`` draws where in the prompt a circuit with positions reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from gradpath.scores import Scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def plot_result(result: Result, ax: Axes | None = None) -> Axes:
@@ -76,8 +75,16 @@ def plot_circuit(circuit: Circuit, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def draw_spans(circuit: Circuit) -> Figure:
-    """One panel each for queries, keys, values and MLPs: spans across, layers upwards."""
+def write_spans(circuit: Circuit, folder: Path) -> list[Path]:
+    """Draw in which layers, and at which spans, the queries, keys, values and MLPs of a circuit read.
+
+    Args:
+        circuit: A circuit with edges at spans.
+        folder: The folder for ``positions.png`` and ``positions.svg``.
+
+    Returns:
+        The two files.
+    """
     counts, graph, about = edges_read(circuit), circuit.graph, circuit.about
     width, height = 0.5 * len(circuit.spans) + 0.5, 0.14 * graph.n_layers + 1.8
     figure, axes = panels(1, 4, (4 * width + 1.6, height), sharey=True)
@@ -91,7 +98,7 @@ def draw_spans(circuit: Circuit) -> Figure:
     figure.colorbar(image, ax=axes, label="edges of the circuit", fraction=0.05)
     title = f"{about.get('task')} in {about.get('model')}: {len(circuit):,} edges by {about.get('method')}"
     figure.suptitle(title, fontsize=11, color=INK)
-    return figure
+    return save(figure, folder / "positions")
 
 
 def edges_read(circuit: Circuit) -> Tensor:
@@ -101,11 +108,6 @@ def edges_read(circuit: Circuit) -> Tensor:
     by_layer = targets.view(len(targets), graph.n_layers, -1)
     parts = [*torch.split(by_layer[..., :-1], graph.n_heads, -1), by_layer[..., -1:]]
     return torch.stack([part.sum(-1) for part in parts])
-
-
-def write_spans(circuit: Circuit, folder: Path) -> list[Path]:
-    """Save ``draw_spans`` as ``positions.png`` and ``positions.svg``."""
-    return save(draw_spans(circuit), folder / "positions")
 
 
 def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:

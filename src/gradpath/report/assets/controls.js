@@ -8,7 +8,7 @@ function stopsOf(run, how, chosen) {
   return [...stops].filter((n) => n >= 1 && n <= limit).sort((a, b) => a - b);
 }
 
-/* `change(part)` is called with what the user changed; `draw(state)` makes the controls say it. */
+/* `change(part)` is called with what the user changed; `draw(state)` updates the controls. */
 function makeControls(data, change) {
   const [slider, box, prune] = [byId("slider"), byId("count"), byId("prune")];
   let stops = [];
@@ -59,8 +59,8 @@ function makeControls(data, change) {
 }
 
 const HOW_TITLES = {
-  top: "The edges of largest |score|",
-  greedy: "From logits backwards, always the largest |score| into a node that is in",
-  signed: "The edges of largest score, the sign counted: those that help most",
-  saved: "In the order in which the circuit was saved",
+  top: "The edges with the largest |score|",
+  greedy: "From logits backwards: repeatedly the edge with the largest |score| into a node that is already in",
+  signed: "The edges with the largest score: those that help most",
+  saved: "The edges in the order of the saved circuit",
 };

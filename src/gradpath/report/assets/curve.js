@@ -1,4 +1,4 @@
-/* The faithfulness curve: what was measured, every method of the report, and where the slider stands. */
+/* The faithfulness curve: the measured circuits of every method, and the position of the slider. */
 
 const CURVE = { width: 360, height: 240, left: 38, right: 14, top: 24, bottom: 42 };
 const METHOD_COLOURS = ["m0", "m1", "m2", "m3", "m4", "m5"];
@@ -12,8 +12,8 @@ function measured(run, how, of) {
     .sort((a, b) => a.asked - b.asked);
 }
 
-/* The number on the curve's axis that the slider stands for: part of a circuit that came as a whole was
-   never asked for, so it has none. */
+/* The position of the slider on the curve's axis. A part of a saved circuit has none, because only the
+   complete circuit was requested. */
 function askedNow(run, state) {
   if (state.how !== "saved") return state.n;
   return state.n === run.saved.edges ? run.saved.asked : NaN;
@@ -77,7 +77,7 @@ function drawAxes(svg, scale, of, data) {
   for (const n of ticksOf(scale)) {
     svg.append(svgElement("text", { x: scale.x(n), y: CURVE.height - CURVE.bottom + 14, class: "tick middle" }, n >= 1000 ? `${n / 1000}k` : String(n)));
   }
-  svg.append(svgElement("text", { x: CURVE.width - CURVE.right, y: CURVE.height - 8, class: "tick end" }, `edges asked for, of ${count(data.edges_total)}`));
+  svg.append(svgElement("text", { x: CURVE.width - CURVE.right, y: CURVE.height - 8, class: "tick end" }, `edges selected, of ${count(data.edges_total)}`));
 }
 
 /* Round numbers on the axis, far enough from each other to be read. */
@@ -97,7 +97,7 @@ function drawAsked(svg, scale, data) {
   if (!data.chosen.asked) return;
   const x = scale.x(data.chosen.asked);
   const right = x > CURVE.width * 0.6;
-  const text = `asked for: ${sparsityText(1 - data.chosen.asked / data.edges_total)} sparse`;
+  const text = `requested: ${sparsityText(1 - data.chosen.asked / data.edges_total)} sparse`;
   svg.append(
     svgElement("line", { x1: x, x2: x, y1: CURVE.top - 3, y2: CURVE.height - CURVE.bottom, class: "asked" }),
     svgElement("text", { x: right ? Math.min(x + 8, CURVE.width - CURVE.right) : Math.max(x - 8, CURVE.left), y: CURVE.top - 10, class: right ? "tick end" : "tick" }, text),
@@ -122,7 +122,7 @@ function drawLine(svg, scale, { i, points }, of, front, pick) {
   svg.append(group);
 }
 
-/* Where the slider stands: filled when that circuit was measured, hollow between two that were. */
+/* The position of the slider: filled if that circuit was measured, hollow if it is interpolated. */
 function drawHere(svg, scale, { run, i, points }, of, state) {
   const n = askedNow(run, state);
   if (Number.isNaN(n)) return;

@@ -1,4 +1,4 @@
-/* The panel beside the drawing: the strongest edges, or those of the node or edge that was clicked. */
+/* The panel next to the drawing: the strongest edges, or those of the node or edge that was clicked. */
 
 const LISTED = 16;
 
@@ -14,7 +14,7 @@ function makeDetails({ pickNode, pickEdge, point }) {
     if (state.edge >= 0) return byId("details").replaceChildren(...ofEdge(scene, state.edge));
     const strongest = [...scene.strongest(LISTED)].reverse();
     return byId("details").replaceChildren(
-      strongest.length ? list(scene, strongest) : element("p", { class: "note" }, "No edge is in this circuit."),
+      strongest.length ? list(scene, strongest) : element("p", { class: "note" }, "This circuit has no edges."),
     );
   }
 
@@ -71,7 +71,7 @@ function edgeNote(scene, e) {
   return `score ${signed(scene.edges.score[e])} · rank ${count(rank)} of ${count(scene.asked)} · feeds ${fed}`;
 }
 
-/* Why a node of the model has no edge here, and when its first one comes. */
+/* Why a node has no edge in this circuit, and at which size it gets one. */
 function absence(scene, node) {
   const { edges, graph } = scene;
   let first = Infinity;
@@ -79,9 +79,9 @@ function absence(scene, node) {
     if ((edges.source[e] === node || edges.node[e] === node) && scene.rank[e] > 0) first = Math.min(first, scene.rank[e]);
   }
   const start = `${graph.nodeName(node)} is not in this circuit.`;
-  if (first === Infinity) return `${start} None of its edges is among those in this file.`;
-  if (first > scene.asked) return `${start} Its strongest edge has rank ${count(first)}: ask for more edges.`;
-  return `${start} Its strongest edge has rank ${count(first)}, but no way from input to logits leads through it: pruning took it out.`;
+  if (first === Infinity) return `${start} None of its edges is in this file.`;
+  if (first > scene.asked) return `${start} Its strongest edge has rank ${count(first)}: select more edges.`;
+  return `${start} Its strongest edge has rank ${count(first)}, but it is not on a path from input to logits, so pruning removed it.`;
 }
 
 function nodeNote(scene, node) {
@@ -93,10 +93,10 @@ function nodeNote(scene, node) {
   }
   if (!into && !from) return "not in this circuit";
   const sum = signed(scene.total[node]).slice(1);
-  return `|score| ${sum} in all · ${rankOf(scene, node)} · reads ${plural(into, "edge")}, feeds ${plural(from, "edge")}`;
+  return `|score| ${sum} in total · ${rankOf(scene, node)} · reads ${plural(into, "edge")}, feeds ${plural(from, "edge")}`;
 }
 
-/* A node's place among the nodes of the circuit, by what the |scores| of its edges add up to. */
+/* The rank of a node in the circuit by the sum of the |scores| of its edges. */
 function rankOf({ total }, node) {
   const there = total.filter((sum) => sum > 0);
   return `rank ${count(1 + there.filter((sum) => sum > total[node]).length)} of ${plural(there.length, "node")}`;

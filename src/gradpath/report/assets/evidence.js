@@ -6,8 +6,8 @@ function drawEvidence(data) {
   const { chosen } = data;
   const run = data.runs[chosen.run];
   byId("evidence-note").textContent =
-    `The metric on the clean prompt, on the corrupted one, and on the clean prompt with only the circuit that was asked for left ` +
-    `(${methodName(run.name)}, ${howName(chosen.how, run).toLowerCase()}, ${plural(chosen.asked, "edge")}). Tokens that differ are marked.`;
+    `The metric on the clean prompt, on the corrupted prompt, and on the clean prompt with all edges outside the requested circuit ablated ` +
+    `(${methodName(run.name)}, ${howName(chosen.how, run).toLowerCase()}, ${plural(chosen.asked, "edge")}). Differing tokens are marked.`;
   const values = data.examples.flatMap((example) => [example.clean, example.corrupted, example.circuit]).filter((value) => value !== null);
   const ends = [Math.min(0, ...values), Math.max(0, ...values)];
   byId("examples").replaceChildren(...data.examples.map((example) => exampleCard(example, ends)));
@@ -42,10 +42,10 @@ function valueRow(name, value, [low, high]) {
   return element("div", { class: "valuerow" }, element("span", { class: "name" }, name), bar, element("b", {}, number(value)));
 }
 
-/* Facts in the order in which people ask for them; whatever else is known follows. */
+/* Facts in order of interest; all others follow. */
 const FACTS = [
   ["method", "Method"], ["steps", "Steps"], ["options", "Options"], ["examples", "Examples scored"], ["metric", "Metric"],
-  ["seed", "Seed"], ["split", "Split"], ["citation", "Task from"], ["source", "Data from"], ["data", "Pairs"], ["dtype", "Number format"], ["bos", "Token in front"], ["passes", "Passes per batch"], ["seconds", "Time"], ["version", "gradpath"],
+  ["seed", "Seed"], ["split", "Split"], ["citation", "Task from"], ["source", "Data from"], ["data", "Pairs"], ["dtype", "Number format"], ["bos", "BOS token"], ["passes", "Passes per batch"], ["seconds", "Time"], ["version", "gradpath"],
 ];
 
 function drawMade(data, runNumber) {
@@ -61,12 +61,12 @@ function drawMade(data, runNumber) {
   );
 }
 
-/* What is told of the data stands for itself where the page has a name for it. */
+/* Facts about the data for which the page has a label get a row of their own. */
 function allFacts(ofRun, ofReport) {
   const { data, ...about } = { ...ofRun, ...ofReport };
   if (typeof data !== "object" || data === null) return data === undefined ? about : { ...about, data };
   const { metric, seed, split, citation, source, n, kept, ...rest } = data;
-  // The number of examples is told already, unless some pairs were dropped.
+  // The number of examples is listed already, unless some pairs were dropped.
   return { metric, seed, split, citation, source, ...about, data: kept === n ? rest : { pairs: n, kept, ...rest } };
 }
 

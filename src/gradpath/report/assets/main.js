@@ -57,7 +57,7 @@ function start() {
     const unmeasured = !data.runs.some((each) => each.curve.length);
     for (const part of [byId("curve-card"), ...document.querySelectorAll(".tile.measured")]) part.hidden = unmeasured;
     byId("curve-note").textContent = points.length
-      ? "Share of the model's behaviour that is left. Band: 95% interval. Hollow: between two measured circuits."
+      ? "Share of the model's behaviour that the circuit preserves. Band: 95% interval. Hollow point: interpolated."
       : `Circuits selected by ${howName(state.how, run).toLowerCase()} were not measured for ${methodName(run.name)}.`;
     drawAreas(data, state);
     byId("cut").textContent = cutNote(data, run);
@@ -70,13 +70,13 @@ function start() {
     const comparable = state.prune === data.chosen.pruned;
     say("faithfulness", kept && comparable ? (kept.exact ? "" : "≈ ") + percent(kept.value) : "–");
     say("faithfulness-note", !kept || !comparable ? "not measured here"
-      : !kept.exact ? "between two measured circuits"
+      : !kept.exact ? "interpolated between two measured circuits"
       : kept.exact.low === null || kept.exact.high === null ? "measured" : `95% interval ${percent(kept.exact.low)} to ${percent(kept.exact.high)}`);
     say("error", error && comparable ? (error.exact ? "" : "≈ ") + number(error.value) : "–");
-    say("error-note", error && comparable ? "0 the model, 1 the corrupted run" : "not measured here");
+    say("error-note", error && comparable ? "0: the model, 1: the corrupted run" : "not measured here");
     say("kept", count(scene.kept.length));
     const asked = scene.edges.n ? askedNow(run, state) || state.n : 0;
-    say("kept-note", `of ${count(asked)} asked for · ${sparsityText(1 - asked / data.edges_total)} sparse`);
+    say("kept-note", `of ${count(asked)} requested · ${sparsityText(1 - asked / data.edges_total)} sparse`);
     const nodes = scene.weight.reduce((sum, weight) => sum + (weight > 0 ? 1 : 0), 0);
     say("nodes", count(nodes));
     say("nodes-note", `of ${count(graph.nSources + 1)} in the model`);
@@ -88,14 +88,14 @@ function start() {
     const message = byId("message");
     message.hidden = scene.kept.length > 0;
     if (scene.kept.length) return undefined;
-    if (!scene.edges.n) return message.replaceChildren("This circuit is empty: it has no edge at all. Find one with more edges.");
+    if (!scene.edges.n) return message.replaceChildren("This circuit is empty. Find one with more edges.");
     const { edges, order } = runs[state.run]();
     const first = firstWay(edges, graph, order(state.how), limitOf(data.runs[state.run], state.how));
     const what = state.n === 1 ? "this one edge" : `these ${count(state.n)} edges`;
     const go = first ? element("button", { type: "button", id: "go", onclick: () => change({ n: first }) }, `Go to ${plural(first, "edge")}`) : null;
     return message.replaceChildren(
-      `No way leads from input to logits over ${what}, so pruning removes all of them. `,
-      first ? `The first way is there at ${plural(first, "edge")}.` : "Switch pruning off to see them.",
+      `There is no path from input to logits over ${what}, so pruning removes all of them. `,
+      first ? `The first path appears at ${plural(first, "edge")}.` : "Switch pruning off to see them.",
       ...(go ? [element("br"), go] : []),
     );
   }
@@ -195,7 +195,7 @@ function start() {
   byId("zoom-fit").addEventListener("click", () => view.fit());
   new ResizeObserver(resize).observe(byId("holder"));
   resize();
-  // For the console: what is shown, a way to set it, and where a node stands on the canvas.
+  // For the console: what is shown, a way to set it, and where a node is on the canvas.
   window.gradpath = {
     state, set: change,
     edges: () => Array.from(view.scene().kept, (e) => view.scene().edges.name(e)),
@@ -216,10 +216,10 @@ function drawAreas(data, state) {
 }
 
 function cutNote(data, run) {
-  if (!run.selections.includes("top")) return "This page was made from a circuit file: it holds the circuit's own edges and their scores.";
-  if (run.edges >= data.edges_total) return `This file holds the score of every one of the ${count(data.edges_total)} edges, in float32.`;
-  return `This file holds the ${count(run.edges)} edges, of ${count(data.edges_total)}, that can come up among the first ${count(run.limit)} of a selection, ` +
-    "with their scores in float32. The weaker ones were cut; no circuit that the slider can show is changed by it.";
+  if (!run.selections.includes("top")) return "This page was made from a circuit file: it contains only the circuit's edges and their scores.";
+  if (run.edges >= data.edges_total) return `This file contains the scores of all ${count(data.edges_total)} edges, in float32.`;
+  return `This file contains the ${count(run.edges)} edges, of ${count(data.edges_total)}, that can appear among the first ${count(run.limit)} of a selection, ` +
+    "with their scores in float32. Weaker edges were omitted; this changes no circuit within the range of the slider.";
 }
 
 try {
@@ -229,7 +229,7 @@ try {
 } catch (problem) {
   const fatal = byId("fatal");
   fatal.hidden = false;
-  fatal.textContent = `This report cannot be shown (${problem.message}). The file may be cut off: ask for it again, or make it again with gradpath.`;
+  fatal.textContent = `This report cannot be shown (${problem.message}). The file may be truncated: copy it again, or make it again with gradpath.`;
   document.querySelector("main").hidden = true;
   console.error(problem);
 }
