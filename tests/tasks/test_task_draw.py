@@ -7,7 +7,8 @@ from itertools import islice
 import pytest
 
 from gradpath.errors import UsageError
-from gradpath.tasks.draw import check_draw, half, shuffled
+from gradpath.tasks.builtin import half
+from gradpath.tasks.load import check_draw, shuffled
 
 
 def test_shuffled_is_the_same_everywhere():

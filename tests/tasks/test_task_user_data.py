@@ -176,7 +176,7 @@ def test_seed_decides_which_rows(words):
 
 
 def test_a_huge_file_is_read_in_part_and_says_so(words, monkeypatch):
-    monkeypatch.setattr("gradpath.tasks.user_data._MOST_ROWS", 500)
+    monkeypatch.setattr("gradpath.tasks.user_data._MAX_ROWS", 500)
     taken = []
     rows = (taken.append(i) or row for i, row in enumerate(many(10_000_000)))
     task = load_task(None, words, data=rows, n=100)
@@ -241,7 +241,7 @@ def test_a_name_goes_with_its_own_layout_or_ours(tmp_path, words, gpt2):
         (HEADER + "a b,c d,[], y\n", "row 1 .* has nothing in 'answers'"),
         (HEADER + "a b,c d,[ x, y\n", r"row 1 .* must have a list such as .* got '\[ x'"),
         (HEADER + "a, b,c d, x, y\n", r"row 1 \(line 2 of pairs.csv\) has 5 fields, and the header has 4"),
-        (HEADER + '"a b,c d, x, y\n', "no readable CSV: .*double quote"),
+        (HEADER + '"a b,c d, x, y\n', "cannot be read as CSV: .*double quote"),
         (HEADER.encode() + b"caf\xe9,the, x, y\n", "not UTF-8 text: byte 0xe9"),
         (HEADER.encode("utf-16"), "not UTF-8 text: byte 0xff"),
         (SVA.replace(",0\n", ",2\n"), r"row 1 .* 0 \(singular\) or 1 in 'plural': got 2"),

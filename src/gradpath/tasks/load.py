@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Protocol, runtime_checkable
 
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import InputError, UsageError, unknown
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.tasks.builtin import read_built_in
-from gradpath.tasks.draw import check_draw, shuffled
 from gradpath.tasks.metrics import METRICS, Metric, label_tensor
 from gradpath.tasks.pairs import Kept, Source, keep
 from gradpath.tasks.task import Task
 from gradpath.tasks.user_data import read_data
 
+SPLITS = ("train", "test", "all")
 _MAX_PAIRS = 1_000_000  # in one task: more prompts would not fit into memory
 _FEWER = "Ask for fewer, or take both halves with the split 'all'."
 
@@ -79,6 +81,16 @@ def load_task(
     )
 
 
+def check_draw(n: Any, seed: Any, split: Any) -> None:
+    """Refuse an invalid number of pairs, seed or split."""
+    if split not in SPLITS:
+        raise unknown("split", str(split), SPLITS)
+    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
+        raise UsageError(f"the number of pairs must be a whole number above 0: got {n!r}.")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise UsageError(f"a seed must be a whole number, 0 or above: got {seed!r}.")
+
+
 def _tokenizer(model: HasTokenizer | None) -> Tokenizer:
     if model is None:
         raise UsageError("a task needs the model that will run it: got none. Give load_task(name, model).")
@@ -103,6 +115,25 @@ def _check_number(n: int | None, available: int, name: str, split: str) -> None:
         raise UsageError(
             f"{n} pairs were asked for, and the task {name!r} has {available} in split {split!r}. {_FEWER}"
         )
+
+
+def shuffled(size: int, seed: int, split: str) -> Iterator[int]:
+    """The numbers below ``size`` in an order given by seed and split, one at a time.
+
+    The order is the same on every machine and Python version, because it uses nothing but ``random.Random.random``
+    (``shuffle`` and ``sample`` have changed before). This is a Fisher-Yates shuffle that stores only the numbers that
+    moved: the first hundred of millions cost a hundred steps. The split enters so that the same seed draws different
+    templates for train and test.
+
+    >>> list(shuffled(5, seed=0, split="train"))
+    [4, 3, 1, 0, 2]
+    """
+    rng = random.Random(len(SPLITS) * seed + SPLITS.index(split))
+    moved: dict[int, int] = {}
+    for last in range(size - 1, -1, -1):
+        pick = int(rng.random() * (last + 1))
+        yield moved.get(pick, pick)
+        moved[pick] = moved.pop(last, last)
 
 
 def _check_kept(kept: Kept, n: int | None, name: str, split: str) -> None:

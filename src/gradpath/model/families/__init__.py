@@ -31,7 +31,7 @@ class Family:
 
 
 FAMILIES = Registry[Family](
-    "model family", [f"{__name__}.{module}" for module in ("gpt2", "llama_like", "gemma", "gpt_neox", "phi")]
+    "model family", [f"{__name__}.{module}" for module in ("layer_norm", "llama_like", "gemma")]
 )
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.registry import Registry, owner_of
 from gradpath.tasks.pairs import Candidates, Combinations, Source
 
+Item = TypeVar("Item")
 # From a split, "train" or "test", and a tokenizer to all pairs of that half. Pairs that the tokenizer cannot represent
 # may be among them: ``pairs.keep`` drops and counts them.
 MakeCandidates = Callable[[str, Tokenizer], Candidates]
@@ -78,3 +79,12 @@ def read_text(file: str) -> str:
 def read_json(file: str) -> Any:
     """The content of a JSON file of the built-in tasks."""
     return json.loads(read_text(file))
+
+
+def half(items: Sequence[Item], split: str) -> Sequence[Item]:
+    """Every other entry of a data file: the 1st, 3rd, ... for train, the 2nd, 4th, ... for test.
+
+    This depends on neither seed nor tokenizer, so held-out entries are the same in all runs, and a file that grows at
+    its end keeps its halves.
+    """
+    return items[0::2] if split == "train" else items[1::2]

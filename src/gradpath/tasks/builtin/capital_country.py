@@ -14,8 +14,7 @@ import csv
 from itertools import permutations
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, read_text
-from gradpath.tasks.draw import half
+from gradpath.tasks.builtin import built_in_task, half, read_text
 from gradpath.tasks.pairs import Candidates, Pair
 
 

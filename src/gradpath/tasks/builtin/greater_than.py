@@ -25,8 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, read_json
-from gradpath.tasks.draw import half
+from gradpath.tasks.builtin import built_in_task, half, read_json
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 NO_BORDER = "the tokenizer does not split the year where the prompt ends"

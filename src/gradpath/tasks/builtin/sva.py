@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, read_json
-from gradpath.tasks.draw import half
+from gradpath.tasks.builtin import built_in_task, half, read_json
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 

@@ -1,7 +1,7 @@
-"""The user's own data as a source of pairs.
+"""Pairs from the user's own data.
 
-At most ``_MOST_ROWS`` rows are read, so that a huge file costs bounded time and memory, and the
-user is told when there were more. Every other distinct pair is train and the others are test.
+At most ``_MAX_ROWS`` rows are read, so that time and memory are bounded for any file; a note says if there were more.
+Distinct pairs belong to train and test in turn.
 """
 
 from __future__ import annotations
@@ -17,11 +17,21 @@ from gradpath.tasks.pairs import REPEATED, Candidates, Pair, Source
 from gradpath.tasks.user_data.layouts import AnswerReader, recognise
 from gradpath.tasks.user_data.rows import open_table
 
-_MOST_ROWS = 100_000
+_MAX_ROWS = 100_000
 
 
 def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> Source:
-    """The pairs of one split of a file, a dataset or a list of rows, whatever its layout."""
+    """Read the pairs of one split.
+
+    Args:
+        data: A file, a dataset or its name, or a list of rows.
+        name: The name of the task; by default that of the data.
+        split: "train", "test" or "all".
+        tokenizer: The tokenizer of the model.
+
+    Returns:
+        The pairs, and the metric that fits their layout.
+    """
     table = open_table(data)
     layout = recognise(table.columns, table.name)
     if name is not None and layout.task not in (name, None):
@@ -30,34 +40,35 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
             f"Ask for {layout.task!r}, or leave the task out."
         )
     reader = AnswerReader(tokenizer)
-    rows = list(islice(table.rows, _MOST_ROWS))
+    rows = list(islice(table.rows, _MAX_ROWS))
     more = next(table.rows, None) is not None
     if not rows:
         raise InputError(f"{table.name} has a header and no rows. Add one row for each pair of prompts.")
     pairs = _half([layout.read(row, reader) for row in rows], split)
     notes = [*layout.notes(reader), *_space_note(pairs)]
     if more:
-        notes.append(f"only the first {_MOST_ROWS} rows were read")
+        notes.append(f"only the first {_MAX_ROWS} rows were read")
+    # A logit difference compares two answers; with more answers, their probabilities are summed.
+    single = all(len(pair.right) == len(pair.wrong) == 1 for pair in pairs)
+    metric = layout.metric or ("logit-difference" if single else "probability-difference")
     about = {"source": table.name, "layout": layout.name, "rows_read": len(rows)}
-    metric = layout.metric or _metric(pairs)
     return Source(name or table.name, metric, Candidates(pairs, tuple(notes)), about)
 
 
 def _half(pairs: list[Pair], split: str) -> list[Pair]:
-    """The pairs of a split. A pair that comes twice stays in the half of its first row, and counts once."""
-    place: dict[tuple[str, str], int] = {}
+    """The pairs of a split. A repeated pair is in the half of its first row, and is dropped as repeated."""
+    halves: dict[tuple[str, str], str] = {}
     chosen = []
     for pair in pairs:
         key = (pair.clean, pair.corrupted)
-        again = key in place
-        side = place.setdefault(key, len(place) % 2)
-        if split == "all" or side == ("train", "test").index(split):
-            chosen.append(replace(pair, problem=REPEATED) if again else pair)
+        repeated = key in halves
+        if split in ("all", halves.setdefault(key, ("train", "test")[len(halves) % 2])):
+            chosen.append(replace(pair, problem=REPEATED) if repeated else pair)
     return chosen
 
 
 def _space_note(pairs: Iterable[Pair]) -> list[str]:
-    """A word without its space is another token, and easily written by mistake: say so, change nothing."""
+    """A note on the first answer without a leading space: it is another token, and easily written by mistake."""
     for pair in pairs:
         for answer in (*pair.right, *pair.wrong):
             if isinstance(answer, str) and answer[:1].isalpha() and not pair.clean[-1:].isspace():
@@ -66,9 +77,3 @@ def _space_note(pairs: Iterable[Pair]) -> list[str]:
                     f"a space; write {' ' + answer!r} if there should be one"
                 ]
     return []
-
-
-def _metric(pairs: Iterable[Pair]) -> str:
-    """Logit difference compares two answers; with more of them their probabilities are summed."""
-    single = all(len(pair.right) == len(pair.wrong) == 1 for pair in pairs)
-    return "logit-difference" if single else "probability-difference"

@@ -1,10 +1,8 @@
-"""Rows of a user's data, one at a time, each with the place where the user will find it.
+"""Rows of the user's data, and their cells by type.
 
-CSV and JSONL files, Hugging Face datasets (by name or as objects) and lists of dictionaries all come
-out as the same thing, so nothing after this cares where data came from. Nothing is read before it is
-asked for: a file of ten million rows costs what is taken of it.
-
-One cell of a user's row as what it has to be, or an error that names the row and the column.
+CSV and JSONL files, Hugging Face datasets (by name or as objects) and lists of dictionaries all become a ``Table``.
+Rows are read on demand, and each knows where it is in its file. The second half of this file reads cells; a cell of the
+wrong type is an error that names the row and the column.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import ast
 import csv
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,13 +19,16 @@ from typing import IO, Any
 
 from gradpath.errors import InputError
 
-_LONGEST_LINE = 1_000_000  # characters; a longer line of JSONL is no row of prompts
-_FILES = {".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".zip", ".xlsx"}
+_MAX_LINE = 1_000_000  # characters of a line of JSONL
+_CSV, _JSONL = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
+_OTHER_FILES = (".json", ".parquet", ".gz", ".zip", ".xlsx")
+_SEPARATOR = "|"  # between several answers in one cell
+_SPANS = 'an object such as {"subject": "the chef"}'
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row, and how to find it: "row 3 (line 4 of pairs.csv)"."""
+    """One row, and where it is: "row 3 (line 4 of pairs.csv)"."""
 
     where: str
     values: Mapping[str, Any]
@@ -35,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A name, the columns, and the rows still to be read."""
+    """A name, the columns, and an iterator over the rows."""
 
     name: str
     columns: tuple[str, ...]
@@ -43,7 +44,15 @@ class Table:
 
 
 def open_table(data: Any) -> Table:
-    """The table behind a file name, a dataset's name, a dataset or a list of dictionaries."""
+    """Open a file, a dataset by name, a dataset or a list of dictionaries.
+
+    Args:
+        data: One of these. A string that is not a file is the name of a dataset, ``owner/name`` or
+            ``owner/name:split``.
+
+    Returns:
+        The table; no row of it is read yet, except the first for its columns.
+    """
     if not isinstance(data, (str, Path)):
         return _objects(data, "data")
     path = Path(data)
@@ -51,26 +60,26 @@ def open_table(data: Any) -> Table:
         return _file(path)
     if path.is_dir():
         raise InputError(f"data must be one file: {path} is a folder. Give a CSV or JSONL file in it.")
-    if isinstance(data, Path) or path.suffix.lower() in _FILES:
+    if isinstance(data, Path) or path.suffix.lower() in (*_CSV, *_JSONL, *_OTHER_FILES):
         raise InputError(f"there is no file {path}. Check the name and the folder it is in.")
     return _hub(data)
 
 
 def _file(path: Path) -> Table:
     suffix = path.suffix.lower()
-    if suffix in _FILES - {".csv", ".tsv", ".txt", ".jsonl", ".ndjson"}:
+    if suffix in _OTHER_FILES:
         raise InputError(
             f"{path.name} is not read: data comes as CSV or JSONL, and this is {suffix}. "
             "Save it as CSV with a header, or as one JSON object a line."
         )
-    if suffix in {".jsonl", ".ndjson"}:
-        return _first_row_names_columns(path.stem, _decoded(path, _jsonl))
-    rows = _decoded(path, _csv)
+    if suffix in _JSONL:
+        return _with_columns_of_first_row(path.stem, _decode(path, _read_jsonl))
+    rows = _decode(path, _read_csv)
     return Table(path.stem, tuple(next(rows).values), rows)
 
 
-def _decoded(path: Path, parse: Any) -> Iterator[Row]:
-    """The rows of a UTF-8 file; a byte-order mark in front is fine, any other encoding is not."""
+def _decode(path: Path, parse: Callable[[IO[str], str], Iterator[Row]]) -> Iterator[Row]:
+    """The rows of a UTF-8 file, with or without a byte-order mark."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from parse(file, path.name)
@@ -83,8 +92,8 @@ def _decoded(path: Path, parse: Any) -> Iterator[Row]:
         raise InputError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
 
 
-def _csv(file: IO[str], name: str) -> Iterator[Row]:
-    """The header as a row of its own first, then the data."""
+def _read_csv(file: IO[str], name: str) -> Iterator[Row]:
+    """The header as a first row without values, then the data."""
     reader = csv.reader(file, strict=True)
     columns: list[str] = []
     count = 0
@@ -93,7 +102,10 @@ def _csv(file: IO[str], name: str) -> Iterator[Row]:
             if not any(field.strip() for field in fields):
                 continue
             if not columns:
-                columns = _columns(fields, name)
+                columns = [_column(field) for field in fields]
+                repeated = next((column for column in columns if column and columns.count(column) > 1), None)
+                if repeated:
+                    raise InputError(f"the header of {name} names {repeated!r} twice. Rename or remove one of the two.")
                 yield Row(name, dict.fromkeys(columns))
                 continue
             count += 1
@@ -106,36 +118,28 @@ def _csv(file: IO[str], name: str) -> Iterator[Row]:
             yield Row(where, dict(zip(columns, fields, strict=True)))
     except csv.Error as error:
         raise InputError(
-            f"{name} is no readable CSV: {error}, at line {reader.line_num}. "
+            f"{name} cannot be read as CSV: {error}, at line {reader.line_num}. "
             "Look for a double quote that is not closed, or is not doubled inside a field."
         ) from error
     if not columns:
         raise InputError(f"{name} is empty. Its first line has to name the columns: clean, corrupted, ...")
 
 
-def _columns(fields: list[str], name: str) -> list[str]:
-    columns = [_column(field) for field in fields]
-    twice = next((column for column in columns if column and columns.count(column) > 1), None)
-    if twice:
-        raise InputError(f"the header of {name} names {twice!r} twice. Rename or remove one of the two.")
-    return columns
-
-
 def _column(name: str) -> str:
-    """A column's name as we write it: "Wrong answers" is "wrong_answers"."""
-    plain = name.strip().lower().replace(" ", "_")
-    return {"answer": "answers", "wrong_answer": "wrong_answers"}.get(plain, plain)
+    """The name of a column in lower case: "Wrong answers" is "wrong_answers"."""
+    lower = name.strip().lower().replace(" ", "_")
+    return {"answer": "answers", "wrong_answer": "wrong_answers"}.get(lower, lower)
 
 
-def _jsonl(file: IO[str], name: str) -> Iterator[Row]:
+def _read_jsonl(file: IO[str], name: str) -> Iterator[Row]:
     count = 0
-    for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), start=1):
+    for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), ""), start=1):
         if not line.strip():
             continue
         count += 1
         where = f"row {count} (line {number} of {name})"
-        if len(line) == _LONGEST_LINE:
-            raise InputError(f"{where} is longer than {_LONGEST_LINE} characters. Put one object on a line.")
+        if len(line) == _MAX_LINE:
+            raise InputError(f"{where} is longer than {_MAX_LINE} characters. Put one object on a line.")
         try:
             values = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -144,7 +148,7 @@ def _jsonl(file: IO[str], name: str) -> Iterator[Row]:
 
 
 def _objects(data: Any, name: str) -> Table:
-    """Rows that are dictionaries already; a ``datasets.Dataset`` is an iterable of those."""
+    """Rows that are dictionaries; a ``datasets.Dataset`` is an iterable of those."""
     if isinstance(getattr(data, "column_names", None), dict):
         parts = ", ".join(data.column_names)
         raise InputError(f"this dataset has several parts: {parts}. Give one of them, such as data['train'].")
@@ -154,7 +158,7 @@ def _objects(data: Any, name: str) -> Table:
             "A data frame gives such rows with .to_dict('records')."
         )
     rows = ((f"row {count} of {name}", values) for count, values in enumerate(data, start=1))
-    return _first_row_names_columns(name, (Row(where, _mapping(values, where)) for where, values in rows))
+    return _with_columns_of_first_row(name, (Row(where, _mapping(values, where)) for where, values in rows))
 
 
 def _hub(spec: str) -> Table:
@@ -177,7 +181,7 @@ def _hub(spec: str) -> Table:
     return _objects(stream, name)
 
 
-def _first_row_names_columns(name: str, rows: Iterator[Row]) -> Table:
+def _with_columns_of_first_row(name: str, rows: Iterator[Row]) -> Table:
     first = next(rows, None)
     if first is None:
         raise InputError(f"{name} has no rows. Each needs clean, corrupted, answers and wrong_answers.")
@@ -193,12 +197,8 @@ def _mapping(values: Any, where: str) -> Mapping[str, Any]:
     return {_column(str(name)): value for name, value in values.items()}
 
 
-_SEPARATOR = "|"  # between several answers in one cell
-_SPANS = 'an object such as {"subject": "the chef"}'
-
-
 def text(row: Row, column: str) -> str:
-    """A cell that must hold some text."""
+    """The text in a cell."""
     value = _cell(row, column)
     if not isinstance(value, str):
         raise _wrong_cell(row, column, value, "text")
@@ -206,22 +206,17 @@ def text(row: Row, column: str) -> str:
 
 
 def number(row: Row, column: str) -> int:
-    """A cell that must hold a whole number, as itself or in digits."""
-    return _whole(row, column, _cell(row, column))
+    """The whole number in a cell, as a number or in digits."""
+    return _integer(row, column, _cell(row, column))
 
 
 def numbers(row: Row, column: str) -> tuple[int, ...]:
-    """A cell that must hold whole numbers: a list, a list in Python's notation, or one number."""
-    return tuple(_whole(row, column, item) for item in _items(row, column))
-
-
-def texts(row: Row, column: str) -> tuple[str, ...]:
-    """A cell that must hold texts: a list, a list in Python's notation, or texts with | between."""
-    return tuple(str(item) for item in answers(row, column))
+    """The whole numbers in a cell: a list, a list in Python's notation, or one number."""
+    return tuple(_integer(row, column, item) for item in _items(row, column))
 
 
 def answers(row: Row, column: str) -> tuple[str | int, ...]:
-    """A cell that must hold answers: texts, or token ids where a number is written as one."""
+    """The answers in a cell: a list, a list in Python's notation, or texts separated by |. Numbers are token ids."""
     items = _items(row, column)
     for item in items:
         if isinstance(item, bool) or not isinstance(item, (str, int)):
@@ -233,9 +228,9 @@ def answers(row: Row, column: str) -> tuple[str | int, ...]:
 
 
 def spans(row: Row, prompt: str) -> dict[str, tuple[int, int]] | None:
-    """The parts of a prompt that the cell ``spans`` names, if there is one, in characters.
+    """The named parts of a prompt in the cell ``spans``, if there is one, in characters.
 
-    A part is given as its text, which must stand in the prompt once, or as where it begins and ends.
+    A part is given as its text, which must occur in the prompt once, or as [begin, end].
     """
     value = row.values.get("spans")
     if value is None or value == "":
@@ -272,7 +267,7 @@ def _cell(row: Row, column: str) -> Any:
 
 
 def _check_unicode(row: Row, column: str, value: Any) -> None:
-    """JSON can hold half of a character (a lone surrogate), and no tokenizer takes it."""
+    """Refuse half of a character (a lone surrogate), which JSON allows and tokenizers do not."""
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
@@ -298,20 +293,20 @@ def _items(row: Row, column: str) -> list[Any]:
     return list(value)
 
 
-def _whole(row: Row, column: str, value: Any) -> int:
+def _integer(row: Row, column: str, value: Any) -> int:
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise _wrong_cell(row, column, value, "a whole number") from error
-    if not found.is_integer():
+    if not number.is_integer():
         raise _wrong_cell(row, column, value, "a whole number")
-    return int(found)
+    return int(number)
 
 
 def _empty_cell(row: Row, column: str) -> InputError:
     return InputError(f"{row.where} has nothing in {column!r}. Fill it in, or remove the row.")
 
 
-def _wrong_cell(row: Row, column: str, value: Any, wanted: str) -> InputError:
+def _wrong_cell(row: Row, column: str, value: Any, expected: str) -> InputError:
     shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
-    return InputError(f"{row.where} must have {wanted} in {column!r}: got {shown}. Correct it, or remove the row.")
+    return InputError(f"{row.where} must have {expected} in {column!r}: got {shown}. Correct it, or remove the row.")
