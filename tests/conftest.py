@@ -13,15 +13,16 @@ from jaxtyping import install_import_hook
 
 import gradpath
 
-# Every shape in a signature of the package is checked while the tests run, but where they have to see what
-# users would see. Modules are imported by file: registries would import some of them later, without the hook.
+# Every shape in a signature of these rooms is checked while the tests run, but where they have to see what users
+# would see. All of their modules are imported here: registries would import some of them later, without the hook.
+ROOMS = ("graph", "scores", "circuit", "reference", "sweep", "ablation", "attribution", "evaluation", "selection")
+CHECKED = [*(f"gradpath.{room}" for room in ROOMS), "gradpath.model.transformer", "gradpath.tasks"]
 SOURCE = Path(gradpath.__file__).parent
-UNCHECKED = ("cli", "grid", "paper", "pipeline", "report", "gguf", "placement")  # no shapes in them
-with nullcontext() if os.environ.get("GRADPATH_UNCHECKED") else install_import_hook("gradpath", "beartype.beartype"):
+with nullcontext() if os.environ.get("GRADPATH_UNCHECKED") else install_import_hook(CHECKED, "beartype.beartype"):
     for file in sorted(SOURCE.rglob("*.py")):
-        module = file.relative_to(SOURCE.parent).with_suffix("").parts
-        if not set(module) & {*UNCHECKED, "__init__", "__main__"}:
-            importlib.import_module(".".join(module))
+        module = ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts)
+        if module.startswith(tuple(CHECKED)):
+            importlib.import_module(module.removesuffix(".__init__"))
 
 from chromium import chromium  # noqa: E402, F401 (a fixture)
 from small_models import TINY, tiny_model  # noqa: E402
