@@ -73,12 +73,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """LaTeX as MathML, which browsers draw themselves: no script, no fonts to fetch."""
+    """LaTeX as MathML, which browsers draw themselves: no script, no fonts to fetch. Source code is shown opened."""
 
     def drawn(found: re.Match[str]) -> str:
         display = "block" if found["tag"] == "div" else "inline"
         return convert(html.unescape(found["latex"]).strip(), display=display)
 
+    content = content.replace('<details class="mkdocstrings-source">', '<details class="mkdocstrings-source" open>')
     return _FORMULA.sub(drawn, content)
 
 

@@ -235,20 +235,20 @@ def find(
         model: The model.
         task: A built-in task (``gradpath ls tasks``); by default ``ioi``, if there is no ``data``.
         data: Your own pairs: a CSV or JSONL file, a Hugging Face dataset, or rows as dictionaries.
-        method: The method (``gradpath ls methods``).
+        method: The method (``gradpath ls methods``); by default ``eap-ig``.
         steps: The number of points of the method's path; by default the method's own.
         edges: The number of edges of the circuit.
         sparsity: The share of edges to leave out, instead; by default 0.975.
         nodes: The number of heads and MLPs, instead: the circuit has all edges among them.
         how: The selection (``gradpath ls selections``); by default ``refined``, with ``positions`` ``top``.
         positions: ``span`` or ``token`` to select edges at parts of the prompt.
-        examples: The number of examples to attribute, and to measure on.
-        split: ``held-out`` to measure on other examples than were attributed, or ``same``.
-        ablation: What edges outside of the circuit carry: ``corrupted``, ``zero``, ``mean``,
+        examples: The number of examples to attribute, and to measure on; by default 100.
+        split: ``held-out`` to measure on other examples than were attributed (the default), or ``same``.
+        ablation: What edges outside of the circuit carry: ``corrupted`` (the default), ``zero``, ``mean`` or
             ``mean-positional``.
-        batch_size: The largest number of examples in a batch.
+        batch_size: The largest number of examples in a batch; by default 20.
         memory: A budget in bytes, weights included, that batches are made smaller for.
-        seed: Chooses the examples.
+        seed: Chooses the examples; by default 0.
         curve: Whether to measure circuits of other sizes, too, for the report.
         **options: Other options of the method.
 
@@ -380,7 +380,7 @@ def measure_mib(
         scores: The scores of all edges.
         task: The examples to measure on.
         rankings: How edges are ranked: ``top``, ``signed``, or both.
-        batch_size: The largest number of examples in a batch.
+        batch_size: The largest number of examples in a batch; by default 20.
         memory: A budget in bytes, weights included, that batches are made smaller for.
         progress: Called with the number of examples of each finished batch.
         ablation: What edges outside of a circuit carry, as in ``evaluate``.

@@ -193,10 +193,10 @@ def attribute(
     Args:
         model: The model.
         task: The examples to attribute.
-        method: The method (``gradpath ls methods``).
+        method: The method (``gradpath ls methods``); by default ``eap-ig``.
         steps: The number of points of the path; by default the method's own. Methods without steps ignore it.
         positions: ``span`` or ``token`` to split the scores by where in the prompt an edge is.
-        batch_size: The largest number of examples in a batch.
+        batch_size: The largest number of examples in a batch; by default 20.
         memory: A budget in bytes, weights included, that batches are made smaller for.
         progress: Called with the number of examples of each finished batch.
         ablation: What replaces a node's write on an edge that is left out, as in ``evaluate``: ``corrupted``,

@@ -168,7 +168,7 @@ def evaluate(
         model: The model that the circuit is of.
         circuit: The circuit, or several, which share one set-up.
         task: The examples to measure on. Use other examples than those that were attributed.
-        batch_size: The largest number of examples in a batch.
+        batch_size: The largest number of examples in a batch; by default 20.
         memory: A budget in bytes, weights included, that batches are made smaller for.
         progress: Called with the number of examples of each finished batch.
         ablation: What the other edges carry: ``corrupted``, ``zero``, ``mean`` or ``mean-positional``. By

@@ -71,7 +71,7 @@ def select(
         model: The model, for selections that measure circuits.
         task: The examples that were attributed, for selections that measure circuits. Not those that the
             circuit will be evaluated on.
-        batch_size: The largest number of examples in a batch.
+        batch_size: The largest number of examples in a batch; by default 20.
         memory: A budget in bytes, weights included, that batches are made smaller for.
 
     Returns:
