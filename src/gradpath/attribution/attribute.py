@@ -63,9 +63,19 @@ def score_batch(
 ) -> list[tuple[Tensor, Passes]]:
     """The scores of one batch, summed over its examples: the equation above without the mean over examples.
 
+    Args:
+        model: The model.
+        metric: The metric L.
+        method: The method, most often a path.
+        options: All options of the method.
+        batch: The examples.
+        ablation: What replaces x'_u; by default the write on the corrupted prompt.
+        stops: Numbers of points after which the scores so far are returned, too.
+        split: Splits the rows of the batch into groups that are scored separately.
+
     Returns:
-        The scores (source, target), or (group, source, target) with ``split``, and the passes made: after each
-        number of points in ``stops``, and after all points.
+        The scores, (source, target) or (group, source, target), and the passes made, after each stop and after all
+        points.
     """
     if isinstance(method, Path):
         model = replace(model, rules=method.rules(options))
