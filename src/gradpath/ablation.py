@@ -36,12 +36,7 @@ from gradpath.sweep import Limits, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 CORRUPTED = defaults.ABLATION
-ABLATIONS = {
-    CORRUPTED: "What the node writes on the corrupted prompt.",
-    "zero": "Nothing.",
-    "mean": "The mean of what it writes on a data set's clean prompts, over all positions.",
-    "mean-positional": "The same mean, position by position.",
-}
+ABLATIONS = defaults.ABLATIONS
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The defaults of every option, in one place: the command line and the Python functions share them."""
+"""The defaults of every option, in one place: the command line and the Python functions share them.
+
+Nothing is imported here, so that ``gradpath --help`` is quick.
+"""
 
 MODEL = "smollm2"
 TASK = "ioi"
@@ -7,6 +10,12 @@ SELECTION = "refined"  # needs the model and the task; without them it is RANKIN
 RANKING = "top"
 SPARSITY = 0.975
 ABLATION = "corrupted"
+ABLATIONS = {
+    ABLATION: "What the node writes on the corrupted prompt.",
+    "zero": "Nothing.",
+    "mean": "The mean of what it writes on a data set's clean prompts, over all positions.",
+    "mean-positional": "The same mean, position by position.",
+}
 EXAMPLES = 100
 BATCH_SIZE = 20
 SEED = 0

@@ -112,7 +112,7 @@ def test_answers_that_are_no_tokens_are_left_out_and_named(words):
     data = rows(("a b", "a c", " x| two words", " z| y"))
     task = load_task(None, words, data=data, n=1)
     assert (task.labels >= 0).sum(-1).tolist() == [[1, 2]]
-    assert task.about["notes"] == ["answers that are no single token count for neither side: ' two words'"]
+    assert task.about["notes"] == ["answers that are not a single token count for neither side: ' two words'"]
 
 
 def test_unknown_metric(words):

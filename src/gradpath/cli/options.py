@@ -23,7 +23,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Object = TypeVar("Object")
 Decorator = Callable[[Command], Command]
 
-ABLATIONS = ("corrupted", "zero", "mean", "mean-positional")
 MODEL_HELP = "Hub name, folder, .gguf file, smollm2 or gemma3-270m."
 FILE = click.Path(path_type=Path)
 
@@ -116,7 +115,7 @@ def ablation_option(default: str | None) -> Decorator[Any]:
     """What edges outside of a circuit carry."""
     return click.option(
         "--ablation",
-        type=click.Choice(ABLATIONS),
+        type=click.Choice(list(defaults.ABLATIONS)),
         default=default,
         show_default=default is not None,
         help="What edges outside of a circuit carry." + ("" if default else "  [the circuit's own]"),

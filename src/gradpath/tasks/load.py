@@ -155,7 +155,7 @@ def _about(source: Source, kept: Kept, metric: str | Metric, n: int | None, seed
     notes = list(source.candidates.notes)
     if words := sorted(kept.left_out):
         shown = ", ".join(map(repr, words[:5])) + (", ..." if len(words) > 5 else "")
-        notes.append(f"answers that are no single token count for neither side: {shown}")
+        notes.append(f"answers that are not a single token count for neither side: {shown}")
     return {
         **source.about,
         "metric": metric if isinstance(metric, str) else getattr(metric, "__name__", "custom"),
