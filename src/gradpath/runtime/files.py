@@ -93,7 +93,7 @@ def _acquire(lock: Path, handles: list[int]) -> None:
 def _release(lock: Path, handles: list[int], is_new: bool) -> None:
     """Remove the lock file if it is ours, and the folder if it is new and empty. It is safe to call this twice."""
     with suppress(OSError):
-        if not handles:  # a signal came after the file was created and before its handle was stored
+        if not handles and lock.exists():  # a signal came after the file was created and before its handle was stored
             handles.append(os.open(lock, os.O_RDWR))
         if _is_current(lock, handles) and _flock(handles[-1]):
             lock.unlink()
