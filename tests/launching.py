@@ -24,7 +24,7 @@ def save_tiny(folder: Path) -> Path:
 def environment(**more: str) -> dict[str, str]:
     """This process's own, with the package and the helpers of the tests in reach, and no ranks of its own."""
     ours = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    paths = [str(Path(gradpath.__file__).parents[1]), str(TESTS), str(TESTS / "experiments")]
+    paths = [str(Path(gradpath.__file__).parents[1]), str(TESTS), str(TESTS / "grid")]
     return {**ours, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "COLUMNS": "200", **more}
 
 

@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from covering import BLOCKS, FAMILIES, covering
+from random_circuits import MIXED, circuit_of, random_mask
 from small_models import prompts
 
 from gradpath import selection
@@ -15,7 +16,6 @@ from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.selection import select
-from test_evaluation import MIXED, circuit_of, random_mask
 
 ABLATIONS = {"zero": reference.zero, "mean": reference.mean, "mean-positional": reference.mean_positional}
 OTHERS = prompts([5, 8, 7], [[1], [2], [0, 6]])  # shorter than MIXED: its last position is in no prompt

@@ -13,7 +13,7 @@ from gradpath.scores import Scores
 from gradpath.selection import select
 from gradpath.tasks.task import Task
 
-FOLDER = Path(__file__).parent / "data" / "conformance"
+FOLDER = Path(__file__).parents[1] / "data" / "conformance"
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from covering import BLOCKS, FAMILIES, covering, families
+from random_circuits import circuit_of, random_mask
 from small_models import prompts
 
 from gradpath.evaluation.circuit_gradients import edge_effects
@@ -15,7 +16,6 @@ from gradpath.evaluation.patched_run import prepare
 from gradpath.evaluation.plan import plan_of
 from gradpath.selection.prune import pruned
 from gradpath.tasks.task import encode
-from test_evaluation import circuit_of, random_mask
 
 MIXED = prompts([6, 9, 6], [[0], [4], [2, 3, 5]])
 # How far effects may be off, of the largest. How much of it is rounding differs from processor to processor.

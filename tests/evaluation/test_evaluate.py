@@ -1,4 +1,4 @@
-"""The intervention against the plain reference, its two ends, and the numbers made from it."""
+"""The patched run against the slow reference, its two ends, and the numbers made from it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,14 @@ import pytest
 import reference
 import torch
 from covering import BLOCKS, FAMILIES, covering
+from random_circuits import MIXED, circuit_of, random_mask
 from small_models import prompts, tiny_model
 
-from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, InputError
 from gradpath.evaluation import bootstrap as bootstrapping
 from gradpath.evaluation.bootstrap import bootstrap
 from gradpath.evaluation.evaluate import Result, evaluate
 from gradpath.tasks.task import Task
-
-MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
-
-
-def circuit_of(graph, mask) -> Circuit:
-    index = mask.nonzero()
-    return Circuit(graph, index, torch.ones(len(index)))
-
-
-def random_mask(graph, share, seed=0):
-    return graph.mask & (torch.rand(graph.mask.shape, generator=torch.Generator().manual_seed(seed)) < share)
 
 
 def test_all_edges_give_the_clean_run_and_none_the_corrupted_one(model):
