@@ -29,8 +29,7 @@ from torch import Tensor
 
 from gradpath import defaults
 from gradpath.errors import unknown
-from gradpath.model.architecture import to_device_of
-from gradpath.model.transformer import LayerRun, Run, Transformer
+from gradpath.model.transformer import LayerRun, Run, Transformer, to_device_of
 from gradpath.runtime import distributed
 from gradpath.sweep import Limits, sweep
 from gradpath.tasks.task import Pairs, Task, encode

@@ -36,8 +36,7 @@ from gradpath.attribution.contraction import Reads, Writes, contract
 from gradpath.attribution.methods import Method, Path, find_method
 from gradpath.attribution.node_scores import NodeReads, contract_nodes, over_edges
 from gradpath.errors import GradpathError, UsageError
-from gradpath.model.architecture import at_least_float32
-from gradpath.model.transformer import Transformer
+from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.runtime import distributed
 from gradpath.scores import Scores, SpanScores
 from gradpath.sweep import SUM_AT_ONCE, Limits, Progress, sweep

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from gradpath.attribution.contraction import Writes, gradients_at, summed
 from gradpath.graph import Graph
-from gradpath.model.architecture import at_least_float32
-from gradpath.model.transformer import Run, Transformer
+from gradpath.model.transformer import Run, Transformer, at_least_float32
 
 
 @dataclass

@@ -26,7 +26,7 @@ from torch import Tensor
 from gradpath.evaluation.patched_run import Prepared, last_reads, run_heads, run_nodes
 from gradpath.evaluation.plan import Plan, SpanReads, SparseReads
 from gradpath.graph import Graph
-from gradpath.model.architecture import to_device_of
+from gradpath.model.transformer import to_device_of
 from gradpath.tasks.metrics import Metric, check_metric
 
 

@@ -32,8 +32,7 @@ from torch import Tensor
 
 from gradpath.ablation import Ablation
 from gradpath.evaluation.plan import LayerPlan, Plan
-from gradpath.model.architecture import to_device_of
-from gradpath.model.transformer import Past, Run, Transformer
+from gradpath.model.transformer import Past, Run, Transformer, to_device_of
 from gradpath.sweep import Places
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.model.architecture import to_device_of
-from gradpath.model.transformer import Transformer
+from gradpath.model.transformer import Transformer, to_device_of
 
 
 @dataclass(frozen=True)

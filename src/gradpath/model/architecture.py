@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import torch
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
 from torch import Tensor
 
@@ -26,20 +25,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
 }
-
-
-def to_device_of(x: Tensor, other: Tensor) -> Tensor:
-    """Move x to the device of ``other``. All transfers between the devices of one model go through here."""
-    return x.to(other.device)
-
-
-def same_device(x: Tensor, other: Tensor) -> bool:
-    return x.device == other.device
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """x in float32, or unchanged if it is float64. Sums are accumulated in this type."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

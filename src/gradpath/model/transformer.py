@@ -32,20 +32,24 @@ from torch import Tensor
 
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
-from gradpath.model.architecture import (
-    ACTIVATIONS,
-    CALCULUS,
-    Architecture,
-    Layer,
-    Rotary,
-    Rules,
-    at_least_float32,
-    same_device,
-    to_device_of,
-)
+from gradpath.model.architecture import ACTIVATIONS, CALCULUS, Architecture, Layer, Rotary, Rules
 from gradpath.model.tokenizer import Tokenizer
 
 Weights = TypeVar("Weights", "Transformer", Layer, Rotary)
+
+
+def to_device_of(x: Tensor, other: Tensor) -> Tensor:
+    """Move x to the device of ``other``. All transfers between the devices of one model go through here."""
+    return x.to(other.device)
+
+
+def same_device(x: Tensor, other: Tensor) -> bool:
+    return x.device == other.device
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in float32, or unchanged if it is float64. Sums are accumulated in this type."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from gradpath.attribution.batch import BatchRuns, PointRun, run_path
 from gradpath.attribution.contraction import write_of
 from gradpath.attribution.methods import find_path
 from gradpath.graph import QKV
-from gradpath.model.architecture import at_least_float32
-from gradpath.model.transformer import Run, Transformer
+from gradpath.model.transformer import Run, Transformer, at_least_float32
 from gradpath.runtime import distributed
 from gradpath.sweep import Limits, Progress, sweep
 from gradpath.tasks import Pairs, Task, encode

@@ -36,8 +36,7 @@ from torch import Tensor
 from gradpath.attribution.batch import BatchRuns, repeated
 from gradpath.attribution.contraction import Reads, contract, write_of
 from gradpath.attribution.methods import method
-from gradpath.model.architecture import at_least_float32
-from gradpath.model.transformer import Transformer
+from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.sweep import CHUNK
 
 
