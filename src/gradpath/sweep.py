@@ -19,7 +19,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -89,6 +89,13 @@ class Limits:
                 "bfloat16."
             )
         return int(min(most, fits))
+
+
+@contextmanager
+def own_settings(model: Transformer) -> Iterator[None]:
+    """Compute in the model's own precision and with gradients available, whatever the caller has switched on."""
+    with torch.inference_mode(False), torch.autocast(model.device.type, enabled=False):
+        yield
 
 
 def parse_bytes(text: str) -> int:
@@ -172,8 +179,9 @@ def sweep(
             if progress is not None:
                 progress(len(batch))
         return
-    content = (pairs.clean, pairs.corrupted, pairs.last, pairs.first)
-    distributed.check_same("examples", repr(pairs.labels), *(part.numpy().tobytes() for part in content))
+    labels = pairs.labels if isinstance(pairs.labels, list) else [pairs.labels]
+    content = (pairs.clean, pairs.corrupted, pairs.last, pairs.first, *labels)
+    distributed.check_same("examples", *(torch.as_tensor(part).cpu().numpy().tobytes() for part in content))
     distributed.check_same("models, circuits or options", same(), size)
     left = len(pairs)
     with distributed.fail_together():

@@ -119,11 +119,12 @@ def test_a_configuration_alone_does_not_become_a_model_of_seven_billion_numbers(
         gp.load_model(tmp_path)
 
 
-def test_weights_outside_of_the_folder_are_not_read(folder):
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
+def test_weights_outside_of_the_folder_are_not_read(folder, name):
     weights = folder.parent / "elsewhere.safetensors"
     (folder / "model.safetensors").rename(weights)
     index = {"metadata": {}, "weight_map": {"transformer.wte.weight": "../elsewhere.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / name).write_text(json.dumps(index))
     with pytest.raises(InputError, match="is not in the folder"):
         gp.load_model(folder)
 

@@ -39,7 +39,7 @@ from gradpath.errors import GradpathError, UsageError
 from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.runtime import distributed
 from gradpath.scores import Scores, SpanScores
-from gradpath.sweep import SUM_AT_ONCE, Limits, Progress, sweep
+from gradpath.sweep import SUM_AT_ONCE, Limits, Progress, own_settings, sweep
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.spans import Labels, labels_of
 from gradpath.tasks.task import Pairs, Task, encode
@@ -219,17 +219,18 @@ def attribute(
     chosen = find_method(method)
     if steps is not None and "steps" in chosen.defaults:
         options["steps"] = steps
-    return attribute_at_steps(
-        model,
-        task,
-        chosen,
-        chosen.options(options),
-        positions=positions,
-        limits=Limits(batch_size, memory),
-        progress=progress,
-        ablation=ablation,
-        mean_over=mean_over,
-    )[-1]
+    with own_settings(model):
+        return attribute_at_steps(
+            model,
+            task,
+            chosen,
+            chosen.options(options),
+            positions=positions,
+            limits=Limits(batch_size, memory),
+            progress=progress,
+            ablation=ablation,
+            mean_over=mean_over,
+        )[-1]
 
 
 def attribute_at_steps(

@@ -34,7 +34,7 @@ from gradpath.evaluation.patched_run import places_in_circuits, prepare, run_cir
 from gradpath.evaluation.plan import check_same_graph, plan_of
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
-from gradpath.sweep import Limits, Places, Progress, places_in_prompts, sweep
+from gradpath.sweep import Limits, Places, Progress, own_settings, places_in_prompts, sweep
 from gradpath.tasks.metrics import check_metric
 from gradpath.tasks.spans import labels_of
 from gradpath.tasks.task import Pairs, Task, encode
@@ -182,8 +182,9 @@ def evaluate(
     for one in circuits:
         check_same_graph(model, one)
     limits = Limits(batch_size, memory)
-    instead = ablation_of(ablation or common_ablation(circuits), model, mean_over or task, limits)
-    clean, corrupted, patched = _measure(model, circuits, task, limits, progress, instead)
+    with own_settings(model):
+        instead = ablation_of(ablation or common_ablation(circuits), model, mean_over or task, limits)
+        clean, corrupted, patched = _measure(model, circuits, task, limits, progress, instead)
     _check_behaviour(task, clean, corrupted)
     results = [
         Result(clean, corrupted, values, one.asked, len(one)) for one, values in zip(circuits, patched, strict=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from gradpath._version import __version__
@@ -35,11 +34,6 @@ from gradpath.tasks import Task, encode, load_task
 if TYPE_CHECKING:
     from gradpath.paper.published import Published
 
-# Numbers taken from either end of every weight. Any training changes all of them, and reading all of a large model
-# would take longer than a small experiment.
-_SAMPLE = 256
-# Parts of a model that were added later: a model without them keeps its digest.
-_LATER = ("embedding_scale", "unembedding_bias")
 Value = TypeVar("Value")
 
 
@@ -63,7 +57,7 @@ class Bench:
 
     @cached_property
     def weights(self) -> str:
-        return weights_digest(self.model)
+        return self.model.digest
 
     @property
     def title(self) -> str:
@@ -163,30 +157,6 @@ def timed(work: Callable[[], Value]) -> tuple[Value, float]:
     begin = time.process_time()
     value = work()
     return value, distributed.total_over_ranks(time.process_time() - begin)
-
-
-def weights_digest(model: Transformer) -> str:
-    """A digest of the architecture and the weights, whatever the model's name or folder."""
-    gains = [rotary.gain for rotary in model.rotary] or [1.0]
-    shape = ", ".join(f"{name}={value!r}" for name, value in _non_defaults(model.arch).items())
-    digest = sha256(f"(Architecture({shape}), {', '.join(map(repr, gains))})".encode())
-    later = {name: value for name, value in _non_defaults(model).items() if name in _LATER}
-    parts: list[Any] = [model.embedding, model.unembedding, model.final_gain, model.final_shift, model.positions]
-    parts += [rotary.frequencies for rotary in model.rotary] or [None]
-    parts += [value for part in (*map(_non_defaults, model.layers), later) for _, value in sorted(part.items())]
-    for part in parts:
-        if isinstance(part, Tensor):
-            flat = part.detach().flatten()
-            sample = torch.cat([flat[:_SAMPLE], flat[-_SAMPLE:]]).float().cpu()
-            part = (tuple(part.shape), sample.tolist())
-        digest.update(repr(part).encode())
-    return digest.hexdigest()[:16]
-
-
-def _non_defaults(thing: Any) -> dict[str, Any]:
-    """A dataclass's fields that differ from their defaults: so a new field changes no digest of older results."""
-    values = {field.name: (getattr(thing, field.name), field.default) for field in fields(thing)}
-    return {name: value for name, (value, default) in values.items() if value is not default}
 
 
 def task_digest(task: Task, model: Transformer) -> str:

@@ -93,7 +93,8 @@ def _check_folder(bench: Bench, names: Sequence[str], out: Path, note: Note) -> 
             weights, model, request = before["weights"], before["model"], before["asked"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if weights != bench.weights:
+        # Before 0.2.0 a digest was shorter, and covered a part of the weights.
+        if len(weights) == len(bench.weights) and weights != bench.weights:
             raise UsageError(
                 f"{out} contains {name} of another model, {model}, and {bench.model.name or 'this model'} was asked "
                 "for. Give another folder with --out."

@@ -61,21 +61,25 @@ def load_model(
     if device is not None and device_map is not None:
         raise UsageError("device and device_map both say where the model goes: give one of them.")
     precision = _dtype(dtype)
-    if isinstance(source, (str, Path)):
-        loaded = _from_name(str(source), precision or torch.float32, trust_remote_code)
-    else:
-        loaded = _from_object(source)
-    model = convert(loaded.hf_model)
-    if loaded.gguf is not None:
-        model = loaded.gguf.complete(model, loaded.hf_model)
-        bos = True if bos is None and loaded.gguf.add_bos else bos
-    _check_finite(model, loaded.name)
-    hf_tokenizer = tokenizer or loaded.hf_tokenizer
-    text = None if hf_tokenizer is None else Tokenizer(hf_tokenizer, _bos_token(hf_tokenizer, model.arch.family, bos))
-    if device_map is None:
-        model = model.to(_device(device), precision)
-    else:
-        model = _spread(model.to(dtype=precision), device_map)
+    # Weights are prepared in their own precision, and can be used with gradients, whatever the caller has switched on.
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        if isinstance(source, (str, Path)):
+            loaded = _from_name(str(source), precision or torch.float32, trust_remote_code)
+        else:
+            loaded = _from_object(source)
+        model = convert(loaded.hf_model)
+        if loaded.gguf is not None:
+            model = loaded.gguf.complete(model, loaded.hf_model)
+            bos = True if bos is None and loaded.gguf.add_bos else bos
+        _check_finite(model, loaded.name)
+        hf_tokenizer = tokenizer or loaded.hf_tokenizer
+        text = (
+            None if hf_tokenizer is None else Tokenizer(hf_tokenizer, _bos_token(hf_tokenizer, model.arch.family, bos))
+        )
+        if device_map is None:
+            model = model.to(_device(device), precision)
+        else:
+            model = _spread(model.to(dtype=precision), device_map)
     return replace(model, tokenizer=text, name=loaded.name)
 
 

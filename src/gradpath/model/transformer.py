@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -146,9 +147,24 @@ class Transformer:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """A few values by which distributed processes check that they run the same model."""
-        samples = [self.embedding[-1, :8], self.final_gain[:8], self.layers[-1].w_out[-1, :8]]
-        return self.name, repr(self.arch), str(self.dtype), [x.tolist() for x in samples]
+        """The values by which distributed processes check that they run the same model."""
+        return self.name, self.digest
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the architecture and of every weight, whatever the model's name, folder or device."""
+        gains = [rotary.gain for rotary in self.rotary]
+        digest = sha256(repr((self.arch, self.embedding_scale, gains)).encode())
+        parts = {f"layer {i}.{name}": x for i, layer in enumerate(self.layers) for name, x in vars(layer).items()}
+        parts |= {f"rotary {i}": rotary.frequencies for i, rotary in enumerate(self.rotary)}
+        parts |= {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        if self.unembedding.data_ptr() == self.embedding.data_ptr():
+            parts["unembedding"] = "the embedding"
+        for name, x in sorted(parts.items()):
+            digest.update(repr((name, tuple(x.shape), x.dtype) if isinstance(x, Tensor) else (name, x)).encode())
+            if isinstance(x, Tensor):
+                digest.update(x.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()[:32]
 
     @property
     def heads_share_a_norm(self) -> bool:

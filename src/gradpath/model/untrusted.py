@@ -16,7 +16,7 @@ MAX_LAYERS = 1000  # each layer is an object, even without memory
 MAX_TOKENS = 2_000_000
 # The smallest types of GGUF have two bits per number, and tied weights are stored once.
 MAX_NUMBERS_PER_BYTE = 16
-_INDEX = "model.safetensors.index.json"
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def check_claims(folder: Path, gguf_file: str | None, trust_remote_code: bool) -> None:
@@ -45,8 +45,7 @@ def check_claims(folder: Path, gguf_file: str | None, trust_remote_code: bool) -
 
 def _check_index(folder: Path) -> None:
     """The files that an index names must be in the folder itself."""
-    index = folder / _INDEX
-    if index.is_file():
-        for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
+    for index in (folder / name for name in _INDEXES):
+        for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ():
             if Path(name).name != name:
-                raise ValueError(f"{_INDEX} names the file {name!r}, which is not in the folder")
+                raise ValueError(f"{index.name} names the file {name!r}, which is not in the folder")

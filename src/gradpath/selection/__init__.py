@@ -29,7 +29,7 @@ from gradpath.selection.ranking import (
     selection,
     top,
 )
-from gradpath.sweep import Limits
+from gradpath.sweep import Limits, own_settings
 from gradpath.tasks.task import Task
 
 __all__ = [
@@ -129,7 +129,8 @@ def select_many(
             "examples that were attributed."
         )
     check_same_graph(model, circuit_of(scores, top(scores, 1)))
-    orders = chosen.order(model, task, scores, counts, limits)
+    with own_settings(model):
+        orders = chosen.order(model, task, scores, counts, limits)
     return [circuit_of(scores, order, how=how, prune=prune, asked=n) for n, order in zip(counts, orders, strict=True)]
 
 
