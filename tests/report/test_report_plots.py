@@ -15,6 +15,7 @@ from gradpath.errors import InputError
 from gradpath.evaluation.evaluate import Result
 from gradpath.report.cards import circuit_card, result_card, scores_card
 from gradpath.report.plots import edges_read, plot_circuit, plot_result, plot_scores, write_spans
+from gradpath.report.style import panels, save_as
 from gradpath.scores import Scores, SpanScores
 from gradpath.selection import select
 
@@ -112,3 +113,12 @@ def test_edges_at_spans_are_counted_by_what_they_feed(make: Maker) -> None:
     assert counts.shape == (4, 1, 3)
     assert int(counts.sum()) == scores.graph.n_edges - scores.graph.n_sources  # those into logits are left out
     assert counts[:, 0, 0].tolist() == [4, 4, 4, 5]
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_names_are_not_taken_for_formulas(tmp_path: Path, suffix: str) -> None:
+    figure, (axes,) = panels(1, 1, (3, 2))
+    axes.set_title("costs $5 and $\\frac")
+    axes.set_xticks([0, 1], ["$", "\\frac$x$"])
+    save_as(figure, tmp_path / f"figure.{suffix}")
+    assert suffix != "svg" or "$\\frac" in (tmp_path / "figure.svg").read_text()

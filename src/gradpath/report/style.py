@@ -84,8 +84,11 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 def save_as(figure: Figure, file: Path, dpi: int = 160) -> None:
     """Save a figure as PNG, SVG or PDF, by the suffix of the file. The same figure gives the same bytes."""
     import matplotlib as mpl
+    from matplotlib.text import Text
 
     content, suffix = BytesIO(), file.suffix.lower()[1:]
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a task or model may be called "$x"
     with mpl.rc_context(_STYLE):
         figure.savefig(content, format=suffix, dpi=dpi, metadata=_UNDATED.get(suffix))
     write_atomically(file, content.getvalue())
