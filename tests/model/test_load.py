@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small_models import TINY, VOCAB, Numbers, tiny_hf
 
 from gradpath.errors import InputError
@@ -146,3 +147,36 @@ def test_a_model_is_shown_in_one_line():
     shown = repr(load_model(CONFORMANCE))
     assert "\n" not in shown
     assert len(shown) < 300
+
+
+def edited(folder: Path, change) -> Path:
+    """A saved checkpoint with other weights in its file."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file({name: x.clone() for name, x in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+LAYER = "model.layers.1.self_attn"
+DO_NOT_FIT = {
+    "a weight is missing": (lambda w: w.pop(f"{LAYER}.q_proj.weight"), rf"has no weight {LAYER}\.q_proj\.weight"),
+    "an untied model has no unembedding": (lambda w: w.pop("lm_head.weight"), r"has no weight lm_head\.weight"),
+    "a bias that the configuration denies": (
+        lambda w: w.update({f"{LAYER}.q_proj.bias": torch.ones(32)}),
+        rf"lacks: {LAYER}\.q_proj\.bias",
+    ),
+    "a norm of queries": (lambda w: w.update({f"{LAYER}.q_norm.weight": torch.ones(8)}), r"lacks: .*q_norm"),
+    "an adapter": (lambda w: w.update({f"{LAYER}.q_proj.lora_A.weight": torch.ones(4, 24)}), r"lacks: .*lora_A"),
+    "more layers than configured": (
+        lambda w: w.update({n.replace("layers.1.", "layers.3."): x for n, x in w.items() if "layers.1." in n}),
+        r"lacks: model\.layers\.3\..* and \d others",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DO_NOT_FIT)
+def test_a_checkpoint_whose_weights_do_not_fit_its_configuration_is_refused(kind, tmp_path):
+    change, words = DO_NOT_FIT[kind]
+    tiny_hf("llama-grouped").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=words):
+        load_model(edited(tmp_path, change))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +102,9 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Sou
                 check_family(str(PretrainedConfig.get_config_dict(folder)[0].get("model_type")))
             if Path(folder).is_dir():
                 check_claims(Path(folder), file, trust_remote_code)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
+            auto: Any = AutoModelForCausalLM
+            model, loaded = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+            _check_all_loaded(source, loaded)
             return _Source(model, _tokenizer(AutoTokenizer, folder, options), source, gguf)
     except GradpathError:
         raise
@@ -115,6 +117,17 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Sou
                 "Check the name and the network, or use smollm2, a local folder or a .gguf file."
             )
         raise InputError(message) from None
+
+
+def _check_all_loaded(source: str, loaded: Mapping[str, Any]) -> None:
+    """Refuse weights that do not fit the configuration: transformers would fill in random ones, or drop some."""
+    for kind, problem in (("missing_keys", "has no weight"), ("unexpected_keys", "has a weight that its model lacks:")):
+        if names := sorted(map(str, loaded.get(kind) or ())):
+            more = f" and {len(names) - 3} others" if len(names) > 3 else ""
+            raise InputError(
+                f"the checkpoint {source} {problem} {', '.join(names[:3])}{more}. Its configuration and its weights do "
+                "not fit, so it is not loaded: check config.json, or download it again."
+            )
 
 
 def _locate(source: str) -> tuple[str, str | None]:
