@@ -32,3 +32,18 @@ def test_a_model_with_a_part_missing_is_left_to_the_hub(in_parts, tmp_path, monk
     assert in_parts.parts() == []
     monkeypatch.setitem(PACKAGED, "some", in_parts)
     assert load._locate("some") == ("somebody/some", None)
+
+
+def test_an_interrupted_conversion_leaves_nothing_behind(in_parts, tmp_path, monkeypatch):
+    class StoppedError(BaseException):
+        """What a signal raises."""
+
+    def interrupted(*_):
+        raise StoppedError
+
+    monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1")
+    monkeypatch.setattr("gradpath.model.packaged.whole_file", interrupted)
+    with pytest.raises(StoppedError):
+        in_parts.local_folder()
+    assert list((tmp_path / "cache").iterdir()) == []

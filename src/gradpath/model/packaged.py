@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +83,10 @@ def _dequantise(parts: Sequence[Path], folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    # The name is known before the folder exists, so that a signal at any moment leaves no draft behind.
+    draft = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
     try:
+        draft.mkdir()
         file = whole_file(parts, draft)
         source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
         tokenizer, model = AutoTokenizer.from_pretrained(**source), AutoModelForCausalLM.from_pretrained(**source)
