@@ -22,7 +22,7 @@ from gradpath.grid.request import MethodSpec
 from gradpath.grid.runner import Experiment
 from gradpath.grid.store import Key
 from gradpath.paper.follow import QUANTITIES, Track, follow_gradpath, follow_line
-from gradpath.report.style import COLOURS, INK, MARKERS, MUTED, panels, task_title
+from gradpath.report.style import COLOURS, FORMULA, INK, MARKERS, MUTED, panels, task_title
 from gradpath.scores import Scores
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def draw_saturation(model: str, task: str, cell: Mapping[str, Any], rows: Sequen
             x, y = ([row[column] for row in _points_of(method, rows)] for column in ("at", name))
             face = "none" if method == "eap" else PAINT[method]
             ax.scatter(x, y, s=size, marker=MARKERS[method], facecolors=face, edgecolors=PAINT[method], zorder=4)
-        ax.set_ylabel(label)
+        ax.set_ylabel(label).set_label(FORMULA)
     _mark_means(axes[1], rows)
     axes[0].set_ylim(bottom=0)
     axes[-1].set_xlabel("share of the path walked (0: clean prompt, 1: corrupted prompt, or EAP-GP's end)")

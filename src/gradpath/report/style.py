@@ -44,6 +44,9 @@ _STYLE: Any = {
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
+FORMULA = "formula"  # the label of a text whose dollar signs enclose a formula
+
+
 def panels(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
     """Create a figure.
 
@@ -88,7 +91,8 @@ def save_as(figure: Figure, file: Path, dpi: int = 160) -> None:
 
     content, suffix = BytesIO(), file.suffix.lower()[1:]
     for text in figure.findobj(Text):
-        text.set_parse_math(False)  # a task or model may be called "$x"
+        if text.get_label() != FORMULA:  # a task or a model may be called "$x"
+            text.set_parse_math(False)
     with mpl.rc_context(_STYLE):
         figure.savefig(content, format=suffix, dpi=dpi, metadata=_UNDATED.get(suffix))
     write_atomically(file, content.getvalue())
