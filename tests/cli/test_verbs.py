@@ -417,3 +417,10 @@ def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(run, more)
     ran = run("find", "--model", "no-such-folder/nor/model", *more)
     assert ran.code == 2
     assert "model" not in ran.error.partition("Use")[0].replace("method", "")
+
+
+def test_gradpath_alone_shows_its_help(run):
+    ran = run()
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == run("--help").out
+    assert len(ran.out.splitlines()) > 15

@@ -52,9 +52,14 @@ class Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Verbs,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="gradpath")
-def gradpath() -> None:
+@click.pass_context
+def gradpath(context: click.Context) -> None:
     """Find circuits in language models with EAP, EAP-IG and EAP-GP.
 
     \b
@@ -62,6 +67,8 @@ def gradpath() -> None:
     gradpath eval out/ioi/circuit.json --examples 200
     gradpath ls methods
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(arguments: list[str] | None = None) -> None:
