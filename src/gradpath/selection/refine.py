@@ -24,7 +24,7 @@ are not in it, between nodes that are. A swap that removes e and adds f leaves r
     e = argmin  (1 + caution) |a_e|^2 - 2 r . a_e        f = argmin  (1 + caution) |a_f|^2 + 2 r . a_f
 
 is swapped as long as it brings the examples nearer to the model. Then the circuit is measured again, and this
-repeats until it is no nearer than before: what is kept was measured.
+repeats until the error stops falling; the best circuit that was measured is kept.
 
 Cost on n examples: per rung, per size asked for, and per round of swaps one set-up, one run of the circuit and
 one backward pass through it.
@@ -59,7 +59,7 @@ CAUTION = 1.0
 # sweep over all effects.
 GROUPS = 200
 SWAP_ROUNDS = 4
-SWAPPED = 0.1  # the share of edges swapped in one round, at most: beyond it the effects are no longer the same
+SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
 MAX_EFFECTS = 2**27  # kept at once, one for every example and edge: half a gigabyte
 
 
