@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gradpath.circuit import load_circuit as load_circuit
     from gradpath.errors import GradpathError as GradpathError
     from gradpath.evaluation.evaluate import evaluate as evaluate
+    from gradpath.evaluation.patch import patch as patch
     from gradpath.model.load import load_model as load_model
     from gradpath.pipeline import find as find
     from gradpath.scores import Scores as Scores
@@ -41,6 +42,7 @@ _HOMES = {
     "load_model": "gradpath.model.load",
     "load_scores": "gradpath.scores",
     "load_task": "gradpath.tasks",
+    "patch": "gradpath.evaluation.patch",
     "path": "gradpath.attribution.methods",
     "select": "gradpath.selection",
 }

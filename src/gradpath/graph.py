@@ -173,6 +173,15 @@ class Graph:
     def edge(self, source: int, target: int) -> str:
         return f"{self.sources[source]}->{self.targets[target]}"
 
+    def source(self, node: str) -> int:
+        """The index of a source by name, or an error that says how nodes are named."""
+        if node not in self._source_index:
+            raise InputError(
+                f"a model with {self.n_layers} layers of {self.n_heads} heads has no node {node!r} that writes: "
+                "write input, a head as a0.h0 or an MLP as m0."
+            )
+        return self._source_index[node]
+
     def index(self, edge: str) -> tuple[int, int]:
         """The (source, target) position of an edge's name, or an error that says what is wrong."""
         if not isinstance(edge, str):  # a name may come from any file

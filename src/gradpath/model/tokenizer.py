@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from gradpath.errors import InputError
+
+Prompts = str | Sequence[str] | Tensor  # one or several: text, or token ids (prompt, pos)
 
 # Text that continues a prompt is tokenised behind a carrier, because SentencePiece would otherwise put a space mark in
 # front of it. The carrier is a short word, or a quotation mark before letters, which would merge with a word.
@@ -74,3 +79,32 @@ class Tokenizer:
 def _after(start: list[int], ids: list[int]) -> list[int]:
     """The ids that follow ``start``, or none if ``ids`` does not begin with it."""
     return ids[len(start) :] if ids[: len(start)] == start else []
+
+
+def check_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
+    """Refuse text for a model that has no tokenizer."""
+    if tokenizer is None:
+        raise InputError(
+            "this model came without a tokenizer, so text cannot be used: give token ids, or load the "
+            "model with load_model(..., tokenizer=...)."
+        )
+    return tokenizer
+
+
+def prompt_ids(prompts: Sequence[str] | Tensor, tokenizer: Tokenizer | None) -> list[list[int]]:
+    """The token ids of prompts that are given as text, or as a tensor of ids without padding."""
+    if isinstance(prompts, Tensor):
+        if prompts.ndim != 2 or prompts.is_floating_point():
+            raise InputError(
+                "prompts given as a tensor must be token ids of shape (examples, positions): "
+                f"got {prompts.dtype} of shape {tuple(prompts.shape)}."
+            )
+        rows: list[list[int]] = prompts.tolist()
+        return rows
+    return check_tokenizer(tokenizer).encode(prompts)
+
+
+def padded(ids: list[list[int]]) -> Tensor:
+    """Prompts as one tensor, (prompt, pos), with zeros on the right."""
+    rows = [torch.tensor(row, device="cpu") for row in ids]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

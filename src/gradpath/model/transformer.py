@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
@@ -34,7 +34,10 @@ from torch import Tensor
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
 from gradpath.model.architecture import ACTIVATIONS, CALCULUS, Architecture, Layer, Rotary, Rules
-from gradpath.model.tokenizer import Tokenizer
+from gradpath.model.tokenizer import Prompts, Tokenizer
+
+if TYPE_CHECKING:
+    from gradpath.model.inspection import Prediction
 
 Weights = TypeVar("Weights", "Transformer", Layer, Rotary)
 
@@ -195,6 +198,63 @@ class Transformer:
         with torch.no_grad():
             return self.unembed(self.run(self.embed(ids)).final_in)
 
+    def predict(self, text: Prompts, top: int = 5) -> list[Prediction]:
+        """The most likely next tokens of a prompt.
+
+        Args:
+            text: The prompt, as text or as token ids (pos,).
+            top: How many tokens to return.
+
+        Returns:
+            The tokens, most likely first, each with its probability and logit.
+        """
+        from gradpath.model.inspection import predict
+
+        return predict(self, text, top)
+
+    def attention(self, prompts: Prompts, node: str) -> Float[Tensor, "prompt pos pos"]:
+        """The attention pattern of a head.
+
+        Args:
+            prompts: One or several prompts: text, or token ids (prompt, pos).
+            node: The head, such as ``a5.h1``.
+
+        Returns:
+            The weight of every earlier position (last axis) for every position; zero behind the end of a prompt.
+        """
+        from gradpath.model.inspection import attention
+
+        return attention(self, prompts, node)
+
+    def outputs(self, prompts: Prompts, node: str) -> Float[Tensor, "prompt pos d_model"]:
+        """What a node writes to the residual stream.
+
+        Args:
+            prompts: One or several prompts: text, or token ids (prompt, pos).
+            node: ``input``, a head such as ``a5.h1``, or an MLP such as ``m3``. The bias of an MLP is part of what it
+                writes, that of attention belongs to no head.
+
+        Returns:
+            The output at every position; zero behind the end of a prompt.
+        """
+        from gradpath.model.inspection import outputs
+
+        return outputs(self, prompts, node)
+
+    def logit_lens(self, prompts: Prompts, position: int = -1) -> Float[Tensor, "prompt layer vocab"]:
+        """The residual stream before every layer, and after the last, through the final norm and the unembedding.
+
+        Args:
+            prompts: One or several prompts: text, or token ids (prompt, pos).
+            position: The token of each prompt to look at; negative numbers count from its end.
+
+        Returns:
+            Logits for 1 + n_layers places in the stream. The last ones are the logits of the model.
+        """
+        from gradpath.model.inspection import logit_lens
+
+        return logit_lens(self, prompts, position)
+
     def embed(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The output of ``input``: token embeddings without positions."""
         x = self.embedding[ids]
@@ -331,9 +391,14 @@ class Transformer:
         if cap is None:
             z = F.scaled_dot_product_attention(q, keys, past.values, attn_mask=mask, scale=layer.scale)
         else:
-            logits = self._cap(q @ keys.transpose(-1, -2) * layer.scale, cap) + mask
-            z = at_least_float32(logits).softmax(-1).to(q.dtype) @ past.values
+            z = self.attention_weights(layer, q, keys, info).to(q.dtype) @ past.values
         return z.transpose(1, 2)
+
+    def attention_weights(self, layer: Layer, q: Tensor, keys: Tensor, info: PositionInfo) -> Tensor:
+        """The attention patterns, (batch, head, query pos, key pos), of queries and rotated keys as in ``attend``."""
+        logits, cap = q @ keys.transpose(-1, -2) * layer.scale, self.arch.attention_cap
+        logits = logits if cap is None else self._cap(logits, cap)
+        return at_least_float32(logits + info.masks[layer.window]).softmax(-1)
 
     def attention_out(self, layer: Layer, z: Tensor) -> tuple[Tensor, Tensor]:
         """What attention adds to the residual stream, (batch, pos, d_model), and ``LayerRun.written``."""

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.errors import InputError, UsageError
-from gradpath.model.tokenizer import Tokenizer
+from gradpath.model.tokenizer import Tokenizer, check_tokenizer, padded, prompt_ids
 from gradpath.tasks.metrics import Metric, kl_divergence, logit_difference
 
 Spans = Mapping[str, tuple[int, int]]  # named parts of a prompt: first character, and the one after the last
@@ -150,7 +150,7 @@ def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
     Returns:
         The token ids on the CPU, padded on the right.
     """
-    clean, corrupted = (_ids(prompts, tokenizer) for prompts in (task.clean, task.corrupted))
+    clean, corrupted = (prompt_ids(prompts, tokenizer) for prompts in (task.clean, task.corrupted))
     for i, (a, b) in enumerate(zip(clean, corrupted, strict=True)):
         if not a or not b:
             raise InputError(f"a prompt needs at least one token: pair {i} has an empty one. Drop it.")
@@ -160,37 +160,11 @@ def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
                 f"pair {i} has {len(a)} and {len(b)}. Drop the pair, or reword it."
             )
     last = torch.tensor([len(ids) - 1 for ids in clean], device="cpu")
-    clean_ids, corrupted_ids = _padded(clean), _padded(corrupted)
+    clean_ids, corrupted_ids = padded(clean), padded(corrupted)
     differs = clean_ids != corrupted_ids
     # Two equal prompts differ nowhere: the last position is used instead.
     first = torch.where(differs.any(1), differs.int().argmax(1), last)
     return Pairs(clean_ids, corrupted_ids, last, first, _labels(task, tokenizer), torch.arange(len(task), device="cpu"))
-
-
-def _ids(prompts: Sequence[str] | Tensor, tokenizer: Tokenizer | None) -> list[list[int]]:
-    if isinstance(prompts, Tensor):
-        if prompts.ndim != 2 or prompts.is_floating_point():
-            raise InputError(
-                "prompts given as a tensor must be token ids of shape (examples, positions): "
-                f"got {prompts.dtype} of shape {tuple(prompts.shape)}."
-            )
-        rows: list[list[int]] = prompts.tolist()
-        return rows
-    return _check_tokenizer(tokenizer).encode(prompts)
-
-
-def _check_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
-    if tokenizer is None:
-        raise InputError(
-            "this model came without a tokenizer, so text cannot be used: give token ids, or load the "
-            "model with load_model(..., tokenizer=...)."
-        )
-    return tokenizer
-
-
-def _padded(ids: list[list[int]]) -> Tensor:
-    rows = [torch.tensor(row, device="cpu") for row in ids]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def _labels(task: Task, tokenizer: Tokenizer | None) -> Any:
@@ -204,7 +178,7 @@ def _labels(task: Task, tokenizer: Tokenizer | None) -> Any:
 
 def _label(row: Any, tokenizer: Tokenizer | None) -> Any:
     if isinstance(row, str):
-        return _check_tokenizer(tokenizer).token(row)
+        return check_tokenizer(tokenizer).token(row)
     if isinstance(row, (list, tuple)):
         return [_label(item, tokenizer) for item in row]
     return row
