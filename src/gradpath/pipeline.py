@@ -31,7 +31,7 @@ from gradpath.report.data import IN_PAGE, SAVED, Chosen, CurvePoint, MethodRun, 
 from gradpath.report.page import write
 from gradpath.report.plots import write_spans
 from gradpath.scores import Scores
-from gradpath.selection import edge_count, find_selection, select_many, select_nodes
+from gradpath.selection import NestedOrder, edge_count, find_selection, nested_order, select_many, select_nodes
 from gradpath.sweep import Limits, Progress
 from gradpath.tasks.load import load_task
 from gradpath.tasks.spans import BY
@@ -142,6 +142,8 @@ class Found:
         circuit: The circuit.
         result: The circuit's result on the measured examples.
         curve: The results of circuits of other sizes.
+        order: The order of edges that all of these circuits are beginnings of, if the selection is nested:
+            ``found.order.circuit(n)`` is a circuit of another size.
     """
 
     model: Transformer
@@ -151,6 +153,7 @@ class Found:
     circuit: Circuit
     result: Result
     curve: list[Result]
+    order: NestedOrder | None = None
 
     @property
     def edges_by_span(self) -> dict[str, int]:
@@ -296,7 +299,7 @@ def run_find(model: Transformer, request: FindRequest, *, curve: bool, reporter:
         )
     if limits.memory is not None:
         reporter.note(f"batches of {scores.about['batch_size']} examples fit into the memory budget")
-    circuit, *others = _circuits(model, request, scores, to_attribute, curve, reporter)
+    (circuit, *others), order = _circuits(model, request, scores, to_attribute, curve, reporter)
     what = f"measuring the circuit and {len(others)} others" if others else "measuring the circuit"
     with reporter.counting(what, len(to_measure)) as progress:
         # The circuits record how they were found, so they are measured with the same ablation.
@@ -309,7 +312,7 @@ def run_find(model: Transformer, request: FindRequest, *, curve: bool, reporter:
             progress=progress,
             mean_over=to_attribute,
         )
-    return Found(model, to_attribute, to_measure, scores, circuit, results[0], results[1:])
+    return Found(model, to_attribute, to_measure, scores, circuit, results[0], results[1:], order)
 
 
 def _examples(model: Transformer, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:
@@ -328,15 +331,18 @@ def _examples(model: Transformer, request: FindRequest, reporter: Reporter) -> t
 
 def _circuits(
     model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool, reporter: Reporter
-) -> list[Circuit]:
-    """The requested circuit, then those of other sizes for the curve."""
+) -> tuple[list[Circuit], NestedOrder | None]:
+    """The requested circuit, then those of other sizes for the curve; and their order, if there is one."""
     if request.nodes is not None:
         counts = _node_counts(model.graph.n_sources, request.nodes) if curve else []
-        return [select_nodes(scores, n) for n in (request.nodes, *counts)]
+        return [select_nodes(scores, n) for n in (request.nodes, *counts)], None
     n, how = request.edge_count(scores.n_edges), request.selection
-    counts = _edge_counts(model.graph.n_edges, n, how) if curve and scores.by_span is None else []
+    counts = [n, *(_edge_counts(model.graph.n_edges, n, how) if curve and scores.by_span is None else [])]
     with reporter.waiting(f"selecting edges ({how})"):
-        return select_many(scores, [n, *counts], how=how, model=model, task=task, limits=request.limits)
+        if not find_selection(how)[0].nested:
+            return select_many(scores, counts, how=how, model=model, task=task, limits=request.limits), None
+        order = nested_order(scores, how=how, smallest=min(counts), model=model, task=task, limits=request.limits)
+        return [order.circuit(size) for size in counts], order
 
 
 def _edge_counts(n_edges: int, n: int, how: str) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from covering import some
@@ -12,11 +14,12 @@ from gradpath.attribution.attribute import attribute
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.scores import Scores
-from gradpath.selection import SELECTIONS, select, select_many
+from gradpath.selection import SELECTIONS, nested_order, select, select_many
 from gradpath.selection import refine as refined_module
 from gradpath.selection.balance import balanced, stable
+from gradpath.selection.prune import pruned
 from gradpath.selection.ranking import top
-from gradpath.selection.refine import exchanged, refined, swap, to_remove
+from gradpath.selection.refine import Ways, exchanged, refined, swap, to_remove
 from gradpath.sweep import Limits
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
@@ -28,34 +31,94 @@ def found():
     return model, attribute(model, TASK, "eap-ig")
 
 
+class Alone:
+    """Edges that go alone, each once."""
+
+    def __init__(self):
+        self.gone = set()
+
+    def __call__(self, edge):
+        return [] if edge in self.gone else (self.gone.add(edge) or [edge])
+
+
+def removed(off, effects, n, **options):
+    return to_remove(off, effects, n, Alone(), **options).tolist()
+
+
 def test_edges_go_whose_effect_the_circuit_has_too_much_of():
     off = torch.tensor([1.0, -2.0, 0.0])
     effects = torch.tensor([[0.0, 1.0, 3.0], [0.1, -2.0, 0.0], [0.0, 0.0, 1.0]])
-    assert to_remove(off, effects, 1, caution=0.0).tolist() == [1]
+    assert removed(off, effects, 1, caution=0.0) == [1]
     # What is left afterwards is nothing, so the smallest goes next and the largest last.
-    assert to_remove(off, effects, 3, caution=0.0).tolist() == [1, 0, 2]
+    assert removed(off, effects, 3, caution=0.0) == [1, 0, 2]
 
 
 def test_caution_prefers_small_effects_to_those_that_fit():
     off, effects = torch.tensor([1.0, -2.0]), torch.tensor([[0.1, 1.0], [0.0, -2.0]])
-    assert to_remove(off, effects, 1, caution=0.0).tolist() == [1]
-    assert to_remove(off, effects, 1, caution=2.0).tolist() == [0]
+    assert removed(off, effects, 1, caution=0.0) == [1]
+    assert removed(off, effects, 1, caution=2.0) == [0]
+
+
+def test_the_effect_of_an_edge_that_goes_with_another_does_not_count_twice():
+    off, effects = torch.tensor([1.0]), torch.tensor([[1.0, 0.9, 0.3]])
+    together = {0: [0, 1], 1: [], 2: [2]}
+    assert to_remove(off, effects, 3, together.get, caution=0.0).tolist() == [0, 1, 2]
+    # Had the second one's effect counted, too, the third would have gone before it.
+    assert removed(off, effects, 3, caution=0.0) == [0, 2, 1]
 
 
 @pytest.mark.parametrize("n", [1, 7, 199, 201, 650, 1000])
-def test_taking_edges_in_groups_leaves_examples_no_further_off_than_one_by_one(n, monkeypatch):
+def test_few_sweeps_leave_examples_no_further_off_than_one_for_every_edge(n, monkeypatch):
     generator = torch.Generator().manual_seed(n)
     effects = torch.randn(5, 1000, generator=generator) * torch.rand(1000, generator=generator) ** 4
     off = 30 * torch.randn(5, generator=generator)
 
     def left():
-        taken = to_remove(off, effects, n)
-        assert len(taken) == len(set(taken.tolist())) == n
+        taken = removed(off, effects, n)
+        assert len(taken) == len(set(taken)) == n
         return float((off - effects[:, taken].sum(1)).norm() + effects[:, taken].square().sum())
 
-    grouped = left()
+    monkeypatch.setattr(refined_module, "GROUPS", 20)
+    few = left()
     monkeypatch.setattr(refined_module, "GROUPS", n)
-    assert grouped <= 1.05 * left()
+    assert few <= 1.05 * left()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "neox"])
+def test_edges_that_lose_their_way_go_at_once(family):
+    graph = tiny_model(family).graph
+    generator = torch.Generator().manual_seed(0)
+    mask = pruned(graph, graph.mask & (torch.rand(graph.mask.shape, generator=generator) < 0.2))
+    edges = mask.flatten().nonzero()[:, 0]
+    ways = Ways(graph, edges)
+    for edge in torch.randperm(len(edges), generator=generator).tolist():
+        before = mask.flatten()[edges[edge]]
+        gone = ways.without(edge)
+        assert bool(gone) == bool(before)
+        expected = mask.flatten().clone()
+        expected[edges[edge]] = False
+        expected = pruned(graph, expected.view(mask.shape))
+        mask.view(-1)[edges[gone]] = False
+        assert torch.equal(mask, expected)
+    assert not mask.any()
+
+
+def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, monkeypatch):
+    monkeypatch.setattr(refined_module, "START", 0.5)
+    model, scores = found
+    order = nested_order(scores, how="refined", smallest=5, model=model, task=TASK)
+    assert sorted(order.edges.tolist()) == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
+    sizes = [len(order.circuit(n)) for n in range(5, scores.graph.n_edges // 3)]
+    # Edges that lose their way leave at once: a circuit has all of its edges, or those of the next smaller one.
+    for n, (before, size) in enumerate(pairwise(sizes), start=6):
+        assert size in (n, before)
+    assert sum(size == n for n, size in enumerate(sizes, start=5)) > len(sizes) / 2
+    for n in (5, 20, 60):
+        assert set(order.circuit(n).edges) == set(select(scores, n, how="refined", model=model, task=TASK).edges)
+    with pytest.raises(UsageError, match="made for circuits of 5 to"):
+        order.circuit(4)
+    with pytest.raises(UsageError, match="not parts of each other"):
+        nested_order(scores, how="balanced", model=model, task=TASK)
 
 
 def test_refined_gives_as_many_edges_as_asked_for_whatever_else_was_asked_for(found):

@@ -20,7 +20,9 @@ from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores
 from gradpath.selection.ranking import (
     SELECTIONS,
+    NestedOrder,
     Order,
+    Orders,
     Selection,
     checked,
     circuit_of,
@@ -34,11 +36,13 @@ from gradpath.tasks.task import Task
 
 __all__ = [
     "SELECTIONS",
+    "NestedOrder",
     "Order",
     "Selection",
     "default_selection",
     "edge_count",
     "find_selection",
+    "nested_order",
     "select",
     "select_many",
     "selection",
@@ -117,12 +121,59 @@ def select_many(
     Returns:
         One circuit for each number of edges.
     """
-    chosen, value = find_selection(how, spans=scores.by_span is not None)
-    scores = checked(scores)
     counts = [edge_count(scores.n_edges, n, None) for n in counts]
+    if find_selection(how)[0].nested:
+        order = nested_order(
+            scores, how=how, smallest=min(counts), largest=max(counts), model=model, task=task, limits=limits
+        )
+        return [order.circuit(n, prune=prune) for n in counts]
+    scores = checked(scores)
+    orders = _orders(scores, counts, how, model, task, limits)
+    return [circuit_of(scores, order, how=how, prune=prune, asked=n) for n, order in zip(counts, orders, strict=True)]
+
+
+def nested_order(
+    scores: Scores,
+    *,
+    how: str = defaults.SELECTION,
+    smallest: int = 1,
+    largest: int | None = None,
+    model: Transformer | None = None,
+    task: Task | None = None,
+    limits: Limits = Limits(),
+) -> NestedOrder:
+    """Select edges once for circuits of all sizes: each is a part of every larger one.
+
+    Args:
+        scores: The scores that ``attribute`` gave.
+        how: The selection: one that is nested, such as ``refined``, ``top`` or ``greedy``.
+        smallest: The smallest number of edges that will be used. ``refined`` takes longer for smaller ones; the
+            circuits of larger sizes do not depend on it.
+        largest: The largest number of edges that will be used; by default all.
+        model: The model, for selections that measure circuits.
+        task: The examples that were attributed, for selections that measure circuits.
+        limits: The batch size and memory of selections that measure circuits.
+
+    Returns:
+        The order. ``order.circuit(n)`` is the circuit of ``n`` edges.
+    """
+    if not find_selection(how)[0].nested:
+        known = ", ".join(x.name for x in SELECTIONS.values() if x.nested)
+        raise UsageError(f"circuits selected by {how!r} are not parts of each other. Use one of {known}.")
+    scores = checked(scores)
+    counts = [edge_count(scores.n_edges, n, None) for n in (smallest, scores.n_edges if largest is None else largest)]
+    *_, edges = _orders(scores, counts, how, model, task, limits)
+    return NestedOrder(scores, edges, how, smallest)
+
+
+def _orders(
+    scores: Scores, counts: Sequence[int], how: str, model: Transformer | None, task: Task | None, limits: Limits
+) -> Orders:
+    """The order of each size."""
+    chosen, value = find_selection(how, spans=scores.by_span is not None)
     if not chosen.measures:
         order = chosen.order(scores, max(counts), *([] if value is None else [value]))
-        return [circuit_of(scores, order[:n], how=how, prune=prune) for n in counts]
+        return [order[:n] for n in counts]
     if model is None or task is None:
         raise UsageError(
             f"the selection {how!r} measures circuits while it selects: give it model= and task=, the "
@@ -130,8 +181,8 @@ def select_many(
         )
     check_same_graph(model, circuit_of(scores, top(scores, 1)))
     with own_settings(model):
-        orders = chosen.order(model, task, scores, counts, limits)
-    return [circuit_of(scores, order, how=how, prune=prune, asked=n) for n, order in zip(counts, orders, strict=True)]
+        orders: Orders = chosen.order(model, task, scores, counts, limits)
+    return orders
 
 
 def select_nodes(scores: Scores, n: int, *, prune: bool = True) -> Circuit:

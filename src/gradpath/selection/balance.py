@@ -45,7 +45,7 @@ SURE = 0.95
 WIDE = 4
 
 
-@selection("balanced", measures=True)
+@selection("balanced", measures=True, nested=False)
 def balanced(
     model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()
 ) -> Orders:
@@ -119,7 +119,7 @@ class _Search:
         self.here = (self.low + self.high) // 2
 
 
-@selection("stable", measures=True)
+@selection("stable", measures=True, nested=False)
 def stable(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()) -> Orders:
     """The n edges of largest |score| whose sign is the same in nearly all bootstrap samples of the examples."""
     order = top(scores, min(scores.graph.n_edges, WIDE * max(counts)))

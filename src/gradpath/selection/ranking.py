@@ -33,17 +33,46 @@ Orders = list[Order]  # one for each size
 
 
 @dataclass(frozen=True)
+class NestedOrder:
+    """Edges in an order of which every beginning is a circuit: circuits of all sizes from one selection.
+
+    Args:
+        scores: The scores that the edges were selected by.
+        edges: The positions of edges in the flattened matrix of the scores. Those that even the smallest circuits
+            have come first.
+        how: The selection.
+        smallest: The smallest number of edges that the order was made for.
+    """
+
+    scores: Scores
+    edges: Order
+    how: str
+    smallest: int = 1
+
+    def circuit(self, n: int, *, prune: bool = True) -> Circuit:
+        """The circuit of the first ``n`` edges, pruned unless told otherwise."""
+        if not self.smallest <= n <= len(self.edges):
+            raise UsageError(
+                f"this order of edges by {self.how} was made for circuits of {self.smallest:,} to "
+                f"{len(self.edges):,} edges: {n:,} were requested. Select again with this size."
+            )
+        return circuit_of(self.scores, self.edges[:n], how=self.how, prune=prune)
+
+
+@dataclass(frozen=True)
 class Selection:
     """A registered way to select edges.
 
     ``order`` is a function of the scores and a number of edges. A selection that ``measures`` runs circuits
-    while it selects; its function takes the model, the task, the scores, all sizes and the ``Limits``.
+    while it selects; its function takes the model, the task, the scores, all sizes and the ``Limits``, and
+    returns an order for each size. If it is ``nested``, the smaller orders are the beginnings of the largest.
     """
 
     name: str
     order: Callable[..., Any]
     measures: bool = False
     spans: bool = False  # whether it can select edges at spans
+    nested: bool = True  # whether a smaller circuit is a part of every larger one
 
     @property
     def about(self) -> str:
@@ -57,12 +86,12 @@ SELECTIONS = Registry[Selection](
 
 
 def selection(
-    name: str, *, measures: bool = False, spans: bool = False
+    name: str, *, measures: bool = False, spans: bool = False, nested: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the selection ``name``; see ``Selection``."""
 
     def register(order: Callable[..., Any]) -> Callable[..., Any]:
-        SELECTIONS.add(name, Selection(name, order, measures, spans), owner_of(order))
+        SELECTIONS.add(name, Selection(name, order, measures, spans, nested), owner_of(order))
         return order
 
     return register

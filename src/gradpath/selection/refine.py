@@ -15,7 +15,8 @@ removed one after another so that the paper's objective, the size of the deviati
 
 This removes edges with little effect, and edges with an effect that the circuit has too much of. The caution is
 needed because a_e is a first-order estimate, made on these examples: without it the circuit fits them and no
-others. The order in which edges are removed is one nested sequence, so all sizes come from one descent.
+others. An edge that lies on no way from ``input`` to ``logits`` any more goes at once. The order in which edges are
+removed is one nested sequence, so the circuits of all sizes come from one descent.
 
 ``exchanged`` goes on from there. An edge that was removed early does not come back in ``refined``, though the
 smaller circuit may need it. So the circuit is measured once more, together with the edges around it: those that
@@ -26,13 +27,13 @@ are not in it, between nodes that are. A swap that removes e and adds f leaves r
 is swapped as long as it brings the examples nearer to the model. Then the circuit is measured again, and this
 repeats until the error stops falling; the best circuit that was measured is kept.
 
-Cost on n examples: per rung, per size asked for, and per round of swaps one set-up, one run of the circuit and
-one backward pass through it.
+Cost on n examples: per rung, and per round of swaps, one set-up, one run of the circuit and one backward pass
+through it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,7 @@ from gradpath.ablation import Ablation, ablation_of, all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.patched_run import places_in_circuits, prepare
 from gradpath.evaluation.plan import plan_of
+from gradpath.graph import Graph
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
@@ -53,11 +55,8 @@ from gradpath.tasks.task import Pairs, Task, encode
 
 START = 0.1  # the share of all edges that the descent starts from
 RUNG = 0.6  # the share of the remaining edges that stay on the next rung
-TRIM = 1.05  # times the edges asked for are measured once more, and trimmed
 CAUTION = 1.0
-# Edges are removed in groups, so many a rung where that makes no difference: one by one, each would cost a
-# sweep over all effects.
-GROUPS = 200
+GROUPS = 200  # sweeps over all effects on a rung; between them edges are taken from the best of the last sweep
 SWAP_ROUNDS = 4
 SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
 MAX_EFFECTS = 2**27  # kept at once, one for every example and edge: half a gigabyte
@@ -69,10 +68,11 @@ def refined(model: Transformer, task: Task, scores: Scores, counts: Sequence[int
 
     One order for each size, best first; ``task`` holds the examples of the scores.
     """
-    return _descents(CircuitProbe.of(model, task, scores, limits), counts)
+    order = _descent(CircuitProbe.of(model, task, scores, limits), min(counts))
+    return [order[:n] for n in counts]
 
 
-@selection("exchanged", measures=True)
+@selection("exchanged", measures=True, nested=False)
 def exchanged(
     model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()
 ) -> Orders:
@@ -81,7 +81,8 @@ def exchanged(
     One order for each size, best first; ``task`` holds the examples of the scores.
     """
     probe = CircuitProbe.of(model, task, scores, limits)
-    return [_swapped(probe, order) for order in _descents(probe, counts)]
+    order = _descent(probe, min(counts))
+    return [_swapped(probe, order[:n]) for n in counts]
 
 
 @dataclass(frozen=True)
@@ -161,73 +162,101 @@ def _that_fit(pairs: Pairs, n_edges: int) -> Pairs:
     return pairs.rows(torch.linspace(0, len(pairs) - 1, most, device="cpu").round().long())
 
 
-def _descents(probe: CircuitProbe, counts: Sequence[int]) -> Orders:
-    order = _descent(probe, min(counts))
-    return [_trimmed(probe, order, n) for n in counts]
+def _descent(probe: CircuitProbe, smallest: int) -> Order:
+    """All edges, those removed last first, down to a circuit of at most ``smallest``.
 
-
-def _descent(probe: CircuitProbe, n: int) -> Order:
-    """All edges, those removed last first, down to a circuit of at most ``n``.
-
-    The rungs do not depend on ``n``, so a circuit does not depend on the other sizes asked for.
+    The rungs do not depend on ``smallest``, so a circuit does not depend on the other sizes asked for.
     """
     graph = probe.scores.graph
     ranked = top(probe.scores, graph.n_edges)
     left = graph.mask_of(ranked[: start_size(probe.scores)])
+    left = pruned(graph, left.view(graph.n_sources, -1)).flatten()
     removed = [ranked[~left[ranked]].flip(0)]  # first removed first
     while True:
-        dead = left & ~pruned(graph, left.view(graph.n_sources, -1)).flatten()
-        removed.append(ranked[dead[ranked]].flip(0))
-        left &= ~dead
         edges = left.nonzero()[:, 0]
-        if len(edges) <= n:
+        if len(edges) <= smallest:
             break
         n_removed = len(edges) - int(RUNG * len(edges))
-        going = edges[distributed.broadcast_first(to_remove(*probe.measure(edges, edges), n_removed))]
+        measured = probe.measure(edges, edges)
+        going = to_remove(*measured, n_removed, Ways(graph, edges).without)
+        going = edges[distributed.broadcast_first(going)]
         removed.append(going)
         left[going] = False
     removed.append(ranked[left[ranked]].flip(0))
     return torch.cat(removed).flip(0)
 
 
-def _trimmed(probe: CircuitProbe, order: Tensor, n: int) -> Order:
-    """The first ``n`` edges, the last few removed from a circuit that was measured as it is."""
-    graph = probe.scores.graph
-    if n >= start_size(probe.scores):
-        return order[:n]
-    mask = graph.mask_of(order[: round(TRIM * n)])
-    mask = pruned(graph, mask.view(graph.n_sources, -1)).flatten()
-    edges = mask.nonzero()[:, 0]
-    if len(edges) > n:
-        going = to_remove(*probe.measure(edges, edges), len(edges) - n)
-        mask[edges[distributed.broadcast_first(going)]] = False
-    alive = order[mask[order]]
-    return torch.cat([alive, order[~mask[order]]])[:n]
+class Ways:
+    """Which edges are on a way from ``input`` to ``logits``, while edges are removed one after another."""
+
+    def __init__(self, graph: Graph, edges: Int[Tensor, " edge"]) -> None:
+        """All of the edges, positions in the flattened matrix, have to be on a way."""
+        self.source = (edges // graph.n_targets).tolist()
+        self.target = graph.node_of_target[edges % graph.n_targets].tolist()
+        self.out_of: list[list[int]] = [[] for _ in range(graph.n_sources + 1)]
+        self.into: list[list[int]] = [[] for _ in range(graph.n_sources + 1)]
+        for edge, (source, target) in enumerate(zip(self.source, self.target, strict=True)):
+            self.out_of[source].append(edge)
+            self.into[target].append(edge)
+        self.n_out, self.n_in = ([len(own) for own in lists] for lists in (self.out_of, self.into))
+        self.gone = [False] * len(edges)
+
+    def without(self, edge: int) -> list[int]:
+        """Remove an edge, if it is there: all edges that are then on no way any more, itself first."""
+        gone, todo = list[int](), [edge]
+        while todo:
+            edge = todo.pop()
+            if self.gone[edge]:
+                continue
+            self.gone[edge] = True
+            gone.append(edge)
+            source, target = self.source[edge], self.target[edge]
+            self.n_out[source] -= 1
+            self.n_in[target] -= 1
+            if not self.n_out[source]:
+                todo += self.into[source]
+            if not self.n_in[target]:
+                todo += self.out_of[target]
+        return gone
 
 
 def to_remove(
-    deviations: Float[Tensor, " example"], effects: Float[Tensor, "example edge"], n: int, *, caution: float = CAUTION
+    deviations: Float[Tensor, " example"],
+    effects: Float[Tensor, "example edge"],
+    n: int,
+    without: Callable[[int], list[int]],
+    *,
+    caution: float = CAUTION,
 ) -> Int[Tensor, " removed"]:
-    """Which ``n`` edges to remove from a circuit with these deviations, in order."""
-    deviations, square = deviations.clone(), effects.square().sum(0)
-    open_, removed = torch.ones_like(square, dtype=torch.bool), list[Tensor]()
-    most = max(1, n // GROUPS)
-    while n:
-        gain = torch.where(open_, (1 + caution) * square - 2 * (deviations @ effects), torch.inf)
-        ranked = gain.sort(stable=True)
-        chosen = ranked.indices[: min(n, most)]
-        # The group ends where an edge, behind those before it, would be worse than the next one outside.
-        own = effects[:, chosen]
-        before = deviations[:, None] - (own.cumsum(1) - own)
-        then = (1 + caution) * square[chosen] - 2 * (before * own).sum(0)
-        good = then <= ranked.values[min(len(chosen), len(gain) - 1)]
-        good[0] = True
-        chosen = chosen[: int(good.long().cumprod(0).sum())]
-        removed.append(chosen)
-        open_[chosen] = False
-        deviations -= effects[:, chosen].sum(1)
-        n -= len(chosen)
-    return torch.cat(removed)
+    """Which edges to remove from a circuit with these deviations, in order: ``n``, and those that go with the last.
+
+    Args:
+        deviations: The deviation of each example.
+        effects: What each example loses without each edge.
+        n: The number of edges to remove.
+        without: Removes an edge; returns it and the edges that go with it, or nothing if it is gone. What goes
+            with an edge acted through it alone, so its effect is a part of that edge's.
+        caution: The weight of the edges' own effects.
+    """
+    left, effects = deviations.clone(), effects.T.contiguous()  # (edge, example)
+    cost, removed = (1 + caution) * effects.square().sum(1), list[int]()
+    group = max(1, n // GROUPS)
+    while len(removed) < n:
+        # Sweep all edges for the best few, and take from these until one outside may be better.
+        gain = torch.addmv(cost, effects, left, alpha=-2)
+        few = gain.topk(min(4 * group, len(cost)), largest=False).indices.sort().values
+        own, own_cost, most = effects[few], cost[few], gain[few].max()
+        for _ in range(group):
+            gain = torch.addmv(own_cost, own, left, alpha=-2)
+            best = int(gain.argmin())
+            if gain[best] > most or len(removed) >= n:
+                break
+            own_cost[best] = torch.inf
+            if gone := without(int(few[best])):
+                left -= own[best]
+                removed += gone
+                cost[gone] = torch.inf
+    return torch.tensor(removed, dtype=torch.long, device="cpu")
 
 
 def _swapped(probe: CircuitProbe, order: Int[Tensor, " before"]) -> Order:
