@@ -83,7 +83,8 @@ def test_slider_moves_the_count_the_drawing_and_the_point_on_the_curve(visit: Vi
     assert after[0] == len(select(scores, asked)) > before[0]
     assert float(after[1]) > float(before[1])
     assert after[2] > before[2]
-    assert page.inner_text("#faithfulness").startswith("≈")  # between two measured points
+    assert page.inner_text("#faithfulness").startswith("≈")
+    assert page.inner_text("#faithfulness-note") == "between 20% at 616 and 40% at 1,232 edges"
     assert page.get_attribute("#slider", "aria-valuetext") == f"{asked:,} edges"
 
 
@@ -92,7 +93,7 @@ def test_methods_can_be_switched(visit: Visit, make: Maker) -> None:
     page = visit.open(make.report(*both))
     page.get_by_text("EAP", exact=True).first.click()
     assert edges_shown(page) == select(both[1], 50).edges
-    assert page.locator("#curve .line").count() == 2
+    assert page.locator("#curve .line:not(.other)").count() == 2
 
 
 def test_clicking_a_node_fades_all_but_its_edges(visit: Visit, make: Maker) -> None:
@@ -293,11 +294,57 @@ def test_circuit_selected_elsewhere_has_the_points_of_its_own_way(visit: Visit, 
     curve = [CurvePoint("balanced", 120, len(found), 0.93, 0.9, 0.97, 0.2)]
     runs = [MethodRun(scores, [*make.curve(scores.graph.n_edges), *curve], circuit=found)]
     page = visit.open(Report("t", "m", "t", runs, Chosen(len(found), "saved")))
-    assert page.locator("#hows span").all_inner_texts() == ["Top", "Greedy", "Signed", "Balanced"]
+    assert page.locator("#hows span").all_inner_texts() == ["Balanced", "Top", "Greedy", "Signed"]
     assert page.inner_text("#faithfulness") == "93%"
     assert "of 120 requested" in page.inner_text("#kept-note")
     ask(page, edges=len(found) - 5)
     assert page.inner_text("#faithfulness-note") == "not measured here"
+
+
+def nested_report(make: Maker, *, edges: int, opens: int) -> tuple[Report, list[str]]:
+    """A report whose selection the page cannot compute, and the order of its edges."""
+    scores = make.scores(6, 5)
+    largest = select(scores, 400, how="ratio=0.8", prune=False)
+    curve = [CurvePoint("ratio=0.8", n, n - 1, n / 400, n / 400 - 0.1, n / 400 + 0.1, 0.2) for n in (40, 100, 200, 400)]
+    run = MethodRun(scores, [*curve, CurvePoint("top", 100, 90, 0.1, 0.0, 0.2, 0.9)], circuit=largest, nested=True)
+    return Report("t", "m", "t", [run], Chosen(edges, "saved", opens=opens)), largest.edges
+
+
+def test_nested_selection_has_a_circuit_for_every_size(visit: Visit, make: Maker, tmp_path: Path) -> None:
+    report, _ = nested_report(make, edges=200, opens=100)
+    page = visit.open(report)
+    scores = report.runs[0].scores
+    for n in (100, 37, 311, 400):
+        ask(page, edges=n)
+        circuit = select(scores, n, how="ratio=0.8")
+        assert edges_shown(page) == circuit.edges
+        assert load_circuit(saved(page, "#save-json", tmp_path)).about == circuit.about
+    ask(page, edges=150)
+    assert page.inner_text("#faithfulness-note") == "between 25% at 100 and 50% at 200 edges"
+
+
+def test_page_opens_on_a_small_circuit_and_offers_the_requested_one(visit: Visit, make: Maker) -> None:
+    report, _ = nested_report(make, edges=200, opens=100)
+    page = visit.open(report)
+    assert page.input_value("#count") == "100"
+    assert page.inner_text("#faithfulness") == "25%"
+    assert "has 199 edges and keeps 50% of the behaviour" in page.inner_text("#requested")
+    page.click("#show-requested")
+    assert page.input_value("#count") == "200"
+    assert not page.is_visible("#requested")
+
+
+def test_click_on_a_point_of_the_curve_goes_there(visit: Visit, make: Maker) -> None:
+    report, _ = nested_report(make, edges=200, opens=100)
+    page = visit.open(report)
+    assert page.locator(".key span").all_inner_texts() == ["ratio=0.8", "top"]
+    page.locator("#curve .front circle >> nth=3").click()
+    assert page.input_value("#count") == "400"
+    assert page.inner_text("#faithfulness") == "100%"
+    page.locator("#curve .other circle").click()
+    assert page.locator("#hows input:checked").get_attribute("value") == "top"
+    assert page.input_value("#count") == "100"
+    assert page.inner_text("#faithfulness") == "10%"
 
 
 def test_empty_circuit_says_so(visit: Visit, make: Maker) -> None:

@@ -52,6 +52,8 @@ class MethodRun:
         curve: The measured circuits.
         circuit: A circuit that the page cannot select, or that has no scores. The page offers its edges in their
             order. Points of the curve whose ``how`` is that of the circuit's selection belong to it.
+        nested: Whether the first n edges of ``circuit``, for every n, are what its selection gives for n edges. The
+            circuit is then the largest one, not pruned.
         name: A name that tells runs of the same method apart.
         areas: The areas of the MIB benchmark, by selection.
     """
@@ -59,6 +61,7 @@ class MethodRun:
     scores: Scores | None
     curve: Sequence[CurvePoint] = ()
     circuit: Circuit | None = None
+    nested: bool = False
     name: str | None = None
     areas: Mapping[str, Areas] = field(default_factory=dict)
 
@@ -81,7 +84,7 @@ class MethodRun:
     @property
     def selections(self) -> tuple[str, ...]:
         """The selections that the page offers for this run."""
-        return (() if self.scores is None else IN_PAGE) + (() if self.circuit is None else (SAVED,))
+        return (() if self.circuit is None else (SAVED,)) + (() if self.scores is None else IN_PAGE)
 
 
 @dataclass(frozen=True)
@@ -98,19 +101,21 @@ class Example:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The requested circuit, which the page shows first and on which the examples were run.
+    """The requested circuit, on which the examples were run.
 
     Args:
         edges: The number of edges.
         how: The selection.
         run: The index of its run in the report.
         pruned: Whether edges that are not on a way from ``input`` to ``logits`` were removed.
+        opens: The number of edges that the page shows first; by default the requested circuit.
     """
 
     edges: int
     how: str = "top"
     run: int = 0
     pruned: bool = True
+    opens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
     _check(report)
     graph, chosen = report.runs[0].graph, report.chosen
     limit = min(graph.n_edges, max(limit, chosen.edges))
-    saved = report.runs[chosen.run].circuit if chosen.how == SAVED else None
+    run = report.runs[chosen.run]
+    saved = run.circuit if chosen.how == SAVED and not run.nested else None
     content = {
         "version": __version__,
         "title": report.title,
@@ -109,6 +110,7 @@ def _run(run: MethodRun, limit: int) -> dict[str, Any]:
             "edges": len(run.circuit),
             "asked": run.circuit.asked,
             "how": run.circuit.provenance.how or SAVED,
+            "nested": run.nested,
         }
     return content
 

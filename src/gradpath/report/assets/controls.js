@@ -3,7 +3,7 @@
 /* The slider's stops: every small number, then about one per cent apart, and all that were measured. */
 function stopsOf(run, how, chosen) {
   const limit = limitOf(run, how);
-  const stops = new Set([limit, chosen, ...(how === "saved" ? [] : run.curve.map((point) => point.asked))]);
+  const stops = new Set([limit, chosen, ...(isNested(run, how) ? measured(run, how, "faithfulness").map((point) => point.asked) : [])]);
   for (let n = 1; n < limit; n = Math.max(n + 1, Math.round(n * 1.012))) stops.add(n);
   return [...stops].filter((n) => n >= 1 && n <= limit).sort((a, b) => a - b);
 }
@@ -50,9 +50,9 @@ function makeControls(data, change) {
 
   function drawTicks(run, state) {
     const share = (n) => `${(100 * nearest(n)) / Math.max(1, stops.length - 1)}%`;
-    const counts = state.how === "saved" ? [] : measured(run, state.how, "faithfulness").map((point) => point.asked);
+    const counts = isNested(run, state.how) ? measured(run, state.how, "faithfulness").map((point) => point.asked) : [];
     byId("ticks").replaceChildren(
-      ...counts.filter((n) => n <= run.limit).map((n) => element("i", { style: `left:${share(n)}`, class: n === data.chosen.edges ? "asked" : null })),
+      ...counts.filter((n) => n <= limitOf(run, state.how)).map((n) => element("i", { style: `left:${share(n)}`, class: n === data.chosen.edges ? "asked" : null })),
     );
   }
   return { draw, move };

@@ -12,40 +12,51 @@ function measured(run, how, of) {
     .sort((a, b) => a.asked - b.asked);
 }
 
+/* Whether every first n edges of the selection are a circuit of it. */
+const isNested = (run, how) => how !== "saved" || run.saved.nested;
+
 /* The position of the slider on the curve's axis. A part of a saved circuit has none, because only the
    complete circuit was requested. */
 function askedNow(run, state) {
-  if (state.how !== "saved") return state.n;
+  if (isNested(run, state.how)) return state.n;
   return state.n === run.saved.edges ? run.saved.asked : NaN;
 }
 
 /* The value at n edges: measured, or on the straight line (in log n) between two that were. */
 function readCurve(points, n, of) {
   const exact = points.find((point) => point.asked === n);
-  if (exact) return { value: exact[of], exact };
+  if (exact) return { value: exact[of], exact, between: [] };
   const above = points.findIndex((point) => point.asked > n);
   if (above <= 0) return null;
   const [a, b] = [points[above - 1], points[above]];
   const share = Math.log(n / a.asked) / Math.log(b.asked / a.asked);
-  return { value: a[of] + share * (b[of] - a[of]), exact: null };
+  return { value: a[of] + share * (b[of] - a[of]), exact: null, between: [a, b] };
 }
 
 function makeCurve(holder, data, pick) {
   function draw(state) {
     const of = state.curveOf;
-    const lines = data.runs.map((run, i) => ({ run, i, points: measured(run, state.how, of) }));
+    const lines = data.runs.map((run, i) => ({ run, i, how: state.how, points: measured(run, state.how, of) }));
+    lines.push(...otherSelections(data.runs[state.run], state, of));
     const all = lines.flatMap((line) => line.points);
     if (!all.length) return holder.replaceChildren();
     const scale = scaleOf(all, of, data, state);
     const svg = svgElement("svg", { viewBox: `0 0 ${CURVE.width} ${CURVE.height}`, role: "img", "aria-label": spoken(lines, of) });
     drawAxes(svg, scale, of, data);
     drawAsked(svg, scale, data);
-    for (const line of lines) if (line.i !== state.run) drawLine(svg, scale, line, of, false, pick);
+    for (const line of lines) if (line !== lines[state.run]) drawLine(svg, scale, line, of, false, pick);
     drawLine(svg, scale, lines[state.run], of, true, pick);
     drawHere(svg, scale, lines[state.run], of, state);
     return holder.replaceChildren(svg, ...(lines.length > 1 ? [keyOf(lines, state)] : []));
   }
   return draw;
+}
+
+/* The curves of the other selections of a run, to compare with. */
+function otherSelections(run, state, of) {
+  const hows = run.selections.filter((how) => how !== state.how);
+  const lines = hows.map((how) => ({ run, i: state.run, how, other: true, points: measured(run, how, of) }));
+  return lines.filter((line) => line.points.length);
 }
 
 function scaleOf(points, of, data, state) {
@@ -104,9 +115,12 @@ function drawAsked(svg, scale, data) {
   );
 }
 
-function drawLine(svg, scale, { i, points }, of, front, pick) {
+const colourOf = ({ i, other }) => (other ? "other" : METHOD_COLOURS[i % METHOD_COLOURS.length]);
+
+function drawLine(svg, scale, line, of, front, pick) {
+  const { i, how, points } = line;
   if (!points.length) return;
-  const group = svgElement("g", { class: `line ${METHOD_COLOURS[i % METHOD_COLOURS.length]}${front ? " front" : ""}` });
+  const group = svgElement("g", { class: `line ${colourOf(line)}${front ? " front" : ""}` });
   const banded = of === "faithfulness" && points.every((point) => point.low !== null && point.high !== null);
   if (banded && front) {
     const ends = [...points.map((p) => `${scale.x(p.asked)},${scale.y(p.high)}`), ...points.slice().reverse().map((p) => `${scale.x(p.asked)},${scale.y(p.low)}`)];
@@ -115,8 +129,8 @@ function drawLine(svg, scale, { i, points }, of, front, pick) {
   group.append(svgElement("polyline", { points: points.map((p) => `${scale.x(p.asked)},${scale.y(p[of])}`).join(" ") }));
   for (const p of points) {
     const dot = svgElement("circle", { cx: scale.x(p.asked), cy: scale.y(p[of]), r: front ? 3.2 : 2.2 });
-    dot.append(svgElement("title", {}, `${count(p.asked)} edges: ${of === "faithfulness" ? percent(p[of], 1) : number(p[of])}`));
-    dot.addEventListener("click", () => pick(i, p.asked));
+    dot.append(svgElement("title", {}, `${howName(how, line.run)}, ${count(p.asked)} edges: ${of === "faithfulness" ? percent(p[of], 1) : number(p[of])}`));
+    dot.addEventListener("click", () => pick(i, p.asked, how));
     group.append(dot);
   }
   svg.append(group);
@@ -136,17 +150,19 @@ function drawHere(svg, scale, { run, i, points }, of, state) {
 
 function keyOf(lines, state) {
   const key = element("div", { class: "key" });
-  for (const { run, i, points } of lines) {
-    const colour = METHOD_COLOURS[i % METHOD_COLOURS.length];
-    key.append(element("span", { class: `${colour}${i === state.run ? " front" : ""}` }, methodName(run.name), points.length ? "" : " (not measured)"));
+  const several = new Set(lines.map((line) => line.i)).size > 1;
+  for (const line of lines) {
+    const { run, how, points } = line;
+    const name = [...(several ? [methodName(run.name)] : []), ...(several && !line.other ? [] : [howName(how, run).toLowerCase()])].join(", ");
+    key.append(element("span", { class: `${colourOf(line)}${line === lines[state.run] ? " front" : ""}` }, name, points.length ? "" : " (not measured)"));
   }
   return key;
 }
 
 function spoken(lines, of) {
-  const parts = lines.filter((line) => line.points.length).map(({ run, points }) => {
+  const parts = lines.filter((line) => line.points.length).map(({ run, how, points }) => {
     const values = points.map((p) => `${of === "faithfulness" ? percent(p[of]) : number(p[of])} at ${count(p.asked)} edges`);
-    return `${methodName(run.name)}: ${values.join(", ")}`;
+    return `${methodName(run.name)}, ${howName(how, run).toLowerCase()}: ${values.join(", ")}`;
   });
   return `Curve of ${of}. ${parts.join(". ")}`;
 }

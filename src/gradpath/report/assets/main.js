@@ -15,12 +15,12 @@ function start() {
   });
   const { chosen } = data;
   const state = {
-    run: chosen.run, how: chosen.how, n: Math.max(1, chosen.edges), prune: chosen.pruned,
+    run: chosen.run, how: chosen.how, n: Math.max(1, chosen.opens ?? chosen.edges), prune: chosen.pruned,
     selected: -1, edge: -1, focus: -1, reach: "edges", curveOf: "faithfulness",
   };
   const view = makeView(byId("holder"), byId("canvas"), { point: showTip, pick, plainWheel: () => hint("Hold Ctrl (or ⌘) and scroll to zoom") });
   const controls = makeControls(data, change);
-  const drawCurve = makeCurve(byId("curve"), data, (run, n) => state.how !== "saved" && change({ run, n: Math.min(n, data.runs[run].limit) }));
+  const drawCurve = makeCurve(byId("curve"), data, (run, n, how) => isNested(data.runs[run], how) && change({ run, how, n: Math.min(n, limitOf(data.runs[run], how)) }));
   const drawDetails = makeDetails({ pickNode, pickEdge, point: view.point });
   let place = null;
 
@@ -70,7 +70,7 @@ function start() {
     const comparable = state.prune === data.chosen.pruned;
     say("faithfulness", kept && comparable ? (kept.exact ? "" : "≈ ") + percent(kept.value) : "–");
     say("faithfulness-note", !kept || !comparable ? "not measured here"
-      : !kept.exact ? "interpolated between two measured circuits"
+      : !kept.exact ? `between ${kept.between.map((point) => `${percent(point.faithfulness)} at ${count(point.asked)}`).join(" and ")} edges`
       : kept.exact.low === null || kept.exact.high === null ? "measured" : `95% interval ${percent(kept.exact.low)} to ${percent(kept.exact.high)}`);
     say("error", error && comparable ? (error.exact ? "" : "≈ ") + number(error.value) : "–");
     say("error-note", error && comparable ? "0: the model, 1: the corrupted run" : "not measured here");
@@ -80,6 +80,21 @@ function start() {
     const nodes = scene.weight.reduce((sum, weight) => sum + (weight > 0 ? 1 : 0), 0);
     say("nodes", count(nodes));
     say("nodes-note", `of ${count(graph.nSources + 1)} in the model`);
+    drawRequested();
+  }
+
+  /* Where another circuit is shown than the requested one: what that is, and the way there. */
+  function drawRequested() {
+    const run = data.runs[chosen.run];
+    const here = state.run === chosen.run && state.how === chosen.how && state.n === Math.max(1, chosen.edges);
+    byId("requested").hidden = here || !chosen.edges;
+    if (byId("requested").hidden) return;
+    const found = measured(run, chosen.how, "faithfulness").find((point) => point.asked === chosen.asked);
+    const keeps = found ? ` and keeps ${percent(found.faithfulness)} of the behaviour` : "";
+    byId("requested").replaceChildren(
+      `The circuit that was found has ${plural(found ? found.kept : chosen.edges, "edge")}${keeps}. `,
+      element("button", { type: "button", class: "quiet", id: "show-requested", onclick: () => change({ run: chosen.run, how: chosen.how, n: chosen.edges, prune: chosen.pruned }) }, "Show it"),
+    );
   }
 
   const say = (id, text) => (byId(id).textContent = text);
