@@ -29,7 +29,8 @@ from gradpath.evaluation.evaluate import Result, evaluate
 from gradpath.model.transformer import Transformer
 from gradpath.report.data import IN_PAGE, SAVED, Chosen, CurvePoint, MethodRun, Report, evidence
 from gradpath.report.page import write
-from gradpath.report.plots import write_spans
+from gradpath.report.plots import POSITION_FILES, write_spans
+from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, edge_count, find_selection, nested_order, select_many, select_nodes
 from gradpath.sweep import Limits, Progress
@@ -195,20 +196,21 @@ class Found:
         write(report, Path(file))
 
     def save(self, folder: str | Path, *, command: str = "", seconds: float | None = None) -> None:
-        """Write the scores, the circuit and the report (or the figure of positions), each atomically.
+        """Write the scores, the circuit and the report (or the figure of positions): all of them, or none.
 
         Args:
             folder: The folder to write to.
             command: The command that makes the report again, to show in it.
             seconds: How long it took, to show in it.
         """
-        folder = Path(folder)
-        self.scores.save(folder / "scores.safetensors")
-        self.circuit.save(folder / "circuit.json")
-        if self.circuit.spans:
-            write_spans(self.circuit, folder)
-        else:
-            self.report(folder / "report.html", command=command, seconds=seconds)
+        # A report of an earlier run would not belong to these scores.
+        with write_together(Path(folder), instead_of=("report.html", *POSITION_FILES)) as draft:
+            self.scores.save(draft / "scores.safetensors")
+            self.circuit.save(draft / "circuit.json")
+            if self.circuit.spans:
+                write_spans(self.circuit, draft)
+            else:
+                self.report(draft / "report.html", command=command, seconds=seconds)
 
 
 def find(

@@ -39,7 +39,7 @@ def verbs(*quick: str) -> list[Any]:
 
 def finished_files(out: Path) -> dict[str, int]:
     """Every file with the moment it was written, each of which has to be whole."""
-    files = [file for file in out.rglob("*") if file.is_file() and file.name != ".lock"]
+    files = [file for file in out.rglob("*") if file.is_file() and file.name != ".gradpath-lock"]
     files = [file for file in files if not file.name.endswith("gradpath-part")]
     for file in files:
         if file.suffix == ".json":
@@ -105,7 +105,16 @@ def test_a_limit_on_file_sizes_is_told(server, tiny_folder, tmp_path):
     code = server.run(*VERBS["find"], "--model", tiny_folder, "--out", tmp_path / "out", most=20_000)
     assert code == 1
     assert "report.html could not be written: File too large" in server.said()
-    assert set(finished_files(tmp_path / "out")) == {"scores.safetensors", "circuit.json"}
+    assert not (tmp_path / "out").exists()  # all files, or none
+
+
+def test_files_of_an_earlier_run_stay_together(server, tiny_folder, tmp_path):
+    command = (*VERBS["find"], "--model", tiny_folder, "--out", tmp_path / "out")
+    assert server.run(*command) == 0
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert set(before) == {"scores.safetensors", "circuit.json", "report.html"}
+    assert server.run(*command, "--seed", "1", most=20_000) == 1
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 
 
 @pytest.mark.parametrize("verb", verbs("find", "curve", "reproduce"))
@@ -130,7 +139,7 @@ def test_a_signal_ends_a_run_that_can_go_on(server, tiny_folder, tmp_path, verb,
     out = tmp_path / "out"
     command = (*VERBS[verb], "--model", tiny_folder, "--out", out)
     scores = "scores.safetensors" if verb == "find" else "scores/*.safetensors"
-    begun = ".lock" if when == "at the start" else scores
+    begun = ".gradpath-lock" if when == "at the start" else scores
     child = server.start(*command, hold=[out / begun])
     until(lambda: server.held(child))
     os.kill(child, how)
@@ -140,7 +149,7 @@ def test_a_signal_ends_a_run_that_can_go_on(server, tiny_folder, tmp_path, verb,
         assert code == expected
         assert says in server.said()
         assert not parts(out)
-        assert not (out / ".lock").exists()
+        assert not (out / ".gradpath-lock").exists()
     else:
         assert code == -how
     before = finished_files(out) if out.exists() else {}
@@ -154,7 +163,7 @@ def test_a_signal_ends_a_run_that_can_go_on(server, tiny_folder, tmp_path, verb,
 def test_two_runs_in_one_folder_do_not_meet(server, tiny_folder, tmp_path, verb):
     out = tmp_path / "out"
     command = (*VERBS[verb], "--model", tiny_folder, "--out", out)
-    first = server.start(*command, hold=[out / ".lock"])  # it is slow
+    first = server.start(*command, hold=[out / ".gradpath-lock"])  # it is slow
     until(lambda: server.held(first))
     assert server.run(*command) == 1
     assert f"is being written to by another run (process {first})" in server.said()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -14,7 +15,7 @@ import pytest
 
 from gradpath.errors import InputError
 from gradpath.runtime import files
-from gradpath.runtime.files import lock_folder, write_atomically
+from gradpath.runtime.files import lock_folder, write_atomically, write_together
 
 SOURCES = {files.__file__, contextlib.__file__}
 # A file that is open when the exception comes is closed when its last reference goes, and says so.
@@ -89,7 +90,7 @@ def test_an_interrupted_lock_leaves_no_lock_file_and_no_empty_folder(tmp_path, f
             pass
 
     for place in interruptions(work):
-        assert not (folder / ".lock").exists(), place
+        assert not (folder / ".gradpath-lock").exists(), place
         assert folder.exists() == folder_exists, place
 
 
@@ -99,12 +100,12 @@ def test_an_interrupted_attempt_does_not_take_the_lock_of_another_run(tmp_path):
             pytest.fail("two runs have the lock")
 
     with lock_folder(tmp_path):
-        inode = (tmp_path / ".lock").stat().st_ino
+        inode = (tmp_path / ".gradpath-lock").stat().st_ino
         for place in interruptions(work):
-            assert (tmp_path / ".lock").stat().st_ino == inode, place
+            assert (tmp_path / ".gradpath-lock").stat().st_ino == inode, place
         with pytest.raises(InputError, match=f"by another run .process {os.getpid()}."), lock_folder(tmp_path):
             pass
-    assert not (tmp_path / ".lock").exists()
+    assert not (tmp_path / ".gradpath-lock").exists()
 
 
 def test_a_file_has_the_permissions_that_the_umask_leaves(tmp_path):
@@ -117,9 +118,134 @@ def test_a_file_has_the_permissions_that_the_umask_leaves(tmp_path):
 
 
 def test_leftovers_of_a_run_that_was_killed_are_removed(tmp_path):
-    parts = [tmp_path / ".a.gradpath-part", tmp_path / "cells" / ".b.gradpath-part"]
+    parts = [tmp_path / ".a.gradpath-part", tmp_path / "cells" / ".b.gradpath-part", tmp_path / ".c.gradpath-part"]
     parts[1].parent.mkdir()
+    parts[2].mkdir()
+    parts[2] /= "scores.safetensors"
     for part in parts:
         part.touch()
     with lock_folder(tmp_path):
-        assert not any(map(Path.exists, parts))
+        assert {file.name for file in tmp_path.rglob("*")} == {"cells", ".gradpath-lock"}
+
+
+def test_a_link_is_followed_and_stays_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    for name, target in (("there", "elsewhere/there"), ("missing", "elsewhere/missing")):
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "elsewhere" / "there").write_text("old")
+    for name in ("there", "missing"):
+        write_atomically(tmp_path / name, "new")
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "elsewhere" / name).read_text() == "new"
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    received = []
+    reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    write_atomically(tmp_path / "pipe", "content")
+    reader.join(10)
+    assert received == ["content"]
+    assert (tmp_path / "pipe").is_fifo()
+    assert list(tmp_path.iterdir()) == [tmp_path / "pipe"]
+
+
+def test_a_device_is_written_to_and_its_error_is_a_sentence(tmp_path):
+    for name in ("null", "full"):
+        (tmp_path / name).symlink_to(f"/dev/{name}")
+    write_atomically(tmp_path / "null", "content")
+    with pytest.raises(InputError, match="full could not be written: No space left"):
+        write_atomically(tmp_path / "full", "content")
+    assert Path("/dev/null").is_char_device()
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_file_name_may_be_as_long_as_the_system_allows(tmp_path):
+    write_atomically(tmp_path / ("x" * 255), "content")
+    assert (tmp_path / ("x" * 255)).read_text() == "content"
+
+
+def write_two(folder: Path, *, stop: bool = False) -> None:
+    with write_together(folder, instead_of=("c",)) as draft:
+        write_atomically(draft / "a", "new")
+        if stop:
+            (draft / "b").mkdir()
+        write_atomically(draft / "b", "new")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+def test_interrupted_writes_leave_the_files_of_one_run(tmp_path):
+    old, new = {"a": "old", "b": "old", "c": "old"}, {"a": "new", "b": "new"}
+    seen = []
+    for name, text in old.items():
+        (tmp_path / name).write_text(text)
+    for place in interruptions(lambda: write_two(tmp_path)):
+        assert contents(tmp_path) in (old, new), place
+        seen.append(contents(tmp_path))
+        for name, text in old.items():
+            (tmp_path / name).write_text(text)
+    assert old in seen
+    assert new in seen
+
+
+@pytest.mark.parametrize("broken", ["a folder", "a full device", "an error"])
+def test_files_that_belong_together_all_stay_if_one_cannot_be_written(tmp_path, broken):
+    (tmp_path / "a").write_text("old")
+    if broken == "a folder":
+        (tmp_path / "b").mkdir()
+    elif broken == "a full device":
+        (tmp_path / "b").symlink_to("/dev/full")
+    with pytest.raises(InputError, match="b could not be written"):
+        write_two(tmp_path, stop=broken == "an error")
+    assert (tmp_path / "a").read_text() == "old"
+    assert {file.name for file in tmp_path.iterdir()} <= {"a", "b"}
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(InputError, match="file could not be written: Not a directory"),
+        write_together(tmp_path / "file"),
+    ):
+        pytest.fail("there is no folder")
+
+
+@pytest.mark.parametrize("kind", ["a link", "a hard link", "a pipe", "another program's"])
+def test_a_lock_file_that_is_not_ours_is_left_alone(tmp_path, kind):
+    lock, other = tmp_path / "out" / ".gradpath-lock", tmp_path / "other"
+    lock.parent.mkdir()
+    other.write_text("123")
+    if kind == "a link":
+        lock.symlink_to(other)
+    elif kind == "a hard link":
+        lock.hardlink_to(other)
+    elif kind == "a pipe":
+        os.mkfifo(lock)
+    else:
+        lock.write_text("held by somebody")
+    before = lock.lstat()
+    with pytest.raises(InputError, match="not a lock file of gradpath"), lock_folder(lock.parent):
+        pytest.fail("it is locked")
+    assert lock.lstat().st_ino == before.st_ino
+    assert other.read_text() == "123"
+    assert kind != "another program's" or lock.read_text() == "held by somebody"
+
+
+def test_a_file_called_lock_is_left_alone(tmp_path):
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / ".lock").symlink_to("other")
+    with lock_folder(tmp_path):
+        pass
+    assert (tmp_path / ".lock").is_symlink()
+    assert (tmp_path / "other").read_text() == "mine"
+
+
+def test_the_lock_file_that_a_killed_run_left_is_taken_over(tmp_path):
+    (tmp_path / ".gradpath-lock").write_text("999999999")
+    with lock_folder(tmp_path):
+        assert (tmp_path / ".gradpath-lock").read_text() == str(os.getpid())
+    assert not (tmp_path / ".gradpath-lock").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import GridBar, Screen, print_result
 from gradpath.cli.reproduce import as_json_text, as_text, request_of
-from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
     from gradpath.grid.bench import Bench
@@ -53,7 +52,12 @@ def command(
     name = task or ("custom" if data else defaults.TASK)
     how = opt.grid_selections(how, given["grid"], defaults.SELECTION)
     request = request_of(tasks=name, how=how, data=data, **given)
-    curve = Experiment("curve", faithfulness.jobs, lambda bench: faithfulness.outcome(bench, "curve"))
+
+    def outcome(bench: Bench) -> Outcome:
+        made = faithfulness.outcome(bench, "curve")
+        return made if out is None else replace(made, files=lambda draft: [_write_report(bench, made, draft)])
+
+    curve = Experiment("curve", faithfulness.jobs, outcome)
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradpath-")))
         stack.enter_context(lock_folder(folder))
@@ -61,16 +65,13 @@ def command(
         bench = Bench(model, request, Store(folder), published(model))
         with GridBar() as bar:
             written = reproduce(bench, [curve], folder, command=opt.command_line(), watch=bar, note=Screen().note)
-        if out is not None:
-            page = out / "report.html"
-            distributed.on_first_rank(lambda: _write_report(bench, written[0].outcome, page))
-        else:
+        if out is None:
             written = [Written(one.outcome, one.record, []) for one in written]
         print_result(as_json_text(written) if as_json else as_text(written))
 
 
-def _write_report(bench: Bench, outcome: Outcome, file: Path) -> None:
-    """One page with all methods side by side, opened on the last circuit of the first of them."""
+def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
+    """Write ``report.html``: all methods side by side, opened on the last circuit of the first of them."""
     from gradpath.evaluation.mib import Areas
     from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
     from gradpath.report.data import IN_PAGE
@@ -106,4 +107,5 @@ def _write_report(bench: Bench, outcome: Outcome, file: Path) -> None:
         command=opt.command_line(),
         about={"examples measured": bench.request.examples, "seed": bench.request.seed},
     )
-    write(report, file)
+    write(report, folder / "report.html")
+    return folder / "report.html"

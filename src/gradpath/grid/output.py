@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradpath.report.style import save
-from gradpath.runtime.files import write_atomically
+from gradpath.runtime.files import write_atomically, write_together
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,17 +124,19 @@ class Outcome:
 
 
 def write(outcome: Outcome, folder: Path, record: Mapping[str, Any]) -> list[Path]:
-    """Write all files of an outcome, each atomically, and return their paths."""
-    csv_file, page, json_file = (folder / f"{outcome.name}.{suffix}" for suffix in ("csv", "md", "json"))
-    write_atomically(csv_file, _csv_text(outcome.rows))
-    others = [file for stem, draw in outcome.figures.items() for file in save(draw(), folder / stem)]
-    others += outcome.files(folder)
-    images = "".join(f"\n![{file.stem}]({file.name})\n" for file in others if file.suffix == ".png")
-    write_atomically(page, outcome.page + images)
-    content = {"experiment": outcome.name, "title": outcome.title, **record}
-    content |= {"notes": list(outcome.notes), **outcome.facts, "rows": outcome.rows}
-    write_atomically(json_file, json.dumps(content, indent=1) + "\n")
-    return [csv_file, page, json_file, *others]
+    """Write all files of an outcome, all or none, and return their paths."""
+    with write_together(folder) as draft:
+        csv_file, page, json_file = (draft / f"{outcome.name}.{suffix}" for suffix in ("csv", "md", "json"))
+        write_atomically(csv_file, _csv_text(outcome.rows))
+        others = [file for stem, figure in outcome.figures.items() for file in save(figure(), draft / stem)]
+        others += outcome.files(draft)
+        images = "".join(f"\n![{file.stem}]({file.name})\n" for file in others if file.suffix == ".png")
+        write_atomically(page, outcome.page + images)
+        content = {"experiment": outcome.name, "title": outcome.title, **record}
+        content |= {"notes": list(outcome.notes), **outcome.facts, "rows": outcome.rows}
+        write_atomically(json_file, json.dumps(content, indent=1) + "\n")
+        files = [csv_file, page, json_file, *others]
+    return [folder / file.name for file in files]
 
 
 def _csv_text(rows: Sequence[Row]) -> str:

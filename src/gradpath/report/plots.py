@@ -22,6 +22,8 @@ from gradpath.scores import Scores
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+POSITION_FILES = ("positions.png", "positions.svg")  # what ``write_spans`` writes
+
 
 def plot_result(result: Result, ax: Axes | None = None) -> Axes:
     """Plot the metric of every example in the corrupted run, in the circuit and in the model, with the means."""

@@ -9,37 +9,124 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gradpath.errors import InputError
 from gradpath.runtime import distributed
 
-_PART = ".gradpath-part"  # the suffix of a file that is still being written
+_PART = ".gradpath-part"  # the suffix of what is still being written
+_LOCK = ".gradpath-lock"
+_DEVICES = ("/dev/", "/proc/")  # /dev/stdout may lead to a regular file, which its owner still writes to
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
     """Write a temporary file next to ``file`` and rename it, so that no reader ever sees half a file.
+
+    A link is followed. A device or a pipe is written to: it cannot be replaced.
 
     Args:
         file: The file to write; its folder is created if necessary.
         content: Text, written as UTF-8, or bytes.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}{_PART}")
+    temporary = None
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        if not _is_replaceable(file):
+            file.write_bytes(data)
+            return
+        target = Path(os.path.realpath(file))
+        temporary = target.with_name(f".{secrets.token_hex(8)}{_PART}")
+        target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as handle:
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
-        temporary.replace(file)
+        temporary.replace(target)
     except OSError as problem:
         raise _not_writable(file, problem) from None
     finally:
-        with suppress(OSError):  # it was renamed, or never created
-            temporary.unlink()
+        if temporary is not None:
+            with suppress(OSError):  # it was renamed, or never created
+                temporary.unlink()
+
+
+@contextmanager
+def write_together(folder: Path, *, instead_of: Sequence[str] = ()) -> Iterator[Path]:
+    """Write several files that belong together: all of them change, or none.
+
+    Args:
+        folder: Where the files go; created if necessary.
+        instead_of: Names of files of earlier runs that are removed unless they are written again.
+
+    Returns:
+        A draft folder to write to. Its files move to ``folder`` at the end, unless there was an error.
+    """
+    draft, drafts = folder / f".{secrets.token_hex(8)}{_PART}", list[Path]()
+    try:
+        try:
+            _make_folder(draft)
+            yield draft
+            drafts.extend(_checked_drafts(draft, folder))
+            _move(drafts, folder, instead_of)
+        finally:
+            if drafts:  # a signal may have come while they were moved, and the files have to be those of one run
+                _move(drafts, folder, instead_of)
+            shutil.rmtree(draft, ignore_errors=True)
+    finally:  # once more, in case a signal interrupted the first
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as problem:
+        raise _not_writable(folder, problem) from None
+
+
+def _checked_drafts(draft: Path, folder: Path) -> list[Path]:
+    """The files of a draft, those first that are not simply renamed, because only these can fail half-way."""
+    for file in draft.iterdir():
+        if (folder / file.name).is_dir():
+            raise _not_writable(folder / file.name, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    return sorted(draft.iterdir(), key=lambda file: (not _is_special(folder / file.name), file.name))
+
+
+def _move(drafts: list[Path], folder: Path, instead_of: Sequence[str]) -> None:
+    """Move the drafts to a folder. It is safe to call this again; after a failure it does nothing more."""
+    for draft in drafts:
+        file = folder / draft.name
+        try:
+            if not draft.exists():
+                continue
+            if _is_special(file):
+                write_atomically(file, draft.read_bytes())
+            else:
+                draft.replace(file)
+        except (OSError, InputError) as problem:
+            drafts.clear()
+            raise problem if isinstance(problem, InputError) else _not_writable(file, problem) from None
+    for name in {*instead_of} - {draft.name for draft in drafts}:
+        with suppress(OSError):  # there is none
+            (folder / name).unlink()
+
+
+def _is_special(file: Path) -> bool:
+    """Whether a file is written other than by renaming a draft: a link, a device, a pipe."""
+    return file.is_symlink() or not _is_replaceable(file)
+
+
+def _is_replaceable(file: Path) -> bool:
+    """Whether a file may be replaced by another: a regular one, or one that does not exist."""
+    try:
+        mode = file.stat().st_mode
+    except FileNotFoundError:
+        return True
+    regular = stat.S_ISREG(mode) and not str(file.absolute()).startswith(_DEVICES)
+    return regular or stat.S_ISDIR(mode)  # a folder is refused when a file is renamed to it
 
 
 @contextmanager
@@ -55,7 +142,7 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    lock, is_new, handles = folder / ".lock", not folder.exists(), list[int]()
+    lock, is_new, handles = folder / _LOCK, not folder.exists(), list[int]()
     is_first = distributed.rank() == 0
     try:
         try:
@@ -71,10 +158,12 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
 
 def _acquire(lock: Path, handles: list[int]) -> None:
     """Open the lock file, lock it, write our process number to it, and remove what killed runs left behind."""
+    opened = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         while not _is_current(lock, handles):  # another run may remove the file before we have locked it
-            handles.append(os.open(lock, os.O_RDWR | os.O_CREAT, 0o666))
+            handles.append(os.open(lock, opened, 0o666))
+            _check_ours(lock, handles[-1])
             if not _flock(handles[-1]):
                 other = os.read(handles[-1], 20).decode(errors="replace").strip() or "unknown"
                 raise InputError(
@@ -85,16 +174,39 @@ def _acquire(lock: Path, handles: list[int]) -> None:
         os.write(handles[-1], f"{os.getpid()}".encode())
         for place in (lock.parent, lock.parent / "cells", lock.parent / "scores"):
             for part in place.glob(f".*{_PART}"):
-                part.unlink(missing_ok=True)
+                if part.is_dir() and not part.is_symlink():
+                    shutil.rmtree(part, ignore_errors=True)
+                else:
+                    part.unlink(missing_ok=True)
     except OSError as problem:
+        if problem.errno == errno.ELOOP:
+            raise _foreign(lock) from None
         raise _not_writable(lock, problem) from None
+
+
+def _check_ours(lock: Path, handle: int) -> None:
+    """Refuse a lock file that we did not write: ours is a regular file with a process number, or still empty."""
+    status, content = os.fstat(handle), b"?"
+    if stat.S_ISREG(status.st_mode):
+        content = os.read(handle, 21)
+        os.lseek(handle, 0, os.SEEK_SET)
+    if status.st_nlink > 1 or (content and not (content.isdigit() and len(content) < 21)):
+        raise _foreign(lock)
+
+
+def _foreign(lock: Path) -> InputError:
+    return InputError(
+        f"{lock} is not a lock file of gradpath, so it was left alone. Remove it, or give another folder with --out."
+    )
 
 
 def _release(lock: Path, handles: list[int], is_new: bool) -> None:
     """Remove the lock file if it is ours, and the folder if it is new and empty. It is safe to call this twice."""
-    with suppress(OSError):
+    with suppress(OSError, InputError):
         if not handles and lock.exists():  # a signal came after the file was created and before its handle was stored
-            handles.append(os.open(lock, os.O_RDWR))
+            handles.append(os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)))
+        if handles:
+            _check_ours(lock, handles[-1])
         if _is_current(lock, handles) and _flock(handles[-1]):
             lock.unlink()
     while handles:
@@ -107,7 +219,7 @@ def _release(lock: Path, handles: list[int], is_new: bool) -> None:
 def _is_current(lock: Path, handles: list[int]) -> bool:
     """Whether the last handle is that of the file that the lock's name refers to now."""
     try:
-        return bool(handles) and os.path.samestat(os.fstat(handles[-1]), lock.stat())
+        return bool(handles) and os.path.samestat(os.fstat(handles[-1]), lock.lstat())
     except FileNotFoundError:
         return False
 
@@ -127,6 +239,7 @@ def _flock(handle: int) -> bool:
 
 
 def _not_writable(file: Path, problem: OSError) -> InputError:
+    file = Path(*(part for part in file.parts if not part.endswith(_PART)))  # a draft has the name of its file
     return InputError(
         f"{file} could not be written: {problem.strerror or problem}. Choose a folder that can be "
         "written to and has room."
