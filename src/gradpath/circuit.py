@@ -1,29 +1,43 @@
-"""A circuit: some of a model's edges, and how they were found. Saved as readable JSON."""
+"""A circuit: a set of a model's edges, and how they were found. Saved as readable JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradpath.errors import InputError, reason
+from gradpath.errors import InputError, UsageError, reason
 from gradpath.graph import Graph, graph_from_json, node_of
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Provenance, checked_about
+
+if TYPE_CHECKING:
+    from gradpath.model.transformer import Transformer
 
 FORMAT = 1
 _LARGEST_SCORE = torch.finfo(torch.float32).max
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Circuit:
-    """Edges in the order in which they were selected, with their scores.
+    """A set of edges, in the order in which they were selected, with their scores.
+
+    ``len``, ``in``, iteration, ``&``, ``|``, ``-``, ``<=``, ``==`` and ``hash`` are those of a set of edges: order and
+    scores do not count. What ``&``, ``|`` and ``-`` give has the order and the scores of the left circuit, and is not
+    pruned.
+
+    >>> graph = Graph(n_layers=1, n_heads=1)
+    >>> a = Circuit.from_edges(graph, ["input->m0", "m0->logits"])
+    >>> b = Circuit.from_edges(graph, ["m0->logits", "input->logits"])
+    >>> "input->m0" in a, list(a & b), len(a | b), a - b == a.without("m0->logits")
+    (True, ['m0->logits'], 3, True)
 
     Args:
         graph: The model's graph.
@@ -41,8 +55,161 @@ class Circuit:
     spans: tuple[str, ...] = ()
     span: Int[Tensor, " edge"] | None = None
 
+    @classmethod
+    def from_edges(cls, model: Transformer | Graph, names: Iterable[str]) -> Circuit:
+        """The circuit of edges that you name. It is not pruned, and its scores are 0.
+
+        Args:
+            model: The model that the edges are of, or its graph.
+            names: The names of the edges, such as ``a0.h1->m3``; each is checked.
+
+        Returns:
+            The circuit, with its edges in this order.
+        """
+        if isinstance(names, str):
+            raise UsageError(f"edges are given as a list of names: got the text {names!r}. Write [{names!r}].")
+        graph = model if isinstance(model, Graph) else model.graph
+        about = {} if isinstance(model, Graph) else {"model": model.name}
+        return circuit_by_names(graph, [(name, 0.0) for name in names], about)._selected_by("named edges")
+
     def __len__(self) -> int:
         return len(self.index)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.edges)
+
+    def __contains__(self, edge: object) -> bool:
+        """Whether an edge is in the circuit; without a span in its name, at any span."""
+        return edge in self._names
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Circuit):
+            return NotImplemented
+        return self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __le__(self, other: Circuit) -> bool:
+        """Whether all edges are in the other circuit, too."""
+        return bool(torch.isin(self._keys, self._keys_of(other)).all())
+
+    def __and__(self, other: Circuit) -> Circuit:
+        """The edges that are in both."""
+        return self._part(torch.isin(self._keys, self._keys_of(other)), "intersection")._shared_with(other)
+
+    def __sub__(self, other: Circuit) -> Circuit:
+        """The edges that are not in the other circuit."""
+        return self._part(~torch.isin(self._keys, self._keys_of(other)), "difference")
+
+    def __or__(self, other: Circuit) -> Circuit:
+        """The edges of this circuit, then those that only the other one has."""
+        new = ~torch.isin(self._keys_of(other), self._keys)
+        both = replace(
+            self,
+            index=torch.cat([self.index, other.index[new]]),
+            scores=torch.cat([self.scores, other.scores[new]]),
+            span=None if self.span is None or other.span is None else torch.cat([self.span, other.span[new]]),
+        )
+        return both._shared_with(other)._selected_by("union")
+
+    def without(self, *names: str) -> Circuit:
+        """The circuit without some nodes or edges. It is not pruned again.
+
+        Args:
+            *names: Edges (``a0.h1->m3``); nodes, which lose all edges (``a0.h1``); or a head's query, key or value,
+                which loses those that feed it (``a5.h1<k>``). What the circuit does not have is ignored; what the
+                model does not have is an error.
+
+        Returns:
+            The circuit of the other edges.
+        """
+        keep = torch.ones(len(self), dtype=torch.bool, device="cpu")
+        for name in names:
+            keep &= ~self._edges_named(name)
+        return self._part(keep, "without " + ", ".join(names))
+
+    def compare(self, other: Circuit) -> Comparison:
+        """Compare with another circuit of the same model: which edges and nodes both have.
+
+        Args:
+            other: The other circuit.
+
+        Returns:
+            The numbers, and the edges on each side: print it, or read ``.jaccard_edges``, ``.both``, ``.only_a``.
+        """
+        self._keys_of(other)
+        return Comparison(self, other)
+
+    def _edges_named(self, name: str) -> Bool[Tensor, " edge"]:
+        """Which edges a name means: that of an edge, a node, or a head's query, key or value."""
+        sources, targets = self.index.unbind(1)
+        if "->" in name:
+            at_span = self.span is not None and "@" in name
+            source, target, span = _place(self.graph, name, self.spans if at_span else ())
+            found = (sources == source) & (targets == target)
+            return found & (self.span == span) if at_span else found
+        nodes = (*self.graph.sources, "logits")
+        if name in self.graph.targets and name not in nodes:
+            return targets == self.graph.targets.index(name)
+        if name not in nodes:
+            raise InputError(
+                f"a model with {self.graph.n_layers} layers of {self.graph.n_heads} heads has no node or edge "
+                f"{name!r}: write a node as a0.h1, m0, input or logits, and an edge as a0.h1->m0."
+            )
+        node = nodes.index(name)
+        return (sources == node) | (self.graph.node_of_target[targets] == node)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """The names of the edges, with and without their span."""
+        edges = self.edges
+        return frozenset(edges if self.span is None else [*edges, *(name.rpartition("@")[0] for name in edges)])
+
+    @property
+    def _keys(self) -> Int[Tensor, " edge"]:
+        """One number for each edge: equal for the same edge at the same span."""
+        flat = self.index[:, 0] * self.graph.n_targets + self.index[:, 1]
+        return flat if self.span is None else self.span * self.graph.n_pairs + flat
+
+    @cached_property
+    def _identity(self) -> tuple[Graph, tuple[str, ...], frozenset[int]]:
+        return self.graph, self.spans, frozenset(self._keys.tolist())
+
+    def _keys_of(self, other: Circuit) -> Int[Tensor, " edge"]:
+        """The keys of another circuit, if they mean the same edges as ours."""
+        if not isinstance(other, Circuit):
+            raise UsageError(
+                f"a circuit can be combined with another circuit: got {type(other).__name__}. "
+                "Make one from names with gp.Circuit.from_edges(model, names)."
+            )
+        if self.graph != other.graph:
+            raise InputError(
+                f"circuits can be combined if they are of models of the same shape: got {self.graph} and {other.graph}."
+            )
+        if self.spans != other.spans:
+            raise InputError(
+                "these circuits have their edges at different parts of the prompt "
+                f"({', '.join(self.spans) or 'everywhere'}; {', '.join(other.spans) or 'everywhere'}): "
+                "combine circuit.anywhere() of both."
+            )
+        return other._keys
+
+    def _part(self, keep: Bool[Tensor, " edge"], how: str) -> Circuit:
+        """Some of the edges; ``how`` is for the record."""
+        span = None if self.span is None else self.span[keep]
+        part = replace(self, index=self.index[keep], scores=self.scores[keep], span=span)
+        return part._selected_by(how)
+
+    def _selected_by(self, how: str) -> Circuit:
+        """The same edges, with a record that they were put together by hand and not pruned."""
+        selection = {"how": how, "pruned": False, "edges_asked": len(self), "edges_kept": len(self)}
+        return replace(self, about={**self.about, "selection": selection})
+
+    def _shared_with(self, other: Circuit) -> Circuit:
+        """The same edges; what is recorded about them is what holds for the other circuit, too."""
+        about = {k: v for k, v in self.about.items() if k == "selection" or (k in other.about and other.about[k] == v)}
+        return replace(self, about=about)
 
     @property
     def edges(self) -> list[str]:
@@ -151,6 +318,93 @@ class Circuit:
         text = json.dumps(head, indent=1).removesuffix("\n}")
         body = ",\n  ".join(lines)
         write_atomically(Path(file), f'{text},\n "edges": [\n  {body}\n ]\n}}\n')
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two circuits of the same model side by side.
+
+    Args:
+        a: The first circuit.
+        b: The second circuit.
+    """
+
+    a: Circuit
+    b: Circuit
+
+    @cached_property
+    def both(self) -> Circuit:
+        """The edges that both have, with the scores of the first."""
+        return self.a & self.b
+
+    @cached_property
+    def only_a(self) -> Circuit:
+        """The edges that only the first has."""
+        return self.a - self.b
+
+    @cached_property
+    def only_b(self) -> Circuit:
+        """The edges that only the second has."""
+        return self.b - self.a
+
+    @property
+    def jaccard_edges(self) -> float:
+        """The share of the edges of either circuit that both have; 1 for two empty circuits."""
+        return _jaccard(len(self.a), len(self.b), len(self.both))
+
+    @property
+    def jaccard_nodes(self) -> float:
+        """The share of the nodes of either circuit that both have; 1 for two empty circuits."""
+        numbers = self.numbers
+        return _jaccard(numbers["nodes_a"], numbers["nodes_b"], numbers["nodes_both"])
+
+    @property
+    def by_chance(self) -> float:
+        """How many edges two random circuits of these sizes would share on average."""
+        total = self.a.graph.n_edges * max(1, len(self.a.spans))
+        return len(self.a) * len(self.b) / total
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """How many edges and nodes each circuit has, and how many both have."""
+        nodes_a, nodes_b = set(self.a.nodes), set(self.b.nodes)
+        return {
+            "edges_a": len(self.a),
+            "edges_b": len(self.b),
+            "edges_both": len(self.both),
+            "nodes_a": len(nodes_a),
+            "nodes_b": len(nodes_b),
+            "nodes_both": len(nodes_a & nodes_b),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers as plain values."""
+        jaccard = {"jaccard_edges": self.jaccard_edges, "jaccard_nodes": self.jaccard_nodes}
+        return {**self.numbers, **jaccard, "edges_both_by_chance": self.by_chance}
+
+    def __str__(self) -> str:
+        n = self.numbers
+        lines = [f"{'':7}{'A':>9}{'B':>9}{'both':>9}{'only A':>9}{'only B':>9}   Jaccard"]
+        for what, share in (("edges", self.jaccard_edges), ("nodes", self.jaccard_nodes)):
+            a, b, both = (n[f"{what}_{side}"] for side in ("a", "b", "both"))
+            counts = "".join(f"{count:>9,}" for count in (a, b, both, a - both, b - both))
+            lines.append(f"{what:7}{counts}   {share:.3f}")
+        chance = f"{self.by_chance:,.0f}" if self.by_chance >= 10 else f"{self.by_chance:.2g}"
+        return "\n".join([*lines, f"Two random circuits of these sizes share {chance} edges on average."])
+
+    def report(self, file: str | Path) -> None:
+        """Write a page that shows both circuits in one drawing.
+
+        Args:
+            file: The HTML file to write.
+        """
+        from gradpath.report.compare import write_comparison
+
+        write_comparison(self, Path(file))
+
+
+def _jaccard(a: int, b: int, both: int) -> float:
+    return both / (a + b - both) if a or b else 1.0
 
 
 def load_circuit(file: str | Path) -> Circuit:

@@ -18,7 +18,7 @@ Axis names, used in every shape of the package: ``batch`` examples, ``pos`` toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from gradpath.errors import InputError
+from gradpath.errors import InputError, UsageError
 
 QKV = ("q", "k", "v")
 
@@ -196,6 +196,12 @@ class Graph:
         if pair[0] >= int(self.sources_before_target[pair[1]]):
             raise InputError(f"there is no edge {edge!r}: {target} does not read what {source} writes.")
         return pair
+
+    def pairs(self, edges: Iterable[str | tuple[int, int]]) -> list[tuple[int, int]]:
+        """The (source, target) positions of edges that are given by name, such as all of a circuit, or as positions."""
+        if isinstance(edges, str):
+            raise UsageError(f"edges are given as a list of names: got the text {edges!r}. Write [{edges!r}].")
+        return [self.index(edge) if isinstance(edge, str) else (int(edge[0]), int(edge[1])) for edge in edges]
 
 
 def kind(target: str) -> str:

@@ -12,6 +12,7 @@ from toys import TASK, saturated
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.direct import exact as module
 from gradpath.attribution.direct.exact import exact_scores, passes, sample
+from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 
 MIXED = prompts([5, 6], [[1], [2, 5]])
@@ -62,6 +63,11 @@ def test_some_edges_by_hand_are_those_of_the_method(gpt2):
     values = attribute(gpt2, MIXED, "exact", edges=9, seed=1).values
     found = exact_scores(gpt2, MIXED, edges)
     assert close(found, torch.stack([values[edge] for edge in edges]))
+    names = [gpt2.graph.edge(*edge) for edge in edges]
+    assert torch.equal(exact_scores(gpt2, MIXED, names), found)
+    assert torch.equal(exact_scores(gpt2, MIXED, Circuit.from_edges(gpt2, names)), found)
+    with pytest.raises(UsageError, match="a list of names"):
+        exact_scores(gpt2, MIXED, names[0])
 
 
 def test_a_saturated_edge_is_found_that_the_plain_gradient_misses():

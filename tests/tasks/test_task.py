@@ -45,8 +45,20 @@ def test_a_slice_of_a_task_is_a_task():
     part = prompts([4, 7, 5], [[0], [3], [4]])[1:]
     assert len(part) == 2
     assert len(part.labels) == 2
-    with pytest.raises(UsageError, match="cut with a slice"):
-        part[0]
+
+
+def test_a_task_is_indexed_and_iterated_pair_by_pair():
+    task = prompts([4, 7, 5], [[0], [3], [4]])
+    pair = task[1]
+    assert (pair.clean, pair.corrupted) == (task.clean[1], task.corrupted[1])
+    assert torch.equal(pair.label, task.labels[1])
+    assert task[-1].clean == task.clean[2]
+    assert [clean for clean, _, _ in task] == list(task.prompts) == list(task.clean)
+    assert len(task[:2].prompts) == 2
+    with pytest.raises(IndexError, match="3 pairs, from 0 to 2: got 3"):
+        task[3]
+    with pytest.raises(UsageError, match="a number or a slice"):
+        task["first"]
 
 
 def test_rows_of_a_batch_are_cut_to_the_longest_of_them():

@@ -27,6 +27,7 @@ VERBS = {
     "find": "Score every edge, select a circuit and measure it.",
     "eval": "Measure a saved circuit again.",
     "show": "Draw a saved circuit as a page, a figure or a graph file.",
+    "compare": "Compare two saved circuits, in numbers and in one drawing.",
     "curve": "Measure faithfulness against sparsity, for several methods.",
     "convert": "Convert scores and circuits to and from other tools' formats.",
     "reproduce": "Reproduce a table or figure of the paper, on any model.",

@@ -10,8 +10,9 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import UsageError
@@ -21,7 +22,9 @@ from gradpath.report.drawing import draw
 from gradpath.report.payload import LIMIT, asset, payload
 from gradpath.runtime.files import write_atomically
 
-_SCRIPTS = "graph select format layout paint svg scene view curve controls details search evidence downloads theme"
+_SCRIPTS = (
+    "graph select format layout paint svg scene view curve controls details search evidence downloads compare theme"
+)
 SCRIPTS = [f"{name}.js" for name in f"{_SCRIPTS} keys main".split()]
 
 
@@ -35,11 +38,16 @@ def render(report: Report, limit: int = LIMIT) -> str:
     Returns:
         The text of an HTML file.
     """
-    data = json.dumps(payload(report, limit), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return filled(f"{report.title} · gradpath", payload(report, limit))
+
+
+def filled(title: str, content: Mapping[str, Any]) -> str:
+    """The template with a title and the page's data filled in."""
+    data = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&":  # so that no prompt can end the script element that holds the data
         data = data.replace(character, f"\\u{ord(character):04x}")
     parts = {
-        "title": html.escape(f"{report.title} · gradpath"),
+        "title": html.escape(title),
         "style": asset("page.css"),
         "data": data,
         "script": "\n".join(map(asset, SCRIPTS)),

@@ -59,7 +59,7 @@ def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
         "command": report.command,
         "bibtex": bibtex(str(run.origin.about.get("method", "")) for run in report.runs),
     }
-    result: dict[str, Any] = _plain(content)
+    result: dict[str, Any] = plain(content)
     return result
 
 
@@ -99,14 +99,14 @@ def _run(run: MethodRun, limit: int) -> dict[str, Any]:
         "selections": run.selections,
         "limit": limit if run.scores is not None else len(flat),
         "edges": len(flat),
-        "index": _packed(flat, "<u4"),
-        "scores": _packed(scores, "<f4"),
+        "index": packed(flat, "<u4"),
+        "scores": packed(scores, "<f4"),
         "curve": [dict(zip(_POINT, astuple(point), strict=True)) for point in run.curve],
         "areas": {how: asdict(areas) for how, areas in run.areas.items()},
     }
     if run.circuit is not None:
         content["saved"] = {
-            "order": _packed(torch.searchsorted(flat, _flat_index(run.circuit)), "<u4"),
+            "order": packed(torch.searchsorted(flat, flat_index(run.circuit)), "<u4"),
             "edges": len(run.circuit),
             "asked": run.circuit.asked,
             "how": run.circuit.provenance.how or SAVED,
@@ -117,7 +117,7 @@ def _run(run: MethodRun, limit: int) -> dict[str, Any]:
 
 def _edges(run: MethodRun, limit: int) -> tuple[Tensor, Tensor]:
     """The flat positions of the edges in the file, ascending, and their scores."""
-    in_circuit = [] if run.circuit is None else [_flat_index(run.circuit)]
+    in_circuit = [] if run.circuit is None else [flat_index(run.circuit)]
     if run.scores is None:
         assert run.circuit is not None
         flat, order = in_circuit[0].sort()
@@ -128,25 +128,26 @@ def _edges(run: MethodRun, limit: int) -> tuple[Tensor, Tensor]:
     return flat, scores.values.flatten()[flat]
 
 
-def _flat_index(circuit: Circuit) -> Tensor:
+def flat_index(circuit: Circuit) -> Tensor:
     """The positions of a circuit's edges in the flattened (source, target) matrix, (edge,)."""
     return circuit.index[:, 0].cpu() * circuit.graph.n_targets + circuit.index[:, 1].cpu()
 
 
-def _packed(values: Tensor, dtype: str) -> str:
+def packed(values: Tensor, dtype: str) -> str:
+    """A column as little-endian numbers in base64."""
     return base64.b64encode(values.numpy().astype(dtype).tobytes()).decode("ascii")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value as strict JSON can represent it: None for NaN, the text of other objects."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value)
 
 

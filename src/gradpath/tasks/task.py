@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +16,14 @@ from gradpath.model.tokenizer import Tokenizer, check_tokenizer, padded, prompt_
 from gradpath.tasks.metrics import Metric, kl_divergence, logit_difference
 
 Spans = Mapping[str, tuple[int, int]]  # named parts of a prompt: first character, and the one after the last
+
+
+class Prompts(NamedTuple):
+    """One pair of a task: ``clean, corrupted, label = task[3]``."""
+
+    clean: str | Tensor
+    corrupted: str | Tensor
+    label: Any
 
 
 @dataclass(frozen=True)
@@ -54,12 +63,30 @@ class Task:
     def __len__(self) -> int:
         return len(self.clean)
 
-    def __getitem__(self, rows: Any) -> Task:
-        """A task with some of the pairs: ``task[:50]``."""
-        if not isinstance(rows, slice):
-            raise UsageError(f"a task is cut with a slice, such as task[:50]: got {rows!r}.")
-        parts = {name: getattr(self, name)[rows] for name in ("clean", "corrupted", "labels")}
-        return replace(self, **parts, spans=None if self.spans is None else self.spans[rows])
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Prompts: ...
+    @overload
+    def __getitem__(self, at: slice) -> Task: ...
+    def __getitem__(self, at: Any) -> Prompts | Task:
+        """One pair, ``task[3]``, or a task with some of the pairs, ``task[:50]``."""
+        if isinstance(at, slice):
+            parts = {name: getattr(self, name)[at] for name in ("clean", "corrupted", "labels")}
+            return replace(self, **parts, spans=None if self.spans is None else self.spans[at])
+        try:
+            place = range(len(self))[operator.index(at)]
+        except TypeError:
+            raise UsageError(f"a task is indexed by a number or a slice, task[3] or task[:50]: got {at!r}.") from None
+        except IndexError:
+            raise IndexError(f"this task has {len(self)} pairs, from 0 to {len(self) - 1}: got {at}.") from None
+        return Prompts(self.clean[place], self.corrupted[place], self.labels[place])
+
+    def __iter__(self) -> Iterator[Prompts]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def prompts(self) -> Sequence[str] | Tensor:
+        """The clean prompts: what the model is asked."""
+        return self.clean
 
 
 @dataclass(frozen=True)

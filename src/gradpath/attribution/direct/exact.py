@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -78,19 +78,31 @@ def passes(model: Transformer, edges: Sequence[Edge]) -> float:
 def exact_scores(
     model: Transformer,
     task: Task,
-    edges: Sequence[Edge],
+    edges: Iterable[str | Edge],
     *,
     limits: Limits = Limits(),
     progress: Progress | None = None,
 ) -> Tensor:
-    """The exact scores of some edges, (edge,)."""
+    """What the metric loses when one edge alone is corrupted, for each of some edges.
+
+    Args:
+        model: The model.
+        task: The examples.
+        edges: The edges: a circuit, names such as ``a0.h1->m3``, or (source, target) positions.
+        limits: The batch size and a memory budget.
+        progress: Called with the number of examples of each finished batch.
+
+    Returns:
+        The exact scores in the order of the edges, (edge,).
+    """
     model.check_one_device("exact patching")
+    places = model.graph.pairs(edges)
     pairs = encode(task, model.tokenizer)
-    total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
+    total = torch.zeros(len(places), dtype=torch.float64, device="cpu")
 
     @torch.no_grad()
     def patch(batch: Pairs) -> Tensor:
-        return _losses(BatchRuns(model, batch.to(model.device), task.metric, whole=False), edges).cpu()
+        return _losses(BatchRuns(model, batch.to(model.device), task.metric, whole=False), places).cpu()
 
     for part in sweep(
         patch,
@@ -99,7 +111,7 @@ def exact_scores(
         model=model,
         task=task,
         doing="exact patching",
-        same=lambda: (model.identity, edges),
+        same=lambda: (model.identity, places),
         progress=progress,
     ):
         total += part

@@ -52,7 +52,7 @@ function makeDetails({ pickNode, pickEdge, point }) {
     const { edges, kept, most } = scene;
     return element("ul", { class: "edges" }, ...ids.map((id) => {
       const e = kept[id];
-      const bar = element("i", { class: `bar ${KINDS[edges.kind[e]]}${edges.score[e] < 0 ? " negative" : ""}`, style: `width:${Math.max(2, 100 * (edges.size[e] / most))}%` });
+      const bar = element("i", { class: `bar ${edges.colours[edges.colour[e]]}${edges.score[e] < 0 ? " negative" : ""}`, style: `width:${Math.max(2, 100 * (edges.size[e] / most))}%` });
       const name = element("span", { class: "edgename" }, edges.name(e));
       const button = element("button", {
         type: "button", title: edgeNote(scene, e),
@@ -66,6 +66,7 @@ function makeDetails({ pickNode, pickEdge, point }) {
 }
 
 function edgeNote(scene, e) {
+  if (scene.edges.sides) return sidesNote(scene, e);
   const rank = scene.rank[e];
   const fed = KIND_LABELS[scene.edges.kind[e]];
   return `score ${signed(scene.edges.score[e])} · rank ${count(rank)} of ${count(scene.asked)} · feeds ${fed}`;

@@ -18,6 +18,7 @@ function circuitText(data, scene, state) {
 
 function csvText(scene) {
   const { graph, edges, kept } = scene;
+  if (edges.sides) return sidesCsv(scene);
   const rows = Array.from(kept, (e) => [
     scene.rank[e], edges.name(e), graph.nodeName(edges.source[e]), graph.targetName(edges.target[e]),
     KINDS[edges.kind[e]], Number(edges.score[e].toPrecision(9)),

@@ -61,6 +61,7 @@ function readEdges(run, graph) {
     edges.node[e] = graph.nodeOfTarget(edges.target[e]);
     edges.kind[e] = graph.kindOfTarget(edges.target[e]);
   }
+  colourEdges(edges, run.sides);
   edges.name = (e) => `${graph.nodeName(edges.source[e])}->${graph.targetName(edges.target[e])}`;
   return edges;
 }

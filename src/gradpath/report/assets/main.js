@@ -30,6 +30,7 @@ function start() {
     Object.assign(state, part);
     const run = data.runs[state.run];
     if (!run.selections.includes(state.how)) state.how = run.selections[0];
+    if (data.compare && "run" in part) state.n = limitOf(run, state.how);
     state.n = Math.max(1, Math.min(state.n, limitOf(run, state.how)));
     if ("run" in part) [state.edge] = [-1];
     if ("run" in part || "how" in part) drawFrame();
@@ -51,7 +52,7 @@ function start() {
   /* What changes with the method or the selection, but not with the slider. */
   function drawFrame() {
     controls.draw(state);
-    drawMade(data, state.run);
+    if (!data.compare) drawMade(data, state.run);
     const run = data.runs[state.run];
     const points = measured(run, state.how, "faithfulness");
     const unmeasured = !data.runs.some((each) => each.curve.length);
@@ -64,6 +65,7 @@ function start() {
   }
 
   function drawNumbers(scene) {
+    if (data.compare) return;
     const run = data.runs[state.run];
     const at = (of) => readCurve(measured(run, state.how, of), askedNow(run, state), of);
     const [kept, error] = [at("faithfulness"), at("error")];
@@ -103,7 +105,7 @@ function start() {
     const message = byId("message");
     message.hidden = scene.kept.length > 0;
     if (scene.kept.length) return undefined;
-    if (!scene.edges.n) return message.replaceChildren("This circuit is empty. Find one with more edges.");
+    if (!scene.edges.n) return message.replaceChildren(data.compare ? "There are no such edges." : "This circuit is empty. Find one with more edges.");
     const { edges, order } = runs[state.run]();
     const first = firstWay(edges, graph, order(state.how), limitOf(data.runs[state.run], state.how));
     const what = state.n === 1 ? "this one edge" : `these ${count(state.n)} edges`;
@@ -185,7 +187,7 @@ function start() {
     const parts = [data.model, data.task, data.runs.map((each) => methodName(each.name)).join(", "), `${count(data.edges_total)} edges in the model`];
     byId("facts").replaceChildren(...parts.map((text) => element("span", {}, text)));
     byId("legend").replaceChildren(
-      ...KINDS.map((kind, i) => element("span", {}, element("i", { class: kind }), KIND_LABELS[i])),
+      ...runs[state.run]().edges.legend.map(([name, label]) => element("span", {}, element("i", { class: name }), label)),
       element("span", {}, element("i", { class: "solid" }), "positive"), element("span", {}, element("i", { class: "dashed" }), "negative"),
     );
     segments(byId("curve-of"), [["faithfulness", "Behaviour"], ["error", "Error"]], state.curveOf, (curveOf) => {
@@ -201,6 +203,7 @@ function start() {
   drawReach();
   drawEvidence(data);
   drawBlocks(data);
+  if (data.compare) drawComparison(data);
   listenToTheme(() => update());
   listenToDownloads(data, state, view);
   listenToKeys(byId("canvas"), { graph, state, view, pickNode, showTip });
@@ -231,6 +234,7 @@ function drawAreas(data, state) {
 }
 
 function cutNote(data, run) {
+  if (data.compare) return "Scores and ranks of both circuits. In Python, a & b, a | b and a - b give the parts as circuits.";
   if (!run.selections.includes("top")) return "This page was made from a circuit file: it contains only the circuit's edges and their scores.";
   if (run.edges >= data.edges_total) return `This file contains the scores of all ${count(data.edges_total)} edges, in float32.`;
   return `This file contains the ${count(run.edges)} edges, of ${count(data.edges_total)}, that can appear among the first ${count(run.limit)} of a selection, ` +

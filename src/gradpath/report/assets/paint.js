@@ -55,20 +55,21 @@ function edgeStyle(t, shown) {
   return { alpha: faint + (0.92 - faint) * t ** 1.35, width: 0.7 + 4.6 * t ** 1.7 };
 }
 
-/* Edge numbers in groups of one look: level of strength, kind, sign. Weak levels come first. */
+/* Edge numbers in groups of one look: level of strength, colour, sign. Weak levels come first. */
 function groupsOf(scene, ids) {
+  const { colours, colour } = scene.edges;
   const groups = new Map();
   for (const id of ids) {
     const e = scene.kept[id];
     const level = Math.min(LEVELS - 1, Math.floor(LEVELS * strength(scene.edges.size[e], scene.most)));
-    const key = (level * KINDS.length + scene.edges.kind[e]) * 2 + (scene.edges.score[e] < 0 ? 1 : 0);
+    const key = (level * colours.length + colour[e]) * 2 + (scene.edges.score[e] < 0 ? 1 : 0);
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(id);
   }
   return [...groups].sort(([a], [b]) => a - b).map(([key, members]) => ({
     negative: key % 2 === 1,
-    kind: Math.floor(key / 2) % KINDS.length,
-    level: Math.floor(key / 2 / KINDS.length),
+    colour: colours[Math.floor(key / 2) % colours.length],
+    level: Math.floor(key / 2 / colours.length),
     members,
   }));
 }
@@ -81,7 +82,7 @@ function paintEdges(pen, scene, ids, lit) {
       const alpha = dim ? look.alpha * 0.1 : lit ? Math.max(0.45, look.alpha) : look.alpha;
       const width = lit && !dim ? Math.max(1.2, look.width) : look.width;
       pen.curves(scene.points, group.members, {
-        colour: scene.colours[KINDS[group.kind]], alpha, width: width * scene.thin, dashed: group.negative,
+        colour: scene.colours[group.colour], alpha, width: width * scene.thin, dashed: group.negative,
       });
     }
   };
@@ -117,7 +118,7 @@ function paintNode(pen, scene, node) {
   const t = scene.heaviest > 0 ? Math.sqrt(scene.weight[node] / scene.heaviest) : 0;
   pen.box(x, y, w, h, Math.min(5, h / 3), {
     fill: mix(colours.card, colours.ink, chosen ? 0.3 : 0.05 + 0.2 * t),
-    stroke: chosen ? colours.accent : mix(colours.card, colours.ink, dim ? 0.14 : 0.28 + 0.4 * t),
+    stroke: chosen ? colours.accent : mix(colours.card, colours[scene.nodeColour(node)], dim ? 0.14 : scene.edges.sides ? 0.9 : 0.28 + 0.4 * t),
     width: chosen ? 2 : 1,
     alpha: dim ? 0.6 : 1,
   });
@@ -136,7 +137,7 @@ function paintPorts(pen, scene, node, dim) {
   for (let kind = 0; kind < 3; kind++) {
     if (!scene.ports[3 * node + kind]) continue;
     const x = place.x[node] + (kind - 1) * place.w[node] * 0.29;
-    pen.box(x, place.y[node] + place.h[node] / 2, Math.min(8, place.w[node] * 0.16), 2.4, 1, { fill: colours[KINDS[kind]] });
+    pen.box(x, place.y[node] + place.h[node] / 2, Math.min(8, place.w[node] * 0.16), 2.4, 1, { fill: scene.edges.sides ? colours.muted : colours[KINDS[kind]] });
   }
 }
 

@@ -7,6 +7,7 @@ function makeScene({ data, graph, place, edges, kept, order, state }) {
     rank: new Uint32Array(edges.n), most: 0, all: Array.from({ length: n }, (_, id) => id),
     colours: coloursNow(), zoom: 1, thin: 1, lit: null, litNodes: null, litCount: 0,
   };
+  scene.nodeColour = nodeColours(scene);
   order.forEach((e, at) => (scene.rank[e] = at + 1));
   for (let id = 0; id < n; id++) {
     const e = kept[id];

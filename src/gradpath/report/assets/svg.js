@@ -34,11 +34,12 @@ function svgOf(scene, view) {
   paintEdges(pen, scene, scene.all, scene.lit);
   paintNodes(pen, scene);
   const key = svgPen(scene);
-  KINDS.forEach((kind, i) => {
-    key.box(30 + 90 * i, place.height + 16, 22, 3, 1.5, { fill: colours[kind] });
-    key.text(KIND_LABELS[i], 47 + 90 * i, place.height + 16, { size: 11, colour: colours.ink, align: "left" });
+  const legend = scene.edges.legend;
+  legend.forEach(([name, label], i) => {
+    key.box(30 + 90 * i, place.height + 16, 22, 3, 1.5, { fill: colours[name] });
+    key.text(label, 47 + 90 * i, place.height + 16, { size: 11, colour: colours.ink, align: "left" });
   });
-  key.text("dashed: negative score", 30 + 90 * KINDS.length, place.height + 16, { size: 11, colour: colours.muted, align: "left" });
+  key.text("dashed: negative score", 30 + 90 * legend.length, place.height + 16, { size: 11, colour: colours.muted, align: "left" });
   const size = `${place.width} ${place.height + 32}`;
   const family = FONT.replace(/'/g, "");
   return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${size}" width="${place.width}" height="${place.height + 32}" font-family="${family}">

@@ -13,6 +13,6 @@ function listenToTheme(redraw) {
 
 function coloursNow() {
   const style = getComputedStyle(document.documentElement);
-  const names = [...KINDS, "ink", "muted", "faint", "card", "accent"];
+  const names = [...KINDS, ...SIDES.slice(1), "ink", "muted", "faint", "card", "accent"];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }

@@ -59,7 +59,7 @@ function makeView(holder, canvas, on) {
       const e = scene.kept[hot.id];
       pen.curves(scene.points, [hot.id], { colour: colours.card, width: 8 * scene.thin, alpha: 0.9 });
       pen.curves(scene.points, [hot.id], {
-        colour: colours[KINDS[scene.edges.kind[e]]], width: 3.6 * scene.thin, dashed: scene.edges.score[e] < 0,
+        colour: colours[scene.edges.colours[scene.edges.colour[e]]], width: 3.6 * scene.thin, dashed: scene.edges.score[e] < 0,
       });
       [scene.edges.source[e], scene.edges.node[e]].forEach((node) => paintNode(pen, scene, node));
     } else {

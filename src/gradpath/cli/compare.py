@@ -1,0 +1,55 @@
+"""``gradpath compare``: which edges and nodes two saved circuits share, in numbers and in one drawing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gradpath.cli import options as opt
+from gradpath.cli.progress import Screen
+from gradpath.errors import UsageError
+
+if TYPE_CHECKING:
+    from gradpath.circuit import Circuit
+
+
+@click.command(name="compare")
+@click.argument("file_a", type=opt.FILE, metavar="A.json")
+@click.argument("file_b", type=opt.FILE, metavar="B.json")
+@click.option("--out", type=opt.FILE, metavar="FILE.html", help="Write a page that shows both in one drawing.")
+@opt.json_option
+def command(file_a: Path, file_b: Path, out: Path | None, as_json: bool) -> None:
+    """Compare two saved circuits of the same model, or of models of the same shape.
+
+    \b
+    gradpath compare out/ioi/circuit.json out/sva/circuit.json
+    gradpath compare out/eap/circuit.json out/eap-ig/circuit.json --out compare.html
+    """
+    if out is not None and out.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--out has to be a page, a file that ends in .html: got {out.name!r}.")
+    from gradpath.circuit import load_circuit
+    from gradpath.report.compare import write_comparison
+
+    a, b = load_circuit(file_a), load_circuit(file_b)
+    if a.spans != b.spans:
+        Screen().note("The edges of these circuits are at different parts of the prompt: parts are ignored.")
+        a, b = a.anywhere(), b.anywhere()
+    comparison = a.compare(b)
+    if out is not None:
+        write_comparison(comparison, out, (str(file_a), str(file_b)))
+    if as_json:
+        files = {"file_a": str(file_a), "file_b": str(file_b), "out": None if out is None else str(out)}
+        click.echo(json.dumps({**files, **comparison.to_json()}, indent=1))
+        return
+    click.echo(f"A  {_described(file_a, a)}\nB  {_described(file_b, b)}\n{comparison}")
+    if out is not None:
+        click.echo(f"Open {out} in a browser.")
+
+
+def _described(file: Path, circuit: Circuit) -> str:
+    made = circuit.provenance
+    facts = [made.task, made.model and f"in {made.model}", made.method and f"by {made.method}", made.how]
+    return " ".join([f"{file}:", *(fact for fact in facts if fact)])

@@ -1,0 +1,57 @@
+"""``gradpath compare``: numbers, one JSON object, a page, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradpath.circuit import Circuit
+from gradpath.graph import Graph
+from gradpath.scores import Scores, SpanScores
+from gradpath.selection import select
+
+GRAPH = Graph(2, 2)
+A = ["input->m0", "m0->logits", "input->a1.h0<q>", "a1.h0->logits"]
+B = ["input->m0", "m0->logits", "input->m1", "m1->logits", "input->logits"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    made = tmp_path / "a.json", tmp_path / "b.json"
+    for file, names in zip(made, (A, B), strict=True):
+        Circuit.from_edges(GRAPH, names).save(file)
+    return made
+
+
+def test_compare_prints_one_object_with_what_the_contract_names(run, files):
+    shown = run("compare", *files, "--json").json
+    assert [shown[f"edges_{side}"] for side in ("a", "b", "both")] == [4, 5, 2]
+    assert shown["jaccard_edges"] == 2 / 7
+    assert shown["jaccard_nodes"] == 3 / 5  # input, m0 and logits of input, m0, a1.h0, m1 and logits
+
+
+def test_compare_prints_a_table_and_writes_a_page(run, files, tmp_path):
+    done = run("compare", *files, "--out", tmp_path / "page.html")
+    assert done.code == 0
+    assert "0.286" in done.out
+    assert "0.600" in done.out
+    assert f"Open {tmp_path / 'page.html'}" in done.out
+    assert "only-a" in (tmp_path / "page.html").read_text()
+
+
+def test_compare_ignores_parts_of_the_prompt_that_differ_and_says_so(run, files, tmp_path):
+    spans = SpanScores(("one", "two"), torch.ones(2, *GRAPH.mask.shape) * GRAPH.mask, torch.ones(2, 2).bool())
+    select(Scores.of_spans(GRAPH, spans, {}), 2 * GRAPH.n_edges).save(tmp_path / "spans.json")
+    done = run("compare", files[0], tmp_path / "spans.json", "--json")
+    assert done.json["edges_b"] == GRAPH.n_edges
+    assert "parts are ignored" in done.err
+
+
+def test_compare_refuses_in_one_sentence(run, files, tmp_path):
+    Circuit.from_edges(Graph(3, 2), A).save(tmp_path / "larger.json")
+    done = run("compare", files[0], tmp_path / "larger.json")
+    assert (done.code, "same shape" in done.error) == (1, True)
+    done = run("compare", *files, "--out", tmp_path / "page.svg")
+    assert (done.code, "ends in .html" in done.error) == (2, True)
+    done = run("compare", files[0], tmp_path / "none.json")
+    assert (done.code, "there is no file" in done.error) == (1, True)

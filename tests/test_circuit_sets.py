@@ -1,0 +1,175 @@
+"""Circuits as sets of edges: membership, operations, comparison, and circuits made from names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import prompts, tiny_model
+
+from gradpath.circuit import Circuit, load_circuit
+from gradpath.errors import InputError, UsageError
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.graph import Graph
+from gradpath.scores import Scores, SpanScores
+from gradpath.selection import select
+
+GRAPH = Graph(3, 2)
+
+
+def random_circuit(n: int, seed: int, about: dict | None = None) -> Circuit:
+    values = torch.randn(GRAPH.mask.shape, generator=torch.Generator().manual_seed(seed)) * GRAPH.mask
+    return select(Scores(GRAPH, values, about or {}), n, prune=False)
+
+
+@pytest.fixture
+def a() -> Circuit:
+    return random_circuit(40, 1, {"model": "one", "task": "ioi", "ablation": "zero"})
+
+
+@pytest.fixture
+def b() -> Circuit:
+    return random_circuit(50, 2, {"model": "one", "task": "sva", "ablation": "zero"})
+
+
+@pytest.fixture
+def at_spans() -> Circuit:
+    values = torch.randn(2, *GRAPH.mask.shape, generator=torch.Generator().manual_seed(3)) * GRAPH.mask
+    spans = SpanScores(("subject", "rest"), values, torch.ones(2, 2, dtype=torch.bool))
+    return select(Scores.of_spans(GRAPH, spans, {"positions": "span"}), 30, prune=False)
+
+
+def test_operations_are_those_of_sets_of_names(a, b):
+    ours, theirs = set(a.edges), set(b.edges)
+    assert ours & theirs, "these seeds should share edges"
+    assert set(a & b) == ours & theirs
+    assert set(a | b) == ours | theirs
+    assert set(a - b) == ours - theirs
+    assert len(a | b) == len(ours | theirs)
+    assert all(name in a for name in ours)
+    assert not any(name in a for name in theirs - ours)
+    assert "nonsense" not in a
+    assert a & b <= a
+    assert not a <= b
+
+
+def test_the_left_circuit_gives_order_and_scores(a, b):
+    position = {name: i for i, name in enumerate(a.edges)}
+    shared = (a & b).edges
+    assert shared == sorted(shared, key=position.__getitem__)
+    assert (a & b).scores.tolist() == [float(a.scores[position[name]]) for name in shared]
+    assert (a | b).edges[: len(a)] == a.edges
+    assert torch.equal((a | b).scores[: len(a)], a.scores)
+
+
+def test_equality_and_hash_ignore_order_and_scores(a, b):
+    turned = Circuit.from_edges(GRAPH, a.edges[::-1])
+    assert turned == a
+    assert hash(turned) == hash(a)
+    assert a != b
+    assert {a, turned, b} == {a, b}
+    assert a != set(a.edges)
+    assert a != Circuit.from_edges(Graph(4, 2), a.edges)
+
+
+def test_a_combination_records_what_holds_for_both(a, b):
+    both = a & b
+    assert both.about["model"] == "one"
+    assert both.provenance.ablation == "zero"
+    assert "task" not in both.about
+    assert both.provenance.selection == {
+        "how": "intersection",
+        "pruned": False,
+        "edges_asked": len(both),
+        "edges_kept": len(both),
+    }
+    assert (a | b).provenance.how == "union"
+    assert (a - b).about["task"] == "ioi"
+
+
+def test_without_an_edge_a_node_and_an_input_of_a_head(a):
+    edge = a.edges[7]
+    assert set(a) - set(a.without(edge)) == {edge}
+    node = next(name for name in a.nodes if name.startswith("a"))
+    gone = set(a) - set(a.without(node))
+    assert gone == {
+        name for name in a if name.startswith(f"{node}->") or name.partition("->")[2].startswith(f"{node}<")
+    }
+    key = next(name for name in a if name.endswith("<k>")).partition("->")[2]
+    assert set(a) - set(a.without(key)) == {name for name in a if name.endswith(f"->{key}")}
+    assert set(a.without("logits")) == {name for name in a if not name.endswith("->logits")}
+    assert a.without(edge, node) == a.without(edge).without(node)
+    absent = next(GRAPH.edge(*pair) for pair in GRAPH.mask.nonzero().tolist() if GRAPH.edge(*pair) not in a)
+    assert a.without(absent) == a
+
+
+@pytest.mark.parametrize("name", ["a9.h0", "a0.h0<z>", "m0->input", ""])
+def test_without_refuses_what_the_model_does_not_have(a, name):
+    with pytest.raises(InputError, match=r"no node or edge|has no edge|there is no edge"):
+        a.without(name)
+
+
+def test_a_circuit_of_named_edges_runs_is_saved_and_compared(tmp_path):
+    tiny, task = tiny_model("gpt2"), prompts([6, 6], [[2], [3]])
+    every = [tiny.graph.edge(*pair) for pair in tiny.graph.mask.nonzero().tolist()]
+    whole = Circuit.from_edges(tiny, every)
+    assert evaluate(tiny, whole, task).faithfulness == pytest.approx(1, abs=1e-4)
+    assert whole.about["model"] == tiny.name
+    whole.save(tmp_path / "circuit.json")
+    assert load_circuit(tmp_path / "circuit.json") == whole
+    one = Circuit.from_edges(tiny, (name for name in ["input->logits"]))
+    assert one.edges == ["input->logits"]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ("input->m0", "a list of names"),
+        (["input->m9"], "has no edge 'input->m9'"),
+        (["m1->m0"], "m0 does not read what m1 writes"),
+        (["input->m0", "input->m0"], "occurs twice"),
+    ],
+)
+def test_names_that_are_no_edges_are_refused(names, words):
+    with pytest.raises((InputError, UsageError), match=words):
+        Circuit.from_edges(GRAPH, names)
+
+
+def test_comparison_counts_edges_and_nodes(a, b):
+    told, nodes_a, nodes_b = a.compare(b), set(a.nodes), set(b.nodes)
+    assert (told.both, told.only_a, told.only_b) == (a & b, a - b, b - a)
+    assert told.jaccard_edges == len(set(a) & set(b)) / len(set(a) | set(b))
+    assert told.jaccard_nodes == len(nodes_a & nodes_b) / len(nodes_a | nodes_b)
+    assert told.by_chance == pytest.approx(40 * 50 / GRAPH.n_edges)
+    assert a.compare(a).jaccard_edges == a.compare(a).jaccard_nodes == 1
+    assert str(told).count("\n") < 10
+    assert f"{told.jaccard_edges:.3f}" in str(told)
+    empty = a - a
+    assert (empty.compare(empty).jaccard_edges, a.compare(empty).jaccard_nodes) == (1, 0)
+
+
+def test_edges_at_spans_are_different_edges(at_spans):
+    name = at_spans.edges[0]
+    edge, _, span = name.partition("@")
+    assert name in at_spans
+    assert edge in at_spans
+    assert name not in at_spans.without(name)
+    assert edge not in at_spans.without(edge)
+    assert len(at_spans - at_spans.without(name)) == 1
+    other = "rest" if span == "subject" else "subject"
+    assert at_spans.without(f"{edge}@{other}") <= at_spans
+    assert name in at_spans.without(f"{edge}@{other}")
+    assert (at_spans | at_spans.without(name)) == at_spans
+    with pytest.raises(InputError, match="names no span"):
+        at_spans.without(f"{edge}@nowhere")
+
+
+def test_circuits_that_cannot_be_combined_say_why(a, at_spans):
+    with pytest.raises(InputError, match="models of the same shape"):
+        a & Circuit.from_edges(Graph(4, 2), ["input->m0"])
+    with pytest.raises(InputError, match=r"anywhere\(\)"):
+        a | at_spans
+    with pytest.raises(InputError, match=r"anywhere\(\)"):
+        a.compare(at_spans)
+    assert a != at_spans
+    with pytest.raises(UsageError, match="another circuit"):
+        a - {"input->m0"}
