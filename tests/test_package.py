@@ -30,6 +30,7 @@ LAYERS = [
     {"evaluation"},
     {"selection"},
     {"formats"},
+    {"explanation"},
     {"report"},
     {"grid"},
     {"paper"},

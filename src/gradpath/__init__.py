@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradpath.errors import GradpathError as GradpathError
     from gradpath.evaluation.evaluate import evaluate as evaluate
     from gradpath.evaluation.patch import patch as patch
+    from gradpath.explanation import explain as explain
     from gradpath.model.load import load_model as load_model
     from gradpath.pipeline import find as find
     from gradpath.scores import Scores as Scores
@@ -37,6 +38,7 @@ _HOMES = {
     "Task": "gradpath.tasks",
     "attribute": "gradpath.attribution.attribute",
     "evaluate": "gradpath.evaluation.evaluate",
+    "explain": "gradpath.explanation",
     "find": "gradpath.pipeline",
     "load_circuit": "gradpath.circuit",
     "load_model": "gradpath.model.load",

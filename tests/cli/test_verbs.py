@@ -424,3 +424,23 @@ def test_gradpath_alone_shows_its_help(run):
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == run("--help").out
     assert len(ran.out.splitlines()) > 15
+
+
+def test_explain_prints_one_object_with_a_row_for_every_node(run, found):
+    _, out = found
+    ran = run("explain", out / "circuit.json", "--examples", 4, "--json")
+    assert ran.code == 0, ran.err
+    circuit = load_circuit(out / "circuit.json")
+    assert {row["node"] for row in ran.json["nodes"]} == set(circuit.nodes)
+    assert all({"node", "attends", "writes", "reads", "direct_effect"} <= set(row) for row in ran.json["nodes"])
+    assert {"indirect object", "subject", "subject again", "end"} <= set(ran.json["parts"])
+
+
+def test_explain_prints_a_table_of_the_strongest_nodes(run, found):
+    _, out = found
+    ran = run("explain", out / "circuit.json", "--examples", 4, "--top", 3)
+    assert ran.code == 0, ran.err
+    lines = ran.out.splitlines()
+    assert lines[0].startswith(f"{out / 'circuit.json'} on 4 examples of ioi")
+    assert lines[2].split()[:4] == ["node", "effect", "direct", "attends"]
+    assert f"--top {len(load_circuit(out / 'circuit.json').nodes)} shows all" in lines[-1]

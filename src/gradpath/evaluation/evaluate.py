@@ -213,7 +213,7 @@ def _measure(
     ablation: Ablation | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The metric of every example: clean and corrupted, (example,), and in each circuit, (circuit, example)."""
-    pairs = all_positions(_named(encode(task, model.tokenizer), circuits, task, model), ablation)
+    pairs = all_positions(named_positions(encode(task, model.tokenizer), circuits, task, model), ablation)
     plans = [plan_of(model, one) for one in circuits]
     # Zeros, so that the sum over ranks puts every example's values in their place.
     values = torch.zeros(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
@@ -248,7 +248,7 @@ def _measure(
     return values[0], values[1], values[2:]
 
 
-def _named(pairs: Pairs, circuits: Sequence[Circuit], task: Task, model: Transformer) -> Pairs:
+def named_positions(pairs: Pairs, circuits: Sequence[Circuit], task: Task, model: Transformer) -> Pairs:
     """The pairs, with their positions named as in circuits of edges at spans, if there are any."""
     kinds = {(str(one.about.get("positions")), one.spans) for one in circuits if one.spans}
     if not kinds:

@@ -23,7 +23,7 @@ products of the nodes in it, at most one forward pass over the suffix, and no ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,11 +32,13 @@ from torch import Tensor
 
 from gradpath.ablation import Ablation
 from gradpath.evaluation.plan import LayerPlan, Plan
-from gradpath.model.transformer import Past, Run, Transformer, to_device_of
+from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, to_device_of
 from gradpath.sweep import Places
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs
 
+# Called with a layer, its live heads, and their queries, keys and values in the circuit's run.
+Watch = Callable[[int, list[int], Tensor, Past, PositionInfo], None]
 # How many circuits are unembedded at once.
 TOGETHER = 8
 
@@ -105,10 +107,11 @@ def _final_read(prepared: Prepared, plan: Plan) -> Tensor:
     return last_reads(prepared, plan, run_nodes(prepared, plan))[1]
 
 
-def run_nodes(prepared: Prepared, plan: Plan) -> Tensor:
+def run_nodes(prepared: Prepared, plan: Plan, watch: Watch | None = None) -> Tensor:
     """The writes of live nodes here minus those in the corrupted run, (source, batch, pos, d_model).
 
-    Of the last MLP, as of the logits, only each prompt's last position is ever read: its row stays zero.
+    Of the last MLP, as of the logits, only each prompt's last position is ever read: its row stays zero. ``watch``
+    sees the attention of every layer that is run; other layers attend as in the corrupted run.
     """
     model = prepared.model
     deltas = prepared.input.new_zeros(len(plan.sources), *prepared.input.shape)
@@ -119,7 +122,7 @@ def run_nodes(prepared: Prepared, plan: Plan) -> Tensor:
         # A head that reads as in the corrupted run writes as in it; one that was ablated does not.
         if step.attention.targets or (prepared.ablated and step.heads):
             x = step.attention.read(before.attn_in, deltas, prepared.spans)
-            deltas[step.head_rows] = to_device_of(run_heads(prepared, index, step, x), deltas)
+            deltas[step.head_rows] = to_device_of(run_heads(prepared, index, step, x, watch), deltas)
         if step.mlp is not None and index + 1 < len(plan.layers):
             x = step.mlp.read(before.mlp_in, deltas, prepared.spans)[0]
             deltas[step.mlp_row] = to_device_of(model.mlp(model.layers[index], x) - before.mlp_out, deltas)
@@ -149,7 +152,7 @@ def last_reads(prepared: Prepared, plan: Plan, deltas: Tensor) -> tuple[Tensor, 
     return ends, plan.logits.read(prepared.corrupted.final_in[prepared.last], ends, spans)[0]
 
 
-def run_heads(prepared: Prepared, index: int, step: LayerPlan, x: Tensor) -> Tensor:
+def run_heads(prepared: Prepared, index: int, step: LayerPlan, x: Tensor, watch: Watch | None = None) -> Tensor:
     """The writes of a layer's live heads minus those in the corrupted run, (head, batch, pos, d_model).
 
     ``x`` is what each of their q, k and v that has a kept edge reads, (target, batch, pos, d_model).
@@ -164,7 +167,10 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, x: Tensor) -> Ten
     place = model.position_info(prepared.batch.start, x.shape[-2]).to_device_of(layer.w_qkv)
     prefix = Past(*(x[:, heads] for x in prepared.prefix[index])) if prepared.prefix else None
     past = model.keys_and_values(layer, k, v, place).after(prefix)
-    z = model.attend(layer, model.queries(layer, q, place), past, place)  # (batch, pos, head, d_head)
+    queries = model.queries(layer, q, place)
+    if watch is not None:
+        watch(index, heads, queries, past, place)
+    z = model.attend(layer, queries, past, place)  # (batch, pos, head, d_head)
     # Heads that share a norm are all here.
     written = z if layer.attn_gain is None else model.attention_out(layer, z)[1]
     change = (written - before.written[:, :, heads]).flatten(0, 1).transpose(0, 1)  # (head, row, d_head)

@@ -92,12 +92,18 @@ def outputs(model: Transformer, prompts: Prompts, node: str) -> Float[Tensor, "p
     return torch.cat([to_device_of(part, model.embedding) for part in parts])
 
 
-def output_of(model: Transformer, run: Run, layer: int, head: int) -> Float[Tensor, "batch pos d_model"]:
-    """What a head writes in a run, or the MLP of the layer if ``head`` is the number of heads."""
-    here, a = run.layers[layer], model.arch
+def output_of(
+    model: Transformer, run: Run, layer: int, head: int, at: tuple[Tensor, Tensor] | None = None
+) -> Float[Tensor, "... d_model"]:
+    """What a head writes in a run, or the MLP of the layer if ``head`` is the number of heads.
+
+    ``at`` are indices of prompts and positions; by default all are taken, (batch, pos, d_model).
+    """
+    here, a, place = run.layers[layer], model.arch, slice(None) if at is None else at
     if head == a.n_heads:
-        return here.mlp_out
-    return here.written[:, :, head] @ model.layers[layer].w_write.view(a.d_model, a.n_heads, a.d_head)[:, head].T
+        return here.mlp_out[place]
+    w_write = model.layers[layer].w_write.view(a.d_model, a.n_heads, a.d_head)[:, head]
+    return here.written[:, :, head][place] @ w_write.T
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ class BuiltInTask:
     citation: str
     changed: str  # the part of a prompt in which the two prompts of a pair differ
     candidates: MakeCandidates
+    answers: tuple[str, str] | None = None  # what the right and the wrong answer are called where the prompt has them
 
 
 TASKS = Registry[BuiltInTask](
@@ -40,12 +41,14 @@ TASKS = Registry[BuiltInTask](
 
 
 def built_in_task(
-    name: str, summary: str, *, metric: str, citation: str, changed: str
+    name: str, summary: str, *, metric: str, citation: str, changed: str, answers: tuple[str, str] | None = None
 ) -> Callable[[MakeCandidates], MakeCandidates]:
     """Register a function as a task that users can name, as a decorator (see ``BuiltInTask``)."""
 
     def register(candidates: MakeCandidates) -> MakeCandidates:
-        TASKS.add(name, BuiltInTask(name, summary, metric, citation, changed, candidates), owner_of(candidates))
+        TASKS.add(
+            name, BuiltInTask(name, summary, metric, citation, changed, candidates, answers), owner_of(candidates)
+        )
         return candidates
 
     return register

@@ -21,6 +21,7 @@ from gradpath.tasks.pairs import Candidates, Combinations, Pair
     metric="logit-difference",
     citation="Wang et al. 2023, Interpretability in the Wild, arXiv:2211.00593",
     changed="subject again",
+    answers=("indirect object", "subject"),
 )
 def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     """Every template, order, place and object with every three names of the split."""

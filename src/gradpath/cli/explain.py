@@ -1,0 +1,104 @@
+"""``gradpath explain``: what each node of a saved circuit does."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradpath._version import __version__
+from gradpath.cli import options as opt
+from gradpath.cli.progress import Screen, print_result
+from gradpath.cli.saved import open_circuit, saved_options
+
+if TYPE_CHECKING:
+    from gradpath.explanation import Explanation
+    from gradpath.explanation.roles import Role
+
+_COLUMNS = ("node", "effect", "direct", "attends", "reads most from", "adds to the answers' logits")
+
+
+@click.command(name="explain")
+@click.argument("circuit_file", type=opt.FILE, metavar="CIRCUIT.json")
+@click.option("--top", type=click.IntRange(min=1), default=25, show_default=True, help="Nodes to show in the table.")
+@saved_options("Examples to look at.")
+def command(
+    circuit_file: Path,
+    top: int,
+    task: str | None,
+    examples: int,
+    split: str,
+    ablation: str | None,
+    data: Path | None,
+    batch_size: int,
+    memory: str | None,
+    seed: int,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Say what each node of a saved circuit reads, where it attends and what it writes.
+
+    \b
+    gradpath explain out/ioi/circuit.json
+    gradpath explain out/ioi/circuit.json --examples 20 --json
+    """
+    from gradpath.explanation import explain
+
+    begin, limits = time.monotonic(), opt.limits_of(batch_size, memory)
+    saved = open_circuit(
+        circuit_file, given, task=task, data=data, examples=examples, seed=seed, split=split, ablation=ablation
+    )
+    with Screen().counting("looking at the nodes", len(saved.task)) as progress:
+        explanation = explain(
+            saved.model,
+            saved.circuit,
+            saved.task,
+            batch_size=limits.batch_size,
+            memory=limits.memory,
+            progress=progress,
+            ablation=saved.ablation,
+            mean_over=saved.mean_over,
+        )
+    if not as_json:
+        print_result(_text(explanation, circuit_file, top))
+        return
+    facts = {"version": __version__, "circuit_file": str(circuit_file), "seed": seed, "split": split}
+    facts |= {"ablation": saved.ablation, "seconds": round(time.monotonic() - begin, 2)}
+    print_result(json.dumps({**facts, **explanation.to_json()}, indent=1))
+
+
+def _text(explanation: Explanation, file: Path, top: int) -> str:
+    """A table of the strongest nodes, then the sentences about them."""
+    roles = explanation.roles[:top]
+    rows = [_COLUMNS, *map(_cells, roles)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"{file} on {explanation.examples} examples of {explanation.task} in {explanation.model} "
+        f"(metric: clean {explanation.clean:.3f}, corrupted {explanation.corrupted:.3f}):",
+        "",
+        *("  ".join(["", *map(str.ljust, row, widths)]).rstrip() for row in rows),
+    ]
+    if told := [f"  {role.node:9s} {role.sentence}" for role in roles if role.sentence]:
+        lines += ["", "In words, where the numbers are clear:", *told]
+    if rest := len(explanation) - len(roles):
+        lines += ["", f"{rest} more nodes: --top {len(explanation)} shows all, --json has every number."]
+    return "\n".join(lines)
+
+
+def _cells(role: Role) -> tuple[str, ...]:
+    effect, direct = ("" if x is None else f"{x:+.2f}" for x in (role.effect, role.direct_effect))
+    attends = ""
+    if role.attends:
+        one = max(role.attends, key=lambda one: one.share)
+        weights = sorted(one.weights["clean"].items(), key=lambda item: -item[1])
+        attends = f"{one.start}: " + ", ".join(f"{part} {weight:.2f}" for part, weight in weights[:2])
+    kinds = {"mlp": "", "logits": ""}
+    reads = [f"{kinds.get(at, f'{at} ')}{edges[0].source} {edges[0].share:.0%}" for at, edges in role.reads.items()]
+    writes = role.writes
+    added = "" if writes is None else " ".join(repr(token) for token, _ in writes.promotes[:3])
+    if writes is not None and writes.right is not None:
+        added = f"right {writes.right:+.2f}, wrong {writes.wrong:+.2f}"
+    return role.node, effect, direct, attends, ", ".join(reads), added

@@ -1,0 +1,91 @@
+"""A saved circuit with the model and the examples to run it on: what ``eval`` and ``explain`` start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradpath.cli import options as opt
+from gradpath.errors import InputError
+
+if TYPE_CHECKING:
+    from gradpath.circuit import Circuit
+    from gradpath.model.transformer import Transformer
+    from gradpath.tasks import Task
+
+
+def saved_options(examples: str) -> opt.Decorator[Any]:
+    """The options that say which model and which examples; ``examples`` is the help of --examples."""
+    return opt.together(
+        click.option("--model", help="Another model of the same shape.  [the circuit's own]"),
+        click.option("--task", help="Another task.  [the circuit's own]"),
+        opt.examples_option(examples),
+        click.option(
+            "--split",
+            type=click.Choice(["train", "test", "all"]),
+            default="test",
+            show_default=True,
+            help="Which examples: train are those that find attributes.",
+        ),
+        opt.ablation_option(None),
+        opt.data_option,
+        opt.batch_options,
+        opt.seed_option,
+        opt.json_option,
+        opt.load_options,
+    )
+
+
+@dataclass(frozen=True)
+class SavedCircuit:
+    """A circuit from a file, its model, the examples, and what edges outside of it carry."""
+
+    circuit: Circuit
+    model: Transformer
+    task: Task
+    ablation: str
+    mean_over: Task | None
+
+
+def open_circuit(
+    file: Path,
+    given: dict[str, Any],
+    *,
+    task: str | None,
+    data: Path | None,
+    examples: int,
+    seed: int,
+    split: str,
+    ablation: str | None,
+) -> SavedCircuit:
+    """Load a circuit, its model and examples; what is not given is as the circuit was found."""
+    from gradpath.circuit import load_circuit
+    from gradpath.evaluation.plan import check_same_graph
+    from gradpath.tasks import load_task
+
+    circuit = load_circuit(file)
+    about, made = circuit.about, circuit.provenance
+    loading = opt.pick(opt.ModelOptions, given)
+    if loading.model is None:
+        # A circuit that was found with a BOS token is measured with one, unless told otherwise.
+        bos = about.get("bos") if loading.bos is None else loading.bos
+        loading = replace(loading, model=_recorded(made.model, "model", file), bos=bos)
+    task = task or (None if data else _recorded(made.task, "task", file))
+    model = loading.load()
+    check_same_graph(model, circuit)
+    pairs = load_task(task, model, n=examples, seed=seed, split=split, data=data)
+    ablation, mean_over = ablation or made.ablation, None
+    if ablation.startswith("mean"):
+        # Over the examples that the circuit was found on, or as many of another task.
+        drawn = {"n": about.get("examples", examples), "seed": about.get("data", {}).get("seed", seed)}
+        mean_over = load_task(task, model, split="train", data=data, **drawn)
+    return SavedCircuit(circuit, model, pairs, ablation, mean_over)
+
+
+def _recorded(value: str | None, what: str, file: Path) -> str:
+    if value is None:
+        raise InputError(f"{file} does not say which {what} it is for. Give it with --{what}.")
+    return value

@@ -1,0 +1,138 @@
+"""Reading a circuit: what each of its nodes does, on which words, for which example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gradpath.circuit import Circuit
+from gradpath.errors import UsageError, unknown
+from gradpath.explanation.known_heads import known_head_scores
+from gradpath.explanation.measure import Measured, measure
+from gradpath.explanation.parts import names_of_answers
+from gradpath.explanation.roles import Role, roles_of
+from gradpath.formats.content import optional
+from gradpath.model.transformer import Transformer
+from gradpath.sweep import Limits, Progress
+from gradpath.tasks.task import Task
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """What every node of a circuit does on a task: one ``Role`` per node, strongest first.
+
+    ``explanation["a5.h1"]`` is one role; iteration gives all of them.
+    """
+
+    roles: tuple[Role, ...]
+    parts: tuple[str, ...]
+    model: str
+    task: str
+    examples: int
+    clean: float
+    corrupted: float
+
+    def __len__(self) -> int:
+        return len(self.roles)
+
+    def __iter__(self) -> Iterator[Role]:
+        return iter(self.roles)
+
+    def __getitem__(self, node: str) -> Role:
+        for role in self.roles:
+            if role.node == node:
+                return role
+        if not isinstance(node, str):
+            raise UsageError(f"a role is found by the name of its node, such as 'a0.h0': got {node!r}.")
+        raise unknown("node in this circuit", node, [role.node for role in self.roles])
+
+    def __repr__(self) -> str:
+        lines = [f"<Explanation of {len(self)} nodes on {self.examples} examples of {self.task} in {self.model}>"]
+        told = [f"  {role.node}: {role.sentence}" for role in self.roles if role.sentence]
+        return "\n".join(lines + told[:8] + ([f"  ... and {len(told) - 8} more"] if len(told) > 8 else []))
+
+    def to_json(self) -> dict[str, Any]:
+        """All rows as plain values, as ``gradpath explain --json`` prints them."""
+        return {
+            "model": self.model,
+            "task": self.task,
+            "examples": self.examples,
+            "clean": self.clean,
+            "corrupted": self.corrupted,
+            "parts": list(self.parts),
+            "nodes": [role.to_json() for role in self.roles],
+        }
+
+    def to_pandas(self) -> Any:
+        """One row per node as a pandas DataFrame.
+
+        Columns ``attends X`` are weights from the last token on the clean prompts.
+        """
+        pandas = optional("pandas", "a table of pandas")
+        return pandas.DataFrame([_flat(role) for role in self.roles])
+
+
+def _flat(role: Role) -> dict[str, Any]:
+    row: dict[str, Any] = {"node": role.node, "effect": role.effect, "direct_effect": role.direct_effect}
+    for at in ("q", "k", "v", "mlp", "logits"):
+        row[f"reads {at}"] = ", ".join(f"{read.source} {read.share:.0%}" for read in role.reads.get(at, ())) or None
+    if role.attends:
+        row |= {f"attends {part}": weight for part, weight in role.attends[0].weights["clean"].items()}
+    if role.writes is not None:
+        row |= {"right answer": role.writes.right, "wrong answer": role.writes.wrong}
+        row["promotes"] = [token for token, _ in role.writes.promotes]
+        row["suppresses"] = [token for token, _ in role.writes.suppresses]
+    return {**row, **role.scores, "sentence": role.sentence}
+
+
+def explain(
+    model: Transformer,
+    circuit: Circuit,
+    task: Task,
+    *,
+    batch_size: int = Limits.batch_size,
+    memory: int | None = None,
+    progress: Progress | None = None,
+    ablation: str | None = None,
+    mean_over: Task | None = None,
+) -> Explanation:
+    """Say what each node of a circuit does: what it reads, where it attends, what it writes.
+
+    Args:
+        model: The model that the circuit is of.
+        circuit: The circuit.
+        task: The examples to look at.
+        batch_size: The largest number of examples in a batch; by default 20.
+        memory: A budget in bytes, weights included, that batches are made smaller for.
+        progress: Called with the number of examples of each finished batch.
+        ablation: What edges outside of the circuit carry; by default as the circuit was found.
+        mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
+
+    Returns:
+        One row per node, the one with the strongest effect first.
+    """
+    measured = measure(
+        model,
+        circuit,
+        task,
+        limits=Limits(batch_size, memory),
+        progress=progress,
+        ablation=ablation,
+        mean_over=mean_over,
+    )
+    return explanation_of(model, circuit, task, measured)
+
+
+def explanation_of(model: Transformer, circuit: Circuit, task: Task, measured: Measured) -> Explanation:
+    """The explanation of what was measured."""
+    known = known_head_scores(model, measured.heads)
+    return Explanation(
+        roles=tuple(roles_of(model, circuit, measured, known, names_of_answers(task))),
+        parts=measured.parts.names,
+        model=model.name,
+        task=task.name,
+        examples=len(task),
+        clean=float(measured.clean.mean()),
+        corrupted=float(measured.corrupted.mean()),
+    )

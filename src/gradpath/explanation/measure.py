@@ -1,0 +1,311 @@
+r"""What the nodes of a circuit do on every example: how they attend, what they bring about, what they write.
+
+For an example, a node u of the circuit and the parts p of its prompt (``parts``)::
+
+    attention  mean weight from the queries in one part to the keys in another: on the clean prompt, on the
+               corrupted one, and in the circuit's own run
+    effect     sum over positions in p of (x_u - x'_u) . g_u,   g_u the gradient of the metric at what u writes,
+               the mean of that on the clean and on the corrupted prompt: what the metric owes to u, to first order
+    direct     the metric less the metric when only the edge u->logits carries x'_u: exact
+    logits     x_u at the last position, through the final norm (with its scale as it is) and the unembedding,
+               less the mean over all tokens: what u adds to the logit of a token
+
+x_u is u's write on the clean prompt, x'_u on the corrupted one, or what the circuit's ablation says.
+
+Cost per batch: two forward and two backward passes, the circuit's run, and for every node the unembedding of the last
+position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradpath.ablation import Ablation, ablation_of, all_positions
+from gradpath.attribution.batch import BatchRuns
+from gradpath.attribution.contraction import Writes
+from gradpath.attribution.node_scores import NodeReads
+from gradpath.circuit import Circuit
+from gradpath.evaluation.evaluate import named_positions
+from gradpath.evaluation.patched_run import Prepared, run_nodes
+from gradpath.evaluation.plan import Plan, check_same_graph, plan_of
+from gradpath.explanation.parts import answers_of, parts_of
+from gradpath.model.inspection import output_of, patterns
+from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, at_least_float32
+from gradpath.runtime import distributed
+from gradpath.sweep import Limits, Progress, own_settings, sweep
+from gradpath.tasks.spans import Labels
+from gradpath.tasks.task import Pairs, Task, encode
+
+RUNS = ("clean", "corrupted", "circuit")
+_TOGETHER = 8  # nodes whose direct effect is computed at once
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the nodes of a circuit do on every example; see above."""
+
+    sources: list[int]  # the nodes, in the order of the graph
+    heads: list[int]  # those of them that are heads
+    parts: Labels
+    answers: Int[Tensor, "example side answer"] | None
+    clean: Float[Tensor, " example"]
+    corrupted: Float[Tensor, " example"]
+    attention: Float[Tensor, "run example head part part"]
+    effect: Float[Tensor, "example source part"]
+    direct: Float[Tensor, "example source"]
+    mean_write: Float[Tensor, "source d_model"]  # at the last position, behind the final norm; the mean over examples
+    answer_logits: Float[Tensor, "example source side answer"] | None  # zero for padding
+
+
+@dataclass(frozen=True)
+class BatchWork:
+    """Everything that is run for one batch, and the nodes to look at."""
+
+    model: Transformer
+    runs: BatchRuns
+    prepared: Prepared
+    sources: list[int]
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor]:
+        return self.prepared.last
+
+    def heads_of(self, layer: int) -> list[int]:
+        """The heads of a layer that are looked at."""
+        here = self.model.graph.source_heads(layer)
+        return [source - here.start for source in self.sources if here.start <= source < here.stop]
+
+
+def measure(
+    model: Transformer,
+    circuit: Circuit,
+    task: Task,
+    *,
+    limits: Limits = Limits(),
+    progress: Progress | None = None,
+    ablation: str | None = None,
+    mean_over: Task | None = None,
+) -> Measured:
+    """Measure what every node of a circuit does on every example of a task.
+
+    Args:
+        model: The model that the circuit is of.
+        circuit: The circuit.
+        task: The examples.
+        limits: How many examples may be run at once.
+        progress: Called with the number of examples of each finished batch.
+        ablation: What edges outside of the circuit carry; by default as the circuit was found.
+        mean_over: The task whose clean prompts means are taken over; by default ``task`` itself.
+
+    Returns:
+        The measurements.
+    """
+    check_same_graph(model, circuit)
+    model.check_one_device("explaining a circuit")
+    pairs = encode(task, model.tokenizer)
+    parts, answers = parts_of(task, pairs, model.tokenizer), answers_of(task, pairs)
+    graph, plan = model.graph, plan_of(model, circuit)
+    sources = [graph.source(node) for node in circuit.nodes if node != "logits"]
+    heads = [source for source in sources if source and graph.place_of_source(source)[1] < graph.n_heads]
+    n, width = len(pairs), len(parts.names)
+    totals = {
+        "metric": torch.zeros(2, n),
+        "attention": torch.zeros(len(RUNS), n, len(heads), width, width),
+        "effect": torch.zeros(n, len(sources), width),
+        "direct": torch.zeros(n, len(sources)),
+        "answers": torch.zeros(n, len(sources), *(answers.shape[1:] if answers is not None else (0, 0))),
+        "write": torch.zeros(len(sources), model.arch.d_model, dtype=torch.float64),
+    }
+    with own_settings(model):
+        instead = ablation_of(ablation or circuit.provenance.ablation, model, mean_over or task, limits)
+        pairs = all_positions(named_positions(pairs, [circuit], task, model), instead)
+
+        def work(batch: Pairs) -> dict[str, Tensor]:
+            here = batch_work(model, task, batch, sources, instead)
+            rows, length = batch.index, batch.clean.shape[1]
+            own = _one_hot(parts.at[rows, :length], width).to(model.device)  # (batch, pos, part)
+            new = {
+                "metric": torch.stack([_metric(here, x) for x in (here.runs.clean.logits, here.runs.corrupted.logits)]),
+                "attention": part_attention(here, plan, own),
+                "effect": part_effects(here, own[:, here.runs.start :]),
+                "direct": direct_effects(here),
+            }
+            behind = normed_writes(here)  # (batch, source, d_model)
+            if answers is not None:
+                new["answers"] = token_logits(model, behind, answers[rows].to(model.device))
+            new = {name: x.detach().float().cpu() for name, x in new.items()}
+            for name, x in new.items():
+                place = (slice(None), rows) if name in ("metric", "attention") else (rows,)
+                totals[name][place] = x
+            totals["write"] += behind.double().sum(0).cpu()
+            return new
+
+        def same() -> object:
+            return model.identity, circuit.masks.numpy().tobytes(), instead is None
+
+        size = limits.batch(model, pairs)
+        for _ in sweep(work, pairs, size, model=model, task=task, doing="explaining", same=same, progress=progress):
+            pass
+    done = {name: distributed.all_sum(x) for name, x in totals.items()}
+    return Measured(
+        sources=sources,
+        heads=heads,
+        parts=parts,
+        answers=answers,
+        clean=done["metric"][0],
+        corrupted=done["metric"][1],
+        attention=done["attention"],
+        effect=done["effect"],
+        direct=done["direct"],
+        mean_write=(done["write"] / n).float(),
+        answer_logits=None if answers is None else done["answers"],
+    )
+
+
+def batch_work(
+    model: Transformer, task: Task, batch: Pairs, sources: list[int], ablation: Ablation | None
+) -> BatchWork:
+    """Run the clean and the corrupted prompts of a batch, with gradients, and prepare it for the circuit's run."""
+    with torch.enable_grad():
+        runs = BatchRuns(model, batch.to(model.device), task.metric, whole=False, ablation=ablation)
+    corrupted_input, corrupted = runs.corrupted.suffix, runs.corrupted.run
+    if ablation is not None:
+        corrupted_input, corrupted = ablation.run(model, *batch.clean.shape)
+    prepared = Prepared(
+        model=model,
+        batch=runs.batch,
+        corrupted=corrupted,
+        ablated=ablation is not None,
+        prefix=runs.past,
+        input=(runs.clean.suffix - corrupted_input).detach(),
+        clean_logits=runs.clean.logits,
+        corrupted_logits=runs.corrupted.logits,
+    )
+    return BatchWork(model, runs, prepared, sources)
+
+
+def _metric(here: BatchWork, logits: Tensor) -> Tensor:
+    return here.runs.metric_of(logits)[0]
+
+
+def _one_hot(at: Tensor, width: int) -> Tensor:
+    """(batch, pos) as (batch, pos, part); zero for padding."""
+    return F.one_hot(at + 1, width + 1)[..., 1:].float()
+
+
+@torch.no_grad()
+def part_attention(here: BatchWork, plan: Plan, own: Tensor) -> Float[Tensor, "run batch head part part"]:
+    """The mean attention of every head from each part of a prompt to each part, in the three runs."""
+    queries = own[:, here.runs.start :]
+    mean = queries / queries.sum(1, keepdim=True).clamp(min=1)
+    return torch.cat(
+        [torch.einsum("bqp,rbhqk,bkt->rbhpt", mean, seen, own) for seen in head_patterns(here, plan)], dim=2
+    )
+
+
+@torch.no_grad()
+def head_patterns(here: BatchWork, plan: Plan) -> list[Float[Tensor, "run batch head query key"]]:
+    """The attention patterns of the heads that are looked at, layer by layer, in the three runs.
+
+    Queries are the positions from the first difference of the pairs on.
+    """
+    model, runs, prepared = here.model, here.runs, here.prepared
+    info = model.position_info(runs.start, runs.clean.suffix.shape[1])
+    in_circuit = dict[int, tuple[list[int], Tensor]]()
+
+    def watch(layer: int, heads: list[int], q: Tensor, past: Past, place: PositionInfo) -> None:
+        in_circuit[layer] = heads, model.attention_weights(model.layers[layer], q, past.keys, place)
+
+    run_nodes(prepared, plan, watch)
+    seen = []
+    for layer in range(model.arch.n_layers):
+        heads = here.heads_of(layer)
+        if not heads:
+            continue
+        before = runs.past[layer] if runs.past else None
+        three = [
+            patterns(model, layer, run.layers[layer], info, before)[:, heads]
+            for run in (runs.clean.run, runs.corrupted.run, prepared.corrupted)
+        ]
+        live, weights = in_circuit.get(layer, ([], None))
+        for i, head in enumerate(heads):
+            if head in live and weights is not None:
+                three[2][:, i] = weights[:, live.index(head)]
+        seen.append(torch.stack(three))
+    return seen
+
+
+def part_effects(here: BatchWork, own: Tensor) -> Float[Tensor, "batch source part"]:
+    """What the metric owes to each node's write in each part of a prompt, to first order."""
+    model, runs, reads = here.model, here.runs, NodeReads()
+    for point in (runs.clean, runs.corrupted):
+        reads.add(model, point.run, runs.metric_at(point))
+    by_row = _effects(model, runs.writes, reads, here.sources) / reads.n_points  # (row, source)
+    return torch.einsum("bqs,bqp->bsp", by_row.view(*own.shape[:2], -1), own.to(by_row.dtype))
+
+
+def _effects(model: Transformer, writes: Writes, reads: NodeReads, sources: Sequence[int]) -> Tensor:
+    """Writes times gradients of every row, (row, source)."""
+    a, columns = model.arch, list[Tensor]()
+    assert reads.input is not None
+    for source in sources:
+        layer, head = model.graph.place_of_source(source)
+        if source == 0:
+            columns.append((writes.input * reads.input).sum(-1))
+        elif head == a.n_heads:
+            columns.append((writes.mlps[layer] * reads.mlps[layer]).sum(-1))
+        else:
+            w_write = at_least_float32(model.layers[layer].w_write).view(a.d_model, a.n_heads, a.d_head)[:, head]
+            columns.append((writes.heads[layer][head] * (reads.heads[layer] @ w_write)).sum(-1))
+    return torch.stack(columns, -1)
+
+
+@torch.no_grad()
+def direct_effects(here: BatchWork) -> Float[Tensor, "batch source"]:
+    """The metric less the metric when the edge from a node to ``logits`` alone is corrupted."""
+    model, clean = here.model, here.runs.clean
+    final, metric = clean.run.final_in[here.last], _metric(here, clean.logits)
+    effects = []
+    for at in range(0, len(here.sources), _TOGETHER):
+        lost = [
+            _last_write(here, source) - _last_write(here, source, clean=False)
+            for source in here.sources[at:][:_TOGETHER]
+        ]
+        logits = model.unembed(final - torch.stack(lost))  # (source, batch, vocab)
+        effects += [metric - _metric(here, rows) for rows in logits]
+    return torch.stack(effects, -1)
+
+
+@torch.no_grad()
+def normed_writes(here: BatchWork) -> Float[Tensor, "batch source d_model"]:
+    """What each node writes at the last position on the clean prompt, behind the final norm."""
+    model = here.model
+    rstd = model.norm(here.runs.clean.run.final_in[here.last])[1]  # (batch, 1)
+    x = at_least_float32(torch.stack([_last_write(here, source) for source in here.sources], 1))
+    if model.arch.norm == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    return x * at_least_float32(rstd)[:, None] * at_least_float32(model.final_gain)
+
+
+def _last_write(here: BatchWork, source: int, *, clean: bool = True) -> Tensor:
+    """What a node writes at each prompt's last position, (batch, d_model)."""
+    if source == 0:
+        written = here.runs.clean.suffix.detach()
+        return (written if clean else written - here.prepared.input)[here.last]
+    run: Run = here.runs.clean.run if clean else here.prepared.corrupted
+    return output_of(here.model, run, *here.model.graph.place_of_source(source), at=here.last)
+
+
+def token_logits(
+    model: Transformer, behind: Float[Tensor, "batch source d_model"], tokens: Int[Tensor, "batch side answer"]
+) -> Float[Tensor, "batch source side answer"]:
+    """What each node adds to the logits of some tokens, less the mean over all tokens; zero where a token is -1."""
+    unembedding = at_least_float32(model.unembedding)
+    rows = unembedding[tokens.clamp(min=0)] - unembedding.mean(0)
+    return torch.einsum("bsd,bkad->bska", behind, rows) * (tokens >= 0)[:, None]

@@ -1,0 +1,262 @@
+"""What each node of a circuit does, from what was measured: rows of numbers, and a sentence where they are clear."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradpath.circuit import Circuit
+from gradpath.explanation.known_heads import SCORES
+from gradpath.explanation.measure import RUNS, Measured
+from gradpath.explanation.parts import AFTER, END, FIRST, UNNAMED
+from gradpath.graph import kind, node_of
+from gradpath.model.inspection import token_text
+from gradpath.model.transformer import Transformer, at_least_float32
+
+_TOKENS = 5  # promoted and suppressed tokens of a row
+_SOURCES = 3  # incoming edges of a row, for each of q, k and v
+
+# When a number is clear enough for a sentence.
+CLEAR_WEIGHT = 0.4  # of attention, to one named part
+CLEAR_SCORE = 0.4  # of a known kind of head
+CLEAR_SHARE = 0.5  # of a node's effect that comes from one part of the prompt
+CLEAR_EFFECT = 0.02  # of what corruption changes
+CLEAR_SIGN = 0.8  # of the examples, in which a number has the same sign
+
+
+@dataclass(frozen=True)
+class Read:
+    """One incoming edge: its source, its score, and its share of the node's |scores| at the same q, k or v."""
+
+    source: str
+    score: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Attends:
+    """Where a head attends from one part of the prompt: mean weights by part, in the three runs.
+
+    ``share`` is the share of the head's effect that comes from what it writes there.
+    """
+
+    start: str
+    share: float
+    weights: Mapping[str, Mapping[str, float]]  # run -> part -> weight
+
+    def to_json(self) -> dict[str, Any]:
+        return {"from": self.start, "share": self.share, **self.weights}
+
+
+@dataclass(frozen=True)
+class Writes:
+    """What a node adds to logits at the last position: of the answers, and of the tokens that change most."""
+
+    right: float | None
+    wrong: float | None
+    promotes: Sequence[tuple[str, float]]
+    suppresses: Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one node does, over all examples.
+
+    Args:
+        node: Its name.
+        effect: What the metric owes to its write, to first order; summed over the prompt.
+        direct_effect: What the metric loses when only its edge to ``logits`` is corrupted; None for ``logits``.
+        reads: Its strongest incoming edges in the circuit, by ``q``, ``k``, ``v``, ``mlp`` or ``logits``.
+        attends: Where a head attends, from the last token and from the part of the prompt that matters most to it.
+        writes: What it adds to logits at the last position; None for ``logits``.
+        scores: Scores of a head as a previous-token, duplicate-token, induction and copying head.
+        sentence: What it does in words, where the numbers are clear.
+    """
+
+    node: str
+    effect: float | None = None
+    direct_effect: float | None = None
+    reads: Mapping[str, Sequence[Read]] = field(default_factory=dict)
+    attends: Sequence[Attends] = ()
+    writes: Writes | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    sentence: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as plain values."""
+        return {
+            "node": self.node,
+            "effect": self.effect,
+            "direct_effect": self.direct_effect,
+            "reads": {at: [asdict(read) for read in edges] for at, edges in self.reads.items()},
+            "attends": [one.to_json() for one in self.attends],
+            "writes": None if self.writes is None else asdict(self.writes),
+            "scores": dict(self.scores),
+            "sentence": self.sentence,
+        }
+
+
+def roles_of(
+    model: Transformer, circuit: Circuit, measured: Measured, known: Tensor, names: tuple[str, str]
+) -> list[Role]:
+    """The row of every node, the one with the strongest effect first and ``logits`` last.
+
+    Args:
+        model: The model.
+        circuit: The circuit.
+        measured: What its nodes do on every example.
+        known: The scores of its heads (``known_head_scores``).
+        names: What the right and the wrong answer are called.
+
+    Returns:
+        The rows.
+    """
+    reads, writes = reads_of(circuit), _writes(model, measured)
+    effects = measured.effect.mean(0)  # (source, part)
+    size = abs(float((measured.clean - measured.corrupted).mean()))
+    roles = []
+    for row, source in enumerate(measured.sources):
+        node = model.graph.sources[source]
+        column = measured.heads.index(source) if source in measured.heads else None
+        scores = {} if column is None else dict(zip(SCORES, known[column].tolist(), strict=True))
+        direct = measured.direct[:, row]
+        role = Role(
+            node=node,
+            effect=float(effects[row].sum()),
+            direct_effect=float(direct.mean()),
+            reads=reads.get(node, {}),
+            attends=[] if column is None else _attends(measured, column, effects[row]),
+            writes=writes[row],
+            scores={name: score for name, score in scores.items() if not math.isnan(score)},
+        )
+        clear = _is_clear(direct, size)
+        roles.append(Role(**{**vars(role), "sentence": sentence(role, names, direct_is_clear=clear)}))
+    roles.sort(key=lambda role: -abs(role.effect or 0.0))
+    return [*roles, Role("logits", reads=reads.get("logits", {}))] if "logits" in circuit.nodes else roles
+
+
+def reads_of(circuit: Circuit) -> dict[str, dict[str, list[Read]]]:
+    """The strongest incoming edges of every node, by q, k, v, mlp or logits."""
+    incoming = dict[str, dict[str, list[tuple[float, str]]]]()
+    for source, target, score in circuit.anywhere().named_edges():
+        incoming.setdefault(node_of(target), {}).setdefault(kind(target), []).append((score, source))
+    reads = dict[str, dict[str, list[Read]]]()
+    for node, kinds in incoming.items():
+        for at, edges in sorted(kinds.items(), key=lambda item: "qkv".find(item[0])):
+            total = sum(abs(score) for score, _ in edges) or 1.0
+            best = sorted(edges, key=lambda edge: -abs(edge[0]))[:_SOURCES]
+            reads.setdefault(node, {})[at] = [Read(source, score, abs(score) / total) for score, source in best]
+    return reads
+
+
+def _attends(measured: Measured, column: int, effects: Tensor) -> list[Attends]:
+    """From the last token, and from the part whose writes matter most."""
+    names = measured.parts.names
+    shares = effects.abs() / effects.abs().sum().clamp(min=1e-12)
+    starts = dict.fromkeys([END, names[int(shares.argmax())]])
+    return [_attends_from(measured, column, names.index(start), float(shares[names.index(start)])) for start in starts]
+
+
+def _attends_from(measured: Measured, column: int, start: int, share: float) -> Attends:
+    """The mean over the examples that have the part."""
+    names = measured.parts.names
+    there = (measured.parts.at == start).any(1)
+    weights = measured.attention[:, there, column, start].mean(1)  # (run, part)
+    by_run = {run: dict(zip(names, row, strict=True)) for run, row in zip(RUNS, weights.tolist(), strict=True)}
+    return Attends(names[start], share, by_run)
+
+
+def _writes(model: Transformer, measured: Measured) -> list[Writes]:
+    """What each node adds to the logits of the answers, and of the tokens that change most among the others."""
+    n, unembedding = len(measured.clean), at_least_float32(model.unembedding)
+    mean_write = measured.mean_write.to(unembedding)
+    centre = mean_write @ unembedding.mean(0)
+    right_wrong = _answer_means(measured)
+    rows = []
+    for row in range(len(measured.sources)):
+        logits = (mean_write[row] @ unembedding.T - centre[row]).cpu()  # (vocab,)
+        usable = torch.ones_like(logits, dtype=torch.bool)
+        if measured.answers is not None and measured.answer_logits is not None:
+            # An answer counts among the other tokens only where it is not an answer.
+            token = measured.answers.flatten()
+            real, own = token >= 0, measured.answer_logits[:, row].flatten()
+            total = torch.zeros_like(logits).index_add_(0, token[real], own[real])
+            count = torch.zeros_like(logits).index_add_(0, token[real], torch.ones_like(own[real]))
+            usable = count < n
+            logits = (n * logits - total) / (n - count).clamp(min=1)
+        k = min(_TOKENS, int(usable.sum()))
+        up = logits.masked_fill(~usable, -torch.inf).topk(k)
+        down = (-logits).masked_fill(~usable, -torch.inf).topk(k)
+        promotes, suppresses = (
+            [(token_text(model, i), float(logits[i])) for i in best.indices.tolist()] for best in (up, down)
+        )
+        rows.append(Writes(*right_wrong[row], promotes, suppresses))
+    return rows
+
+
+def _answer_means(measured: Measured) -> list[tuple[float | None, float | None]]:
+    """What each node adds to the logits of the right and of the wrong answers, the mean over examples."""
+    if measured.answers is None or measured.answer_logits is None:
+        return [(None, None)] * len(measured.sources)
+    count = (measured.answers >= 0).sum(-1).clamp(min=1)  # (example, side)
+    means = (measured.answer_logits.sum(-1) / count[:, None]).mean(0)  # (source, side)
+    return [(right, wrong) for right, wrong in means.tolist()]
+
+
+def _is_clear(direct: Tensor, size: float) -> bool:
+    """Whether a direct effect is of some size, and of one sign in most examples."""
+    mean = direct.mean()
+    same = (direct.sign() == mean.sign()).float().mean()
+    return bool(abs(float(mean)) >= CLEAR_EFFECT * size and float(same) >= CLEAR_SIGN)
+
+
+_KINDS = {"previous_token": "previous-token", "duplicate_token": "duplicate-token", "induction": "induction"}
+
+
+def sentence(role: Role, names: tuple[str, str], *, direct_is_clear: bool) -> str | None:
+    """What a node does in words, made of the parts that are clear; None where none is."""
+    kinds = [
+        f"{_KINDS[name]} head ({score:.2f})"
+        for name, score in role.scores.items()
+        if name in _KINDS and score >= CLEAR_SCORE
+    ]
+    attends, attended = _attends_phrase(role)
+    writes = _writes_phrase(role, names, attended) if direct_is_clear else None
+    does = " and ".join(phrase for phrase in (attends, writes) if phrase)
+    return ": ".join(part for part in (", ".join(kinds), does) if part) or None
+
+
+def _attends_phrase(role: Role) -> tuple[str | None, str | None]:
+    """Where a head attends from the part of the prompt that its effect comes from, and that part's name."""
+    for one in sorted(role.attends, key=lambda one: -one.share):
+        part, weight = max(one.weights["clean"].items(), key=lambda item: item[1])
+        if one.share >= CLEAR_SHARE and weight >= CLEAR_WEIGHT and part not in UNNAMED:
+            if part == FIRST:
+                return None, None  # it rests there
+            where = "itself" if part == one.start else _the(part)
+            return f"attends from {_the(one.start)} to {where} ({weight:.2f})", part
+    return None, None
+
+
+def _writes_phrase(role: Role, names: tuple[str, str], attended: str | None) -> str | None:
+    """Which answer a node raises or lowers most, of those by which it moves the metric as it does."""
+    if role.writes is None or role.writes.right is None or role.writes.wrong is None or role.direct_effect is None:
+        return None
+    sign = 1 if role.direct_effect > 0 else -1
+    value, name = max((sign * role.writes.right, names[0]), (-sign * role.writes.wrong, names[1]))
+    if value <= 0:
+        return None
+    raises = (name == names[0]) == (sign > 0)
+    whose = "its" if name == attended else f"{_the(name)}'s"
+    return f"{'raises' if raises else 'lowers'} {whose} logit ({value if raises else -value:+.2f})"
+
+
+def _the(part: str) -> str:
+    if part.startswith(AFTER):
+        return f"the token after the {part.removeprefix(AFTER)}"
+    return "the last token" if part == END else f"the {part}"
