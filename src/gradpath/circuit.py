@@ -16,7 +16,7 @@ from torch import Tensor
 from gradpath.errors import InputError, UsageError, reason
 from gradpath.graph import Graph, graph_from_json, node_of
 from gradpath.runtime.files import write_atomically
-from gradpath.scores import Provenance, checked_about
+from gradpath.scores import LISTED, Provenance, checked_about, listed
 
 if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
@@ -25,7 +25,7 @@ FORMAT = 1
 _LARGEST_SCORE = torch.finfo(torch.float32).max
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
     """A set of edges, in the order in which they were selected, with their scores.
 
@@ -71,6 +71,19 @@ class Circuit:
         graph = model if isinstance(model, Graph) else model.graph
         about = {} if isinstance(model, Graph) else {"model": model.name}
         return circuit_by_names(graph, [(name, 0.0) for name in names], about)._selected_by("named edges")
+
+    def __repr__(self) -> str:
+        return f"<Circuit of {len(self):,} edges: {self.provenance}>"
+
+    def __str__(self) -> str:
+        n_edges = self.graph.n_edges * max(1, len(self.spans))
+        asked = f", {self.asked:,} requested" if self.asked != len(self) else ""
+        title = (
+            f"Circuit of {len(self):,} edges between {len(self.nodes):,} nodes{asked}; the model has {n_edges:,} edges"
+        )
+        best = self.scores.abs().sort(descending=True, stable=True).indices[:LISTED].tolist()
+        edges = listed([self.edges[i] for i in best], self.scores[best].tolist())
+        return "\n".join([title, f"  found on   {self.provenance}", *edges])
 
     def __len__(self) -> int:
         return len(self.index)

@@ -131,7 +131,7 @@ class Silent:
     def note(self, text: str) -> None: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Found:
     """Everything that one ``find`` computed.
 
@@ -155,6 +155,24 @@ class Found:
     result: Result
     curve: list[Result]
     order: NestedOrder | None = None
+
+    def __repr__(self) -> str:
+        return f"<Found: {self.circuit!r}, {self.result!r}>"
+
+    def __str__(self) -> str:
+        same = self.measured is self.attributed
+        measured = "the same" if same else f"{len(self.measured):,} held-out ones"
+        return "\n".join(
+            [
+                f"Found: {self.circuit.provenance}",
+                *(f"  {line}" for line in str(self.result).splitlines()[:-1]),
+                f"  examples      {len(self.attributed):,} to attribute, {measured} to measure",
+                '  next          .report("report.html"), .save("folder"), .scores, .circuit, .result, .curve',
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        return self.circuit._repr_html_() + self.result._repr_html_()
 
     @property
     def edges_by_span(self) -> dict[str, int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -21,6 +22,16 @@ from gradpath.runtime.files import write_atomically
 
 FORMAT = 1
 _METADATA, _SPAN_METADATA = "gradpath", "gradpath_positions"  # the keys of the two kinds of files
+
+
+LISTED = 5  # edges in the printed form of scores and circuits
+
+
+def listed(names: Sequence[str], scores: Sequence[float]) -> list[str]:
+    """Lines with the strongest edges, for people."""
+    width = max(map(len, names), default=0)
+    lines = [f"{name:{width}}  {score:+.4g}" for name, score in zip(names, scores, strict=True)]
+    return [f"  {'strongest' if i == 0 else '':10} {line}" for i, line in enumerate(lines)]
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,13 @@ class Provenance:
     def how(self) -> str:
         return str(self.selection.get("how", ""))
 
+    def __str__(self) -> str:
+        """In one line: ``ioi in smollm2, by eap-ig (5 steps, 100 examples), refined``."""
+        counts = [f"{self.about[name]} {name}" for name in ("steps", "examples") if self.about.get(name) is not None]
+        where = " in ".join(filter(None, (self.task, self.model)))
+        by = f"by {self.method}" + (f" ({', '.join(counts)})" if counts else "") if self.method else ""
+        return ", ".join(filter(None, (where, by, self.how))) or "not recorded"
+
     def _text(self, name: str) -> str | None:
         value = self.about.get(name)
         return value if isinstance(value, str) and value else None
@@ -98,7 +116,7 @@ class SpanScores:
         return self.names.index(span)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scores:
     """Edge scores as one (source, target) matrix; entries that are not edges are zero.
 
@@ -120,6 +138,20 @@ class Scores:
     def of_spans(cls, graph: Graph, spans: SpanScores, about: Mapping[str, Any]) -> Scores:
         """Scores that are split by span; over all positions they are the sum."""
         return cls(graph, spans.values.sum(0), about, spans)
+
+    def __repr__(self) -> str:
+        return f"<Scores of {self.n_edges:,} edges: {self.provenance}>"
+
+    def __str__(self) -> str:
+        what = "nodes" if self.provenance.of_nodes else "edges"
+        count = self.graph.n_sources if self.provenance.of_nodes else self.graph.n_edges
+        at = "" if self.by_span is None else f" at {len(self.by_span.names)} spans: {', '.join(self.by_span.names)}"
+        flat = self.values.detach().flatten().cpu()
+        order = flat.abs().sort(descending=True, stable=True).indices[:LISTED]
+        places = self.graph.unflattened(order).tolist()
+        ends = [self.graph.sources[u] if self.provenance.of_nodes else self.graph.edge(u, v) for u, v in places]
+        title = shorten(f"Scores of {count:,} {what}{at}", 100, placeholder=" ...")
+        return "\n".join([title, f"  made on    {self.provenance}", *listed(ends, flat[order].tolist())])
 
     def __getitem__(self, edge: str) -> float:
         """One score: ``scores["a0.h1->m3"]``, or ``scores["a0.h1->m3@subject"]`` at one span."""

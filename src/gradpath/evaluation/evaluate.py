@@ -40,7 +40,7 @@ from gradpath.tasks.spans import labels_of
 from gradpath.tasks.task import Pairs, Task, encode
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """One circuit on one task: the metric of every example, and what follows from it.
 
@@ -57,6 +57,22 @@ class Result:
     circuit_values: Float[Tensor, " example"]
     edges_asked: int
     edges_kept: int
+
+    def __repr__(self) -> str:
+        kept = f"faithfulness {self.faithfulness:.1%}, error {self.error:.3f}"
+        return f"<Result: {kept}, {self.edges_kept:,} edges, {len(self.clean_values):,} examples>"
+
+    def __str__(self) -> str:
+        (low, high), (error_low, error_high) = self.interval, self.error_interval
+        return "\n".join(
+            [
+                f"faithfulness  {self.faithfulness:.1%}  (95% interval {low:.1%} to {high:.1%})",
+                f"error         {self.error:.3f}  (95% interval {error_low:.3f} to {error_high:.3f})",
+                f"metric        clean {self.clean:.3f}, corrupted {self.corrupted:.3f}, circuit {self.circuit:.3f}",
+                f"edges         {self.edges_kept:,} after pruning, {self.edges_asked:,} requested",
+                f"examples      {len(self.clean_values):,}",
+            ]
+        )
 
     @property
     def clean(self) -> float:

@@ -143,6 +143,21 @@ class Transformer:
         shape = f"{a.n_layers} layers of {a.n_heads} heads, {self.graph.n_edges:,} edges"
         return f"<Transformer {self.name or a.family}: {shape}, {dtype} on {self.device}>"
 
+    def __str__(self) -> str:
+        a, dtype = self.arch, str(self.dtype).removeprefix("torch.")
+        attention = "attention and MLP in parallel" if a.parallel else "attention, then MLP"
+        bos = "with" if self.tokenizer is not None and self.tokenizer.prepend is not None else "without"
+        return "\n".join(
+            [
+                f"{self.name or 'A model'} ({a.family})",
+                f"  shape      {a.n_layers} layers of {a.n_heads} heads and an MLP ({attention})",
+                f"  width      {self.embedding.shape[1]:,}, with {len(self.embedding):,} tokens",
+                f"  graph      {self.graph.n_sources + 1:,} nodes, {self.graph.n_edges:,} edges",
+                f"  tokenizer  {'none' if self.tokenizer is None else f'{bos} BOS in front of prompts'}",
+                f"  weights    {dtype} on {self.device}",
+            ]
+        )
+
     @cached_property
     def graph(self) -> Graph:
         """The nodes and edges of the model."""

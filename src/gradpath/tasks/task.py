@@ -13,12 +13,12 @@ from torch import Tensor
 
 from gradpath.errors import InputError, UsageError
 from gradpath.model.tokenizer import Tokenizer, check_tokenizer, padded, prompt_ids
-from gradpath.tasks.metrics import Metric, kl_divergence, logit_difference
+from gradpath.tasks.metrics import METRICS, Metric, kl_divergence, logit_difference
 
 Spans = Mapping[str, tuple[int, int]]  # named parts of a prompt: first character, and the one after the last
 
 
-class Prompts(NamedTuple):
+class PromptPair(NamedTuple):
     """One pair of a task: ``clean, corrupted, label = task[3]``."""
 
     clean: str | Tensor
@@ -26,7 +26,7 @@ class Prompts(NamedTuple):
     label: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
     """Pairs of prompts with labels and a metric.
 
@@ -60,14 +60,37 @@ class Task:
         if not len(self.clean):
             raise InputError("a task needs at least one pair of prompts: got none.")
 
+    def __repr__(self) -> str:
+        return f"<Task {self.name}: {len(self):,} {'pair' if len(self) == 1 else 'pairs'}, {self._metric_name}>"
+
+    def __str__(self) -> str:
+        def shown(value: Any) -> str:
+            return shortened(str(value.tolist() if isinstance(value, Tensor) else value))
+
+        clean, corrupted, label = self[0]
+        return "\n".join(
+            [
+                f"Task {self.name}: {len(self):,} {'pair' if len(self) == 1 else 'pairs'} of prompts",
+                f"  metric     {self._metric_name}",
+                f"  clean      {shown(clean)}",
+                f"  corrupted  {shown(corrupted)}",
+                f"  label      {shown(label)}",
+            ]
+        )
+
+    @property
+    def _metric_name(self) -> str:
+        registered = [name for name, metric in METRICS.items() if metric is self.metric]
+        return registered[0] if registered else getattr(self.metric, "__name__", type(self.metric).__name__)
+
     def __len__(self) -> int:
         return len(self.clean)
 
     @overload
-    def __getitem__(self, at: SupportsIndex) -> Prompts: ...
+    def __getitem__(self, at: SupportsIndex) -> PromptPair: ...
     @overload
     def __getitem__(self, at: slice) -> Task: ...
-    def __getitem__(self, at: Any) -> Prompts | Task:
+    def __getitem__(self, at: Any) -> PromptPair | Task:
         """One pair, ``task[3]``, or a task with some of the pairs, ``task[:50]``."""
         if isinstance(at, slice):
             parts = {name: getattr(self, name)[at] for name in ("clean", "corrupted", "labels")}
@@ -78,15 +101,26 @@ class Task:
             raise UsageError(f"a task is indexed by a number or a slice, task[3] or task[:50]: got {at!r}.") from None
         except IndexError:
             raise IndexError(f"this task has {len(self)} pairs, from 0 to {len(self) - 1}: got {at}.") from None
-        return Prompts(self.clean[place], self.corrupted[place], self.labels[place])
+        return PromptPair(self.clean[place], self.corrupted[place], self.labels[place])
 
-    def __iter__(self) -> Iterator[Prompts]:
+    def __iter__(self) -> Iterator[PromptPair]:
         return (self[i] for i in range(len(self)))
 
     @property
     def prompts(self) -> Sequence[str] | Tensor:
         """The clean prompts: what the model is asked."""
         return self.clean
+
+
+def shortened(text: str, width: int = 100) -> str:
+    """A text in one line of at most this many characters, with its beginning and its end.
+
+    >>> shortened("When Mary and John went to the store", 21)
+    'When Mar ... he store'
+    """
+    text = " ".join(text.split())
+    half = (width - 5) // 2
+    return text if len(text) <= width else f"{text[:half].rstrip()} ... {text[-half:].lstrip()}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,81 @@
+"""``print`` and ``repr``: what a thing is, in one to ten lines, without tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_models import prompts, tiny_model
+
+from gradpath.attribution.attribute import attribute
+from gradpath.circuit import Circuit
+from gradpath.evaluation.evaluate import Result, evaluate
+from gradpath.pipeline import Found
+from gradpath.scores import Scores
+from gradpath.selection import select
+from gradpath.tasks.task import Task
+
+
+@pytest.fixture(scope="module")
+def things() -> dict[str, object]:
+    model, task = tiny_model("gpt2"), prompts([6] * 4, [[2]] * 4)
+    scores = attribute(model, task, "eap-ig")
+    circuit = select(scores, 60, how="top")
+    result = evaluate(model, circuit, task)
+    found = Found(model, task, task, scores, circuit, result, [])
+    return {one.__class__.__name__: one for one in (model, task, scores, circuit, result, found)}
+
+
+@pytest.mark.parametrize("name", ["Transformer", "Task", "Scores", "Circuit", "Result", "Found"])
+def test_printing_takes_one_to_ten_short_lines(things, name):
+    for text, most in ((str(things[name]), 10), (repr(things[name]), 1)):
+        assert 1 <= len(text.splitlines()) <= most
+        assert max(map(len, text.splitlines())) <= 250
+        assert "tensor(" not in text
+
+
+def test_a_result_shows_faithfulness_error_both_intervals_and_edges(things):
+    result = things["Result"]
+    assert isinstance(result, Result)
+    text = str(result)
+    for share in (result.faithfulness, *result.interval):
+        assert f"{share:.1%}" in text
+    for number in (result.error, *result.error_interval):
+        assert f"{number:.3f}" in text
+    assert f"{result.edges_kept} after pruning, 60 requested" in text
+    assert str(result).splitlines()[0].strip() in str(things["Found"])
+
+
+def test_scores_and_circuits_list_their_strongest_edges_and_how_they_were_made(things):
+    for one in (things["Scores"], things["Circuit"]):
+        assert isinstance(one, Scores | Circuit)
+        assert "by eap-ig (5 steps, 4 examples)" in str(one)
+        strongest = str(one).splitlines()[2].split()
+        scores = things["Scores"]
+        assert isinstance(scores, Scores)
+        assert strongest[2] == f"{scores[strongest[1]]:+.4g}"
+    largest = float(scores.values.abs().max())
+    assert abs(float(str(scores).splitlines()[2].split()[2])) == pytest.approx(largest, rel=1e-3)
+
+
+def test_an_empty_circuit_and_scores_of_nothing_known_can_be_printed(things):
+    circuit, scores = things["Circuit"], things["Scores"]
+    assert isinstance(circuit, Circuit)
+    assert isinstance(scores, Scores)
+    assert "0 edges" in str(circuit - circuit)
+    assert "not recorded" in str(replace(scores, about={}))
+    assert "not recorded" in repr(Circuit(circuit.graph, circuit.index, circuit.scores))
+
+
+def test_a_task_shows_its_metric_and_its_first_pair_however_long():
+    text = str(Task(["5 " * 400 + "6"], ["7 " * 400 + "6"], [(" 8", " 9")]))
+    assert "logit-difference" in text
+    assert "(' 8', ' 9')" in text
+    assert all(len(line) < 130 for line in text.splitlines())
+    assert "5 6" in text
+    ids = Task(
+        torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]]), torch.tensor([[3, 4]]), metric=lambda x, y: x[:, 0]
+    )
+    assert "[5, 6, 7]" in str(ids)
+    assert "lambda" in str(ids)
