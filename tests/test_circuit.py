@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 from covering import families
+from safetensors.torch import save
 from small_models import prompts
 
 from gradpath.attribution.attribute import attribute
@@ -166,3 +167,38 @@ def test_a_folder_that_cannot_be_made_is_named(circuit, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="could not be written"):
         circuit.save(tmp_path / "file" / "circuit.json")
+
+
+def test_a_circuit_that_was_changed_is_refused_unless_its_digest_is_removed(circuit, tmp_path):
+    file = tmp_path / "circuit.json"
+    circuit.save(file)
+    content = json.loads(file.read_text())
+    content["edges"][3][1] += 1.0
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"damaged after it was written.*remove its line .digest"):
+        load_circuit(file)
+    del content["digest"]  # as in files from before, and in those that people edit
+    file.write_text(json.dumps(content))
+    assert load_circuit(file).edges == circuit.edges
+
+
+@pytest.mark.parametrize("what", ["a value", "how they were made"])
+def test_scores_that_were_changed_are_refused(scores, tmp_path, what):
+    file = tmp_path / "scores.safetensors"
+    scores.save(file)
+    content = file.read_bytes()
+    changed = content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
+    if what != "a value":
+        method = scores.about["method"].encode()
+        changed = content.replace(method, method[::-1])
+    assert changed != content
+    file.write_bytes(changed)
+    with pytest.raises(InputError, match="changed or damaged after it was written"):
+        load_scores(file)
+
+
+def test_scores_from_before_there_were_digests_are_read(scores, tmp_path):
+    file = tmp_path / "scores.safetensors"
+    notes = {"format": 1, "graph": scores.graph.to_json(), "about": dict(scores.about)}
+    file.write_bytes(save({"scores": scores.values}, {"gradpath": json.dumps(notes)}))
+    assert load_scores(file).values.equal(scores.values)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradpath.errors import InputError, UsageError, reason
 from gradpath.graph import Graph, graph_from_json, node_of
-from gradpath.runtime.files import write_atomically
+from gradpath.runtime.files import digest_of, write_atomically
 from gradpath.scores import LISTED, Provenance, checked_about, listed
 
 if TYPE_CHECKING:
@@ -327,7 +327,9 @@ class Circuit:
             head["spans"] = list(self.spans)
         # Nine digits are enough to give every float32 back exactly.
         scores = [float(f"{score:.9g}") for score in self.scores.tolist()]
-        lines = [json.dumps([edge, score]) for edge, score in zip(self.edges, scores, strict=True)]
+        edges = list(zip(self.edges, scores, strict=True))
+        head["digest"] = digest_of({**head, "edges": edges})
+        lines = [json.dumps(edge) for edge in edges]
         text = json.dumps(head, indent=1).removesuffix("\n}")
         body = ",\n  ".join(lines)
         write_atomically(Path(file), f'{text},\n "edges": [\n  {body}\n ]\n}}\n')
@@ -452,7 +454,14 @@ def _parsed(content: Any) -> Circuit:
     if not isinstance(spans, list) or len(set(map(str, spans))) != len(spans):
         raise InputError(f"its spans have to be a list of different names: got {spans!r}.")
     graph, names = graph_from_json(content["graph"]), tuple(map(str, spans))
-    return circuit_by_names(graph, content["edges"], content["about"], names)
+    circuit = circuit_by_names(graph, content["edges"], content["about"], names)
+    digest = content.pop("digest", None)  # files from before 0.2.0, or from other tools, have none
+    if digest not in (None, digest_of(content)):
+        raise InputError(
+            "it was changed or damaged after it was written. Make it again with gradpath find; if you edited it "
+            'yourself, remove its line "digest".'
+        )
+    return circuit
 
 
 def circuit_by_names(graph: Graph, edges: Any, about: Any, spans: tuple[str, ...] = ()) -> Circuit:

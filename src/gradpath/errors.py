@@ -7,6 +7,7 @@ A message is one sentence: what was asked, what was got, what to do. The command
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
 
 _MAX_LENGTH = 900  # characters of a message: a damaged file can put megabytes into one
@@ -32,6 +33,15 @@ class UsageError(GradpathError):
     """A call that cannot work: an unknown name, a number out of range."""
 
     exit_code = 2
+
+
+class GradpathWarning(UserWarning):
+    """Something was wrong and has been dealt with, such as a damaged file that is made again."""
+
+
+def warn(message: str) -> None:
+    """Warn the user; the command line shows the message as one line, once."""
+    warnings.warn(str(GradpathError(message)), GradpathWarning, stacklevel=3)
 
 
 def reason(problem: Exception) -> str:

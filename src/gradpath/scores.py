@@ -18,7 +18,7 @@ from torch import Tensor
 from gradpath import defaults
 from gradpath.errors import InputError, reason
 from gradpath.graph import Graph, graph_from_json
-from gradpath.runtime.files import write_atomically
+from gradpath.runtime.files import digest_of, write_atomically
 
 FORMAT = 1
 _METADATA, _SPAN_METADATA = "gradpath", "gradpath_positions"  # the keys of the two kinds of files
@@ -213,7 +213,12 @@ class Scores:
             tensors = {"scores": spans.values.contiguous(), "reach": spans.reach.contiguous()}
             notes["spans"] = list(spans.names)
         notes["about"] = dict(self.about)
+        notes["digest"] = digest_of(notes, *map(_bytes, tensors.values()))
         write_atomically(Path(file), save(tensors, {key: json.dumps(notes)}))
+
+
+def _bytes(values: Tensor) -> Any:
+    return values.detach().cpu().reshape(-1).view(torch.uint8).numpy()
 
 
 def load_scores(file: str | Path) -> Scores:
@@ -233,6 +238,8 @@ def load_scores(file: str | Path) -> Scores:
             notes = json.loads(metadata[_SPAN_METADATA if by_span else _METADATA])
             values = opened.get_tensor("scores")
             reach = opened.get_tensor("reach") if by_span else None
+        digest = notes.pop("digest", None)  # files from before 0.2.0 have none
+        changed = digest not in (None, digest_of(notes, *(_bytes(x) for x in (values, reach) if x is not None)))
         graph, about = graph_from_json(notes["graph"]), notes["about"]
         names = tuple(map(str, notes["spans"])) if by_span else ()
         if not isinstance(about, dict):
@@ -241,7 +248,7 @@ def load_scores(file: str | Path) -> Scores:
         raise InputError(f"there is no file {file}. Give the scores.safetensors of a find.") from None
     except InputError as problem:
         raise InputError(f"{wrong}: {problem} {again}") from None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as problem:
+    except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
         raise InputError(f"{wrong} ({reason(problem)}). {again}") from None
     expected = (*((len(names),) if by_span else ()), graph.n_sources, graph.n_targets)
     if values.shape != expected or values.dtype != torch.float32:
@@ -252,6 +259,8 @@ def load_scores(file: str | Path) -> Scores:
         raise InputError(f"{wrong}: its table of spans does not fit. {again}")
     if not values.isfinite().all():
         raise InputError(f"{wrong}: a score is not a finite number. {again}")
+    if changed:
+        raise InputError(f"{wrong}: the file was changed or damaged after it was written. {again}")
     if reach is not None:
         return Scores.of_spans(graph, SpanScores(names, values, reach), about)
     return Scores(graph, values, about)

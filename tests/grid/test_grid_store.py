@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 import torch
 
+from gradpath.errors import GradpathWarning
 from gradpath.grid.bench import task_digest
 from gradpath.grid.store import Store, digest
 from gradpath.model.load import load_model
+from gradpath.runtime.files import digest_of
+from gradpath.scores import Scores
 from gradpath.tasks import load_task
 
 
@@ -18,19 +24,50 @@ def test_a_kept_cell_is_found_by_its_key(tmp_path):
     assert store.cell({"kind": "x", "edges": 4}) is None
 
 
-def test_a_damaged_cell_counts_as_unfinished(tmp_path):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:20],
+        lambda text: text.replace("0.25", "0.35"),
+        lambda text: text.replace('"kind": "x"', '"kind": "y"'),
+        lambda text: json.dumps({"key": {"kind": "x"}, "value": {"error": 1}}),  # without a digest
+        lambda text: json.dumps({"value": {"error": 1}, "digest": digest_of({"value": {"error": 1}})}),
+        lambda text: json.dumps(
+            {"key": {"kind": "x"}, "value": 1, "digest": digest_of({"key": {"kind": "x"}, "value": 1})}
+        ),
+        lambda text: "[1]",
+        lambda text: "null",
+        lambda text: "[" * 100_000,
+    ],
+)
+def test_a_damaged_cell_is_measured_again_with_a_warning(tmp_path, damage):
     store, key = Store(tmp_path), {"kind": "x"}
-    store.keep_cell(key, {"value": 1})
+    store.keep_cell(key, {"error": 0.25})
+    assert store.cell(key) == {"error": 0.25}
     (file,) = (tmp_path / "cells").iterdir()
-    file.write_text(file.read_text()[:20])
-    assert store.cell(key) is None
+    file.write_text(damage(file.read_text()))
+    with pytest.warns(GradpathWarning, match=rf"{file.name} is damaged .*, so it is measured again"):
+        assert store.cell(key) is None
+
+
+def test_damaged_scores_are_computed_again_with_a_warning(tiny, tmp_path):
+    store, key = Store(tmp_path), {"method": "x"}
+    scores = store.keep_scores(key, Scores(tiny.graph, torch.ones(tiny.graph.mask.shape)), 1.0)
+    assert store.scores(key).values.equal(scores.values)
+    (file,) = (tmp_path / "scores").iterdir()
+    content = file.read_bytes()
+    file.write_bytes(content[:-2] + b"\x00" + content[-1:])  # another finite number
+    with pytest.warns(GradpathWarning, match=rf"{file.name} is damaged, so the scores are computed again"):
+        assert store.scores(key) is None
 
 
 def test_a_cell_of_another_key_under_the_same_name_is_not_taken(tmp_path):
     store, key = Store(tmp_path), {"kind": "x", "edges": 3}
     store.keep_cell(key, {"value": 1})
     (file,) = (tmp_path / "cells").iterdir()
-    file.write_text(file.read_text().replace('"edges": 3', '"edges": 4'))
+    store.keep_cell({"kind": "x", "edges": 4}, {"value": 1})
+    (other,) = {*(tmp_path / "cells").iterdir()} - {file}
+    other.replace(file)
     assert store.cell(key) is None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,9 @@ from small_models import TINY, random_hf
 import gradpath as gp
 from gguf_writing import write_gguf
 from gradpath import formats
+from gradpath.errors import GradpathError
 from gradpath.graph import Graph
+from gradpath.grid.store import Store
 from gradpath.model.gguf import GgufFile
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import SpanScores
@@ -92,7 +95,10 @@ def use_scores(file: Path) -> None:
 
 
 def inside_json(whole: bytes) -> st.SearchStrategy[bytes]:
-    return damaged_tree(json.loads(whole)).map(as_json)
+    """Damage by somebody who knows that a file without a digest is read, too."""
+    tree = json.loads(whole)
+    tree.pop("digest", None)
+    return damaged_tree(tree).map(as_json)
 
 
 def inside_safetensors(whole: bytes) -> st.SearchStrategy[bytes]:
@@ -112,7 +118,9 @@ def inside_safetensors(whole: bytes) -> st.SearchStrategy[bytes]:
         text = as_json(tree).decode("utf-8", "surrogatepass")
         return packed({**header, "__metadata__": {key: text}})
 
-    return st.one_of(damaged_tree(header).map(packed), damaged_tree(json.loads(notes)).map(noted))
+    tree = json.loads(notes)
+    tree.pop("digest", None)  # a file without one is read, too
+    return st.one_of(damaged_tree(header).map(packed), damaged_tree(tree).map(noted))
 
 
 def inside_text(whole: bytes) -> st.SearchStrategy[bytes]:
@@ -264,7 +272,31 @@ def use_span_scores(file: Path) -> None:
     assert len(gp.select(gp.load_scores(file), 3, prune=False)) == 3
 
 
+CELL_KEY = {"kind": "circuit", "edges": 3, "found_on": {"weights": "ab", "options": {"steps": 5}}}
+CELL = {"faithfulness": 0.25, "faithfulness_interval": [0.125, 0.5], "values": [1.5, -2.25]}
+
+
+def valid_cell(folder: Path) -> bytes:
+    store = Store(folder)
+    store.keep_cell(CELL_KEY, CELL)
+    (file,) = (folder / "cells").iterdir()
+    return file.read_bytes()
+
+
+def use_cell(file: Path) -> None:
+    """A cell is as it was written, or measured again."""
+    (target,) = (file.parent / "cells").iterdir()
+    target.write_bytes(file.read_bytes())
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        value = Store(file.parent).cell(CELL_KEY)
+    if value is None:
+        raise GradpathError("; ".join(str(x.message) for x in warned) or "It is a cell of another key.")
+    assert value == CELL
+
+
 READERS = {
+    "cell": Reader(".json", valid_cell, inside_json, use_cell, 1000),
     "circuit-of-positions": Reader(".json", valid_span_circuit, inside_json, use_circuit, 600),
     "scores-of-positions": Reader(".safetensors", valid_span_scores, inside_safetensors, use_span_scores, 600),
     "circuit": Reader(".json", written(".json"), inside_json, use_circuit, 2400),

@@ -13,14 +13,16 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import click
 
 from gradpath._version import __version__
-from gradpath.errors import GradpathError, UsageError, unknown
+from gradpath.errors import GradpathError, GradpathWarning, UsageError, unknown
 from gradpath.runtime import distributed
 
 VERBS = {
@@ -80,7 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
         arguments: The words after ``gradpath``; those of the process by default.
     """
     try:
-        with _sigterm_as_exception():
+        with _sigterm_as_exception(), _warnings_as_lines():
             gradpath.main(arguments, prog_name="gradpath", standalone_mode=False)
         code = 0
     except click.exceptions.Exit as problem:
@@ -138,6 +140,22 @@ def _sigterm_as_exception() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Show our own warnings as one line, without the place in the code that Python adds."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_line(message: Warning | str, category: type[Warning], *place: Any, **other: Any) -> None:
+            if issubclass(category, GradpathWarning):
+                click.echo(f"gradpath: {message}", err=True)
+            else:
+                show(message, category, *place, **other)
+
+        warnings.showwarning = show_line
+        yield
 
 
 def _discard_output() -> None:

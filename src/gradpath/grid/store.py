@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from gradpath.errors import InputError
+from gradpath.errors import InputError, reason, warn
 from gradpath.graph import Graph
 from gradpath.runtime import distributed
-from gradpath.runtime.files import write_atomically
+from gradpath.runtime.files import digest_of, write_atomically
 from gradpath.scores import Scores, load_scores
 
 Key = Mapping[str, Any]
@@ -48,20 +48,27 @@ class Store:
     folder: Path
 
     def cell(self, key: Key) -> dict[str, Any] | None:
-        """The value of a finished cell, or None. A file that cannot be read counts as unfinished."""
+        """The value of a finished cell, or None. A file that is not as it was written counts as unfinished."""
 
         def read() -> dict[str, Any] | None:
+            file = self._cell_file(key)
             try:
-                content = json.loads(self._cell_file(key).read_text(encoding="utf-8"))
-                value: dict[str, Any] = content["value"]
-            except (OSError, ValueError, KeyError, TypeError):
+                content = json.loads(file.read_text(encoding="utf-8"))
+                digest, value = content.pop("digest"), content["value"]
+                if digest != digest_of(content) or not isinstance(value, dict):
+                    raise ValueError("it was changed after it was written")
+                return value if _canonical(content["key"]) == _canonical(key) else None
+            except FileNotFoundError:
                 return None
-            return value if _canonical(content["key"]) == _canonical(key) else None
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+                warn(f"{file} is damaged ({reason(problem)}), so it is measured again.")
+                return None
 
         return distributed.on_first_rank(read)
 
     def keep_cell(self, key: Key, value: Mapping[str, Any]) -> None:
-        text = json.dumps({"key": key, "value": value}, indent=1, sort_keys=True)
+        content = {"key": key, "value": value}
+        text = json.dumps({**content, "digest": digest_of(content)}, indent=1, sort_keys=True)
         distributed.on_first_rank(lambda: write_atomically(self._cell_file(key), text + "\n"))
 
     def scores(self, key: Key) -> Scores | None:
@@ -80,9 +87,11 @@ class Store:
         return Scores(Graph(**description["graph"]), values, description["about"])
 
     def _read_scores(self, key: Key) -> Scores | None:
+        file = self._scores_file(key)
         try:
-            scores = load_scores(self._scores_file(key)) if self._scores_file(key).is_file() else None
+            scores = load_scores(file) if file.is_file() else None
         except InputError:
+            warn(f"{file} is damaged, so the scores are computed again.")
             return None
         same = scores is not None and _canonical(scores.about.get("key", {})) == _canonical(key)
         return scores if same else None

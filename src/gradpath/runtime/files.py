@@ -7,13 +7,16 @@ whatever is created on disk has a name, or an owner that cleans up, before it ex
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from gradpath.errors import InputError
 from gradpath.runtime import distributed
@@ -52,6 +55,23 @@ def write_atomically(file: Path, content: str | bytes) -> None:
         if temporary is not None:
             with suppress(OSError):  # it was renamed, or never created
                 temporary.unlink()
+
+
+def digest_of(content: Any, *blobs: Any) -> str:
+    """A digest by which a file shows that it is as it was written.
+
+    Args:
+        content: Values that JSON can represent. Their digest is the same after they were saved and read.
+        blobs: Bytes, or arrays of them.
+
+    Returns:
+        32 hexadecimal digits.
+    """
+    plain = json.loads(json.dumps(content))  # all keys are texts now, so that they can be sorted
+    digest = sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
+    for blob in blobs:
+        digest.update(blob)
+    return digest.hexdigest()[:32]
 
 
 @contextmanager
