@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from jaxtyping import install_import_hook
@@ -45,6 +46,14 @@ def gpt2() -> gradpath.model.transformer.Transformer:
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """No checks of types and shapes, for tests of what users see who pass something else."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

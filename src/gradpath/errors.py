@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import warnings
+import operator
 from collections.abc import Iterable
+from typing import Any
 
 _MAX_LENGTH = 900  # characters of a message: a damaged file can put megabytes into one
 
@@ -45,6 +47,9 @@ def warn(message: str) -> None:
 
 
 def reason(problem: Exception) -> str:
+
+
+def reason(problem: BaseException) -> str:
     """The type and first line of a library's exception, to put into a sentence."""
     first = str(problem).strip().partition("\n")[0].rstrip(".")
     return f"{type(problem).__name__}: {first}" if first else type(problem).__name__
@@ -56,3 +61,27 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return UsageError(f"there is no {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+
+
+def check_type(what: str, value: Any, kind: type) -> None:
+    """Refuse an argument of another type, such as one of two that were swapped."""
+    if not isinstance(value, kind):
+        raise UsageError(
+            f"{what} has to be a {kind.__name__}: got a {type(value).__name__}. Check the order of the arguments."
+        )
+
+
+def whole_number(what: str, value: Any, least: int = 1) -> int:
+    """The value as an int, if it is a whole number of at least ``least``; NumPy's integers are fine.
+
+    >>> whole_number("the seed", 20.0, least=0)
+    Traceback (most recent call last):
+    gradpath.errors.UsageError: the seed must be a whole number, 0 or above: got 20.0.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise UsageError(f"{what} must be a whole number, {least} or above: got {value!r}.")
+    return number

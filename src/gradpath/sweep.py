@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gradpath import defaults
-from gradpath.errors import GradpathError, UsageError
+from gradpath.errors import GradpathError, UsageError, check_type, whole_number
 from gradpath.graph import QKV
 from gradpath.model.transformer import Run, Transformer
 from gradpath.runtime import distributed
@@ -73,9 +73,7 @@ class Limits:
             whole: Whether the path moves positions before the first difference, too.
             results: How many matrices of scores are summed at the same time.
         """
-        if self.batch_size < 1:
-            raise UsageError(f"the batch size must be at least 1: got {self.batch_size}.")
-        most = min(self.batch_size, len(pairs))
+        most = min(whole_number("the batch size", self.batch_size), len(pairs))
         if self.memory is None:
             return most
         # The scores (once in float64, twice in float32) and one chunk of the contraction.
@@ -94,6 +92,7 @@ class Limits:
 @contextmanager
 def own_settings(model: Transformer) -> Iterator[None]:
     """Compute in the model's own precision and with gradients available, whatever the caller has switched on."""
+    check_type("the model", model, Transformer)
     with torch.inference_mode(False), torch.autocast(model.device.type, enabled=False):
         yield
 

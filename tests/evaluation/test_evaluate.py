@@ -11,10 +11,12 @@ from covering import BLOCKS, FAMILIES, covering
 from random_circuits import MIXED, circuit_of, random_mask
 from small_models import prompts, tiny_model
 
-from gradpath.errors import GradpathError, InputError
+from gradpath.attribution.attribute import attribute
+from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.evaluation import bootstrap as bootstrapping
 from gradpath.evaluation.bootstrap import bootstrap
 from gradpath.evaluation.evaluate import Result, evaluate
+from gradpath.selection import select
 from gradpath.tasks.task import Task
 
 
@@ -121,3 +123,51 @@ def test_intervals_do_not_depend_on_how_many_samples_are_drawn_at_once(monkeypat
     monkeypatch.setattr(bootstrapping, "DRAWN_AT_ONCE", 1000)
     assert bootstrap(values, statistic) == whole
     assert max(sizes[1:]) <= 3 * 1000
+
+
+def test_pairs_with_equal_prompts_do_not_change_the_numbers_or_their_intervals(gpt2):
+    circuit = circuit_of(gpt2.graph, random_mask(gpt2.graph, 0.5))
+    four = MIXED[:4]
+    same = ["8 9 10 11", "12 13 14", "9 8 7"] * 3
+    more = Task([*four.clean, *same], [*four.corrupted, *same], torch.cat([four.labels, four.labels[:1].repeat(9, 1)]))
+    without, with_same = (evaluate(gpt2, circuit, task) for task in (four, more))
+    assert with_same.faithfulness == pytest.approx(without.faithfulness, abs=1e-5)
+    assert with_same.interval == pytest.approx(without.interval, abs=1e-5)
+    assert with_same.error_interval == pytest.approx(without.error_interval, abs=1e-5)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_swapped_and_wrong_arguments_are_named(gpt2):
+    circuit = circuit_of(gpt2.graph, gpt2.graph.mask)
+    for call, words in (
+        (lambda: evaluate(circuit, gpt2, MIXED), "the model has to be a Transformer: got a Circuit"),
+        (lambda: evaluate(gpt2, MIXED, circuit), "the circuit has to be a Circuit: got a Task"),
+        (lambda: evaluate(gpt2, circuit, "ioi"), "the task has to be a Task: got a str"),
+        (lambda: attribute(MIXED, gpt2), "the model has to be a Transformer: got a Task"),
+        (lambda: attribute(gpt2, circuit), "the task has to be a Task: got a Circuit"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (lambda: replace(MIXED, metric=lambda logits, labels: logits[:, 0] * 1j), "real numbers: got torch.complex64"),
+        (lambda: replace(MIXED, labels=MIXED.labels + 1000), "of them: token 10"),
+        (lambda: Task(torch.tensor([[5, -1]]), torch.tensor([[6, -1]]), [[3, 4]]), "0 to 60: got -1 to 5"),
+        (lambda: Task(torch.tensor([[5, 61]]), torch.tensor([[6, 61]]), [[3, 4]]), "0 to 60: got 5 to 61"),
+    ],
+)
+def test_metrics_labels_and_prompts_that_a_model_cannot_use_end_in_a_sentence(gpt2, task, words):
+    circuit = circuit_of(gpt2.graph, gpt2.graph.mask)
+    for call in (lambda task: evaluate(gpt2, circuit, task), lambda task: attribute(gpt2, task, "eap")):
+        with pytest.raises(InputError, match=words):
+            call(task())
+
+
+@pytest.mark.parametrize("n", [20.0, "20", True, None])
+@pytest.mark.usefixtures("unchecked")
+def test_a_number_of_edges_that_is_not_whole_ends_in_a_sentence(gpt2, n):
+    with pytest.raises(UsageError, match=r"whole number|how large"):
+        select(attribute(gpt2, MIXED, "eap"), n)

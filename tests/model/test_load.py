@@ -13,6 +13,7 @@ from small_models import TINY, VOCAB, Numbers, tiny_hf
 
 from gradpath.errors import InputError
 from gradpath.model.load import load_model
+from gradpath.model.tokenizer import Tokenizer
 
 CONFORMANCE = Path(__file__).parent.parent / "data" / "conformance"
 IDS = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(3))
@@ -180,3 +181,16 @@ def test_a_checkpoint_whose_weights_do_not_fit_its_configuration_is_refused(kind
     tiny_hf("llama-grouped").save_pretrained(tmp_path)
     with pytest.raises(InputError, match=words):
         load_model(edited(tmp_path, change))
+
+
+def test_a_tokenizer_whose_regular_expression_never_ends_is_an_error_and_not_a_panic():
+    from tokenizers import Regex, models, pre_tokenizers
+    from tokenizers import Tokenizer as Rust
+    from transformers import PreTrainedTokenizerFast
+
+    rust = Rust(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    rust.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rust))
+    for use in (lambda text: tokenizer.encode([text]), tokenizer.pieces):
+        with pytest.raises(InputError, match="the model's tokenizer failed"):
+            use("a" * 40 + "b")

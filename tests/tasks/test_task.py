@@ -8,6 +8,7 @@ from small_models import Numbers, prompts
 
 from gradpath.errors import InputError, UsageError
 from gradpath.model.tokenizer import Tokenizer
+from gradpath.tasks.metrics import probability_difference
 from gradpath.tasks.task import Task, encode
 
 TOKENIZER = Tokenizer(Numbers())
@@ -34,11 +35,13 @@ def test_equal_prompts_count_as_differing_in_the_last_token():
 
 def test_labels_may_be_words_numbers_or_of_several_lengths():
     def labels(given):
-        return encode(Task(["5 6"] * len(given), ["7 6"] * len(given), given), TOKENIZER).labels
+        task = Task(["5 6"] * len(given), ["7 6"] * len(given), given, metric=lambda logits, labels: logits[:, 0])
+        return encode(task, TOKENIZER).labels
 
     assert labels([(" 8", " 9"), (" 10", " 11")]).tolist() == [[8, 9], [10, 11]]
     assert labels([3, 4]).tolist() == [3, 4]
     assert [row.tolist() for row in labels([[1, 2], [3]])] == [[1, 2], [3]]
+    assert labels([torch.tensor([1, 2])]).tolist() == [[1, 2]]
 
 
 def test_a_slice_of_a_task_is_a_task():
@@ -89,3 +92,62 @@ def test_prompts_and_labels_that_cannot_be_used_are_refused(task, words):
 def test_text_for_a_model_without_a_tokenizer_is_refused():
     with pytest.raises(InputError, match="came without a tokenizer"):
         encode(Task(["5"], ["6"], LABELS), None)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (torch.tensor([[3, 4, 5]]), r"\(n, 2\): got shape \(1, 3\)"),
+        (torch.tensor([[3]]), r"\(n, 2\): got shape \(1, 1\)"),
+        (torch.tensor([3]), r"\(n, 2\): got shape \(1,\)"),
+        (torch.tensor(3), "without an axis"),
+        (torch.tensor([[3.0, 4.0]]), "whole numbers: got torch.float32"),
+        (torch.tensor([[True, False]]), "whole numbers: got torch.bool"),
+        (torch.tensor([[-1, 4]]), "example 0 has the right answer -1"),
+        (torch.tensor([[4, 4]]), "token 4 on both sides"),
+        (" 8", "one entry per example: got str"),
+        (None, "one entry per example: got NoneType"),
+        ([{"right": 3}], "labels have to be numbers"),
+    ],
+)
+def test_labels_that_a_logit_difference_would_misread_are_refused(labels, words):
+    with pytest.raises(InputError, match=words):
+        encode(Task(["5 6"], ["7 6"], labels), TOKENIZER)
+
+
+def test_ragged_labels_are_refused_by_a_logit_difference_and_padded_by_a_probability_difference():
+    clean, corrupted = ["5 6", "5 8"], ["7 6", "7 8"]
+    with pytest.raises(InputError, match=r"rows of different shapes, \(2,\), \(1,\)"):
+        encode(Task(clean, corrupted, [[1, 2], [3]]), TOKENIZER)
+    lists = [[[" 8", " 9"], [" 3"]], [[1], [2]]]
+    labels = encode(Task(clean, corrupted, lists, probability_difference), TOKENIZER).labels
+    assert labels.tolist() == [[[8, 9], [3, -1]], [[1, -1], [2, -1]]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([[[3, 3], [4, -1]]], "right answer twice"),
+        ([[[3, 5], [5, -1]]], "token 5 on both sides"),
+        ([[[3, 5], [-1, -1]]], "a wrong answer for every example: example 0 has none"),
+        ([[[3, 5], [-2, 4]]], "wrong answer -2"),
+    ],
+)
+def test_labels_that_a_probability_difference_would_misread_are_refused(labels, words):
+    with pytest.raises(InputError, match=words):
+        encode(Task(["5 6"], ["7 6"], torch.tensor(labels), probability_difference), TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Task("abc", "abd", [[1, 2]] * 3), "a list of one"),
+        (lambda: Task([[5, 6]], [[5, 7]], LABELS), r"clean\[0\] is a list"),
+        (lambda: Task(["5"], ["6"], LABELS, "kl"), "got 'kl'. Metrics by name are for load_task"),
+        (lambda: encode(Task(LABELS > 3, LABELS > 4, LABELS), None), "must be token ids"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_arguments_that_would_be_taken_for_something_else_are_refused(make, words):
+    with pytest.raises(InputError, match=words):
+        make()

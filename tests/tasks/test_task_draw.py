@@ -36,10 +36,10 @@ def test_half_keeps_its_members_when_a_file_grows():
 @pytest.mark.parametrize(
     ("n", "seed", "split", "message"),
     [
-        (0, 0, "train", "above 0: got 0"),
-        (-5, 0, "train", "above 0: got -5"),
-        (1.5, 0, "train", "above 0: got 1.5"),
-        (True, 0, "train", "above 0: got True"),
+        (0, 0, "train", "1 or above: got 0"),
+        (-5, 0, "train", "1 or above: got -5"),
+        (1.5, 0, "train", "1 or above: got 1.5"),
+        (True, 0, "train", "1 or above: got True"),
         (10, -1, "train", "0 or above: got -1"),
         (10, "x", "train", "0 or above: got 'x'"),
         (10, 0, "tests", "Did you mean 'test'"),

@@ -295,3 +295,17 @@ def test_data_of_no_known_kind(tmp_path, words):
     parts = types.SimpleNamespace(column_names={"train": ["clean"], "test": ["clean"]})
     with pytest.raises(InputError, match="several parts: train, test"):
         load_task(None, words, data=parts)
+
+
+def test_equal_clean_prompts_are_in_one_half(tmp_path, words):
+    prompts = "abcdefgh"
+    lines = [f"{x} gave it to,{x.upper()}{i} gave it to, Mary, John\n" for i in range(3) for x in prompts]
+    halves = [load(tmp_path, HEADER + "".join(lines), words, split=split) for split in ("train", "test")]
+    assert [len(half) for half in halves] == [12, 12]
+    assert not set(halves[0].clean) & set(halves[1].clean)
+
+
+def test_a_file_that_grows_keeps_its_halves(tmp_path, words):
+    lines = [f"{x} gave it to,{y} gave it to, Mary, John\n" for x, y in zip("aabcadefgh", "pqrstuvwxy", strict=True)]
+    short, long = (load(tmp_path, HEADER + "".join(lines[:n]), words, split="train") for n in (9, 10))
+    assert set(zip(short.clean, short.corrupted, strict=True)) <= set(zip(long.clean, long.corrupted, strict=True))

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import InputError, UsageError, check_type
 from gradpath.evaluation.bootstrap import bootstrap
 from gradpath.evaluation.patched_run import places_in_circuits, prepare, run_circuits
 from gradpath.evaluation.plan import check_same_graph, plan_of
@@ -102,12 +102,12 @@ class Result:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% interval of the faithfulness."""
-        return bootstrap(self._values, self._faithfulness)
+        return bootstrap(self._changed_values, self._faithfulness)
 
     @property
     def error_interval(self) -> tuple[float, float]:
         """The 95% interval of the error."""
-        return bootstrap(self._values, self._error)
+        return bootstrap(self._changed_values, self._error)
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the metric of every example: clean, corrupted and in the circuit.
@@ -131,6 +131,17 @@ class Result:
     def _values(self) -> Tensor:
         """(3, example): clean, corrupted, circuit."""
         return torch.stack([self.clean_values, self.corrupted_values, self.circuit_values]).double()
+
+    @property
+    def _changed_values(self) -> Tensor:
+        """The values without examples whose metric is the same in all three runs, as for two equal prompts.
+
+        These add nothing to either side of both fractions, but a bootstrap sample of them alone would be 0 / 0.
+        """
+        clean, corrupted, circuit = self._values.unbind(0)
+        size = 1e-4 * (clean - corrupted).abs().mean()  # far above rounding, and too little to matter
+        changed = ((clean - corrupted).abs() > size) | ((circuit - corrupted).abs() > size)
+        return self._values[:, changed] if changed.any() else self._values
 
     @staticmethod
     def _faithfulness(values: Tensor) -> Tensor:
@@ -194,8 +205,10 @@ def evaluate(
     Returns:
         The result, or a list of results for a list of circuits.
     """
-    circuits = [circuit] if isinstance(circuit, Circuit) else list(circuit)
+    check_type("the model", model, Transformer)
+    circuits = list(circuit) if isinstance(circuit, Sequence) else [circuit]
     for one in circuits:
+        check_type("the circuit", one, Circuit)
         check_same_graph(model, one)
     limits = Limits(batch_size, memory)
     with own_settings(model):

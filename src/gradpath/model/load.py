@@ -16,7 +16,7 @@ from gradpath.model.families import FAMILIES, check_family, convert
 from gradpath.model.gguf import GgufFile
 from gradpath.model.packaged import PACKAGED
 from gradpath.model.placement import AUTO, gpus, spread_over
-from gradpath.model.tokenizer import Tokenizer
+from gradpath.model.tokenizer import Tokenizer, panics_as_errors
 from gradpath.model.transformer import Transformer
 from gradpath.model.untrusted import check_claims
 from gradpath.runtime import distributed
@@ -96,7 +96,7 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Sou
     if file is not None:
         options["gguf_file"] = file
     try:
-        with _quiet():
+        with _quiet(), panics_as_errors():
             gguf = None if file is None else GgufFile.read(Path(folder, file))
             if file is None:  # before any weight is read, or downloaded
                 check_family(str(PretrainedConfig.get_config_dict(folder)[0].get("model_type")))
@@ -171,7 +171,8 @@ def _from_object(source: Any) -> _Source:
 def _tokenizer(auto: Any, folder: str, options: dict[str, Any]) -> Any:
     """The tokenizer of a model, or None: a model can be used with token ids alone."""
     try:
-        return auto.from_pretrained(folder, **options)
+        with panics_as_errors():
+            return auto.from_pretrained(folder, **options)
     except Exception:  # none, or one that cannot be read
         return None
 
@@ -180,7 +181,8 @@ def _bos_token(tokenizer: Any, family: str, bos: bool | None) -> int | None:
     """The token to put in front of prompts, if any."""
     token: int | None = tokenizer.bos_token_id
     if bos is None:
-        bos = FAMILIES[family].bos or tokenizer("the")["input_ids"][:1] == [token]
+        with panics_as_errors():
+            bos = FAMILIES[family].bos or tokenizer("the")["input_ids"][:1] == [token]
     if bos and token is None:
         raise InputError("a BOS token was asked for, but this tokenizer has none. Leave it out with --no-bos.")
     return token if bos else None

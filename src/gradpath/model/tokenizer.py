@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradpath.errors import InputError
+from gradpath.errors import InputError, reason
 
 Prompts = str | Sequence[str] | Tensor  # one or several: text, or token ids (prompt, pos)
 
 # Text that continues a prompt is tokenised behind a carrier, because SentencePiece would otherwise put a space mark in
 # front of it. The carrier is a short word, or a quotation mark before letters, which would merge with a word.
 _CARRIER, _LETTER_CARRIER = "the", '"'
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Turn a panic of the Rust library, such as of a regular expression that never ends, into an error.
+
+    A panic is a ``BaseException``, so that no ``except Exception`` catches it.
+    """
+    try:
+        yield
+    except BaseException as problem:
+        if type(problem).__name__ != "PanicException":
+            raise
+        raise InputError(
+            f"the model's tokenizer failed ({reason(problem)}). Its tokenizer.json is damaged or cannot read this "
+            "text: download the model again, or shorten the text."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -36,7 +54,8 @@ class Tokenizer:
     def pieces(self, text: str) -> list[tuple[int, int]]:
         """The range of characters of each token of a prompt, (0, 0) for BOS."""
         try:
-            ranges = self.hf(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            with panics_as_errors():
+                ranges = self.hf(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         except NotImplementedError:
             raise InputError(
                 "this model's tokenizer does not give the characters of each token, so spans cannot be located. "
@@ -66,13 +85,15 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some tokens in the middle of a prompt, with leading spaces."""
         carrier = self._ids([_CARRIER])[0]
-        text: str = self.hf.decode([*carrier, *ids], clean_up_tokenization_spaces=False)
+        with panics_as_errors():
+            text: str = self.hf.decode([*carrier, *ids], clean_up_tokenization_spaces=False)
         return text.removeprefix(_CARRIER)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             return []
-        ids: list[list[int]] = self.hf(list(texts), add_special_tokens=False)["input_ids"]
+        with panics_as_errors():
+            ids: list[list[int]] = self.hf(list(texts), add_special_tokens=False)["input_ids"]
         return ids
 
 
@@ -94,7 +115,7 @@ def check_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
 def prompt_ids(prompts: Sequence[str] | Tensor, tokenizer: Tokenizer | None) -> list[list[int]]:
     """The token ids of prompts that are given as text, or as a tensor of ids without padding."""
     if isinstance(prompts, Tensor):
-        if prompts.ndim != 2 or prompts.is_floating_point():
+        if prompts.ndim != 2 or prompts.is_floating_point() or prompts.is_complex() or prompts.dtype == torch.bool:
             raise InputError(
                 "prompts given as a tensor must be token ids of shape (examples, positions): "
                 f"got {prompts.dtype} of shape {tuple(prompts.shape)}."

@@ -272,6 +272,12 @@ class Transformer:
 
     def embed(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The output of ``input``: token embeddings without positions."""
+        size = len(self.embedding)
+        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= size):  # -1 would be the last token
+            raise InputError(
+                f"a token id of this model is 0 to {size - 1}: got {int(ids.min())} to {int(ids.max())}. "
+                "Use the ids of its own tokenizer."
+            )
         x = self.embedding[ids]
         if self.embedding_scale == 1.0:
             return x

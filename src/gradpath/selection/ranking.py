@@ -22,7 +22,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import InputError, UsageError, whole_number
 from gradpath.graph import Graph
 from gradpath.registry import Registry, owner_of
 from gradpath.scores import Scores
@@ -215,7 +215,7 @@ def edge_count(n_edges: int, n: int | None, sparsity: float | None) -> int:
                 f"the sparsity is the share of edges left out, from 0 up to but not including 1: got {sparsity}."
             )
         n = max(1, round((1 - sparsity) * n_edges))
-    assert n is not None
+    n = whole_number("the number of edges", n, least=0)
     if not 1 <= n <= n_edges:
         raise UsageError(f"a circuit of this model has from 1 to {n_edges:,} edges: {n:,} were requested.")
     return n

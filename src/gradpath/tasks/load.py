@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Protocol, runtime_checkable
 
-from gradpath.errors import InputError, UsageError, unknown
+from gradpath.errors import InputError, UsageError, unknown, whole_number
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.tasks.builtin import read_built_in
 from gradpath.tasks.metrics import METRICS, Metric, label_tensor
@@ -85,10 +85,9 @@ def check_draw(n: Any, seed: Any, split: Any) -> None:
     """Refuse an invalid number of pairs, seed or split."""
     if split not in SPLITS:
         raise unknown("split", str(split), SPLITS)
-    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
-        raise UsageError(f"the number of pairs must be a whole number above 0: got {n!r}.")
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise UsageError(f"a seed must be a whole number, 0 or above: got {seed!r}.")
+    if n is not None:
+        whole_number("the number of pairs", n)
+    whole_number("a seed", seed, least=0)
 
 
 def _tokenizer(model: HasTokenizer | None) -> Tokenizer:

@@ -23,7 +23,8 @@ _PADDING = -1  # fills the shorter list of answers
 
 def logit_difference(logits: Float[Tensor, "batch vocab"], labels: Int[Tensor, "batch 2"]) -> Float[Tensor, " batch"]:
     """The logit of the right answer, labels[:, 0], minus that of the wrong one, labels[:, 1]."""
-    pair = logits.gather(1, labels)  # (batch, 2)
+    _check_vocabulary(labels, logits)
+    pair = logits.gather(1, labels.long())  # (batch, 2)
     return pair[:, 0] - pair[:, 1]
 
 
@@ -34,6 +35,7 @@ def probability_difference(
 
     Both are lists of token ids, and the shorter one is padded with -1.
     """
+    _check_vocabulary(labels, logits)
     batch = torch.arange(len(logits), device=logits.device)[:, None, None]
     picked = logits.softmax(-1)[batch, labels.clamp(min=0)]  # (batch, 2, width)
     right, wrong = torch.where(labels >= 0, picked, 0).sum(-1).unbind(1)
@@ -57,10 +59,76 @@ METRICS.add("probability-difference", probability_difference, __name__)
 
 
 def check_metric(value: Any, batch: int) -> None:
-    """Refuse a metric that does not return one number per example."""
+    """Refuse a metric that does not return one real number per example."""
     if not isinstance(value, Tensor) or value.shape != (batch,):
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"a metric has to return one number per example, shape ({batch},): got {got}.")
+    if value.is_complex():
+        raise InputError(f"a metric has to return real numbers: got {value.dtype}. Take .real or .abs() of it.")
+
+
+def check_labels(metric: Metric, labels: Any) -> None:
+    """Refuse labels of a whole task that its metric would misread; labels for a user's own metric are not checked.
+
+    Args:
+        metric: The metric.
+        labels: A tensor, or a list of tensors of different shapes.
+    """
+    if metric not in _LABELS:
+        return
+    name, form, ndim, pairs = _LABELS[metric]
+    if isinstance(labels, list):
+        shapes = ", ".join(str(tuple(row.shape)) for row in labels[:3])
+        raise InputError(f"the labels of {name} are {form}: got rows of different shapes, {shapes}. {_OWN}")
+    if labels.ndim != ndim or (pairs and labels.shape[1] != 2):
+        raise InputError(f"the labels of {name} are {form}: got shape {tuple(labels.shape)}. {_OWN}")
+    if not pairs:
+        if not labels.is_floating_point():
+            raise InputError(f"the labels of {name} are {form}: got {labels.dtype}. {_OWN}")
+        return
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InputError(f"the labels of {name} are token ids, which are whole numbers: got {labels.dtype}.")
+    for i, sides in enumerate(labels.reshape(len(labels), 2, -1).tolist()):
+        _check_answers(name, i, *sides, padding=ndim == 3)
+
+
+_OWN = "Pass your own metric for labels of another form."
+_LABELS: dict[Metric, tuple[str, str, int, bool]] = {
+    logit_difference: ("logit_difference", "a right and a wrong token id per example, (n, 2)", 2, True),
+    probability_difference: (
+        "probability_difference",
+        "lists of right and wrong token ids per example, (n, 2, width) padded with -1",
+        3,
+        True,
+    ),
+    kl_divergence: ("kl_divergence", "clean log-probabilities, (n, vocabulary)", 2, False),
+}
+
+
+def _check_answers(name: str, example: int, right: list[int], wrong: list[int], *, padding: bool) -> None:
+    """Refuse answers of one example that would be misread, counted twice, or cancel."""
+    for side, ids in (("right", right), ("wrong", wrong)):
+        own = [i for i in ids if not (padding and i == _PADDING)]
+        if not own:
+            raise InputError(f"{name} needs a {side} answer for every example: example {example} has none.")
+        if min(own) < 0:
+            raise InputError(f"a token id is 0 or above: example {example} has the {side} answer {min(own)}.")
+        if len(set(own)) < len(own):
+            raise InputError(f"a token counts once: example {example} has a {side} answer twice, {own}. Remove one.")
+    if both := (set(right) & set(wrong)) - ({_PADDING} if padding else set()):
+        raise InputError(
+            f"an answer cannot be right and wrong: example {example} has token {min(both)} on both sides, "
+            "so that it would cancel. Remove it, or drop the example."
+        )
+
+
+def _check_vocabulary(labels: Tensor, logits: Tensor) -> None:
+    size = logits.shape[-1]
+    if labels.numel() and (largest := int(labels.max())) >= size:
+        raise InputError(
+            f"an answer has to be a token of the model, which has {size:,} of them: token {largest} was given. "
+            "Give answers as text, or ids of this model's vocabulary."
+        )
 
 
 def label_tensor(answers: Sequence[tuple[Sequence[int], Sequence[int]]], *, many: bool) -> Tensor:

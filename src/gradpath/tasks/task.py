@@ -11,9 +11,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import InputError, UsageError, check_type, reason
 from gradpath.model.tokenizer import Tokenizer, check_tokenizer, padded, prompt_ids
-from gradpath.tasks.metrics import METRICS, Metric, kl_divergence, logit_difference
+from gradpath.tasks.metrics import (
+    METRICS,
+    Metric,
+    check_labels,
+    kl_divergence,
+    label_tensor,
+    logit_difference,
+    probability_difference,
+)
 
 Spans = Mapping[str, tuple[int, int]]  # named parts of a prompt: first character, and the one after the last
 
@@ -50,6 +58,7 @@ class Task:
     spans: Sequence[Spans] | None = None
 
     def __post_init__(self) -> None:
+        self._check_forms()
         lengths = {"clean": len(self.clean), "corrupted": len(self.corrupted), "labels": len(self.labels)}
         if len(set(lengths.values())) > 1:
             raise InputError(f"a task needs as many corrupted prompts and labels as clean prompts: got {lengths}.")
@@ -82,6 +91,32 @@ class Task:
     def _metric_name(self) -> str:
         registered = [name for name, metric in METRICS.items() if metric is self.metric]
         return registered[0] if registered else getattr(self.metric, "__name__", type(self.metric).__name__)
+
+    def _check_forms(self) -> None:
+        """Refuse prompts and labels that are not lists: a string, for one, would be taken as its characters."""
+        for name in ("clean", "corrupted"):
+            prompts = getattr(self, name)
+            if isinstance(prompts, str) or not isinstance(prompts, (Tensor, Sequence)):
+                raise InputError(
+                    f"{name} has to be a list of prompts or a tensor of token ids: got {type(prompts).__name__}. "
+                    "Write a single prompt as a list of one."
+                )
+            if not isinstance(prompts, Tensor):
+                for i, prompt in enumerate(prompts):
+                    if not isinstance(prompt, str):
+                        raise InputError(
+                            f"prompts are strings, or one tensor of token ids: {name}[{i}] is a "
+                            f"{type(prompt).__name__}. Make token ids a tensor, (examples, positions)."
+                        )
+        if isinstance(self.labels, str) or not hasattr(self.labels, "__len__") or getattr(self.labels, "ndim", 1) == 0:
+            raise InputError(
+                f"labels have to be a tensor or a list with one entry per example: got {type(self.labels).__name__}"
+                f"{' without an axis' if isinstance(self.labels, Tensor) else ''}."
+            )
+        if not callable(self.metric):
+            raise InputError(
+                f"a metric is a function of logits and labels: got {self.metric!r}. Metrics by name are for load_task."
+            )
 
     def __len__(self) -> int:
         return len(self.clean)
@@ -211,6 +246,7 @@ def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
     Returns:
         The token ids on the CPU, padded on the right.
     """
+    check_type("the task", task, Task)
     clean, corrupted = (prompt_ids(prompts, tokenizer) for prompts in (task.clean, task.corrupted))
     for i, (a, b) in enumerate(zip(clean, corrupted, strict=True)):
         if not a or not b:
@@ -225,7 +261,9 @@ def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
     differs = clean_ids != corrupted_ids
     # Two equal prompts differ nowhere: the last position is used instead.
     first = torch.where(differs.any(1), differs.int().argmax(1), last)
-    return Pairs(clean_ids, corrupted_ids, last, first, _labels(task, tokenizer), torch.arange(len(task), device="cpu"))
+    labels = _labels(task, tokenizer)
+    check_labels(task.metric, labels)
+    return Pairs(clean_ids, corrupted_ids, last, first, labels, torch.arange(len(task), device="cpu"))
 
 
 def _labels(task: Task, tokenizer: Tokenizer | None) -> Any:
@@ -233,8 +271,17 @@ def _labels(task: Task, tokenizer: Tokenizer | None) -> Any:
     if isinstance(task.labels, Tensor):
         return task.labels
     rows = [_label(row, tokenizer) for row in task.labels]
-    shapes = {tuple(torch.as_tensor(row).shape) for row in rows}
-    return torch.as_tensor(rows) if len(shapes) == 1 else [torch.as_tensor(row) for row in rows]
+    if task.metric is probability_difference and all(_is_two_lists(row) for row in rows):
+        return label_tensor([(right, wrong) for right, wrong in rows], many=True)
+    try:
+        tensors = [torch.as_tensor(row) for row in rows]
+    except (TypeError, ValueError, RuntimeError, OverflowError) as problem:
+        raise InputError(f"labels have to be numbers, or texts that are single tokens: {reason(problem)}.") from None
+    return torch.stack(tensors) if len({x.shape for x in tensors}) == 1 else tensors
+
+
+def _is_two_lists(row: Any) -> bool:
+    return isinstance(row, list) and len(row) == 2 and all(isinstance(side, list) and side for side in row)
 
 
 def _label(row: Any, tokenizer: Tokenizer | None) -> Any:

@@ -44,7 +44,7 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
     more = next(table.rows, None) is not None
     if not rows:
         raise InputError(f"{table.name} has a header and no rows. Add one row for each pair of prompts.")
-    pairs = _half([layout.read(row, reader) for row in rows], split)
+    pairs = _halves([layout.read(row, reader) for row in rows])[split]
     notes = [*layout.notes(reader), *_space_note(pairs)]
     if more:
         notes.append(f"only the first {_MAX_ROWS} rows were read")
@@ -55,16 +55,26 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
     return Source(name or table.name, metric, Candidates(pairs, tuple(notes)), about)
 
 
-def _half(pairs: list[Pair], split: str) -> list[Pair]:
-    """The pairs of a split. A repeated pair is in the half of its first row, and is dropped as repeated."""
-    halves: dict[tuple[str, str], str] = {}
-    chosen = []
+def _halves(pairs: list[Pair]) -> dict[str, list[Pair]]:
+    """The pairs of each split.
+
+    Pairs with the same clean prompt are in one half, or the measured examples would not be held out. A new clean
+    prompt goes to the half that has fewer distinct pairs so far, so a file that grows at its end keeps its halves. A
+    repeated pair is dropped as repeated.
+    """
+    halves: dict[str, list[Pair]] = {"train": [], "test": [], "all": []}
+    home: dict[str, str] = {}
+    sizes, seen = {"train": 0, "test": 0}, set[tuple[str, str]]()
     for pair in pairs:
-        key = (pair.clean, pair.corrupted)
-        repeated = key in halves
-        if split in ("all", halves.setdefault(key, ("train", "test")[len(halves) % 2])):
-            chosen.append(replace(pair, problem=REPEATED) if repeated else pair)
-    return chosen
+        half = home.setdefault(pair.clean, min(sizes, key=lambda name: sizes[name]))
+        if (pair.clean, pair.corrupted) in seen:
+            pair = replace(pair, problem=REPEATED)
+        else:
+            seen.add((pair.clean, pair.corrupted))
+            sizes[half] += 1
+        halves[half].append(pair)
+        halves["all"].append(pair)
+    return halves
 
 
 def _space_note(pairs: Iterable[Pair]) -> list[str]:
