@@ -160,7 +160,7 @@ def test_sparsity_is_the_share_left_out():
     ("n", "sparsity", "words"),
     [
         (0, None, "from 1 to"),
-        (-3, None, "from 1 to"),
+        (-3, None, "0 or above: got -3"),
         (GRAPH.n_edges + 1, None, "from 1 to"),
         (None, 1.5, "share of edges left out"),
         (None, 1.0, "share of edges left out"),
