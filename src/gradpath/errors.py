@@ -7,8 +7,8 @@ A message is one sentence: what was asked, what was got, what to do. The command
 from __future__ import annotations
 
 import difflib
-import warnings
 import operator
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,9 +44,6 @@ class GradpathWarning(UserWarning):
 def warn(message: str) -> None:
     """Warn the user; the command line shows the message as one line, once."""
     warnings.warn(str(GradpathError(message)), GradpathWarning, stacklevel=3)
-
-
-def reason(problem: Exception) -> str:
 
 
 def reason(problem: BaseException) -> str:
