@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradpath.errors import GradpathError as GradpathError
     from gradpath.evaluation.evaluate import evaluate as evaluate
     from gradpath.evaluation.patch import patch as patch
+    from gradpath.evaluation.result import load_result as load_result
     from gradpath.explanation import explain as explain
     from gradpath.model.load import load_model as load_model
     from gradpath.pipeline import find as find
@@ -42,6 +43,7 @@ _HOMES = {
     "find": "gradpath.pipeline",
     "load_circuit": "gradpath.circuit",
     "load_model": "gradpath.model.load",
+    "load_result": "gradpath.evaluation.result",
     "load_scores": "gradpath.scores",
     "load_task": "gradpath.tasks",
     "patch": "gradpath.evaluation.patch",

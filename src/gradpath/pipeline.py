@@ -25,7 +25,8 @@ from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, unknown
 from gradpath.evaluation import mib
-from gradpath.evaluation.evaluate import Result, evaluate
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.result import Result
 from gradpath.model.transformer import Transformer
 from gradpath.report.data import IN_PAGE, SAVED, Chosen, CurvePoint, MethodRun, Report, evidence
 from gradpath.report.page import write
@@ -192,8 +193,9 @@ class Found:
         """
         about, how = self.scores.about, self.circuit.provenance.how
         points = [CurvePoint.of(how, result) for result in [*self.curve, self.result]]
-        in_page = how in IN_PAGE  # otherwise the page has the circuit as it was found
-        chosen = Chosen(self.circuit.asked, how) if in_page else Chosen(len(self.circuit), SAVED)
+        circuit = self.circuit.anywhere()  # edges at spans are drawn once
+        in_page = how in IN_PAGE and not self.circuit.spans  # otherwise the page has the circuit as it was found
+        chosen = Chosen(circuit.asked, how) if in_page else Chosen(len(circuit), SAVED)
         facts: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
         facts |= {
             "examples measured": len(self.measured),
@@ -205,7 +207,7 @@ class Found:
             title=f"{about['task']} in {about['model']}",
             model=about["model"],
             task=about["task"],
-            runs=[MethodRun(self.scores, points, circuit=None if in_page else self.circuit)],
+            runs=[MethodRun(self.scores, points, circuit=None if in_page else circuit)],
             chosen=chosen,
             examples=evidence(self.measured, self.result, self.model.tokenizer),
             command=command,

@@ -127,12 +127,14 @@ class Scores:
         values: The scores, (source, target).
         about: How the scores were made (model, task, method, steps, ...): enough to make them again.
         by_span: The same scores split by where in the prompt an edge is, if ``attribute`` was asked to.
+        examples: The scores of every example, (example, source, target), if ``attribute`` was asked to.
     """
 
     graph: Graph
     values: Float[Tensor, "source target"]
     about: Mapping[str, Any] = field(default_factory=dict)
     by_span: SpanScores | None = None
+    examples: Float[Tensor, "example source target"] | None = None
 
     @classmethod
     def of_spans(cls, graph: Graph, spans: SpanScores, about: Mapping[str, Any]) -> Scores:
@@ -145,7 +147,8 @@ class Scores:
     def __str__(self) -> str:
         what = "nodes" if self.provenance.of_nodes else "edges"
         count = self.graph.n_sources if self.provenance.of_nodes else self.graph.n_edges
-        at = "" if self.by_span is None else f" at {len(self.by_span.names)} spans: {', '.join(self.by_span.names)}"
+        at = f", and of {len(self.examples):,} examples" if self.examples is not None else ""
+        at = at if self.by_span is None else f" at {len(self.by_span.names)} spans: {', '.join(self.by_span.names)}"
         flat = self.values.detach().flatten().cpu()
         order = flat.abs().sort(descending=True, stable=True).indices[:LISTED]
         places = self.graph.unflattened(order).tolist()
@@ -212,6 +215,8 @@ class Scores:
             spans, key = self.by_span, _SPAN_METADATA
             tensors = {"scores": spans.values.contiguous(), "reach": spans.reach.contiguous()}
             notes["spans"] = list(spans.names)
+        if self.examples is not None:
+            tensors["examples"] = self.examples.contiguous()
         notes["about"] = dict(self.about)
         notes["digest"] = digest_of(notes, *map(_bytes, tensors.values()))
         write_atomically(Path(file), save(tensors, {key: json.dumps(notes)}))
@@ -238,8 +243,10 @@ def load_scores(file: str | Path) -> Scores:
             notes = json.loads(metadata[_SPAN_METADATA if by_span else _METADATA])
             values = opened.get_tensor("scores")
             reach = opened.get_tensor("reach") if by_span else None
+            examples = opened.get_tensor("examples") if "examples" in opened.keys() else None  # noqa: SIM118
         digest = notes.pop("digest", None)  # files from before 0.2.0 have none
-        changed = digest not in (None, digest_of(notes, *(_bytes(x) for x in (values, reach) if x is not None)))
+        parts = (_bytes(x) for x in (values, reach, examples) if x is not None)
+        changed = digest not in (None, digest_of(notes, *parts))
         graph, about = graph_from_json(notes["graph"]), notes["about"]
         names = tuple(map(str, notes["spans"])) if by_span else ()
         if not isinstance(about, dict):
@@ -257,10 +264,14 @@ def load_scores(file: str | Path) -> Scores:
         )
     if reach is not None and (reach.dtype != torch.bool or reach.shape != (len(names), len(names))):
         raise InputError(f"{wrong}: its table of spans does not fit. {again}")
-    if not values.isfinite().all():
+    if examples is not None and (
+        by_span or examples.dtype != torch.float32 or examples.shape != (*examples.shape[:1], *expected)
+    ):
+        raise InputError(f"{wrong}: its scores of examples do not fit. {again}")
+    if not values.isfinite().all() or (examples is not None and not examples.isfinite().all()):
         raise InputError(f"{wrong}: a score is not a finite number. {again}")
     if changed:
         raise InputError(f"{wrong}: the file was changed or damaged after it was written. {again}")
     if reach is not None:
         return Scores.of_spans(graph, SpanScores(names, values, reach), about)
-    return Scores(graph, values, about)
+    return Scores(graph, values, about, examples=examples)

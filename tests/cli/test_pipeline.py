@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 
 import pytest
 import torch
@@ -31,6 +32,15 @@ def test_find_is_attribute_select_and_evaluate(model, tmp_path):
     assert gp.load_circuit(tmp_path / "circuit.json").edges == circuit.edges
     found.report(tmp_path / "mine.html")
     assert "<html" in (tmp_path / "mine.html").read_text()
+
+
+def test_a_report_is_one_line_for_edges_at_spans_too(model, tmp_path):
+    found = gp.find(model, "ioi", edges=60, examples=4, positions="span", curve=False)
+    found.report(tmp_path / "spans.html")
+    text = (tmp_path / "spans.html").read_text()
+    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    assert data["runs"][0]["saved"]["edges"] == len(found.circuit.anywhere())
+    assert data["chosen"]["how"] == "saved"
 
 
 def test_every_call_has_the_same_default_method_and_selection(model):

@@ -15,7 +15,8 @@ from gradpath.attribution.attribute import attribute
 from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.evaluation import bootstrap as bootstrapping
 from gradpath.evaluation.bootstrap import bootstrap
-from gradpath.evaluation.evaluate import Result, evaluate
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.result import Result
 from gradpath.selection import select
 from gradpath.tasks.task import Task
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradpath.evaluation.bootstrap import distance_difference, error_difference
-from gradpath.evaluation.evaluate import Result
+from gradpath.evaluation.result import Result
 from gradpath.grid.bench import Bench
 from gradpath.grid.faithfulness import comparison, jobs
 from gradpath.grid.jobs import circuit_cell, measured, run_jobs

@@ -24,6 +24,7 @@ import gradpath as gp
 from gguf_writing import write_gguf
 from gradpath import formats
 from gradpath.errors import GradpathError
+from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
 from gradpath.grid.store import Store
 from gradpath.model.gguf import GgufFile
@@ -295,8 +296,41 @@ def use_cell(file: Path) -> None:
     assert value == CELL
 
 
+@cache
+def example_scores() -> gp.Scores:
+    noise = torch.randn(3, *GRAPH.mask.shape, generator=torch.Generator().manual_seed(2)) * GRAPH.mask
+    return gp.Scores(GRAPH, noise.mean(0), scores().about, examples=noise)
+
+
+def valid_example_scores(folder: Path) -> bytes:
+    example_scores().save(folder / "scores.safetensors")
+    return (folder / "scores.safetensors").read_bytes()
+
+
+def use_example_scores(file: Path) -> None:
+    use_scores(file)
+    found = gp.load_scores(file)
+    assert found.examples is None or found.examples.isfinite().all()
+
+
+def valid_result(folder: Path) -> bytes:
+    values = torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
+    Result(*values, 10, 8, ["a b"] * 4, ["a c"] * 4, {"model": "m"}).save(folder / "result.json")
+    return (folder / "result.json").read_bytes()
+
+
+def use_result(file: Path) -> None:
+    found = gp.load_result(file)
+    assert found.circuit_values.isfinite().all()
+    found.save(file.with_name("again.json"))
+    assert len(gp.load_result(file.with_name("again.json")).clean_prompts) in (0, len(found.clean_values))
+    str(found)
+
+
 READERS = {
     "cell": Reader(".json", valid_cell, inside_json, use_cell, 1000),
+    "result": Reader(".json", valid_result, inside_json, use_result, 600),
+    "scores-of-examples": Reader(".safetensors", valid_example_scores, inside_safetensors, use_example_scores, 300),
     "circuit-of-positions": Reader(".json", valid_span_circuit, inside_json, use_circuit, 600),
     "scores-of-positions": Reader(".safetensors", valid_span_scores, inside_safetensors, use_span_scores, 600),
     "circuit": Reader(".json", written(".json"), inside_json, use_circuit, 2400),

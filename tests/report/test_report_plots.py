@@ -12,7 +12,7 @@ import torch
 from making import Maker
 
 from gradpath.errors import InputError
-from gradpath.evaluation.evaluate import Result
+from gradpath.evaluation.result import Result
 from gradpath.report.cards import circuit_card, result_card, scores_card
 from gradpath.report.plots import edges_read, plot_circuit, plot_result, plot_scores, write_spans
 from gradpath.report.style import panels, save_as

@@ -188,6 +188,7 @@ def attribute(
     *,
     steps: int | None = None,
     positions: str | None = None,
+    per_example: bool = False,
     batch_size: int = Limits.batch_size,
     memory: int | None = None,
     progress: Progress | None = None,
@@ -205,6 +206,8 @@ def attribute(
         method: The method (``gradpath ls methods``); by default ``eap-ig``.
         steps: The number of points of the path; by default the method's own. Methods without steps ignore it.
         positions: ``span`` or ``token`` to split the scores by where in the prompt an edge is.
+        per_example: Whether to give the scores of every example, too, as ``scores.examples``. They take four bytes
+            for each example, source and target: 1 MB per example with SmolLM2.
         batch_size: The largest number of examples in a batch; by default 20.
         memory: A budget in bytes, weights included, that batches are made smaller for.
         progress: Called with the number of examples of each finished batch.
@@ -226,6 +229,7 @@ def attribute(
             chosen,
             chosen.options(options),
             positions=positions,
+            per_example=per_example,
             limits=Limits(batch_size, memory),
             progress=progress,
             ablation=ablation,
@@ -241,6 +245,7 @@ def attribute_at_steps(
     *,
     stops: Sequence[int] = (),
     positions: str | None = None,
+    per_example: bool = False,
     limits: Limits = Limits(),
     progress: Progress | None = None,
     ablation: str = CORRUPTED,
@@ -250,7 +255,7 @@ def attribute_at_steps(
 
     ``options`` are all of the method's. The other arguments are those of ``attribute``.
     """
-    _check_fit(model, method, ablation, positions)
+    _check_fit(model, method, ablation, positions, per_example)
     instead = ablation_of(ablation, model, mean_over or task, limits)
     pairs, steps = encode(task, model.tokenizer), [*stops, options.get("steps", 1)]
     spans: Labels | None = None
@@ -259,7 +264,10 @@ def attribute_at_steps(
         pairs = replace(pairs, spans=spans.at)
     pairs = all_positions(pairs, instead)
     method.check(model, len(pairs), options)
-    split = None if spans is None else partial(_rows_of_spans, len(spans.names))
+    split: Split | None = None if spans is None else partial(_rows_of_spans, len(spans.names))
+    can_split = isinstance(method, Path) and method.of != "nodes"
+    if per_example and can_split:
+        split = rows_of_examples
     shape = () if spans is None else (len(spans.names),)
     size = limits.batch(
         model,
@@ -268,16 +276,26 @@ def attribute_at_steps(
         whole=method.whole(options),
         results=len(steps) * (shape[0] if shape else 1),
     )
+    if per_example and not can_split:
+        size = 1  # what cannot split a batch can still score one example after another
     places = None
     if isinstance(method, Path):
         places = partial(places_on_path, model, task.metric, method, options)
     shape = (len(steps), *shape, model.graph.n_sources, model.graph.n_targets)
     totals = torch.zeros(shape, dtype=torch.float64, device="cpu")
     passes = [Passes() for _ in steps]
+    # Zeros, so that the sum over ranks puts every example's scores in their place.
+    examples = torch.zeros(len(pairs), *shape[-2:], dtype=torch.float32, device="cpu") if per_example else None
 
     def score(batch: Pairs) -> list[tuple[Tensor, Passes]]:
         at = frozenset(stops)
-        return score_batch(model, task.metric, method, options, batch, ablation=instead, stops=at, split=split)
+        results = score_batch(model, task.metric, method, options, batch, ablation=instead, stops=at, split=split)
+        if examples is None:
+            return results
+        [(own, made)] = results
+        own = own if can_split else own[None]
+        examples[batch.index] = own.float()
+        return [(own.sum(0), made)]
 
     def same() -> object:
         names = None if pairs.spans is None else pairs.spans.numpy().tobytes()
@@ -289,21 +307,25 @@ def attribute_at_steps(
         for i, (scores, made) in enumerate(parts):
             totals[i] += scores
             passes[i] = passes[i].or_more(made)
+    if examples is not None:
+        examples = _by_example(model, method, distributed.all_sum(examples))
     about = _about(model, task, method, options, ablation, len(pairs), size)
     results = []
     for k, total, made in zip(steps, distributed.all_sum(totals), passes, strict=True):
         own = {**about, "steps": k, "passes": made.most_of_any_rank().counted}
         values = _mean(model, method, total, len(pairs))
         if spans is None:
-            results.append(Scores(model.graph, values, own))
+            results.append(Scores(model.graph, values, own, examples=examples))
         else:
             by_span = SpanScores(spans.names, values, spans.reach())
             results.append(Scores.of_spans(model.graph, by_span, {**own, "positions": positions}))
     return results
 
 
-def _check_fit(model: Transformer, method: Method, ablation: str, positions: str | None) -> None:
+def _check_fit(model: Transformer, method: Method, ablation: str, positions: str | None, per_example: bool) -> None:
     """Refuse what a method cannot do, before anything is run."""
+    if per_example and positions is not None:
+        raise UsageError("scores can be given per example or per position, not both: leave one of them out.")
     if isinstance(method, Path) and method.increments and ablation != CORRUPTED:
         raise UsageError(
             f"{method.name} multiplies by what nodes write along its own path, which ends at the corrupted "
@@ -334,6 +356,13 @@ def _about(
         "dtype": str(model.dtype).removeprefix("torch."),
         "d_model": model.arch.d_model,
     }
+
+
+def _by_example(model: Transformer, method: Method, values: Tensor) -> Tensor:
+    """The scores of every example, (example, source, target), in the form of ``_mean``."""
+    if method.of == "nodes":
+        return torch.stack([over_edges(model.graph, one[:, model.graph.logits]) for one in values])
+    return values * model.graph.mask
 
 
 def _mean(model: Transformer, method: Method, total: Tensor, examples: int) -> Tensor:

@@ -24,7 +24,7 @@ from rich.progress import (
 from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
-    from gradpath.evaluation.evaluate import Result
+    from gradpath.evaluation.result import Result
     from gradpath.graph import Graph
 
 

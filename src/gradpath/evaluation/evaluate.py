@@ -17,141 +17,27 @@ Cost per batch: one set-up (two forward passes) for all circuits, then one run f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import chain
-from typing import Any, overload
+from typing import overload
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_type
-from gradpath.evaluation.bootstrap import bootstrap
 from gradpath.evaluation.patched_run import places_in_circuits, prepare, run_circuits
 from gradpath.evaluation.plan import check_same_graph, plan_of
+from gradpath.evaluation.result import Result
+from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.sweep import Limits, Places, Progress, own_settings, places_in_prompts, sweep
 from gradpath.tasks.metrics import check_metric
 from gradpath.tasks.spans import labels_of
 from gradpath.tasks.task import Pairs, Task, encode
-
-
-@dataclass(frozen=True, repr=False)
-class Result:
-    """One circuit on one task: the metric of every example, and what follows from it.
-
-    Args:
-        clean_values: The metric of each example on the clean prompt.
-        corrupted_values: The metric of each example on the corrupted prompt, or with every node ablated.
-        circuit_values: The metric of each example in the circuit.
-        edges_asked: The number of edges that the circuit was asked to have.
-        edges_kept: The number of edges after pruning.
-    """
-
-    clean_values: Float[Tensor, " example"]
-    corrupted_values: Float[Tensor, " example"]
-    circuit_values: Float[Tensor, " example"]
-    edges_asked: int
-    edges_kept: int
-
-    def __repr__(self) -> str:
-        kept = f"faithfulness {self.faithfulness:.1%}, error {self.error:.3f}"
-        return f"<Result: {kept}, {self.edges_kept:,} edges, {len(self.clean_values):,} examples>"
-
-    def __str__(self) -> str:
-        (low, high), (error_low, error_high) = self.interval, self.error_interval
-        return "\n".join(
-            [
-                f"faithfulness  {self.faithfulness:.1%}  (95% interval {low:.1%} to {high:.1%})",
-                f"error         {self.error:.3f}  (95% interval {error_low:.3f} to {error_high:.3f})",
-                f"metric        clean {self.clean:.3f}, corrupted {self.corrupted:.3f}, circuit {self.circuit:.3f}",
-                f"edges         {self.edges_kept:,} after pruning, {self.edges_asked:,} requested",
-                f"examples      {len(self.clean_values):,}",
-            ]
-        )
-
-    @property
-    def clean(self) -> float:
-        """The mean metric on the clean prompts."""
-        return float(self.clean_values.mean())
-
-    @property
-    def corrupted(self) -> float:
-        """The mean metric on the corrupted prompts."""
-        return float(self.corrupted_values.mean())
-
-    @property
-    def circuit(self) -> float:
-        """The mean metric in the circuit."""
-        return float(self.circuit_values.mean())
-
-    @property
-    def faithfulness(self) -> float:
-        """The share of the behaviour that the circuit keeps: 1 is all of it, 0 is none."""
-        return float(self._faithfulness(self._values))
-
-    @property
-    def error(self) -> float:
-        """The mean distance of an example from the model: 0 is the model's behaviour."""
-        return float(self._error(self._values))
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95% interval of the faithfulness."""
-        return bootstrap(self._changed_values, self._faithfulness)
-
-    @property
-    def error_interval(self) -> tuple[float, float]:
-        """The 95% interval of the error."""
-        return bootstrap(self._changed_values, self._error)
-
-    def plot(self, ax: Any = None) -> Any:
-        """Plot the metric of every example: clean, corrupted and in the circuit.
-
-        Args:
-            ax: The matplotlib axes to draw on; new ones by default.
-
-        Returns:
-            The matplotlib axes.
-        """
-        from gradpath.report.plots import plot_result
-
-        return plot_result(self, ax)
-
-    def _repr_html_(self) -> str:
-        from gradpath.report.cards import result_card
-
-        return result_card(self)
-
-    @cached_property
-    def _values(self) -> Tensor:
-        """(3, example): clean, corrupted, circuit."""
-        return torch.stack([self.clean_values, self.corrupted_values, self.circuit_values]).double()
-
-    @property
-    def _changed_values(self) -> Tensor:
-        """The values without examples whose metric is the same in all three runs, as for two equal prompts.
-
-        These add nothing to either side of both fractions, but a bootstrap sample of them alone would be 0 / 0.
-        """
-        clean, corrupted, circuit = self._values.unbind(0)
-        size = 1e-4 * (clean - corrupted).abs().mean()  # far above rounding, and too little to matter
-        changed = ((clean - corrupted).abs() > size) | ((circuit - corrupted).abs() > size)
-        return self._values[:, changed] if changed.any() else self._values
-
-    @staticmethod
-    def _faithfulness(values: Tensor) -> Tensor:
-        clean, corrupted, circuit = values.mean(-1).unbind(0)
-        return (circuit - corrupted) / (clean - corrupted)
-
-    @staticmethod
-    def _error(values: Tensor) -> Tensor:
-        clean, corrupted, circuit = values.unbind(0)
-        return (circuit - clean).abs().mean(-1) / (clean - corrupted).abs().mean(-1)
 
 
 @overload
@@ -211,14 +97,25 @@ def evaluate(
         check_type("the circuit", one, Circuit)
         check_same_graph(model, one)
     limits = Limits(batch_size, memory)
+    used = ablation or common_ablation(circuits)
     with own_settings(model):
-        instead = ablation_of(ablation or common_ablation(circuits), model, mean_over or task, limits)
+        instead = ablation_of(used, model, mean_over or task, limits)
         clean, corrupted, patched = _measure(model, circuits, task, limits, progress, instead)
     _check_behaviour(task, clean, corrupted)
+    clean_texts, corrupted_texts = (_texts(side, model.tokenizer) for side in (task.clean, task.corrupted))
+    about = {"version": __version__, "model": model.name, "task": task.name, "ablation": used, "data": dict(task.about)}
     results = [
-        Result(clean, corrupted, values, one.asked, len(one)) for one, values in zip(circuits, patched, strict=True)
+        Result(clean, corrupted, values, one.asked, len(one), clean_texts, corrupted_texts, about)
+        for one, values in zip(circuits, patched, strict=True)
     ]
     return results[0] if isinstance(circuit, Circuit) else results
+
+
+def _texts(prompts: Sequence[str] | Tensor, tokenizer: Tokenizer | None) -> tuple[str, ...]:
+    """The prompts as text; token ids of a model without a tokenizer as numbers."""
+    if not isinstance(prompts, Tensor):
+        return tuple(prompts)
+    return tuple(" ".join(map(str, ids)) if tokenizer is None else tokenizer.decode(ids) for ids in prompts.tolist())
 
 
 def common_ablation(circuits: Sequence[Circuit]) -> str:

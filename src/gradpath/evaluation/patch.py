@@ -11,7 +11,8 @@ from torch import Tensor
 from gradpath import defaults
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
-from gradpath.evaluation.evaluate import Result, evaluate
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
 from gradpath.model.transformer import Transformer
 from gradpath.sweep import Limits

@@ -20,6 +20,7 @@ import torch
 
 from gradpath.circuit import Circuit, circuit_by_names
 from gradpath.errors import InputError
+from gradpath.evaluation.result import Result
 from gradpath.formats.content import Content, check_named, graph_in, optional, parsed
 from gradpath.scores import Scores, checked_about
 
@@ -34,6 +35,19 @@ def to_pandas(content: Scores | Circuit | Content) -> Any:
     table = pandas.DataFrame(list(_rows(content)), columns=list(COLUMNS))
     table = table.astype({"score": "float64", "rank": "Int64"})
     table.attrs[NOTES] = _notes(content)
+    return table
+
+
+def result_table(result: Result) -> Any:
+    """The examples of a result as a ``pandas.DataFrame``, one row each."""
+    pandas = optional("pandas", "a table of pandas")
+    runs = {"clean": result.clean_values, "corrupted": result.corrupted_values, "circuit": result.circuit_values}
+    table = pandas.DataFrame({name: values.double().numpy() for name, values in runs.items()})
+    table["error"] = (table["circuit"] - table["clean"]).abs() / (table["clean"] - table["corrupted"]).abs().mean()
+    for name, prompts in (("corrupted_prompt", result.corrupted_prompts), ("clean_prompt", result.clean_prompts)):
+        table.insert(0, name, list(prompts) if prompts else None)
+    table.index.name = "example"
+    table.attrs[NOTES] = dict(result.about)
     return table
 
 

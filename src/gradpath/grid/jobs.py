@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from gradpath.circuit import Circuit
-from gradpath.evaluation.evaluate import Result, evaluate
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.result import Result
 from gradpath.grid.bench import Bench, timed
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.store import Key, digest

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gradpath.circuit import Circuit
-from gradpath.evaluation.evaluate import Result
+from gradpath.evaluation.result import Result
 from gradpath.formats.layout import COLOURS
 from gradpath.graph import kind
 from gradpath.scores import Scores

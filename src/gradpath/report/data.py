@@ -11,8 +11,8 @@ from typing import Any
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.evaluation.evaluate import Result
 from gradpath.evaluation.mib import Areas
+from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import Scores

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.evaluation.evaluate import Result
+from gradpath.evaluation.result import Result
 from gradpath.report.drawing import draw_on, inches
 from gradpath.report.style import BLUE, GREY, INK, MUTED, panels, save
 from gradpath.scores import Scores

@@ -1,0 +1,220 @@
+"""The result of an evaluation: the metric of every example, and what follows from it. Saved as readable JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradpath.errors import InputError, reason
+from gradpath.evaluation.bootstrap import bootstrap
+from gradpath.runtime.files import digest_of, write_atomically
+
+FORMAT = 1
+_LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """One circuit on one task: the metric of every example, and what follows from it.
+
+    Args:
+        clean_values: The metric of each example on the clean prompt.
+        corrupted_values: The metric of each example on the corrupted prompt, or with every node ablated.
+        circuit_values: The metric of each example in the circuit.
+        edges_asked: The number of edges that the circuit was asked to have.
+        edges_kept: The number of edges after pruning.
+        clean_prompts: The clean prompts as text.
+        corrupted_prompts: The corrupted prompts as text.
+        about: The model, the task and the ablation.
+    """
+
+    clean_values: Float[Tensor, " example"]
+    corrupted_values: Float[Tensor, " example"]
+    circuit_values: Float[Tensor, " example"]
+    edges_asked: int
+    edges_kept: int
+    clean_prompts: Sequence[str] = ()
+    corrupted_prompts: Sequence[str] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        kept = f"faithfulness {self.faithfulness:.1%}, error {self.error:.3f}"
+        return f"<Result: {kept}, {self.edges_kept:,} edges, {len(self.clean_values):,} examples>"
+
+    def __str__(self) -> str:
+        (low, high), (error_low, error_high) = self.interval, self.error_interval
+        return "\n".join(
+            [
+                f"faithfulness  {self.faithfulness:.1%}  (95% interval {low:.1%} to {high:.1%})",
+                f"error         {self.error:.3f}  (95% interval {error_low:.3f} to {error_high:.3f})",
+                f"metric        clean {self.clean:.3f}, corrupted {self.corrupted:.3f}, circuit {self.circuit:.3f}",
+                f"edges         {self.edges_kept:,} after pruning, {self.edges_asked:,} requested",
+                f"examples      {len(self.clean_values):,}",
+            ]
+        )
+
+    @property
+    def clean(self) -> float:
+        """The mean metric on the clean prompts."""
+        return float(self.clean_values.mean())
+
+    @property
+    def corrupted(self) -> float:
+        """The mean metric on the corrupted prompts."""
+        return float(self.corrupted_values.mean())
+
+    @property
+    def circuit(self) -> float:
+        """The mean metric in the circuit."""
+        return float(self.circuit_values.mean())
+
+    @property
+    def faithfulness(self) -> float:
+        """The share of the behaviour that the circuit keeps: 1 is all of it, 0 is none."""
+        return float(self._faithfulness(self._values))
+
+    @property
+    def error(self) -> float:
+        """The mean distance of an example from the model: 0 is the model's behaviour."""
+        return float(self._error(self._values))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of the faithfulness."""
+        return bootstrap(self._changed_values, self._faithfulness)
+
+    @property
+    def error_interval(self) -> tuple[float, float]:
+        """The 95% interval of the error."""
+        return bootstrap(self._changed_values, self._error)
+
+    def to_pandas(self) -> Any:
+        """The examples as a pandas DataFrame, one row each.
+
+        Returns:
+            The columns clean_prompt and corrupted_prompt; clean, corrupted and circuit, the metric in the three runs;
+            and error, the distance of circuit from clean, whose mean is ``result.error``.
+        """
+        from gradpath.formats.table import result_table
+
+        return result_table(self)
+
+    def save(self, file: str | Path) -> None:
+        """Write JSON with one example per line, atomically.
+
+        Args:
+            file: The file to write.
+        """
+        head = {
+            "gradpath_result": FORMAT,
+            "about": dict(self.about),
+            "edges_asked": self.edges_asked,
+            "edges_kept": self.edges_kept,
+        }
+        prompts = [self.clean_prompts, self.corrupted_prompts] if self.clean_prompts else []
+        # Nine digits are enough to give every float32 back exactly.
+        values = [[float(f"{value:.9g}") for value in run.tolist()] for run in self._values]
+        rows = [list(row) for row in zip(*values, *prompts, strict=True)]
+        head["digest"] = digest_of({**head, "examples": rows})
+        lines = [json.dumps(row) for row in rows]
+        text = json.dumps(head, indent=1).removesuffix("\n}")
+        body = ",\n  ".join(lines)
+        write_atomically(Path(file), f'{text},\n "examples": [\n  {body}\n ]\n}}\n')
+
+    def plot(self, ax: Any = None) -> Any:
+        """Plot the metric of every example: clean, corrupted and in the circuit.
+
+        Args:
+            ax: The matplotlib axes to draw on; new ones by default.
+
+        Returns:
+            The matplotlib axes.
+        """
+        from gradpath.report.plots import plot_result
+
+        return plot_result(self, ax)
+
+    def _repr_html_(self) -> str:
+        from gradpath.report.cards import result_card
+
+        return result_card(self)
+
+    @cached_property
+    def _values(self) -> Tensor:
+        """(3, example): clean, corrupted, circuit."""
+        return torch.stack([self.clean_values, self.corrupted_values, self.circuit_values]).double()
+
+    @property
+    def _changed_values(self) -> Tensor:
+        """The values without examples whose metric is the same in all three runs, as for two equal prompts.
+
+        These add nothing to either side of both fractions, but a bootstrap sample of them alone would be 0 / 0.
+        """
+        clean, corrupted, circuit = self._values.unbind(0)
+        size = 1e-4 * (clean - corrupted).abs().mean()  # far above rounding, and too little to matter
+        changed = ((clean - corrupted).abs() > size) | ((circuit - corrupted).abs() > size)
+        return self._values[:, changed] if changed.any() else self._values
+
+    @staticmethod
+    def _faithfulness(values: Tensor) -> Tensor:
+        clean, corrupted, circuit = values.mean(-1).unbind(0)
+        return (circuit - corrupted) / (clean - corrupted)
+
+    @staticmethod
+    def _error(values: Tensor) -> Tensor:
+        clean, corrupted, circuit = values.unbind(0)
+        return (circuit - clean).abs().mean(-1) / (clean - corrupted).abs().mean(-1)
+
+
+def load_result(file: str | Path) -> Result:
+    """Read the result that ``Result.save`` wrote; every value is checked.
+
+    Args:
+        file: The file.
+
+    Returns:
+        The result.
+    """
+    try:
+        return _parsed(json.loads(Path(file).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise InputError(f"there is no file {file}. Give a file that result.save wrote.") from None
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as problem:
+        raise InputError(
+            f"{file} cannot be read as a gradpath result ({reason(problem)}). "
+            "It may be cut off or edited by hand: evaluate again, and save that."
+        ) from None
+
+
+def _parsed(content: Any) -> Result:
+    if not isinstance(content, dict) or content.get("gradpath_result") != FORMAT:
+        raise ValueError(f'it has no "gradpath_result": {FORMAT}')
+    about, asked, kept, rows = (content[name] for name in ("about", "edges_asked", "edges_kept", "examples"))
+    if not isinstance(about, dict):
+        raise ValueError("its 'about' is not an object")
+    if any(type(count) is not int or count < 0 for count in (asked, kept)):
+        raise ValueError(f"edges_asked and edges_kept are numbers of edges: got {asked!r} and {kept!r}")
+    if not isinstance(rows, list) or not rows:
+        raise ValueError("it has no examples")
+    for row in rows:
+        if not isinstance(row, list) or len(row) not in (3, 5) or len(row) != len(rows[0]):
+            raise ValueError("an example is three numbers and two prompts")
+        if not all(type(value) in (int, float) and abs(value) <= _LARGEST for value in row[:3]):
+            raise ValueError(f"the metric is a finite number: got {row[:3]!r}")
+        if not all(isinstance(prompt, str) for prompt in row[3:]):
+            raise ValueError("a prompt is text")
+    digest = content.pop("digest", None)
+    if digest not in (None, digest_of(content)):
+        raise ValueError("it was changed or damaged after it was written")
+    columns = list(zip(*rows, strict=True))
+    clean, corrupted, circuit = (torch.tensor(one, dtype=torch.float32, device="cpu") for one in columns[:3])
+    clean_prompts, corrupted_prompts = columns[3:] or ((), ())
+    return Result(clean, corrupted, circuit, asked, kept, clean_prompts, corrupted_prompts, about)

@@ -1,0 +1,68 @@
+"""Scores of every example: those of tasks of one example, saved and loaded like others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from covering import some
+from safetensors import safe_open
+from safetensors.torch import save_file
+from small_models import prompts, tiny_model
+
+from gradpath.attribution.attribute import attribute
+from gradpath.errors import InputError, UsageError
+from gradpath.scores import load_scores
+from gradpath.selection import select
+
+TASK = prompts([6, 4, 7, 5], [[2], [1, 3], [3], [0]])
+METHODS = ["eap", "eap-ig", "eap-gp", "nap-ig", "eap-integral", "exact", "atp-star", "eap-ig-activations"]
+
+
+@pytest.mark.parametrize("method", some(METHODS, ["eap-ig", "exact"]))
+def test_each_example_has_the_scores_of_a_task_of_its_own(method):
+    model = tiny_model("gpt2")
+    scores = attribute(model, TASK, method, per_example=True, batch_size=3)
+    assert scores.examples is not None
+    assert scores.examples.shape == (4, *scores.values.shape)
+    for i in range(len(TASK)):
+        alone = attribute(model, TASK[i : i + 1], method).values
+        assert torch.allclose(scores.examples[i], alone, rtol=1e-4, atol=1e-5 * float(alone.abs().max()))
+    whole = attribute(model, TASK, method, batch_size=3)
+    assert whole.examples is None
+    assert torch.allclose(scores.values, whole.values, rtol=1e-4, atol=1e-5 * float(whole.values.abs().max()))
+
+
+def test_they_are_saved_and_loaded_and_select_as_others(tmp_path):
+    scores = attribute(tiny_model("gpt2"), TASK, "eap", per_example=True)
+    scores.save(tmp_path / "scores.safetensors")
+    back = load_scores(tmp_path / "scores.safetensors")
+    assert scores.examples is not None
+    assert back.examples is not None
+    assert torch.equal(back.examples, scores.examples)
+    assert torch.allclose(back.examples.mean(0), back.values, atol=1e-6)
+    assert select(back, 20, how="top") == select(scores, 20, how="top")
+    assert "4 examples" in str(back)
+
+
+@pytest.mark.parametrize(
+    ("examples", "words"),
+    [
+        (torch.zeros(4, 2, 2), "do not fit"),
+        (torch.zeros(()), "do not fit"),
+        (torch.zeros(1, 13, 31, dtype=torch.float64), "do not fit"),
+        (torch.full((1, 13, 31), torch.inf), "finite"),
+    ],
+)
+def test_a_file_whose_examples_do_not_fit_is_refused(tmp_path, examples, words):
+    file = tmp_path / "scores.safetensors"
+    attribute(tiny_model("gpt2"), TASK, "eap").save(file)
+    with safe_open(file, framework="pt") as opened:
+        tensors, metadata = {"scores": opened.get_tensor("scores"), "examples": examples}, opened.metadata()
+    save_file(tensors, file, metadata)
+    with pytest.raises(InputError, match=words):
+        load_scores(file)
+
+
+def test_examples_and_positions_are_not_combined():
+    with pytest.raises(UsageError, match="per example or per position"):
+        attribute(tiny_model("gpt2"), TASK, "eap", positions="token", per_example=True)

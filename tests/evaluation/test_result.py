@@ -1,0 +1,102 @@
+"""A result as data: a table with one row per example, and a file that comes back as it was."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from small_models import prompts, tiny_model
+
+import gradpath as gp
+from gradpath.errors import InputError
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.result import Result
+from gradpath.selection import select
+from gradpath.tasks.task import Task
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return prompts([6, 5, 7], [[2], [3], [4]])
+
+
+@pytest.fixture(scope="module")
+def result(task) -> Result:
+    model = tiny_model("gpt2")
+    return evaluate(model, select(gp.attribute(model, task, "eap"), 60), task)
+
+
+def test_table_has_a_row_for_each_example_with_its_prompts(result, task):
+    pytest.importorskip("pandas")
+    table = result.to_pandas()
+    assert list(table.columns) == ["clean_prompt", "corrupted_prompt", "clean", "corrupted", "circuit", "error"]
+    assert list(table["clean_prompt"]) == list(task.clean)
+    assert list(table["corrupted_prompt"]) == list(task.corrupted)
+    for name in ("clean", "corrupted", "circuit"):
+        assert table[name].mean() == pytest.approx(getattr(result, name))
+    assert table["error"].mean() == pytest.approx(result.error)
+    assert table.attrs["gradpath"]["model"] == "gpt2"
+
+
+def test_table_without_pandas_says_what_to_install(result, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="pip install pandas"):
+        result.to_pandas()
+
+
+def test_prompts_of_token_ids_are_shown_as_text(task):
+    model = tiny_model("gpt2")
+    ids = Task(torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]]), torch.tensor([[3, 4]]))
+    circuit = select(gp.attribute(model, ids, "eap"), 60)
+    assert evaluate(model, circuit, ids).clean_prompts[0].split() == ["5", "6", "7"]
+
+
+def test_a_saved_result_comes_back_as_it_was(result, tmp_path):
+    result.save(tmp_path / "result.json")
+    back = gp.load_result(tmp_path / "result.json")
+    for name in ("clean_values", "corrupted_values", "circuit_values"):
+        assert torch.equal(getattr(back, name), getattr(result, name))
+    assert (back.edges_asked, back.edges_kept, back.about) == (result.edges_asked, result.edges_kept, result.about)
+    assert (tuple(back.clean_prompts), tuple(back.corrupted_prompts)) == (
+        result.clean_prompts,
+        result.corrupted_prompts,
+    )
+    assert str(back) == str(result)
+
+
+def test_a_result_without_prompts_comes_back(tmp_path):
+    Result(torch.ones(3), torch.zeros(3), torch.full((3,), 0.5), 10, 8).save(tmp_path / "result.json")
+    back = gp.load_result(tmp_path / "result.json")
+    assert (back.faithfulness, back.clean_prompts) == (0.5, ())
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: content.pop("examples"), "KeyError"),
+        (lambda content: content.update(examples=[]), "no examples"),
+        (lambda content: content["examples"].append([1, 2]), "three numbers and two prompts"),
+        (lambda content: content["examples"][0].__setitem__(0, float("nan")), "finite number"),
+        (lambda content: content["examples"][0].__setitem__(2, "high"), "finite number"),
+        (lambda content: content["examples"][1].__setitem__(3, 7), "a prompt is text"),
+        (lambda content: content.update(edges_kept=-1), "numbers of edges"),
+        (lambda content: content.update(about=[]), "not an object"),
+        (lambda content: content.update(edges_kept=7), "changed or damaged after"),
+        (lambda content: content.update(gradpath_result=2), 'no "gradpath_result": 1'),
+    ],
+)
+def test_a_damaged_result_is_refused_with_the_reason(result, tmp_path, damage, words):
+    file = tmp_path / "result.json"
+    result.save(file)
+    content = json.loads(file.read_text())
+    damage(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=words):
+        gp.load_result(file)
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(InputError, match="cut off"):
+        gp.load_result(file)
+    with pytest.raises(InputError, match="there is no file"):
+        gp.load_result(tmp_path / "none.json")
