@@ -8,7 +8,8 @@ TASK = "ioi"
 METHOD = "eap-ig"
 SELECTION = "refined"  # needs the model and the task; without them it is RANKING
 RANKING = "top"
-SPARSITY = 0.975
+FAITHFULNESS = 0.85  # of the circuit that find looks for, where no size is given
+SPARSITY = 0.975  # where sizes are not searched: curves, selections that are not nested, positions
 ABLATION = "corrupted"
 ABLATIONS = {
     ABLATION: "What the node writes on the corrupted prompt.",

@@ -12,7 +12,7 @@ import importlib.metadata
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -34,13 +34,15 @@ from gradpath.report.plots import POSITION_FILES, write_spans
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, edge_count, find_selection, nested_order, select_many, select_nodes
+from gradpath.selection.faithful import check_share, log_spaced, smallest_faithful
 from gradpath.sweep import Limits, Progress
 from gradpath.tasks.load import load_task
 from gradpath.tasks.spans import BY
 from gradpath.tasks.task import Task
 
-# The shares of all edges at which the report's curve is measured, in addition to the requested circuit.
-CURVE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
+# The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to a share of all.
+SMALLEST, LARGEST, SIZES = 20, 0.1, 16
+READABLE = 200  # the most edges that a person can follow in a drawing: a report opens on no more
 SPLITS = ("held-out", "same")
 
 
@@ -53,6 +55,7 @@ class FindRequest:
     method: str = defaults.METHOD
     steps: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    faithfulness: float | None = None
     edges: int | None = None
     sparsity: float | None = None
     nodes: int | None = None
@@ -66,10 +69,12 @@ class FindRequest:
 
     def __post_init__(self) -> None:
         find_method(self.method).options(dict(self.options))
-        sizes = {name: getattr(self, name) for name in ("edges", "sparsity", "nodes")}
+        sizes = {name: getattr(self, name) for name in ("faithfulness", "edges", "sparsity", "nodes")}
         given = [name for name, value in sizes.items() if value is not None]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} both set the size of the circuit: give one of them.")
+        if self.faithfulness is not None:
+            check_share(self.faithfulness)
         for name in ("edges", "nodes"):
             if sizes[name] is not None and sizes[name] < 1:
                 raise UsageError(f"the number of {name} must be at least 1: got {sizes[name]}.")
@@ -84,7 +89,12 @@ class FindRequest:
         ):
             if value not in known:
                 raise unknown(what, value, known)
-        find_selection(self.selection, spans=self.positions is not None)
+        selection, _ = find_selection(self.selection, spans=self.positions is not None)
+        if self.faithfulness is not None and not selection.nested:
+            raise UsageError(
+                f"faithfulness searches the circuits of one order, and those of how={self.how} are not parts of each "
+                "other: give edges or sparsity instead, or another selection."
+            )
         if self.nodes is not None and self.positions is not None:
             raise UsageError("nodes and positions cannot be combined: give edges or sparsity instead of nodes.")
         if self.nodes is not None and self.how is not None:
@@ -97,6 +107,14 @@ class FindRequest:
     @property
     def task_name(self) -> str | None:
         return self.task or (None if self.data is not None else defaults.TASK)
+
+    @property
+    def share(self) -> float | None:
+        """The share of the behaviour to keep, if that sets the size of the circuit."""
+        if (self.edges, self.sparsity, self.nodes, self.positions) != (None,) * 4:
+            return self.faithfulness
+        nested = find_selection(self.selection)[0].nested
+        return self.faithfulness or (defaults.FAITHFULNESS if nested else None)
 
     def edge_count(self, n_edges: int) -> int:
         """The number of edges to select, out of ``n_edges``."""
@@ -143,9 +161,10 @@ class Found:
         scores: The scores of all edges.
         circuit: The circuit.
         result: The circuit's result on the measured examples.
-        curve: The results of circuits of other sizes.
+        curve: The results of circuits of other sizes, by size.
         order: The order of edges that all of these circuits are beginnings of, if the selection is nested:
             ``found.order.circuit(n)`` is a circuit of another size.
+        top: The results of the circuits of ``top`` of these sizes, to compare with.
     """
 
     model: Transformer
@@ -156,6 +175,7 @@ class Found:
     result: Result
     curve: list[Result]
     order: NestedOrder | None = None
+    top: list[Result] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<Found: {self.circuit!r}, {self.result!r}>"
@@ -193,9 +213,8 @@ class Found:
         """
         about, how = self.scores.about, self.circuit.provenance.how
         points = [CurvePoint.of(how, result) for result in [*self.curve, self.result]]
-        circuit = self.circuit.anywhere()  # edges at spans are drawn once
-        in_page = how in IN_PAGE and not self.circuit.spans  # otherwise the page has the circuit as it was found
-        chosen = Chosen(circuit.asked, how) if in_page else Chosen(len(circuit), SAVED)
+        points += [CurvePoint.of(defaults.RANKING, result) for result in self.top]
+        run, chosen = self._shown(how)
         facts: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
         facts |= {
             "examples measured": len(self.measured),
@@ -207,13 +226,27 @@ class Found:
             title=f"{about['task']} in {about['model']}",
             model=about["model"],
             task=about["task"],
-            runs=[MethodRun(self.scores, points, circuit=None if in_page else circuit)],
+            runs=[replace(run, curve=points)],
             chosen=chosen,
             examples=evidence(self.measured, self.result, self.model.tokenizer),
             command=command,
             about=facts,
         )
         write(report, Path(file))
+
+    def _shown(self, how: str) -> tuple[MethodRun, Chosen]:
+        """How the page gets the circuits: it selects them itself, or has their order, or only the one found."""
+        asked = self.circuit.asked
+        if self.circuit.spans or (how not in IN_PAGE and self.order is None):
+            circuit = self.circuit.anywhere()  # edges at spans are drawn once
+            return MethodRun(self.scores, circuit=circuit), Chosen(len(circuit), SAVED)
+        sizes = [result.edges_asked for result in [*self.curve, self.result]]
+        opens = asked if asked <= READABLE else max((n for n in sizes if n <= READABLE), default=asked)
+        if how in IN_PAGE:
+            return MethodRun(self.scores), Chosen(asked, how, opens=opens)
+        assert self.order is not None
+        whole = self.order.circuit(max(sizes), prune=False)
+        return MethodRun(self.scores, circuit=whole, smallest=self.order.smallest), Chosen(asked, SAVED, opens=opens)
 
     def save(self, folder: str | Path, *, command: str = "", seconds: float | None = None) -> None:
         """Write the scores, the circuit and the report (or the figure of positions): all of them, or none.
@@ -240,6 +273,7 @@ def find(
     data: Any = None,
     method: str = defaults.METHOD,
     steps: int | None = None,
+    faithfulness: float | None = None,
     edges: int | None = None,
     sparsity: float | None = None,
     nodes: int | None = None,
@@ -262,8 +296,11 @@ def find(
         data: Your own pairs: a CSV or JSONL file, a Hugging Face dataset, or rows as dictionaries.
         method: The method (``gradpath ls methods``); by default ``eap-ig``.
         steps: The number of points of the method's path; by default the method's own.
-        edges: The number of edges of the circuit.
-        sparsity: The share of edges to leave out, instead; by default 0.975.
+        faithfulness: The share of the behaviour to keep: the smallest circuit that does so on the attributed examples;
+            by default 0.85, if no other size is given.
+        edges: The number of edges of the circuit, instead.
+        sparsity: The share of edges to leave out, instead. With ``positions``, and for selections that are not nested,
+            it is the default: 0.975.
         nodes: The number of heads and MLPs, instead: the circuit has all edges among them.
         how: The selection (``gradpath ls selections``); by default ``refined``, with ``positions`` ``top``.
         positions: ``span`` or ``token`` to select edges at parts of the prompt.
@@ -286,6 +323,7 @@ def find(
         method=method,
         steps=steps,
         options=options,
+        faithfulness=faithfulness,
         edges=edges,
         sparsity=sparsity,
         nodes=nodes,
@@ -321,20 +359,23 @@ def run_find(model: Transformer, request: FindRequest, *, curve: bool, reporter:
         )
     if limits.memory is not None:
         reporter.note(f"batches of {scores.about['batch_size']} examples fit into the memory budget")
-    (circuit, *others), order = _circuits(model, request, scores, to_attribute, curve, reporter)
-    what = f"measuring the circuit and {len(others)} others" if others else "measuring the circuit"
+    circuit, others, order = _circuits(model, request, scores, to_attribute, curve, reporter)
+    compared = others and request.nodes is None and request.selection != defaults.RANKING
+    top = select_many(scores, [one.asked for one in (*others, circuit)]) if compared else []
+    what = f"measuring the circuit and {len(others) + len(top)} others" if others else "measuring the circuit"
     with reporter.counting(what, len(to_measure)) as progress:
         # The circuits record how they were found, so they are measured with the same ablation.
         results = evaluate(
             model,
-            [circuit, *others],
+            [circuit, *others, *top],
             to_measure,
             batch_size=limits.batch_size,
             memory=limits.memory,
             progress=progress,
             mean_over=to_attribute,
         )
-    return Found(model, to_attribute, to_measure, scores, circuit, results[0], results[1:], order)
+    result, split = results[0], 1 + len(others)
+    return Found(model, to_attribute, to_measure, scores, circuit, result, results[1:split], order, top=results[split:])
 
 
 def _examples(model: Transformer, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:
@@ -353,24 +394,33 @@ def _examples(model: Transformer, request: FindRequest, reporter: Reporter) -> t
 
 def _circuits(
     model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool, reporter: Reporter
-) -> tuple[list[Circuit], NestedOrder | None]:
-    """The requested circuit, then those of other sizes for the curve; and their order, if there is one."""
+) -> tuple[Circuit, list[Circuit], NestedOrder | None]:
+    """The requested circuit, those of other sizes for the curve, and their order, if there is one."""
+    limits, curve = request.limits, curve and scores.by_span is None
     if request.nodes is not None:
         counts = _node_counts(model.graph.n_sources, request.nodes) if curve else []
-        return [select_nodes(scores, n) for n in (request.nodes, *counts)], None
-    n, how = request.edge_count(scores.n_edges), request.selection
-    counts = [n, *(_edge_counts(model.graph.n_edges, n, how) if curve and scores.by_span is None else [])]
+        return select_nodes(scores, request.nodes), [select_nodes(scores, n) for n in counts], None
+    how, sizes = request.selection, _curve_sizes(model.graph.n_edges) if curve else []
+    share = request.share
+    n = None if share is not None else request.edge_count(scores.n_edges)
     with reporter.waiting(f"selecting edges ({how})"):
-        if not find_selection(how)[0].nested:
-            return select_many(scores, counts, how=how, model=model, task=task, limits=request.limits), None
-        order = nested_order(scores, how=how, smallest=min(counts), model=model, task=task, limits=request.limits)
-        return [order.circuit(size) for size in counts], order
+        if n is not None and not find_selection(how)[0].nested:
+            sizes = [size for size in sizes if size >= n // 2]  # each takes a selection of its own
+            circuit, *others = select_many(scores, [n, *sizes], how=how, model=model, task=task, limits=limits)
+            return circuit, others, None
+        smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
+        order = nested_order(scores, how=how, smallest=smallest, model=model, task=task, limits=limits)
+    if n is None:
+        assert share is not None
+        with reporter.waiting(f"looking for the smallest circuit that keeps {share:.0%}"):
+            n = smallest_faithful(model, task, order, share, limits)
+    return order.circuit(n), [order.circuit(size) for size in sizes if size != n], order
 
 
-def _edge_counts(n_edges: int, n: int, how: str) -> list[int]:
-    """Sizes to measure in addition to n; selections that measure take longer for smaller ones."""
-    least = n // 2 if find_selection(how)[0].measures else 1
-    return sorted({max(1, round(share * n_edges)) for share in CURVE if share * n_edges >= least})
+def _curve_sizes(n_edges: int) -> list[int]:
+    """Numbers of edges to measure in addition to n; of a small model almost all."""
+    largest = max(round(LARGEST * n_edges), min(n_edges, READABLE))
+    return log_spaced(min(SMALLEST, max(1, largest // 50)), largest, SIZES)
 
 
 def _node_counts(n_sources: int, n: int) -> list[int]:

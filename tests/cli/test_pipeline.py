@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 
 import pytest
 import torch
 
 import gradpath as gp
-from gradpath import defaults
+from gradpath import defaults, pipeline
 from gradpath.errors import UsageError
 from gradpath.pipeline import FindRequest
 
@@ -43,6 +44,32 @@ def test_a_report_is_one_line_for_edges_at_spans_too(model, tmp_path):
     assert data["chosen"]["how"] == "saved"
 
 
+def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(model):
+    found = gp.find(model, "ioi", examples=4, curve=False)
+    assert abs(1 - gp.evaluate(model, found.circuit, found.attributed).faithfulness) <= 1 - defaults.FAITHFULNESS
+    assert FindRequest().share == defaults.FAITHFULNESS
+    assert FindRequest(faithfulness=0.5).share == 0.5
+    for size in ({"edges": 5}, {"sparsity": 0.9}, {"nodes": 3}, {"how": "balanced"}, {"positions": "span"}):
+        assert FindRequest(**size).share is None
+
+
+@pytest.mark.parametrize("how", ["refined", "top", "balanced"])
+def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_path, how, monkeypatch):
+    monkeypatch.setattr(pipeline, "READABLE", 25)
+    found = gp.find(model, "ioi", edges=30, how=how, examples=4)
+    sizes = [result.edges_asked for result in found.curve]
+    assert sizes == ([16, 20, 25] if how == "balanced" else [1, 2, 3, 4, 6, 7, 9, 11, 13, 16, 20, 25])
+    assert [result.edges_asked for result in found.top] == ([] if how == "top" else [*sizes, 30])
+    chosen = gp.select(found.scores, 30, how=how, model=model, task=found.attributed)
+    assert found.circuit.edges == chosen.edges
+    file = tmp_path / "report.html"
+    found.report(file)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', file.read_text(), re.DOTALL)[1])
+    points = data["runs"][0]["curve"]
+    assert sorted(p["asked"] for p in points if p["how"] == how) == [*sizes, 30]
+    assert data["chosen"]["opens"] == (None if how == "balanced" else 25)
+
+
 def test_every_call_has_the_same_default_method_and_selection(model):
     methods = [inspect.signature(function).parameters["method"].default for function in (gp.attribute, gp.find)]
     assert methods == [defaults.METHOD, defaults.METHOD]
@@ -57,6 +84,9 @@ def test_every_call_has_the_same_default_method_and_selection(model):
 
 REFUSED = {
     "two sizes": ({"edges": 5, "sparsity": 0.9}, "both set the size"),
+    "a share and a size": ({"edges": 5, "faithfulness": 0.9}, "both set the size"),
+    "a share in percent": ({"faithfulness": 85.0}, "above 0 and up to 1"),
+    "a share of circuits in no order": ({"faithfulness": 0.9, "how": "exchanged"}, "not parts of each other"),
     "nodes and a selection of edges": ({"nodes": 3, "how": "top"}, "leave one of them out"),
     "nodes at positions": ({"nodes": 3, "positions": "span"}, "cannot be combined"),
     "a selection that has no positions": ({"positions": "span", "how": "greedy"}, "cannot select edges at positions"),

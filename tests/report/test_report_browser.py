@@ -306,7 +306,7 @@ def nested_report(make: Maker, *, edges: int, opens: int) -> tuple[Report, list[
     scores = make.scores(6, 5)
     largest = select(scores, 400, how="ratio=0.8", prune=False)
     curve = [CurvePoint("ratio=0.8", n, n - 1, n / 400, n / 400 - 0.1, n / 400 + 0.1, 0.2) for n in (40, 100, 200, 400)]
-    run = MethodRun(scores, [*curve, CurvePoint("top", 100, 90, 0.1, 0.0, 0.2, 0.9)], circuit=largest, nested=True)
+    run = MethodRun(scores, [*curve, CurvePoint("top", 100, 90, 0.1, 0.0, 0.2, 0.9)], circuit=largest, smallest=30)
     return Report("t", "m", "t", [run], Chosen(edges, "saved", opens=opens)), largest.edges
 
 
@@ -319,6 +319,8 @@ def test_nested_selection_has_a_circuit_for_every_size(visit: Visit, make: Maker
         circuit = select(scores, n, how="ratio=0.8")
         assert edges_shown(page) == circuit.edges
         assert load_circuit(saved(page, "#save-json", tmp_path)).about == circuit.about
+    ask(page, edges=12)  # below the smallest: nothing happens
+    assert page.input_value("#count") == "400"
     ask(page, edges=150)
     assert page.inner_text("#faithfulness-note") == "between 25% at 100 and 50% at 200 edges"
 

@@ -26,8 +26,15 @@ if TYPE_CHECKING:
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Points of the path.  [the method's own]")
 @click.option("-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the method.")
-@click.option("--edges", type=int, metavar="N", help="Number of edges of the circuit.")
-@click.option("--sparsity", type=float, help=f"Share of edges to leave out, instead.  [{defaults.SPARSITY}]")
+@click.option(
+    "--faithfulness",
+    type=float,
+    metavar="SHARE",
+    help="Share of the behaviour to keep: the smallest circuit that does so on the attributed examples.  "
+    f"[{defaults.FAITHFULNESS}]",
+)
+@click.option("--edges", type=int, metavar="N", help="Number of edges of the circuit, instead.")
+@click.option("--sparsity", type=float, help="Share of edges to leave out, instead.")
 @click.option("--nodes", type=int, metavar="N", help="Number of heads and MLPs, with all edges among them.")
 @click.option(
     "--how",
@@ -60,7 +67,7 @@ def command(
     """Score every edge of a model on a task, select a circuit and measure how much it keeps.
 
     \b
-    gradpath find --model smollm2 --task ioi --sparsity 0.975 --out out/ioi
+    gradpath find --model smollm2 --task ioi --faithfulness 0.85 --out out/ioi
     gradpath find --model smollm2 --task ioi --method eap-gp --how top --steps 5
     gradpath find --model ./my-model --data pairs.csv --edges 500 --json
     gradpath find --model smollm2 --task sva --positions span --edges 2000 --out out/where

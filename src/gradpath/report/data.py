@@ -52,7 +52,7 @@ class MethodRun:
         curve: The measured circuits.
         circuit: A circuit that the page cannot select, or that has no scores. The page offers its edges in their
             order. Points of the curve whose ``how`` is that of the circuit's selection belong to it.
-        nested: Whether the first n edges of ``circuit``, for every n, are what its selection gives for n edges. The
+        smallest: If the first n edges of ``circuit`` are what its selection gives for n edges, the smallest such n. The
             circuit is then the largest one, not pruned.
         name: A name that tells runs of the same method apart.
         areas: The areas of the MIB benchmark, by selection.
@@ -61,7 +61,7 @@ class MethodRun:
     scores: Scores | None
     curve: Sequence[CurvePoint] = ()
     circuit: Circuit | None = None
-    nested: bool = False
+    smallest: int | None = None
     name: str | None = None
     areas: Mapping[str, Areas] = field(default_factory=dict)
 

@@ -44,7 +44,7 @@ def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
     graph, chosen = report.runs[0].graph, report.chosen
     limit = min(graph.n_edges, max(limit, chosen.edges))
     run = report.runs[chosen.run]
-    saved = run.circuit if chosen.how == SAVED and not run.nested else None
+    saved = run.circuit if chosen.how == SAVED and run.smallest is None else None
     content = {
         "version": __version__,
         "title": report.title,
@@ -110,7 +110,7 @@ def _run(run: MethodRun, limit: int) -> dict[str, Any]:
             "edges": len(run.circuit),
             "asked": run.circuit.asked,
             "how": run.circuit.provenance.how or SAVED,
-            "nested": run.nested,
+            "smallest": run.smallest,
         }
     return content
 

@@ -4,8 +4,8 @@
 function stopsOf(run, how, chosen) {
   const limit = limitOf(run, how);
   const stops = new Set([limit, chosen, ...(isNested(run, how) ? measured(run, how, "faithfulness").map((point) => point.asked) : [])]);
-  for (let n = 1; n < limit; n = Math.max(n + 1, Math.round(n * 1.012))) stops.add(n);
-  return [...stops].filter((n) => n >= 1 && n <= limit).sort((a, b) => a - b);
+  for (let n = leastOf(run, how); n < limit; n = Math.max(n + 1, Math.round(n * 1.012))) stops.add(n);
+  return [...stops].filter((n) => n >= leastOf(run, how) && n <= limit).sort((a, b) => a - b);
 }
 
 /* `change(part)` is called with what the user changed; `draw(state)` updates the controls. */
@@ -21,7 +21,7 @@ function makeControls(data, change) {
   slider.addEventListener("change", () => change({}));
   box.addEventListener("input", () => {
     const n = Math.round(Number(box.value));
-    if (n >= 1 && n <= Number(box.max)) change({ n });
+    if (n >= Number(box.min) && n <= Number(box.max)) change({ n });
   });
   box.addEventListener("blur", () => change({}));
   prune.addEventListener("change", () => change({ prune: prune.checked }));
@@ -35,6 +35,7 @@ function makeControls(data, change) {
     stops = stopsOf(run, state.how, data.chosen.edges);
     slider.max = Math.max(0, stops.length - 1);
     slider.disabled = box.disabled = limitOf(run, state.how) < 2;
+    box.min = leastOf(run, state.how);
     box.max = Math.max(1, limitOf(run, state.how));
     drawTicks(run, state);
     move(state);

@@ -13,7 +13,7 @@ function measured(run, how, of) {
 }
 
 /* Whether every first n edges of the selection are a circuit of it. */
-const isNested = (run, how) => how !== "saved" || run.saved.nested;
+const isNested = (run, how) => how !== "saved" || run.saved.smallest !== null;
 
 /* The position of the slider on the curve's axis. A part of a saved circuit has none, because only the
    complete circuit was requested. */

@@ -6,7 +6,7 @@ function circuitText(data, scene, state) {
   const { kept, edges } = scene;
   const { selection: given = {}, ...about } = run.about;
   const own = state.how === "saved";
-  const asked = own && !run.saved.nested && state.n === run.saved.edges ? run.saved.asked : state.n;
+  const asked = own && !isNested(run, state.how) && state.n === run.saved.edges ? run.saved.asked : state.n;
   const selection = { ...(own ? given : {}), how: own ? run.saved.how : state.how, pruned: state.prune, edges_asked: asked, edges_kept: kept.length };
   const { n_layers, n_heads, parallel } = data.graph;
   const head = { gradpath_circuit: 1, graph: { n_layers, n_heads, parallel }, about: { ...about, selection } };

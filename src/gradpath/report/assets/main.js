@@ -31,7 +31,7 @@ function start() {
     const run = data.runs[state.run];
     if (!run.selections.includes(state.how)) state.how = run.selections[0];
     if (data.compare && "run" in part) state.n = limitOf(run, state.how);
-    state.n = Math.max(1, Math.min(state.n, limitOf(run, state.how)));
+    state.n = Math.max(leastOf(run, state.how), Math.min(state.n, limitOf(run, state.how)));
     if ("run" in part) [state.edge] = [-1];
     if ("run" in part || "how" in part) drawFrame();
     update(quick);

@@ -124,6 +124,7 @@ function edgesUpwards(edges) {
 
 /* How many edges can be asked for. */
 const limitOf = (run, how) => (how === "saved" ? run.saved.edges : run.limit);
+const leastOf = (run, how) => (how === "saved" && run.saved.smallest) || 1;
 
 /* The orders of one run, each made when it is first asked for. */
 function makeOrders(run, edges, graph) {

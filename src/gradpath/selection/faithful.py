@@ -1,0 +1,74 @@
+"""The smallest circuit that keeps a share of the behaviour, among the circuits of a nested order.
+
+Sizes are measured from small to large on the attribution examples, a few at a time, until one keeps the share;
+then sizes between it and the one below. A circuit that exaggerates the behaviour is as far from the model as one that
+loses some of it, so a share of 0.85 asks for a faithfulness from 0.85 to 1.15. The whole model has 1, so some size
+always passes.
+
+Cost: one set-up for every few sizes, and a run of each circuit, which is cheap because small ones come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradpath.errors import UsageError
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.model.transformer import Transformer
+from gradpath.runtime import distributed
+from gradpath.selection.ranking import NestedOrder
+from gradpath.sweep import Limits
+from gradpath.tasks.task import Task
+
+RATIO = 1.5  # of neighbouring sizes on the way up
+AT_ONCE = 6  # sizes measured after one set-up
+
+
+def check_share(share: float) -> float:
+    """The share, if it is one that a circuit can keep."""
+    if not 0 < share <= 1:
+        raise UsageError(
+            f"the faithfulness is the share of the behaviour to keep, above 0 and up to 1, as in 0.85: got {share}."
+        )
+    return share
+
+
+def smallest_faithful(
+    model: Transformer, task: Task, order: NestedOrder, share: float, limits: Limits = Limits()
+) -> int:
+    """The number of edges of the smallest circuit that keeps a share of the behaviour.
+
+    Args:
+        model: The model.
+        task: The examples that were attributed.
+        order: The circuits to choose from.
+        share: The share of the behaviour to keep; at 1 - share from the model's behaviour in either direction.
+        limits: The batch size and memory.
+
+    Returns:
+        The number of edges to request.
+    """
+
+    def passing(sizes: Sequence[int]) -> list[int]:
+        circuits = [order.circuit(n) for n in sizes]
+        results = evaluate(model, circuits, task, batch_size=limits.batch_size, memory=limits.memory)
+        away = distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
+        return [n for n, distance in zip(sizes, away, strict=True) if distance <= 1 - check_share(share) + 1e-6]
+
+    below, last = order.smallest - 1, len(order.edges)
+    while True:
+        sizes = log_spaced(below + 1, round(min(last, (below + 1) * RATIO**AT_ONCE)), AT_ONCE)
+        if found := passing(sizes):
+            break
+        if sizes[-1] == last:
+            return last
+        below = sizes[-1]
+    below = max([n for n in sizes if n < found[0]], default=below)
+    between = [n for n in log_spaced(below + 1, found[0], AT_ONCE + 1) if n < found[0]]
+    return min([*found, *(passing(between) if between else [])])
+
+
+def log_spaced(first: int, last: int, n: int) -> list[int]:
+    """At most ``n`` different sizes from ``first`` to ``last``, evenly spread on a logarithmic scale."""
+    ratio = last / first
+    return sorted({round(first * ratio ** (i / (n - 1))) for i in range(n)}) if n > 1 else [last]

@@ -1,0 +1,56 @@
+"""The smallest circuit that keeps a share of the behaviour, against measuring every size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import prompts, tiny_model
+
+from gradpath.attribution.attribute import attribute
+from gradpath.errors import UsageError
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.selection import faithful, nested_order
+from gradpath.selection.faithful import log_spaced, smallest_faithful
+
+TASK = prompts([6, 9, 6, 7], [[0], [4], [2, 3], [6]])
+
+
+@pytest.fixture(scope="module")
+def circuits():
+    model = tiny_model("gpt2")
+    order = nested_order(attribute(model, TASK), how="top")
+    every = [order.circuit(n) for n in range(1, len(order.edges) + 1)]
+    return model, order, torch.tensor([one.faithfulness for one in evaluate(model, every, TASK)])
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.9])
+def test_the_smallest_size_is_found_where_every_size_is_measured(circuits, share, monkeypatch):
+    monkeypatch.setattr(faithful, "RATIO", 1.0001)  # neighbouring sizes
+    model, order, kept = circuits
+    passing = ((1 - kept).abs() <= 1 - share + 1e-6).nonzero()[:, 0] + 1
+    assert smallest_faithful(model, TASK, order, share) == int(passing[0])
+
+
+@pytest.mark.parametrize("share", [0.3, 0.85, 0.97])
+def test_the_size_found_keeps_the_share_and_no_measured_smaller_one_does(circuits, share):
+    model, order, kept = circuits
+    n = smallest_faithful(model, TASK, order, share)
+    assert abs(1 - kept[n - 1]) <= 1 - share + 1e-6
+
+
+def test_the_whole_model_keeps_everything(circuits):
+    model, order, _ = circuits
+    assert smallest_faithful(model, TASK, order, 1.0) <= len(order.edges)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 85.0])
+def test_a_share_that_no_circuit_can_keep_is_refused(circuits, share):
+    model, order, _ = circuits
+    with pytest.raises(UsageError, match=r"as in 0.85: got"):
+        smallest_faithful(model, TASK, order, share)
+
+
+def test_sizes_are_spread_evenly_and_differ():
+    assert log_spaced(20, 12_321, 16)[:6] == [20, 31, 47, 72, 111, 170]
+    assert log_spaced(3, 5, 6) == [3, 4, 5]
+    assert log_spaced(1, 1, 4) == [1]
