@@ -21,7 +21,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.batch import BatchRuns
-from gradpath.attribution.contraction import Reads, contract, write_differences
+from gradpath.attribution.contraction import Reads, contract
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.grid.runner import commit
 from gradpath.model.families import convert
@@ -59,10 +59,9 @@ def contraction(m: Transformer, points: int) -> Callable[[], object]:
     """The contraction alone, for gradients of ``points`` points."""
     task = prompts(BATCH)
     runs = BatchRuns(m, encode(task, None), task.metric, whole=False)
-    clean, corrupted = runs.clean, runs.corrupted
-    writes, reads = write_differences(clean.suffix, clean.run, corrupted.suffix, corrupted.run), Reads()
+    writes, reads = runs.writes, Reads()
     for _ in range(points):
-        reads.add(m, clean.run, runs.metric_at(clean))
+        reads.add(m, runs.clean.run, runs.metric_at(runs.clean))
     return lambda: contract(m, writes, reads)
 
 

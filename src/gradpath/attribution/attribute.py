@@ -31,12 +31,12 @@ from torch import Tensor
 from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
-from gradpath.attribution.batch import BatchRuns, Passes, PointRun, places_on_path, run_path
-from gradpath.attribution.contraction import Reads, Writes, contract
+from gradpath.attribution.batch import BatchRuns, Passes, places_on_path, run_path
+from gradpath.attribution.contraction import Reads, Writes, contract, node_writes, write_differences
 from gradpath.attribution.methods import Method, Path, find_method
 from gradpath.attribution.node_scores import NodeReads, contract_nodes, over_edges
 from gradpath.errors import GradpathError, UsageError
-from gradpath.model.transformer import Transformer, at_least_float32
+from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores, SpanScores
 from gradpath.sweep import SUM_AT_ONCE, Limits, Progress, own_settings, sweep
@@ -113,7 +113,8 @@ def _sums(
     reads, n_before = new(), 0
     for here, scored in run_path(runs, path, options):
         if scored:
-            reads.add(runs.model, here.run, runs.metric_at(here))
+            # Nothing comes back for a stack, so no other backward pass needs its graph.
+            reads.add(runs.model, here.run, runs.metric_at(here), retain=here.point.ndim < 4)
             runs.passes.backward += len(here.suffix) // len(runs.batch)
         del here  # and with it its autograd graph, before the next point is run
         n_points = n_before + reads.n_points
@@ -141,7 +142,7 @@ def _increments(runs: BatchRuns, path: Path, options: Options) -> Iterator[tuple
     waiting: Reads | None = None  # the gradients at the last point, until the next one is known
     for here, scored in run_path(runs, path, options):
         if scored:
-            written = [*written, _written(here)][-3:]
+            written = [*written, node_writes(here.suffix, here.run.layers)][-3:]
             if waiting is not None:
                 yield _half_change(written[0], written[-1]), waiting
             waiting = Reads()
@@ -152,20 +153,9 @@ def _increments(runs: BatchRuns, path: Path, options: Options) -> Iterator[tuple
         yield _half_change(written[-2:][0], written[-1]), waiting
 
 
-def _written(here: PointRun) -> list[Tensor]:
-    """What the nodes write at a point, (batch, pos, ...): input, then every layer's heads, then every MLP."""
-    layers = here.run.layers
-    parts = [here.suffix, *(layer.written for layer in layers), *(layer.mlp_out for layer in layers)]
-    return [part.detach() for part in parts]
-
-
 def _half_change(before: list[Tensor], after: list[Tensor]) -> Writes:
-    halves = [
-        ((at_least_float32(a) - at_least_float32(b)) / 2).flatten(0, 1) for a, b in zip(before, after, strict=True)
-    ]
-    n_layers = len(halves) // 2
-    heads = [half.transpose(0, 1).contiguous() for half in halves[1 : 1 + n_layers]]
-    return Writes(halves[0], heads, halves[1 + n_layers :])
+    writes = write_differences(before, after)
+    return Writes(writes.input / 2, [part / 2 for part in writes.heads], [part / 2 for part in writes.mlps])
 
 
 def rows_of_examples(batch: Pairs) -> list[Tensor]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradpath.ablation import Ablation
-from gradpath.attribution.contraction import Writes, write_differences
+from gradpath.attribution.contraction import Writes, node_writes, write_differences
 from gradpath.attribution.methods import Pair, Path, Points, Unscored
 from gradpath.errors import InputError
 from gradpath.graph import QKV
@@ -90,7 +90,10 @@ class PointRun:
 
 @dataclass
 class BatchRuns:
-    """One batch of prompt pairs: its clean and corrupted runs, and how to run the model at a path's points."""
+    """One batch of prompt pairs: its clean and corrupted runs, and how to run the model at a path's points.
+
+    Both runs are made when they are first asked for.
+    """
 
     model: Transformer
     batch: Pairs
@@ -100,28 +103,72 @@ class BatchRuns:
     passes: Passes = field(default_factory=Passes)
 
     def __post_init__(self) -> None:
-        """Run the clean and the corrupted prompt, which every method needs."""
         model, batch = self.model, self.batch
         self.start = batch.start
         self.real = torch.arange(batch.clean.shape[1], device=model.device) <= batch.last[:, None]
-        clean, corrupted = model.embed(batch.clean), model.embed(batch.corrupted)
-        differs = batch.clean != batch.corrupted
+        self._embeddings = model.embed(batch.clean)
         begin = 0 if self.whole else self.start
-        self.pair = Pair(clean[:, begin:], corrupted[:, begin:], differs[:, begin:])
-        self._prefix = self._leaf(clean[:, : self.start]) if self.whole and self.start else None
-        with torch.set_grad_enabled(self.whole):
-            front = clean[:, : self.start] if self._prefix is None else self._prefix
-            self.past = model.prefix(front) if self.start else []
-        self.clean = self._run(self.pair.clean, self._prefix, self.past)
-        self.corrupted = self._run(self.pair.corrupted, self._prefix, self.past)
+        corrupted, differs = model.embed(batch.corrupted), batch.clean != batch.corrupted
+        self.pair = Pair(self._embeddings[:, begin:], corrupted[:, begin:], differs[:, begin:])
+        self._written: dict[str, list[Tensor]] = {}  # what nodes write at the ends that were released
+
+    @cached_property
+    def _front(self) -> tuple[Tensor | None, list[Past]]:
+        """The prefix of both prompts: its leaf, if the path moves it, and its keys and values."""
+        front = self._embeddings[:, : self.start]
+        prefix = self._leaf(front) if self.whole and self.start else None
+        with torch.set_grad_enabled(self.whole and torch.is_grad_enabled()):
+            return prefix, self.model.prefix(front if prefix is None else prefix) if self.start else []
+
+    @property
+    def past(self) -> list[Past]:
+        """Keys and values of the prefix of both prompts."""
+        return self._front[1]
+
+    @cached_property
+    def clean(self) -> PointRun:
+        """The run on the clean prompts."""
+        return self._run(self.pair.clean, *self._front)
+
+    @cached_property
+    def corrupted(self) -> PointRun:
+        """The run on the corrupted prompts."""
+        return self._run(self.pair.corrupted, *self._front)
+
+    def release(self) -> None:
+        """Free the autograd graphs of both ends and keep what their nodes write.
+
+        A path that asks for an end again has it run again.
+        """
+        for end in ("clean", "corrupted"):
+            here: PointRun | None = self.__dict__.pop(end, None)
+            if here is not None:
+                self._written[end] = node_writes(here.suffix, here.run.layers)
+        if self.whole and len(self._written) == 2:
+            self.__dict__.pop("_front", None)
 
     @cached_property
     def writes(self) -> Writes:
         """x_u - x'_u: what the nodes write on the clean prompt minus the corrupted one, or the ablation."""
-        instead = (self.corrupted.suffix, self.corrupted.run)
-        if self.ablation is not None:
-            instead = self.ablation.run(self.model, 1, self.batch.clean.shape[1])
-        return write_differences(self.clean.suffix, self.clean.run, *instead)
+        if self.ablation is None:
+            instead = self._writes_at("corrupted")
+        else:
+            x, run = self.ablation.run(self.model, 1, self.batch.clean.shape[1])
+            instead = node_writes(x, run.layers)
+        return write_differences(self._writes_at("clean"), instead)
+
+    def _writes_at(self, end: Literal["clean", "corrupted"]) -> list[Tensor]:
+        """What the nodes write at an end. Corrupted prompts that no path has asked for need no autograd graph."""
+        if end in self._written:
+            return self._written[end]
+        if end == "clean" or end in self.__dict__:
+            here: PointRun = getattr(self, end)
+            return node_writes(here.suffix, here.run.layers)
+        self.passes.forward += 1
+        x = self.pair.corrupted[:, self.start if self.whole else 0 :]
+        with torch.no_grad():
+            layers = self.model.layer_runs(x, start=self.start, past=self.past)
+            return node_writes(x, (layer for layer, _ in layers))
 
     def run_point(self, point: Any) -> PointRun:
         """Run the model at a point, or at several stacked ones, (point, batch, pos, d_model)."""
@@ -192,6 +239,7 @@ def run_path(runs: BatchRuns, path: Path, options: dict[str, Any]) -> Iterator[t
             yield here, scored
             requested = _next(points, here)
             del here
+        runs.release()
 
 
 def _next(points: Points, here: PointRun | None) -> Tensor | Unscored | None:
@@ -203,6 +251,8 @@ def _next(points: Points, here: PointRun | None) -> Tensor | Unscored | None:
 
 def repeated(past: Past, n_points: int) -> Past:
     """Keys and values for several points stacked in front of the batch."""
+    if n_points == 1:
+        return past
     return Past(past.keys.repeat(n_points, 1, 1, 1), past.values.repeat(n_points, 1, 1, 1))
 
 

@@ -20,7 +20,7 @@ at a time, in float32 (in float64 for a model that is).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -43,18 +43,18 @@ class Writes:
     mlps: list[Tensor]  # per layer (row, d_model)
 
 
-def write_differences(clean_input: Tensor, clean: Run, corrupted_input: Tensor, corrupted: Run) -> Writes:
-    """The differences of all nodes' writes, detached: both autograd graphs can be freed."""
+def node_writes(x: Tensor, layers: Iterable[LayerRun]) -> list[Tensor]:
+    """What the nodes of a run write, (batch, pos, ...), detached: input, then every layer's heads, then every MLP."""
+    written = [(layer.written.detach(), layer.mlp_out.detach()) for layer in layers]
+    return [x.detach(), *(heads for heads, _ in written), *(mlp for _, mlp in written)]
 
-    def difference(a: Tensor, b: Tensor) -> Tensor:
-        return (at_least_float32(a.detach()) - at_least_float32(b.detach())).flatten(0, 1)  # (row, ...)
 
-    layers = list(zip(clean.layers, corrupted.layers, strict=True))
-    return Writes(
-        input=difference(clean_input, corrupted_input),
-        heads=[difference(a.written, b.written).transpose(0, 1).contiguous() for a, b in layers],
-        mlps=[difference(a.mlp_out, b.mlp_out) for a, b in layers],
-    )
+def write_differences(before: list[Tensor], after: list[Tensor]) -> Writes:
+    """The differences of all nodes' writes in two runs, as ``node_writes`` gives them."""
+    parts = [(at_least_float32(a) - at_least_float32(b)).flatten(0, 1) for a, b in zip(before, after, strict=True)]
+    n_layers = len(parts) // 2
+    heads = [part.transpose(0, 1).contiguous() for part in parts[1 : 1 + n_layers]]
+    return Writes(parts[0], heads, parts[1 + n_layers :])
 
 
 def write_of(model: Transformer, writes: Writes, source: int) -> Tensor:
@@ -91,16 +91,19 @@ class Reads:
     layers: list[LayerReads] = field(default_factory=list)
     logits: Tensor | None = None  # (row, d_model)
 
-    def add(self, model: Transformer, run: Run, metric: Tensor, also: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+    def add(
+        self, model: Transformer, run: Run, metric: Tensor, also: Sequence[Tensor] = (), *, retain: bool = True
+    ) -> tuple[Tensor, ...]:
         """Add the gradients of ``metric``, (point, batch), at every target of the run that gave it.
 
         Those at the tensors of the run that are wanted ``also`` are returned as they are.
         ``torch.autograd.grad`` returns them and stores nothing, so they cannot mix with those of another
-        backward pass over the same run.
+        backward pass over the same run. Without ``retain`` there can be no other: the autograd graph is freed
+        as the backward pass leaves it behind.
         """
         n_points = len(metric)
         taps = [tap for layer in run.layers for tap in (layer.q, layer.k, layer.v, layer.mlp_in)]
-        gradients = gradients_at(metric, [*taps, run.final_in, *also])
+        gradients = gradients_at(metric, [*taps, run.final_in, *also], retain=retain)
         for index, layer in enumerate(run.layers):
             weights = model.layers[self.first + index]
             new = _layer_reads(model, weights, layer, gradients[4 * index : 4 * index + 4], n_points)
@@ -119,11 +122,11 @@ class Reads:
         return gradients[at + 1 :]
 
 
-def gradients_at(metric: Tensor, taps: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def gradients_at(metric: Tensor, taps: Sequence[Tensor], *, retain: bool = True) -> tuple[Tensor, ...]:
     """The gradients of the sum of ``metric`` at some tensors of its run; zero where it does not depend on them."""
     if not metric.requires_grad:
         raise InputError("the metric has no gradient: it has to be a differentiable function of the logits.")
-    return torch.autograd.grad(metric.sum(), taps, retain_graph=True, allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(metric.sum(), taps, retain_graph=retain, allow_unused=True, materialize_grads=True)
 
 
 def summed(x: Tensor, n_points: int) -> Tensor:

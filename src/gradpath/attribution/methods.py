@@ -22,8 +22,8 @@ corrupted) are always needed and are included::
     eap-moves        3 k + 1 forward  k backward
     eap-monotone     k + 1 forward    2 k - 1 backward
     eap-boxed        k + 2 forward    2 k backward
-    eap-average      5 k forward      4 k backward
-    eap-integral     k + 1 forward    k + 1 backward    (k + 2 and 2 k + 1 with along=descent)
+    eap-average      5 k + 3 forward  4 k backward
+    eap-integral     k + 1 forward    k + 1 backward    (k + 3 and 2 k + 1 with along=descent)
     relp             2 forward        1 backward
 
 A method that is not a path is a function of one batch, registered with ``@method``. It is given the ``BatchRuns``:
@@ -120,7 +120,8 @@ class Pair:
 
     They start at the first position in which any pair of the batch differs; positions before are the same in
     both prompts and do not move. A path declared ``whole`` gets all positions, and may move them. Yield
-    ``pair.clean`` or ``pair.corrupted`` themselves rather than a copy: those two runs exist already.
+    ``pair.clean`` or ``pair.corrupted`` themselves rather than a copy: those two runs are needed anyway, and what
+    their nodes write is kept. The second time that one of them is yielded, it is run again.
     """
 
     clean: Float[Tensor, "batch pos d_model"]

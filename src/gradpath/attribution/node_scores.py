@@ -34,11 +34,11 @@ class NodeReads:
     heads: list[Tensor] = field(default_factory=list)  # per layer (row, d_model)
     mlps: list[Tensor] = field(default_factory=list)  # per layer (row, d_model)
 
-    def add(self, model: Transformer, run: Run, metric: Tensor) -> None:
+    def add(self, model: Transformer, run: Run, metric: Tensor, *, retain: bool = True) -> None:
         """Add the gradients of ``metric``, (point, batch), at the residual stream of the run that gave it."""
         streams = [*(layer.attn_in for layer in run.layers), run.final_in]
         taps = [*streams, *(layer.mlp_in for layer in run.layers)]
-        first, *rest = (summed(x, len(metric)) for x in gradients_at(metric, taps))
+        first, *rest = (summed(x, len(metric)) for x in gradients_at(metric, taps, retain=retain))
         above, mlps = rest[: len(run.layers)], rest[len(run.layers) :]
         # A head's write goes on along the stream, and into its own layer's MLP unless that runs beside it.
         heads = above if model.arch.parallel else [a + b for a, b in zip(above, mlps, strict=True)]

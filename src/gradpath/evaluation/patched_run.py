@@ -74,7 +74,7 @@ def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) 
     clean, corrupted = model.embed(batch.clean), model.embed(batch.corrupted)
     past = model.prefix(clean[:, :start]) if start else []
     row, at = torch.arange(len(batch), device=model.device), batch.last - start
-    clean_run = model.run(clean[:, start:], start=start, past=past)
+    clean_final = model.final_in(clean[:, start:], start=start, past=past)
     if ablation is None:
         run = model.run(corrupted[:, start:], start=start, past=past)
     else:
@@ -86,7 +86,7 @@ def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) 
         ablated=ablation is not None,
         prefix=past,
         input=(clean - corrupted)[:, start:],
-        clean_logits=model.unembed(clean_run.final_in[row, at]),
+        clean_logits=model.unembed(clean_final[row, at]),
         corrupted_logits=model.unembed(run.final_in[row, at]),
     )
 

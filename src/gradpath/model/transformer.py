@@ -20,7 +20,7 @@ Parameters never require gradients, and nothing here changes the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -211,7 +211,7 @@ class Transformer:
             The logits, on the same device.
         """
         with torch.no_grad():
-            return self.unembed(self.run(self.embed(ids)).final_in)
+            return self.unembed(self.final_in(self.embed(ids)))
 
     def predict(self, text: Prompts, top: int = 5) -> list[Prediction]:
         """The most likely next tokens of a prompt.
@@ -294,12 +294,26 @@ class Transformer:
         Returns:
             The run: inputs and outputs of every layer, and the final residual stream.
         """
-        info = self.position_info(start, x.shape[1])
-        resid, layers = self.with_positions(x, start), []
-        for index, layer in enumerate(self.layers):
-            run, resid = self._run_layer(layer, resid, info, past[index] if past else None)
+        layers, resid = [], x
+        for run, resid in self.layer_runs(x, start=start, past=past):  # noqa: B007  (the last one is used)
             layers.append(run)
         return Run(layers, to_device_of(resid, x))
+
+    def layer_runs(
+        self, x: Float[Tensor, "batch pos d_model"], *, start: int = 0, past: Sequence[Past] = ()
+    ) -> Iterator[tuple[LayerRun, Tensor]]:
+        """As ``run``, layer by layer, each with the residual stream above it: the caller keeps what it needs."""
+        info, resid = self.position_info(start, x.shape[1]), self.with_positions(x, start)
+        for index, layer in enumerate(self.layers):
+            run, resid = self._run_layer(layer, resid, info, past[index] if past else None)
+            yield run, resid
+
+    def final_in(self, x: Float[Tensor, "batch pos d_model"], *, start: int = 0, past: Sequence[Past] = ()) -> Tensor:
+        """What ``logits`` reads in a run of which nothing else is kept, (batch, pos, d_model)."""
+        resid = x
+        for _, resid in self.layer_runs(x, start=start, past=past):  # noqa: B007  (the last one is used)
+            pass
+        return to_device_of(resid, x)
 
     def prefix(self, x: Float[Tensor, "batch pos d_model"]) -> list[Past]:
         """Keys and values of positions 0, 1, ...: all that later positions read of them.
