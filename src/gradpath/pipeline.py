@@ -338,10 +338,17 @@ def find(
     return run_find(model, request, curve=curve)
 
 
-def run_find(model: Transformer, request: FindRequest, *, curve: bool, reporter: Reporter | None = None) -> Found:
-    """Attribute some examples of a task, select a circuit, and measure it on others."""
+def run_find(
+    model: Transformer,
+    request: FindRequest,
+    *,
+    curve: bool,
+    reporter: Reporter | None = None,
+    examples: tuple[Task, Task] | None = None,
+) -> Found:
+    """Attribute some examples of a task, select a circuit, and measure it on others; ``load_examples`` gives both."""
     reporter, limits = reporter or Silent(), request.limits
-    to_attribute, to_measure = _examples(model, request, reporter)
+    to_attribute, to_measure = examples or load_examples(model, request, reporter)
     by = f" by {request.positions}" if request.positions else ""
     what = f"scoring {model.graph.n_edges:,} edges{by} with {request.method}"
     with reporter.counting(what, len(to_attribute)) as progress:
@@ -378,7 +385,7 @@ def run_find(model: Transformer, request: FindRequest, *, curve: bool, reporter:
     return Found(model, to_attribute, to_measure, scores, circuit, result, results[1:split], order, top=results[split:])
 
 
-def _examples(model: Transformer, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:
+def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:
     """The examples to attribute and those to measure on."""
 
     def examples(split: str) -> Task:

@@ -74,19 +74,32 @@ def command(
     """
     begin = time.monotonic()
     opt.check_folder(out)
-    from gradpath.pipeline import FindRequest, run_find
+    from gradpath.cli.kept import Entry
+    from gradpath.pipeline import FindRequest, load_examples, run_find
     from gradpath.runtime.files import lock_folder
 
     loading = opt.pick(opt.ModelOptions, given)
     limits = opt.limits_of(batch_size, memory)
     request = FindRequest(options=opt.method_options(options), limits=limits, **given)
     with lock_folder(out):
-        found = run_find(loading.load(), request, curve=out is not None, reporter=Screen())
-        summary = _summary(found, request.seed, time.monotonic() - begin)
-        if out is not None:
+        model, screen, typed = loading.load(), Screen(), opt.command_line()
+        examples = load_examples(model, request, screen)
+        entry, kept, summary = Entry.of(model, request, examples), False, None
+        if entry is not None and out is not None:
+            summary = distributed.on_first_rank(lambda: entry.write_to(out))
+        if summary is not None:
+            screen.note("This was computed before, without --out: nothing was computed again.")
+            summary["seconds"] = round(time.monotonic() - begin, 2)
+        else:
+            # The report's curve, too, so that --out can write it later.
+            found = run_find(model, request, curve=True, reporter=screen, examples=examples)
+            summary = _summary(found, request.seed, time.monotonic() - begin)
             seconds = summary["seconds"]
-            distributed.on_first_rank(lambda: found.save(out, command=opt.command_line(), seconds=seconds))
-    print_result(json.dumps(summary, indent=1) if as_json else _text(summary, out))
+            if out is not None:
+                distributed.on_first_rank(lambda: found.save(out, command=typed, seconds=seconds))
+            elif entry is not None:
+                kept = distributed.on_first_rank(lambda: entry.keep(found, summary, typed))
+    print_result(json.dumps(summary, indent=1) if as_json else _text(summary, out, typed if kept else None))
 
 
 def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
@@ -113,8 +126,8 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def _text(s: dict[str, Any], out: Path | None) -> str:
-    """The result for people."""
+def _text(s: dict[str, Any], out: Path | None, kept: str | None) -> str:
+    """The result for people; ``kept`` is the command whose result can still be written."""
     which = "held-out" if s["held_out"] else "the same"
     lines = [
         f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({s['steps']} steps, {s['selection']}):",
@@ -129,4 +142,9 @@ def _text(s: dict[str, Any], out: Path | None) -> str:
         figure = "positions" in s
         lines.append(f"Wrote {out / 'scores.safetensors'} and {out / 'circuit.json'}")
         lines.append(f"Open {out / ('positions.svg' if figure else 'report.html')} in a browser.")
+    elif kept is not None:
+        lines.append("To write the scores, the circuit and a report, without computing again:")
+        lines.append(f"  {kept} --out out/{s['task']}")
+    else:
+        lines.append("To write the scores, the circuit and a report, give a folder with --out.")
     return "\n".join(lines)
