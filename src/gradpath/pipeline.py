@@ -23,12 +23,13 @@ from gradpath.ablation import ABLATIONS
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
-from gradpath.errors import UsageError, unknown
+from gradpath.errors import InputError, UsageError, unknown
 from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.result import Result
+from gradpath.explanation.examples import Inside, look_inside
 from gradpath.model.transformer import Transformer
-from gradpath.report.data import IN_PAGE, SAVED, Chosen, CurvePoint, MethodRun, Report, evidence
+from gradpath.report.data import IN_PAGE, SAVED, SHOWN, Chosen, CurvePoint, MethodRun, Report, evidence, spread_examples
 from gradpath.report.page import write
 from gradpath.report.plots import POSITION_FILES, write_spans
 from gradpath.runtime.files import write_together
@@ -165,6 +166,7 @@ class Found:
         order: The order of edges that all of these circuits are beginnings of, if the selection is nested:
             ``found.order.circuit(n)`` is a circuit of another size.
         top: The results of the circuits of ``top`` of these sizes, to compare with.
+        limits: How much may be computed at once, for the report too.
     """
 
     model: Transformer
@@ -176,6 +178,7 @@ class Found:
     curve: list[Result]
     order: NestedOrder | None = None
     top: list[Result] = field(default_factory=list)
+    limits: Limits = Limits()
 
     def __repr__(self) -> str:
         return f"<Found: {self.circuit!r}, {self.result!r}>"
@@ -229,6 +232,7 @@ class Found:
             runs=[replace(run, curve=points)],
             chosen=chosen,
             examples=evidence(self.measured, self.result, self.model.tokenizer),
+            inside=self._inside(),
             command=command,
             about=facts,
         )
@@ -247,6 +251,14 @@ class Found:
         assert self.order is not None
         whole = self.order.circuit(max(sizes), prune=False)
         return MethodRun(self.scores, circuit=whole, smallest=self.order.smallest), Chosen(asked, SAVED, opens=opens)
+
+    def _inside(self) -> Inside | None:
+        """What the circuit does on the examples that the report shows."""
+        shown = self.measured.take(spread_examples(self.result, SHOWN))
+        try:
+            return look_inside(self.model, self.circuit, shown, limits=self.limits, mean_over=self.attributed)
+        except (InputError, UsageError):
+            return None  # a metric without a gradient, or a model on several devices: the report has all else
 
     def save(self, folder: str | Path, *, command: str = "", seconds: float | None = None) -> None:
         """Write the scores, the circuit and the report (or the figure of positions): all of them, or none.
@@ -382,7 +394,8 @@ def run_find(
             mean_over=to_attribute,
         )
     result, split = results[0], 1 + len(others)
-    return Found(model, to_attribute, to_measure, scores, circuit, result, results[1:split], order, top=results[split:])
+    rest = {"curve": results[1:split], "top": results[split:]}
+    return Found(model, to_attribute, to_measure, scores, circuit, result, order=order, limits=limits, **rest)
 
 
 def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
+from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath import defaults, pipeline
 from gradpath.errors import UsageError
-from gradpath.pipeline import FindRequest
+from gradpath.pipeline import FindRequest, Found
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +107,15 @@ def test_a_wrong_request_is_refused_before_anything_runs(kind):
     options, words = REFUSED[kind]
     with pytest.raises(UsageError, match=words):
         FindRequest(**options)
+
+
+def test_a_report_of_a_metric_without_a_gradient_has_no_inside(tmp_path):
+    model, task = tiny_model("gpt2"), prompts([5, 6], [[2], [3]])
+    ranks = replace(
+        task, metric=lambda logits, labels: (logits.argsort(-1).argsort(-1).gather(1, labels)[:, 0]).float()
+    )
+    scores = gp.attribute(model, ranks, "exact")
+    circuit = gp.select(scores, n=20, how="top")
+    found = Found(model, ranks, ranks, scores, circuit, gp.evaluate(model, circuit, ranks), [])
+    found.report(tmp_path / "report.html")
+    assert '"inside"' not in (tmp_path / "report.html").read_text().partition('id="data">')[2].partition("</script>")[0]

@@ -95,10 +95,11 @@ def command(
             found = run_find(model, request, curve=True, reporter=screen, examples=examples)
             summary = _summary(found, request.seed, time.monotonic() - begin)
             seconds = summary["seconds"]
-            if out is not None:
-                distributed.on_first_rank(lambda: found.save(out, command=typed, seconds=seconds))
-            elif entry is not None:
-                kept = distributed.on_first_rank(lambda: entry.keep(found, summary, typed))
+            with screen.waiting("looking inside the circuit for the report"):
+                if out is not None:
+                    distributed.on_first_rank(lambda: found.save(out, command=typed, seconds=seconds))
+                elif entry is not None:
+                    kept = distributed.on_first_rank(lambda: entry.keep(found, summary, typed))
     print_result(json.dumps(summary, indent=1) if as_json else _text(summary, out, typed if kept else None))
 
 

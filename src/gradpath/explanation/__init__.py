@@ -22,11 +22,13 @@ from gradpath.tasks.task import Task
 class Explanation:
     """What every node of a circuit does on a task: one ``Role`` per node, strongest first.
 
-    ``explanation["a5.h1"]`` is one role; iteration gives all of them.
+    ``explanation["a5.h1"]`` is one role; iteration gives all of them. ``parts`` are the parts of a prompt, and
+    ``answers`` what the right and the wrong answer are called.
     """
 
     roles: tuple[Role, ...]
     parts: tuple[str, ...]
+    answers: tuple[str, str]
     model: str
     task: str
     examples: int
@@ -61,6 +63,7 @@ class Explanation:
             "clean": self.clean,
             "corrupted": self.corrupted,
             "parts": list(self.parts),
+            "answers": list(self.answers),
             "nodes": [role.to_json() for role in self.roles],
         }
 
@@ -130,6 +133,7 @@ def explanation_of(model: Transformer, circuit: Circuit, task: Task, measured: M
     return Explanation(
         roles=tuple(roles_of(model, circuit, measured, known, names_of_answers(task))),
         parts=measured.parts.names,
+        answers=names_of_answers(task),
         model=model.name,
         task=task.name,
         examples=len(task),

@@ -13,6 +13,7 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.mib import Areas
 from gradpath.evaluation.result import Result
+from gradpath.explanation.examples import Inside
 from gradpath.graph import Graph
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import Scores
@@ -20,6 +21,7 @@ from gradpath.tasks.metrics import METRICS
 from gradpath.tasks.task import Task, encode
 
 IN_PAGE = ("top", "greedy", "signed")  # the selections that the page can compute
+SHOWN = 16  # examples that the page offers
 SAVED = "saved"  # the page's name for the order of the edges in a circuit
 
 
@@ -131,6 +133,7 @@ class Report:
         examples: A few examples, as ``evidence`` gives them.
         command: The command that makes the report again.
         about: Further facts to list, such as the seed, the time and the versions.
+        inside: What the nodes and edges of the requested circuit do on these examples.
     """
 
     title: str
@@ -141,6 +144,7 @@ class Report:
     examples: Sequence[Example] = ()
     command: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
+    inside: Inside | None = None
 
 
 def circuit_report(circuit: Circuit, command: str = "") -> Report:
@@ -158,7 +162,17 @@ def circuit_report(circuit: Circuit, command: str = "") -> Report:
     return Report(f"{task} in {model}", model, task, [MethodRun(None, circuit=circuit)], chosen, command=command)
 
 
-def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = 6) -> tuple[Example, ...]:
+def spread_examples(result: Result, n: int) -> list[int]:
+    """The numbers of n examples, evenly from the one that the circuit preserves best to the worst."""
+    distance = (result.circuit_values - result.clean_values).abs()
+    total = len(distance)
+    step = (total - 1) / (n - 1) if total > n >= 2 else 1
+    places = [round(i * step) for i in range(min(total, n))]
+    chosen: list[int] = distance.argsort(stable=True)[places].tolist()
+    return chosen
+
+
+def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = SHOWN) -> tuple[Example, ...]:
     """Pick examples to show, evenly from the one that the circuit preserves best to the worst.
 
     Args:
@@ -170,10 +184,7 @@ def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = 6
     Returns:
         The examples, in order of the circuit's distance from the model.
     """
-    pairs, total = encode(task, tokenizer), len(task)
-    distance = (result.circuit_values - result.clean_values).abs()
-    step = (total - 1) / (n - 1) if total > n >= 2 else 1
-    places = [round(i * step) for i in range(min(total, n))]
+    pairs = encode(task, tokenizer)
 
     def example(i: int) -> Example:
         end = int(pairs.last[i]) + 1
@@ -186,7 +197,7 @@ def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = 6
             circuit=float(result.circuit_values[i]),
         )
 
-    return tuple(map(example, distance.argsort(stable=True)[places].tolist()))
+    return tuple(map(example, spread_examples(result, n)))
 
 
 def _text(token: int, tokenizer: Tokenizer | None) -> str:

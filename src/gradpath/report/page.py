@@ -19,11 +19,13 @@ from gradpath.errors import UsageError
 from gradpath.formats.graphs import dot, graphml
 from gradpath.report.data import Report, circuit_report
 from gradpath.report.drawing import draw
+from gradpath.report.inside import inside_payload
 from gradpath.report.payload import LIMIT, asset, payload
 from gradpath.runtime.files import write_atomically
 
 _SCRIPTS = (
-    "graph select format layout paint svg scene view curve controls details search evidence downloads compare theme"
+    "graph select format layout paint svg scene view curve controls details inside pattern search evidence "
+    "downloads compare theme"
 )
 SCRIPTS = [f"{name}.js" for name in f"{_SCRIPTS} keys main".split()]
 
@@ -38,7 +40,10 @@ def render(report: Report, limit: int = LIMIT) -> str:
     Returns:
         The text of an HTML file.
     """
-    return filled(f"{report.title} · gradpath", payload(report, limit))
+    content = payload(report, limit)
+    if report.inside is not None:
+        content["inside"] = inside_payload(report.inside)
+    return filled(f"{report.title} · gradpath", content)
 
 
 def filled(title: str, content: Mapping[str, Any]) -> str:
@@ -48,7 +53,7 @@ def filled(title: str, content: Mapping[str, Any]) -> str:
         data = data.replace(character, f"\\u{ord(character):04x}")
     parts = {
         "title": html.escape(title),
-        "style": asset("page.css"),
+        "style": asset("page.css") + asset("inside.css"),
         "data": data,
         "script": "\n".join(map(asset, SCRIPTS)),
     }

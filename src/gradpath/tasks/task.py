@@ -138,6 +138,15 @@ class Task:
             raise IndexError(f"this task has {len(self)} pairs, from 0 to {len(self) - 1}: got {at}.") from None
         return PromptPair(self.clean[place], self.corrupted[place], self.labels[place])
 
+    def take(self, rows: Sequence[int]) -> Task:
+        """A task with the pairs of these numbers, in this order."""
+
+        def chosen(column: Any) -> Any:
+            return column[list(rows)] if isinstance(column, Tensor) else [column[i] for i in rows]
+
+        parts = {name: chosen(getattr(self, name)) for name in ("clean", "corrupted", "labels")}
+        return replace(self, **parts, spans=None if self.spans is None else chosen(self.spans))
+
     def __iter__(self) -> Iterator[PromptPair]:
         return (self[i] for i in range(len(self)))
 

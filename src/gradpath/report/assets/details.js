@@ -69,6 +69,7 @@ function edgeNote(scene, e) {
   if (scene.edges.sides) return sidesNote(scene, e);
   const rank = scene.rank[e];
   const fed = KIND_LABELS[scene.edges.kind[e]];
+  if (scene.edges.mean) return `effect ${signed(scene.edges.score[e])} on this example · score ${signed(scene.edges.mean[e])} · feeds ${fed}`;
   return `score ${signed(scene.edges.score[e])} · rank ${count(rank)} of ${count(scene.asked)} · feeds ${fed}`;
 }
 

@@ -11,7 +11,7 @@ function circuitText(data, scene, state) {
   const { n_layers, n_heads, parallel } = data.graph;
   const head = { gradpath_circuit: 1, graph: { n_layers, n_heads, parallel }, about: { ...about, selection } };
   // Nine digits are enough to give every float32 back exactly.
-  const lines = Array.from(kept, (e) => JSON.stringify([edges.name(e), Number(edges.score[e].toPrecision(9))]));
+  const lines = Array.from(kept, (e) => JSON.stringify([edges.name(e), Number((edges.mean || edges.score)[e].toPrecision(9))]));
   const text = JSON.stringify(head, null, 1).replace(/\n}$/, "");
   return `${text},\n "edges": [\n  ${lines.join(",\n  ")}\n ]\n}\n`;
 }
@@ -21,7 +21,7 @@ function csvText(scene) {
   if (edges.sides) return sidesCsv(scene);
   const rows = Array.from(kept, (e) => [
     scene.rank[e], edges.name(e), graph.nodeName(edges.source[e]), graph.targetName(edges.target[e]),
-    KINDS[edges.kind[e]], Number(edges.score[e].toPrecision(9)),
+    KINDS[edges.kind[e]], Number((edges.mean || edges.score)[e].toPrecision(9)),
   ]);
   return [["rank", "edge", "source", "target", "feeds", "score"], ...rows].map((row) => row.join(",")).join("\n") + "\n";
 }

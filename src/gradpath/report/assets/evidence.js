@@ -10,7 +10,9 @@ function drawEvidence(data) {
     `(${methodName(run.name)}, ${howName(chosen.how, run).toLowerCase()}, ${plural(chosen.asked, "edge")}). Differing tokens are marked.`;
   const values = data.examples.flatMap((example) => [example.clean, example.corrupted, example.circuit]).filter((value) => value !== null);
   const ends = [Math.min(0, ...values), Math.max(0, ...values)];
-  byId("examples").replaceChildren(...data.examples.map((example) => exampleCard(example, ends)));
+  const n = data.examples.length; // six of them, from the best kept to the worst
+  const some = n > 6 ? Array.from({ length: 6 }, (_, i) => data.examples[Math.round((i * (n - 1)) / 5)]) : data.examples;
+  byId("examples").replaceChildren(...some.map((example) => exampleCard(example, ends)));
 }
 
 function exampleCard(example, ends) {

@@ -16,12 +16,15 @@ function start() {
   const { chosen } = data;
   const state = {
     run: chosen.run, how: chosen.how, n: Math.max(1, chosen.opens ?? chosen.edges), prune: chosen.pruned,
-    selected: -1, edge: -1, focus: -1, reach: "edges", curveOf: "faithfulness",
+    selected: -1, edge: -1, focus: -1, example: -1, reach: "edges", curveOf: "faithfulness",
   };
   const view = makeView(byId("holder"), byId("canvas"), { point: showTip, pick, plainWheel: () => hint("Hold Ctrl (or ⌘) and scroll to zoom") });
   const controls = makeControls(data, change);
   const drawCurve = makeCurve(byId("curve"), data, (run, n, how) => isNested(data.runs[run], how) && change({ run, how, n: Math.min(n, limitOf(data.runs[run], how)) }));
   const drawDetails = makeDetails({ pickNode, pickEdge, point: view.point });
+  const inside = makeInside(data, graph);
+  const drawPicker = makePicker(data, (example) => change({ example }));
+  const drawInside = makeInsideCard(inside, (example) => change({ example }));
   let place = null;
 
   /* ---- from state to picture ---- */
@@ -40,12 +43,15 @@ function start() {
   function update(quick = false) {
     const { edges, order } = runs[state.run]();
     const kept = keptEdges(edges, graph, order(state.how), state.n, state.prune);
-    const scene = makeScene({ data, graph, place, edges, kept, order: order(state.how), state });
+    const shown = inside && state.example >= 0 ? inside.edgesOn(edges, state.example) : edges;
+    const scene = makeScene({ data, graph, place, edges: shown, kept, order: order(state.how), state });
     view.show(scene, quick);
     controls.move(state);
     drawNumbers(scene);
     drawCurve(state);
     drawDetails(scene, state);
+    drawPicker(state);
+    drawInside(scene, state);
     showMessage(scene);
   }
 

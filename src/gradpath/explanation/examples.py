@@ -1,0 +1,184 @@
+"""The nodes and edges of a circuit on single examples: attention patterns, tokens that are raised, effects of edges.
+
+This is what the page shows when an example is chosen. The effect of an edge on one example is its score there, by the
+method with which the circuit was found if that follows a path, else by EAP-IG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from gradpath import defaults
+from gradpath.ablation import Ablation, ablation_of, all_positions
+from gradpath.attribution.attribute import rows_of_examples, score_batch
+from gradpath.attribution.methods import Path, find_method
+from gradpath.circuit import Circuit
+from gradpath.errors import GradpathError
+from gradpath.evaluation.evaluate import named_positions
+from gradpath.evaluation.plan import plan_of
+from gradpath.explanation import Explanation, explanation_of
+from gradpath.explanation.measure import batch_work, head_patterns, measure, normed_writes, token_logits
+from gradpath.explanation.parts import answers_of
+from gradpath.model.inspection import token_text
+from gradpath.model.transformer import Transformer, at_least_float32
+from gradpath.runtime import distributed
+from gradpath.sweep import Limits, own_settings, sweep
+from gradpath.tasks.task import Pairs, Task, encode
+
+_TOKENS = 4  # raised, and as many lowered, for each node
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What a circuit does on single examples, and the roles of its nodes over all of them.
+
+    Args:
+        circuit: The circuit.
+        explanation: The roles.
+        sources: The nodes of the circuit that write, as sources of the graph.
+        heads: Those of them that are heads.
+        patterns: For each example the attention of every head, from 0 to 255, in the clean, the corrupted and the
+            circuit's run: (3, head, pair), with the pairs of query and earlier key row by row.
+        tokens: The tokens that each node raises most, then those that it lowers most.
+        texts: Those tokens as text.
+        logits: What the node adds to their logits.
+        answers: What it adds to those of the right and the wrong answer; None for tasks without them.
+        effects: The effect of each edge of the circuit, in its order.
+    """
+
+    circuit: Circuit
+    explanation: Explanation
+    sources: list[int]
+    heads: list[int]
+    patterns: list[UInt8[Tensor, "run head pair"]]
+    tokens: Int[Tensor, "example source token"]
+    texts: Mapping[int, str]
+    logits: Float[Tensor, "example source token"]
+    answers: Float[Tensor, "example source side"] | None
+    effects: Float[Tensor, "example edge"]
+
+
+def look_inside(
+    model: Transformer, circuit: Circuit, task: Task, *, limits: Limits = Limits(), mean_over: Task | None = None
+) -> Inside:
+    """Look at every example of a task, of which there should be few.
+
+    Args:
+        model: The model that the circuit is of.
+        circuit: The circuit.
+        task: The examples.
+        limits: How many examples may be run at once.
+        mean_over: The task whose clean prompts means are taken over, where the circuit's ablation has means.
+
+    Returns:
+        What its nodes and edges do on each of them.
+    """
+    with distributed.alone(), own_settings(model):
+        measured = measure(model, circuit, task, limits=limits, mean_over=mean_over)
+        ablation = ablation_of(circuit.provenance.ablation, model, mean_over or task, limits)
+        pairs = named_positions(encode(task, model.tokenizer), [circuit], task, model)
+        answers, plan, n = answers_of(task, pairs), plan_of(model, circuit), len(task)
+        shape = (n, len(measured.sources))
+        patterns: list[Tensor] = [torch.empty(0)] * n
+        tokens = torch.zeros(*shape, 2 * _TOKENS, dtype=torch.long, device="cpu")
+        logits = torch.zeros(*shape, 2 * _TOKENS, device="cpu")
+        sides = torch.zeros(*shape, 2, device="cpu")
+
+        def work(batch: Pairs) -> Tensor:
+            here = batch_work(model, task, batch, measured.sources, ablation)
+            seen = head_patterns(here, plan)
+            weights = torch.cat(seen, 2) if seen else torch.zeros(3, len(batch), 0, 0, 0, device="cpu")
+            for row, example in enumerate(batch.index.tolist()):
+                patterns[example] = _triangle(weights[:, row], int(batch.last[row]) + 1)
+            behind = normed_writes(here)
+            tokens[batch.index], logits[batch.index] = _most_changed(model, behind)
+            if answers is not None:
+                own = answers[batch.index].to(model.device)
+                added = token_logits(model, behind, own).sum(-1) / (own >= 0).sum(-1).clamp(min=1)[:, None]
+                sides[batch.index] = added.float().cpu()
+            return behind
+
+        # From the first token on, so that patterns have a row for every token.
+        whole = replace(pairs, first=torch.zeros_like(pairs.first))
+        size = limits.batch(model, whole)
+        for _ in sweep(work, whole, size, model=model, task=task, doing="looking inside", same=lambda: None):
+            pass
+        effects = _edge_effects(model, circuit, task, all_positions(pairs, ablation), ablation, limits)
+        return Inside(
+            circuit=circuit,
+            texts={token: token_text(model, token) for token in sorted(set(tokens.flatten().tolist()))},
+            explanation=explanation_of(model, circuit, task, measured),
+            sources=measured.sources,
+            heads=measured.heads,
+            patterns=patterns,
+            tokens=tokens,
+            logits=logits,
+            answers=None if answers is None else sides,
+            effects=effects,
+        )
+
+
+def _triangle(weights: Float[Tensor, "run head query key"], length: int) -> UInt8[Tensor, "run head pair"]:
+    """The weights of a prompt of this length for every query and earlier key, from 0 to 255."""
+    if not weights.numel():
+        return torch.zeros(len(weights), 0, 0, dtype=torch.uint8, device="cpu")
+    query, key = torch.tril_indices(length, length, device=weights.device)
+    return (255 * weights[:, :, query, key]).round().clamp(0, 255).to("cpu", torch.uint8)
+
+
+@torch.no_grad()
+def _most_changed(model: Transformer, behind: Float[Tensor, "batch source d_model"]) -> tuple[Tensor, Tensor]:
+    """The tokens that each node raises, then those that it lowers most, and by how much, (batch, source, token)."""
+    unembedding = at_least_float32(model.unembedding)
+    centre, k = unembedding.mean(0), min(_TOKENS, len(unembedding) // 2)
+    ids, values = [], []
+    for x in behind.unbind(1):  # node by node: all logits at once would not fit
+        logits = x @ unembedding.T - (x @ centre)[:, None]
+        up, down = logits.topk(k), logits.topk(k, largest=False)
+        pad = (0, 2 * (_TOKENS - k))
+        ids.append(torch.nn.functional.pad(torch.cat([up.indices, down.indices], -1), pad))
+        values.append(torch.nn.functional.pad(torch.cat([up.values, down.values], -1), pad))
+    return torch.stack(ids, 1).cpu(), torch.stack(values, 1).float().cpu()
+
+
+def _edge_effects(
+    model: Transformer, circuit: Circuit, task: Task, pairs: Pairs, ablation: Ablation | None, limits: Limits
+) -> Float[Tensor, "example edge"]:
+    """The score of each edge of the circuit on each example."""
+    method, options = _method(circuit.about)
+    source, target = circuit.index.T
+    effects = torch.zeros(len(pairs), len(circuit), device="cpu")
+
+    def work(batch: Pairs) -> Tensor:
+        [(scores, _)] = score_batch(
+            model, task.metric, method, options, batch, ablation=ablation, split=rows_of_examples
+        )
+        effects[batch.index] = scores[:, source, target].float()
+        return effects[batch.index]
+
+    size = limits.batch(model, pairs, points=method.points(options), whole=method.whole(options), results=len(pairs))
+    for _ in sweep(work, pairs, size, model=model, task=task, doing=method.name, same=lambda: None):
+        pass
+    return effects
+
+
+def _method(about: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The method that a circuit was found with, if it follows a path and scores edges; else EAP-IG."""
+    default = find_method(defaults.METHOD)
+    assert isinstance(default, Path)
+    try:
+        method = find_method(str(about.get("method")))
+        options = method.options(dict(about.get("options", {})))
+    except GradpathError:  # a method of a plug-in that is not loaded, or options of another version
+        return default, default.options({})
+    if not isinstance(method, Path) or method.of == "nodes" or method.increments:
+        return default, default.options({})
+    if "steps" in method.defaults and about.get("steps"):
+        options["steps"] = int(about["steps"])
+    return method, options

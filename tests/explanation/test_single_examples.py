@@ -1,0 +1,74 @@
+"""What ``look_inside`` says of single examples: patterns, tokens and effects against their definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import prompts, tiny_model
+
+import gradpath as gp
+from gradpath.circuit import Circuit
+from gradpath.explanation.examples import Inside, look_inside
+from gradpath.sweep import Limits
+
+TASK = prompts([5, 7, 7, 6], [[2], [3, 4], [6], [1]])
+
+
+@pytest.fixture(scope="module", params=["corrupted", "zero"])
+def looked(request: pytest.FixtureRequest) -> tuple[Circuit, Inside]:
+    model = tiny_model("gpt2")
+    scores = gp.attribute(model, TASK, "eap-ig", steps=3, ablation=request.param)
+    circuit = gp.select(scores, n=60, how="top")
+    return circuit, look_inside(model, circuit, TASK, limits=Limits(batch_size=3))
+
+
+def test_patterns_are_those_of_the_model_on_both_prompts(looked):
+    circuit, inside = looked
+    model = tiny_model("gpt2")
+    assert [circuit.graph.sources[source] for source in inside.sources] == [x for x in circuit.nodes if x != "logits"]
+    for row, source in enumerate(inside.heads):
+        for run, texts in enumerate((TASK.clean, TASK.corrupted)):
+            expected = model.attention(texts, model.graph.sources[source])
+            for example, length in enumerate((5, 7, 7, 6)):
+                query, key = torch.tril_indices(length, length)
+                shown = inside.patterns[example][run, row].float() / 255
+                assert torch.allclose(shown, expected[example, query, key], atol=0.003)
+
+
+def test_the_circuit_of_all_edges_attends_as_the_model():
+    model = tiny_model("gpt2")
+    everything = gp.select(gp.attribute(model, TASK, "eap"), n=model.graph.n_edges, how="top")
+    for pattern in look_inside(model, everything, TASK).patterns:
+        assert int((pattern[0].int() - pattern[2].int()).abs().max()) <= 1
+
+
+def test_the_mean_effect_of_an_edge_is_its_score(looked):
+    circuit, inside = looked
+    assert torch.allclose(inside.effects.mean(0), circuit.scores, atol=1e-4)
+    alone = gp.attribute(tiny_model("gpt2"), TASK.take([2]), "eap-ig", steps=3, ablation=circuit.provenance.ablation)
+    if circuit.provenance.ablation == "corrupted":  # other ablations do not depend on the example
+        assert torch.allclose(inside.effects[2], alone.values[*circuit.index.T], atol=1e-4)
+
+
+def test_tokens_are_those_that_a_node_raises_and_lowers_most(looked):
+    _, inside = looked
+    model = tiny_model("gpt2")
+    row = inside.sources.index(model.graph.source("m2"))
+    written = model.outputs(TASK.clean[1], "m2")[0, -1]
+    stream = model.run(model.embed(torch.tensor(model.tokenizer.encode([TASK.clean[1]])))).final_in[0, -1]
+    behind = (written - written.mean()) * model.norm(stream)[1] * model.final_gain
+    logits = model.unembedding @ behind
+    logits = logits - logits.mean()
+    assert inside.tokens[1, row].tolist() == [*logits.topk(4).indices, *logits.topk(4, largest=False).indices]
+    assert torch.allclose(inside.logits[1, row], logits[inside.tokens[1, row]], atol=1e-4)
+    assert inside.answers is not None
+    assert torch.allclose(inside.answers[1, row], logits[TASK.labels[1]], atol=1e-4)
+    assert inside.texts[int(inside.tokens[1, row, 0])] == model.tokenizer.decode([int(inside.tokens[1, row, 0])])
+
+
+def test_a_circuit_of_nodes_has_effects_of_edges_by_eap_ig():
+    model = tiny_model("gpt2")
+    circuit = gp.select(gp.attribute(model, TASK, "nap-ig"), n=30, how="top")
+    effects = look_inside(model, circuit, TASK).effects.mean(0)
+    expected = gp.attribute(model, TASK, "eap-ig").values[*circuit.index.T]
+    assert torch.allclose(effects, expected, atol=1e-4)
