@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -21,11 +21,13 @@ import torch
 from gradpath import defaults
 from gradpath.ablation import ABLATIONS
 from gradpath.attribution.attribute import attribute
+from gradpath.attribution.attribute import phase_of as attribution_phase
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, unknown
 from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.evaluate import phase_of as evaluation_phase
 from gradpath.evaluation.result import Result
 from gradpath.explanation.examples import Inside, look_inside
 from gradpath.model.transformer import Transformer
@@ -33,16 +35,18 @@ from gradpath.report.data import IN_PAGE, SAVED, SHOWN, Chosen, CurvePoint, Meth
 from gradpath.report.page import write
 from gradpath.report.plots import POSITION_FILES, write_spans
 from gradpath.runtime.files import write_together
+from gradpath.runtime.progress import Job, Phase, job
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, edge_count, find_selection, nested_order, select_many, select_nodes
 from gradpath.selection.faithful import check_share, log_spaced, smallest_faithful
-from gradpath.sweep import Limits, Progress
+from gradpath.sweep import Limits, units
 from gradpath.tasks.load import load_task
 from gradpath.tasks.spans import BY
 from gradpath.tasks.task import Task
 
 # The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to a share of all.
 SMALLEST, LARGEST, SIZES = 20, 0.1, 16
+SELECTING = 60.0  # forward passes that a selection which measures takes, for the progress bar: measured on SmolLM2
 READABLE = 200  # the most edges that a person can follow in a drawing: a report opens on no more
 SPLITS = ("held-out", "same")
 
@@ -127,26 +131,21 @@ class FindRequest:
 class Reporter(Protocol):
     """Shows how the work goes on."""
 
-    def counting(self, what: str, total: int) -> AbstractContextManager[Progress]:
-        """A progress bar over ``total`` examples."""
-
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """A sign of life for work that is not counted."""
+    def job(self, total: float) -> AbstractContextManager[Job]:
+        """A bar over work in phases, which together cost ``total``."""
 
     def note(self, text: str) -> None:
         """Something that the user should know."""
 
 
-class Silent:
-    """A reporter that shows nothing."""
+@dataclass(frozen=True)
+class Plain:
+    """A reporter for Python: shows a bar if that was asked for, and no notes."""
 
-    @contextmanager
-    def counting(self, what: str, total: int) -> Iterator[Progress]:
-        yield lambda done: None
+    shown: bool = False
 
-    @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        yield
+    def job(self, total: float) -> AbstractContextManager[Job]:
+        return job(total, shown=self.shown)
 
     def note(self, text: str) -> None: ...
 
@@ -298,6 +297,7 @@ def find(
     memory: int | None = None,
     seed: int = defaults.SEED,
     curve: bool = True,
+    progress: bool = False,
     **options: Any,
 ) -> Found:
     """Find a circuit and measure it: what ``gradpath find`` does.
@@ -324,6 +324,7 @@ def find(
         memory: A budget in bytes, weights included, that batches are made smaller for.
         seed: Chooses the examples; by default 0.
         curve: Whether to measure circuits of other sizes, too, for the report.
+        progress: Whether to show a progress bar.
         **options: Other options of the method.
 
     Returns:
@@ -347,7 +348,7 @@ def find(
         limits=Limits(batch_size, memory),
         seed=seed,
     )
-    return run_find(model, request, curve=curve)
+    return run_find(model, request, curve=curve, reporter=Plain(progress))
 
 
 def run_find(
@@ -359,43 +360,59 @@ def run_find(
     examples: tuple[Task, Task] | None = None,
 ) -> Found:
     """Attribute some examples of a task, select a circuit, and measure it on others; ``load_examples`` gives both."""
-    reporter, limits = reporter or Silent(), request.limits
+    reporter, limits = reporter or Plain(), request.limits
     to_attribute, to_measure = examples or load_examples(model, request, reporter)
-    by = f" by {request.positions}" if request.positions else ""
-    what = f"scoring {model.graph.n_edges:,} edges{by} with {request.method}"
-    with reporter.counting(what, len(to_attribute)) as progress:
-        scores = attribute(
-            model,
-            to_attribute,
-            request.method,
-            steps=request.steps,
-            positions=request.positions,
-            batch_size=limits.batch_size,
-            memory=limits.memory,
-            progress=progress,
-            ablation=request.ablation,
-            **request.options,
-        )
-    if limits.memory is not None:
-        reporter.note(f"batches of {scores.about['batch_size']} examples fit into the memory budget")
-    circuit, others, order = _circuits(model, request, scores, to_attribute, curve, reporter)
-    compared = others and request.nodes is None and request.selection != defaults.RANKING
-    top = select_many(scores, [one.asked for one in (*others, circuit)]) if compared else []
-    what = f"measuring the circuit and {len(others) + len(top)} others" if others else "measuring the circuit"
-    with reporter.counting(what, len(to_measure)) as progress:
-        # The circuits record how they were found, so they are measured with the same ablation.
-        results = evaluate(
-            model,
-            [circuit, *others, *top],
-            to_measure,
-            batch_size=limits.batch_size,
-            memory=limits.memory,
-            progress=progress,
-            mean_over=to_attribute,
-        )
+    phases = _phases(model, request, to_attribute, to_measure, curve)
+    with reporter.job(sum(phase.total for phase in phases.values())) as job:
+        with job.phase(phases["score"]):
+            scores = attribute(
+                model,
+                to_attribute,
+                request.method,
+                steps=request.steps,
+                positions=request.positions,
+                batch_size=limits.batch_size,
+                memory=limits.memory,
+                ablation=request.ablation,
+                **request.options,
+            )
+        if limits.memory is not None:
+            reporter.note(f"batches of {scores.about['batch_size']} examples fit into the memory budget")
+        with job.phase(phases["select"]):
+            circuit, others, order = _circuits(model, request, scores, to_attribute, curve)
+        compared = others and request.nodes is None and request.selection != defaults.RANKING
+        top = select_many(scores, [one.asked for one in (*others, circuit)]) if compared else []
+        with job.phase(phases["measure"]):
+            # The circuits record how they were found, so they are measured with the same ablation.
+            results = evaluate(
+                model,
+                [circuit, *others, *top],
+                to_measure,
+                batch_size=limits.batch_size,
+                memory=limits.memory,
+                mean_over=to_attribute,
+            )
     result, split = results[0], 1 + len(others)
     rest = {"curve": results[1:split], "top": results[split:]}
     return Found(model, to_attribute, to_measure, scores, circuit, result, order=order, limits=limits, **rest)
+
+
+def _phases(
+    model: Transformer, request: FindRequest, to_attribute: Task, to_measure: Task, curve: bool
+) -> dict[str, Phase]:
+    """What is going to be done, and how much work it is."""
+    method, options = find_method(request.method), dict(request.options)
+    if request.steps is not None and "steps" in method.defaults:
+        options["steps"] = request.steps
+    score = attribution_phase(model, to_attribute, method, method.options(options))
+    how, share = request.selection, request.share
+    measures = find_selection(how)[0].measures and request.nodes is None
+    # A search measures a dozen small circuits, after two set-ups.
+    passes = (SELECTING if measures else 0.0) + (0.0 if share is None else 7.0)
+    what = f"selecting edges ({how})" + ("" if share is None else f" that keep {share:.0%}")
+    select = Phase(what, units(model, to_attribute, passes) if passes else 0.0)
+    n_circuits = 1 + (2 * SIZES if curve and request.positions is None else 0)
+    return {"score": score, "select": select, "measure": evaluation_phase(model, to_measure, n_circuits)}
 
 
 def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:
@@ -413,7 +430,7 @@ def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) 
 
 
 def _circuits(
-    model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool, reporter: Reporter
+    model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool
 ) -> tuple[Circuit, list[Circuit], NestedOrder | None]:
     """The requested circuit, those of other sizes for the curve, and their order, if there is one."""
     limits, curve = request.limits, curve and scores.by_span is None
@@ -423,17 +440,15 @@ def _circuits(
     how, sizes = request.selection, _curve_sizes(model.graph.n_edges) if curve else []
     share = request.share
     n = None if share is not None else request.edge_count(scores.n_edges)
-    with reporter.waiting(f"selecting edges ({how})"):
-        if n is not None and not find_selection(how)[0].nested:
-            sizes = [size for size in sizes if size >= n // 2]  # each takes a selection of its own
-            circuit, *others = select_many(scores, [n, *sizes], how=how, model=model, task=task, limits=limits)
-            return circuit, others, None
-        smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
-        order = nested_order(scores, how=how, smallest=smallest, model=model, task=task, limits=limits)
+    if n is not None and not find_selection(how)[0].nested:
+        sizes = [size for size in sizes if size >= n // 2]  # each takes a selection of its own
+        circuit, *others = select_many(scores, [n, *sizes], how=how, model=model, task=task, limits=limits)
+        return circuit, others, None
+    smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
+    order = nested_order(scores, how=how, smallest=smallest, model=model, task=task, limits=limits)
     if n is None:
         assert share is not None
-        with reporter.waiting(f"looking for the smallest circuit that keeps {share:.0%}"):
-            n = smallest_faithful(model, task, order, share, limits)
+        n = smallest_faithful(model, task, order, share, limits)
     return order.circuit(n), [order.circuit(size) for size in sizes if size != n], order
 
 

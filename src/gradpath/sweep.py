@@ -32,11 +32,14 @@ from gradpath.errors import GradpathError, UsageError, check_type, whole_number
 from gradpath.graph import QKV
 from gradpath.model.transformer import Run, Transformer
 from gradpath.runtime import distributed
+from gradpath.runtime.progress import Phase, job
 from gradpath.tasks.metrics import Metric
-from gradpath.tasks.task import Pairs, Task
+from gradpath.tasks.task import Pairs, Task, encode
 
 Done = TypeVar("Done")
 Progress = Callable[[int], None]  # called with the number of examples that were finished
+# What the public functions take: a function, True for a bar, False or None for neither.
+ShowProgress = Progress | bool | None
 # Names of places and the values there, in the order of the computation.
 Places = Generator[tuple[str, Tensor], None, None]
 
@@ -95,6 +98,26 @@ def own_settings(model: Transformer) -> Iterator[None]:
     check_type("the model", model, Transformer)
     with torch.inference_mode(False), torch.autocast(model.device.type, enabled=False):
         yield
+
+
+def units(model: Transformer, task: Task, passes: float) -> float:
+    """The work of some forward passes over the task, as ``runtime.progress`` counts it."""
+    pairs = encode(task, model.tokenizer)
+    # A batch has one prefix, up to the first difference of any of its pairs.
+    prefix, every = int(pairs.first.min()) * len(pairs), int(pairs.last.sum()) + len(pairs)
+    share = 1 / distributed.world()
+    return share * model.arch.n_layers * (prefix + passes * (every - prefix))
+
+
+@contextmanager
+def shown(progress: ShowProgress, phase: Callable[[], Phase]) -> Iterator[Progress | None]:
+    """A bar over one phase, if that was asked for; otherwise the caller's own function, or None."""
+    if progress is not True:
+        yield progress or None
+        return
+    own = phase()
+    with job(own.total, shown=True) as bar, bar.phase(own):
+        yield None
 
 
 def parse_bytes(text: str) -> int:

@@ -38,13 +38,15 @@ from gradpath.attribution.node_scores import NodeReads, contract_nodes, over_edg
 from gradpath.errors import GradpathError, UsageError
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
+from gradpath.runtime.progress import Phase
 from gradpath.scores import Scores, SpanScores
-from gradpath.sweep import SUM_AT_ONCE, Limits, Progress, own_settings, sweep
+from gradpath.sweep import SUM_AT_ONCE, Limits, Progress, ShowProgress, own_settings, shown, sweep, units
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.spans import Labels, labels_of
 from gradpath.tasks.task import Pairs, Task, encode
 
 Options = dict[str, Any]
+PRICE = 1.5  # of a counted layer, in those of a measured circuit, for the progress bar: measured on SmolLM2
 # Splits a batch's rows, (batch, suffix position) flattened, into groups that are scored separately.
 Split = Callable[[Pairs], list[Tensor]]
 
@@ -181,7 +183,7 @@ def attribute(
     per_example: bool = False,
     batch_size: int = Limits.batch_size,
     memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ShowProgress = None,
     ablation: str = CORRUPTED,
     mean_over: Task | None = None,
     **options: Any,
@@ -200,7 +202,7 @@ def attribute(
             for each example, source and target: 1 MB per example with SmolLM2.
         batch_size: The largest number of examples in a batch; by default 20.
         memory: A budget in bytes, weights included, that batches are made smaller for.
-        progress: Called with the number of examples of each finished batch.
+        progress: True for a progress bar; or a function, called with the number of examples of each finished batch.
         ablation: What replaces a node's write on an edge that is left out, as in ``evaluate``: ``corrupted``,
             ``zero``, ``mean`` or ``mean-positional``.
         mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
@@ -212,12 +214,13 @@ def attribute(
     chosen = find_method(method)
     if steps is not None and "steps" in chosen.defaults:
         options["steps"] = steps
-    with own_settings(model):
+    complete = chosen.options(options)
+    with own_settings(model), shown(progress, lambda: phase_of(model, task, chosen, complete)) as progress:
         return attribute_at_steps(
             model,
             task,
             chosen,
-            chosen.options(options),
+            complete,
             positions=positions,
             per_example=per_example,
             limits=Limits(batch_size, memory),
@@ -225,6 +228,12 @@ def attribute(
             ablation=ablation,
             mean_over=mean_over,
         )[-1]
+
+
+def phase_of(model: Transformer, task: Task, method: Method, options: Options) -> Phase:
+    """The work of an attribution, for a progress bar."""
+    what = f"scoring {model.graph.n_edges:,} edges with {method.name}"
+    return Phase(what, units(model, task, method.passes(model, options)), PRICE)
 
 
 def attribute_at_steps(

@@ -70,6 +70,8 @@ class Method:
     of: Literal["edges", "nodes"] = "edges"  # what it scores
     check: Callable[[Transformer, int, Options], None] = lambda *_: None  # refuses too many examples
     points: Callable[[Options], int] = lambda options: options.get("steps", 1)  # to estimate memory
+    # Forward passes over the suffix, for the progress bar.
+    passes: Callable[[Transformer, Options], float] = lambda _, options: 2.0 + options.get("steps", 1)
 
     @property
     def about(self) -> str:
@@ -201,11 +203,12 @@ def method(
     *,
     check: Callable[[Transformer, int, Options], None] = Method.check,
     points: Callable[[Options], int] = Method.points,
+    passes: Callable[[Transformer, Options], float] = Method.passes,
 ) -> Callable[[Scorer], Scorer]:
     """Register a function of one batch as a method; its first parameter is the ``BatchRuns``, then its options."""
 
     def register(score: Scorer) -> Scorer:
-        METHODS.add(name, Method(name, score, check=check, points=points), owner_of(score))
+        METHODS.add(name, Method(name, score, check=check, points=points, passes=passes), owner_of(score))
         return score
 
     return register

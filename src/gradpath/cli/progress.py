@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TaskID,
     TaskProgressColumn,
@@ -22,6 +24,7 @@ from rich.progress import (
 )
 
 from gradpath.runtime import distributed
+from gradpath.runtime.progress import Job
 
 if TYPE_CHECKING:
     from gradpath.evaluation.result import Result
@@ -58,6 +61,13 @@ class Screen:
             yield lambda done: progress.advance(task, done)
 
     @contextmanager
+    def job(self, total: float) -> Iterator[Job]:
+        """One bar over all phases of a job, in counted work."""
+        screen = console()
+        with Progress(*_job_columns(), console=screen, transient=not screen.is_terminal) as progress:
+            yield Job(_RichBar(progress, progress.add_task("", total=total)))
+
+    @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """A spinner."""
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -70,21 +80,40 @@ class Screen:
         console().print(text, highlight=False, soft_wrap=True)
 
 
+def _job_columns() -> tuple[ProgressColumn, ...]:
+    return (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+
+
+@dataclass(frozen=True)
+class _RichBar:
+    """A task of a progress display, as the bar of a job."""
+
+    progress: Progress
+    task: TaskID
+
+    def describe(self, what: str) -> None:
+        self.progress.update(self.task, description=what)
+
+    def advance(self, price: float) -> None:
+        self.progress.advance(self.task, price)
+
+
 class GridBar:
     """One bar over all jobs of a grid; it counts passes over one example."""
 
     def __init__(self) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
         screen = console()
         # The speed is averaged over minutes, because the cost of some jobs is estimated better than others'.
-        self._progress = Progress(*columns, console=screen, transient=not screen.is_terminal, speed_estimate_period=600)
+        self._progress = Progress(
+            *_job_columns(), console=screen, transient=not screen.is_terminal, speed_estimate_period=600
+        )
         self._task: TaskID | None = None
 
     def __enter__(self) -> GridBar:

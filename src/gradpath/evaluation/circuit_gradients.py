@@ -23,7 +23,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradpath.evaluation.patched_run import Prepared, last_reads, run_heads, run_nodes
+from gradpath.evaluation.patched_run import Prepared, count_nodes, last_reads, run_heads, run_nodes
 from gradpath.evaluation.plan import Plan, SpanReads, SparseReads
 from gradpath.graph import Graph
 from gradpath.model.transformer import to_device_of
@@ -50,6 +50,7 @@ def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor) 
     back.through(plan.logits, graph.logits, at_end)
     for index in range(last, -1, -1):
         step, before, layer = plan.layers[index], prepared.corrupted.layers[index], model.layers[index]
+        count_nodes(prepared, step)
         if step.mlp is not None:
             x = step.mlp.read(before.mlp_in, deltas)
             own = to_device_of(back.grad_out[step.mlp_row][None], x)

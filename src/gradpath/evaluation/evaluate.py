@@ -34,10 +34,13 @@ from gradpath.evaluation.result import Result
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
-from gradpath.sweep import Limits, Places, Progress, own_settings, places_in_prompts, sweep
+from gradpath.runtime.progress import Phase
+from gradpath.sweep import Limits, Places, Progress, ShowProgress, own_settings, places_in_prompts, shown, sweep, units
 from gradpath.tasks.metrics import check_metric
 from gradpath.tasks.spans import labels_of
 from gradpath.tasks.task import Pairs, Task, encode
+
+CIRCUIT = 0.4  # forward passes that a circuit takes, for the progress bar: most nodes are outside of it
 
 
 @overload
@@ -48,7 +51,7 @@ def evaluate(
     *,
     batch_size: int = ...,
     memory: int | None = ...,
-    progress: Progress | None = ...,
+    progress: ShowProgress = ...,
     ablation: str | None = ...,
     mean_over: Task | None = ...,
 ) -> Result: ...
@@ -60,7 +63,7 @@ def evaluate(
     *,
     batch_size: int = ...,
     memory: int | None = ...,
-    progress: Progress | None = ...,
+    progress: ShowProgress = ...,
     ablation: str | None = ...,
     mean_over: Task | None = ...,
 ) -> list[Result]: ...
@@ -71,7 +74,7 @@ def evaluate(
     *,
     batch_size: int = Limits.batch_size,
     memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ShowProgress = None,
     ablation: str | None = None,
     mean_over: Task | None = None,
 ) -> Result | list[Result]:
@@ -83,7 +86,7 @@ def evaluate(
         task: The examples to measure on. Use other examples than those that were attributed.
         batch_size: The largest number of examples in a batch; by default 20.
         memory: A budget in bytes, weights included, that batches are made smaller for.
-        progress: Called with the number of examples of each finished batch.
+        progress: True for a progress bar; or a function, called with the number of examples of each finished batch.
         ablation: What the other edges carry: ``corrupted``, ``zero``, ``mean`` or ``mean-positional``. By
             default the ablation that the circuit was found with.
         mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
@@ -98,7 +101,7 @@ def evaluate(
         check_same_graph(model, one)
     limits = Limits(batch_size, memory)
     used = ablation or common_ablation(circuits)
-    with own_settings(model):
+    with own_settings(model), shown(progress, lambda: phase_of(model, task, len(circuits))) as progress:
         instead = ablation_of(used, model, mean_over or task, limits)
         clean, corrupted, patched = _measure(model, circuits, task, limits, progress, instead)
     _check_behaviour(task, clean, corrupted)
@@ -109,6 +112,12 @@ def evaluate(
         for one, values in zip(circuits, patched, strict=True)
     ]
     return results[0] if isinstance(circuit, Circuit) else results
+
+
+def phase_of(model: Transformer, task: Task, n_circuits: int) -> Phase:
+    """The work of measuring some circuits, for a progress bar."""
+    what = "measuring the circuit" if n_circuits == 1 else f"measuring {n_circuits} circuits"
+    return Phase(what, units(model, task, 2 + CIRCUIT * n_circuits))
 
 
 def _texts(prompts: Sequence[str] | Tensor, tokenizer: Tokenizer | None) -> tuple[str, ...]:

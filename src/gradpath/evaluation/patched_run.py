@@ -33,6 +33,7 @@ from torch import Tensor
 from gradpath.ablation import Ablation
 from gradpath.evaluation.plan import LayerPlan, Plan
 from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, to_device_of
+from gradpath.runtime import progress
 from gradpath.sweep import Places
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs
@@ -119,6 +120,7 @@ def run_nodes(prepared: Prepared, plan: Plan, watch: Watch | None = None) -> Ten
         deltas[0] = prepared.input
     for index, step in enumerate(plan.layers):
         before = prepared.corrupted.layers[index]
+        count_nodes(prepared, step)
         # A head that reads as in the corrupted run writes as in it; one that was ablated does not.
         if step.attention.targets or (prepared.ablated and step.heads):
             x = step.attention.read(before.attn_in, deltas, prepared.spans)
@@ -127,6 +129,12 @@ def run_nodes(prepared: Prepared, plan: Plan, watch: Watch | None = None) -> Ten
             x = step.mlp.read(before.mlp_in, deltas, prepared.spans)[0]
             deltas[step.mlp_row] = to_device_of(model.mlp(model.layers[index], x) - before.mlp_out, deltas)
     return deltas
+
+
+def count_nodes(prepared: Prepared, step: LayerPlan) -> None:
+    """Count the live nodes of a layer as a share of its work."""
+    live = len(step.heads) + (step.mlp is not None)
+    progress.count(prepared.input[..., 0].numel() * live / (prepared.model.arch.n_heads + 1))
 
 
 def places_in_circuits(prepared: Prepared, plans: Sequence[Plan], metric: Metric) -> Places:

@@ -13,14 +13,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from gradpath.circuit import Circuit
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.evaluate import CIRCUIT, evaluate
 from gradpath.evaluation.result import Result
 from gradpath.grid.bench import Bench, timed
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.store import Key, digest
 from gradpath.sweep import Progress
 
-CIRCUIT_COST = 0.4  # passes that a circuit takes: most nodes are outside of it
 # Circuits measured together, after one set-up. With so many the set-up costs little, and a killed run loses few.
 TOGETHER = 64
 Advance = Callable[[float], None]
@@ -104,10 +103,10 @@ class ScoreJob:
         key = bench.scores_key(self.task, self.method)
         if bench.store.has_scores(key) or not _plan(key, planned):
             return 0.0
-        return len(bench.task(self.task, "train")) * self.method.cost
+        return len(bench.task(self.task, "train")) * self.method.cost(bench.model)
 
     def run(self, bench: Bench, advance: Advance) -> None:
-        bench.scores(self.task, self.method, scaled(advance, self.method.cost))
+        bench.scores(self.task, self.method, scaled(advance, self.method.cost(bench.model)))
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class CircuitJob:
     ) -> None:
         circuits: dict[CircuitSpec, Circuit] = {}
         for method in _methods_of(missing):
-            scores = bench.scores(self.task, method, scaled(advance, method.cost))
+            scores = bench.scores(self.task, method, scaled(advance, method.cost(bench.model)))
             for how in self.hows:
                 if specs := [spec for spec in missing if spec[:2] == (method, how)]:
                     selected = bench.circuits(scores, self.task, how, [n for _, _, n in specs])
@@ -185,7 +184,7 @@ def _methods_of(specs: Sequence[CircuitSpec]) -> list[MethodSpec]:
 
 def _cost(specs: Sequence[CircuitSpec]) -> float:
     """Passes over one example: the set-up and the circuits."""
-    return 2 + CIRCUIT_COST * len(specs) if specs else 0.0
+    return 2 + CIRCUIT * len(specs) if specs else 0.0
 
 
 def circuit_key(bench: Bench, task: str, method: MethodSpec, how: str, n: int) -> Key:

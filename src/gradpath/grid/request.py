@@ -15,6 +15,7 @@ from gradpath.ablation import ABLATIONS, CORRUPTED
 from gradpath.attribution.methods import find_method
 from gradpath.errors import UsageError, unknown
 from gradpath.evaluation import mib
+from gradpath.model.transformer import Transformer
 from gradpath.selection import find_selection
 from gradpath.sweep import Limits
 from gradpath.tasks import TASKS
@@ -57,10 +58,10 @@ class MethodSpec:
     def steps(self) -> int:
         return int(self.options.get("steps", 1))
 
-    @property
-    def cost(self) -> float:
+    def cost(self, model: Transformer) -> float:
         """About how many passes over an example the scores take, for the progress bar."""
-        return 3.0 + (6.0 if find_method(self.name).whole(self.options) else 2.0) * self.steps
+        method, options = find_method(self.name), self.options
+        return 2 * method.passes(model, options) - 1 + (4.0 * self.steps if method.whole(options) else 0.0)
 
     def with_steps(self, steps: int) -> MethodSpec:
         """The same method with another number of steps, if it has any."""

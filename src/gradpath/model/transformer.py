@@ -35,6 +35,7 @@ from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
 from gradpath.model.architecture import ACTIVATIONS, CALCULUS, Architecture, Layer, Rotary, Rules
 from gradpath.model.tokenizer import Prompts, Tokenizer
+from gradpath.runtime import progress
 
 if TYPE_CHECKING:
     from gradpath.model.inspection import Prediction
@@ -333,6 +334,7 @@ class Transformer:
         self, layer: Layer, resid: Tensor, info: PositionInfo, before: Past | None
     ) -> tuple[LayerRun, Tensor]:
         resid, info = to_device_of(resid, layer.w_qkv), info.to_device_of(layer.w_qkv)
+        progress.count(resid.shape[0] * resid.shape[1])
         y, rstd = self.read_norm(resid)
         q, k, v = self.project(layer, y)
         past = self.keys_and_values(layer, k, v, info)

@@ -102,11 +102,11 @@ def _exact_job(bench: Bench, task: str, edges: Sequence[Edge]) -> CellJob:
 
 def _estimate_job(bench: Bench, task: str, method: MethodSpec, edges: Sequence[Edge]) -> CellJob:
     def compute(advance: Advance) -> Mapping[str, Any]:
-        scores, seconds = bench.attribute(task, method, scaled(advance, method.cost))
+        scores, seconds = bench.attribute(task, method, scaled(advance, method.cost(bench.model)))
         values = [float(f"{scores.values[edge]:.9g}") for edge in edges]
         return {"values": values, "attribution_seconds": round(seconds, 3), **scores.about["passes"]}
 
-    key, cost = _estimate_key(bench, task, method, edges), len(bench.task(task, "train")) * method.cost
+    key, cost = _estimate_key(bench, task, method, edges), len(bench.task(task, "train")) * method.cost(bench.model)
     return CellJob(f"{task}: scoring with {method.label}", key, cost, compute)
 
 

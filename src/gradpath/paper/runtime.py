@@ -73,7 +73,7 @@ def _timing_key(bench: Bench, task: str, method: MethodSpec) -> Key:
 def _timing_job(bench: Bench, task: str, method: MethodSpec) -> CellJob:
     key = _timing_key(bench, task, method)
     batch = bench.task(task, "train")[: key["batch"]]
-    cost = len(batch) * (method.cost + 2) * (REPEATS + 1)
+    cost = len(batch) * (method.cost(bench.model) + 2) * (REPEATS + 1)
 
     def score() -> None:
         attribute(bench.model, batch, method.name, batch_size=len(batch), **method.options)

@@ -81,12 +81,12 @@ class NestedJob:
         missing = {k: digest(key) for k, key in self.missing(bench).items()}
         new = [k for k, name in missing.items() if name not in planned]
         planned |= set(missing.values())
-        return len(bench.task(self.task, "train")) * self.method.with_steps(max(new)).cost if new else 0.0
+        return len(bench.task(self.task, "train")) * self.method.with_steps(max(new)).cost(bench.model) if new else 0.0
 
     def run(self, bench: Bench, advance: Advance) -> None:
         missing, task = self.missing(bench), bench.task(self.task, "train")
         most = max(missing)
-        progress = scaled(advance, self.method.with_steps(most).cost)
+        progress = scaled(advance, self.method.with_steps(most).cost(bench.model))
         # The sums stop at every number of steps, missing or not: so a run that was killed and continues rounds as
         # one that was not.
         steps, limits = [k for k in self.steps if k <= most], bench.request.limits

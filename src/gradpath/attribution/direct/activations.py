@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -40,7 +40,11 @@ from gradpath.model.transformer import LayerRun, Run, Transformer
 from gradpath.sweep import RUN_AT_ONCE, SUM_AT_ONCE
 
 
-@method("eap-ig-activations")
+def _passes(model: Transformer, options: dict[str, Any]) -> float:
+    return 2 + float(options["steps"]) * (model.arch.n_layers + 1)
+
+
+@method("eap-ig-activations", passes=_passes)
 def eap_ig_activations(runs: BatchRuns, *, steps: int = 5, points: Literal["all", "own"] = "all") -> Tensor:
     """Integrated gradients over what the nodes write, layer by layer, instead of over the prompt."""
     graph = runs.model.graph

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,10 +38,17 @@ from gradpath.attribution.batch import BatchRuns, repeated
 from gradpath.attribution.contraction import Reads, contract, write_of
 from gradpath.attribution.methods import method
 from gradpath.model.transformer import Transformer, at_least_float32
+from gradpath.runtime import progress
 from gradpath.sweep import CHUNK
 
 
-@method("atp-star", points=lambda options: 1 + options["drop"])  # the gradients of all drops are kept
+def _passes(model: Transformer, options: dict[str, Any]) -> float:
+    """The two prompts, and the queries and keys of every layer once for every source below it."""
+    below = sum(model.graph.source_head(layer) for layer in range(model.graph.n_layers))
+    return 2 + (below * _qkv_share(model, 0) if options["qk"] else 0.0)
+
+
+@method("atp-star", passes=_passes, points=lambda options: 1 + options["drop"])  # the gradients of all drops are kept
 def atp_star(runs: BatchRuns, *, qk: bool = True, drop: bool = True) -> Tensor:
     """EAP with AtP*'s corrections: recomputed patterns for queries and keys, and gradients with layers dropped."""
     model, drop = runs.model, drop and runs.model.arch.n_layers > 1
@@ -118,6 +126,12 @@ class _Changed:
         return torch.einsum("ubphd,nbphd->nbuh", self.change, grad_z)
 
 
+def _qkv_share(model: Transformer, index: int) -> float:
+    """The share of the model's weights in the projection of one layer's queries, keys and values."""
+    weights = [sum(w.numel() for w in (x.w_qkv, x.w_o, x.w_in, x.w_out)) for x in model.layers]
+    return model.layers[index].w_qkv.numel() / sum(weights)
+
+
 @torch.no_grad()
 def _changed_patterns(runs: BatchRuns) -> Iterator[_Changed]:
     """For every source and every layer above it, as many sources at once as memory should hold."""
@@ -132,8 +146,9 @@ def _changed_patterns(runs: BatchRuns) -> Iterator[_Changed]:
             if n_below > 0:
                 for targets, change in _without(runs, index, less[:n_below]):
                     yield _Changed(index, slice(first, first + n_below), targets, change)
-                weights = [sum(w.numel() for w in (x.w_qkv, x.w_o, x.w_in, x.w_out)) for x in model.layers]
-                runs.passes.forward += n_below * model.layers[index].w_qkv.numel() / sum(weights)
+                made = n_below * _qkv_share(model, index)
+                runs.passes.forward += made
+                progress.count(made * graph.n_layers * x[..., 0].numel())
 
 
 def _without(runs: BatchRuns, index: int, less: Tensor) -> Iterator[tuple[slice, Tensor]]:

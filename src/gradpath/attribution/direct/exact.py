@@ -46,7 +46,11 @@ def _affordable(model: Transformer, examples: int, options: dict[str, Any]) -> N
         )
 
 
-@method("exact", check=_affordable)
+def _passes(model: Transformer, options: dict[str, Any]) -> float:
+    return passes(model, sample(model.graph, options["edges"], options["seed"]))
+
+
+@method("exact", check=_affordable, passes=_passes)
 def exact(runs: BatchRuns, *, edges: int = 0, seed: int = 0, sure: bool = False) -> Tensor:
     """Activation patching of every edge by itself, or of a random sample; the others score 0.
 
@@ -72,7 +76,7 @@ def sample(graph: Graph, n: int, seed: int) -> list[Edge]:
 def passes(model: Transformer, edges: Sequence[Edge]) -> float:
     """Forward passes over an example's suffix that the edges cost together, set-up included."""
     n_layers = model.arch.n_layers
-    return 2 + sum(1 - model.graph.layer_of_target(target) / n_layers for _, target in edges)
+    return 2.0 + sum(1 - model.graph.layer_of_target(target) / n_layers for _, target in edges)
 
 
 def exact_scores(

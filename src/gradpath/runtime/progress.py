@@ -1,0 +1,117 @@
+"""Progress through a whole job, in counted work.
+
+Whatever runs a layer counts it (``count``): one layer over one position of one example is one unit. A ``Job`` knows how
+many units each of its phases should take and moves one bar while they are counted, so that the bar moves within a
+batch, too, and its estimate of the remaining time starts with the first layers. Backward passes are not counted
+separately: a phase has a price for each unit, which includes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
+_listener: ContextVar[Callable[[float], None] | None] = ContextVar("listener", default=None)
+ALMOST = 0.99  # of a phase is the most that is shown before it ends: the number of units is an estimate
+
+
+def count(units: float) -> None:
+    """Count work that was done: layers times positions times examples."""
+    listener = _listener.get()
+    if listener is not None:
+        listener(units)
+
+
+class Bar(Protocol):
+    """What a job is shown on."""
+
+    def describe(self, what: str) -> None:
+        """Say what is being done."""
+
+    def advance(self, price: float) -> None:
+        """Move by a part of the total."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a job.
+
+    Args:
+        what: What is done, in a few words.
+        units: The expected number of units.
+        price: What one unit costs, in forward passes.
+    """
+
+    what: str
+    units: float
+    price: float = 1.0
+
+    @property
+    def total(self) -> float:
+        return self.units * self.price
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work in phases, shown on one bar."""
+
+    bar: Bar
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Show what is counted within the block as progress of this phase, and all of it at the end."""
+        shown = 0.0
+
+        def listen(units: float) -> None:
+            nonlocal shown
+            step = min(units * phase.price, ALMOST * phase.total - shown)
+            if step > 0:
+                shown += step
+                self.bar.advance(step)
+
+        self.bar.describe(phase.what)
+        token = _listener.set(listen)
+        try:
+            yield
+        finally:
+            _listener.reset(token)
+        self.bar.advance(phase.total - shown)
+
+
+class Hidden:
+    """A bar that shows nothing."""
+
+    def describe(self, what: str) -> None: ...
+    def advance(self, price: float) -> None: ...
+
+
+class NotebookBar:
+    """A bar of tqdm: a widget in a notebook, a line elsewhere."""
+
+    def __init__(self, total: float) -> None:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+        layout = "{desc}{percentage:.0f}%|{bar}| {elapsed}<{remaining}"
+        self.bar = tqdm(total=total, bar_format=layout)
+
+    def describe(self, what: str) -> None:
+        self.bar.set_description(what)
+
+    def advance(self, price: float) -> None:
+        self.bar.update(price)
+
+
+@contextmanager
+def job(total: float, *, shown: bool) -> Iterator[Job]:
+    """A job with a bar for notebooks and scripts, or with none."""
+    if not shown:
+        yield Job(Hidden())
+        return
+    bar = NotebookBar(total)
+    try:
+        yield Job(bar)
+    finally:
+        bar.bar.close()
