@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from small_models import TINY, random_hf
 
+from gguf_writing import write_gguf
+from gradpath.errors import GradpathWarning
 from gradpath.model import load
-from gradpath.model.packaged import PACKAGED, Packaged, whole_file
+from gradpath.model.cache import WEIGHTS
+from gradpath.model.packaged import PACKAGED, Packaged
 
 
 @pytest.fixture
@@ -23,8 +28,9 @@ def in_parts(tmp_path, monkeypatch):
 def test_parts_are_found_in_order_and_become_one_file(in_parts, tmp_path):
     parts = in_parts.parts()
     assert [part.name for part in parts] == ["model.gguf.part01", "model.gguf.part02"]
-    assert whole_file(parts, tmp_path).read_bytes() == b"\1\1\1\2\2\2"
-    assert whole_file(parts[:1], tmp_path) == parts[0]
+    with in_parts.whole_file() as file:
+        assert file.read_bytes() == b"\1\1\1\2\2\2"
+    assert not file.exists()
 
 
 def test_a_model_with_a_part_missing_is_left_to_the_hub(in_parts, tmp_path, monkeypatch):
@@ -34,16 +40,49 @@ def test_a_model_with_a_part_missing_is_left_to_the_hub(in_parts, tmp_path, monk
     assert load._locate("some") == ("somebody/some", None)
 
 
-def test_an_interrupted_conversion_leaves_nothing_behind(in_parts, tmp_path, monkeypatch):
-    class StoppedError(BaseException):
-        """What a signal raises."""
-
-    def interrupted(*_):
-        raise StoppedError
-
-    monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
+@pytest.fixture
+def packaged(tmp_path, monkeypatch):
+    """A small GPT-2 in a package, and an empty cache."""
+    package = tmp_path / "small_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    write_gguf(random_hf(*TINY["gpt2"]), package / "model.gguf")
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1")
-    monkeypatch.setattr("gradpath.model.packaged.whole_file", interrupted)
-    with pytest.raises(StoppedError):
-        in_parts.local_folder()
-    assert list((tmp_path / "cache").iterdir()) == []
+    monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
+    model = Packaged("small", "somebody/small", ("small-package",), "small-package", "small")
+    monkeypatch.setitem(PACKAGED, "small", model)
+    return model
+
+
+def test_the_second_start_reads_the_converted_model_and_checks_it(packaged, tmp_path, monkeypatch):
+    first = load.load_model("small")
+    assert first.digest == load.load_model(str(tmp_path / "small_package" / "model.gguf")).digest
+    monkeypatch.setattr(load, "_from_package", lambda packaged: pytest.fail("it was converted twice"))
+    second = load.load_model("small")
+    assert (second.name, second.digest) == ("small", first.digest)
+    assert load.load_model("small", dtype="float64").digest != first.digest
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        expected = load.load_original("small", torch.float32)(ids).logits
+    assert torch.allclose(second.logits(ids), expected, atol=1e-4)
+
+
+def test_a_damaged_cache_is_named_and_converted_again(packaged):
+    right = load.load_model("small").digest
+    weights = packaged.cache() / WEIGHTS
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
+    weights.write_bytes(content)
+    with pytest.warns(GradpathWarning, match=rf"{WEIGHTS} is damaged .* The model is converted again"):
+        assert load.load_model("small").digest == right
+    assert load.load_model("small").digest == right  # without a warning
+
+
+def test_without_a_cache_that_can_be_used_a_model_is_converted_every_time(packaged, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "file"))
+    for _ in range(2):
+        with pytest.warns(GradpathWarning, match=r"could not be stored in .*file \(.*\), so every start converts"):
+            model = load.load_model("small")
+    assert model.logits(torch.tensor([[3, 4]])).isfinite().all()

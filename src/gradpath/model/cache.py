@@ -1,0 +1,243 @@
+"""Converted models on disk: weights that are mapped into memory, not copied, and checked when they are opened.
+
+A folder of the cache has ``weights.safetensors``, with the tensors of a ``Transformer`` under the names of its fields,
+and the files of its tokenizer. The metadata of the weights has everything else: sizes, scalars, the digest of the model
+and those of the other files. All digests are computed again at every start, because a damaged weight would change every
+number without a word. SmolLM2's half a gigabyte takes 0.4 s of CPU time with SHA-256, the fastest of the cryptographic
+hashes in Python's standard library on processors that have instructions for it; the model's digest is needed anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradpath.errors import InputError, reason, warn
+from gradpath.model.architecture import Architecture, Layer, Rotary
+from gradpath.model.transformer import Transformer
+from gradpath.runtime.files import PART, try_lock
+
+WEIGHTS = "weights.safetensors"
+_METADATA = "gradpath_model"
+_NEWBORN = 10  # seconds in which a draft may not be locked yet
+_DTYPES = {"F32": torch.float32}
+
+
+class DamagedError(InputError):
+    """A file of the cache is not as it was written."""
+
+
+@dataclass(frozen=True)
+class FastTokenizer:
+    """The part of a ``transformers`` tokenizer that gradpath uses, without importing ``transformers`` for it.
+
+    Everything else is left to the ``transformers`` tokenizer, which is loaded when it is first needed.
+    """
+
+    folder: Path
+    fast: Any  # a tokenizers.Tokenizer
+    bos_token_id: int | None
+
+    @classmethod
+    def read(cls, folder: Path) -> FastTokenizer:
+        from tokenizers import Tokenizer
+
+        fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        bos = config.get("bos_token")
+        return cls(folder, fast, None if bos is None else fast.token_to_id(bos))
+
+    def __call__(
+        self, text: str | list[str], *, add_special_tokens: bool = True, return_offsets_mapping: bool = False
+    ) -> dict[str, Any]:
+        """Token ids, and the characters of each token if asked for, of one text or of several."""
+        texts = [text] if isinstance(text, str) else text
+        encodings = self.fast.encode_batch(texts, add_special_tokens=add_special_tokens)
+        result = {"input_ids": [x.ids for x in encodings]}
+        if return_offsets_mapping:
+            result["offset_mapping"] = [x.offsets for x in encodings]
+        return {name: values[0] for name, values in result.items()} if isinstance(text, str) else result
+
+    def decode(self, ids: list[int], *, clean_up_tokenization_spaces: bool = False) -> str:
+        """The text of some tokens, special ones included."""
+        assert not clean_up_tokenization_spaces, "no caller wants the text changed"
+        text: str = self.fast.decode(ids, skip_special_tokens=False)
+        return text
+
+    def __len__(self) -> int:
+        return int(self.fast.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def _whole(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(self.folder))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked for by pickle and copy, before there are any attributes
+            raise AttributeError(name)
+        return getattr(self._whole, name)
+
+
+Loaded = tuple[Transformer, Any]  # a model without tokenizer and name, and its transformers tokenizer
+
+
+def cached_model(folder: Path, convert: Callable[[], Loaded]) -> Loaded:
+    """A converted model from the cache; on first use, or if it is damaged there, it is converted.
+
+    Args:
+        folder: The folder of this model in the cache.
+        convert: Converts it.
+
+    Returns:
+        The model and its tokenizer. Without a cache that can be written to they are converted at every start, with a
+        warning.
+    """
+    with suppress(OSError):  # a folder that cannot be read: the warning below says so
+        _remove_drafts(folder)
+        try:
+            return _read(folder)
+        except DamagedError as problem:
+            warn(f"{problem} The model is converted again.")
+    converted = convert()
+    try:
+        _write(folder, *converted)
+        return _read(folder)
+    except Exception as problem:  # the libraries that write have their own errors for a full disk
+        why = problem.strerror if isinstance(problem, OSError) else reason(problem)
+        warn(
+            f"the converted model could not be stored in {folder.parent} ({why}), so every start converts it again. "
+            "Set GRADPATH_CACHE to a folder that can be written to and has room."
+        )
+        return converted
+
+
+def _read(folder: Path) -> Loaded:
+    """The model and its tokenizer. An ``OSError`` says that they cannot be read, a ``DamagedError`` which file is."""
+    file = folder / WEIGHTS
+    with file.open("rb") as handle:
+        size = os.fstat(handle.fileno()).st_size
+        # A private mapping: whoever writes to a weight changes neither the file nor another process.
+        mapped: Any = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
+    try:
+        facts, tensors = _content(mapped)
+        model = _model(facts, tensors)
+        if model.digest != facts["digest"]:
+            raise ValueError("its content has changed")
+        tokenizer_files = dict(facts["files"])
+    except Exception as problem:  # a damaged file can make anything of its parts
+        raise DamagedError(f"{file} is damaged ({reason(problem)}).") from None
+    if hasattr(mmap, "MADV_DONTNEED"):  # the pages that the digest has read come back when they are used
+        mapped.madvise(mmap.MADV_DONTNEED)
+    for name, digest in tokenizer_files.items():
+        if not (folder / name).is_file() or sha256((folder / name).read_bytes()).hexdigest() != digest:
+            raise DamagedError(f"{folder / name} is damaged.")
+    return model, FastTokenizer.read(folder) if tokenizer_files else None
+
+
+def _content(mapped: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The facts and the tensors of a safetensors file; the tensors share the memory of the mapping."""
+    start = 8 + int.from_bytes(mapped[:8], "little")
+    header = json.loads(mapped[8:start])
+    facts = json.loads(header.pop("__metadata__")[_METADATA])
+    tensors = {}
+    for name, entry in header.items():
+        (begin, end), dtype = entry["data_offsets"], _DTYPES[entry["dtype"]]
+        flat = torch.frombuffer(mapped, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=start + begin)
+        tensors[name] = flat.view(entry["shape"])
+    return facts, tensors
+
+
+def _model(facts: Mapping[str, Any], tensors: dict[str, Any]) -> Transformer:
+    def part(prefix: str) -> dict[str, Any]:
+        return {name.removeprefix(prefix): tensors.pop(name) for name in [*tensors] if name.startswith(prefix)}
+
+    layers = tuple(Layer(**scalars, **part(f"layer {i}.")) for i, scalars in enumerate(facts["layers"]))
+    rotary = tuple(Rotary(gain=gain, **part(f"rotary {i}.")) for i, gain in enumerate(facts["rotary"]))
+    if facts["tied"]:
+        tensors["unembedding"] = tensors["embedding"]
+    arch, scale = Architecture(**facts["arch"]), facts["embedding_scale"]
+    return Transformer(arch=arch, layers=layers, rotary=rotary, embedding_scale=scale, **tensors)
+
+
+def _write(folder: Path, model: Transformer, hf_tokenizer: Any) -> None:
+    """Write a draft and rename it, so that nobody ever sees half of a model."""
+    from safetensors.torch import save_file
+
+    tied = model.unembedding.data_ptr() == model.embedding.data_ptr()
+    tensors = {f"layer {i}.{key}": value for i, layer in enumerate(model.layers) for key, value in vars(layer).items()}
+    tensors |= {f"rotary {i}.frequencies": rotary.frequencies for i, rotary in enumerate(model.rotary)}
+    tensors |= {name: value for name, value in vars(model).items() if not (tied and name == "unembedding")}
+    # The name is known before the folder exists, so that a signal at any moment leaves no draft behind.
+    draft = _beside(folder)
+    try:
+        draft.mkdir(parents=True)
+        with _locked(draft):
+            if hf_tokenizer is not None:
+                hf_tokenizer.save_pretrained(str(draft))
+            facts = {
+                "arch": asdict(model.arch),
+                "layers": [{k: v for k, v in vars(x).items() if not isinstance(v, Tensor)} for x in model.layers],
+                "rotary": [rotary.gain for rotary in model.rotary],
+                "embedding_scale": model.embedding_scale,
+                "tied": tied,
+                "digest": model.digest,
+                "files": {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(draft.iterdir())},
+            }
+            weights = {name: value.contiguous() for name, value in tensors.items() if isinstance(value, Tensor)}
+            save_file(weights, draft / WEIGHTS, metadata={_METADATA: json.dumps(facts)})
+            _put(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _put(draft: Path, folder: Path) -> None:
+    """Rename the draft; a damaged folder, or that of a process that was faster, makes way."""
+    aside = _beside(folder)
+    try:
+        with suppress(FileNotFoundError):
+            folder.rename(aside)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{PART}")
+
+
+@contextmanager
+def _locked(draft: Path) -> Iterator[None]:
+    """Lock a draft, for as long as this process lives, against those who look for what killed ones left."""
+    handle = os.open(draft, os.O_RDONLY)
+    try:
+        try_lock(handle)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Remove what killed conversions left: drafts that no process has locked."""
+    for draft in folder.parent.glob(f".{folder.name}.*"):
+        with suppress(OSError):
+            handle = os.open(draft, os.O_RDONLY)
+            try:
+                if time.time() - os.fstat(handle).st_mtime > _NEWBORN and try_lock(handle):
+                    shutil.rmtree(draft, ignore_errors=True)
+            finally:
+                os.close(handle)

@@ -1,0 +1,145 @@
+"""Converted models on disk: the same model as before, mapped; damage and half-written ones are noticed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from gradpath.errors import GradpathWarning
+from gradpath.model.cache import WEIGHTS, FastTokenizer, cached_model
+from gradpath.runtime.files import PART, try_lock
+
+
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, and a BOS token."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fast = Tokenizer(models.BPE({x: i for i, x in enumerate(letters)}, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<s>")
+
+
+class Conversion:
+    """Counts how often a model was converted."""
+
+    def __init__(self, model):
+        self.model, self.count = model, 0
+
+    def __call__(self):
+        self.count += 1
+        return self.model, small_tokenizer()
+
+
+@pytest.fixture
+def convert(gpt2):
+    return Conversion(gpt2)
+
+
+def test_a_model_of_any_family_comes_back_as_it_was(model, tmp_path):
+    convert = Conversion(model)
+    for _ in range(2):
+        found, _ = cached_model(tmp_path / "model", convert)
+        assert found.digest == model.digest
+        ids = torch.tensor([[3, 4, 5]])
+        assert found.logits(ids).equal(model.logits(ids))
+    assert convert.count == 1
+
+
+def test_the_weights_are_mapped_and_the_file_cannot_be_changed_through_them(convert, tmp_path):
+    model, _ = cached_model(tmp_path / "model", convert)
+    file = tmp_path / "model" / WEIGHTS
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(file))]
+    ranges = [tuple(int(end, 16) for end in line[0].split("-")) for line in maps]
+    for weight in (model.embedding, model.layers[-1].w_out):
+        assert any(begin <= weight.data_ptr() < end for begin, end in ranges)
+    before = file.read_bytes()
+    model.embedding[0, 0] += 1
+    assert file.read_bytes() == before
+
+
+def test_the_tokenizer_does_what_that_of_transformers_does(convert, tmp_path):
+    _, ours = cached_model(tmp_path / "model", convert)
+    theirs, texts = small_tokenizer(), ["a b", "", "\u00e9 <s> x", " y"]
+    assert isinstance(ours, FastTokenizer)
+    for special in (True, False):
+        options = {"add_special_tokens": special, "return_offsets_mapping": True}
+        assert dict(ours(texts, **options)) == {x: theirs(texts, **options)[x] for x in ("input_ids", "offset_mapping")}
+        assert ours("a b", **options)["input_ids"] == theirs("a b", **options)["input_ids"]
+    ids = theirs(texts[2])["input_ids"]
+    assert ours.decode(ids) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+    assert (len(ours), ours.bos_token_id) == (len(theirs), theirs.bos_token_id)
+    assert ours.bos_token == "<s>"  # of transformers, loaded when it is needed
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "empty", "missing"])
+def test_a_damaged_file_is_named_and_the_model_converted_again(convert, tmp_path, file, damage):
+    cached_model(tmp_path / "model", convert)
+    path = tmp_path / "model" / file
+    content = path.read_bytes()
+    middle = len(content) // 2
+    changed = content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"changed": changed, "cut": content[:middle], "empty": b""}[damage])
+    if (file, damage) == (WEIGHTS, "missing"):  # then there is no model
+        found, _ = cached_model(tmp_path / "model", convert)
+    else:
+        with pytest.warns(GradpathWarning, match=rf"{file} is damaged.* The model is converted again"):
+            found, _ = cached_model(tmp_path / "model", convert)
+    assert found.digest == convert.model.digest
+    cached_model(tmp_path / "model", convert)
+    assert convert.count == 2
+    assert [x.name for x in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    "problem", [SafetensorError("No space left on device"), OSError(28, "No space left on device")]
+)
+def test_a_full_disk_is_told_and_the_model_used_all_the_same(convert, tmp_path, monkeypatch, problem):
+    def fail(*_, **__):
+        raise problem
+
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    with pytest.warns(GradpathWarning, match="could not be stored in .*No space left on device.*GRADPATH_CACHE"):
+        found, _ = cached_model(tmp_path / "model", convert)
+    assert found is convert.model
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_conversion_leaves_nothing_behind(convert, tmp_path, monkeypatch):
+    class StoppedError(BaseException):
+        """What a signal raises."""
+
+    def interrupted(*_, **__):
+        raise StoppedError
+
+    monkeypatch.setattr("safetensors.torch.save_file", interrupted)
+    with pytest.raises(StoppedError):
+        cached_model(tmp_path / "model", convert)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_killed_conversions_left_is_removed_and_what_others_write_is_not(convert, tmp_path):
+    killed, other, newborn, foreign = (
+        tmp_path / name for name in (f".model.1{PART}", f".model.2{PART}", f".model.3{PART}", ".something")
+    )
+    for folder in (killed, other, newborn, foreign):
+        folder.mkdir()
+        (folder / WEIGHTS).touch()
+        if folder is not newborn:
+            os.utime(folder, (0, 0))
+    handle = os.open(other, os.O_RDONLY)  # another process has its own lock, as this handle has
+    assert try_lock(handle)
+    try:
+        cached_model(tmp_path / "model", convert)
+    finally:
+        os.close(handle)
+    assert {x.name for x in tmp_path.iterdir()} == {"model", other.name, newborn.name, foreign.name}
