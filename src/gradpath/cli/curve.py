@@ -13,11 +13,13 @@ import click
 from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import GridBar, Screen, print_result
-from gradpath.cli.reproduce import as_json_text, as_text, request_of
+from gradpath.cli.reproduce import as_json_text, request_of
 
 if TYPE_CHECKING:
     from gradpath.grid.bench import Bench
     from gradpath.grid.output import Outcome
+    from gradpath.grid.request import MethodSpec
+    from gradpath.grid.runner import Written
 
 
 @click.command(name="curve")
@@ -67,18 +69,48 @@ def command(
             written = reproduce(bench, [curve], folder, command=opt.command_line(), watch=bar, note=Screen().note)
         if out is None:
             written = [Written(one.outcome, one.record, []) for one in written]
-        print_result(as_json_text(written) if as_json else as_text(written))
+        print_result(as_json_text(written) if as_json else _text(written[0], out))
+
+
+def _text(written: Written, out: Path | None) -> str:
+    """The measurements for a terminal: a table for each method and selection, and where the rest is."""
+    from gradpath.grid.output import grouped
+
+    rows, areas = written.outcome.rows, written.outcome.facts.get("mib", ())
+    first = rows[0]
+    counts = f"{first['examples_attributed']} examples to attribute, {first['examples']} others to measure"
+    lines = [f"{first['task']}: {counts}"]
+    for (method, how), group in grouped(rows, "method", "how").items():
+        lines += ["", f"{method}, {how}", f"{'sparsity':>10}{'edges':>10}{'kept':>10}  {'faithfulness [95%]':<22}error"]
+        for row in group:
+            low, high = (f"{100 * row[f'faithfulness_{end}']:.0f}" for end in ("low", "high"))
+            share = f"{100 * row['faithfulness']:.1f}% [{low}, {high}]"
+            sizes = f"{row['sparsity']:>10.2%}{row['edges_asked']:>10,}{row['edges_kept']:>10,}"
+            lines.append(f"{sizes}  {share:<22}{row['error']:.3f}")
+        own = [row for row in areas if (row["method"], row["how"]) == (method, how)]
+        lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in own]
+    if out is None:
+        return "\n".join([*lines, "", "To write the tables, the figure and a report, give a folder with --out."])
+    names = ", ".join(file.name for file in written.files)
+    return "\n".join([*lines, "", f"Wrote to {out}:", f"  {names}", f"Open {out / 'report.html'} in a browser."])
 
 
 def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
     """Write ``report.html``: all methods side by side, opened on the last circuit of the first of them."""
     from gradpath.evaluation.mib import Areas
+    from gradpath.pipeline import READABLE
     from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
-    from gradpath.report.data import IN_PAGE
+    from gradpath.report.data import IN_PAGE, SAVED
     from gradpath.report.payload import LIMIT
 
     rows = outcome.rows
     task, how = rows[0]["task"], rows[0]["how"]
+
+    def run_of(method: MethodSpec) -> MethodRun:
+        scores = bench.scores(task, method)
+        run = MethodRun(scores, points(method.label), name=method.label, areas=areas(method.label))
+        order = None if how in IN_PAGE else bench.order(scores, how)
+        return run if order is None else replace(run, circuit=order[0], smallest=order[1])
 
     def points(label: str) -> list[CurvePoint]:
         names = ["how", "edges_asked", "edges_kept", "faithfulness"]
@@ -91,18 +123,17 @@ def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
         own = [row for row in outcome.facts.get("mib", ()) if row["method"] == label]
         return {row["how"]: Areas(*(row[name] for name in names)) for row in own}
 
-    runs = [
-        MethodRun(bench.scores(task, x), points(x.label), name=x.label, areas=areas(x.label))
-        for x in bench.request.methods
-    ]
+    runs = [run_of(method) for method in bench.request.methods]
     # A page of half of all edges would be large and would show nothing.
-    edges = max((row["edges_asked"] for row in rows if row["edges_asked"] <= LIMIT), default=LIMIT)
+    sizes = [row["edges_asked"] for row in rows if row["edges_asked"] <= LIMIT] or [LIMIT]
+    shown = how if how in IN_PAGE else SAVED if runs[0].circuit is not None else "top"
+    opens = max((n for n in sizes if n <= READABLE), default=min(sizes))
     report = Report(
         title=f"{task} in {bench.model.name}",
         model=bench.model.name,
         task=task,
         runs=runs,
-        chosen=Chosen(edges=edges, how=how if how in IN_PAGE else "top"),
+        chosen=Chosen(edges=max(sizes), how=shown, opens=opens),
         examples=(),
         command=opt.command_line(),
         about={"examples measured": bench.request.examples, "seed": bench.request.seed},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,8 +26,8 @@ from gradpath.grid.store import Key, Store
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
-from gradpath.selection import select_many
-from gradpath.selection.ranking import edge_count
+from gradpath.selection import find_selection, nested_order, select_many
+from gradpath.selection.ranking import NestedOrder, edge_count
 from gradpath.sweep import Progress
 from gradpath.tasks import Task, encode, load_task
 
@@ -129,9 +129,24 @@ class Bench:
         )
 
     def circuits(self, scores: Scores, task: str, how: str, counts: Sequence[int]) -> list[Circuit]:
-        """Circuits of several sizes; selections that measure do so on the attributed examples."""
-        train = self.task(task, "train")
-        return select_many(scores, counts, how=how, model=self.model, task=train, limits=self.request.limits)
+        """Circuits of several sizes; selections that measure do so on the attributed examples.
+
+        The order of edges of such a selection is kept, because the report cannot compute it.
+        """
+        train, limits = self.task(task, "train"), self.request.limits
+        selection, _ = find_selection(how)
+        if not (selection.measures and selection.nested):
+            return select_many(scores, counts, how=how, model=self.model, task=train, limits=limits)
+        ends = {"smallest": min(counts), "largest": max(counts)}
+        order = nested_order(scores, how=how, **ends, model=self.model, task=train, limits=limits)
+        self.store.keep_order(_order_key(scores, how), _whole(order))
+        return [order.circuit(n) for n in counts]
+
+    def order(self, scores: Scores, how: str) -> tuple[Circuit, int] | None:
+        """The order of edges of a selection that measures, as a circuit, and the smallest size that it holds for."""
+        order = self.store.order(_order_key(scores, how))
+        smallest = 0 if order is None else order.provenance.selection.get("smallest")
+        return (order, smallest) if order is not None and isinstance(smallest, int) else None
 
     def sparsities(self, task: str) -> tuple[float, ...]:
         """The requested sparsities, or those of the grid; the paper's tables of larger models have their own."""
@@ -150,6 +165,17 @@ class Bench:
     def sizes(self, task: str) -> tuple[int, ...]:
         """The numbers of edges of the task's circuits."""
         return tuple(self.edges(sparsity) for sparsity in self.sparsities(task))
+
+
+def _order_key(scores: Scores, how: str) -> Key:
+    return {"kind": "order", "found_on": scores.about.get("key"), "how": how}
+
+
+def _whole(order: NestedOrder) -> Circuit:
+    """All edges of an order, not pruned, with the smallest size that it was made for."""
+    whole = order.circuit(len(order.edges), prune=False)
+    selection = {**whole.provenance.selection, "smallest": order.smallest}
+    return replace(whole, about={**whole.about, "selection": selection})
 
 
 def timed(work: Callable[[], Value]) -> tuple[Value, float]:

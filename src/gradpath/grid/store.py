@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, reason, warn
 from gradpath.graph import Graph
 from gradpath.runtime import distributed
@@ -43,7 +44,7 @@ def _canonical(key: Key) -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of cells and of scores."""
+    """A folder of cells, of scores, and of the orders of edges that circuits were taken from."""
 
     folder: Path
 
@@ -102,11 +103,37 @@ class Store:
         distributed.on_first_rank(lambda: scores.save(self._scores_file(key)))
         return scores
 
+    def keep_order(self, key: Key, order: Circuit) -> None:
+        """Keep the order of edges that circuits of several sizes were taken from, unless there is a longer one."""
+
+        def write() -> None:
+            stored = self._read_order(key)
+            if stored is None or len(stored) < len(order):
+                replace(order, about={**order.about, "key": dict(key)}).save(self._order_file(key))
+
+        distributed.on_first_rank(write)
+
+    def order(self, key: Key) -> Circuit | None:
+        """An order that was kept, on the first rank; None if there is none that is whole."""
+        return self._read_order(key) if distributed.rank() == 0 else None
+
+    def _read_order(self, key: Key) -> Circuit | None:
+        file = self._order_file(key)
+        try:
+            order = load_circuit(file) if file.is_file() else None
+        except InputError:
+            return None
+        same = order is not None and _canonical(order.about.get("key", {})) == _canonical(key)
+        return order if same else None
+
     def has_scores(self, key: Key) -> bool:
         return distributed.on_first_rank(self._scores_file(key).is_file)
 
     def _cell_file(self, key: Key) -> Path:
         return self.folder / "cells" / f"{key.get('kind', 'cell')}-{digest(key)}.json"
+
+    def _order_file(self, key: Key) -> Path:
+        return self.folder / "orders" / f"{key['how']}-{digest(key)}.json"
 
     def _scores_file(self, key: Key) -> Path:
         return self.folder / "scores" / f"{key.get('method', 'scores')}-{digest(key)}.safetensors"

@@ -192,7 +192,7 @@ def _acquire(lock: Path, handles: list[int]) -> None:
                 )
         os.truncate(handles[-1], 0)
         os.write(handles[-1], f"{os.getpid()}".encode())
-        for place in (lock.parent, lock.parent / "cells", lock.parent / "scores"):
+        for place in (lock.parent, *(lock.parent / name for name in ("cells", "orders", "scores"))):
             for part in place.glob(f".*{PART}"):
                 if part.is_dir() and not part.is_symlink():
                     shutil.rmtree(part, ignore_errors=True)

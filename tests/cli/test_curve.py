@@ -1,0 +1,57 @@
+"""``gradpath curve`` in a terminal: a table that fits, and the name of the report."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import gradpath as gp
+from gradpath.circuit import load_circuit
+
+TYPED = ("--task", "ioi", "--examples", "4", "--sparsities", "0.5,0.2")
+
+
+@pytest.fixture(scope="module")
+def curve(run, model_folder, tmp_path_factory):
+    """A curve with the default method and selection, and its folder."""
+    out = tmp_path_factory.mktemp("curve") / "out"
+    done = run("curve", "--model", model_folder, *TYPED, "--out", out)
+    assert done.code == 0, done.err
+    return done, out
+
+
+def test_a_table_fits_and_names_the_report(curve):
+    done, out = curve
+    rows = json.loads((out / "curve.json").read_text())["rows"]
+    assert max(map(len, done.out.replace(str(out), "OUT").splitlines())) <= 79
+    assert "|" not in done.out
+    assert "eap-ig, refined" in done.out
+    for row in rows:
+        assert f"{100 * row['faithfulness']:.1f}%" in done.out
+        assert f"{row['error']:.3f}" in done.out
+    assert f"Open {out / 'report.html'} in a browser." in done.out
+
+
+def test_the_report_opens_on_the_selection_that_was_measured(curve, model_folder):
+    _, out = curve
+    text = (out / "report.html").read_text()
+    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    [shown] = data["runs"]
+    assert data["chosen"]["how"] == "saved"
+    assert (shown["saved"]["how"], {point["how"] for point in shown["curve"]}) == ("refined", {"refined"})
+    sizes = sorted(point["asked"] for point in shown["curve"])
+    assert (shown["saved"]["smallest"], shown["saved"]["edges"]) == (sizes[0], sizes[-1])
+    [order] = (out / "orders").iterdir()
+    model = gp.load_model(str(model_folder))
+    train = gp.load_task("ioi", model, n=4, split="train")
+    expected = gp.select(gp.attribute(model, train), sizes[0], model=model, task=train, prune=False)
+    assert torch.equal(load_circuit(order).index[: sizes[0]], expected.index)
+
+
+def test_without_a_folder_it_says_how_to_keep_the_result(run, model_folder):
+    done = run("curve", "--model", model_folder, *TYPED, "--how", "top")
+    assert done.code == 0
+    assert "give a folder with --out" in done.out
+    assert "report.html" not in done.out
