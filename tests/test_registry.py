@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import pytest
 
 import gradpath as gp
 from gradpath.attribution.methods import METHODS
-from gradpath.errors import UsageError
-from gradpath.registry import Registry
+from gradpath.errors import GradpathWarning, InputError, UsageError
+from gradpath.registry import Registry, load_function, load_installed_plugins, load_plugin, loaded_plugins
 from gradpath.selection import SELECTIONS
-from gradpath.tasks import TASKS
+from gradpath.tasks import METRICS, TASKS
 
 
 def test_a_built_in_name_cannot_be_taken():
@@ -58,3 +60,44 @@ def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(UsageError, match=r"there is no word 'onne'. Did you mean 'one'\? Known: one\."):
         words.find("onne")
     assert words.get("onne") is None
+
+
+def test_a_file_registers_its_entries_once(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from gradpath.tasks import metric\n\n@metric('first-logit')\ndef first(x, labels):\n    return x[:, 0]\n"
+    )
+    try:
+        assert load_plugin(file) is load_plugin(str(file))
+        assert METRICS["first-logit"] is load_function(f"{file}:first")
+        assert loaded_plugins()["mine.py"] == sha256(file.read_bytes()).hexdigest()
+    finally:
+        METRICS.remove("first-logit")
+
+
+@pytest.mark.parametrize(("content", "words"), [("1 / 0", "ZeroDivisionError"), ("def (", "SyntaxError")])
+def test_a_file_that_fails_is_named_with_its_reason(tmp_path, content, words):
+    file = tmp_path / "broken.py"
+    file.write_text(content)
+    with pytest.raises(InputError, match=rf"the plug-in .*broken\.py cannot be run \({words}"):
+        load_plugin(file)
+
+
+def test_an_installed_package_adds_entries_and_a_broken_one_is_left_out(tmp_path, monkeypatch):
+    (tmp_path / "good_plugin.py").write_text(
+        "from gradpath.tasks import metric\n\n@metric('installed')\ndef one(logits, labels):\n    return logits[:, 0]\n"
+    )
+    (tmp_path / "bad_plugin.py").write_text("raise RuntimeError('too old')\n")
+    about = tmp_path / "some_package-1.2.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: some-package\nVersion: 1.2\n")
+    (about / "entry_points.txt").write_text("[gradpath.plugins]\nbad = bad_plugin\ngood = good_plugin\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    load_installed_plugins.cache_clear()
+    try:
+        with pytest.warns(GradpathWarning, match=r"plug-in 'bad' of some-package is left out.*too old"):
+            load_installed_plugins()
+        assert "installed" in METRICS
+        assert loaded_plugins()["some-package"] == "1.2"
+    finally:
+        METRICS.remove("installed")

@@ -9,22 +9,34 @@ from __future__ import annotations
 import difflib
 import operator
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _MAX_LENGTH = 900  # characters of a message: a damaged file can put megabytes into one
+_MAX_DETAILS = 20
 
 
 class GradpathError(Exception):
-    """The base class of all errors that gradpath raises; its message is one printable line."""
+    """The base class of all errors that gradpath raises; its message is one printable line.
+
+    Args:
+        message: What was asked, what was got, what to do.
+        details: Cases of it, such as the rows of a file that cannot be read: one more line each.
+    """
 
     exit_code = 1
     shared = False  # whether all processes of a distributed run raise it, so that only the first prints it
 
-    def __init__(self, message: str) -> None:
-        line = "".join(x if x.isprintable() else " " if x.isspace() else ascii(x)[1:-1] for x in message)
-        half = _MAX_LENGTH // 2
-        super().__init__(line if len(line) <= _MAX_LENGTH else f"{line[:half]} ... {line[-half:]}")
+    def __init__(self, message: str, details: Sequence[str] = ()) -> None:
+        shown = [f"  {_printable(line)}" for line in details[:_MAX_DETAILS]]
+        more = [f"  ... and {len(details) - len(shown):,} more"] if len(details) > len(shown) else []
+        super().__init__("\n".join([_printable(message), *shown, *more]))
+
+
+def _printable(text: str) -> str:
+    line = "".join(x if x.isprintable() else " " if x.isspace() else ascii(x)[1:-1] for x in text)
+    half = _MAX_LENGTH // 2
+    return line if len(line) <= _MAX_LENGTH else f"{line[:half]} ... {line[-half:]}"
 
 
 class InputError(GradpathError):

@@ -24,7 +24,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.attribution.attribute import phase_of as attribution_phase
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError, unknown
+from gradpath.errors import InputError, UsageError, unknown, whole_number
 from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.evaluate import phase_of as evaluation_phase
@@ -40,7 +40,8 @@ from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, edge_count, find_selection, nested_order, select_many, select_nodes
 from gradpath.selection.faithful import check_share, log_spaced, smallest_faithful
 from gradpath.sweep import Limits, units
-from gradpath.tasks.load import load_task
+from gradpath.tasks.load import check_draw, check_task, load_task
+from gradpath.tasks.metrics import Metric, find_metric, kl_divergence
 from gradpath.tasks.spans import BY
 from gradpath.tasks.task import Task
 
@@ -48,7 +49,9 @@ from gradpath.tasks.task import Task
 SMALLEST, LARGEST, SIZES = 20, 0.1, 16
 SELECTING = 60.0  # forward passes that a selection which measures takes, for the progress bar: measured on SmolLM2
 READABLE = 200  # the most edges that a person can follow in a drawing: a report opens on no more
-SPLITS = ("held-out", "same")
+SPLITS = ("held-out", "same", "all")
+# Methods that take the gradient at the clean prompt alone, where that of kl is zero.
+_AT_CLEAN = ("eap", "nap", "relp", "atp-star")
 
 
 @dataclass(frozen=True)
@@ -66,14 +69,24 @@ class FindRequest:
     nodes: int | None = None
     how: str | None = None
     positions: str | None = None
-    examples: int = defaults.EXAMPLES
+    metric: str | Metric | None = None
+    examples: int | None = None
     split: str = SPLITS[0]
     ablation: str = defaults.ABLATION
     limits: Limits = Limits()
     seed: int = defaults.SEED
 
     def __post_init__(self) -> None:
-        find_method(self.method).options(dict(self.options))
+        method = find_method(self.method)
+        steps = {} if self.steps is None or "steps" not in method.defaults else {"steps": self.steps}
+        method.options({**self.options, **steps})
+        check_task(self.task_name, self.data)
+        if self.metric is not None and find_metric(self.metric) is kl_divergence and self.method in _AT_CLEAN:
+            raise UsageError(
+                f"kl has no gradient at the clean prompt, where {self.method} takes it: all scores would be zero. "
+                "Use a method with a path, such as eap-ig, or another metric."
+            )
+        check_draw(self.examples, self.seed, "train")
         sizes = {name: getattr(self, name) for name in ("faithfulness", "edges", "sparsity", "nodes")}
         given = [name for name, value in sizes.items() if value is not None]
         if len(given) > 1:
@@ -81,8 +94,8 @@ class FindRequest:
         if self.faithfulness is not None:
             check_share(self.faithfulness)
         for name in ("edges", "nodes"):
-            if sizes[name] is not None and sizes[name] < 1:
-                raise UsageError(f"the number of {name} must be at least 1: got {sizes[name]}.")
+            if sizes[name] is not None:
+                whole_number(f"the number of {name}", sizes[name])
         if self.sparsity is not None and not 0 <= self.sparsity < 1:
             raise UsageError(
                 f"the sparsity is the share of edges left out, from 0 up to but not including 1: got {self.sparsity}."
@@ -290,7 +303,8 @@ def find(
     nodes: int | None = None,
     how: str | None = None,
     positions: str | None = None,
-    examples: int = defaults.EXAMPLES,
+    metric: str | Metric | None = None,
+    examples: int | None = None,
     split: str = SPLITS[0],
     ablation: str = defaults.ABLATION,
     batch_size: int = Limits.batch_size,
@@ -316,8 +330,11 @@ def find(
         nodes: The number of heads and MLPs, instead: the circuit has all edges among them.
         how: The selection (``gradpath ls selections``); by default ``refined``, with ``positions`` ``top``.
         positions: ``span`` or ``token`` to select edges at parts of the prompt.
-        examples: The number of examples to attribute, and to measure on; by default 100.
-        split: ``held-out`` to measure on other examples than were attributed (the default), or ``same``.
+        metric: The metric (``gradpath ls metrics``), ``FILE.py:function`` or a function; by default the task's own.
+        examples: The number of examples to attribute, and to measure on; by default 100, or all of your own data, half
+            to attribute and half to measure on.
+        split: ``held-out`` to measure on other examples than were attributed (the default), ``same`` to measure on the
+            attributed ones, or ``all`` to attribute and measure both halves.
         ablation: What edges outside of the circuit carry: ``corrupted`` (the default), ``zero``, ``mean`` or
             ``mean-positional``.
         batch_size: The largest number of examples in a batch; by default 20.
@@ -342,6 +359,7 @@ def find(
         nodes=nodes,
         how=how,
         positions=positions,
+        metric=metric,
         examples=examples,
         split=split,
         ablation=ablation,
@@ -420,13 +438,21 @@ def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) 
 
     def examples(split: str) -> Task:
         return load_task(
-            request.task_name, model, n=request.examples, seed=request.seed, split=split, data=request.data
+            request.task_name,
+            model,
+            n="auto" if request.examples is None else request.examples,
+            seed=request.seed,
+            split=split,
+            data=request.data,
+            metric=request.metric,
         )
 
-    to_attribute = examples("train")
-    for line in notices(to_attribute):
+    to_attribute = to_measure = examples("all" if request.split == "all" else "train")
+    if request.split == SPLITS[0] and to_attribute.about.get("held_out", True):
+        to_measure = examples("test")
+    for line in notices(to_attribute, to_measure):
         reporter.note(line)
-    return to_attribute, to_attribute if request.split == "same" else examples("test")
+    return to_attribute, to_measure
 
 
 def _circuits(
@@ -463,15 +489,38 @@ def _node_counts(n_sources: int, n: int) -> list[int]:
     return [k for k in (round(1.5**i) for i in range(2, 40)) if k < n_sources and k != n][-12:]
 
 
-def notices(task: Task) -> list[str]:
-    """What the user should know about the task's pairs: notes, and which were dropped and why."""
-    dropped = task.about.get("dropped", {})
-    lines = [
+def notices(attributed: Task, measured: Task) -> list[str]:
+    """What the user should know about the pairs: how many are used for what, notes, and which were dropped and why."""
+    tasks = [attributed] if measured is attributed else [attributed, measured]
+    lines = [] if "rows_read" not in attributed.about else [_taken(attributed, measured)]
+    lines += dict.fromkeys(str(note) for task in tasks for note in task.about.get("notes", []))
+    rows = sum(sum(drop["count"] for drop in task.about.get("dropped", {}).values()) for task in tasks)
+    listed = [f"{reason}: {row}" for task in tasks for reason, row in _dropped_rows(task)]
+    if listed:
+        lines.append(f"{rows:,} {'row is' if rows == 1 else 'rows are'} left out:")
+        lines += [f"  {line}" for line in listed]
+        lines += [f"  ... and {rows - len(listed):,} more"] if rows > len(listed) else []
+        return lines
+    return lines + [
         f"{drop['count']:,} {'pair was' if drop['count'] == 1 else 'pairs were'} dropped because {reason} "
         f"(first: {drop['first']})"
-        for reason, drop in dropped.items()
+        for reason, drop in attributed.about.get("dropped", {}).items()
     ]
-    return [*map(str, task.about.get("notes", [])), *lines]
+
+
+def _taken(attributed: Task, measured: Task) -> str:
+    """What was taken of the user's own data."""
+    about = attributed.about
+    head = f"{about['source']}: {about['rows_read']:,} {'row' if about['rows_read'] == 1 else 'rows'}, "
+    tail = f"; metric {about['metric']}"
+    if measured is attributed:
+        n = f"{len(attributed):,} {'pair' if len(attributed) == 1 else 'pairs'}"
+        return f"{head}{n} to attribute, and the same to measure{tail}"
+    return f"{head}{len(attributed):,} pairs to attribute and {len(measured):,} others, held out, to measure{tail}"
+
+
+def _dropped_rows(task: Task) -> list[tuple[str, str]]:
+    return [(reason, row) for reason, drop in task.about.get("dropped", {}).items() for row in drop.get("rows", ())]
 
 
 def measure_mib(

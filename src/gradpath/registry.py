@@ -2,7 +2,11 @@
 
 A registry is a mapping from names to entries. The modules that define the built-in entries are imported at the
 first look-up, so that importing the package stays quick, and their entries come first, in the order of those
-modules. Anybody can add an entry; a name that is taken is refused.
+modules. Anybody can add an entry; a name that is taken is refused. Entries come from a user's file
+(``load_plugin``), or from an installed package that names a module of its own in its ``pyproject.toml``:
+
+    [project.entry-points."gradpath.plugins"]
+    my-paths = "my_package.paths"
 
 >>> colours = Registry[str]("colour")
 >>> colours.add("red", "#f00", owner="docs")
@@ -15,12 +19,21 @@ gradpath.errors.UsageError: there is no colour 'rad'. Did you mean 'red'? Known:
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
-from gradpath.errors import UsageError, unknown
+from gradpath.errors import InputError, UsageError, reason, unknown, warn
 
 Entry = TypeVar("Entry")
+_PREFIX = "gradpath_plugin_"  # of the modules that users' files become
+PLUGINS = "gradpath.plugins"  # the group of entry points of installed packages
 
 
 def owner_of(function: Callable[..., object]) -> str:
@@ -40,7 +53,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def __init__(self, kind: str, modules: Sequence[str] = ()) -> None:
         self.kind, self._modules = kind, tuple(modules)
         self._entries: dict[str, tuple[str, Entry]] = {}  # name -> (owner, entry)
-        self._loaded = not modules
+        self._loaded = False
 
     def add(self, name: str, entry: Entry, owner: str) -> Entry:
         """Register an entry.
@@ -95,3 +108,65 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             self._loaded = True
             for module in self._modules:
                 importlib.import_module(module)
+            load_installed_plugins()
+
+
+def load_plugin(file: str | Path) -> ModuleType:
+    """Run a Python file that registers paths, methods, selections, tasks or metrics of the user's own.
+
+    Args:
+        file: The file. It is run once, however often it is named.
+
+    Returns:
+        The module that it becomes.
+    """
+    path = Path(file)
+    if path.suffix != ".py" or not path.is_file():
+        raise InputError(f"a plug-in is a Python file, such as my_paths.py: there is no such file {file}.")
+    name = f"{_PREFIX}{sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as problem:
+        del sys.modules[name]
+        if isinstance(problem, Exception):
+            raise InputError(f"the plug-in {path} cannot be run ({reason(problem)}). Correct it.") from problem
+        raise
+    return module
+
+
+def loaded_plugins() -> dict[str, str]:
+    """The plug-ins in use, for keys of stored results: the digest of each file, the version of each package."""
+    load_installed_plugins()
+    files = {name: module for name, module in sys.modules.items() if name.startswith(_PREFIX)}
+    digests = {
+        Path(str(x.__file__)).name: sha256(Path(str(x.__file__)).read_bytes()).hexdigest() for x in files.values()
+    }
+    points = importlib.metadata.entry_points(group=PLUGINS)
+    return digests | {point.dist.name: point.dist.version for point in points if point.dist}
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function that ``FILE.py:function`` names."""
+    file, _, name = spec.rpartition(":")
+    function = getattr(load_plugin(file), name, None)
+    if not callable(function):
+        raise InputError(f"{file} has no function {name!r}. Write FILE.py:function.")
+    return function  # type: ignore[no-any-return]
+
+
+@cache
+def load_installed_plugins() -> None:
+    """Import the plug-ins of installed packages; one that fails is left out, with a warning."""
+    for point in importlib.metadata.entry_points(group=PLUGINS):
+        try:
+            point.load()
+        except Exception as problem:
+            package = point.dist.name if point.dist else "a package"
+            warn(f"the plug-in {point.name!r} of {package} is left out: it cannot be loaded ({reason(problem)}).")

@@ -97,7 +97,7 @@ REFUSED = {
     "an unknown option": ({"options": {"strid": 1}}, "has no option 'strid'"),
     "an unknown ablation": ({"ablation": "none"}, "there is no ablation 'none'"),
     "an unknown split": ({"split": "test"}, "there is no split 'test'"),
-    "no edges": ({"edges": 0}, "at least 1"),
+    "no edges": ({"edges": 0}, "1 or above"),
     "everything left out": ({"sparsity": 1.0}, "share of edges left out"),
 }
 

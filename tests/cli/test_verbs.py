@@ -144,7 +144,7 @@ WRONG_USAGE = {
     "an unknown task": (["find", "--model", "MODEL", "--task", "iou"], "Did you mean 'ioi'"),
     "an unknown selection": (["find", "--how", "topp"], "Did you mean 'top'"),
     "too sparse": (["find", "--sparsity", "1.5"], "the sparsity is the share of edges left out"),
-    "no edges": (["find", "--edges", "0"], "the number of edges must be at least 1"),
+    "no edges": (["find", "--edges", "0"], "must be a whole number, 1 or above: got 0"),
     "too many edges": (["find", "--model", "MODEL", "--edges", "9999"], "from 1 to"),
     "two sizes": (["find", "--edges", "5", "--sparsity", "0.5"], "give one of them"),
     "no batch": (["find", "--batch-size", "0"], "--batch-size"),
@@ -202,8 +202,8 @@ def test_a_folder_that_cannot_be_written_loses_nothing(run, model_folder, tmp_pa
     (tmp_path / "file").write_text("")
     arguments = ["--model", model_folder, "--examples", 2, "--edges", 9, "--method", "eap"]
     ran = run("find", *arguments, "--out", tmp_path / "file" / "below")
-    assert ran.code == 1
-    assert "could not be written" in ran.error
+    assert ran.code == 2
+    assert "--out has to be a folder" in ran.error
 
 
 def test_an_error_nobody_thought_of_is_still_one_sentence(run, model_folder, monkeypatch):

@@ -110,7 +110,7 @@ def test_logit_difference_refuses_several_answers(words):
 
 def test_answers_that_are_no_tokens_are_left_out_and_named(words):
     data = rows(("a b", "a c", " x| two words", " z| y"))
-    task = load_task(None, words, data=data, n=1)
+    task = load_task(None, words, data=data, n=1, split="all")
     assert (task.labels >= 0).sum(-1).tolist() == [[1, 2]]
     assert task.about["notes"] == ["answers that are not a single token count for neither side: ' two words'"]
 

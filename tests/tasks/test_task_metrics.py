@@ -43,7 +43,7 @@ def test_judged_by_kl_takes_the_models_own_logits():
     assert judged.metric(logits, judged.labels).abs().max() < 1e-6
     assert judged.metric(logits.flip(1), judged.labels).max() < 0
     assert judged.clean == task.clean
-    assert judged.about["metric"] == "kl-divergence"
+    assert judged.about["metric"] == "kl"
 
 
 def test_judged_by_kl_refuses_logits_of_other_examples():

@@ -10,6 +10,7 @@ import pytest
 
 from gradpath.errors import InputError
 from gradpath.tasks import load_task, logit_difference, probability_difference
+from gradpath.tasks.user_data import check_data
 
 # One row of each layout, with GPT-2's token ids, and what its labels have to say.
 IOI = (
@@ -75,10 +76,20 @@ def test_the_user_is_told_where_answers_come_from(tmp_path, gpt2, smollm2):
     assert "from the text columns" in load(tmp_path, HYPERNYMY, smollm2).about["notes"][0]
 
 
-def test_ids_are_used_as_they_are_only_with_gpt2s_vocabulary(tmp_path, gpt2, smollm2):
-    other = IOI.replace("5335", "262")  # " the"
-    assert answers(load(tmp_path, other, gpt2), gpt2) == [[[" the"], [" John"]]]
-    assert answers(load(tmp_path, other, smollm2), smollm2) == [[[" Mary"], [" John"]]]
+@pytest.mark.parametrize(
+    ("content", "own", "other", "right"),
+    [
+        (IOI, "5335", "262", " Mary"),  # " the", which is not in the prompt
+        (IOI, "5335", "-1", " Mary"),
+        (IOI, "5335", "999999", " Mary"),
+        (GENDER, "673", "703", " she"),  # " she" in Pythia's vocabulary
+        (HYPERNYMY, "[5672]", "[9411]", " vehicles"),
+    ],
+)
+def test_ids_of_another_vocabulary_are_not_used(content, own, other, right, tmp_path, gpt2):
+    task = load(tmp_path, content.replace(own, other), gpt2)
+    assert answers(task, gpt2)[0][0] == [right]
+    assert "another vocabulary" in task.about["notes"][0]
 
 
 def test_sva_rows_take_all_verbs_of_the_number(tmp_path, smollm2):
@@ -105,7 +116,11 @@ def test_prompts_that_do_not_tell_are_dropped_with_their_row(tmp_path, smollm2):
     odd = GENDER + "The poet slept because,The wolf slept because,673,339,1\n"
     dropped = load(tmp_path, odd, smollm2, split="all").about["dropped"]
     assert dropped == {
-        "the answers cannot be read from the prompts": {"count": 1, "first": "row 2 (line 3 of pairs.csv)"}
+        "the answers cannot be read from the prompts": {
+            "count": 1,
+            "first": "row 2 (line 3 of pairs.csv)",
+            "rows": ["row 2 (line 3 of pairs.csv)"],
+        }
     }
 
 
@@ -248,7 +263,7 @@ def test_a_name_goes_with_its_own_layout_or_ours(tmp_path, words, gpt2):
         (SVA.replace(",0\n", ",many\n"), "row 1 .* must have a whole number in 'plural': got 'many'"),
         (GREATER.replace(",52\n", ",53\n"), "row 1 .* has the year 1352 in its prompt and 53"),
         (HEADER + "a b,c d, x y, z\n", r"no pair can be used.*row 1 .*' x y' is ' x' \+ ' y'"),
-        (HEADER + "a b,c d,[99999999], z\n", "row 1 .* asks for token 99999999"),
+        (HEADER + "a b,c d,[99999999], z\n", "row 1 .* 99999999 is not one of"),
     ],
 )
 def test_bad_files_are_refused_with_the_row(tmp_path, words, content, message):
@@ -309,3 +324,74 @@ def test_a_file_that_grows_keeps_its_halves(tmp_path, words):
     lines = [f"{x} gave it to,{y} gave it to, Mary, John\n" for x, y in zip("aabcadefgh", "pqrstuvwxy", strict=True)]
     short, long = (load(tmp_path, HEADER + "".join(lines[:n]), words, split="train") for n in (9, 10))
     assert set(zip(short.clean, short.corrupted, strict=True)) <= set(zip(long.clean, long.corrupted, strict=True))
+
+
+def test_greater_than_files_of_eap_ig_with_a_label_and_with_sequences(tmp_path, gpt2):
+    label = GREATER.replace("correct_idx", "label")
+    assert answers(load(tmp_path, label, gpt2), gpt2) == answers(load(tmp_path, GREATER, gpt2), gpt2)
+    sequence = 'clean,corrupted,correct_idx\n"1208, 1216, 1256, 12","1208, 1216, 1301, 13",56\n'
+    ((right, wrong),) = answers(load(tmp_path, sequence, gpt2), gpt2)
+    assert (right[0], wrong[-1]) == ("57", "56")
+    with pytest.raises(InputError, match=r"whole number in 'label'.*In your own data, name the answers"):
+        load(tmp_path, "clean,corrupted,label\na b,c b, Mary\n", gpt2)
+
+
+def own_rows(count):
+    return HEADER + "".join(f"a{i} gave it to,b{i} gave it to, Mary, John\n" for i in range(count))
+
+
+def test_data_of_any_size_is_taken(tmp_path, words):
+    sizes = {
+        count: [len(load(tmp_path, own_rows(count), words, n="auto", split=x)) for x in ("train", "test", "all")]
+        for count in (1, 2, 7, 8, 21, 150)
+    }
+    assert sizes == {1: [1] * 3, 2: [2] * 3, 7: [7] * 3, 8: [4, 4, 8], 21: [11, 10, 21], 150: [75, 75, 150]}
+
+
+def test_too_few_rows_to_hold_some_out_are_said(tmp_path, words):
+    few, enough = (load(tmp_path, own_rows(count), words, split="test").about for count in (7, 8))
+    assert "nothing is held out" in few["notes"][-1]
+    assert (few["held_out"], enough["held_out"]) == (False, True)
+    one_prompt = HEADER + "".join(f"a gave it to,b{i} gave it to, Mary, John\n" for i in range(9))
+    task = load(tmp_path, one_prompt, words, split="test")
+    assert (len(task), task.about["held_out"]) == (9, False)
+
+
+def test_more_pairs_than_the_data_has_are_all_of_them_with_a_note(tmp_path, words):
+    task = load(tmp_path, own_rows(20), words, n=50)
+    assert len(task) == 10
+    assert "50 pairs were asked for, and pairs has 10 of them: all are used" in task.about["notes"]
+
+
+def test_all_bad_rows_are_reported_at_once_with_their_lines(tmp_path, words):
+    bad = own_rows(3) + "a,b, Mary\n" + "c d,e d,, John\n" + '"[x, y","z, y",[bad, John\n'
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, bad, words)
+    first, *lines = str(caught.value).splitlines()
+    assert first == "3 of the 6 rows of pairs cannot be read:"
+    assert [line.split("(")[1].split(" of")[0] for line in lines] == ["line 5", "line 6", "line 7"]
+    assert "3 fields" in lines[0]
+    assert "nothing in 'answers'" in lines[1]
+    assert "a list such as" in lines[2]
+
+
+def test_every_row_that_is_left_out_is_named_with_its_reason(tmp_path, words):
+    content = own_rows(8) + "a gave it,b gave it to, Mary, John\n" + "c gave,d gave, two words, John\n"
+    dropped = load(tmp_path, content, words, split="all").about["dropped"]
+    assert {reason: drop["rows"] for reason, drop in dropped.items()} == {
+        "the prompts have different numbers of tokens": ["row 9 (line 10 of pairs.csv): 3 and 4"],
+        "an answer is not a single token": ["row 10 (line 11 of pairs.csv): ' two words' is ' two' + ' words'"],
+    }
+
+
+def test_a_file_is_checked_without_a_model(tmp_path):
+    file = tmp_path / "pairs.csv"
+    for content in (IOI, SVA, GENDER, CAPITAL, HYPERNYMY, GREATER, OWN):
+        file.write_text(content)
+        check_data(file, None)
+        file.write_text(content + "one field\n")
+        with pytest.raises(InputError, match=r"row 2 .line 3 of pairs.csv. has 1 fields"):
+            check_data(str(file), None)
+    with pytest.raises(InputError, match=r"there is no file .*nothing\.csv"):
+        check_data(tmp_path / "nothing.csv", None)
+    check_data([{"anything": 1}], None)  # rows are read with the model

@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
         _print_error(problem.format_message() + hint, shared=True)
         code = problem.exit_code
     except GradpathError as problem:
-        _print_error(str(problem), shared=problem.shared or isinstance(problem, UsageError))
+        _print_error(str(problem), shared=problem.shared or isinstance(problem, UsageError), lines=True)
         code = problem.exit_code
     except (KeyboardInterrupt, click.Abort):
         _print_error(f"stopped by the user; {_CONTINUE}", shared=True)
@@ -163,11 +163,12 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _print_error(message: str, *, shared: bool = False) -> None:
-    """Print one sentence to stderr; an error that all processes share is printed by the first alone."""
+def _print_error(message: str, *, shared: bool = False, lines: bool = False) -> None:
+    """Print one sentence to stderr, or ``lines``; an error that all processes share is printed by the first alone."""
     if os.environ.get("GRADPATH_DEBUG"):
         traceback.print_exc()
     rank, world = distributed.rank(), distributed.world()
     if rank == 0 or not shared:
         process = "" if shared or world == 1 else f" (process {rank} of {world})"
-        click.echo(f"gradpath{process}: {' '.join(message.split())}", err=True)
+        first, *details = message.splitlines() if lines else [" ".join(message.split())]
+        click.echo("\n".join([f"gradpath{process}: {first}", *details]), err=True)

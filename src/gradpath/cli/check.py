@@ -31,7 +31,9 @@ def command(task: str, examples: int, as_json: bool, **given: Any) -> None:
     from gradpath.model.load import load_original
     from gradpath.selfcheck import checks
     from gradpath.tasks import load_task
+    from gradpath.tasks.load import check_task
 
+    check_task(task)
     loading, screen = opt.pick(opt.ModelOptions, given), Screen()
     model, loaded = loading.model, loading.load()
     prompts = load_task(task, loaded, n=examples)

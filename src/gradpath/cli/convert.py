@@ -90,5 +90,6 @@ def _select(
         seed=drawn.get("seed", 0),
         split=drawn.get("split", "train"),
         data=data,
+        metric=drawn.get("metric"),
     )
     return select(scores, edges, how=how, model=model, task=task)

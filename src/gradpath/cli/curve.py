@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 @opt.model_option
 @opt.task_option
 @opt.data_option
-@opt.grid_options(methods=defaults.METHOD, how=defaults.SELECTION)
+@opt.metric_option
+@opt.grid_options(methods=defaults.METHOD, how=defaults.SELECTION, data=True)
 @opt.ablation_option(defaults.ABLATION)
+@opt.plugin_option
 @opt.out_option("Write the table, the figure, a report and all measurements to this folder.")
 @opt.json_option
 @opt.load_options
@@ -136,7 +138,7 @@ def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
         chosen=Chosen(edges=max(sizes), how=shown, opens=opens),
         examples=(),
         command=opt.command_line(),
-        about={"examples measured": bench.request.examples, "seed": bench.request.seed},
+        about={"examples measured": rows[0]["examples"], "seed": bench.request.seed},
     )
     write(report, folder / "report.html")
     return folder / "report.html"

@@ -20,7 +20,8 @@ from gradpath.cli.saved import open_circuit, saved_options
 def command(
     circuit_file: Path,
     task: str | None,
-    examples: int,
+    metric: str | None,
+    examples: int | None,
     split: str,
     ablation: str | None,
     data: Path | None,
@@ -40,7 +41,15 @@ def command(
 
     begin, limits = time.monotonic(), opt.limits_of(batch_size, memory)
     saved = open_circuit(
-        circuit_file, given, task=task, data=data, examples=examples, seed=seed, split=split, ablation=ablation
+        circuit_file,
+        given,
+        task=task,
+        data=data,
+        metric=metric,
+        examples=examples,
+        seed=seed,
+        split=split,
+        ablation=ablation,
     )
     with Screen().counting("measuring the circuit", len(saved.task)) as progress:
         result = evaluate(
@@ -62,6 +71,7 @@ def command(
         "method": about.get("method"),
         "steps": about.get("steps"),
         "ablation": saved.ablation,
+        "metric": saved.task.about["metric"],
         "seed": seed,
         "split": split,
         "examples": len(saved.task),

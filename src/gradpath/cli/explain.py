@@ -29,7 +29,8 @@ def command(
     circuit_file: Path,
     top: int,
     task: str | None,
-    examples: int,
+    metric: str | None,
+    examples: int | None,
     split: str,
     ablation: str | None,
     data: Path | None,
@@ -49,7 +50,15 @@ def command(
 
     begin, limits = time.monotonic(), opt.limits_of(batch_size, memory)
     saved = open_circuit(
-        circuit_file, given, task=task, data=data, examples=examples, seed=seed, split=split, ablation=ablation
+        circuit_file,
+        given,
+        task=task,
+        data=data,
+        metric=metric,
+        examples=examples,
+        seed=seed,
+        split=split,
+        ablation=ablation,
     )
     with Screen().counting("looking at the nodes", len(saved.task)) as progress:
         explanation = explain(

@@ -46,18 +46,20 @@ if TYPE_CHECKING:
     type=click.Choice(["span", "token"]),
     help="Select edges at parts of the prompt, or at tokens.  [off]",
 )
-@opt.examples_option("Pairs to attribute.")
+@opt.metric_option
+@opt.examples_option("Pairs to attribute, and as many others to measure on.")
 @click.option(
     "--split",
-    type=click.Choice(["held-out", "same"]),
+    type=click.Choice(["held-out", "same", "all"]),
     default="held-out",
     show_default=True,
-    help="Measure the circuit on other examples than were attributed, or on the same.",
+    help="Measure the circuit on other examples than were attributed, or on the same; all: attribute and measure all.",
 )
 @opt.ablation_option(defaults.ABLATION)
 @opt.data_option
 @opt.batch_options
 @opt.seed_option
+@opt.plugin_option
 @opt.out_option("Write the scores, the circuit and a report to this folder.")
 @opt.json_option
 @opt.load_options
@@ -115,6 +117,7 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
         "options": about["options"],
         "ablation": about["ablation"],
         "selection": found.circuit.provenance.how,
+        "metric": found.measured.about["metric"],
         "seed": seed,
         "examples": about["examples"],
         "examples_measured": len(found.measured),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from gradpath.cli.options import json_option
+from gradpath.cli.options import json_option, plugin_option
 
 Rows = list[dict[str, str]]
 
@@ -79,7 +79,7 @@ LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
     "tasks": ("Built-in tasks, for --task.", _tasks),
     "methods": ("How edges are scored, for --method.", _methods),
     "selections": ("How edges are selected, for --how.", _selections),
-    "metrics": ("How the behaviour is measured.", _metrics),
+    "metrics": ("How the behaviour is measured, for --metric.", _metrics),
     "ablations": ("What edges outside of a circuit carry, for --ablation.", _ablations),
     "formats": ("Files that convert reads and writes.", _formats),
 }
@@ -88,6 +88,7 @@ LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
 @click.command(name="ls")
 @click.argument("what", type=click.Choice(list(LISTS)), required=False)
 @json_option
+@plugin_option
 def command(what: str | None, as_json: bool) -> None:
     """List models, tasks, methods, selections, metrics, ablations or file formats.
 

@@ -104,11 +104,40 @@ def out_option(about: str) -> Decorator[Any]:
     return click.option("--out", type=FILE, metavar="DIR", help=about)
 
 
-def examples_option(about: str) -> Decorator[Any]:
-    """How many examples to use."""
-    return click.option(
-        "--examples", type=click.IntRange(min=1), default=defaults.EXAMPLES, show_default=True, help=about
-    )
+def _run_plugin(context: click.Context, parameter: click.Parameter, files: tuple[Path, ...]) -> None:
+    if files and not context.resilient_parsing:
+        from gradpath.registry import load_plugin
+
+        for file in files:
+            load_plugin(file)
+
+
+metric_option = click.option(
+    "--metric",
+    metavar="NAME|FILE.py:FUNCTION",
+    help="How the behaviour is measured (gradpath ls metrics), or a function of your own.  [the task's own]",
+)
+plugin_option = click.option(
+    "--plugin",
+    type=FILE,
+    multiple=True,
+    metavar="FILE.py",
+    is_eager=True,  # what it registers can be named by the other options
+    expose_value=False,
+    callback=_run_plugin,
+    help="Run a Python file that adds methods, selections, tasks or metrics.",
+)
+
+
+def examples_option(about: str, *, data: bool = True) -> Decorator[Any]:
+    """How many examples to use; with ``data`` the command takes the user's own, of which all are the default."""
+    default = f"  [{defaults.EXAMPLES}{'; of --data all' if data else ''}]"
+    return click.option("--examples", type=click.IntRange(min=1), help=about + default)
+
+
+def examples_or_default(examples: int | None, data: Path | None) -> int | None:
+    """The number of examples: None for all of the user's own data."""
+    return defaults.EXAMPLES if examples is None and data is None else examples
 
 
 def ablation_option(default: str | None) -> Decorator[Any]:
@@ -122,7 +151,7 @@ def ablation_option(default: str | None) -> Decorator[Any]:
     )
 
 
-def grid_options(*, methods: str, how: str) -> Decorator[Any]:
+def grid_options(*, methods: str, how: str, data: bool) -> Decorator[Any]:
     """Methods, selections, sparsities and examples of a grid of measurements, with its defaults."""
     return together(
         click.option(
@@ -141,7 +170,7 @@ def grid_options(*, methods: str, how: str) -> Decorator[Any]:
             help="Sparsities of the paper (96.9 to 99.9%), or of the MIB benchmark with its CPR and CMD.",
         ),
         click.option("--how", metavar="A,B", help=f"Selections.  [{how}; with --grid mib top,signed]"),
-        examples_option("Pairs to attribute, and as many others to measure on."),
+        examples_option("Pairs to attribute, and as many others to measure on.", data=data),
         seed_option,
         batch_options,
     )
@@ -175,8 +204,11 @@ def method_options(texts: tuple[str, ...]) -> dict[str, Any]:
 
 def check_folder(out: Path | None) -> None:
     """Refuse, before a model is loaded, a folder that cannot be written to."""
-    if out is not None and out.exists() and not out.is_dir():
-        raise UsageError(f"--out has to be a folder: {out} is a file.")
+    if out is None:
+        return
+    nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"--out has to be a folder: {nearest} is a file.")
 
 
 def command_line() -> str:

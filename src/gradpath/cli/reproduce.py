@@ -36,7 +36,7 @@ SELECTIONS = "top,greedy"
 @click.argument("name", metavar="NAME")
 @opt.model_option
 @click.option("--tasks", metavar="A,B", help="Some of the six tasks.  [those of the paper's table or figure]")
-@opt.grid_options(methods="eap,eap-ig,eap-gp", how=SELECTIONS)
+@opt.grid_options(methods="eap,eap-ig,eap-gp", how=SELECTIONS, data=False)
 @click.option("--steps", default="3-20", show_default=True, metavar="K-K", help="Numbers of steps (steps only).")
 @click.option("--edge", metavar="EDGE", help="The edge to follow (saturation only).  [the strongest]")
 @click.option(
@@ -86,6 +86,7 @@ def request_of(
     from gradpath.grid.request import Request, numbers, parse_methods, whole_numbers, words
 
     limits = opt.limits_of(batch_size, memory)
+    given["examples"] = opt.examples_or_default(given["examples"], given.get("data"))
     if steps is not None:
         given["steps"] = whole_numbers(steps, "--steps")
     return Request(

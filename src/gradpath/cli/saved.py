@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradpath.cli import options as opt
-from gradpath.errors import InputError
+from gradpath.cli.progress import Screen
+from gradpath.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from gradpath.circuit import Circuit
@@ -22,6 +23,7 @@ def saved_options(examples: str) -> opt.Decorator[Any]:
     return opt.together(
         click.option("--model", help="Another model of the same shape.  [the circuit's own]"),
         click.option("--task", help="Another task.  [the circuit's own]"),
+        opt.metric_option,
         opt.examples_option(examples),
         click.option(
             "--split",
@@ -34,6 +36,7 @@ def saved_options(examples: str) -> opt.Decorator[Any]:
         opt.data_option,
         opt.batch_options,
         opt.seed_option,
+        opt.plugin_option,
         opt.json_option,
         opt.load_options,
     )
@@ -56,7 +59,8 @@ def open_circuit(
     *,
     task: str | None,
     data: Path | None,
-    examples: int,
+    metric: str | None,
+    examples: int | None,
     seed: int,
     split: str,
     ablation: str | None,
@@ -64,7 +68,9 @@ def open_circuit(
     """Load a circuit, its model and examples; what is not given is as the circuit was found."""
     from gradpath.circuit import load_circuit
     from gradpath.evaluation.plan import check_same_graph
+    from gradpath.pipeline import notices
     from gradpath.tasks import load_task
+    from gradpath.tasks.load import check_task
 
     circuit = load_circuit(file)
     about, made = circuit.about, circuit.provenance
@@ -73,16 +79,48 @@ def open_circuit(
         # A circuit that was found with a BOS token is measured with one, unless told otherwise.
         bos = about.get("bos") if loading.bos is None else loading.bos
         loading = replace(loading, model=_recorded(made.model, "model", file), bos=bos)
-    task = task or (None if data else _recorded(made.task, "task", file))
+    metric = _metric(circuit, metric, file, own_task=task is None)
+    task = task or (None if data else _task(circuit, file))
+    check_task(task, data)
     model = loading.load()
     check_same_graph(model, circuit)
-    pairs = load_task(task, model, n=examples, seed=seed, split=split, data=data)
+    n = opt.examples_or_default(examples, data)
+    pairs = load_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
+    if data is not None:
+        for line in notices(pairs, pairs):
+            Screen().note(line)
     ablation, mean_over = ablation or made.ablation, None
     if ablation.startswith("mean"):
         # Over the examples that the circuit was found on, or as many of another task.
-        drawn = {"n": about.get("examples", examples), "seed": about.get("data", {}).get("seed", seed)}
+        drawn = {"n": about.get("examples", n), "seed": about.get("data", {}).get("seed", seed)}
         mean_over = load_task(task, model, split="train", data=data, **drawn)
     return SavedCircuit(circuit, model, pairs, ablation, mean_over)
+
+
+def _task(circuit: Circuit, file: Path) -> str:
+    """The circuit's own task, which has to be a built-in one: the user's own data has to be given again."""
+    from gradpath.tasks import TASKS
+
+    name = _recorded(circuit.provenance.task, "task", file)
+    if name not in TASKS and "rows_read" in circuit.about.get("data", {}):
+        raise UsageError(f"{file} was found on your own data, {name!r}. Give it again with --data, or name a --task.")
+    return name
+
+
+def _metric(circuit: Circuit, metric: str | None, file: Path, *, own_task: bool) -> str | None:
+    """The requested metric, or on the circuit's own task the one that it was found with."""
+    from gradpath.tasks import METRICS, find_metric
+
+    recorded = circuit.about.get("data", {}).get("metric") if own_task else None
+    if metric is None and isinstance(recorded, str) and recorded not in METRICS:
+        raise UsageError(
+            f"{file} was found with the metric {recorded!r}, which is your own: give it again with --metric "
+            "FILE.py:FUNCTION, or name another."
+        )
+    chosen = metric or recorded
+    if chosen is not None:
+        find_metric(chosen)
+    return chosen
 
 
 def _recorded(value: str | None, what: str, file: Path) -> str:

@@ -21,9 +21,10 @@ from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 from gradpath.evaluation import mib
-from gradpath.grid.request import GRIDS, MethodSpec, Request
+from gradpath.grid.request import CUSTOM, GRIDS, MethodSpec, Request
 from gradpath.grid.store import Key, Store
 from gradpath.model.transformer import Transformer
+from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.selection import find_selection, nested_order, select_many
@@ -74,24 +75,31 @@ class Bench:
         request = self.request
 
         def load(n: int | None) -> Task:
-            known = None if request.data is not None and name == "custom" else name
-            return load_task(known, self.model, n=n, seed=request.seed, split=split, data=request.data)
+            known = None if request.data is not None and name == CUSTOM else name
+            options: dict[str, Any] = {
+                "seed": request.seed,
+                "split": split,
+                "data": request.data,
+                "metric": request.metric,
+            }
+            return load_task(known, self.model, n=n, **options)
 
         try:
             return load(request.examples)
         except UsageError as too_few:
             # A task may have fewer pairs with this tokenizer. Then all are used; the tables have their number.
-            task = load(None)
-            if len(task) < request.examples:
-                return task
-            raise too_few from None
+            if request.examples is None or len(task := load(None)) >= request.examples:
+                raise too_few from None
+            return task
 
     def task_key(self, name: str, split: str) -> dict[str, Any]:
         """All that a result on a task depends on, apart from what is computed."""
         task = self.task(name, split)
         if (name, split) not in self._digests:
             self._digests[name, split] = task_digest(task, self.model)
+        plugins = {"plugins": loaded_plugins()} if loaded_plugins() else {}
         return {
+            **plugins,
             "version": __version__,
             "model": self.model.name,
             "weights": self.weights,
@@ -188,7 +196,11 @@ def timed(work: Callable[[], Value]) -> tuple[Value, float]:
 def task_digest(task: Task, model: Transformer) -> str:
     """A digest of the prompts' tokens (so of BOS, too), the labels and the metric."""
     pairs = encode(task, model.tokenizer)
-    labels = pairs.labels.tolist() if isinstance(pairs.labels, Tensor) else [x.tolist() for x in pairs.labels]
+    labels: Any = pairs.labels
+    if isinstance(labels, Tensor) and labels.is_floating_point():  # such as the clean output: many numbers
+        labels = sha256(labels.double().numpy().tobytes()).hexdigest()
+    else:
+        labels = labels.tolist() if isinstance(labels, Tensor) else [x.tolist() for x in labels]
     metric = task.about.get("metric", getattr(task.metric, "__name__", "custom"))
     content = (pairs.clean.tolist(), pairs.corrupted.tolist(), pairs.last.tolist(), labels, metric)
     return sha256(repr(content).encode()).hexdigest()[:16]

@@ -18,8 +18,10 @@ from gradpath.evaluation import mib
 from gradpath.model.transformer import Transformer
 from gradpath.selection import find_selection
 from gradpath.sweep import Limits
-from gradpath.tasks import TASKS
+from gradpath.tasks import TASKS, find_metric
+from gradpath.tasks.load import check_task
 
+CUSTOM = "custom"  # the task of the user's own data, if it has no other name
 PAPER_METHODS = "eap,eap-ig,eap-gp"
 # The paper's figures go from 96.9% to 99.9% in steps of 0.3%; the MIB benchmark keeps 0.1% to 50% of the edges.
 GRIDS = {
@@ -107,7 +109,7 @@ class Request:
     sparsities: tuple[float, ...] | None = None
     grid: str = "paper"
     steps: tuple[int, ...] = tuple(range(3, 21))
-    examples: int = 100
+    examples: int | None = 100  # None: all of the user's own data
     seed: int = 0
     batch_size: int = defaults.BATCH_SIZE
     memory: int | None = None
@@ -115,6 +117,7 @@ class Request:
     edge: str | None = None
     sample: int = 300
     data: Path | None = None
+    metric: str | None = None
 
     @property
     def task_names(self) -> tuple[str, ...]:
@@ -130,9 +133,10 @@ class Request:
         return self.grid == "mib" and self.sparsities is None
 
     def __post_init__(self) -> None:
-        for name in (self.tasks or ()) if self.data is None else ():
-            if name not in TASKS:
-                raise unknown("task", name, TASKS)
+        for name in self.tasks or ():
+            check_task(None if name == CUSTOM and self.data is not None else name, self.data)
+        if self.metric is not None:
+            find_metric(self.metric)
         for how in self.hows:
             find_selection(how)
         if self.ablation not in ABLATIONS:

@@ -17,7 +17,7 @@ from gradpath.explanation.examples import Inside
 from gradpath.graph import Graph
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import Scores
-from gradpath.tasks.metrics import METRICS
+from gradpath.tasks.metrics import logit_difference, probability_difference
 from gradpath.tasks.task import Task, encode
 
 IN_PAGE = ("top", "greedy", "signed")  # the selections that the page can compute
@@ -191,7 +191,9 @@ def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = S
         return Example(
             clean_tokens=[_text(token, tokenizer) for token in pairs.clean[i, :end].tolist()],
             corrupted_tokens=[_text(token, tokenizer) for token in pairs.corrupted[i, :end].tolist()],
-            answer=_answer(pairs.labels[i], tokenizer) if task.metric in METRICS.values() else "",
+            answer=_answer(pairs.labels[i], tokenizer)
+            if task.metric in (logit_difference, probability_difference)
+            else "",
             clean=float(result.clean_values[i]),
             corrupted=float(result.corrupted_values[i]),
             circuit=float(result.circuit_values[i]),

@@ -1,8 +1,16 @@
 """Tasks: pairs of clean and corrupted prompts, their answers, and the metric that judges them."""
 
-from gradpath.tasks.builtin import TASKS, describe_tasks
+from gradpath.tasks.builtin import TASKS, built_in_task, describe_tasks
 from gradpath.tasks.load import load_task
-from gradpath.tasks.metrics import METRICS, Metric, kl_divergence, logit_difference, probability_difference
+from gradpath.tasks.metrics import (
+    METRICS,
+    Metric,
+    find_metric,
+    kl_divergence,
+    logit_difference,
+    metric,
+    probability_difference,
+)
 from gradpath.tasks.task import Pairs, Task, encode, judged_by_kl
 
 __all__ = [
@@ -11,11 +19,14 @@ __all__ = [
     "Metric",
     "Pairs",
     "Task",
+    "built_in_task",
     "describe_tasks",
     "encode",
+    "find_metric",
     "judged_by_kl",
     "kl_divergence",
     "load_task",
     "logit_difference",
+    "metric",
     "probability_difference",
 ]

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
+from torch import Tensor
+
+from gradpath import defaults
 from gradpath.errors import InputError, UsageError, unknown, whole_number
-from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import read_built_in
-from gradpath.tasks.metrics import METRICS, Metric, label_tensor
+from gradpath.model.tokenizer import Tokenizer, padded, prompt_ids
+from gradpath.model.transformer import Transformer
+from gradpath.tasks.builtin import TASKS, read_built_in
+from gradpath.tasks.metrics import (
+    METRICS,
+    Metric,
+    find_metric,
+    kl_divergence,
+    label_tensor,
+    logit_difference,
+    metric_name,
+    probability_difference,
+)
 from gradpath.tasks.pairs import Kept, Source, keep
-from gradpath.tasks.task import Task
-from gradpath.tasks.user_data import read_data
+from gradpath.tasks.task import Task, judged_by_kl
+from gradpath.tasks.user_data import check_data, read_data
 
 SPLITS = ("train", "test", "all")
 _MAX_PAIRS = 1_000_000  # in one task: more prompts would not fit into memory
@@ -32,7 +45,7 @@ def load_task(
     name: str | None = None,
     model: HasTokenizer | None = None,
     *,
-    n: int | None = 100,
+    n: int | Literal["auto"] | None = "auto",
     seed: int = 0,
     split: str = "train",
     data: Any = None,
@@ -43,19 +56,24 @@ def load_task(
     Args:
         name: A built-in task (``gradpath ls tasks``). With ``data`` it is optional.
         model: The model that will run the task.
-        n: The number of pairs, or None for all.
+        n: The number of pairs, or None for all. By default 100 pairs of a built-in task, and all of your own data. If
+            your own data has fewer than ``n``, all of them are used.
         seed: The seed of the draw.
         split: "train" for attribution, "test" for evaluation, or "all". Train and test share no pair, and in built-in
-            tasks no name, noun or country.
+            tasks no name, noun or country. With fewer than 8 pairs of your own data nothing can be held out: then both
+            are all of them.
         data: A CSV or JSONL file, a Hugging Face dataset or its name, or rows as dictionaries.
-        metric: The name of a metric (``gradpath ls metrics``) or a function, instead of the metric of the task.
+        metric: The name of a metric (``gradpath ls metrics``), ``FILE.py:function`` or a function, instead of the
+            task's own. ``kl`` runs the model on the clean prompts.
 
     Returns:
         The task. ``task.about`` says which pairs were dropped and why.
     """
+    if n == "auto":
+        n = defaults.EXAMPLES if data is None else None
     check_draw(n, seed, split)
-    if metric is not None and not callable(metric):
-        METRICS.find(str(metric))
+    if metric is not None:
+        find_metric(metric)
     tokenizer = _tokenizer(model)
     if data is not None:
         source = read_data(data, name, split, tokenizer)
@@ -64,21 +82,51 @@ def load_task(
     else:
         raise UsageError("a task needs a name or data: got neither. Give --task NAME or --data FILE.")
     pairs = source.candidates.pairs
-    _check_number(n, len(pairs), source.name, split)
+    if data is None:
+        _check_number(n, len(pairs), source.name, split)
     chosen = source.metric if metric is None else metric
-    many = (chosen if isinstance(chosen, str) else source.metric) != "logit-difference"
+    function = find_metric(chosen)
+    # A metric that is not one of the two takes the labels that the task has by itself.
+    form = function if function in (logit_difference, probability_difference) else METRICS[source.metric]
+    many = form is not logit_difference
     kept = keep((pairs[i] for i in shuffled(len(pairs), seed, split)), tokenizer, n, many=many)
-    _check_kept(kept, n, source.name, split)
+    _check_kept(kept, n if data is None else None, source.name, split)
     spans = [pair.spans or {} for pair in kept.pairs]
-    return Task(
+    task = Task(
         clean=[pair.clean for pair in kept.pairs],
         corrupted=[pair.corrupted for pair in kept.pairs],
         labels=label_tensor(kept.answers, many=many),
-        metric=METRICS[chosen] if isinstance(chosen, str) else chosen,
+        metric=function,
         name=source.name,
         about=_about(source, kept, chosen, n, seed, split),
         spans=spans if any(spans) else None,
     )
+    return judged_by_kl(task, _clean_logits(model, task)) if function is kl_divergence else task
+
+
+def _clean_logits(model: HasTokenizer | None, task: Task) -> Tensor:
+    """The model's logits at the last position of every clean prompt, (example, vocab)."""
+    if not isinstance(model, Transformer):
+        raise UsageError(f"the metric kl needs the model itself, to run the clean prompts: got a {type(model)}.")
+    rows = prompt_ids(task.clean, model.tokenizer)
+    ids = padded(rows)
+    last = torch.tensor([len(row) - 1 for row in rows], device="cpu")
+    parts = []
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
+        for at in range(0, len(rows), defaults.BATCH_SIZE):
+            batch, end = ids[at : at + defaults.BATCH_SIZE], last[at : at + defaults.BATCH_SIZE]
+            final = model.run(model.embed(batch[:, : int(end.max()) + 1].to(model.device))).final_in
+            logits = model.unembed(final[torch.arange(len(end), device=final.device), end.to(final.device)])
+            parts.append(logits.float().cpu())
+    return torch.cat(parts)
+
+
+def check_task(name: str | None, data: Any = None) -> None:
+    """Refuse an unknown task, or a file that cannot be read, before a model is loaded."""
+    if data is not None:
+        check_data(data, name)
+    elif name is not None:
+        TASKS.find(name)
 
 
 def check_draw(n: Any, seed: Any, split: Any) -> None:
@@ -93,6 +141,10 @@ def check_draw(n: Any, seed: Any, split: Any) -> None:
 def _tokenizer(model: HasTokenizer | None) -> Tokenizer:
     if model is None:
         raise UsageError("a task needs the model that will run it: got none. Give load_task(name, model).")
+    if not hasattr(model, "tokenizer"):
+        raise UsageError(
+            f"a task needs the model that will run it: got a {type(model).__name__}. Give load_task(name, model)."
+        )
     if model.tokenizer is None:
         raise InputError(
             "a task needs a model with a tokenizer, to turn its words into tokens: this one has none. "
@@ -155,13 +207,19 @@ def _about(source: Source, kept: Kept, metric: str | Metric, n: int | None, seed
     if words := sorted(kept.left_out):
         shown = ", ".join(map(repr, words[:5])) + (", ..." if len(words) > 5 else "")
         notes.append(f"answers that are not a single token count for neither side: {shown}")
+    own = "rows_read" in source.about  # the user's own data, of which every row matters
+    if n is not None and len(kept.pairs) < n:
+        notes.append(f"{n} pairs were asked for, and {source.name} has {len(kept.pairs)} of them: all are used")
     return {
         **source.about,
-        "metric": metric if isinstance(metric, str) else getattr(metric, "__name__", "custom"),
+        "metric": metric_name(metric),
         "n": n,
         "seed": seed,
         "split": split,
         "kept": len(kept.pairs),
-        "dropped": {reason: asdict(drop) for reason, drop in kept.dropped.items()},
+        "dropped": {
+            reason: {"count": drop.count, "first": drop.first} | ({"rows": drop.cases} if own else {})
+            for reason, drop in kept.dropped.items()
+        },
         "notes": notes,
     }

@@ -7,14 +7,15 @@ rows, of any shape. Users pass their own in the same form.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.errors import InputError
-from gradpath.registry import Registry
+from gradpath.errors import InputError, UsageError
+from gradpath.registry import Registry, load_function, owner_of
 
 Metric = Callable[[Any, Any], Tensor]
 
@@ -45,17 +46,49 @@ def probability_difference(
 def kl_divergence(
     logits: Float[Tensor, "batch vocab"], labels: Float[Tensor, "batch vocab"]
 ) -> Float[Tensor, " batch"]:
-    """Minus KL(clean || these logits), with the log-probabilities of the clean run as labels.
+    """Minus the KL divergence from the clean run's output: 0 for the same output, negative otherwise.
 
-    It is 0 for the clean output and negative otherwise. Its gradient at the clean input is zero, so a method that uses
+    Minus KL(clean || these logits), with the log-probabilities of the clean run as labels.
+
+    Its gradient at the clean input is zero, so a method that uses
     only that gradient (EAP) gives zero scores: use one with a path.
     """
     return -(labels.exp() * (labels - logits.log_softmax(-1))).sum(-1)
 
 
-METRICS = Registry[Metric]("metric")
+METRICS = Registry[Metric]("metric", [__name__])
 METRICS.add("logit-difference", logit_difference, __name__)
 METRICS.add("probability-difference", probability_difference, __name__)
+METRICS.add("kl", kl_divergence, __name__)
+
+
+def metric(name: str) -> Callable[[Metric], Metric]:
+    """Register a function as a metric that users can name, as a decorator.
+
+    Args:
+        name: The name of the metric. The first line of the function's docstring is what ``gradpath ls metrics`` shows.
+
+    Returns:
+        A decorator.
+    """
+    return lambda function: METRICS.add(name, function, owner_of(function))
+
+
+def find_metric(metric: str | Metric) -> Metric:
+    """The metric of that name, of a user's file (``FILE.py:function``), or the function itself."""
+    if not isinstance(metric, str):
+        if not callable(metric):
+            raise UsageError(f"a metric is a name, FILE.py:function or a function: got {metric!r}.")
+        return metric
+    return load_function(metric) if ".py:" in metric else METRICS.find(metric)
+
+
+def metric_name(metric: str | Metric) -> str:
+    """The name of a metric in saved files, without the folder of a user's file."""
+    if isinstance(metric, str):
+        return Path(metric).name if ".py:" in metric else metric
+    registered = [name for name, one in METRICS.items() if one is metric]
+    return registered[0] if registered else getattr(metric, "__name__", "custom")
 
 
 def check_metric(value: Any, batch: int) -> None:

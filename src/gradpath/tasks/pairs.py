@@ -20,8 +20,10 @@ LENGTHS = "the prompts have different numbers of tokens"
 SAME = "the prompts are the same"
 REPEATED = "an earlier pair has the same prompts"
 NO_TOKEN = "an answer is not a single token"
+NO_ID = "an answer is not a token id of the model"
 SHARED = "right and wrong answers share a token"
 
+_LISTED = 20  # dropped pairs that are remembered for each reason
 _CHUNK = 2048  # pairs that are tokenised in one call
 Answers: TypeAlias = tuple[str | int, ...]
 Ids: TypeAlias = tuple[int, ...]
@@ -106,6 +108,7 @@ class Dropped:
 
     count: int
     first: str
+    cases: list[str] = field(default_factory=list)  # the first ``_LISTED`` of them
 
 
 @dataclass
@@ -154,7 +157,10 @@ def keep(pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, many: bo
                 answers = words.answers(pair, many)
             except _UnusableError as problem:
                 case = f"{pair.title}: {problem.detail}" if problem.detail else pair.title
-                kept.dropped.setdefault(problem.reason, Dropped(0, case)).count += 1
+                dropped = kept.dropped.setdefault(problem.reason, Dropped(0, case))
+                dropped.count += 1
+                if len(dropped.cases) < _LISTED:
+                    dropped.cases.append(case)
                 continue
             seen.add((pair.clean, pair.corrupted))
             kept.pairs.append(pair)
@@ -214,10 +220,7 @@ class _Words:
             fit = {a: ids[0] for a, ids in known.items() if len(ids) == 1 or (ids and pair.by_first)}
             for token in fit.values():
                 if not 0 <= token < self._size:
-                    raise InputError(
-                        f"an answer has to be a token of the model, which has {self._size} of them: "
-                        f"{pair.title} asks for token {token}. Give the answer as text."
-                    )
+                    raise _UnusableError(NO_ID, f"{token} is not one of 0 to {self._size - 1}")
             self._sides[key] = tuple(dict.fromkeys(fit.values()))
             if fit:
                 self.left_out |= {str(answer) for answer in known if answer not in fit}

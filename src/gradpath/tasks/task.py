@@ -14,12 +14,12 @@ from torch import Tensor
 from gradpath.errors import InputError, UsageError, check_type, reason
 from gradpath.model.tokenizer import Tokenizer, check_tokenizer, padded, prompt_ids
 from gradpath.tasks.metrics import (
-    METRICS,
     Metric,
     check_labels,
     kl_divergence,
     label_tensor,
     logit_difference,
+    metric_name,
     probability_difference,
 )
 
@@ -89,8 +89,7 @@ class Task:
 
     @property
     def _metric_name(self) -> str:
-        registered = [name for name, metric in METRICS.items() if metric is self.metric]
-        return registered[0] if registered else getattr(self.metric, "__name__", type(self.metric).__name__)
+        return metric_name(self.metric)
 
     def _check_forms(self) -> None:
         """Refuse prompts and labels that are not lists: a string, for one, would be taken as its characters."""
@@ -242,7 +241,7 @@ def judged_by_kl(task: Task, clean_logits: Float[Tensor, "example vocab"]) -> Ta
             f"got {tuple(clean_logits.shape)}. Take the logits at each clean prompt's last position."
         )
     labels = clean_logits.detach().float().log_softmax(-1)
-    return replace(task, labels=labels, metric=kl_divergence, about={**task.about, "metric": "kl-divergence"})
+    return replace(task, labels=labels, metric=kl_divergence, about={**task.about, "metric": "kl"})
 
 
 def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:

@@ -1,23 +1,64 @@
 """Pairs from the user's own data.
 
 At most ``_MAX_ROWS`` rows are read, so that time and memory are bounded for any file; a note says if there were more.
-Distinct pairs belong to train and test in turn.
+Half of the distinct pairs are for attribution (train), half for evaluation (test). With fewer than ``LEAST`` usable
+pairs nothing is held out: both are all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.pairs import REPEATED, Candidates, Pair, Source
-from gradpath.tasks.user_data.layouts import AnswerReader, recognise
-from gradpath.tasks.user_data.rows import open_table
+from gradpath.tasks.pairs import REPEATED, Candidates, Pair, Source, keep
+from gradpath.tasks.user_data.layouts import AnswerReader, Layout, recognise
+from gradpath.tasks.user_data.rows import Row, Table, is_file, open_table
 
 _MAX_ROWS = 100_000
+LEAST = 8  # pairs, to hold half of them out
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The rows of the user's data, and their layout."""
+
+    name: str
+    layout: Layout
+    rows: list[Row]
+    more: bool  # whether there are rows that were not read
+
+    def pairs(self, reader: AnswerReader) -> list[Pair]:
+        """A pair for every row; all rows that cannot be read are reported at once."""
+        pairs, problems = [], []
+        for row in self.rows:
+            try:
+                if row.problem:
+                    raise InputError(row.problem)
+                pairs.append(self.layout.read(row, reader))
+            except InputError as problem:
+                problems.append(str(problem))
+        if len(problems) == 1:
+            raise InputError(problems[0])
+        if problems:
+            raise InputError(
+                f"{len(problems):,} of the {len(self.rows):,} rows of {self.name} cannot be read:", problems
+            )
+        return pairs
+
+
+def check_data(data: Any, name: str | None) -> None:
+    """Refuse a file that cannot be read, and say which rows, without a model; other data is left alone.
+
+    Args:
+        data: A file, or anything else that ``read_data`` takes.
+        name: The name of the task, if one was given.
+    """
+    if is_file(data):
+        _read(open_table(data), name).pairs(AnswerReader(None))
 
 
 def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> Source:
@@ -32,27 +73,45 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
     Returns:
         The pairs, and the metric that fits their layout.
     """
-    table = open_table(data)
+    content = _read(open_table(data), name)
+    layout, reader = content.layout, AnswerReader(tokenizer)
+    reader.look_at(layout, content.rows)
+    halves = _halves(content.pairs(reader))
+    held_out = split != "all" and _can_hold_out(halves, tokenizer)
+    pairs = halves[split if held_out else "all"]
+    notes = [*layout.notes(reader), *_space_note(pairs)]
+    if content.more:
+        notes.append(f"only the first {_MAX_ROWS} rows were read")
+    if not held_out and split != "all":
+        notes.append(
+            f"WARNING: nothing is held out, because {content.name} has fewer than {LEAST} usable pairs or a single "
+            "clean prompt: all pairs are both attributed and measured, so the result may not hold for other prompts"
+        )
+    # A logit difference compares two answers; with more answers, their probabilities are summed.
+    single = all(len(pair.right) == len(pair.wrong) == 1 for pair in halves["all"] if pair.right)
+    metric = layout.metric or ("logit-difference" if single else "probability-difference")
+    about = {"source": content.name, "layout": layout.name, "rows_read": len(content.rows), "held_out": held_out}
+    return Source(name or content.name, metric, Candidates(pairs, tuple(notes)), about)
+
+
+def _read(table: Table, name: str | None) -> _Content:
+    """The rows of a table, and the layout that its columns have."""
     layout = recognise(table.columns, table.name)
     if name is not None and layout.task not in (name, None):
         raise InputError(
             f"{table.name} has the columns of the task {layout.task!r}, and {name!r} was asked for. "
             f"Ask for {layout.task!r}, or leave the task out."
         )
-    reader = AnswerReader(tokenizer)
     rows = list(islice(table.rows, _MAX_ROWS))
-    more = next(table.rows, None) is not None
     if not rows:
         raise InputError(f"{table.name} has a header and no rows. Add one row for each pair of prompts.")
-    pairs = _halves([layout.read(row, reader) for row in rows])[split]
-    notes = [*layout.notes(reader), *_space_note(pairs)]
-    if more:
-        notes.append(f"only the first {_MAX_ROWS} rows were read")
-    # A logit difference compares two answers; with more answers, their probabilities are summed.
-    single = all(len(pair.right) == len(pair.wrong) == 1 for pair in pairs)
-    metric = layout.metric or ("logit-difference" if single else "probability-difference")
-    about = {"source": table.name, "layout": layout.name, "rows_read": len(rows)}
-    return Source(name or table.name, metric, Candidates(pairs, tuple(notes)), about)
+    return _Content(table.name, layout, rows, more=next(table.rows, None) is not None)
+
+
+def _can_hold_out(halves: dict[str, list[Pair]], tokenizer: Tokenizer) -> bool:
+    """Whether there are enough usable pairs, and some in each half."""
+    least = {"all": LEAST, "train": 1, "test": 1}
+    return all(len(keep(halves[name], tokenizer, n, many=True).pairs) == n for name, n in least.items())
 
 
 def _halves(pairs: list[Pair]) -> dict[str, list[Pair]]:

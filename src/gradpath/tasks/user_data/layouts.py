@@ -1,9 +1,10 @@
 """The layouts of data files: the columns of each, and how a row becomes a pair.
 
 Our own layout has everything as text. The others are those of the files that come with EAP-IG (Hanna et al. 2024).
-Their ``_idx`` columns are token ids of GPT-2 and are used only with GPT-2's vocabulary. With any other, answers come
-from the text columns or, where there are none, from the prompts; a row whose prompts do not contain them is dropped.
-A note says which.
+Their ``_idx`` columns are token ids of one vocabulary, which the columns do not name. They are used if in every row
+they are the tokens of the words that the row speaks of, such as a name in its prompt. Otherwise they belong to another
+model, and answers come from the text columns or, where there are none, from the prompts; a row whose prompts do not
+contain them is dropped. A note says which.
 """
 
 from __future__ import annotations
@@ -23,32 +24,52 @@ from gradpath.tasks.user_data.rows import Row
 
 UNREADABLE = "the answers cannot be read from the prompts"
 
-# Some answers and their ids in GPT-2's vocabulary: a tokenizer that has all of them is GPT-2's.
-_GPT2 = {" he": 339, " she": 673, " Mary": 5335, "52": 4309}
-
 
 class AnswerReader:
-    """The tokenizer with which the rows of a file are read, and facts about it that are computed once."""
+    """The tokenizer with which the rows of a file are read, and facts about it that are computed once.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Without a tokenizer, the cells of rows can be checked before a model is loaded; the answers are not filled in.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
+        self._texts: dict[int, str | None] = {}
         self._years: dict[tuple[str, int], greater_than.Year] = {}
+        self.ids_fit = False  # whether the _idx columns of the file are ids of this tokenizer
 
-    @cached_property
-    def gpt2(self) -> bool:
-        """Whether this is GPT-2's vocabulary."""
-        return self._tokenizer.continuations(list(_GPT2)) == [[i] for i in _GPT2.values()]
+    def look_at(self, layout: Layout, table: Sequence[Row]) -> None:
+        """Find out whether the _idx columns are ids of this tokenizer."""
+        fits = layout.fits
+        self.ids_fit = fits is not None and all(fits(row, self) for row in table if _is_good(row, layout))
+
+    def word(self, token: int) -> str | None:
+        """The text of a token id, or None if there is no such token."""
+        if token not in self._texts and self._tokenizer is not None:
+            known = 0 <= token < len(self._tokenizer.hf)
+            self._texts[token] = self._tokenizer.decode([token]) if known else None
+        return self._texts.get(token)
 
     @cached_property
     def verbs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The singular and the plural verb forms that count."""
-        return sva.verb_forms(self._tokenizer)[0]
+        return ((), ()) if self._tokenizer is None else sva.verb_forms(self._tokenizer)[0]
 
     def year(self, number: str, shown: int) -> greater_than.Year:
         """A year after which the prompt ends with ``shown`` digits."""
+        if self._tokenizer is None:
+            return greater_than.Year("", 0, (), ())
         if (number, shown) not in self._years:
             self._years[number, shown] = greater_than.read_years([number], self._tokenizer, shown)[number]
         return self._years[number, shown]
+
+
+def _is_good(row: Row, layout: Layout) -> bool:
+    """Whether a row can be read; others are reported later, all at once."""
+    try:
+        layout.read(row, AnswerReader(None))
+    except InputError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -59,8 +80,9 @@ class Layout:
     columns: tuple[str, ...]
     metric: str | None  # None: the number of answers decides
     read: Callable[[Row, AnswerReader], Pair]
-    with_ids: str = ""  # where answers come from with GPT-2's vocabulary
-    without_ids: str = ""  # and with any other
+    with_ids: str = ""  # where answers come from if the _idx columns fit
+    without_ids: str = ""  # and if they do not
+    fits: Callable[[Row, AnswerReader], bool] | None = None  # whether the _idx columns of a row fit its words
 
     @property
     def task(self) -> str | None:
@@ -71,7 +93,7 @@ class Layout:
         """Where the answers come from, if that is not obvious."""
         if not self.with_ids:
             return []
-        return [f"answers are taken from {self.with_ids if reader.gpt2 else self.without_ids}"]
+        return [f"answers are taken from {self.with_ids if reader.ids_fit else self.without_ids}"]
 
 
 def recognise(columns: Sequence[str], name: str) -> Layout:
@@ -94,11 +116,23 @@ def _own(row: Row, reader: AnswerReader) -> Pair:
     return _pair(row, rows.answers(row, "answers"), rows.answers(row, "wrong_answers"))
 
 
+def _ids(row: Row, *columns: str) -> list[int]:
+    return [rows.number(row, column) for column in columns]
+
+
 def _ioi(row: Row, reader: AnswerReader) -> Pair:
-    if reader.gpt2:
-        return _pair(row, (rows.number(row, "correct_idx"),), (rows.number(row, "incorrect_idx"),))
+    right, wrong = _ids(row, "correct_idx", "incorrect_idx")
+    if reader.ids_fit:
+        return _pair(row, (right,), (wrong,))
     names = ioi_names(rows.text(row, "clean"), rows.text(row, "corrupted"))
     return _pair(row, (f" {names[0]}",), (f" {names[1]}",)) if names else _pair(row, problem=UNREADABLE)
+
+
+def _ioi_fits(row: Row, reader: AnswerReader) -> bool:
+    """Whether the ids are two words of the prompt."""
+    prompt_words = set(re.findall(r"\w+", rows.text(row, "clean")))
+    texts = [reader.word(token) or "" for token in _ids(row, "correct_idx", "incorrect_idx")]
+    return all(text.strip() in prompt_words for text in texts)
 
 
 def _sva(row: Row, reader: AnswerReader) -> Pair:
@@ -109,11 +143,16 @@ def _sva(row: Row, reader: AnswerReader) -> Pair:
 
 
 def _gender_bias(row: Row, reader: AnswerReader) -> Pair:
-    if reader.gpt2:
-        right, wrong = (rows.number(row, f"{side}_answer_idx") for side in ("clean", "corrupted"))
+    right, wrong = _ids(row, "clean_answer_idx", "corrupted_answer_idx")
+    if reader.ids_fit:
         return _pair(row, (right,), (wrong,))
     answers = pronouns(rows.text(row, "clean"), rows.text(row, "corrupted"))
     return _pair(row, (answers[0],), (answers[1],)) if answers else _pair(row, problem=UNREADABLE)
+
+
+def _gender_bias_fits(row: Row, reader: AnswerReader) -> bool:
+    """Whether the ids are "he" and "she"."""
+    return {reader.word(token) for token in _ids(row, "clean_answer_idx", "corrupted_answer_idx")} == {HE, SHE}
 
 
 def _capital_country(row: Row, reader: AnswerReader) -> Pair:
@@ -121,25 +160,50 @@ def _capital_country(row: Row, reader: AnswerReader) -> Pair:
     return _pair(row, (right,), (wrong,), by_first=True)
 
 
+_HYPERNYM_IDS = {"answers": "answers_idx", "corrupted_answers": "corrupted_answers_idx"}
+
+
 def _hypernymy(row: Row, reader: AnswerReader) -> Pair:
-    if reader.gpt2 and {"answers_idx", "corrupted_answers_idx"} <= set(row.values):
-        return _pair(row, rows.numbers(row, "answers_idx"), rows.numbers(row, "corrupted_answers_idx"))
-    right, wrong = (
-        tuple(f" {str(word).strip()}" for word in rows.answers(row, column))
-        for column in ("answers", "corrupted_answers")
+    if reader.ids_fit:
+        right, wrong = (rows.numbers(row, column) for column in _HYPERNYM_IDS.values())
+        return _pair(row, right, wrong)
+    right_words, wrong_words = (_words(row, column) for column in _HYPERNYM_IDS)
+    return _pair(row, right_words, wrong_words)
+
+
+def _hypernymy_fits(row: Row, reader: AnswerReader) -> bool:
+    """Whether the ids are the words of the text columns."""
+    if not set(_HYPERNYM_IDS.values()) <= set(row.values):
+        return False
+    return all(
+        [reader.word(token) for token in rows.numbers(row, ids)] == list(_words(row, words))
+        for words, ids in _HYPERNYM_IDS.items()
     )
-    return _pair(row, right, wrong)
+
+
+def _words(row: Row, column: str) -> tuple[str, ...]:
+    return tuple(f" {str(word).strip()}" for word in rows.answers(row, column))
 
 
 def _greater_than(row: Row, reader: AnswerReader) -> Pair:
-    prompt_year = first_year(rows.text(row, "clean"))
+    column = "correct_idx" if "correct_idx" in row.values else "label"
+    try:
+        digits = rows.number(row, column)
+    except InputError as problem:
+        if column != "label":
+            raise
+        raise InputError(
+            f"{problem} Columns clean, corrupted, label are those of greater-than data, whose label is a year's last "
+            "two digits. In your own data, name the answers in the columns answers and wrong_answers."
+        ) from None
+    prompt_year = last_year(rows.text(row, "clean"))
     if prompt_year is None:
         return _pair(row, problem=UNREADABLE)
     number, shown = prompt_year
-    if int(number[2:]) != (digits := rows.number(row, "correct_idx")):
+    if int(number[2:]) != digits:
         raise InputError(
-            f"{row.where} has the year {number} in its prompt and {digits} in 'correct_idx'. "
-            "Correct one of them: 'correct_idx' is the year's last two digits."
+            f"{row.where} has the year {number} in its prompt and {digits} in {column!r}. "
+            f"Correct one of them: {column!r} is the year's last two digits."
         )
     year = reader.year(number, shown)
     return _pair(row, year.right, year.wrong, problem=year.problem)
@@ -157,8 +221,8 @@ def _pair(
     return Pair(clean, corrupted, right, wrong, by_first, row.where, problem, rows.spans(row, clean))
 
 
-_IDS = "the _idx columns: this model has GPT-2's vocabulary"
-_OTHER = "the _idx columns are for GPT-2's vocabulary, which this model does not have"
+_IDS = "the _idx columns, which are token ids of this model's vocabulary"
+_OTHER = "the _idx columns are token ids of another vocabulary than this model's"
 _PROMPTS, _TEXT = f"the prompts: {_OTHER}", f"the text columns: {_OTHER}"
 _FIRST = "the text columns, by their first token"
 _LOGIT, _PROBABILITY = "logit-difference", "probability-difference"
@@ -169,11 +233,12 @@ _GENDER_COLUMNS = ("clean", "corrupted", "clean_answer_idx", "corrupted_answer_i
 LAYOUTS = (
     Layout("own", ("clean", "corrupted", "answers", "wrong_answers"), None, _own),
     Layout("capital-country", _CAPITAL_COLUMNS, _LOGIT, _capital_country, _FIRST, _FIRST),
-    Layout("hypernymy", _HYPERNYMY_COLUMNS, _PROBABILITY, _hypernymy, _IDS, _TEXT),
-    Layout("ioi", ("clean", "corrupted", "correct_idx", "incorrect_idx"), _LOGIT, _ioi, _IDS, _PROMPTS),
-    Layout("gender-bias", _GENDER_COLUMNS, _LOGIT, _gender_bias, _IDS, _PROMPTS),
+    Layout("hypernymy", _HYPERNYMY_COLUMNS, _PROBABILITY, _hypernymy, _IDS, _TEXT, _hypernymy_fits),
+    Layout("ioi", ("clean", "corrupted", "correct_idx", "incorrect_idx"), _LOGIT, _ioi, _IDS, _PROMPTS, _ioi_fits),
+    Layout("gender-bias", _GENDER_COLUMNS, _LOGIT, _gender_bias, _IDS, _PROMPTS, _gender_bias_fits),
     Layout("sva", ("clean", "corrupted", "plural"), _PROBABILITY, _sva),
     Layout("greater-than", ("clean", "corrupted", "correct_idx"), _PROBABILITY, _greater_than),
+    Layout("greater-than", ("clean", "corrupted", "label"), _PROBABILITY, _greater_than),
 )
 
 
@@ -204,15 +269,17 @@ def pronouns(clean: str, corrupted: str) -> tuple[str, str] | None:
     return {"man": (SHE, HE), "woman": (HE, SHE)}.get(changed[1]) if changed else None
 
 
-def first_year(clean: str) -> tuple[str, int] | None:
-    """The first year of a greater-than prompt, and how many digits of the second year it ends with.
+def last_year(clean: str) -> tuple[str, int] | None:
+    """The last whole year of a greater-than prompt, and how many digits of the next year it ends with.
 
-    >>> first_year("The contract lasted from the year 1352 to the year 13")
+    >>> last_year("The contract lasted from the year 1352 to the year 13")
     ('1352', 2)
+    >>> last_year("1208, 1216, 1223, 1233, 1256, 12")
+    ('1256', 2)
     """
     years = re.findall(r"(?<!\d)\d{4}(?!\d)", clean)
     ending = re.search(r"(?<!\d)\d{0,3}$", clean)
-    return (years[0], len(ending[0])) if years and ending else None
+    return (years[-1], len(ending[0])) if years and ending and years[-1].startswith(ending[0]) else None
 
 
 def _changed_word(clean: str, corrupted: str) -> tuple[str, str] | None:

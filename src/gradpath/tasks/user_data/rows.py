@@ -28,10 +28,11 @@ _SPANS = 'an object such as {"subject": "the chef"}'
 
 @dataclass(frozen=True)
 class Row:
-    """One row, and where it is: "row 3 (line 4 of pairs.csv)"."""
+    """One row, and where it is: "row 3 (line 4 of pairs.csv)"; or why it cannot be read."""
 
     where: str
     values: Mapping[str, Any]
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,14 @@ def open_table(data: Any) -> Table:
     if isinstance(data, Path) or path.suffix.lower() in (*_CSV, *_JSONL, *_OTHER_FILES):
         raise InputError(f"there is no file {path}. Check the name and the folder it is in.")
     return _hub(data)
+
+
+def is_file(data: Any) -> bool:
+    """Whether the data is a file, or was meant as one: not a dataset, its name, or rows."""
+    if not isinstance(data, (str, Path)):
+        return False
+    path = Path(data)
+    return isinstance(data, Path) or path.exists() or path.suffix.lower() in (*_CSV, *_JSONL, *_OTHER_FILES)
 
 
 def _file(path: Path) -> Table:
@@ -110,12 +119,14 @@ def _read_csv(file: IO[str], name: str) -> Iterator[Row]:
                 continue
             count += 1
             where = f"row {count} (line {reader.line_num} of {name})"
-            if len(fields) != len(columns):
-                raise InputError(
-                    f"{where} has {len(fields)} fields, and the header has {len(columns)}. "
-                    "Put prompts that hold commas between double quotes."
-                )
-            yield Row(where, dict(zip(columns, fields, strict=True)))
+            if len(fields) == len(columns):
+                yield Row(where, dict(zip(columns, fields, strict=True)))
+                continue
+            problem = (
+                f"{where} has {len(fields)} fields, and the header has {len(columns)}. "
+                "Put prompts that hold commas between double quotes."
+            )
+            yield Row(where, {}, problem)
     except csv.Error as error:
         raise InputError(
             f"{name} cannot be read as CSV: {error}, at line {reader.line_num}. "
@@ -141,10 +152,9 @@ def _read_jsonl(file: IO[str], name: str) -> Iterator[Row]:
         if len(line) == _MAX_LINE:
             raise InputError(f"{where} is longer than {_MAX_LINE} characters. Put one object on a line.")
         try:
-            values = json.loads(line)
+            yield _row(json.loads(line), where)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{where} is not JSON: {error}. Put one object on a line.") from error
-        yield Row(where, _mapping(values, where))
+            yield Row(where, {}, f"{where} is not JSON: {error}. Put one object on a line.")
 
 
 def _objects(data: Any, name: str) -> Table:
@@ -158,7 +168,7 @@ def _objects(data: Any, name: str) -> Table:
             "A data frame gives such rows with .to_dict('records')."
         )
     rows = ((f"row {count} of {name}", values) for count, values in enumerate(data, start=1))
-    return _with_columns_of_first_row(name, (Row(where, _mapping(values, where)) for where, values in rows))
+    return _with_columns_of_first_row(name, (_row(values, where) for where, values in rows))
 
 
 def _hub(spec: str) -> Table:
@@ -183,18 +193,21 @@ def _hub(spec: str) -> Table:
 
 def _with_columns_of_first_row(name: str, rows: Iterator[Row]) -> Table:
     first = next(rows, None)
+    if first is not None and first.problem:
+        raise InputError(first.problem)
     if first is None:
         raise InputError(f"{name} has no rows. Each needs clean, corrupted, answers and wrong_answers.")
     return Table(name, tuple(first.values), chain([first], rows))
 
 
-def _mapping(values: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(values, Mapping):
-        raise InputError(
-            f"{where} is a {type(values).__name__}, not an object with named values. "
-            "A data frame gives such rows with .to_dict('records')."
-        )
-    return {_column(str(name)): value for name, value in values.items()}
+def _row(values: Any, where: str) -> Row:
+    if isinstance(values, Mapping):
+        return Row(where, {_column(str(name)): value for name, value in values.items()})
+    problem = (
+        f"{where} is a {type(values).__name__}, not an object with named values. "
+        "A data frame gives such rows with .to_dict('records')."
+    )
+    return Row(where, {}, problem)
 
 
 def text(row: Row, column: str) -> str:

@@ -1,0 +1,229 @@
+"""The user's own data, metrics and plug-ins in the shell; and the documents' examples, run as they are printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import gradpath as gp
+from gradpath.attribution.methods import METHODS
+from gradpath.tasks import METRICS
+
+ROOT = Path(__file__).parents[2]
+HEADER = "clean,corrupted,answers,wrong_answers\n"
+NAMES = ["Mary", "John", "Tom", "James", "Paul", "Mark", "David", "Peter"]
+QUICK = ["--edges", 20, "--method", "eap", "--how", "top"]
+METRIC = '''
+def right_logit(logits, labels):
+    """The logit of the right answer."""
+    return logits.gather(1, labels[:, :1]).squeeze(1)
+'''
+PLUGIN = f'''
+import gradpath as gp
+from gradpath.tasks import metric
+
+@metric("right-logit")
+{METRIC.strip()}
+
+@gp.path("midpoint")
+def midpoint(pair):
+    """Halfway between the two prompts."""
+    yield (pair.clean + pair.corrupted) / 2
+'''
+
+
+def pairs_of_names(count: int) -> str:
+    """Rows such as people write, with different names."""
+    names = [(a, b) for a in NAMES for b in NAMES if a != b][:count]
+    rows = [f'"When {a} and {b} met, {b} waved to","When {a} and {b} met, Bob waved to", {a}, {b}\n' for a, b in names]
+    return HEADER + "".join(rows)
+
+
+@pytest.fixture
+def registries():
+    """What a plug-in has registered is taken out again."""
+    yield
+    for registry, name in ((METRICS, "right-logit"), (METHODS, "midpoint")):
+        if name in registry:
+            registry.remove(name)
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = tmp_path / "pairs.csv"
+    file.write_text(pairs_of_names(20))
+    return file
+
+
+def test_twenty_rows_are_halved_and_said(run, model_folder, file):
+    ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["examples"], ran.json["examples_measured"], ran.json["held_out"]) == (10, 10, True)
+    assert ran.json["metric"] == "logit-difference"
+    assert "pairs: 20 rows, 10 pairs to attribute and 10 others, held out, to measure" in ran.err
+
+
+def test_five_rows_are_used_for_both_with_a_warning(run, model_folder, file):
+    file.write_text(pairs_of_names(5))
+    ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["examples"], ran.json["examples_measured"], ran.json["held_out"]) == (5, 5, False)
+    assert "WARNING: nothing is held out" in ran.err
+
+
+def test_split_all_uses_all_rows_for_both(run, model_folder, file):
+    ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--split", "all", "--json")
+    assert (ran.json["examples"], ran.json["examples_measured"], ran.json["held_out"]) == (20, 20, False)
+    assert "WARNING" not in ran.err
+
+
+def test_rows_of_both_halves_that_are_left_out_are_named(run, model_folder, file):
+    bad = ["one two,one two three, Mary, John\n", "one,two, Mary Ann, John\n"]
+    file.write_text(pairs_of_names(12) + "".join(bad))
+    ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--json")
+    assert ran.code == 0, ran.err
+    assert "2 rows are left out:" in ran.err
+    assert "row 13 (line 14 of pairs.csv): " in ran.err
+    assert "row 14 (line 15 of pairs.csv): ' Mary Ann' is ' Mary' + ' Ann'" in ran.err
+
+
+def test_a_circuit_of_ones_own_data_is_measured_again_on_it(run, model_folder, file, tmp_path):
+    out = tmp_path / "out"
+    assert (
+        run(
+            "find",
+            "--model",
+            model_folder,
+            "--data",
+            file,
+            *QUICK,
+            "--metric",
+            "kl",
+            "--method",
+            "eap-ig",
+            "--out",
+            out,
+        ).code
+        == 0
+    )
+    without = run("eval", out / "circuit.json")
+    assert without.code == 2
+    assert "found on your own data, 'pairs'. Give it again with --data" in without.error
+    again = run("eval", out / "circuit.json", "--data", file, "--json")
+    assert (again.json["metric"], again.json["examples"]) == ("kl", 10)
+    assert again.json["clean"] == pytest.approx(0, abs=1e-6)
+
+
+def never(*_, **__):
+    raise AssertionError("a model was read")
+
+
+MISTAKES = {
+    "task": (["find", "--task", "oio"], 2, "there is no task 'oio'"),
+    "method": (["find", "--method", "epa"], 2, "there is no method 'epa'"),
+    "option": (["find", "-o", "strid=matched"], 2, "no option 'strid'"),
+    "steps": (["find", "-o", "end=nowhere"], 2, "end must be one of"),
+    "selection": (["find", "--how", "tpo"], 2, "there is no selection 'tpo'"),
+    "metric": (["find", "--metric", "lk"], 2, "there is no metric 'lk'"),
+    "metric of a file": (["find", "--metric", "nothing.py:f"], 1, "there is no such file nothing.py"),
+    "kl at the clean prompt": (["find", "--metric", "kl", "--method", "eap"], 2, "all scores would be zero"),
+    "file": (["find", "--data", "nothing.csv"], 1, "there is no file nothing.csv"),
+    "folder": (["find", "--out", "/dev/null/below"], 2, "--out has to be a folder"),
+    "plug-in": (["find", "--plugin", "nothing.py"], 1, "there is no such file nothing.py"),
+    "task of a curve": (["curve", "--task", "oio"], 2, "there is no task 'oio'"),
+    "file of a curve": (["curve", "--data", "nothing.csv"], 1, "there is no file nothing.csv"),
+    "metric of a curve": (["curve", "--metric", "lk"], 2, "there is no metric 'lk'"),
+    "task of a check": (["check", "--task", "oio"], 2, "there is no task 'oio'"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_cheap_mistakes_fail_before_a_model_is_read(run, monkeypatch, name):
+    monkeypatch.setattr("gradpath.model.load.load_model", never)
+    arguments, code, words = MISTAKES[name]
+    ran = run(*arguments)
+    assert (ran.code, words in ran.error) == (code, True), ran.err
+
+
+def test_bad_rows_fail_before_a_model_is_read_each_with_its_line(run, monkeypatch, file):
+    monkeypatch.setattr("gradpath.model.load.load_model", never)
+    file.write_text(HEADER + "a b,c b, Mary\n" + "a b,c b,, John\n")
+    ran = run("find", "--data", file)
+    first, *lines = ran.err.splitlines()
+    assert (ran.code, first) == (1, "gradpath: 2 of the 2 rows of pairs cannot be read:")
+    assert [line.partition(" has")[0] for line in lines] == [f"  row {i} (line {i + 1} of pairs.csv)" for i in (1, 2)]
+
+
+def test_a_metric_of_ones_own_in_a_file(run, model_folder, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(METRIC)
+    out = tmp_path / "out"
+    find = ["find", "--model", model_folder, "--examples", 4, *QUICK, "--metric", f"{file}:right_logit", "--json"]
+    ran = run(*find, "--out", out)
+    assert ran.code == 0, ran.err
+    assert ran.json["metric"] == "mine.py:right_logit"
+    default = run("find", "--model", model_folder, "--examples", 4, *QUICK, "--json").json
+    assert ran.json["clean"] != pytest.approx(default["clean"])
+    lost = run("eval", out / "circuit.json")
+    assert lost.code == 2
+    assert "give it again with --metric FILE.py:FUNCTION" in lost.error
+    again = run("eval", out / "circuit.json", "--metric", f"{file}:right_logit", "--examples", 4, "--json")
+    assert again.json["clean"] == pytest.approx(ran.json["clean"], rel=1e-5)
+    assert "has no function 'nobody'" in run("find", "--metric", f"{file}:nobody").error
+
+
+@pytest.mark.usefixtures("registries")
+def test_a_plugin_adds_a_metric_and_a_path(run, model_folder, tmp_path):
+    file = tmp_path / "plugin.py"
+    file.write_text(PLUGIN)
+    options = ["--examples", 4, "--edges", 20, "--how", "top", "--metric", "right-logit", "--method", "midpoint"]
+    assert run("find", "--model", model_folder, *options).code == 2
+    ran = run("find", "--model", model_folder, "--plugin", file, *options, "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["metric"], ran.json["method"]) == ("right-logit", "midpoint")
+    assert "right-logit" in run("ls", "metrics", "--plugin", file).out
+
+
+def test_kl_by_name_is_zero_in_the_clean_run_and_negative_in_the_corrupted_one(model_folder):
+    model = gp.load_model(str(model_folder))
+    found = gp.find(model, "ioi", metric="kl", examples=4, edges=30, how="top", curve=False)
+    assert found.result.clean == pytest.approx(0, abs=1e-6)
+    assert found.result.corrupted < -1e-4
+    assert found.result.corrupted < found.result.circuit <= 1e-6
+    assert found.scores.values.abs().max() > 0
+
+
+def printed(document: str, language: str) -> list[tuple[str, str]]:
+    """The code blocks of a document in a language, each with its title."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.findall(rf'```{language}(?: title="([^"]+)")?\n(.*?)```', text, flags=re.DOTALL)
+
+
+@pytest.mark.usefixtures("registries")
+def test_the_examples_on_tasks_run_as_they_are_printed(run, model_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = gp.load_model(str(model_folder))
+    ((_, rows),) = printed("docs/tasks.md", "csv")
+    Path("pairs.csv").write_text(rows)
+    blocks = printed("docs/tasks.md", "python")
+    for title, code in blocks:
+        if title:
+            Path(title).write_text(code)
+    commands = [line for _, block in printed("docs/tasks.md", "bash") for line in block.splitlines()]
+    assert len(commands) == 5
+    for command in commands:
+        words = shlex.split(command)[1:]
+        quick = [] if words[0] == "ls" else ["--model", model_folder, "--edges", 20]
+        few = [] if words[0] == "ls" or "--data" in words else ["--examples", 4]
+        ran = run(*words, *quick, *few)
+        assert ran.code == 0, f"{command}: {ran.err}"
+    monkeypatch.setattr(gp, "load_model", lambda name: model, raising=False)
+    names: dict[str, object] = {}
+    for title, code in blocks:
+        if not title:
+            exec(code, names)
+    assert [len(names[name]) for name in ("train", "test", "mine", "task")] == [100, 100, 2, 2]
+    assert gp.attribute(model, names["task"], "eap").about["examples"] == 2
