@@ -53,7 +53,7 @@ def draw_on(circuit: Circuit, axes: Axes) -> None:
     axes.set_ylim(-2.5, circuit.graph.n_layers + 1.0)
     _draw_edges(circuit, axes)
     _draw_nodes(circuit, axes)
-    _draw_legend(axes)
+    legend(axes)
 
 
 def _draw_edges(circuit: Circuit, axes: Axes) -> None:
@@ -138,7 +138,8 @@ def _draw_nodes(circuit: Circuit, axes: Axes) -> None:
         axes.text(-0.75, row, str(row), ha="right", va="center", fontsize=6.5, color=MUTED)
 
 
-def _draw_legend(axes: Axes) -> None:
+def legend(axes: Axes) -> None:
+    """The colours of edges by what they feed, and their signs."""
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=COLOURS[name], linewidth=2, label=label) for name, label in KINDS.items()]

@@ -11,17 +11,21 @@ import html
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gradpath.circuit import Circuit, load_circuit
-from gradpath.errors import UsageError
+from gradpath.errors import InputError, UsageError
 from gradpath.formats.graphs import dot, graphml
 from gradpath.report.data import Report, circuit_report
 from gradpath.report.drawing import draw
+from gradpath.report.figure import Attention, draw_figure
 from gradpath.report.inside import inside_payload
+from gradpath.report.notes import load_notes
 from gradpath.report.payload import LIMIT, asset, payload
 from gradpath.runtime.files import write_atomically
+from gradpath.selection.prune import pruned
 
 _SCRIPTS = (
     "graph select format layout paint svg scene view curve controls details inside pattern search evidence "
@@ -79,20 +83,57 @@ WRITERS: dict[str, Callable[[Circuit, Path], None]] = {
     ".dot": lambda circuit, file: write_atomically(file, dot(circuit)),
     ".graphml": lambda circuit, file: write_atomically(file, graphml(circuit)),
 }
+FIGURES = (".svg", ".png", ".pdf")
 
 
-def show(circuit_file: str | Path, out_file: str | Path) -> None:
+def show(
+    circuit_file: str | Path,
+    out_file: str | Path,
+    *,
+    notes: str | Path | None = None,
+    edges: int | None = None,
+    rows: bool = False,
+    attention: Attention | None = None,
+) -> None:
     """Write a saved circuit as a page, a drawing or a graph.
 
     Args:
         circuit_file: A ``circuit.json``. Edges at spans are drawn once, wherever in the prompt they are.
         out_file: The file to write; its suffix is .html, .svg, .png, .pdf, .dot or .graphml.
+        notes: Names, colours and groups that the page saved, for a page or a figure in rows.
+        edges: Draw only the first edges of the file, those that lead from ``input`` to ``logits``.
+        rows: Draw the nodes of the circuit alone, in rows by their depth, as with notes, and not on the model's grid.
+        attention: Attention patterns to draw beside a figure in rows (``figure.draw_figure``).
     """
     out = Path(out_file)
-    writer = WRITERS.get(out.suffix.lower())
+    suffix = out.suffix.lower()
+    writer = WRITERS.get(suffix)
     if writer is None:
         raise UsageError(
             f"a circuit cannot be shown as {out.suffix or 'a file without a suffix'!r} ({out.name}): "
             f"name a file that ends in {', '.join(WRITERS)}."
         )
-    writer(load_circuit(circuit_file).anywhere(), out)
+    circuit = load_circuit(circuit_file).anywhere()
+    read = None if notes is None else load_notes(notes, circuit.graph)
+    if edges is not None:
+        circuit = first_edges(circuit, edges)
+    if suffix in FIGURES and (read is not None or rows or attention):
+        draw_figure(circuit, out, read, attention)
+    elif read is not None and suffix != ".html":
+        raise UsageError(f"notes are shown in pages and figures (.html, {', '.join(FIGURES)}): got {out.name}.")
+    elif read is not None:
+        content = {**payload(circuit_report(circuit)), "notes": read.to_json(circuit.graph)}
+        write_atomically(out, filled(f"{circuit_report(circuit).title} · gradpath", content))
+    else:
+        writer(circuit, out)
+
+
+def first_edges(circuit: Circuit, n: int) -> Circuit:
+    """The first edges of a circuit that lie on a way from ``input`` to ``logits`` over them."""
+    if not 1 <= n <= len(circuit):
+        raise UsageError(f"this circuit has {len(circuit):,} edges, so between 1 and as many can be drawn: got {n:,}.")
+    part = replace(circuit, index=circuit.index[:n], scores=circuit.scores[:n])
+    kept = pruned(part.graph, part.mask)[part.index[:, 0], part.index[:, 1]]
+    if not bool(kept.any()):
+        raise InputError(f"the first {n:,} edges of this circuit do not lead from input to logits. Draw more of them.")
+    return replace(part, index=part.index[kept], scores=part.scores[kept])

@@ -1,0 +1,257 @@
+"""The figure of a small circuit for a paper: its nodes alone, in rows by their depth, with names and groups.
+
+1. Fold: a folded group becomes one box, and edges between the same two boxes that feed the same of q, k, v, MLP or
+   logits are summed.
+2. Rows: a box is one row above the highest box that it reads.
+3. Places in a row: boxes move to the mean of their neighbours, weighted by |score|, and keep a distance, in turns; so
+   strong edges cross as little as this simple method can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from gradpath.circuit import Circuit
+from gradpath.errors import InputError
+from gradpath.formats.layout import COLOURS, column
+from gradpath.graph import Graph, kind, node_of
+from gradpath.report.drawing import DASHED, legend
+from gradpath.report.notes import Notes
+from gradpath.report.style import INK, MUTED, PAPER, save_as
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST = 150  # boxes: more cannot be read on a page
+_GAP, _ROW = 0.16, 0.56  # inches between boxes, and from row to row
+_LETTER, _LINE = 0.062, 0.125  # inches: the width of a letter and the height of a line
+_PER_LINE = 4  # members of a group in a line
+_SWEEPS = 40
+_INSET = 1.55  # inches: the side of an attention pattern
+_PORTS = {"q": -0.3, "k": 0.0, "v": 0.3}  # where an edge enters a head, in shares of its width
+
+Attention = Mapping[str, tuple[Tensor, Sequence[str]]]  # of a head: weights (pos, pos), and the tokens
+
+
+@dataclass(frozen=True)
+class Box:
+    """A node or a folded group: its lines of text, its colour, its size in inches, and how deep it is in the model."""
+
+    title: str
+    lines: tuple[str, ...]
+    colour: str
+    depth: float
+    side: float  # the mean column of its nodes
+
+    @property
+    def width(self) -> float:
+        longest = max(len(self.title) * 1.08, *(len(line) * 0.85 for line in self.lines), 3)
+        return _LETTER * longest + 0.16
+
+    @property
+    def height(self) -> float:
+        return _LINE * (1 + len(self.lines)) + 0.08
+
+
+Edges = dict[tuple[str, str, str], float]  # (box, box, what it feeds) -> score
+
+
+def draw_figure(
+    circuit: Circuit, file: str | Path, notes: Notes | None = None, attention: Attention | None = None
+) -> None:
+    """Draw a small circuit to an SVG, PDF or PNG file, by its suffix.
+
+    Args:
+        circuit: The circuit.
+        file: The file to write.
+        notes: Names, colours and groups.
+        attention: Patterns to draw beside the circuit: for a head its weights (pos, pos) and the tokens.
+    """
+    from matplotlib.figure import Figure
+
+    notes = notes or Notes()
+    boxes, edges = fold(circuit.anywhere(), notes)
+    if not edges:
+        raise InputError("this circuit has no edges to draw. Find one with more edges, or unfold a group.")
+    if len(boxes) > MOST:
+        raise InputError(
+            f"a figure can show at most {MOST} nodes: this circuit has {len(boxes)}. Draw fewer of its edges with "
+            "--edges, or fold nodes into groups."
+        )
+    places = layout(boxes, edges)
+    width = max(x + boxes[name].width / 2 for name, (x, _) in places.items()) + 0.1
+    height = max(y for _, y in places.values()) + 0.4
+    beside = (_INSET + 0.75) if attention else 0.0
+    below = 0.55
+    tall = max(height + below, len(attention or {}) * (_INSET + 0.75))
+    figure = Figure(figsize=(max(width, 3.2) + beside, tall))
+    share = max(width, 3.2) / (max(width, 3.2) + beside)
+    axes = figure.add_axes((0, 0, share, 1))
+    axes.set_axis_off()
+    axes.set_xlim(min(0.0, (width - 3.2) / 2), max(width, 3.2) + min(0.0, (width - 3.2) / 2))
+    axes.set_ylim(-below - (tall - height - below), height)
+    _draw_edges(axes, boxes, edges, places)
+    _draw_boxes(axes, boxes, places)
+    legend(axes)
+    for row, (node, (weights, tokens)) in enumerate((attention or {}).items()):
+        _draw_inset(figure, node, weights, tokens, row, notes)
+    save_as(figure, Path(file), dpi=220)
+
+
+def fold(circuit: Circuit, notes: Notes) -> tuple[dict[str, Box], Edges]:
+    """The boxes of a circuit, by the name of their node or group, and the edges among them."""
+    owner = {node: group for group in notes.groups if group.folded for node in group.nodes}
+
+    def box_of(node: str) -> str:
+        return f"group {owner[node].name}" if node in owner else node
+
+    edges: Edges = {}
+    for source, target, score in circuit.named_edges():
+        ends = box_of(source), box_of(node_of(target))
+        if ends[0] != ends[1]:
+            key = (*ends, kind(target))
+            edges[key] = edges.get(key, 0.0) + score
+    shown = {end for source, target, _ in edges for end in (source, target)}
+    members: dict[str, list[str]] = {}
+    for node in circuit.nodes:
+        members.setdefault(box_of(node), []).append(node)
+    boxes = {name: _box(circuit.graph, name, nodes, notes) for name, nodes in members.items() if name in shown}
+    return boxes, edges
+
+
+def _box(graph: Graph, name: str, nodes: list[str], notes: Notes) -> Box:
+    depths = [graph.layer_of(node) + (0.5 if node.startswith("m") else 0.0) for node in nodes]
+    place = sum(depths) / len(depths), sum(column(graph, node) for node in nodes) / len(nodes)
+    if name in graph.sources or name == "logits":
+        note = notes.nodes.get(name)
+        if note is not None and note.name:
+            return Box(note.name, (name,), notes.colour_of(name), *place)
+        return Box(name, (), notes.colour_of(name), *place)
+    group = notes.group_of(nodes[0])
+    assert group is not None
+    lines = tuple(" ".join(nodes[at : at + _PER_LINE]) for at in range(0, len(nodes), _PER_LINE))
+    return Box(group.name, lines, group.colour, *place)
+
+
+def layout(boxes: Mapping[str, Box], edges: Edges) -> dict[str, tuple[float, float]]:
+    """The centre of each box, in inches."""
+    rows = _rows(boxes, edges)
+    near: dict[str, list[tuple[str, float]]] = {name: [] for name in boxes}
+    for (source, target, _), score in edges.items():
+        near[source].append((target, abs(score)))
+        near[target].append((source, abs(score)))
+    x = {name: 0.9 * box.side for name, box in boxes.items()}
+    for sweep in range(_SWEEPS):
+        for row in rows if sweep % 2 else reversed(rows):
+            wish = {name: _mean(x, near[name], x[name]) for name in row}
+            row.sort(key=lambda name: (wish[name], boxes[name].side, name))
+            _spread(row, wish, boxes, x)
+    left = min(x[name] - boxes[name].width / 2 for name in boxes) - 0.1
+    heights, y = {}, 0.25
+    for row in rows:
+        tallest = max(boxes[name].height for name in row)
+        heights.update(dict.fromkeys(row, y + tallest / 2))
+        y += tallest + _ROW - 0.25
+    return {name: (x[name] - left, heights[name]) for name in boxes}
+
+
+def _rows(boxes: Mapping[str, Box], edges: Edges) -> list[list[str]]:
+    """Boxes by row, from the bottom. Edges against the order of the model, which groups can have, do not count."""
+    order = sorted(boxes, key=lambda name: (boxes[name].depth, name))
+    place = {name: at for at, name in enumerate(order)}
+    row = dict.fromkeys(order, 0)
+    for target in order:
+        below = [row[source] for source, end, _ in edges if end == target and place[source] < place[target]]
+        row[target] = 1 + max(below, default=-1)
+    if "logits" in row:
+        row["logits"] = max([0, *(at + 1 for name, at in row.items() if name != "logits")])
+    rows: list[list[str]] = [[] for _ in range(1 + max(row.values()))]
+    for name in order:
+        rows[row[name]].append(name)
+    return [names for names in rows if names]
+
+
+def _mean(x: Mapping[str, float], near: list[tuple[str, float]], otherwise: float) -> float:
+    total = sum(weight for _, weight in near)
+    return sum(x[name] * weight for name, weight in near) / total if total else otherwise
+
+
+def _spread(row: list[str], wish: Mapping[str, float], boxes: Mapping[str, Box], x: dict[str, float]) -> None:
+    """Give the boxes of a row places as near to the wished ones as the distances between them allow."""
+    gaps = [0.0, *((boxes[a].width + boxes[b].width) / 2 + _GAP for a, b in pairwise(row))]
+    right, left = list[float](), list[float]()
+    for name, gap in zip(row, gaps, strict=True):
+        right.append(max(wish[name], right[-1] + gap) if right else wish[name])
+    for at in range(len(row) - 1, -1, -1):
+        left.insert(0, min(wish[row[at]], left[0] - gaps[at + 1]) if left else wish[row[at]])
+    for name, a, b in zip(row, left, right, strict=True):
+        x[name] = (a + b) / 2
+
+
+def _draw_edges(axes: Axes, boxes: Mapping[str, Box], edges: Edges, places: Mapping[str, tuple[float, float]]) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Curve
+
+    largest = max(abs(score) for score in edges.values())
+    codes = [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4]
+    for (source, target, feeds), score in sorted(edges.items(), key=lambda item: abs(item[1])):
+        strength = sqrt(abs(score) / largest) if largest else 1.0
+        (x, y), (end_x, end_y) = places[source], places[target]
+        y, end_y = y + boxes[source].height / 2, end_y - boxes[target].height / 2
+        end_x += _PORTS.get(feeds, 0.0) * boxes[target].width
+        rise = max(0.45 * (end_y - y), 0.25)
+        points = [(x, y), (x, y + rise), (end_x, end_y - rise), (end_x, end_y)]
+        look: Any = {
+            "edgecolor": COLOURS[feeds],
+            "alpha": 0.16 + 0.76 * strength,
+            "linewidth": 0.5 + 2.9 * strength**1.6,
+        }
+        axes.add_patch(
+            PathPatch(Curve(points, codes), facecolor="none", linestyle=DASHED if score < 0 else "solid", **look)
+        )
+
+
+def _draw_boxes(axes: Axes, boxes: Mapping[str, Box], places: Mapping[str, tuple[float, float]]) -> None:
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import FancyBboxPatch
+
+    for name, box in boxes.items():
+        x, y = places[name]
+        paper = to_rgb(PAPER)
+        face = (
+            tuple(0.78 * a + 0.22 * b for a, b in zip(paper, to_rgb(box.colour), strict=True)) if box.colour else paper
+        )
+        corner = (x - box.width / 2, y - box.height / 2)
+        style: Any = {"facecolor": face, "edgecolor": box.colour or MUTED, "linewidth": 1.0 if box.colour else 0.6}
+        rounded = "round,pad=0,rounding_size=0.05"
+        axes.add_patch(FancyBboxPatch(corner, box.width, box.height, boxstyle=rounded, zorder=3, **style))
+        middle: Any = {"ha": "center", "va": "center", "zorder": 4}
+        top = y + _LINE * len(box.lines) / 2
+        axes.text(x, top, box.title, fontsize=7, color=INK, fontweight="bold" if box.lines else "normal", **middle)
+        for at, line in enumerate(box.lines, start=1):
+            axes.text(x, top - at * _LINE, line, fontsize=5.6, color=MUTED, **middle)
+
+
+def _draw_inset(figure: Figure, node: str, weights: Tensor, tokens: Sequence[str], row: int, notes: Notes) -> None:
+    """An attention pattern on the right: a row for each token that attends."""
+    width, height = figure.get_size_inches()
+    side, top = _INSET, height - (row + 1) * (_INSET + 0.75) + 0.1
+    axes = figure.add_axes(((width - side - 0.12) / width, top / height, side / width, side / height))
+    axes.imshow(weights.detach().float().cpu().numpy(), cmap="Blues", vmin=0, vmax=1)
+    names = [token.strip() or "_" for token in tokens]
+    size = min(6.0, 62 * side / max(len(names), 1) * 0.75)
+    axes.set_yticks(range(len(names)), names, fontsize=size)
+    axes.set_xticks(range(len(names)), names, fontsize=size, rotation=90)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0, pad=1.5, colors=MUTED)
+    axes.spines[:].set_visible(False)
+    note = notes.nodes.get(node)
+    axes.set_xlabel(f"{note.name} ({node})" if note is not None and note.name else node, fontsize=7, color=INK)

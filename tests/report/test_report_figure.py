@@ -1,0 +1,149 @@
+"""Notes on circuits, and the figure in rows: boxes, sums of edges, places, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from gradpath.circuit import Circuit, circuit_by_names
+from gradpath.errors import GradpathError
+from gradpath.graph import Graph
+from gradpath.report import show
+from gradpath.report.figure import draw_figure, fold, layout
+from gradpath.report.notes import Group, NodeNote, Notes, load_notes
+from gradpath.report.page import first_edges
+
+GRAPH = Graph(4, 3)
+EDGES = [
+    ("input->m0", 4.0),
+    ("m0->a1.h0<q>", 2.0),
+    ("m0->a1.h2<q>", -0.5),
+    ("input->a1.h2<v>", 1.0),
+    ("a1.h0->a2.h1<k>", 1.5),
+    ("a1.h2->a2.h1<k>", 0.25),
+    ("a1.h0->m3", 0.2),
+    ("a2.h1->m3", 0.7),
+    ("a2.h1->logits", 3.0),
+    ("m3->logits", 1.0),
+]
+PAIR = Group("the pair", ("a1.h0", "a1.h2"), "#d55e00")
+
+
+def circuit() -> Circuit:
+    return circuit_by_names(GRAPH, EDGES, {"model": "m", "task": "t"})
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    notes = Notes({"a2.h1": NodeNote("mover", "#0072b2", "raises it")}, (PAIR,), {"n": 5})
+    return {**notes.to_json(GRAPH), **changes}
+
+
+def saved(tmp_path: Path, **changes: Any) -> Path:
+    file = tmp_path / "notes.json"
+    file.write_text(json.dumps(content(**changes)))
+    return file
+
+
+def test_notes_are_read_as_they_were_saved(tmp_path: Path) -> None:
+    notes = load_notes(saved(tmp_path), GRAPH)
+    assert notes.to_json(GRAPH) == content()
+    assert notes.colour_of("a1.h2") == "#d55e00"
+    assert notes.colour_of("a2.h1") == "#0072b2"
+    assert notes.colour_of("m0") == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gradpath_notes": 2}, 'no "gradpath_notes": 1'),
+        ({"graph": Graph(2, 2).to_json()}, "2 layers of 2 heads, and the circuit is of one with 4 layers of 3"),
+        ({"nodes": {"a9.h0": {}}}, "no node 'a9.h0'"),
+        ({"nodes": {"m0": {"colour": "red"}}}, "written #rrggbb: got 'red'"),
+        ({"nodes": {"m0": 3}}, "a note is an object"),
+        ({"nodes": []}, "its nodes must be an object"),
+        ({"groups": [{"name": "x"}]}, "a list of nodes"),
+        ({"groups": [{"name": "x", "nodes": ["m0"]}, {"name": "y", "nodes": ["m0"]}]}, "'m0' is in two groups"),
+    ],
+)
+def test_notes_that_cannot_be_used_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(GradpathError, match=message):
+        load_notes(saved(tmp_path, **changes), GRAPH)
+
+
+def test_a_folded_group_is_one_box_with_its_edges_summed() -> None:
+    boxes, edges = fold(circuit(), Notes(groups=(PAIR,)))
+    assert set(boxes) == {"input", "m0", "group the pair", "a2.h1", "m3", "logits"}
+    assert boxes["group the pair"].lines == ("a1.h0 a1.h2",)
+    assert edges["m0", "group the pair", "q"] == pytest.approx(1.5)
+    assert edges["group the pair", "a2.h1", "k"] == pytest.approx(1.75)
+    assert sum(edges.values()) == pytest.approx(sum(score for _, score in EDGES))
+    unfolded = Group("the pair", PAIR.nodes, folded=False)
+    assert len(fold(circuit(), Notes(groups=(unfolded,)))[1]) == len(EDGES)
+
+
+def test_a_box_lies_above_all_that_it_reads_and_none_covers_another() -> None:
+    boxes, edges = fold(circuit(), Notes())
+    places = layout(boxes, edges)
+    for source, target, _ in edges:
+        assert places[source][1] < places[target][1]
+    names = list(boxes)
+    for i, a in enumerate(names):
+        for b in names[:i]:
+            (x, y), (u, v) = places[a], places[b]
+            apart = (
+                abs(x - u) >= (boxes[a].width + boxes[b].width) / 2
+                or abs(y - v) >= (boxes[a].height + boxes[b].height) / 2
+            )
+            assert apart, (a, b)
+
+
+def test_two_chains_do_not_cross() -> None:
+    chains = [("input->a0.h0<q>", 1.0), ("input->a0.h2<q>", 1.0), ("a0.h0->a1.h2<q>", 1.0), ("a0.h2->a1.h0<q>", 1.0)]
+    chains += [("a1.h2->logits", 1.0), ("a1.h0->logits", 1.0)]
+    places = layout(*fold(circuit_by_names(GRAPH, chains, {}), Notes()))
+    assert (places["a0.h0"][0] < places["a0.h2"][0]) == (places["a1.h2"][0] < places["a1.h0"][0])
+
+
+def test_show_draws_names_groups_and_insets(tmp_path: Path) -> None:
+    circuit().save(tmp_path / "circuit.json")
+    pattern = torch.tril(torch.ones(3, 3)) / torch.arange(1, 4)[:, None]
+    out = tmp_path / "figure.svg"
+    show(tmp_path / "circuit.json", out, notes=saved(tmp_path), attention={"a2.h1": (pattern, ["The", " $x", " to"])})
+    texts = [element.text for element in ElementTree.parse(out).iter() if element.tag.endswith("}text")]
+    assert {"the pair", "a1.h0 a1.h2", "mover", "mover (a2.h1)", "$x", "query"} <= set(texts)
+    before = out.read_bytes()
+    show(tmp_path / "circuit.json", out, notes=saved(tmp_path), attention={"a2.h1": (pattern, ["The", " $x", " to"])})
+    assert out.read_bytes() == before
+    for suffix in (".pdf", ".png"):
+        draw_figure(circuit(), tmp_path / f"figure{suffix}")
+        assert (tmp_path / f"figure{suffix}").stat().st_size > 1000
+
+
+def test_notes_reach_the_page_and_no_other_format(tmp_path: Path) -> None:
+    circuit().save(tmp_path / "circuit.json")
+    show(tmp_path / "circuit.json", tmp_path / "page.html", notes=saved(tmp_path))
+    assert '"mover"' in (tmp_path / "page.html").read_text()
+    with pytest.raises(GradpathError, match=r"notes are shown in pages and figures.*got circuit.dot"):
+        show(tmp_path / "circuit.json", tmp_path / "circuit.dot", notes=saved(tmp_path))
+
+
+def test_the_first_edges_are_those_that_lead_somewhere() -> None:
+    part = first_edges(circuit(), 9)
+    assert set(part.edges) == {edge for edge, _ in EDGES[:9]} - {"a1.h0->m3", "a2.h1->m3"}
+    with pytest.raises(GradpathError, match="do not lead from input to logits"):
+        first_edges(circuit(), 2)
+    with pytest.raises(GradpathError, match="has 10 edges"):
+        first_edges(circuit(), 11)
+
+
+def test_a_figure_of_too_many_nodes_is_refused(tmp_path: Path) -> None:
+    wide = Graph(20, 12)
+    names = [(f"input->a{layer}.h{head}<q>", 1.0) for layer in range(20) for head in range(12)]
+    names += [(f"a{layer}.h{head}->logits", 1.0) for layer in range(20) for head in range(12)]
+    with pytest.raises(GradpathError, match="at most 150 nodes: this circuit has 242"):
+        draw_figure(circuit_by_names(wide, names, {}), tmp_path / "figure.svg")
