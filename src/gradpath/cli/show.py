@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -49,8 +49,8 @@ def _patterns(circuit_file: Path, heads: tuple[str, ...]) -> Attention:
     from gradpath.model.inspection import token_text
     from gradpath.model.tokenizer import prompt_ids
 
-    given = {"model": None}
-    saved = open_circuit(circuit_file, given, task=None, data=None, examples=1, seed=0, split="test", ablation=None)
+    drawn: Any = {"task": None, "data": None, "metric": None, "examples": 1, "seed": 0, "split": "test"}
+    saved = open_circuit(circuit_file, {"model": None}, **drawn, ablation=None)
     model, prompt = saved.model, saved.task.clean[:1]
     tokens = [token_text(model, token) for token in prompt_ids(prompt, model.tokenizer)[0]]
     return {head: (model.attention(prompt, head)[0], tokens) for head in heads}
