@@ -93,6 +93,8 @@ def checked_about(about: Any) -> dict[str, Any]:
     selection = about.get("selection", {}) if isinstance(about, Mapping) else None
     if not isinstance(selection, Mapping):
         raise InputError("its 'about' is not an object. Make it again with gradpath find.")
+    if not isinstance(about.get("data", {}), Mapping):
+        raise InputError("its 'data' is not an object. Make it again with gradpath find.")
     asked = selection.get("edges_asked", 0)
     if type(asked) is not int or asked < 0:
         raise InputError(f"its 'edges_asked' is {asked!r}. Make it again with gradpath find.")
@@ -249,8 +251,8 @@ def load_scores(file: str | Path) -> Scores:
         changed = digest not in (None, digest_of(notes, *parts))
         graph, about = graph_from_json(notes["graph"]), notes["about"]
         names = tuple(map(str, notes["spans"])) if by_span else ()
-        if not isinstance(about, dict):
-            raise ValueError("its 'about' is not an object")
+        if not isinstance(about, dict) or not isinstance(about.get("data", {}), dict):
+            raise ValueError("its 'about' or its 'data' is not an object")
     except FileNotFoundError:
         raise InputError(f"there is no file {file}. Give the scores.safetensors of a find.") from None
     except InputError as problem:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -455,3 +458,73 @@ def test_show_draws_the_attention_of_a_head_beside_the_circuit(run, found, tmp_p
     ran = run("show", out / "circuit.json", "--attention", "a7.h9", "--out", tmp_path / "figure.svg")
     assert ran.code == 1
     assert "no node 'a7.h9'" in ran.error
+
+
+def test_files_do_not_say_where_the_user_keeps_things(run, found, model_folder, monkeypatch, tmp_path):
+    """Only paths inside of the working directory, from there, and names."""
+    grid = ["curve", "--methods", "eap", "--how", "top", "--sparsities", "0.5", "--examples", 4]
+    monkeypatch.setattr(
+        "sys.argv", ["gradpath", *map(str, [*grid, "--model", model_folder, f"--out={tmp_path / 'grid'}"])]
+    )
+    assert run(*grid, "--model", model_folder, "--out", tmp_path / "grid").code == 0
+    _, out = found
+    files = [file for folder in (out, tmp_path / "grid") for file in folder.rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} >= {".json", ".safetensors", ".html", ".csv", ".md"}
+    for file in files:
+        content = file.read_bytes()
+        for private in (str(model_folder.parent), str(tmp_path), platform.release()):
+            assert private.encode() not in content, file
+            assert json.dumps(private)[1:-1].replace("/", "\\/").encode() not in content, file
+    record = json.loads((tmp_path / "grid" / "curve.json").read_text())
+    assert record["model"] == f".../{model_folder.name}"
+    assert record["command"].endswith(f"--model .../{model_folder.name} --out=.../grid")
+
+
+def test_eval_finds_a_model_by_its_recorded_path_or_says_what_to_do(run, model_folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(model_folder.parent)
+    arguments = ["--examples", 4, "--method", "eap", "--how", "top", "--edges", 20]
+    assert run("find", "--model", model_folder, *arguments, "--out", tmp_path / "inside").code == 0
+    assert load_circuit(tmp_path / "inside" / "circuit.json").about["model"] == f"./{model_folder.name}"
+    assert run("eval", tmp_path / "inside" / "circuit.json", "--examples", 4).code == 0
+    monkeypatch.chdir(tmp_path)
+    assert f"there is no folder ./{model_folder.name}" in run("eval", tmp_path / "inside" / "circuit.json").error
+    assert run("find", "--model", model_folder, *arguments, "--out", "outside").code == 0
+    assert run("eval", "outside/circuit.json", "--examples", 4).code == 0  # on this machine
+    monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "another"))  # on the machine of somebody else
+    error = run("eval", "outside/circuit.json", "--examples", 4).error
+    assert f"the model .../{model_folder.name} was outside of the working directory" in error
+    assert "--model" in error
+    assert run("eval", "outside/circuit.json", "--examples", 4, "--model", model_folder).code == 0
+
+
+@pytest.mark.filterwarnings("always::gradpath.errors.GradpathWarning")
+def test_eval_says_that_the_weights_have_changed(run, model_folder, tmp_path):
+    from transformers import GPT2LMHeadModel
+
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    arguments = ["--examples", 4, "--method", "eap", "--how", "top", "--edges", 20]
+    assert run("find", "--model", folder, *arguments, "--out", tmp_path / "out").code == 0
+    changed = GPT2LMHeadModel.from_pretrained(folder)
+    with torch.no_grad():
+        changed.transformer.h[1].mlp.c_fc.weight[3, 4] += 0.1
+    changed.save_pretrained(folder)
+    ran = run("eval", tmp_path / "out" / "circuit.json", "--examples", 4)
+    assert ran.code == 0, ran.err
+    assert "was found in other weights" in ran.err
+    assert "was found in other weights" not in run("eval", tmp_path / "out" / "circuit.json", "--model", folder).err
+
+
+@pytest.mark.parametrize("verb", ["eval", "convert"])
+def test_a_file_whose_data_is_not_an_object_is_refused(run, found, tmp_path, verb):
+    _, out = found
+    circuit = load_circuit(out / "circuit.json")
+    replace(circuit, about={**circuit.about, "data": [1]}).save(tmp_path / "circuit.json")
+    scores = load_scores(out / "scores.safetensors")
+    replace(scores, about={**scores.about, "data": [1]}).save(tmp_path / "scores.safetensors")
+    if verb == "eval":
+        ran = run("eval", tmp_path / "circuit.json", "--ablation", "mean")
+    else:
+        ran = run("convert", tmp_path / "scores.safetensors", tmp_path / "x.json", "--edges", 5, "--how", "refined")
+    assert ran.code == 1
+    assert "'data' is not an object" in ran.error

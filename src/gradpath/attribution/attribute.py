@@ -343,6 +343,7 @@ def _about(
     return {
         "version": __version__,
         "model": model.name,
+        "weights": model.digest,
         "task": task.name,
         "data": dict(task.about),
         "method": method.name,

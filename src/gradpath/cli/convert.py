@@ -74,7 +74,7 @@ def _select(
     if not find_selection(how, spans=scores.by_span is not None)[0].measures:
         return select(scores, edges, how=how)
     about, made = scores.about, scores.provenance
-    name = loading.model or made.model
+    name = loading.model or opt.recorded_model(made)
     if name is None or (made.task is None and data is None):
         raise InputError(
             f"the selection {how!r} measures circuits, and {source} does not record its model and task. Use "

@@ -84,7 +84,7 @@ def command(
     limits = opt.limits_of(batch_size, memory)
     request = FindRequest(options=opt.method_options(options), limits=limits, **given)
     with lock_folder(out):
-        model, screen, typed = loading.load(), Screen(), opt.command_line()
+        model, screen, command_line = loading.load(), Screen(), opt.command_line()
         examples = load_examples(model, request, screen)
         entry, kept, summary = Entry.of(model, request, examples), False, None
         if entry is not None and out is not None:
@@ -99,10 +99,12 @@ def command(
             seconds = summary["seconds"]
             with screen.waiting("looking inside the circuit for the report"):
                 if out is not None:
-                    distributed.on_first_rank(lambda: found.save(out, command=typed, seconds=seconds))
+                    distributed.on_first_rank(lambda: found.save(out, command=command_line, seconds=seconds))
                 elif entry is not None:
-                    kept = distributed.on_first_rank(lambda: entry.keep(found, summary, typed))
-    print_result(json.dumps(summary, indent=1) if as_json else _text(summary, out, typed if kept else None))
+                    kept = distributed.on_first_rank(lambda: entry.keep(found, summary, command_line))
+    summary["model"] = loading.model  # files have its name without the folders of this machine
+    again = opt.typed_command() if kept else None
+    print_result(json.dumps(summary, indent=1) if as_json else _text(summary, out, again))
 
 
 def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:

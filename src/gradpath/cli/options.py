@@ -17,6 +17,7 @@ from gradpath.errors import UsageError
 
 if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
+    from gradpath.scores import Provenance
     from gradpath.sweep import Limits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -58,9 +59,11 @@ class ModelOptions:
         """The model, with a line on stderr while it is being read."""
         from gradpath.cli.progress import Screen
         from gradpath.model.load import load_model
+        from gradpath.model.packaged import remember_path
+        from gradpath.runtime.files import ELSEWHERE
 
         with Screen().waiting(f"loading {self.model}"):
-            return load_model(
+            model = load_model(
                 self.model,
                 device=self.device,
                 device_map=self.device_map,
@@ -68,6 +71,19 @@ class ModelOptions:
                 bos=self.bos,
                 trust_remote_code=self.trust_remote_code,
             )
+            if model.name.startswith(ELSEWHERE):
+                remember_path(model.digest, self.model)
+            return model
+
+
+def recorded_model(about: Provenance) -> str | None:
+    """The model of scores or of a circuit; one outside of the working directory is where it was on this machine."""
+    from gradpath.model.packaged import remembered_path
+    from gradpath.runtime.files import ELSEWHERE
+
+    if about.model is None or not about.model.startswith(ELSEWHERE):
+        return about.model
+    return remembered_path(about.about.get("weights")) or about.model
 
 
 model_option = click.option("--model", default=defaults.MODEL, show_default=True, help=MODEL_HELP)
@@ -211,6 +227,14 @@ def check_folder(out: Path | None) -> None:
         raise UsageError(f"--out has to be a folder: {nearest} is a file.")
 
 
-def command_line() -> str:
+def typed_command() -> str:
     """What was typed, to be typed again."""
     return shlex.join(["gradpath", *sys.argv[1:]])
+
+
+def command_line() -> str:
+    """What was typed, for files: without the folders of this machine."""
+    from gradpath.runtime.files import recorded_path
+
+    words = [word.partition("=") if word.startswith("-") else ("", "", word) for word in sys.argv[1:]]
+    return shlex.join(["gradpath", *(name + equals + recorded_path(value) for name, equals, value in words)])

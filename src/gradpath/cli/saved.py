@@ -10,7 +10,7 @@ import click
 
 from gradpath.cli import options as opt
 from gradpath.cli.progress import Screen
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import InputError, UsageError, warn
 
 if TYPE_CHECKING:
     from gradpath.circuit import Circuit
@@ -75,15 +75,18 @@ def open_circuit(
     circuit = load_circuit(file)
     about, made = circuit.about, circuit.provenance
     loading = opt.pick(opt.ModelOptions, given)
-    if loading.model is None:
+    own_model = loading.model is None
+    if own_model:
         # A circuit that was found with a BOS token is measured with one, unless told otherwise.
         bos = about.get("bos") if loading.bos is None else loading.bos
-        loading = replace(loading, model=_recorded(made.model, "model", file), bos=bos)
+        loading = replace(loading, model=_recorded(opt.recorded_model(made), "model", file), bos=bos)
     metric = _metric(circuit, metric, file, own_task=task is None)
     task = task or (None if data else _task(circuit, file))
     check_task(task, data)
     model = loading.load()
     check_same_graph(model, circuit)
+    if own_model and about.get("dtype") == str(model.dtype).removeprefix("torch."):
+        _check_weights(model, about.get("weights"), file)
     n = opt.examples_or_default(examples, data)
     pairs = load_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
     if data is not None:
@@ -121,6 +124,11 @@ def _metric(circuit: Circuit, metric: str | None, file: Path, *, own_task: bool)
     if chosen is not None:
         find_metric(chosen)
     return chosen
+
+
+def _check_weights(model: Transformer, digest: Any, file: Path) -> None:
+    if digest is not None and digest != model.digest:  # files from before 0.2.0 have none
+        warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
 
 
 def _recorded(value: str | None, what: str, file: Path) -> str:

@@ -101,7 +101,7 @@ class Bench:
         return {
             **plugins,
             "version": __version__,
-            "model": self.model.name,
+            "model": self.title,  # the weights say which it is, wherever its folder is now
             "weights": self.weights,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "task": task.name,

@@ -18,6 +18,7 @@ from gradpath.grid.bench import Bench
 from gradpath.grid.jobs import Job, Watch, run_jobs
 from gradpath.grid.output import Outcome, write
 from gradpath.runtime import distributed
+from gradpath.runtime.files import recorded_path
 
 _PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers", "matplotlib")
 Note = Callable[[str], None]
@@ -138,12 +139,12 @@ def _request_record(bench: Bench) -> dict[str, Any]:
     record = asdict(bench.request)
     record["methods"] = [method.label for method in bench.request.methods]
     del record["memory"]  # makes batches smaller and changes no number; the command has it
-    record["data"] = None if bench.request.data is None else str(bench.request.data)
+    record["data"] = None if bench.request.data is None else recorded_path(bench.request.data)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
 
 
 def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    versions = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

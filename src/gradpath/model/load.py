@@ -21,6 +21,7 @@ from gradpath.model.tokenizer import Tokenizer, panics_as_errors
 from gradpath.model.transformer import Transformer
 from gradpath.model.untrusted import check_claims
 from gradpath.runtime import distributed
+from gradpath.runtime.files import ELSEWHERE, recorded_path
 
 
 class _Source(NamedTuple):
@@ -57,7 +58,8 @@ def load_model(
         trust_remote_code: Whether to run the code of a hub repository.
 
     Returns:
-        The model. Its ``name`` is the source.
+        The model. Its ``name`` is the source, a path without the folders of this machine: ``./tiny`` inside of the
+        working directory, ``.../tiny`` elsewhere.
     """
     if device is not None and device_map is not None:
         raise UsageError("device and device_map both say where the model goes: give one of them.")
@@ -82,7 +84,7 @@ def load_model(
             model = model.to(_device(device), precision)
         else:
             model = _spread(model.to(dtype=precision), device_map)
-    model = replace(model, tokenizer=text, name=name)
+    model = replace(model, tokenizer=text, name=recorded_path(name))
     if digest is not None and precision in (None, torch.float32):
         vars(model)["digest"] = digest  # it was computed when the file was checked
     return model
@@ -164,6 +166,11 @@ def _locate(source: str) -> tuple[str, str | None]:
     """A folder or hub name for transformers, and the file in the folder if it is a .gguf."""
     if packaged := PACKAGED.get(source):
         return packaged.hub_name, None
+    if source.startswith(ELSEWHERE):
+        raise InputError(
+            f"the model {source} was outside of the working directory, so its path was not recorded. Give its folder "
+            "or file with --model."
+        )
     path = Path(source).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():

@@ -12,9 +12,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from gradpath.errors import InputError
+from gradpath.runtime.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,21 @@ def cache_folder() -> Path:
     if folder := os.environ.get("GRADPATH_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradpath"
+
+
+def remember_path(digest: str, path: str) -> None:
+    """Keep where a model is, in the cache of this machine alone: files that people send to others do not say it."""
+    with suppress(OSError, InputError):
+        write_atomically(cache_folder() / "models" / digest, os.path.abspath(os.path.expanduser(path)))
+
+
+def remembered_path(digest: Any) -> str | None:
+    """Where a model with these weights was on this machine, if it is still there."""
+    with suppress(OSError, ValueError):
+        if isinstance(digest, str) and digest.isalnum():
+            path = (cache_folder() / "models" / digest).read_text(encoding="utf-8")
+            return path if os.path.exists(path) else None
+    return None
 
 
 def _data_file(package: str) -> Path | None:

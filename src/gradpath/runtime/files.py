@@ -21,6 +21,7 @@ from typing import Any
 from gradpath.errors import InputError
 from gradpath.runtime import distributed
 
+ELSEWHERE = ".../"  # the start of a recorded path that leads out of the working directory
 PART = ".gradpath-part"  # the suffix of what is still being written
 _LOCK = ".gradpath-lock"
 _DEVICES = ("/dev/", "/proc/")  # /dev/stdout may lead to a regular file, which its owner still writes to
@@ -55,6 +56,24 @@ def write_atomically(file: Path, content: str | bytes) -> None:
         if temporary is not None:
             with suppress(OSError):  # it was renamed, or never created
                 temporary.unlink()
+
+
+def recorded_path(path: str | Path) -> str:
+    """A path as files record it that people send to each other: without the folders of this machine.
+
+    A relative path stays as it is. An absolute one becomes ``./...`` inside of the working directory, and ``.../name``
+    outside of it.
+    """
+    full = os.path.expanduser(path)
+    if not os.path.isabs(full):
+        return str(path)
+    try:
+        inside = os.path.relpath(full)
+    except (OSError, ValueError):  # there is no working directory, or it is on another drive
+        inside = os.pardir
+    if inside.split(os.sep)[0] != os.pardir:
+        return os.path.join(os.curdir, inside)
+    return f"{ELSEWHERE}{os.path.basename(full.rstrip(os.sep))}"
 
 
 def digest_of(content: Any, *blobs: Any) -> str:
