@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
 import torch
 from covering import some
+from launching import environment, gradpath_command
 
 import gradpath as gp
 from gradpath.circuit import load_circuit
@@ -528,3 +531,43 @@ def test_a_file_whose_data_is_not_an_object_is_refused(run, found, tmp_path, ver
         ran = run("convert", tmp_path / "scores.safetensors", tmp_path / "x.json", "--edges", 5, "--how", "refined")
     assert ran.code == 1
     assert "'data' is not an object" in ran.error
+
+
+PAIRS = "clean,corrupted,answers,wrong_answers\n" + "".join(
+    f"The {x} sat on the,The {y} sat on the, {x}, {y}\n" for x, y in zip("abcdefgh", "bcdefgha", strict=True)
+)
+
+
+@pytest.mark.parametrize("kind", ["not UTF-8", "an ASCII locale"])
+def test_names_that_are_not_text_leave_no_run_without_its_report(run, model_folder, tmp_path, kind):
+    """In an ASCII locale Python reads every other byte of a name as it reads those that are not UTF-8."""
+    data = tmp_path / os.fsdecode(b"pairs-\xff.csv" if kind == "not UTF-8" else "pairs-\u00e9.csv".encode())
+    if kind == "an ASCII locale":
+        data.write_text(PAIRS)
+        command = gradpath_command("find", "--model", model_folder, "--data", data, "--examples", 3, "--how", "top")
+        ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        done = subprocess.run(
+            [*command, "--method", "eap", "--edges", "20", "--out", tmp_path / "out"],
+            env=environment(**ascii_only),
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        name = "pairs-\u00e9"
+    else:
+        data.write_text(PAIRS)
+        arguments = ["--examples", 3, "--how", "top", "--method", "eap", "--edges", 20, "--out", tmp_path / "out"]
+        ran = run("find", "--model", model_folder, "--data", data, *arguments)
+        assert ran.code == 0, ran.err
+        name = "pairs-\ufffd"
+    assert load_circuit(tmp_path / "out" / "circuit.json").about["task"] == name
+    assert f"<title>{name} in " in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_working_directory_that_is_gone_is_a_sentence(run, model_folder, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    ran = run("find", "--model", model_folder)
+    assert ran.code == 1
+    assert "the working directory cannot be used (No such file or directory)" in ran.error

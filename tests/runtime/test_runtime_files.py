@@ -15,7 +15,7 @@ import pytest
 
 from gradpath.errors import InputError
 from gradpath.runtime import files
-from gradpath.runtime.files import lock_folder, write_atomically, write_together
+from gradpath.runtime.files import lock_folder, readable, recorded_path, write_atomically, write_together
 
 SOURCES = {files.__file__, contextlib.__file__}
 # A file that is open when the exception comes is closed when its last reference goes, and says so.
@@ -249,3 +249,22 @@ def test_the_lock_file_that_a_killed_run_left_is_taken_over(tmp_path):
     with lock_folder(tmp_path):
         assert (tmp_path / ".gradpath-lock").read_text() == str(os.getpid())
     assert not (tmp_path / ".gradpath-lock").exists()
+
+
+def test_a_recorded_path_has_no_folders_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert recorded_path(tmp_path / "models" / "tiny") == "./models/tiny"
+    assert recorded_path(tmp_path.parent / "tiny") == ".../tiny"
+    assert recorded_path(f"{tmp_path.parent}/tiny/") == ".../tiny"
+    assert recorded_path("~/tiny") == ".../tiny"
+    for name in ("models/tiny", "../tiny", "somebody/tiny", "smollm2", "a gpt2 model", ""):
+        assert recorded_path(name) == name
+
+
+def test_names_that_are_not_text_become_text(tmp_path):
+    assert readable(os.fsdecode(b"a\xffb")) == "a\ufffdb"
+    assert readable("\udcc3\udca9") == "\u00e9"  # UTF-8, read in an ASCII locale
+    assert readable("\u00e9") == "\u00e9"
+    assert readable("\ud800x") == "?x"
+    write_atomically(tmp_path / "file", "x\udcff")
+    assert (tmp_path / "file").read_text() == "x\\udcff"

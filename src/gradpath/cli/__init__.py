@@ -82,6 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
         arguments: The words after ``gradpath``; those of the process by default.
     """
     try:
+        _check_folder()
         with _sigterm_as_exception(), _warnings_as_lines():
             gradpath.main(arguments, prog_name="gradpath", standalone_mode=False)
         code = 0
@@ -115,6 +116,17 @@ def main(arguments: list[str] | None = None) -> None:
         _print_error(message, shared=getattr(problem, "shared", False))
         code = 1
     sys.exit(code)
+
+
+def _check_folder() -> None:
+    """Refuse a working directory that is gone: MKL would end the process with an error of its own."""
+    try:
+        os.getcwd()
+    except OSError as problem:
+        raise GradpathError(
+            f"the working directory cannot be used ({problem.strerror}): it was removed, or its permissions changed. "
+            "Change to another one and run the command again."
+        ) from None
 
 
 _CONTINUE = "no file is half written; curve and reproduce with --out continue where they stopped."

@@ -36,7 +36,8 @@ def write_atomically(file: Path, content: str | bytes) -> None:
         file: The file to write; its folder is created if necessary.
         content: Text, written as UTF-8, or bytes.
     """
-    data = content.encode() if isinstance(content, str) else content
+    # A name or a prompt may have characters that no encoding has: they are shown, and stop nothing.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     temporary = None
     try:
         if not _is_replaceable(file):
@@ -62,18 +63,26 @@ def recorded_path(path: str | Path) -> str:
     """A path as files record it that people send to each other: without the folders of this machine.
 
     A relative path stays as it is. An absolute one becomes ``./...`` inside of the working directory, and ``.../name``
-    outside of it.
+    outside of it. A name that is not UTF-8 has replacement characters.
     """
     full = os.path.expanduser(path)
     if not os.path.isabs(full):
-        return str(path)
+        return readable(str(path))
     try:
         inside = os.path.relpath(full)
     except (OSError, ValueError):  # there is no working directory, or it is on another drive
         inside = os.pardir
     if inside.split(os.sep)[0] != os.pardir:
-        return os.path.join(os.curdir, inside)
-    return f"{ELSEWHERE}{os.path.basename(full.rstrip(os.sep))}"
+        return readable(os.path.join(os.curdir, inside))
+    return readable(f"{ELSEWHERE}{os.path.basename(full.rstrip(os.sep))}")
+
+
+def readable(name: str) -> str:
+    """The name of a file as text: Python keeps bytes that the locale cannot decode in a form that cannot be written."""
+    try:
+        return name.encode(errors="surrogateescape").decode(errors="replace")
+    except UnicodeEncodeError:  # not a name that the system has
+        return name.encode(errors="replace").decode()
 
 
 def digest_of(content: Any, *blobs: Any) -> str:

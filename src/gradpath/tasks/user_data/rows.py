@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gradpath.errors import InputError
+from gradpath.runtime.files import readable
 
 _MAX_LINE = 1_000_000  # characters of a line of JSONL
 _CSV, _JSONL = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
@@ -82,9 +83,9 @@ def _file(path: Path) -> Table:
             "Save it as CSV with a header, or as one JSON object a line."
         )
     if suffix in _JSONL:
-        return _with_columns_of_first_row(path.stem, _decode(path, _read_jsonl))
+        return _with_columns_of_first_row(readable(path.stem), _decode(path, _read_jsonl))
     rows = _decode(path, _read_csv)
-    return Table(path.stem, tuple(next(rows).values), rows)
+    return Table(readable(path.stem), tuple(next(rows).values), rows)
 
 
 def _decode(path: Path, parse: Callable[[IO[str], str], Iterator[Row]]) -> Iterator[Row]:
