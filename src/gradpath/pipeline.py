@@ -495,7 +495,7 @@ def notices(attributed: Task, measured: Task) -> list[str]:
     lines = [] if "rows_read" not in attributed.about else [_taken(attributed, measured)]
     lines += dict.fromkeys(str(note) for task in tasks for note in task.about.get("notes", []))
     rows = sum(sum(drop["count"] for drop in task.about.get("dropped", {}).values()) for task in tasks)
-    listed = [f"{reason}: {row}" for task in tasks for reason, row in _dropped_rows(task)]
+    listed = [row for task in tasks for drop in task.about.get("dropped", {}).values() for row in drop.get("rows", ())]
     if listed:
         lines.append(f"{rows:,} {'row is' if rows == 1 else 'rows are'} left out:")
         lines += [f"  {line}" for line in listed]
@@ -517,10 +517,6 @@ def _taken(attributed: Task, measured: Task) -> str:
         n = f"{len(attributed):,} {'pair' if len(attributed) == 1 else 'pairs'}"
         return f"{head}{n} to attribute, and the same to measure{tail}"
     return f"{head}{len(attributed):,} pairs to attribute and {len(measured):,} others, held out, to measure{tail}"
-
-
-def _dropped_rows(task: Task) -> list[tuple[str, str]]:
-    return [(reason, row) for reason, drop in task.about.get("dropped", {}).items() for row in drop.get("rows", ())]
 
 
 def measure_mib(

@@ -86,8 +86,8 @@ def test_rows_of_both_halves_that_are_left_out_are_named(run, model_folder, file
     ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--json")
     assert ran.code == 0, ran.err
     assert "2 rows are left out:" in ran.err
-    assert "row 13 (line 14 of pairs.csv): " in ran.err
-    assert "row 14 (line 15 of pairs.csv): ' Mary Ann' is ' Mary' + ' Ann'" in ran.err
+    assert "  row 13 (line 14 of pairs.csv): the prompts have different numbers of tokens (" in ran.err
+    assert "  row 14 (line 15 of pairs.csv): an answer is not a single token (' Mary Ann' is" in ran.err
 
 
 def test_a_circuit_of_ones_own_data_is_measured_again_on_it(run, model_folder, file, tmp_path):

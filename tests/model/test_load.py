@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,61 @@ def test_a_tokenizer_whose_regular_expression_never_ends_is_an_error_and_not_a_p
     for use in (lambda text: tokenizer.encode([text]), tokenizer.pieces):
         with pytest.raises(InputError, match="the model's tokenizer failed"):
             use("a" * 40 + "b")
+
+
+def test_a_hub_model_that_was_downloaded_before_is_loaded_without_the_network(tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--someone--tiny" / "snapshots" / ("0" * 40)
+    tiny_hf("gpt2").save_pretrained(snapshot)
+    (tmp_path / "models--someone--tiny" / "refs").mkdir()
+    (tmp_path / "models--someone--tiny" / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("the network was tried"))
+    assert load_model("someone/tiny").arch.n_layers == tiny_hf("gpt2").config.n_layer
+
+
+def test_a_hub_that_does_not_answer_is_given_up_soon(monkeypatch):
+    forever = threading.Event()
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: forever.wait(60))
+    monkeypatch.setattr("gradpath.model.load._PATIENCE", 0.01)
+    with pytest.raises(InputError, match=r"'someone/nothing' could not be reached.*no answer within 0\.01 seconds"):
+        load_model("someone/nothing")
+    forever.set()
+
+
+def test_a_model_in_memory_that_computes_something_else_is_refused():
+    def without_the_first_layer(module, inputs, output):
+        return inputs[0]
+
+    hooked = copy.deepcopy(tiny_hf("gpt2"))
+    hooked.transformer.h[0].mlp.register_forward_hook(without_the_first_layer)
+    with pytest.raises(InputError, match=r"its logits are .*% off. Remove hooks and replaced modules"):
+        load_model(hooked)
+    replaced = copy.deepcopy(tiny_hf("llama-grouped"))
+    replaced.model.layers[1].mlp.act_fn = torch.nn.Tanh()
+    with pytest.raises(InputError, match="does not compute what its weights"):
+        load_model(replaced)
+
+
+def test_a_hook_that_only_records_and_the_training_mode_do_no_harm():
+    recorded = []
+    watched = copy.deepcopy(tiny_hf("gpt2"))
+    watched.config.resid_pdrop = watched.transformer.h[0].mlp.dropout.p = 0.5
+    watched.transformer.h[0].register_forward_hook(lambda *_: recorded.append(1))
+    watched.train()
+    watched.transformer.h[1].eval()
+    load_model(watched)
+    assert recorded == [1]
+    assert watched.training
+    assert watched.transformer.h[0].mlp.dropout.training
+    assert not watched.transformer.h[1].mlp.dropout.training
+
+
+def test_a_model_without_weights_and_a_device_without_numbers_are_refused():
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(tiny_hf("gpt2").config)
+    with pytest.raises(InputError, match="on the meta device"):
+        load_model(empty)
+    with pytest.raises(InputError, match="'meta' cannot be used"):
+        load_model(tiny_hf("gpt2"), device="meta")

@@ -119,7 +119,7 @@ def test_prompts_that_do_not_tell_are_dropped_with_their_row(tmp_path, smollm2):
         "the answers cannot be read from the prompts": {
             "count": 1,
             "first": "row 2 (line 3 of pairs.csv)",
-            "rows": ["row 2 (line 3 of pairs.csv)"],
+            "rows": ["row 2 (line 3 of pairs.csv): the answers cannot be read from the prompts"],
         }
     }
 
@@ -350,11 +350,12 @@ def test_data_of_any_size_is_taken(tmp_path, words):
 
 def test_too_few_rows_to_hold_some_out_are_said(tmp_path, words):
     few, enough = (load(tmp_path, own_rows(count), words, split="test").about for count in (7, 8))
-    assert "nothing is held out" in few["notes"][-1]
+    assert "nothing is held out, because pairs has fewer than 8 usable pairs" in few["notes"][-1]
     assert (few["held_out"], enough["held_out"]) == (False, True)
     one_prompt = HEADER + "".join(f"a gave it to,b{i} gave it to, Mary, John\n" for i in range(9))
     task = load(tmp_path, one_prompt, words, split="test")
     assert (len(task), task.about["held_out"]) == (9, False)
+    assert "because all usable pairs of pairs have the same clean prompt" in task.about["notes"][-1]
 
 
 def test_more_pairs_than_the_data_has_are_all_of_them_with_a_note(tmp_path, words):
@@ -379,8 +380,12 @@ def test_every_row_that_is_left_out_is_named_with_its_reason(tmp_path, words):
     content = own_rows(8) + "a gave it,b gave it to, Mary, John\n" + "c gave,d gave, two words, John\n"
     dropped = load(tmp_path, content, words, split="all").about["dropped"]
     assert {reason: drop["rows"] for reason, drop in dropped.items()} == {
-        "the prompts have different numbers of tokens": ["row 9 (line 10 of pairs.csv): 3 and 4"],
-        "an answer is not a single token": ["row 10 (line 11 of pairs.csv): ' two words' is ' two' + ' words'"],
+        "the prompts have different numbers of tokens": [
+            "row 9 (line 10 of pairs.csv): the prompts have different numbers of tokens (3 and 4)"
+        ],
+        "an answer is not a single token": [
+            "row 10 (line 11 of pairs.csv): an answer is not a single token (' two words' is ' two' + ' words')"
+        ],
     }
 
 

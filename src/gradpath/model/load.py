@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,10 @@ from gradpath.model.transformer import Transformer
 from gradpath.model.untrusted import check_claims
 from gradpath.runtime import distributed
 from gradpath.runtime.files import ELSEWHERE, recorded_path
+
+_PATIENCE = 6.0  # seconds to wait for the hub
+# The largest deviation from a model in memory that rounding explains, relative to the largest logit; else 1e-3.
+_SAME_LOGITS = {torch.bfloat16: 0.3, torch.float16: 0.05}
 
 
 class _Source(NamedTuple):
@@ -75,6 +80,8 @@ def load_model(
             else:
                 loaded = _from_object(source)
             model, own_tokenizer, name, digest = _converted(loaded), loaded.hf_tokenizer, loaded.name, None
+            if loaded.hf_model is source:
+                _check_same_logits(source, model)
             bos = True if bos is None and loaded.gguf is not None and loaded.gguf.add_bos else bos
         hf_tokenizer = tokenizer or own_tokenizer
         text = (
@@ -122,22 +129,18 @@ def _converted(loaded: _Source) -> Transformer:
 
 def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Source:
     folder, file = _locate(source)
-    from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
-
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if file is not None:
         options["gguf_file"] = file
     try:
         with _quiet(), panics_as_errors():
-            gguf = None if file is None else GgufFile.read(Path(folder, file))
-            if file is None:  # before any weight is read, or downloaded
-                check_family(str(PretrainedConfig.get_config_dict(folder)[0].get("model_type")))
             if Path(folder).is_dir():
-                check_claims(Path(folder), file, trust_remote_code)
-            auto: Any = AutoModelForCausalLM
-            model, loaded = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
-            _check_all_loaded(source, loaded)
-            return _Source(model, _tokenizer(AutoTokenizer, folder, options), source, gguf)
+                return _read(source, folder, file, dtype, options)
+            try:  # what has been downloaded before needs no network
+                return _read(source, folder, file, dtype, {**options, "local_files_only": True})
+            except OSError:
+                _check_hub(folder)
+                return _read(source, folder, file, dtype, options)
     except GradpathError:
         raise
     except Exception as problem:  # a damaged file can make the libraries raise anything
@@ -149,6 +152,50 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Sou
                 "Check the name and the network, or use smollm2, a local folder or a .gguf file."
             )
         raise InputError(message) from None
+
+
+def _read(source: str, folder: str, file: str | None, dtype: torch.dtype, options: dict[str, Any]) -> _Source:
+    """Read a model with ``transformers`` from a folder, the hub's cache or the hub."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+
+    gguf = None if file is None else GgufFile.read(Path(folder, file))
+    if file is None:  # before any weight is read, or downloaded
+        local = {"local_files_only": True} if "local_files_only" in options else {}
+        family = PretrainedConfig.get_config_dict(folder, **local)[0].get("model_type")
+        if family is None:
+            raise ValueError("its config.json cannot be read, or names no model_type")
+        check_family(str(family))
+    if Path(folder).is_dir():
+        check_claims(Path(folder), file, bool(options["trust_remote_code"]))
+    auto: Any = AutoModelForCausalLM
+    model, loaded = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+    _check_all_loaded(source, loaded)
+    return _Source(model, _tokenizer(AutoTokenizer, folder, options), source, gguf)
+
+
+def _check_hub(name: str) -> None:
+    """Ask the hub for a small file, and raise an ``OSError`` if there is no answer soon.
+
+    The library itself would try again and again, for half a minute. The question is asked in a thread, because looking
+    up a name in a network that is down has no time limit of its own.
+    """
+    import huggingface_hub
+
+    problems: list[str] = []
+
+    def ask() -> None:
+        try:
+            huggingface_hub.hf_hub_download(name, "config.json", etag_timeout=_PATIENCE)
+            problems.append("")
+        except Exception as problem:
+            problems.append(reason(problem))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    problem = problems[0] if problems else f"no answer within {_PATIENCE:g} seconds"
+    if problem:
+        raise OSError(problem)
 
 
 def _check_all_loaded(source: str, loaded: Mapping[str, Any]) -> None:
@@ -193,6 +240,8 @@ def _from_object(source: Any) -> _Source:
         raise InputError(
             f"a model is a name, a folder, a .gguf file or a loaded transformers model: got {type(source)}."
         )
+    if any(weight.is_meta for weight in source.state_dict().values()):
+        raise InputError("this model has no weights: they are on the meta device. Load it with its weights first.")
     name, tokenizer = str(getattr(source.config, "_name_or_path", "") or ""), None
     if name:
         from transformers import AutoTokenizer
@@ -200,6 +249,30 @@ def _from_object(source: Any) -> _Source:
         with _quiet():
             tokenizer = _tokenizer(AutoTokenizer, name, {"local_files_only": True})
     return _Source(source, tokenizer, name or f"a {source.config.model_type} model")
+
+
+@torch.no_grad()
+def _check_same_logits(original: Any, model: Transformer) -> None:
+    """Refuse a model in memory that computes something else than its weights say, such as one with a hook.
+
+    Both are run on eight tokens. A hook that only records is called once, and does no harm.
+    """
+    size = len(model.embedding)
+    ids = torch.arange(1, 9, device=model.device)[None] * (size - 1) // 9
+    training = [module for module in original.modules() if module.training]
+    original.eval()
+    try:
+        theirs = original(ids.to(original.device)).logits.float().cpu()
+    finally:
+        for module in training:
+            module.training = True
+    ours = model.logits(ids).float().cpu()
+    off = float((ours - theirs).abs().max() / theirs.abs().max())
+    if not off <= _SAME_LOGITS.get(model.dtype, 1e-3):  # NaN is not the same either
+        raise InputError(
+            "this transformers model does not compute what its weights and configuration say: its logits are "
+            f"{off:.1%} off. Remove hooks and replaced modules, or put their effect into the weights."
+        )
 
 
 def _tokenizer(auto: Any, folder: str, options: dict[str, Any]) -> Any:
@@ -235,6 +308,8 @@ def _device(device: torch.device | str | None) -> torch.device | None:
     if device is None or isinstance(device, torch.device):
         return device or local
     try:
+        if device.strip() == "meta":
+            raise NotImplementedError("it holds no numbers")
         requested = torch.device(int(device)) if device.strip().isdigit() else torch.device(device.strip())
         if local is not None and requested.type == local.type and requested.index is None:
             requested = local

@@ -160,7 +160,8 @@ def keep(pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, many: bo
                 dropped = kept.dropped.setdefault(problem.reason, Dropped(0, case))
                 dropped.count += 1
                 if len(dropped.cases) < _LISTED:
-                    dropped.cases.append(case)
+                    detail = f" ({problem.detail})" if problem.detail else ""
+                    dropped.cases.append(f"{pair.title}: {problem.reason}{detail}")
                 continue
             seen.add((pair.clean, pair.corrupted))
             kept.pairs.append(pair)

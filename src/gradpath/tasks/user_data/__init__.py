@@ -20,6 +20,7 @@ from gradpath.tasks.user_data.rows import Row, Table, is_file, open_table
 
 _MAX_ROWS = 100_000
 LEAST = 8  # pairs, to hold half of them out
+_ENOUGH = {"all": LEAST, "train": 1, "test": 1}  # usable pairs of each split
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,16 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
     layout, reader = content.layout, AnswerReader(tokenizer)
     reader.look_at(layout, content.rows)
     halves = _halves(content.pairs(reader))
-    held_out = split != "all" and _can_hold_out(halves, tokenizer)
+    problem = "" if split == "all" else _no_hold_out(halves, tokenizer, content.name)
+    held_out = split != "all" and not problem
     pairs = halves[split if held_out else "all"]
     notes = [*layout.notes(reader), *_space_note(pairs)]
     if content.more:
         notes.append(f"only the first {_MAX_ROWS} rows were read")
-    if not held_out and split != "all":
+    if problem:
         notes.append(
-            f"WARNING: nothing is held out, because {content.name} has fewer than {LEAST} usable pairs or a single "
-            "clean prompt: all pairs are both attributed and measured, so the result may not hold for other prompts"
+            f"WARNING: nothing is held out, because {problem}. All pairs are both attributed and measured, so the "
+            "circuit may not do as well on other prompts"
         )
     # A logit difference compares two answers; with more answers, their probabilities are summed.
     single = all(len(pair.right) == len(pair.wrong) == 1 for pair in halves["all"] if pair.right)
@@ -108,10 +110,12 @@ def _read(table: Table, name: str | None) -> _Content:
     return _Content(table.name, layout, rows, more=next(table.rows, None) is not None)
 
 
-def _can_hold_out(halves: dict[str, list[Pair]], tokenizer: Tokenizer) -> bool:
-    """Whether there are enough usable pairs, and some in each half."""
-    least = {"all": LEAST, "train": 1, "test": 1}
-    return all(len(keep(halves[name], tokenizer, n, many=True).pairs) == n for name, n in least.items())
+def _no_hold_out(halves: dict[str, list[Pair]], tokenizer: Tokenizer, name: str) -> str:
+    """Why no pairs can be held out, if so: there are too few usable ones, or all of them are in one half."""
+    usable = {half: len(keep(halves[half], tokenizer, n, many=True).pairs) for half, n in _ENOUGH.items()}
+    if usable["all"] < LEAST:
+        return f"{name} has fewer than {LEAST} usable pairs"
+    return "" if usable["train"] and usable["test"] else f"all usable pairs of {name} have the same clean prompt"
 
 
 def _halves(pairs: list[Pair]) -> dict[str, list[Pair]]:
