@@ -87,6 +87,7 @@ exact edges=20 seed=3|eap memory=269100000|eap-ig memory=269100000|eap-gp memory
 COMMANDS = """
 FIND --edges 20 --method [METHODS] --how top --task ioi --out out/[METHODS] --json
 FIND --edges 20 --method eap-ig --how [SELECTIONS] --task sva --out out/[SELECTIONS]
+FIND --method eap-ig --how acdc -o threshold=0.05 -o among=0.2 --task sva --out out/acdc
 TOP --task [TASKS] --split same --json
 FIND --edges 20 --method eap-gp --how top --task [TASKS] --positions span --out out/[TASKS]-span --json
 FIND --edges 20 --method eap-gp --how signed --task [greater-than ioi] --positions token --out out/token
@@ -341,7 +342,8 @@ def tasks() -> None:
 
 def commands() -> Iterator[str]:
     suffixes = "json safetensors eap-ig.json pt graphml dot csv"
-    groups = {"METHODS": names("methods"), "SELECTIONS": [*names("selections"), "ratio=0.7"]}
+    sized = [name for name in names("selections") if name != "acdc"]  # its threshold decides the size
+    groups = {"METHODS": names("methods"), "SELECTIONS": [*sized, "ratio=0.7"]}
     groups |= {"TASKS": names("tasks"), "ABLATIONS": ABLATIONS, "FORMATS": suffixes.split()}
     for line in COMMANDS.strip().splitlines():
         line = " ".join(WORDS.get(word, word) for word in line.split(" "))

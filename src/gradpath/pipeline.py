@@ -108,6 +108,8 @@ class FindRequest:
             if value not in known:
                 raise unknown(what, value, known)
         selection, _ = find_selection(self.selection, spans=self.positions is not None)
+        if not selection.sized and given:
+            raise UsageError(f"{selection.name} decides itself how many edges it keeps: leave {given[0]} out.")
         if self.faithfulness is not None and not selection.nested:
             raise UsageError(
                 f"faithfulness searches the circuits of one order, and those of how={self.how} are not parts of each "
@@ -463,7 +465,8 @@ def _circuits(
     if request.nodes is not None:
         counts = _node_counts(model.graph.n_sources, request.nodes) if curve else []
         return select_nodes(scores, request.nodes), [select_nodes(scores, n) for n in counts], None
-    how, sizes = request.selection, _curve_sizes(model.graph.n_edges) if curve else []
+    how = request.selection
+    sizes = _curve_sizes(model.graph.n_edges) if curve and find_selection(how)[0].sized else []
     share = request.share
     n = None if share is not None else request.edge_count(scores.n_edges)
     if n is not None and not find_selection(how)[0].nested:

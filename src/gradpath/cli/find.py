@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     "--method", default=defaults.METHOD, show_default=True, help="How edges are scored (gradpath ls methods)."
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Points of the path.  [the method's own]")
-@click.option("-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the method.")
+@click.option(
+    "-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the method or selection."
+)
 @click.option(
     "--faithfulness",
     type=float,
@@ -82,7 +84,8 @@ def command(
 
     loading = opt.pick(opt.ModelOptions, given)
     limits = opt.limits_of(batch_size, memory)
-    request = FindRequest(options=opt.method_options(options), limits=limits, **given)
+    own, given["how"] = opt.split_options(opt.method_options(options), given["how"])
+    request = FindRequest(options=own, limits=limits, **given)
     with lock_folder(out):
         model, screen, command_line = loading.load(), Screen(), opt.command_line()
         examples = load_examples(model, request, screen)

@@ -210,12 +210,22 @@ def method_options(texts: tuple[str, ...]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError(f"a method's option is written NAME=VALUE, such as stride=matched: got {text!r}.")
+            raise UsageError(f"an option is written NAME=VALUE, such as stride=matched: got {text!r}.")
         try:
             options[name] = json.loads(value)
         except ValueError:
             options[name] = value
     return options
+
+
+def split_options(options: dict[str, Any], how: str | None) -> tuple[dict[str, Any], str | None]:
+    """The options of the method, and the selection with its own: ``acdc+threshold=0.01``."""
+    from gradpath.selection import SELECTIONS
+
+    known = SELECTIONS[how].defaults if how is not None and how in SELECTIONS else {}
+    own = [f"{name}={json.dumps(value)}" for name, value in options.items() if name in known]
+    rest = {name: value for name, value in options.items() if name not in known}
+    return rest, "+".join([how, *own]) if how else how
 
 
 def check_folder(out: Path | None) -> None:

@@ -138,7 +138,8 @@ class Request:
         if self.metric is not None:
             find_metric(self.metric)
         for how in self.hows:
-            find_selection(how)
+            if not find_selection(how)[0].sized:
+                raise UsageError(f"{how} decides itself how many edges it keeps, so it has no curve over sizes.")
         if self.ablation not in ABLATIONS:
             raise unknown("ablation", self.ablation, ABLATIONS)
         if self.grid not in GRIDS:

@@ -66,11 +66,11 @@ def select(
 
     Args:
         scores: The scores that ``attribute`` gave.
-        n: The number of edges.
+        n: The number of edges. ``acdc`` needs none: its threshold decides.
         sparsity: The share of edges to leave out, instead of ``n``.
         nodes: The number of heads and MLPs, instead: the circuit has all edges among them.
-        how: The selection (``gradpath ls selections``). By default ``refined``, or ``top`` where ``model`` or
-            ``task`` is missing or the scores are split by span.
+        how: The selection (``gradpath ls selections``), with options as in ``acdc+threshold=0.01``. By default
+            ``refined``, or ``top`` where ``model`` or ``task`` is missing or the scores are split by span.
         prune: Whether to drop edges that are not on a way from ``input`` to ``logits``.
         model: The model, for selections that measure circuits.
         task: The examples that were attributed, for selections that measure circuits. Not those that the
@@ -88,6 +88,10 @@ def select(
             raise UsageError(f"how={how!r} selects edges, and nodes={nodes} selects nodes: give one of them.")
         return select_nodes(scores, nodes, prune=prune)
     how = how or default_selection(scores, measurable=model is not None and task is not None)
+    if not find_selection(how)[0].sized:
+        if n is not None or sparsity is not None:
+            raise UsageError(f"{how} decides itself how many edges it keeps: leave the size out.")
+        n = scores.n_edges
     counts, limits = [edge_count(scores.n_edges, n, sparsity)], Limits(batch_size, memory)
     return select_many(scores, counts, how=how, prune=prune, model=model, task=task, limits=limits)[0]
 
@@ -129,6 +133,8 @@ def select_many(
         return [order.circuit(n, prune=prune) for n in counts]
     scores = checked(scores)
     orders = _orders(scores, counts, how, model, task, limits)
+    if not find_selection(how)[0].sized:
+        return [circuit_of(scores, order, how=how, prune=prune) for order in orders]
     return [circuit_of(scores, order, how=how, prune=prune, asked=n) for n, order in zip(counts, orders, strict=True)]
 
 
@@ -170,9 +176,9 @@ def _orders(
     scores: Scores, counts: Sequence[int], how: str, model: Transformer | None, task: Task | None, limits: Limits
 ) -> Orders:
     """The order of each size."""
-    chosen, value = find_selection(how, spans=scores.by_span is not None)
+    chosen, options = find_selection(how, spans=scores.by_span is not None)
     if not chosen.measures:
-        order = chosen.order(scores, max(counts), *([] if value is None else [value]))
+        order = chosen.order(scores, max(counts), **options)
         return [order[:n] for n in counts]
     if model is None or task is None:
         raise UsageError(
@@ -181,7 +187,7 @@ def _orders(
         )
     check_same_graph(model, circuit_of(scores, top(scores, 1)))
     with own_settings(model):
-        orders: Orders = chosen.order(model, task, scores, counts, limits)
+        orders: Orders = chosen.order(model, task, scores, counts, limits, **options)
     return orders
 
 

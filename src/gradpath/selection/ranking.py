@@ -13,9 +13,11 @@ one where the scores are split by span.
 from __future__ import annotations
 
 import heapq
+import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import Int
@@ -73,44 +75,76 @@ class Selection:
     measures: bool = False
     spans: bool = False  # whether it can select edges at spans
     nested: bool = True  # whether a smaller circuit is a part of every larger one
+    sized: bool = True  # whether it selects as many edges as are asked for
 
     @property
     def about(self) -> str:
         """The first line of the function's docstring."""
         return (self.order.__doc__ or "").partition("\n")[0].replace("``", "")
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The options and their defaults: the keyword-only parameters of the function."""
+        parameters = inspect.signature(self.order).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The given options, if the selection has them and their types fit."""
+        for name, value in given.items():
+            if name not in self.defaults:
+                known = ", ".join(self.defaults) or "none"
+                raise UsageError(f"the selection {self.name!r} has no option {name!r}. Its options: {known}.")
+            default = self.defaults[name]
+            numbers = (int, float) if type(default) is float else (type(default),)
+            if type(value) not in numbers:
+                raise UsageError(f"{name} must be of type {type(default).__name__}: got {value!r}.")
+            hint = get_type_hints(self.order).get(name)
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                raise UsageError(f"{name} must be one of {', '.join(map(str, get_args(hint)))}: got {value!r}.")
+        return given
+
 
 SELECTIONS = Registry[Selection](
-    "selection", [f"gradpath.selection.{module}" for module in ("ranking", "balance", "refine")]
+    "selection", [f"gradpath.selection.{module}" for module in ("ranking", "balance", "refine", "acdc")]
 )
 
 
 def selection(
-    name: str, *, measures: bool = False, spans: bool = False, nested: bool = True
+    name: str, *, measures: bool = False, spans: bool = False, nested: bool = True, sized: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the selection ``name``; see ``Selection``."""
 
     def register(order: Callable[..., Any]) -> Callable[..., Any]:
-        SELECTIONS.add(name, Selection(name, order, measures, spans, nested), owner_of(order))
+        SELECTIONS.add(name, Selection(name, order, measures, spans, nested, sized), owner_of(order))
         return order
 
     return register
 
 
-def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, float | None]:
-    """The selection that ``how`` names, and its value: only ``ratio`` takes one, as in ``ratio=0.7``."""
-    name, equals, text = how.partition("=")
+def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, dict[str, Any]]:
+    """The selection that ``how`` names, and its options: ``acdc+threshold=0.01``, and ``ratio=0.7`` for its share."""
+    first, *texts = how.split("+")
+    name, equals, share = first.partition("=")
     chosen = SELECTIONS.find(name)
-    value = _share(text) if equals else None
-    if equals and (name != "ratio" or value is None):
-        raise UsageError(
-            f"the selection {how!r} is not understood: only ratio takes a value, the share of positive edges "
-            "from 0 to 1, as in ratio=0.7."
-        )
+    if equals:
+        if name != "ratio" or _share(share) is None:
+            raise UsageError(
+                f"the selection {how!r} is not understood: only ratio takes a value, the share of positive edges "
+                "from 0 to 1, as in ratio=0.7. Options are written as in acdc+threshold=0.01."
+            )
+        return chosen, {"share": _share(share)}
+    options = dict[str, Any]()
+    for text in texts:
+        key, _, value = text.partition("=")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    options = chosen.options(options)
     if spans and not chosen.spans:
         known = " or ".join(x.name for x in SELECTIONS.values() if x.spans)
         raise UsageError(f"the selection {how!r} cannot select edges at positions. Use {known}.")
-    return chosen, value
+    return chosen, options
 
 
 def _share(text: str) -> float | None:
@@ -183,7 +217,7 @@ def signed(scores: Scores, n: int) -> Order:
 
 
 @selection("ratio")
-def ratio(scores: Scores, n: int, share: float = 0.6) -> Order:
+def ratio(scores: Scores, n: int, *, share: float = 0.6) -> Order:
     """The n edges of largest |score| with 60% positive ones; ratio=0.7 for another share.
 
     The j-th positive edge comes at j / share and the j-th of the others at j / (1 - share), so every first n
@@ -193,6 +227,14 @@ def ratio(scores: Scores, n: int, share: float = 0.6) -> Order:
     positive = scores.values.flatten()[order] > 0
     turn = torch.where(positive, positive.cumsum(0) / share, (~positive).cumsum(0) / (1 - share))
     return order[turn.sort(stable=True).indices[:n]]
+
+
+@selection("random", spans=True)
+def random(scores: Scores, n: int, *, seed: int = 0) -> Order:
+    """n edges drawn at random, whatever their scores: what a circuit has to be better than."""
+    edges, _ = _candidates(scores)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    return edges[torch.randperm(len(edges), generator=generator, device="cpu")[:n]]
 
 
 def checked(scores: Scores) -> Scores:

@@ -1,0 +1,223 @@
+r"""``acdc``: visit every edge from the logits down, and remove it if the output stays as it is (Conmy et al. 2023).
+
+ACDC (arXiv 2304.14997, Algorithm 1) starts from a circuit H of all edges. It visits the targets from ``logits`` down,
+and of each the sources from the last to the first, and removes an edge for good if that changes the output by less
+than a threshold:
+
+    H <- H without e    if   d(H without e) - d(H) < threshold
+
+d is how far the circuit's output is from the model's, a mean over examples:
+
+``measure=metric``  |m(H) - m(model)|, in units of the mean difference between clean and corrupted prompts: the error
+``measure=kl``      the KL divergence of H's distribution of the next token from the model's, as in the paper, in nats
+
+An edge into a node that no kept edge leaves has no effect, and is removed unseen. With ``among`` the search starts from
+that share of the edges, those of largest |score|.
+
+Cost: one run of the circuit for each edge it starts from, less what is removed unseen. That is sequential: every
+decision depends on those before it. The runs share one set-up, whose activations stay in memory. Decisions are stored
+in the cache folder while the search goes on, so one that was stopped continues.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from gradpath.ablation import ablation_of, all_positions
+from gradpath.circuit import Circuit
+from gradpath.errors import InputError, UsageError
+from gradpath.evaluation.patched_run import Prepared, prepare, run_circuits
+from gradpath.evaluation.plan import plan_of
+from gradpath.graph import Graph
+from gradpath.model.packaged import cache_folder
+from gradpath.model.transformer import Transformer
+from gradpath.runtime import distributed
+from gradpath.runtime.files import write_atomically
+from gradpath.scores import Scores
+from gradpath.selection.ranking import Order, Orders, selection, top
+from gradpath.sweep import Limits
+from gradpath.tasks.task import Pairs, Task, encode
+
+COST = 0.2  # passes over one example that one more circuit takes
+MOST_PASSES = 100_000  # over one example, that are made without being asked twice: hours on a CPU, with a small model
+STORED_EVERY = 20.0  # seconds
+Mask = Bool[Tensor, "source target"]
+
+
+@selection("acdc", measures=True, nested=False, sized=False)
+def acdc(
+    model: Transformer,
+    task: Task,
+    scores: Scores,
+    counts: Sequence[int],
+    limits: Limits = Limits(),
+    *,
+    threshold: float = 0.01,
+    among: float = 1.0,
+    measure: Literal["metric", "kl"] = "metric",
+    sure: bool = False,
+) -> Orders:
+    """Visit all edges from the logits down, and remove those that change the output by less than a threshold.
+
+    The number of edges follows from the threshold. ``sure`` allows what would take very long.
+    """
+    [mask] = acdc_masks(model, task, scores, [threshold], limits=limits, among=among, measure=measure, sure=sure)
+    order = top(scores, scores.graph.n_edges)
+    kept: Order = order[mask.flatten()[order]]
+    return [kept] * len(counts)
+
+
+def acdc_masks(
+    model: Transformer,
+    task: Task,
+    scores: Scores,
+    thresholds: Sequence[float],
+    *,
+    limits: Limits = Limits(),
+    among: float = 1.0,
+    measure: Literal["metric", "kl"] = "metric",
+    sure: bool = False,
+) -> list[Mask]:
+    """The edges that ACDC keeps at each threshold.
+
+    Args:
+        model: The model.
+        task: The examples.
+        scores: Scores of all edges; only ``among`` and the ablation they were made with are used.
+        thresholds: How much the output may change by the removal of an edge.
+        limits: The batch size and memory.
+        among: The share of edges to start from, those of largest |score|.
+        measure: ``metric`` or ``kl``, see above.
+        sure: Whether to do what would take very long.
+
+    Returns:
+        One mask of edges for each threshold.
+    """
+    if not 0 < among <= 1 or not all(x > 0 for x in thresholds):
+        raise UsageError(f"acdc needs thresholds above 0 and among from 0 to 1: got {list(thresholds)} and {among}.")
+    graph = scores.graph
+    start = graph.mask_of(top(scores, max(1, round(among * graph.n_edges)))).view(graph.n_sources, -1)
+    pairs = encode(task, model.tokenizer)
+    _check_affordable(len(thresholds) * int(start.sum()), len(pairs), sure)
+    distance = _Distance.of(model, task, pairs, scores.provenance.ablation, measure, limits)
+    masks = []
+    for threshold in thresholds:
+        key = (model.digest, pairs.clean.tolist(), pairs.corrupted.tolist(), repr(pairs.labels), measure)
+        masks.append(search(graph, start, threshold, distance, _Log.of((*key, start.tolist(), threshold))))
+    return masks
+
+
+def _check_affordable(edges: int, examples: int, sure: bool) -> None:
+    cost = COST * edges * examples
+    if cost > MOST_PASSES and not sure:
+        raise UsageError(
+            f"acdc visits {edges:,} edges on {examples:,} examples, which takes about {cost:,.0f} forward passes over "
+            "one of them: start from fewer edges with among=0.1, take fewer examples, or say sure=true."
+        )
+
+
+def search(graph: Graph, start: Mask, threshold: float, distance: Callable[[Mask], float], log: _Log) -> Mask:
+    """The edges that are kept, from those of ``start``."""
+    mask = start.clone()
+    last = distance(mask)
+    for target in reversed(range(graph.n_targets)):
+        node = int(graph.node_of_target[target])
+        if node < graph.n_sources and not mask[node].any():
+            mask[:, target] = False
+            continue
+        for source in reversed(mask[:, target].nonzero()[:, 0].tolist()):
+            edge = source * graph.n_targets + target
+            mask[source, target] = False
+            value = log.known.get(edge)
+            if value is None:
+                value = distance(mask)
+                log.add(edge, value)
+            if value - last < threshold:
+                last = value
+            else:
+                mask[source, target] = True
+    log.remove()
+    return mask
+
+
+@dataclass
+class _Log:
+    """The distances measured so far, in a file while the search goes on."""
+
+    file: Path
+    known: dict[int, float]
+    written: float = 0.0
+
+    @classmethod
+    def of(cls, key: object) -> _Log:
+        file = cache_folder() / "acdc" / f"{sha256(repr(key).encode()).hexdigest()[:32]}.json"
+        try:
+            stored = {int(edge): float(value) for edge, value in json.loads(file.read_text(encoding="utf-8")).items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            stored = {}
+        # All processes have to decide alike, so all of them use what the first one has read.
+        return cls(file, distributed.on_first_rank(lambda: stored), time.monotonic())
+
+    def add(self, edge: int, value: float) -> None:
+        self.known[edge] = value
+        if time.monotonic() - self.written > STORED_EVERY:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.file, json.dumps(self.known))
+            self.written = time.monotonic()
+
+    def remove(self) -> None:
+        self.file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Distance:
+    """How far a circuit's output is from the model's, on examples that were set up once."""
+
+    task: Task
+    parts: list[Prepared]
+    measure: str
+    unit: float
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: Transformer, task: Task, pairs: Pairs, ablation: str, measure: str, limits: Limits) -> _Distance:
+        instead = ablation_of(ablation, model, task, limits)
+        pairs = all_positions(pairs, instead)
+        batches = pairs.batches(limits.batch(model, pairs))
+        parts = [prepare(model, batch.to(model.device), instead) for batch in batches]
+        gaps = [
+            task.metric(x.clean_logits, x.batch.labels) - task.metric(x.corrupted_logits, x.batch.labels) for x in parts
+        ]
+        unit = float(torch.cat(gaps).double().abs().mean()) if measure == "metric" else 1.0
+        return cls(task, parts, measure, unit or 1.0)
+
+    @torch.no_grad()
+    def __call__(self, mask: Mask) -> float:
+        graph = self.parts[0].model.graph
+        index = mask.nonzero()
+        plan = plan_of(self.parts[0].model, Circuit(graph, index, torch.zeros(len(index), device="cpu")))
+        values = []
+        for part in self.parts:
+            [logits] = run_circuits(part, [plan])
+            values.append(self._distances(part, logits).double())
+        mean = float(torch.cat(values).mean()) / self.unit
+        if mean != mean:
+            raise InputError(f"acdc cannot go on: a circuit's output on {self.task.name!r} is not a finite number.")
+        return mean
+
+    def _distances(self, part: Prepared, logits: Tensor) -> Tensor:
+        if self.measure == "kl":
+            model, circuit = (x.double().log_softmax(-1) for x in (part.clean_logits, logits))
+            return (model.exp() * (model - circuit)).sum(-1)
+        labels = part.batch.labels
+        return (self.task.metric(logits, labels) - self.task.metric(part.clean_logits, labels)).abs()
