@@ -10,7 +10,7 @@ import click
 
 from gradpath.cli import options as opt
 from gradpath.cli.progress import GridBar, Screen, print_result
-from gradpath.paper import ABOUT, find_experiment
+from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 
 if TYPE_CHECKING:
     from gradpath.grid.request import Request
@@ -26,11 +26,12 @@ SELECTIONS = "top,greedy"
 
     \b
     {NAMES.replace(chr(10), chr(10) + "    ")}
-    all           All of them.
+    all           All of them but truth, which has models of its own.
 
     \b
     gradpath reproduce faithfulness --model smollm2 --tasks ioi,sva --out out/smollm2
     gradpath reproduce all --model gpt2 --out out/gpt2
+    gradpath reproduce truth --out out/truth
     """,
 )
 @click.argument("name", metavar="NAME")
@@ -61,10 +62,13 @@ def command(name: str, how: str | None, out: Path | None, as_json: bool, **given
 
     loading = opt.pick(opt.ModelOptions, given)
     request = request_of(how=opt.grid_selections(how, given["grid"], SELECTIONS), **given)
-    experiments = [find_experiment(one) for one in (ABOUT if name == "all" else [name])]
-    folder = out or Path("out") / "reproduce" / (Path(loading.model).name or "model")
+    experiments = [
+        find_experiment(one) for one in ([x for x in ABOUT if x not in OWN_MODELS] if name == "all" else [name])
+    ]
+    own_model = experiments[0].own_model
+    folder = out or Path("out") / "reproduce" / (name if own_model else Path(loading.model).name or "model")
     with lock_folder(folder):
-        model = loading.load()
+        model = own_model() if own_model else loading.load()
         bench = Bench(model, request, Store(folder), published(model))
         with GridBar() as bar:
             written = reproduce(bench, experiments, folder, command=opt.command_line(), watch=bar, note=Screen().note)

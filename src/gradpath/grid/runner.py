@@ -17,6 +17,7 @@ from gradpath.errors import UsageError
 from gradpath.grid.bench import Bench
 from gradpath.grid.jobs import Job, Watch, run_jobs
 from gradpath.grid.output import Outcome, write
+from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.files import recorded_path
 
@@ -33,12 +34,14 @@ class Experiment:
         jobs: The jobs that fill its cells.
         outcome: Makes the result from the finished cells.
         refusal: Why the experiment cannot be run on this bench, or None if it can.
+        own_model: Loads the experiment's own model, for one that does not depend on --model.
     """
 
     name: str
     jobs: Callable[[Bench], Sequence[Job]]
     outcome: Callable[[Bench], Outcome]
     refusal: Callable[[Bench], str | None] = lambda bench: None
+    own_model: Callable[[], Transformer] | None = None
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ class Transformer:
         for name, x in sorted(parts.items()):
             digest.update(repr((name, tuple(x.shape), x.dtype) if isinstance(x, Tensor) else (name, x)).encode())
             if isinstance(x, Tensor):
-                digest.update(x.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+                digest.update(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()[:32]
 
     @property

@@ -21,6 +21,9 @@ EXPERIMENTS = {
     "circuit": ("paper.circuit", "A drawing of the Greater-Than circuit at 99.9% sparsity."),
     "exact": ("paper.exact", "Each method's scores against exact edge patching."),
 }
+# Those with models of their own, which ``all`` leaves out.
+OWN_MODELS = {"truth": ("paper.truth", "Methods and selections against models whose circuit is known.")}
+EXPERIMENTS |= OWN_MODELS
 ABOUT = {name: about for name, (_, about) in EXPERIMENTS.items()}
 
 

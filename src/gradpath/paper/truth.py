@@ -1,0 +1,296 @@
+"""Methods and selections against models whose circuit is known. The paper has no such table.
+
+Every compiled model (``compiled``) has true edges, derived by interventions and stored (``true_edges``). A method ranks
+all edges by |score|, and every group of equal scores ends a circuit; a selection gives circuits of several sizes. For
+each circuit, and for all edges at last,
+
+    precision = true edges in it / edges in it        recall = true edges in it / true edges
+
+The area is the sum of precision times the gain in recall over the circuits in order of recall (average precision). At
+random it is the share of true edges among all. F1 is the harmonic mean of both, at the best of the circuits; the recall
+of each kind of true edge is at that one, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradpath._version import __version__
+from gradpath.attribution.attribute import attribute
+from gradpath.grid.bench import Bench, task_digest
+from gradpath.grid.jobs import Advance, CellJob, Job, finished
+from gradpath.grid.output import Outcome, Row, grouped, markdown
+from gradpath.grid.request import PAPER_METHODS, MethodSpec, parse_methods
+from gradpath.grid.runner import Experiment
+from gradpath.grid.store import Key
+from gradpath.model.transformer import Transformer
+from gradpath.paper.compiled import LEVELS, Compiled, load_compiled, load_program, program_names
+from gradpath.report.style import INK, MUTED, colour, marker, method_title, panels
+from gradpath.scores import Scores
+from gradpath.selection import select_many
+from gradpath.selection.acdc import acdc_masks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+METHODS = "eap,eap-ig,eap-ig+steps=50,eap-gp,eap-gp+stride=matched,relp,atp-star,exact"
+BASE = MethodSpec("eap-ig")  # the scores that selections start from
+SELECTIONS = ("refined", "acdc")
+THRESHOLDS = (0.2, 0.02, 0.002)  # of acdc
+SIZES = 16  # of the circuits of a selection, from one edge to half of all
+KINDS = ("open", "saturated", "redundant")
+TIE = 1e-6  # of the largest |score|: what is less apart is rounding
+RECALLS = [i / 20 for i in range(1, 21)]  # where curves are drawn
+Sets = Sequence[frozenset[str]]
+
+
+def circuits_of_ranking(scores: Scores) -> list[frozenset[str]]:
+    """The sets of edges above each score, from the largest |score| on; equal scores come together."""
+    graph = scores.graph
+    names = [graph.edge(u, v) for u, v in graph.mask.nonzero().tolist()]
+    size = scores.values[graph.mask].abs().double()
+    steps = (size / size.max().clamp_min(1e-30) / TIE).round().tolist()
+    return [
+        frozenset(name for name, own in zip(names, steps, strict=True) if own >= step)
+        for step in sorted(set(steps), reverse=True)
+    ]
+
+
+def agreement(circuits: Sets, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Precision and recall of circuits against the true edges, and what follows from them.
+
+    Args:
+        circuits: Sets of edges. The last has all edges of the model.
+        kinds: The true edges, and the kind of each.
+
+    Returns:
+        The area, the best F1 and the circuit that has it, and the precision at each of ``RECALLS``.
+    """
+    true = kinds.keys()
+    points = [(len(own & true) / len(own), len(own & true) / len(true), own) for own in circuits if own]
+    points.sort(key=lambda point: point[1])
+    area = before = 0.0
+    for precision, recall, _ in points:
+        area, before = area + precision * (recall - before), recall
+    f1, precision, recall, best = max(
+        ((2 * p * r / (p + r) if r else 0.0, p, r, own) for p, r, own in points), key=lambda point: point[0]
+    )
+    row: dict[str, Any] = {"area": area, "f1": f1, "precision": precision, "recall": recall, "edges": len(best)}
+    for kind in KINDS:
+        own = {edge for edge, its in kinds.items() if its == kind}
+        row |= {f"{kind}_true": len(own), f"{kind}_found": len(own & best)}
+    # From a recall on, the best precision that can be had: curves of different programs can then be averaged.
+    row["curve"] = [round(max(p for p, r, _ in points if r >= level - 1e-9), 6) for level in RECALLS]
+    return row
+
+
+@cache
+def compiled(name: str, level: str) -> Compiled:
+    return load_compiled(name, level)
+
+
+def _methods(bench: Bench) -> tuple[MethodSpec, ...]:
+    """Those that were asked for, or by default all that there is something to say about."""
+    asked = bench.request.methods
+    return parse_methods(METHODS) if asked == parse_methods(PAPER_METHODS) else asked
+
+
+Cell = tuple[str, str, MethodSpec, str]  # the program, its level, the method, and the selection or '' for the ranking
+
+
+def _cells(bench: Bench) -> list[Cell]:
+    ways = [(method, "") for method in _methods(bench)] + [(BASE, how) for how in SELECTIONS]
+    return [(name, level, *way) for level in LEVELS for name in program_names() for way in ways]
+
+
+def _key(cell: Cell) -> Key:
+    name, level, method, how = cell
+    own = compiled(name, level)
+    return {
+        "kind": "truth",
+        "version": __version__,
+        "weights": own.model.digest,
+        "tokens": task_digest(own.task, own.model),
+        "truth": sorted(own.kinds.items()),
+        "method": method.name,
+        "options": method.options,
+        "how": how,
+    }
+
+
+def jobs(bench: Bench) -> list[Job]:
+    return [_job(cell) for cell in _cells(bench)]
+
+
+def _job(cell: Cell) -> CellJob:
+    name, level, method, how = cell
+    own = compiled(name, level)
+
+    def compute(advance: Advance) -> Mapping[str, Any]:
+        graph, options = own.model.graph, method.options
+        scores = attribute(own.model, own.task, method.name, batch_size=len(own.task), **options)
+        every = frozenset(graph.edge(u, v) for u, v in graph.mask.nonzero().tolist())
+        circuits = [*_selected(own, scores, how), every] if how else circuits_of_ranking(scores)
+        return agreement(circuits, own.kinds)
+
+    cost = own.model.graph.n_edges if how or method.name == "exact" else method.cost(own.model)
+    return CellJob(f"{own.name}: {_label(method, how)}", _key(cell), len(own.task) * cost, compute)
+
+
+def _label(method: MethodSpec, how: str) -> str:
+    return how if how == "acdc" else f"{method.label}, {how}" if how else method.label
+
+
+def _selected(own: Compiled, scores: Scores, how: str) -> Sets:
+    """The circuits of a selection at sizes from one edge to half of all, or at the thresholds of ACDC."""
+    if how == "acdc":
+        masks = acdc_masks(own.model, own.task, scores, THRESHOLDS)
+        return [frozenset(own.model.graph.edge(u, v) for u, v in mask.nonzero().tolist()) for mask in masks]
+    most = own.model.graph.n_edges / 2
+    counts = sorted({max(1, round(most ** (i / (SIZES - 1)))) for i in range(SIZES)} | {len(own.kinds)})
+    circuits = select_many(scores, counts, how=how, model=own.model, task=own.task)
+    return [frozenset(circuit.edges) for circuit in circuits]
+
+
+def outcome(bench: Bench) -> Outcome:
+    rows, curves = list[Row](), list[list[float]]()
+    for cell in _cells(bench):
+        name, level, method, how = cell
+        value, own = finished(bench, _key(cell)), compiled(name, level)
+        row: Row = {
+            "program": name,
+            "level": level,
+            "method": _label(method, how),
+            "edges_total": own.model.graph.n_edges,
+        }
+        row |= {key: x for key, x in value.items() if key != "curve"}
+        rows.append(row)
+        curves.append(value["curve"])
+    weights = sha256(" ".join(compiled(*cell[:2]).model.digest for cell in _cells(bench)).encode()).hexdigest()[:32]
+    return Outcome(
+        name="truth",
+        title="Methods against circuits that are known",
+        rows=rows,
+        text=f"{_summary(rows)}\n\n## By program, level curved: area\n\n{_by_program(rows)}\n\n{_models()}",
+        figures={"truth": lambda: _draw(rows, curves)},
+        notes=(_note(bench),),
+        facts={"model": "compiled programs", "weights": weights, "edges_total": None, "kinds": _all_kinds()},
+        files=_write_models,
+    )
+
+
+def _all_kinds() -> dict[str, dict[str, str]]:
+    return {name: compiled(name, "plain").kinds for name in program_names()}
+
+
+def _write_models(folder: Path) -> list[Path]:
+    """Checkpoints of all models, with their data and true circuits, for use with other commands and other tools."""
+    for name in program_names():
+        for level in LEVELS:
+            own = compiled(name, level)
+            own.save(folder / "models" / own.name)
+    return [folder / "models"]
+
+
+def _share(rows: Sequence[Row], kind: str) -> str:
+    """The share of the true edges of a kind that are found, over all programs and levels."""
+    true, found = (sum(row[f"{kind}_{what}"] for row in rows) for what in ("true", "found"))
+    return f"{100 * found / true:.0f}" if true else ""
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    headings = ["method", *(f"area, {level}" for level in LEVELS), *(f"F1, {level}" for level in LEVELS)]
+    headings += [*(f"{kind} edges found (%)" for kind in KINDS), "CPU seconds"]
+    lines = []
+    for label, own in grouped(rows, "method").items():
+        by_level = grouped(own, "level")
+        line = [method_title(label)]
+        line += [f"{mean(row[x] for row in by_level[level]):.3f}" for x in ("area", "f1") for level in LEVELS]
+        line += [_share(own, kind) for kind in KINDS]
+        lines.append([*line, f"{sum(row['cpu_seconds'] for row in own):.1f}"])
+    chance = [
+        mean(sum(row[f"{kind}_true"] for kind in KINDS) / row["edges_total"] for row in rows if row["level"] == level)
+        for level in LEVELS
+    ]
+    lines.append(["at random", *(f"{x:.3f}" for x in chance), *[""] * (len(headings) - 1 - len(chance))])
+    return markdown(headings, lines)
+
+
+def _by_program(rows: Sequence[Row]) -> str:
+    hard = grouped([row for row in rows if row["level"] == LEVELS[-1]], "program")
+    labels = list(grouped(rows, "method"))
+    lines = [[name, *(f"{row['area']:.2f}" for row in own)] for name, own in hard.items()]
+    return markdown(["program", *(method_title(label) for label in labels)], lines)
+
+
+def _models() -> str:
+    """What each program computes, and its true edges."""
+    lines = []
+    for name, kinds in _all_kinds().items():
+        counts = [str(list(kinds.values()).count(kind)) for kind in KINDS]
+        edges = [str(compiled(name, level).model.graph.n_edges) for level in LEVELS[:2]]
+        lines.append([name, *counts, *edges, load_program(name).about])
+    heads = ["program", *(f"{kind} edges" for kind in KINDS), "edges, plain", "edges, hidden and curved", "computes"]
+    return "## The programs\n\n" + markdown(heads, lines)
+
+
+def _note(bench: Bench) -> str:
+    examples = len(compiled(program_names()[0], "plain").task)
+    return (
+        f"{len(program_names())} programs at {len(LEVELS)} levels, {examples} pairs of prompts each; the metric is the "
+        "logit difference. plain: as compiled. hidden: in a wider and deeper model with active heads and MLPs that do "
+        "not reach the answer, rotated at random. curved: hidden, and with heads that do nothing but have a gradient. "
+        "Means over programs. open edges have a gradient at the clean prompt, saturated ones have none, redundant ones "
+        "do nothing by themselves because another edge does the same. Edges found are at the circuit with the best "
+        f"F1, over all programs and levels. Selections start from {method_title(BASE.label)}."
+    )
+
+
+def _draw(rows: Sequence[Row], curves: Sequence[Sequence[float]]) -> Figure:
+    labels = list(grouped(rows, "method"))
+    figure, axes = panels(1, len(LEVELS) + 1, (4.0 * (len(LEVELS) + 1), 4.6))
+    for ax, level in zip(axes, LEVELS, strict=False):
+        for label in labels:
+            own = [c for row, c in zip(rows, curves, strict=True) if (row["level"], row["method"]) == (level, label)]
+            means = torch.tensor(own).mean(0).tolist()
+            style: dict[str, Any] = {"color": colour(label, labels), "marker": marker(label, labels)}
+            ax.plot(RECALLS, means, label=method_title(label), linewidth=1.4, markersize=4, markevery=4, **style)
+        ax.set_title(level, fontsize=10, color=INK)
+        ax.set_xlabel("recall (share of the true edges)")
+        ax.set_ylabel("precision (best from that recall on)")
+        ax.set_ylim(-0.02, 1.03)
+    _bars(axes[-1], rows, labels)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    figure.suptitle(f"Methods against known circuits, mean of {len(program_names())} compiled programs", color=INK)
+    return figure
+
+
+def _bars(ax: Axes, rows: Sequence[Row], labels: list[str]) -> None:
+    """The share of the true edges of each kind that each method finds."""
+    width = 0.8 / len(labels)
+    for i, label in enumerate(labels):
+        own = grouped(rows, "method")[label]
+        shares = [float(_share(own, kind) or 0) / 100 for kind in KINDS]
+        at = [place + (i - len(labels) / 2 + 0.5) * width for place in range(len(KINDS))]
+        ax.bar(at, shares, width, color=colour(label, labels), edgecolor=MUTED, linewidth=0.2)
+    ax.set_xticks(range(len(KINDS)), KINDS)
+    ax.set_title("true edges found, by kind", fontsize=10, color=INK)
+    ax.set_ylabel("share found at the best F1")
+    ax.set_ylim(0, 1.03)
+
+
+def own_model() -> Transformer:
+    """The first of the compiled models, in place of --model."""
+    return compiled(program_names()[0], "plain").model
+
+
+EXPERIMENT = Experiment("truth", jobs, outcome, own_model=own_model)
