@@ -29,6 +29,7 @@ LAYERS = [
     {"attribution"},
     {"evaluation"},
     {"selection"},
+    {"verdict"},
     {"formats"},
     {"explanation"},
     {"report"},

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gradpath.selection import select as select
     from gradpath.tasks import Task as Task
     from gradpath.tasks import load_task as load_task
+    from gradpath.verdict import test as test
 
 _HOMES = {
     "Circuit": "gradpath.circuit",
@@ -49,6 +50,7 @@ _HOMES = {
     "patch": "gradpath.evaluation.patch",
     "path": "gradpath.attribution.methods",
     "select": "gradpath.selection",
+    "test": "gradpath.verdict",
 }
 
 __all__ = list(_HOMES)

@@ -28,6 +28,7 @@ from gradpath.runtime import distributed
 VERBS = {
     "find": "Score every edge, select a circuit and measure it.",
     "eval": "Measure a saved circuit again.",
+    "test": "Test whether a saved circuit should be believed.",
     "explain": "Say what each node of a saved circuit does.",
     "show": "Draw a saved circuit as a page, a figure or a graph file.",
     "compare": "Compare two saved circuits, in numbers and in one drawing.",

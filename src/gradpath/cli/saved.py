@@ -1,7 +1,8 @@
-"""A saved circuit with the model and the examples to run it on: what ``eval`` and ``explain`` start from."""
+"""A saved circuit with the model and the examples to run it on: what ``eval``, ``explain`` and ``test`` start from."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ class SavedCircuit:
     task: Task
     ablation: str
     mean_over: Task | None
+    draw: Callable[[str, int], Task]  # examples of a split, drawn by another seed
 
 
 def open_circuit(
@@ -88,7 +90,11 @@ def open_circuit(
     if own_model and about.get("dtype") == str(model.dtype).removeprefix("torch."):
         _check_weights(model, about.get("weights"), file)
     n = opt.examples_or_default(examples, data)
-    pairs = load_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
+
+    def draw(split: str, seed: int) -> Task:
+        return load_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
+
+    pairs = draw(split, seed)
     if data is not None:
         for line in notices(pairs, pairs):
             Screen().note(line)
@@ -97,7 +103,7 @@ def open_circuit(
         # Over the examples that the circuit was found on, or as many of another task.
         drawn = {"n": about.get("examples", n), "seed": about.get("data", {}).get("seed", seed)}
         mean_over = load_task(task, model, split="train", data=data, **drawn)
-    return SavedCircuit(circuit, model, pairs, ablation, mean_over)
+    return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw)
 
 
 def _task(circuit: Circuit, file: Path) -> str:

@@ -1,0 +1,67 @@
+"""``gradpath test``: should a saved circuit be believed?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradpath.cli import options as opt
+from gradpath.cli.progress import Screen, print_result
+from gradpath.cli.saved import open_circuit, saved_options
+
+
+@click.command(name="test")
+@click.argument("circuit_file", type=opt.FILE, metavar="CIRCUIT.json")
+@saved_options("Examples to test on.")
+def command(
+    circuit_file: Path,
+    task: str | None,
+    metric: str | None,
+    examples: int | None,
+    split: str,
+    ablation: str | None,
+    data: Path | None,
+    batch_size: int,
+    memory: str | None,
+    seed: int,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Test a saved circuit: is it better than chance, equivalent to the model, necessary, minimal, stable?
+
+    \b
+    gradpath test out/ioi/circuit.json
+    gradpath test out/ioi/circuit.json --examples 50 --json
+    """
+    from gradpath.verdict import test
+
+    limits = opt.limits_of(batch_size, memory)
+    saved = open_circuit(
+        circuit_file,
+        given,
+        task=task,
+        data=data,
+        metric=metric,
+        examples=examples,
+        seed=seed,
+        split=split,
+        ablation=ablation,
+    )
+    circuit = replace(saved.circuit, about={**saved.circuit.about, "ablation": saved.ablation})
+    with Screen().waiting(f"testing {len(circuit):,} edges on {len(saved.task)} examples"):
+        verdict = test(
+            saved.model,
+            circuit,
+            saved.task,
+            found_on=saved.draw("train", seed),
+            draws=[] if data else [saved.draw("train", seed + 1)],
+            seed=seed,
+            batch_size=limits.batch_size,
+            memory=limits.memory,
+        )
+    summary = {"circuit_file": str(circuit_file), "seed": seed, "split": split, **verdict.to_json()}
+    print_result(json.dumps(summary, indent=1) if as_json else f"{circuit_file}:\n{verdict!r}")

@@ -1,0 +1,143 @@
+"""``gp.test`` passes the true circuits of compiled models, and says what is wrong with spoiled ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+import gradpath as gp
+from gradpath import cli
+from gradpath.errors import InputError
+from gradpath.paper.compiled import load_compiled
+from gradpath.verdict import NAMES, holm, sign_flip_p, sign_test
+
+load = cache(load_compiled)
+
+
+def verdict_on(own, edges):
+    return gp.test(own.model, gp.Circuit.from_edges(own.model, edges), own.all_pairs)
+
+
+@pytest.mark.parametrize(("name", "level"), [("pattern", "hidden"), ("induction", "curved")])
+def test_a_true_circuit_passes(name, level):
+    own = load(name, level)
+    verdict = verdict_on(own, own.kinds)
+    assert verdict.passed, verdict
+    assert verdict.sufficiency.value == pytest.approx(0, abs=1e-3)
+    assert verdict.sufficiency.null > 0.5
+    assert verdict.necessity.value == pytest.approx(0, abs=1e-3)
+    assert verdict.necessity.details["moved"] == pytest.approx(1, abs=1e-3)
+    assert verdict.minimality.value == 1
+    assert verdict.stability.passed is None
+    assert verdict.verdict == "passes all 4 tests"
+
+
+def test_a_circuit_with_a_missing_edge_fails():
+    own = load("pattern", "hidden")
+    missing = verdict_on(own, list(own.kinds)[:1] + list(own.kinds)[2:])
+    assert not missing.passed
+    assert missing.equivalence.passed is False
+    assert "fails" in missing.verdict
+
+
+def test_a_circuit_with_idle_edges_is_not_minimal():
+    own = load("pattern", "hidden")
+    graph = own.model.graph
+    idle = [edge for u, v in graph.mask.nonzero().tolist() if (edge := graph.edge(u, v)) not in own.kinds][40:44]
+    larger = verdict_on(own, [*own.kinds, *idle])
+    assert larger.sufficiency.passed
+    assert larger.equivalence.passed
+    assert larger.minimality.passed is False
+    assert set(larger.minimality.details["not_needed"]) == set(idle)
+
+
+def test_a_random_circuit_fails_what_a_circuit_is_for():
+    own = load("pattern", "hidden")
+    scores = gp.attribute(own.model, own.task, "eap")
+    random = gp.select(scores, len(own.kinds), how="random", prune=False)
+    verdict = gp.test(own.model, random, own.all_pairs)
+    failed = {name for name, check in verdict.checks.items() if check.passed is False}
+    assert failed >= {"sufficiency", "equivalence", "necessity"}
+
+
+def test_a_backup_outside_of_the_circuit_shows_in_necessity():
+    own = load("two-copies", "hidden")
+    copies = [edge for edge, kind in own.kinds.items() if kind == "redundant"]
+    heads = sorted({edge.split("->")[1].partition("<")[0] for edge in copies if edge.startswith("input")})
+    one = [edge for edge in own.kinds if heads[1] not in edge]
+    verdict = verdict_on(own, one)
+    assert verdict.sufficiency.value == pytest.approx(0, abs=1e-3)
+    assert verdict.equivalence.passed
+    assert verdict.necessity.passed is False
+    assert verdict.necessity.details["moved"] == pytest.approx(0, abs=1e-3)
+    both = verdict_on(own, own.kinds)
+    assert both.necessity.passed
+    assert both.necessity.details["moved"] == pytest.approx(1, abs=1e-3)
+    assert set(both.minimality.details["not_needed"]) == set(copies)  # each has a backup inside of the circuit
+
+
+def test_a_circuit_that_can_be_found_again_is_stable_and_transfers():
+    own = load("pattern")
+    scores = gp.attribute(own.model, own.task, "exact")
+    circuit = gp.select(scores, len(own.kinds), how="top")
+    verdict = gp.test(own.model, circuit, own.held_out, found_on=own.task, draws=[own.task[:16]])
+    assert verdict.stability.passed
+    assert verdict.stability.value == pytest.approx(1)
+    assert verdict.stability.null < 0.2
+    assert verdict.stability.details["draws"] == pytest.approx(1)
+    assert verdict.transfer.passed
+
+
+def test_a_circuit_that_another_sample_would_not_give_is_not_stable():
+    own = load("parity")
+    scores = gp.attribute(own.model, own.task, "eap")
+    circuit = gp.select(scores, 6, how="random", prune=False)
+    about = {**circuit.about, "selection": {**circuit.about["selection"], "how": "top"}}
+    unlike = replace(circuit, about=about)
+    verdict = gp.test(own.model, unlike, own.held_out, found_on=own.task)
+    assert verdict.stability.passed is False
+
+
+def test_the_command_prints_a_screenful_or_one_object(tmp_path, capsys):
+    load("pattern", "hidden").save(tmp_path)
+    command = ["test", str(tmp_path / "circuit.json"), "--model", str(tmp_path), "--data", str(tmp_path / "pairs.csv")]
+
+    def printed(*more):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command, "--examples", "12", *more])
+        assert ended.value.code in (0, None)
+        return capsys.readouterr().out
+
+    shown = printed()
+    assert "The circuit passes all" in shown
+    assert len(shown.splitlines()) < 12
+    verdict = json.loads(printed("--json"))
+    assert {*NAMES, "verdict"} <= verdict.keys()
+    assert all({"value", "null", "passed"} <= verdict[name].keys() for name in NAMES)
+
+
+def test_too_few_examples_and_another_model_are_refused_in_one_sentence():
+    own, other = load("pattern", "hidden"), load("count")
+    with pytest.raises(InputError, match="at least 10 examples: 'pattern' has 4"):
+        gp.test(own.model, own.circuit, own.task[:4])
+    with pytest.raises(InputError, match="the circuit is of another model"):
+        gp.test(other.model, own.circuit, other.task)
+    with pytest.raises(InputError, match="it has no edges"):
+        verdict_on(own, [])
+
+
+def test_p_values_are_those_of_the_textbook():
+    assert sign_test(8, 0) == pytest.approx(2 / 2**8)
+    assert sign_test(5, 5) == 1
+    assert sign_test(0, 0) == 1
+    assert holm(torch.tensor([0.001, 0.03, 0.02, 0.9])).tolist() == [True, False, False, False]
+    assert holm(torch.tensor([0.01, 0.02, 0.03, 0.04]), 0.08).tolist() == [True] * 4
+    losses = torch.stack([torch.zeros(12), torch.ones(12), torch.tensor([1.0, -1.0] * 6)], 1)
+    nothing, always, never = sign_flip_p(losses, torch.Generator().manual_seed(0)).tolist()
+    assert nothing == 1
+    assert always == pytest.approx(2**-12, abs=2e-3)
+    assert never > 0.4
