@@ -16,7 +16,7 @@ import torch
 from gradpath import formats
 from gradpath.circuit import Circuit, circuit_by_names, load_circuit
 from gradpath.cli import main
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import GradpathWarning, InputError, UsageError
 from gradpath.formats import Content
 from gradpath.formats.graphs import dot
 from gradpath.graph import Graph
@@ -435,3 +435,16 @@ def test_a_package_can_add_a_format_whose_name_is_free(circuit, tmp_path):
         assert formats.read(tmp_path / "x.edges.json").circuit.edges == circuit.edges
     finally:
         formats.FORMATS.remove("edges")
+
+
+@pytest.mark.parametrize("suffix", [".eap-ig.json", ".pt", ".csv", ".graphml"])
+def test_another_tools_circuit_that_is_not_pruned_is_read_with_a_warning(tmp_path, suffix):
+    names = ["input->m0", "m0->logits", "a0.h0->logits"]  # nothing reaches the head
+    file = tmp_path / f"circuit{suffix}"
+    loose = circuit_by_names(Graph(2, 2, False), [(name, 1.0) for name in names], {})
+    formats.write(Content(circuit=loose), file, d_model=8)
+    with pytest.warns(GradpathWarning, match="1 of the 3 edges of circuit.* are on no way from input to logits"):
+        assert len(formats.read(file).circuit) == 3
+    pruned = circuit_by_names(Graph(2, 2, False), [(name, 1.0) for name in names[:2]], {})
+    formats.write(Content(circuit=pruned), file, d_model=8)
+    formats.read(file)  # a warning would be an error

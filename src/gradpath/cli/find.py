@@ -137,11 +137,13 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
 
 def _text(s: dict[str, Any], out: Path | None, kept: str | None) -> str:
     """The result for people; ``kept`` is the command whose result can still be written."""
-    which = "held-out" if s["held_out"] else "the same"
+    used = f"{s['examples']} to attribute, {s['examples_measured']} held-out ones to measure"
+    if not s["held_out"]:
+        used = f"{s['examples']}, both attributed and measured: nothing is held out"
     lines = [
         f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({s['steps']} steps, {s['selection']}):",
         *lines_of(s),
-        f"  examples      {s['examples']} to attribute, {s['examples_measured']} {which} ones to measure",
+        f"  examples      {used}",
         f"  took          {s['seconds']:.0f} s",
     ]
     if "positions" in s:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gradpath.circuit import Circuit, load_circuit
-from gradpath.errors import InputError, UsageError, reason
+from gradpath.errors import InputError, UsageError, reason, warn
 from gradpath.formats.content import Content
 from gradpath.formats.eap_ig import eap_ig_bytes, eap_ig_content, eap_ig_text, is_eap_ig, read_eap_ig_pt
 from gradpath.formats.graphs import dot, from_networkx, graphml, read_graphml, to_networkx
@@ -33,6 +33,7 @@ from gradpath.formats.table import csv_text, from_pandas, read_csv, to_pandas
 from gradpath.registry import Registry
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores, load_scores
+from gradpath.selection.prune import pruned
 
 __all__ = ["FORMATS", "Content", "Format", "from_networkx", "from_pandas", "read", "to_networkx", "to_pandas", "write"]
 
@@ -59,7 +60,7 @@ class Format:
     spans: bool = False
 
 
-FORMATS = Registry[Format]("format")
+FORMATS = Registry[Format]("format", [__name__])
 
 
 def read(file: str | Path) -> Content:
@@ -78,7 +79,9 @@ def read(file: str | Path) -> Content:
         known = ", ".join(dict.fromkeys(entry.suffix for entry in FORMATS.values() if entry.read))
         raise UsageError(f"{path.name} has no format that can be read. Known, by the suffix: {known}.")
     try:
-        return reader(path)
+        content = reader(path)
+        _warn_of_loose_edges(content.circuit, path.name)
+        return content
     except FileNotFoundError:
         raise InputError(f"there is no file {file}.") from None
     except InputError as problem:
@@ -86,6 +89,18 @@ def read(file: str | Path) -> Content:
         raise InputError(message if str(file) in message else f"{file} cannot be used: {message}") from None
     except _DAMAGED as problem:
         raise InputError(f"{file} cannot be read ({reason(problem)}). It may be cut off or edited by hand.") from None
+
+
+def _warn_of_loose_edges(circuit: Circuit | None, name: str) -> None:
+    """Warn of edges on no way from input to logits in another tool's circuit; ours were pruned, or meant to be so."""
+    if circuit is None or circuit.spans or circuit.provenance.selection:
+        return
+    if loose := len(circuit) - int(pruned(circuit.graph, circuit.mask).sum()):
+        warn(
+            f"{loose:,} of the {len(circuit):,} edges of {name} are on no way from input to logits. EAP-IG prunes them "
+            "before it evaluates, gradpath runs the circuit as it is: with zero or mean ablation the numbers differ. "
+            "Prune it in the other tool first, or select a circuit from the scores with --edges."
+        )
 
 
 def write(
