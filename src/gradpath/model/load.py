@@ -255,7 +255,7 @@ def _from_object(source: Any) -> _Source:
 def _check_same_logits(original: Any, model: Transformer) -> None:
     """Refuse a model in memory that computes something else than its weights say, such as one with a hook.
 
-    Both are run on eight tokens, or as many as the model reads. A hook that only records is called once, and does no harm.
+    Both are run on eight tokens, or as many as the model reads. A hook that only records is called once.
     """
     size = len(model.embedding)
     ids = torch.arange(1, 9, device=model.device)[None, : model.max_positions] * (size - 1) // 9
