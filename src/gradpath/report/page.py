@@ -28,8 +28,8 @@ from gradpath.runtime.files import write_atomically
 from gradpath.selection.prune import pruned
 
 _SCRIPTS = (
-    "graph select format layout paint svg scene view curve controls details inside pattern search evidence "
-    "downloads compare theme"
+    "graph select format layout paint svg scene view curve controls details inside pattern notes address "
+    "search evidence downloads compare theme"
 )
 SCRIPTS = [f"{name}.js" for name in f"{_SCRIPTS} keys main".split()]
 

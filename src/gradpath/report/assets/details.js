@@ -7,7 +7,8 @@ function makeDetails({ pickNode, pickEdge, point }) {
     const { graph } = scene;
     const title = byId("details-title");
     if (state.selected >= 0) {
-      title.textContent = graph.nodeName(state.selected);
+      const label = scene.notes.labelOf(state.selected);
+      title.textContent = label === graph.nodeName(state.selected) ? label : `${label} (${graph.nodeName(state.selected)})`;
       return byId("details").replaceChildren(...ofNode(scene, state.selected));
     }
     title.textContent = state.edge >= 0 ? "Edge" : "Strongest edges";

@@ -3,7 +3,7 @@
 /* The text that Circuit.save writes for this selection: gradpath loads it as its own. */
 function circuitText(data, scene, state) {
   const run = data.runs[state.run];
-  const { kept, edges } = scene;
+  const { kept, edges } = scene.whole;
   const { selection: given = {}, ...about } = run.about;
   const own = state.how === "saved";
   const asked = own && !isNested(run, state.how) && state.n === run.saved.edges ? run.saved.asked : state.n;
@@ -17,10 +17,11 @@ function circuitText(data, scene, state) {
 }
 
 function csvText(scene) {
-  const { graph, edges, kept } = scene;
+  const { graph, whole: { edges, kept, order } } = scene;
   if (edges.sides) return sidesCsv(scene);
+  const rank = new Map(Array.from(order, (e, at) => [e, at + 1]));
   const rows = Array.from(kept, (e) => [
-    scene.rank[e], edges.name(e), graph.nodeName(edges.source[e]), graph.targetName(edges.target[e]),
+    rank.get(e), edges.name(e), graph.nodeName(edges.source[e]), graph.targetName(edges.target[e]),
     KINDS[edges.kind[e]], Number((edges.mean || edges.score)[e].toPrecision(9)),
   ]);
   return [["rank", "edge", "source", "target", "feeds", "score"], ...rows].map((row) => row.join(",")).join("\n") + "\n";

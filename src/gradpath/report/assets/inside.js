@@ -82,7 +82,8 @@ function makeInsideCard(inside, choose) {
 
   return function draw(scene, state) {
     const node = state.selected;
-    const known = inside && (node >= 0 ? node !== scene.graph.logits && inside.role(node) : state.edge >= 0 && inside.effect(0, scene.edges.flat[state.edge]) !== undefined);
+    const group = node >= 0 && scene.notes.groupOf(node);
+    const known = inside && !(group && group.folded) && (node >= 0 ? node !== scene.graph.logits && inside.role(node) : state.edge >= 0 && inside.effect(0, scene.edges.flat[state.edge]) !== undefined);
     card.hidden = !known;
     if (!known) return;
     byId("inside-title").textContent = node >= 0 ? `What ${scene.graph.nodeName(node)} does` : "On every example";

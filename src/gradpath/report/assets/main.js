@@ -23,6 +23,10 @@ function start() {
   const drawCurve = makeCurve(byId("curve"), data, (run, n, how) => isNested(data.runs[run], how) && change({ run, how, n: Math.min(n, limitOf(data.runs[run], how)) }));
   const drawDetails = makeDetails({ pickNode, pickEdge, point: view.point });
   const inside = makeInside(data, graph);
+  const notes = makeNotes(graph);
+  const address = makeAddress(data, graph, state, notes);
+  const drawNotes = makeNotesCard(graph, notes, () => update());
+  const drawNotesBar = makeNotesBar(data, notes, { changed: () => { update(); drawNotes(state, true); }, view: () => address.view(edgeName()), restore: (parts) => restore(parts) });
   const drawPicker = makePicker(data, (example) => change({ example }));
   const drawInside = makeInsideCard(inside, (example) => change({ example }));
   let place = null;
@@ -44,7 +48,10 @@ function start() {
     const { edges, order } = runs[state.run]();
     const kept = keptEdges(edges, graph, order(state.how), state.n, state.prune);
     const shown = inside && state.example >= 0 ? inside.edgesOn(edges, state.example) : edges;
-    const scene = makeScene({ data, graph, place, edges: shown, kept, order: order(state.how), state });
+    const whole = { edges: shown, kept, order: order(state.how) };
+    const folded = notes.folded();
+    const scene = makeScene({ data, graph, place, ...whole, ...(folded.length ? foldGroups(folded, whole, place, notes.labelOf) : {}), state });
+    Object.assign(scene, { whole, notes });
     view.show(scene, quick);
     controls.move(state);
     drawNumbers(scene);
@@ -52,6 +59,9 @@ function start() {
     drawDetails(scene, state);
     drawPicker(state);
     drawInside(scene, state);
+    drawNotes(state);
+    drawNotesBar();
+    address.write(edgeName());
     showMessage(scene);
   }
 
@@ -82,7 +92,7 @@ function start() {
       : kept.exact.low === null || kept.exact.high === null ? "measured" : `95% interval ${percent(kept.exact.low)} to ${percent(kept.exact.high)}`);
     say("error", error && comparable ? (error.exact ? "" : "≈ ") + number(error.value) : "–");
     say("error-note", error && comparable ? "0: the model, 1: the corrupted run" : "not measured here");
-    say("kept", count(scene.kept.length));
+    say("kept", count(scene.whole.kept.length));
     const asked = scene.edges.n ? askedNow(run, state) || state.n : 0;
     say("kept-note", `of ${count(asked)} requested · ${sparsityText(1 - asked / data.edges_total)} sparse`);
     const nodes = scene.weight.reduce((sum, weight) => sum + (weight > 0 ? 1 : 0), 0);
@@ -123,6 +133,22 @@ function start() {
     );
   }
 
+  const edgeName = () => (state.edge >= 0 && view.scene() ? view.scene().edges.name(state.edge) : "");
+
+  /* Show what an address or a file of notes says; what does not fit this page is left out. */
+  function restore(parts) {
+    Object.assign(state, address.usable(parts));
+    state.n = Math.min(state.n, limitOf(data.runs[state.run], state.how));
+    drawFrame();
+    if (place) update();
+    if (place && parts.edge) {
+      const { kept, edges } = view.scene();
+      const found = kept.find((e) => edges.name(e) === parts.edge);
+      if (found !== undefined) pickEdge(found);
+    }
+    drawReach();
+  }
+
   /* ---- pointing and picking ---- */
 
   function showTip(thing, at) {
@@ -131,8 +157,10 @@ function start() {
     tip.hidden = !thing || !scene;
     if (tip.hidden) return;
     const edge = thing.id === undefined ? -1 : scene.kept[thing.id];
-    const name = edge >= 0 ? scene.edges.name(edge) : graph.nodeName(thing.node);
-    const note = edge >= 0 ? edgeNote(scene, edge) : nodeNote(scene, thing.node);
+    const label = edge >= 0 ? "" : notes.labelOf(thing.node);
+    const name = edge >= 0 ? scene.edges.name(edge) : label === graph.nodeName(thing.node) ? label : `${label} · ${graph.nodeName(thing.node)}`;
+    const remark = edge >= 0 || !notes.noteOf(thing.node).note ? "" : `${notes.noteOf(thing.node).note} · `;
+    const note = remark + (edge >= 0 ? edgeNote(scene, edge) : nodeNote(scene, thing.node));
     tip.replaceChildren(element("b", {}, name), element("span", {}, note));
     const [x, y] = at || view.screenOf(edge >= 0 ? scene.edges.node[edge] : thing.node);
     tip.style.left = `${Math.max(4, Math.min(x + 14, place.width - tip.offsetWidth - 6))}px`;
@@ -217,12 +245,19 @@ function start() {
   byId("zoom-in").addEventListener("click", () => view.zoomBy(1.5));
   byId("zoom-out").addEventListener("click", () => view.zoomBy(1 / 1.5));
   byId("zoom-fit").addEventListener("click", () => view.fit());
+  byId("notesbar").hidden = Boolean(data.compare);
+  if (data.notes) notes.read(data.notes);
+  const given = address.read() || (data.notes && data.notes.view);
+  if (given) restore(given);
+  window.addEventListener("hashchange", () => { const parts = address.read(); if (parts) restore(parts); });
   new ResizeObserver(resize).observe(byId("holder"));
   resize();
+  if (given && given.edge) restore(given);
   // For the console: what is shown, a way to set it, and where a node is on the canvas.
   window.gradpath = {
     state, set: change,
-    edges: () => Array.from(view.scene().kept, (e) => view.scene().edges.name(e)),
+    edges: () => Array.from(view.scene().whole.kept, (e) => view.scene().whole.edges.name(e)),
+    drawn: () => Array.from(view.scene().kept, (e) => view.scene().edges.name(e)), notes,
     where: (name) => view.screenOf(Array.from({ length: graph.nSources + 1 }, (_, node) => graph.nodeName(node)).indexOf(name)),
   };
 }

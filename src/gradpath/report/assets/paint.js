@@ -116,14 +116,15 @@ function paintNode(pen, scene, node) {
   const dim = scene.litNodes && !scene.litNodes[node];
   const chosen = node === scene.selected;
   const t = scene.heaviest > 0 ? Math.sqrt(scene.weight[node] / scene.heaviest) : 0;
+  const own = scene.notes ? scene.notes.colourOf(node) : "";
   pen.box(x, y, w, h, Math.min(5, h / 3), {
-    fill: mix(colours.card, colours.ink, chosen ? 0.3 : 0.05 + 0.2 * t),
-    stroke: chosen ? colours.accent : mix(colours.card, colours[scene.nodeColour(node)], dim ? 0.14 : scene.edges.sides ? 0.9 : 0.28 + 0.4 * t),
+    fill: own ? mix(colours.card, own, 0.32) : mix(colours.card, colours.ink, chosen ? 0.3 : 0.05 + 0.2 * t),
+    stroke: chosen ? colours.accent : own ? mix(colours.card, own, dim ? 0.3 : 1) : mix(colours.card, colours[scene.nodeColour(node)], dim ? 0.14 : scene.edges.sides ? 0.9 : 0.28 + 0.4 * t),
     width: chosen ? 2 : 1,
     alpha: dim ? 0.6 : 1,
   });
   paintPorts(pen, scene, node, dim);
-  const label = labelFor(graph, node, w * scene.zoom, h * scene.zoom);
+  const label = labelFor(graph, node, w * scene.zoom, h * scene.zoom, scene.notes);
   if (label) {
     const size = Math.min(11.5, h * 0.62, (w * 0.92) / (label.length * 0.56));
     pen.text(label, x, y + 0.5, { size, colour: colours.ink, weight: chosen ? 700 : 500, alpha: dim ? 0.45 : 1 });
@@ -142,10 +143,12 @@ function paintPorts(pen, scene, node, dim) {
 }
 
 /* The longest name that can be read in a cell of this many pixels. */
-function labelFor(graph, node, w, h) {
+function labelFor(graph, node, w, h, notes) {
   if (h < 8) return "";
   const name = graph.nodeName(node);
   const fits = (text) => text.length * 5.2 < w;
+  const given = notes ? notes.labelOf(node) : name;
+  if (given !== name && given) return fits(given) ? given : `${given.slice(0, Math.max(1, Math.floor(w / 5.2) - 1))}…`;
   const short = name.startsWith("a") ? name.split(".")[1] : name;
   return fits(name) ? name : fits(short) ? short : "";
 }
