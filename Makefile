@@ -52,7 +52,7 @@ test-slow: $(READY) browser
 	@$(BIN)/python -m pytest -m slow
 
 fuzz: $(READY)
-	@echo "==> ten thousand damaged files"
+	@echo "==> ten thousand damaged files, and a thousand flipped bits in each kind of file that we write and read"
 	@GRADPATH_FUZZ=10000 GRADPATH_UNCHECKED=1 $(BIN)/python -m pytest tests/hostile
 
 docs: $(READY)

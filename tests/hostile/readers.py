@@ -273,6 +273,28 @@ def use_span_scores(file: Path) -> None:
     assert len(gp.select(gp.load_scores(file), 3, prune=False)) == 3
 
 
+def valid_tokenizer(folder: Path) -> bytes:
+    random_hf(*TINY["gpt2"]).save_pretrained(folder / "model")
+    words().tokenizer.hf.save_pretrained(folder / "model")
+    return (folder / "model" / "tokenizer.json").read_bytes()
+
+
+def use_tokenizer(file: Path) -> None:
+    """Tokens of texts: a tokenizer that cannot be read leaves a model that takes token ids alone."""
+    target = folder_of(file) / "tokenizer.json"
+    whole = target.read_bytes()
+    try:
+        target.write_bytes(file.read_bytes())
+        model = gp.load_model(folder_of(file), bos=False)
+        if model.tokenizer is None:
+            raise GradpathError("It has no tokenizer.")
+        for ids in model.tokenizer.encode(["a b c", " d", "x"]):
+            assert all(type(i) is int and i >= 0 for i in ids)
+            assert isinstance(model.tokenizer.decode(ids), str)
+    finally:
+        target.write_bytes(whole)
+
+
 CELL_KEY = {"kind": "circuit", "edges": 3, "found_on": {"weights": "ab", "options": {"steps": 5}}}
 CELL = {"faithfulness": 0.25, "faithfulness_interval": [0.125, 0.5], "values": [1.5, -2.25]}
 
@@ -328,6 +350,7 @@ def use_result(file: Path) -> None:
 
 
 READERS = {
+    "tokenizer": Reader(".json", valid_tokenizer, inside_json, use_tokenizer, 100),
     "cell": Reader(".json", valid_cell, inside_json, use_cell, 1000),
     "result": Reader(".json", valid_result, inside_json, use_result, 600),
     "scores-of-examples": Reader(".safetensors", valid_example_scores, inside_safetensors, use_example_scores, 300),
