@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -37,6 +39,17 @@ def test_compare_prints_a_table_and_writes_a_page(run, files, tmp_path):
     assert "0.600" in done.out
     assert f"Open {tmp_path / 'page.html'}" in done.out
     assert "only-a" in (tmp_path / "page.html").read_text()
+
+
+def test_the_page_names_both_files_without_the_folders_of_this_machine(run, files, tmp_path):
+    for name, file in zip("ab", files, strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "circuit.json").write_bytes(Path(file).read_bytes())
+    assert run("compare", *(tmp_path / x / "circuit.json" for x in "ab"), "--out", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert str(tmp_path) not in page
+    assert ".../a/circuit.json" in page
+    assert ".../b/circuit.json" in page
 
 
 def test_compare_ignores_parts_of_the_prompt_that_differ_and_says_so(run, files, tmp_path):

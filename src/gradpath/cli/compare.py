@@ -39,7 +39,7 @@ def command(file_a: Path, file_b: Path, out: Path | None, as_json: bool) -> None
         a, b = a.anywhere(), b.anywhere()
     comparison = a.compare(b)
     if out is not None:
-        write_comparison(comparison, out, (str(file_a), str(file_b)))
+        write_comparison(comparison, out, _names(file_a, file_b))
     if as_json:
         files = {"file_a": str(file_a), "file_b": str(file_b), "out": None if out is None else str(out)}
         click.echo(json.dumps({**files, **comparison.to_json()}, indent=1))
@@ -47,6 +47,17 @@ def command(file_a: Path, file_b: Path, out: Path | None, as_json: bool) -> None
     click.echo(f"A  {_described(file_a, a)}\nB  {_described(file_b, b)}\n{comparison}")
     if out is not None:
         click.echo(f"Open {out} in a browser.")
+
+
+def _names(file_a: Path, file_b: Path) -> tuple[str, str]:
+    """The names of both files for the page, with the folder that each is in if they would be the same."""
+    from gradpath.runtime.files import ELSEWHERE, readable, recorded_path
+
+    names = recorded_path(file_a), recorded_path(file_b)
+    if names[0] != names[1]:
+        return names
+    a, b = (readable(f"{ELSEWHERE}{file.absolute().parent.name}/{file.name}") for file in (file_a, file_b))
+    return a, b
 
 
 def _described(file: Path, circuit: Circuit) -> str:
