@@ -10,6 +10,7 @@ import pytest
 import torch
 from small_models import prompts, tiny_model
 
+from gradpath import sweep
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Reads
@@ -17,9 +18,9 @@ from gradpath.attribution.methods import Pair, find_path
 from gradpath.errors import GradpathError, UsageError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.selection import select
-from gradpath.sweep import CHUNK, RUN_AT_ONCE, SUM_AT_ONCE, Limits, parse_bytes
+from gradpath.sweep import CHUNK, GRADIENT_ROWS, ROWS, RUN_AT_ONCE, SUM_AT_ONCE, AtOnce, Limits, parse_bytes
 from gradpath.tasks.metrics import logit_difference
-from gradpath.tasks.task import encode
+from gradpath.tasks.task import Pairs, Task, encode
 
 TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
 
@@ -40,17 +41,79 @@ def test_a_budget_that_is_no_size_is_refused(text):
 
 def test_a_smaller_budget_gives_smaller_batches_and_the_same_scores(gpt2):
     pairs = encode(TASK, gpt2.tokenizer)
-    assert Limits(5).batch(gpt2, pairs) == Limits(5, 10**10).batch(gpt2, pairs) == 5
+    assert Limits(5).attribution(gpt2, pairs).examples == Limits(5, 10**10).attribution(gpt2, pairs).examples == 5
     budgets = range(2 * CHUNK, 2 * CHUNK + 3_000_000, 1000)
     fits = {}
     for budget in budgets:
         with suppress(UsageError):
-            fits.setdefault(Limits(5, budget).batch(gpt2, pairs), budget)
+            fits.setdefault(Limits(5, budget).attribution(gpt2, pairs).examples, budget)
     assert list(fits) == [1, 2, 3, 4, 5]
     whole, parts = (attribute(gpt2, TASK, "eap", batch_size=5, memory=m) for m in (None, fits[2]))
     assert whole.about["batch_size"] == 5
     assert parts.about["batch_size"] == 2
     assert torch.allclose(whole.values, parts.values, atol=1e-5)
+
+
+def token_ids(n: int, examples: int) -> Task:
+    clean = torch.randint(3, 40, (examples, n), generator=torch.Generator().manual_seed(0))
+    corrupted = clean.clone()
+    corrupted[:, 1] += 1
+    return Task(clean, corrupted, torch.tensor([[3, 4]] * examples))
+
+
+def of_length(n: int, examples: int = 60) -> Pairs:
+    """Pairs of prompts of n tokens that differ at the second."""
+    return encode(token_ids(n, examples), None)
+
+
+@pytest.mark.parametrize(("points", "whole"), [(1, False), (5, False), (5, True)])
+def test_by_default_longer_prompts_make_smaller_batches(gpt2, points, whole):
+    sizes = [Limits().attribution(gpt2, of_length(n), points=points, whole=whole) for n in (3, 9, 27, 55)]
+    examples = [size.examples for size in sizes]
+    assert examples == sorted(examples, reverse=True)
+    assert examples[0] > 4 * examples[-1] >= 4
+    for n, size in zip((3, 9, 27, 55), sizes, strict=True):
+        assert size.examples * size.points * (n if whole else n - 1) <= 2 * GRADIENT_ROWS
+    assert [Limits().batch(gpt2, of_length(n)) for n in (3, 9, 55)] == [60, ROWS // 8, ROWS // 54]
+
+
+def test_a_batch_size_that_was_asked_for_is_kept(gpt2):
+    assert Limits(50).attribution(gpt2, of_length(55)).examples == 50
+    assert Limits(50).batch(gpt2, of_length(55)) == 50
+    assert Limits(500).batch(gpt2, of_length(55)) == 60
+
+
+def test_points_are_run_one_by_one_where_memory_or_rows_say_so(gpt2):
+    pairs = of_length(9, 4)
+    assert Limits(4).attribution(gpt2, pairs, points=5).points == RUN_AT_ONCE
+    assert Limits(4).attribution(gpt2, pairs, points=2).points == 2
+    assert Limits(4).attribution(gpt2, of_length(55, 4), points=5).points == 1
+    budgets = range(2 * CHUNK, 2 * CHUNK + 3_000_000, 1000)
+    seen = []
+    for budget in budgets:
+        with suppress(UsageError):
+            at_once = Limits(4, budget).attribution(gpt2, pairs, points=5)
+            seen += [(at_once.examples, at_once.points)] if at_once.examples == 4 else []
+    assert sorted(set(seen)) == [(4, n) for n in range(1, RUN_AT_ONCE + 1)]
+
+
+def test_scores_do_not_depend_on_how_many_points_are_run_at_once(gpt2, monkeypatch):
+    expected = attribute(gpt2, TASK, "eap-ig", steps=7, batch_size=5)
+    for points in (1, 3):
+        monkeypatch.setattr(Limits, "attribution", lambda *_, points=points, **__: AtOnce(5, points))
+        again = attribute(gpt2, TASK, "eap-ig", steps=7)
+        assert torch.allclose(again.values, expected.values, atol=1e-6)
+        assert again.about["passes"] == expected.about["passes"]
+
+
+def test_the_default_budget_is_half_of_what_is_free(gpt2, monkeypatch):
+    monkeypatch.setattr(sweep, "free_memory", lambda: 2 * (2 * CHUNK + 500_000))
+    tight = Limits().attribution(gpt2, of_length(9), points=5)
+    monkeypatch.setattr(sweep, "free_memory", lambda: None)
+    assert 1 <= tight.examples < Limits().attribution(gpt2, of_length(9), points=5).examples
+    # Even a machine that is full runs one example at a time.
+    monkeypatch.setattr(sweep, "free_memory", lambda: 0)
+    assert Limits().attribution(gpt2, of_length(9)).examples == Limits().batch(gpt2, of_length(9)) == 1
 
 
 def test_a_budget_too_small_for_the_model_says_what_it_needs(gpt2):
@@ -138,7 +201,8 @@ def test_a_straight_line_is_never_all_there_at_once():
 
 def test_mixed_lengths_waste_little_on_padding(gpt2):
     lengths = [5 + (7 * i) % 25 for i in range(300)]
-    pairs = encode(prompts(lengths, [[1]] * 300), gpt2.tokenizer)
+    task = replace(prompts(lengths, [[1]] * 300), labels=torch.tensor([[3, 4]] * 300))
+    pairs = encode(task, gpt2.tokenizer)
     batches = list(pairs.batches(20))
     padded = sum(batch.clean.numel() for batch in batches)
     assert sum(lengths) / padded > 0.9

@@ -18,5 +18,5 @@ ABLATIONS = {
     "mean-positional": "The same mean, position by position.",
 }
 EXAMPLES = 100
-BATCH_SIZE = 20
 SEED = 0
+PROMPTS_AT_ONCE = 20  # where the model is only run, and no option says how many

@@ -309,7 +309,7 @@ def find(
     examples: int | None = None,
     split: str = SPLITS[0],
     ablation: str = defaults.ABLATION,
-    batch_size: int = Limits.batch_size,
+    batch_size: int | None = None,
     memory: int | None = None,
     seed: int = defaults.SEED,
     curve: bool = True,
@@ -339,8 +339,8 @@ def find(
             attributed ones, or ``all`` to attribute and measure both halves.
         ablation: What edges outside of the circuit carry: ``corrupted`` (the default), ``zero``, ``mean`` or
             ``mean-positional``.
-        batch_size: The largest number of examples in a batch; by default 20.
-        memory: A budget in bytes, weights included, that batches are made smaller for.
+        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
         seed: Chooses the examples; by default 0.
         curve: Whether to measure circuits of other sizes, too, for the report.
         progress: Whether to show a progress bar.
@@ -528,7 +528,7 @@ def measure_mib(
     task: Task,
     *,
     rankings: Sequence[str] = mib.RANKINGS,
-    batch_size: int = Limits.batch_size,
+    batch_size: int | None = None,
     memory: int | None = None,
     progress: Callable[[int], None] | None = None,
     ablation: str | None = None,
@@ -541,8 +541,8 @@ def measure_mib(
         scores: The scores of all edges.
         task: The examples to measure on.
         rankings: How edges are ranked: ``top``, ``signed``, or both.
-        batch_size: The largest number of examples in a batch; by default 20.
-        memory: A budget in bytes, weights included, that batches are made smaller for.
+        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
         progress: Called with the number of examples of each finished batch.
         ablation: What edges outside of a circuit carry, as in ``evaluate``.
         mean_over: The task whose clean prompts the means are taken over, as in ``evaluate``.

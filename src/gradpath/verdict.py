@@ -130,7 +130,7 @@ def test(
     found_on: Task | None = None,
     draws: Sequence[Task] = (),
     seed: int = 0,
-    batch_size: int = Limits.batch_size,
+    batch_size: int | None = None,
     memory: int | None = None,
 ) -> Verdict:
     """Test whether a circuit should be believed.
@@ -142,8 +142,8 @@ def test(
         found_on: The examples that the circuit was found with, for the tests of stability and transfer.
         draws: Other draws of those examples, for the test of stability.
         seed: For random circuits and samples.
-        batch_size: The largest number of examples in a batch; by default 20.
-        memory: A budget in bytes, weights included, that batches are made smaller for.
+        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
 
     Returns:
         The verdict; print it, or see ``.passed``, ``.necessity.value`` and ``.to_json()``.

@@ -40,7 +40,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import Phase
 from gradpath.scores import Scores, SpanScores
-from gradpath.sweep import SUM_AT_ONCE, Limits, Progress, ShowProgress, own_settings, shown, sweep, units
+from gradpath.sweep import RUN_AT_ONCE, SUM_AT_ONCE, Limits, Progress, ShowProgress, own_settings, shown, sweep, units
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.spans import Labels, labels_of
 from gradpath.tasks.task import Pairs, Task, encode
@@ -60,6 +60,7 @@ def score_batch(
     *,
     ablation: Ablation | None = None,
     stops: frozenset[int] = frozenset(),
+    at_once: int = RUN_AT_ONCE,
     split: Split | None = None,
 ) -> list[tuple[Tensor, Passes]]:
     """The scores of one batch, summed over its examples: the equation above without the mean over examples.
@@ -72,6 +73,7 @@ def score_batch(
         batch: The examples.
         ablation: What replaces x'_u; by default the write on the corrupted prompt.
         stops: Numbers of points after which the scores so far are returned, too.
+        at_once: The largest number of points of a stack that are run together.
         split: Splits the rows of the batch into groups that are scored separately.
 
     Returns:
@@ -82,7 +84,7 @@ def score_batch(
         model = replace(model, rules=method.rules(options))
     with torch.enable_grad():
         # 1. Run the clean and the corrupted prompt: x_u - x'_u, the difference of what every node u writes.
-        runs = BatchRuns(model, batch.to(model.device), metric, method.whole(options), ablation)
+        runs = BatchRuns(model, batch.to(model.device), metric, method.whole(options), ablation, at_once)
         if not isinstance(method, Path):
             return [(method.build(runs, **options).detach().cpu(), runs.passes)]
         groups = None if split is None else [rows.to(model.device) for rows in split(batch)]
@@ -181,7 +183,7 @@ def attribute(
     steps: int | None = None,
     positions: str | None = None,
     per_example: bool = False,
-    batch_size: int = Limits.batch_size,
+    batch_size: int | None = None,
     memory: int | None = None,
     progress: ShowProgress = None,
     ablation: str = CORRUPTED,
@@ -200,8 +202,8 @@ def attribute(
         positions: ``span`` or ``token`` to split the scores by where in the prompt an edge is.
         per_example: Whether to give the scores of every example, too, as ``scores.examples``. They take four bytes
             for each example, source and target: 1 MB per example with SmolLM2.
-        batch_size: The largest number of examples in a batch; by default 20.
-        memory: A budget in bytes, weights included, that batches are made smaller for.
+        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
         progress: True for a progress bar; or a function, called with the number of examples of each finished batch.
         ablation: What replaces a node's write on an edge that is left out, as in ``evaluate``: ``corrupted``,
             ``zero``, ``mean`` or ``mean-positional``.
@@ -268,7 +270,7 @@ def attribute_at_steps(
     if per_example and can_split:
         split = rows_of_examples
     shape = () if spans is None else (len(spans.names),)
-    size = limits.batch(
+    at_once = limits.attribution(
         model,
         pairs,
         points=method.points(options),
@@ -276,7 +278,7 @@ def attribute_at_steps(
         results=len(steps) * (shape[0] if shape else 1),
     )
     if per_example and not can_split:
-        size = 1  # what cannot split a batch can still score one example after another
+        at_once = replace(at_once, examples=1)  # what cannot split a batch can still score one example after another
     places = None
     if isinstance(method, Path):
         places = partial(places_on_path, model, task.metric, method, options)
@@ -288,7 +290,9 @@ def attribute_at_steps(
 
     def score(batch: Pairs) -> list[tuple[Tensor, Passes]]:
         at = frozenset(stops)
-        results = score_batch(model, task.metric, method, options, batch, ablation=instead, stops=at, split=split)
+        results = score_batch(
+            model, task.metric, method, options, batch, ablation=instead, stops=at, at_once=at_once.points, split=split
+        )
         if examples is None:
             return results
         [(own, made)] = results
@@ -301,14 +305,22 @@ def attribute_at_steps(
         return model.identity, method.name, options, stops, ablation, names
 
     for parts in sweep(
-        score, pairs, size, model=model, task=task, doing=method.name, same=same, places=places, progress=progress
+        score,
+        pairs,
+        at_once.examples,
+        model=model,
+        task=task,
+        doing=method.name,
+        same=same,
+        places=places,
+        progress=progress,
     ):
         for i, (scores, made) in enumerate(parts):
             totals[i] += scores
             passes[i] = passes[i].or_more(made)
     if examples is not None:
         examples = _by_example(model, method, distributed.all_sum(examples))
-    about = _about(model, task, method, options, ablation, len(pairs), size)
+    about = _about(model, task, method, options, ablation, len(pairs), at_once.examples)
     results = []
     for k, total, made in zip(steps, distributed.all_sum(totals), passes, strict=True):
         own = {**about, "steps": k, "passes": made.most_of_any_rank().counted}

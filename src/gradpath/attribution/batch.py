@@ -100,6 +100,7 @@ class BatchRuns:
     metric: Metric
     whole: bool
     ablation: Ablation | None = None  # what a node writes instead of x'; None for the corrupted prompt
+    at_once: int = RUN_AT_ONCE  # points of a stack
     passes: Passes = field(default_factory=Passes)
 
     def __post_init__(self) -> None:
@@ -222,7 +223,7 @@ class BatchRuns:
 def run_path(runs: BatchRuns, path: Path, options: dict[str, Any]) -> Iterator[tuple[PointRun, bool]]:
     """Run a path's points in order, and say of each whether it is scored.
 
-    Of a stack, ``RUN_AT_ONCE`` points are run at a time. A ``PointRun`` holds its autograd graph: it is freed
+    Of a stack, ``runs.at_once`` points are run at a time. A ``PointRun`` holds its autograd graph: it is freed
     before the next point is run, provided that the caller drops it too.
     """
     points = path.build(runs.pair, **options)
@@ -231,7 +232,7 @@ def run_path(runs: BatchRuns, path: Path, options: dict[str, Any]) -> Iterator[t
         scored = not isinstance(requested, Unscored)
         point = requested.point if isinstance(requested, Unscored) else requested
         if isinstance(point, Tensor) and point.ndim == 4:
-            for group in torch.split(point, RUN_AT_ONCE):
+            for group in torch.split(point, runs.at_once):
                 yield runs.run_point(group), scored
             requested = _next(points, None)
         else:

@@ -25,7 +25,7 @@ def command(
     split: str,
     ablation: str | None,
     data: Path | None,
-    batch_size: int,
+    batch_size: int | None,
     memory: str | None,
     seed: int,
     as_json: bool,

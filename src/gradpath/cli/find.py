@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @opt.json_option
 @opt.load_options
 def command(
-    options: tuple[str, ...], batch_size: int, memory: str | None, out: Path | None, as_json: bool, **given: Any
+    options: tuple[str, ...], batch_size: int | None, memory: str | None, out: Path | None, as_json: bool, **given: Any
 ) -> None:
     """Score every edge of a model on a task, select a circuit and measure how much it keeps.
 

@@ -106,11 +106,9 @@ batch_options = together(
     click.option(
         "--batch-size",
         type=click.IntRange(min=1),
-        default=defaults.BATCH_SIZE,
-        show_default=True,
-        help="Examples in a batch, at most.",
+        help="Examples in a batch, at most.  [by the length of the prompts and the memory]",
     ),
-    click.option("--memory", metavar="SIZE", help="Make batches smaller to fit, e.g. 8GB."),
+    click.option("--memory", metavar="SIZE", help="Memory to use, e.g. 8GB.  [the weights and half of what is free]"),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 
@@ -197,7 +195,7 @@ def grid_selections(how: str | None, grid: str, default: str) -> str:
     return how or ("top,signed" if grid == "mib" else default)
 
 
-def limits_of(batch_size: int, memory: str | None) -> Limits:
+def limits_of(batch_size: int | None, memory: str | None) -> Limits:
     """The batch size and the memory budget."""
     from gradpath.sweep import Limits, parse_bytes
 

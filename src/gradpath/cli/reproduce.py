@@ -81,7 +81,7 @@ def request_of(
     methods: str,
     how: str,
     sparsities: str | None,
-    batch_size: int,
+    batch_size: int | None,
     memory: str | None,
     steps: str | None = None,
     **given: Any,

@@ -49,7 +49,7 @@ def evaluate(
     circuit: Circuit,
     task: Task,
     *,
-    batch_size: int = ...,
+    batch_size: int | None = ...,
     memory: int | None = ...,
     progress: ShowProgress = ...,
     ablation: str | None = ...,
@@ -61,7 +61,7 @@ def evaluate(
     circuit: Sequence[Circuit],
     task: Task,
     *,
-    batch_size: int = ...,
+    batch_size: int | None = ...,
     memory: int | None = ...,
     progress: ShowProgress = ...,
     ablation: str | None = ...,
@@ -72,7 +72,7 @@ def evaluate(
     circuit: Circuit | Sequence[Circuit],
     task: Task,
     *,
-    batch_size: int = Limits.batch_size,
+    batch_size: int | None = None,
     memory: int | None = None,
     progress: ShowProgress = None,
     ablation: str | None = None,
@@ -84,8 +84,8 @@ def evaluate(
         model: The model that the circuit is of.
         circuit: The circuit, or several, which share one set-up.
         task: The examples to measure on. Use other examples than those that were attributed.
-        batch_size: The largest number of examples in a batch; by default 20.
-        memory: A budget in bytes, weights included, that batches are made smaller for.
+        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
         progress: True for a progress bar; or a function, called with the number of examples of each finished batch.
         ablation: What the other edges carry: ``corrupted``, ``zero``, ``mean`` or ``mean-positional``. By
             default the ablation that the circuit was found with.

@@ -15,7 +15,6 @@ from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
 from gradpath.model.transformer import Transformer
-from gradpath.sweep import Limits
 from gradpath.tasks.task import Task
 
 
@@ -27,7 +26,7 @@ def patch(
     nodes: Iterable[str] = (),
     keep: bool = False,
     ablation: str = defaults.ABLATION,
-    batch_size: int = Limits.batch_size,
+    batch_size: int | None = None,
     memory: int | None = None,
     mean_over: Task | None = None,
 ) -> Result:
@@ -41,8 +40,8 @@ def patch(
             them, ``input`` and ``logits``.
         keep: Keep these edges and corrupt all others, instead of corrupting these.
         ablation: What a corrupted edge carries: ``corrupted``, ``zero``, ``mean`` or ``mean-positional``.
-        batch_size: The largest number of examples in a batch; by default 20.
-        memory: A budget in bytes, weights included, that batches are made smaller for.
+        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
         mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
 
     Returns:

@@ -94,7 +94,7 @@ def explain(
     circuit: Circuit,
     task: Task,
     *,
-    batch_size: int = Limits.batch_size,
+    batch_size: int | None = None,
     memory: int | None = None,
     progress: Progress | None = None,
     ablation: str | None = None,
@@ -106,8 +106,8 @@ def explain(
         model: The model that the circuit is of.
         circuit: The circuit.
         task: The examples to look at.
-        batch_size: The largest number of examples in a batch; by default 20.
-        memory: A budget in bytes, weights included, that batches are made smaller for.
+        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
         progress: Called with the number of examples of each finished batch.
         ablation: What edges outside of the circuit carry; by default as the circuit was found.
         mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.

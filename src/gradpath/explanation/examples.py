@@ -162,8 +162,10 @@ def _edge_effects(
         effects[batch.index] = scores[:, source, target].float()
         return effects[batch.index]
 
-    size = limits.batch(model, pairs, points=method.points(options), whole=method.whole(options), results=len(pairs))
-    for _ in sweep(work, pairs, size, model=model, task=task, doing=method.name, same=lambda: None):
+    at_once = limits.attribution(
+        model, pairs, points=method.points(options), whole=method.whole(options), results=len(pairs)
+    )
+    for _ in sweep(work, pairs, at_once.examples, model=model, task=task, doing=method.name, same=lambda: None):
         pass
     return effects
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradpath import defaults
 from gradpath.ablation import ABLATIONS, CORRUPTED
 from gradpath.attribution.methods import find_method
 from gradpath.errors import UsageError, unknown
@@ -111,7 +110,7 @@ class Request:
     steps: tuple[int, ...] = tuple(range(3, 21))
     examples: int | None = 100  # None: all of the user's own data
     seed: int = 0
-    batch_size: int = defaults.BATCH_SIZE
+    batch_size: int | None = None
     memory: int | None = None
     ablation: str = CORRUPTED
     edge: str | None = None

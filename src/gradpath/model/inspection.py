@@ -140,7 +140,7 @@ def _runs(model: Transformer, prompts: Prompts) -> Iterator[PromptRun]:
         )
     ends = torch.tensor([len(row) - 1 for row in rows], device=model.device)
     info = model.position_info(0, ids.shape[1])
-    for at in range(0, len(rows), defaults.BATCH_SIZE):
-        part = slice(at, at + defaults.BATCH_SIZE)
+    for at in range(0, len(rows), defaults.PROMPTS_AT_ONCE):
+        part = slice(at, at + defaults.PROMPTS_AT_ONCE)
         x = model.embed(ids[part].to(model.device))
         yield PromptRun(x, model.run(x), info, ends[part])

@@ -105,7 +105,7 @@ def _follow(
     for index, values in sweep(
         follow,
         pairs,
-        limits.batch(model, pairs, points=n_at_once, whole=whole),
+        limits.attribution(model, pairs, points=n_at_once, whole=whole).examples,
         model=model,
         task=task,
         doing="following an edge",

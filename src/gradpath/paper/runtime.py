@@ -66,7 +66,10 @@ def _timing_key(bench: Bench, task: str, method: MethodSpec) -> Key:
     pairs = encode(bench.task(task, "train"), bench.model.tokenizer)
     needs = [(x.steps, find_method(x.name).whole(x.options)) for x in bench.request.methods]
     limits = bench.request.limits
-    batch = min(limits.batch(bench.model, pairs, points=points, whole=whole) for points, whole in [*needs, (1, True)])
+    batch = min(
+        limits.attribution(bench.model, pairs, points=points, whole=whole).examples
+        for points, whole in [*needs, (1, True)]
+    )
     return {"kind": "timing", "scores": bench.scores_key(task, method), "batch": batch, "repeats": REPEATS}
 
 

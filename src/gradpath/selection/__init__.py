@@ -59,7 +59,7 @@ def select(
     prune: bool = True,
     model: Transformer | None = None,
     task: Task | None = None,
-    batch_size: int = Limits.batch_size,
+    batch_size: int | None = None,
     memory: int | None = None,
 ) -> Circuit:
     """Select a circuit by its scores.
@@ -75,8 +75,8 @@ def select(
         model: The model, for selections that measure circuits.
         task: The examples that were attributed, for selections that measure circuits. Not those that the
             circuit will be evaluated on.
-        batch_size: The largest number of examples in a batch; by default 20.
-        memory: A budget in bytes, weights included, that batches are made smaller for.
+        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
 
     Returns:
         The circuit. Its ``about`` has how it was selected.

@@ -140,18 +140,20 @@ def _resampled(
     path, options = _path_of(scores)
     ablation = ablation_of(scores.provenance.ablation, model, task, limits)
     pairs = all_positions(encode(task, model.tokenizer), ablation)
-    size = limits.batch(model, pairs, points=options.get("steps", 1), whole=path.whole(options))
+    at_once = limits.attribution(model, pairs, points=options.get("steps", 1), whole=path.whole(options))
     times = _draws(len(pairs))
     sums = torch.zeros(RESAMPLES, len(edges), device="cpu")
 
     def attribute(batch: Pairs) -> Tensor:
-        [(each, _)] = score_batch(model, task.metric, path, options, batch, ablation=ablation, split=rows_of_examples)
+        [(each, _)] = score_batch(
+            model, task.metric, path, options, batch, ablation=ablation, at_once=at_once.points, split=rows_of_examples
+        )
         return times[:, batch.index] @ each.flatten(1)[:, edges].float()
 
     for part in sweep(
         attribute,
         pairs,
-        size,
+        at_once.examples,
         model=model,
         task=task,
         doing=f"the selection stable, by {path.name},",

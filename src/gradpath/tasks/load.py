@@ -113,8 +113,8 @@ def _clean_logits(model: HasTokenizer | None, task: Task) -> Tensor:
     last = torch.tensor([len(row) - 1 for row in rows], device="cpu")
     parts = []
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        for at in range(0, len(rows), defaults.BATCH_SIZE):
-            batch, end = ids[at : at + defaults.BATCH_SIZE], last[at : at + defaults.BATCH_SIZE]
+        for at in range(0, len(rows), defaults.PROMPTS_AT_ONCE):
+            batch, end = ids[at : at + defaults.PROMPTS_AT_ONCE], last[at : at + defaults.PROMPTS_AT_ONCE]
             final = model.run(model.embed(batch[:, : int(end.max()) + 1].to(model.device))).final_in
             logits = model.unembed(final[torch.arange(len(end), device=final.device), end.to(final.device)])
             parts.append(logits.float().cpu())

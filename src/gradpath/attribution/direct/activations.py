@@ -37,7 +37,7 @@ from gradpath.attribution.batch import BatchRuns, repeated
 from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import method
 from gradpath.model.transformer import LayerRun, Run, Transformer
-from gradpath.sweep import RUN_AT_ONCE, SUM_AT_ONCE
+from gradpath.sweep import SUM_AT_ONCE
 
 
 def _passes(model: Transformer, options: dict[str, Any]) -> float:
@@ -117,8 +117,8 @@ def _walk(runs: BatchRuns, place: _Place, fractions: Sequence[float]) -> tuple[R
     n_layers = runs.model.arch.n_layers
     clean, difference = place.above(runs).detach(), place.difference(runs)
     reads, grad_out = Reads(), torch.zeros_like(clean)
-    for at in range(0, len(fractions), RUN_AT_ONCE):
-        some = fractions[at : at + RUN_AT_ONCE]
+    for at in range(0, len(fractions), runs.at_once):
+        some = fractions[at : at + runs.at_once]
         x = torch.cat([clean - (1 - f) * difference for f in some]).requires_grad_()
         run = _run_from(runs, place, x, len(some))
         reads.first = n_layers - len(run.layers)
