@@ -24,6 +24,7 @@ import click
 from gradpath._version import __version__
 from gradpath.errors import GradpathError, GradpathWarning, UsageError, unknown
 from gradpath.runtime import distributed
+from gradpath.runtime.machine import set_threads
 
 VERBS = {
     "find": "Score every edge, select a circuit and measure it.",
@@ -49,6 +50,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             raise unknown("command", name, VERBS)
+        set_threads()  # before torch is imported, and only where a command is used
         command: click.Command = importlib.import_module(f"gradpath.cli.{name}").command
         return command
 
