@@ -24,7 +24,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.attribution.attribute import phase_of as attribution_phase
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError, unknown, whole_number
+from gradpath.errors import InputError, UsageError, unknown, warn, whole_number
 from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.evaluate import phase_of as evaluation_phase
@@ -44,6 +44,7 @@ from gradpath.tasks.load import check_draw, check_task, load_task
 from gradpath.tasks.metrics import Metric, find_metric, kl_divergence
 from gradpath.tasks.spans import BY
 from gradpath.tasks.task import Task
+from gradpath.tasks.user_data import WARNING
 
 # The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to a share of all.
 SMALLEST, LARGEST, SIZES = 20, 0.1, 16
@@ -155,14 +156,16 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """A reporter for Python: shows a bar if that was asked for, and no notes."""
+    """A reporter for Python: shows a bar if that was asked for, and of the notes only warnings."""
 
     shown: bool = False
 
     def job(self, total: float) -> AbstractContextManager[Job]:
         return job(total, shown=self.shown)
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        if text.startswith(WARNING):
+            warn(text.removeprefix(WARNING))
 
 
 @dataclass(frozen=True, repr=False)
@@ -513,10 +516,10 @@ def notices(attributed: Task, measured: Task) -> list[str]:
 
 def _taken(attributed: Task, measured: Task) -> str:
     """What was taken of the user's own data."""
-    about = attributed.about
+    about, held_out = attributed.about, measured is not attributed and attributed.about.get("held_out", True)
     head = f"{about['source']}: {about['rows_read']:,} {'row' if about['rows_read'] == 1 else 'rows'}, "
     tail = f"; metric {about['metric']}"
-    if measured is attributed:
+    if not held_out:
         n = f"{len(attributed):,} {'pair' if len(attributed) == 1 else 'pairs'}"
         return f"{head}{n} to attribute, and the same to measure{tail}"
     return f"{head}{len(attributed):,} pairs to attribute and {len(measured):,} others, held out, to measure{tail}"

@@ -10,6 +10,7 @@ import pytest
 
 import gradpath as gp
 from gradpath.attribution.methods import METHODS
+from gradpath.errors import GradpathWarning
 from gradpath.tasks import METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -227,3 +228,20 @@ def test_the_examples_on_tasks_run_as_they_are_printed(run, model_folder, tmp_pa
             exec(code, names)
     assert [len(names[name]) for name in ("train", "test", "mine", "task")] == [100, 100, 2, 2]
     assert gp.attribute(model, names["task"], "eap").about["examples"] == 2
+
+
+def test_a_curve_of_five_rows_says_that_nothing_is_held_out(run, model_folder, file):
+    file.write_text(pairs_of_names(5) + "one two,one two three, Mary, John\n")
+    ran = run("curve", "--model", model_folder, "--data", file, "--methods", "eap", "--how", "top", "--sparsities", 0.5)
+    assert ran.code == 0, ran.err
+    assert "5 examples, both attributed and measured: nothing is held out" in ran.out
+    assert "WARNING: nothing is held out" in ran.err
+    assert "row 6 (line 7 of pairs.csv): the prompts have different numbers of tokens" in ran.err
+
+
+def test_python_warns_if_nothing_is_held_out(model_folder, file):
+    file.write_text(pairs_of_names(5))
+    model = gp.load_model(str(model_folder))
+    with pytest.warns(GradpathWarning, match="nothing is held out, because pairs has fewer than 8 usable pairs"):
+        found = gp.find(model, data=file, edges=20, method="eap", how="top", curve=False)
+    assert found.measured is found.attributed

@@ -50,6 +50,7 @@ def command(
     from gradpath.grid.runner import Experiment, Written, reproduce
     from gradpath.grid.store import Store
     from gradpath.paper.published import published
+    from gradpath.pipeline import notices
     from gradpath.runtime.files import lock_folder
 
     loading = opt.pick(opt.ModelOptions, given)
@@ -67,6 +68,8 @@ def command(
         stack.enter_context(lock_folder(folder))
         model = loading.load()
         bench = Bench(model, request, Store(folder), published(model))
+        for line in notices(*(bench.task(name, split) for split in ("train", "test"))) if data else ():
+            Screen().note(line)
         with GridBar() as bar:
             written = reproduce(bench, [curve], folder, command=opt.command_line(), watch=bar, note=Screen().note)
         if out is None:
@@ -76,12 +79,12 @@ def command(
 
 def _text(written: Written, out: Path | None) -> str:
     """The measurements for a terminal: a table for each method and selection, and where the rest is."""
+    from gradpath.grid.faithfulness import examples_of
     from gradpath.grid.output import grouped
 
     rows, areas = written.outcome.rows, written.outcome.facts.get("mib", ())
     first = rows[0]
-    counts = f"{first['examples_attributed']} examples to attribute, {first['examples']} others to measure"
-    lines = [f"{first['task']}: {counts}"]
+    lines = [f"{first['task']}: {examples_of(first)}"]
     for (method, how), group in grouped(rows, "method", "how").items():
         lines += ["", f"{method}, {how}", f"{'sparsity':>10}{'edges':>10}{'kept':>10}  {'faithfulness [95%]':<22}error"]
         for row in group:

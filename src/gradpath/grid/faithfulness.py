@@ -102,6 +102,8 @@ def circuit_row(bench: Bench, task: str, method: MethodSpec, how: str, sparsity:
         row[f"{name}_low"], row[f"{name}_high"] = cell[f"{name}_interval"]
     row["examples"] = len(bench.task(task, "test"))
     row["examples_attributed"] = len(bench.task(task, "train"))
+    if not bench.task(task, "test").about.get("held_out", True):
+        row["held_out"] = False  # too few pairs of the user's own data
     paper = None if bench.paper is None else bench.paper.faithfulness(task, sparsity, method.label)
     return row if paper is None else {**row, "paper": paper, "difference": row["faithfulness"] - paper}
 
@@ -150,11 +152,17 @@ def _by_method(
     return markdown([title, *(f"{label} {name}" for label in grouped(rows, "method") for name in names)], lines)
 
 
+def examples_of(row: Row) -> str:
+    """How many examples were attributed and measured."""
+    if not row.get("held_out", True):
+        return f"{row['examples']} examples, both attributed and measured: nothing is held out"
+    return f"{row['examples_attributed']} examples to attribute, {row['examples']} others to measure"
+
+
 def _task_section(rows: Sequence[Row]) -> str:
     """The circuits of one task and selection, a line per sparsity."""
     first = rows[0]
-    head = f"## {task_title(first['task'])}, {first['how']}\n\n{first['examples_attributed']} examples to attribute, "
-    head += f"{first['examples']} others to measure.\n\n"
+    head = f"## {task_title(first['task'])}, {first['how']}\n\n{examples_of(first)}.\n\n"
     labels = {label: any("paper" in row for row in group) for label, group in grouped(rows, "method").items()}
     headings = ["sparsity", "edges asked"]
     for label, has_paper in labels.items():
@@ -236,7 +244,8 @@ def _curve_panel(ax: Axes, rows: Sequence[Row], log: bool) -> None:
         curve = [row for row in rows if (row["method"], row["how"]) == (label, how)]
         style = {"color": colour(label, labels), "marker": marker(label, labels), "linestyle": LINES.get(how, ":")}
         _curve(ax, curve, style, band=how == hows[0], log=log)
-    ax.set_title(f"{task_title(rows[0]['task'])}  ({rows[0]['examples']} held-out examples)", color=INK)
+    kind = "held-out examples" if rows[0].get("held_out", True) else "examples"
+    ax.set_title(f"{task_title(rows[0]['task'])}  ({rows[0]['examples']} {kind})", color=INK)
     ax.set_xlabel("edges kept (% of all edges)" if log else "edge sparsity (% of edges left out)")
     ax.set_ylabel("NFS (% of clean - corrupted)")
     if log:

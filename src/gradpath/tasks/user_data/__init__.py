@@ -19,6 +19,7 @@ from gradpath.tasks.user_data.layouts import AnswerReader, Layout, recognise
 from gradpath.tasks.user_data.rows import Row, Table, is_file, open_table
 
 _MAX_ROWS = 100_000
+WARNING = "WARNING: "  # begins a note that should not be overlooked
 LEAST = 8  # pairs, to hold half of them out
 _ENOUGH = {"all": LEAST, "train": 1, "test": 1}  # usable pairs of each split
 
@@ -86,7 +87,7 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
         notes.append(f"only the first {_MAX_ROWS} rows were read")
     if problem:
         notes.append(
-            f"WARNING: nothing is held out, because {problem}. All pairs are both attributed and measured, so the "
+            f"{WARNING}nothing is held out, because {problem}. All pairs are both attributed and measured, so the "
             "circuit may not do as well on other prompts"
         )
     # A logit difference compares two answers; with more answers, their probabilities are summed.
