@@ -63,6 +63,7 @@ docs: $(READY)
 bench: $(READY)
 	@echo "==> benchmarks: CPU time of one thread, as multiples of one transformers forward + backward"
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost.py
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/start.py
 
 bench-growth: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/growth.py

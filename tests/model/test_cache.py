@@ -114,6 +114,19 @@ def test_a_full_disk_is_told_and_the_model_used_all_the_same(convert, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_cache_that_cannot_be_read_or_written_is_told(convert, tmp_path, monkeypatch):
+    cached_model(tmp_path / "model", convert)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.warns(GradpathWarning, match=r"could not be stored in .* \(Permission denied\)"):
+        found, _ = cached_model(tmp_path / "model", convert)
+    assert found is convert.model
+
+
 def test_an_interrupted_conversion_leaves_nothing_behind(convert, tmp_path, monkeypatch):
     class StoppedError(BaseException):
         """What a signal raises."""
