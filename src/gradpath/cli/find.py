@@ -89,7 +89,7 @@ def command(
     with lock_folder(out):
         model, screen, command_line = loading.load(), Screen(), opt.command_line()
         examples = load_examples(model, request, screen)
-        entry, kept, summary = Entry.of(model, request, examples), False, None
+        entry, found, summary = Entry.of(model, request, examples), None, None
         if entry is not None and out is not None:
             summary = distributed.on_first_rank(lambda: entry.write_to(out))
         if summary is not None:
@@ -99,15 +99,27 @@ def command(
             # The report's curve, too, so that --out can write it later.
             found = run_find(model, request, curve=True, reporter=screen, examples=examples)
             summary = _summary(found, request.seed, time.monotonic() - begin)
-            seconds = summary["seconds"]
-            with screen.waiting("looking inside the circuit for the report"):
-                if out is not None:
-                    distributed.on_first_rank(lambda: found.save(out, command=command_line, seconds=seconds))
-                elif entry is not None:
-                    kept = distributed.on_first_rank(lambda: entry.keep(found, summary, command_line))
-    summary["model"] = loading.model  # files have its name without the folders of this machine
-    again = opt.typed_command() if kept else None
-    print_result(json.dumps(summary, indent=1) if as_json else _text(summary, out, again))
+            if out is not None:
+                with screen.waiting(_INSIDE):
+                    distributed.on_first_rank(lambda: found.save(out, command=command_line, seconds=summary["seconds"]))
+    # Files have the model's name without the folders of this machine.
+    printed = {**summary, "model": loading.model}
+    print_result(json.dumps(printed, indent=1) if as_json else _text(printed, out))
+    if out is None and found is not None:  # the result is on the screen before its report is made
+        with screen.waiting(_INSIDE):
+            kept = entry is not None and distributed.on_first_rank(lambda: entry.keep(found, summary, command_line))
+        if not as_json:
+            print_result(_how_to_write(summary["task"], opt.typed_command() if kept else None))
+
+
+_INSIDE = "looking inside the circuit for the report"
+
+
+def _how_to_write(task: str, kept: str | None) -> str:
+    """What to type for the files; ``kept`` is the command whose result can be written without computing again."""
+    if kept is None:
+        return "To write the scores, the circuit and a report, give a folder with --out."
+    return f"To write the scores, the circuit and a report, without computing again:\n  {kept} --out out/{task}"
 
 
 def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
@@ -135,8 +147,8 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def _text(s: dict[str, Any], out: Path | None, kept: str | None) -> str:
-    """The result for people; ``kept`` is the command whose result can still be written."""
+def _text(s: dict[str, Any], out: Path | None) -> str:
+    """The result for people."""
     used = f"{s['examples']} to attribute, {s['examples_measured']} held-out ones to measure"
     if not s["held_out"]:
         used = f"{s['examples']}, both attributed and measured: nothing is held out"
@@ -153,9 +165,4 @@ def _text(s: dict[str, Any], out: Path | None, kept: str | None) -> str:
         figure = "positions" in s
         lines.append(f"Wrote {out / 'scores.safetensors'} and {out / 'circuit.json'}")
         lines.append(f"Open {out / ('positions.svg' if figure else 'report.html')} in a browser.")
-    elif kept is not None:
-        lines.append("To write the scores, the circuit and a report, without computing again:")
-        lines.append(f"  {kept} --out out/{s['task']}")
-    else:
-        lines.append("To write the scores, the circuit and a report, give a folder with --out.")
     return "\n".join(lines)

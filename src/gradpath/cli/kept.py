@@ -25,7 +25,7 @@ from gradpath.grid.bench import task_digest
 from gradpath.model.packaged import cache_folder
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline import FindRequest, Found
-from gradpath.registry import owner_of
+from gradpath.registry import loaded_plugins, owner_of
 from gradpath.report.plots import POSITION_FILES
 from gradpath.runtime import distributed
 from gradpath.runtime.files import digest_of, write_atomically, write_together
@@ -53,6 +53,7 @@ class Entry:
             {
                 "code": _code_digest(),
                 "torch": torch.__version__,
+                "plugins": loaded_plugins(),
                 "processes": distributed.world(),
                 "model": model.name,
                 "weights": model.digest,
