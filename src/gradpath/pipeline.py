@@ -24,7 +24,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.attribution.attribute import phase_of as attribution_phase
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError, unknown, warn, whole_number
+from gradpath.errors import InputError, UsageError, check_type, unknown, warn, whole_number
 from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.evaluate import phase_of as evaluation_phase
@@ -352,6 +352,7 @@ def find(
     Returns:
         The scores, the circuit and its result, and how to save them.
     """
+    check_type("the model", model, Transformer)
     request = FindRequest(
         task=task,
         data=data,

@@ -84,6 +84,14 @@ def test_every_call_has_the_same_default_method_and_selection(model):
     assert gp.select(scores, 10).provenance.how == defaults.RANKING
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_swapped_arguments_are_named(model):
+    with pytest.raises(UsageError, match="the model has to be a Transformer: got a str"):
+        gp.find("ioi", model)
+    with pytest.raises(UsageError, match=r"needs the model that will run it: got a str"):
+        gp.load_task(model, "ioi")
+
+
 REFUSED = {
     "two sizes": ({"edges": 5, "sparsity": 0.9}, "both set the size"),
     "a share and a size": ({"edges": 5, "faithfulness": 0.9}, "both set the size"),

@@ -146,6 +146,7 @@ def test_swapped_and_wrong_arguments_are_named(gpt2):
         (lambda: evaluate(gpt2, circuit, "ioi"), "the task has to be a Task: got a str"),
         (lambda: attribute(MIXED, gpt2), "the model has to be a Transformer: got a Task"),
         (lambda: attribute(gpt2, circuit), "the task has to be a Task: got a Circuit"),
+        (lambda: select(gpt2, 5), "the first argument has to be a Scores: got a Transformer"),
     ):
         with pytest.raises(UsageError, match=words):
             call()

@@ -14,7 +14,7 @@ import torch
 
 from gradpath import defaults
 from gradpath.circuit import Circuit
-from gradpath.errors import UsageError
+from gradpath.errors import UsageError, check_type
 from gradpath.evaluation.plan import check_same_graph
 from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores
@@ -81,6 +81,7 @@ def select(
     Returns:
         The circuit. Its ``about`` has how it was selected.
     """
+    check_type("the first argument", scores, Scores)
     if nodes is not None:
         if n is not None or sparsity is not None:
             raise UsageError("say how large the circuit should be: by its nodes, its edges or its sparsity.")
