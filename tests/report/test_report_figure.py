@@ -115,7 +115,7 @@ def test_show_draws_names_groups_and_insets(tmp_path: Path) -> None:
     out = tmp_path / "figure.svg"
     show(tmp_path / "circuit.json", out, notes=saved(tmp_path), attention={"a2.h1": (pattern, ["The", " $x", " to"])})
     texts = [element.text for element in ElementTree.parse(out).iter() if element.tag.endswith("}text")]
-    assert {"the pair", "a1.h0 a1.h2", "mover", "mover (a2.h1)", "$x", "query"} <= set(texts)
+    assert {"the pair", "a1.h0 a1.h2", "mover", "a2.h1 (mover)", "$x", "query"} <= set(texts)
     before = out.read_bytes()
     show(tmp_path / "circuit.json", out, notes=saved(tmp_path), attention={"a2.h1": (pattern, ["The", " $x", " to"])})
     assert out.read_bytes() == before

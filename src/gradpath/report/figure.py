@@ -243,7 +243,7 @@ def _draw_boxes(axes: Axes, boxes: Mapping[str, Box], places: Mapping[str, tuple
 def _draw_inset(figure: Figure, node: str, weights: Tensor, tokens: Sequence[str], row: int, notes: Notes) -> None:
     """An attention pattern on the right: a row for each token that attends."""
     width, height = figure.get_size_inches()
-    side, top = _INSET, height - (row + 1) * (_INSET + 0.75) + 0.1
+    side, top = _INSET, height - (row + 1) * (_INSET + 0.75) + 0.25
     axes = figure.add_axes(((width - side - 0.12) / width, top / height, side / width, side / height))
     axes.imshow(weights.detach().float().cpu().numpy(), cmap="Blues", vmin=0, vmax=1)
     names = [token.strip() or "_" for token in tokens]
@@ -253,5 +253,6 @@ def _draw_inset(figure: Figure, node: str, weights: Tensor, tokens: Sequence[str
     axes.xaxis.tick_top()
     axes.tick_params(length=0, pad=1.5, colors=MUTED)
     axes.spines[:].set_visible(False)
-    note = notes.nodes.get(node)
-    axes.set_xlabel(f"{note.name} ({node})" if note is not None and note.name else node, fontsize=7, color=INK)
+    group, note = notes.group_of(node), notes.nodes.get(node)
+    name = note.name if note is not None and note.name else group.name if group is not None else ""
+    axes.set_xlabel(f"{node} ({name})" if name else node, fontsize=7, color=INK)
