@@ -102,3 +102,8 @@ def test_tensors_that_would_be_dropped_are_refused(tmp_path):
     biased = random_hf(*TINY["llama-grouped"][:2], {**_WIDE, "head_dim": 16, "attention_bias": True})
     with pytest.raises(InputError, match="numbers, and the model only holds"):
         load_model(write_gguf(biased, tmp_path / "model.gguf"))
+
+
+def test_a_file_is_read_in_silence(tmp_path, capsys):
+    load_model(write_gguf(readable("gpt2"), tmp_path / "model.gguf"))
+    assert capsys.readouterr() == ("", "")

@@ -343,6 +343,7 @@ def _check_finite(model: Transformer, name: str) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the progress bars and messages of transformers, and restore them afterwards."""
+    from transformers import modeling_gguf_pytorch_utils as gguf_reading
     from transformers.utils import logging as hf_logging
 
     level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
@@ -351,9 +352,12 @@ def _quiet() -> Iterator[None]:
     hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     hub.setLevel(logging.ERROR)
+    gguf_bar = vars(gguf_reading).get("tqdm")  # a bar that knows no switch
+    vars(gguf_reading)["tqdm"] = lambda items, **_: items
     try:
         yield
     finally:
+        vars(gguf_reading)["tqdm"] = gguf_bar
         hf_logging.set_verbosity(level)
         hub.setLevel(hub_level)
         if bars:
