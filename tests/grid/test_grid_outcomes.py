@@ -15,7 +15,8 @@ from gradpath.attribution.direct.exact import exact_scores
 from gradpath.circuit import load_circuit
 from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.paper import ABOUT
+from gradpath.grid.faithfulness import RANDOM
+from gradpath.paper import ABOUT, OWN_MODELS
 from gradpath.paper.exact import overlap, spearman
 from gradpath.selection import select, select_many
 from gradpath.tasks import load_task
@@ -29,7 +30,7 @@ FIGURES = {
     "circuit": [f"circuit-{task}" for task in TASKS],
     "exact": ["exact"],
 }
-ALONE = [name for name in ABOUT if name != "manual"]
+ALONE = [name for name in ABOUT if name != "manual" and name not in OWN_MODELS]
 
 
 @pytest.fixture(scope="module")
@@ -251,4 +252,4 @@ def test_curve_with_an_ablation_is_that_of_direct_calls_and_shares_no_cell(run, 
         circuit = select(attribute(tiny, train, "eap", ablation=name), sparsity=0.5)
         about(row["faithfulness"], evaluate(tiny, circuit, test, mean_over=train).faithfulness)
     assert "Ablation: mean-positional" in (tmp_path / "curve.md").read_text()
-    assert len(list((tmp_path / "cells").iterdir())) == 2
+    assert len(list((tmp_path / "cells").iterdir())) == 2 * (1 + len(RANDOM))

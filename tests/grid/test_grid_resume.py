@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
 
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.evaluate import CIRCUIT, evaluate
 from gradpath.grid import jobs as grid
 from gradpath.grid.bench import Bench
-from gradpath.grid.faithfulness import jobs
-from gradpath.grid.jobs import CIRCUIT_COST, CellJob, run_jobs
-from gradpath.grid.request import MethodSpec, Request
+from gradpath.grid.faithfulness import jobs, outcome
+from gradpath.grid.jobs import CellJob, run_jobs
+from gradpath.grid.request import MethodSpec, Request, parse_methods
 from gradpath.grid.store import Store
 from gradpath.paper import steps
+from gradpath.report.style import GREY
 from gradpath.scores import load_scores
 
 
@@ -99,7 +101,7 @@ def test_nothing_is_left_of_what_is_finished(tiny, tmp_path):
     request = Request(tasks=("ioi",), sparsities=(0.5, 0.8), examples=4)
     bench, first, second = Bench(tiny, request, Store(tmp_path)), Watching(), Watching()
     run_jobs(bench, jobs(bench), first)
-    assert first.titles == ["ioi: eap", "ioi: eap-ig", "ioi: eap-gp"]
+    assert first.titles == ["ioi: eap", "ioi: eap-ig", "ioi: eap-gp", "ioi: eap"]  # the last for random circuits
     assert first.done == pytest.approx(first.total)
     run_jobs(bench, jobs(bench), second)
     assert (second.titles, second.total) == ([], 0)
@@ -139,9 +141,9 @@ def test_the_bar_foresees_shared_scores_and_cells_once(tiny, tmp_path):
     run_jobs(Bench(tiny, request, Store(tmp_path / "other")), jobs(bench), once)
     run_jobs(bench, [*jobs(bench), *jobs(bench)], twice)
     assert once.total == twice.total == pytest.approx(twice.done)
-    heat, walk = Watching(), MethodSpec("eap-gp", (("steps", 3),)).cost
+    heat, walk = Watching(), MethodSpec("eap-gp", (("steps", 3),)).cost(tiny)
     run_jobs(bench, steps.jobs(bench), heat)
-    assert heat.total == pytest.approx(4 * walk + 4 * (2 + 2 * CIRCUIT_COST))
+    assert heat.total == pytest.approx(4 * walk + 4 * (2 + 2 * CIRCUIT))
 
 
 def test_other_settings_in_the_same_folder_are_as_in_a_fresh_one(run, tiny_folder, tmp_path):
@@ -170,3 +172,17 @@ def test_a_group_that_was_half_kept_rounds_as_one_that_was_not(tiny, tmp_path):
                 file.unlink()
         run_jobs(bench, jobs(bench))
         assert {file: file.read_bytes() for file in sorted((tmp_path / "cells").iterdir())} == whole
+
+
+def test_every_curve_has_random_circuits_of_the_same_sizes_beside_it(tiny, tmp_path):
+    request = Request(tasks=("ioi",), methods=parse_methods("eap"), hows=("top",), sparsities=(0.2, 0.8), examples=4)
+    bench = Bench(tiny, request, Store(tmp_path))
+    run_jobs(bench, jobs(bench))
+    made = outcome(bench)
+    rows = made.facts["random"]
+    assert [row["edges_asked"] for row in rows] == [row["edges_asked"] for row in made.rows]
+    assert all(row["faithfulness_low"] <= row["faithfulness"] <= row["faithfulness_high"] for row in rows)
+    assert rows[0]["faithfulness_low"] < rows[0]["faithfulness_high"]
+    assert "## Random circuits" in made.text
+    [ax] = made.figures["faithfulness"]().axes
+    assert any(to_hex(band.get_facecolor()[0]) == GREY for band in ax.collections)

@@ -94,6 +94,8 @@ def _text(written: Written, out: Path | None) -> str:
             lines.append(f"{sizes}  {share:<22}{row['error']:.3f}")
         own = [row for row in areas if (row["method"], row["how"]) == (method, how)]
         lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in own]
+    ends = [100 * row[f"faithfulness_{end}"] for row in written.outcome.facts["random"] for end in ("low", "high")]
+    lines += ["", f"Random circuits of the same sizes: faithfulness {min(ends):.1f}% to {max(ends):.1f}%"]
     if out is None:
         return "\n".join([*lines, "", "To write the tables, the figure and a report, give a folder with --out."])
     names = ", ".join(file.name for file in written.files)

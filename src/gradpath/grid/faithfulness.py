@@ -22,7 +22,7 @@ from gradpath.grid.jobs import CircuitJob, Job, circuit_cell
 from gradpath.grid.output import Outcome, Row, grouped, markdown, nfs, percent, signed, with_interval
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.runner import Experiment
-from gradpath.report.style import INK, LINES, MUTED, colour, marker, method_title, panels, task_title
+from gradpath.report.style import GREY, INK, LINES, MUTED, colour, marker, method_title, panels, task_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,13 +54,33 @@ SELECTION_TITLES = {
 }
 
 
+# Random circuits of the same sizes: what every curve is held against.
+RANDOM = tuple(f"random+seed={seed}" for seed in range(5))
+
+
 def jobs(bench: Bench) -> list[Job]:
-    """One job per task and method, which measures all its circuits."""
+    """One job per task and method, which measures all its circuits, and one per task for random ones."""
     request = bench.request
-    return [
-        CircuitJob(task, (method,), request.hows, bench.sizes(task))
-        for task, method in product(request.task_names, request.methods)
-    ]
+    jobs: list[Job] = []
+    for task in request.task_names:
+        jobs += [CircuitJob(task, (method,), request.hows, bench.sizes(task)) for method in request.methods]
+        jobs.append(CircuitJob(task, request.methods[:1], RANDOM, bench.sizes(task)))
+    return jobs
+
+
+def random_rows(bench: Bench) -> list[Row]:
+    """For every task and sparsity the faithfulness and error of random circuits: mean, worst and best."""
+    rows = []
+    for task in bench.request.task_names:
+        for sparsity in bench.sparsities(task):
+            n = bench.edges(sparsity)
+            cells = [circuit_cell(bench, task, bench.request.methods[0], how, n) for how in RANDOM]
+            row: Row = {"task": task, "sparsity": sparsity, "edges_asked": n, "circuits": len(cells)}
+            for name in ("faithfulness", "error"):
+                values = [float(cell[name]) for cell in cells]
+                row |= {name: sum(values) / len(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+            rows.append(row)
+    return rows
 
 
 def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
@@ -70,7 +90,7 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         for task in request.task_names
         for how, method, sparsity in product(request.hows, request.methods, bench.sparsities(task))
     ]
-    areas = _areas(bench) if request.measures_mib else []
+    areas, random = _areas(bench) if request.measures_mib else [], random_rows(bench)
     notes = [READING, *([MIB_READING] if areas else [])]
     if request.ablation != CORRUPTED:
         notes.append(
@@ -79,16 +99,16 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         )
     if bench.paper is not None:
         notes.append(f"Paper: {bench.paper.source}; it does not say how its edges were selected.")
-    parts = [_areas_table(areas) if areas else None, _means_table(rows), comparison(bench)]
+    parts = [_areas_table(areas) if areas else None, _means_table(rows), _random_table(random), comparison(bench)]
     parts += [_task_section(group) for group in grouped(rows, "task", "how").values()]
     return Outcome(
         name=name,
         title=f"Faithfulness against sparsity in {bench.title}",
         rows=rows,
         text="\n\n".join(part for part in parts if part),
-        figures={name: lambda: draw_curves(rows, bench.title, log=request.grid == "mib", areas=areas)},
+        figures={name: lambda: draw_curves(rows, bench.title, log=request.grid == "mib", areas=areas, random=random)},
         notes=tuple(notes),
-        facts={"mib": areas} if areas else {},
+        facts={"random": random, **({"mib": areas} if areas else {})},
     )
 
 
@@ -136,6 +156,21 @@ def _means_table(rows: Sequence[Row]) -> str:
         return [percent(nfs), f"{error:.3f}"]
 
     return "## Means\n\n" + _by_method("mean over sparsities", ("NFS", "error"), rows, cells)
+
+
+def _random_table(rows: Sequence[Row]) -> str:
+    """What random circuits of the same sizes have, task by task, as means over sparsities."""
+    lines = []
+    for task, group in grouped(rows, "task").items():
+        line = [task_title(task)]
+        for name, text in (("faithfulness", percent), ("error", lambda x: f"{x:.3f}")):
+            low, value, high = (
+                sum(row[key] for row in group) / len(group) for key in (f"{name}_low", name, f"{name}_high")
+            )
+            line.append(f"{text(value)} ({text(low)} to {text(high)})")
+        lines.append(line)
+    headings = [f"mean over sparsities, {rows[0]['circuits']} circuits each", "NFS (from, to)", "error (from, to)"]
+    return "## Random circuits\n\nWith as many edges, drawn at random and pruned.\n\n" + markdown(headings, lines)
 
 
 def _by_method(
@@ -211,18 +246,22 @@ def _difference_text(difference: Difference) -> str:
 EXPERIMENT = Experiment("faithfulness", jobs, outcome)
 
 
-def draw_curves(rows: Sequence[Row], model: str, *, log: bool, areas: Sequence[Row] = ()) -> Figure:
+def draw_curves(
+    rows: Sequence[Row], model: str, *, log: bool, areas: Sequence[Row] = (), random: Sequence[Row] = ()
+) -> Figure:
     """NFS against sparsity: panels are tasks, colours methods, line styles selections.
 
-    Bands are 95% intervals, open circles the paper's numbers. Panels list the MIB areas of their lines.
+    The grey band is from the worst to the best of the random circuits. The other bands are 95% intervals, open circles
+    the paper's numbers. Panels list the MIB areas of their lines.
     """
     tasks = grouped(rows, "task")
     figure, axes, columns = tiled(len(tasks), (4.2, 3.3), (1.2, 1.3))
     for (task, group), ax in zip(tasks.items(), axes, strict=False):
         _curve_panel(ax, group, log)
+        _random_band(ax, [row for row in random if row["task"] == task], log)
         _list_areas(ax, [row for row in areas if row["task"] == task])
     figure.suptitle(f"Normalized faithfulness of circuits in {model}", fontsize=12, color=INK)
-    handles = _curve_handles(rows)
+    handles = _curve_handles(rows) + _random_handles(random)
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, fontsize=8.5, frameon=False)
     return figure
 
@@ -266,6 +305,18 @@ def _curve(ax: Axes, rows: Sequence[Row], style: dict[str, Any], *, band: bool, 
         if paper := {at: 100 * row["paper"] for at, row in zip(x, rows, strict=True) if "paper" in row}:
             style = {"s": 34, "facecolors": "none", "edgecolors": style["color"], "linewidths": 1.1}
             ax.scatter(list(paper), list(paper.values()), **style)
+
+
+def _random_band(ax: Axes, rows: Sequence[Row], log: bool) -> None:
+    x = [100 * (1 - row["sparsity"]) if log else 100 * row["sparsity"] for row in rows]
+    low, high = ([100 * row[f"faithfulness_{end}"] for row in rows] for end in ("low", "high"))
+    ax.fill_between(x, low, high, color=GREY, alpha=0.35, linewidth=0.8, zorder=0)
+
+
+def _random_handles(rows: Sequence[Row]) -> list[Any]:
+    from matplotlib.patches import Patch
+
+    return [Patch(color=GREY, alpha=0.35, label=f"{rows[0]['circuits']} random circuits")] if rows else []
 
 
 def _list_areas(ax: Axes, areas: Sequence[Row]) -> None:

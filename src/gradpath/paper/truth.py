@@ -32,7 +32,7 @@ from gradpath.grid.runner import Experiment
 from gradpath.grid.store import Key
 from gradpath.model.transformer import Transformer
 from gradpath.paper.compiled import LEVELS, Compiled, load_compiled, load_program, program_names
-from gradpath.report.style import INK, MUTED, colour, marker, method_title, panels
+from gradpath.report.style import BLUE, INK, MUTED, colour, marker, method_title, panels
 from gradpath.scores import Scores
 from gradpath.selection import select_many
 from gradpath.selection.acdc import acdc_masks
@@ -146,7 +146,7 @@ def _job(cell: Cell) -> CellJob:
 
 
 def _label(method: MethodSpec, how: str) -> str:
-    return how if how == "acdc" else f"{method.label}, {how}" if how else method.label
+    return how or method.label
 
 
 def _selected(own: Compiled, scores: Scores, how: str) -> Sets:
@@ -261,7 +261,7 @@ def _draw(rows: Sequence[Row], curves: Sequence[Sequence[float]]) -> Figure:
         for label in labels:
             own = [c for row, c in zip(rows, curves, strict=True) if (row["level"], row["method"]) == (level, label)]
             means = torch.tensor(own).mean(0).tolist()
-            style: dict[str, Any] = {"color": colour(label, labels), "marker": marker(label, labels)}
+            style: dict[str, Any] = {"color": _colour(label, labels), "marker": marker(label, labels)}
             ax.plot(RECALLS, means, label=method_title(label), linewidth=1.4, markersize=4, markevery=4, **style)
         ax.set_title(level, fontsize=10, color=INK)
         ax.set_xlabel("recall (share of the true edges)")
@@ -274,6 +274,11 @@ def _draw(rows: Sequence[Row], curves: Sequence[Sequence[float]]) -> Figure:
     return figure
 
 
+def _colour(label: str, labels: list[str]) -> str:
+    """Of selections a colour that no method has."""
+    return {"refined": INK, "acdc": BLUE}.get(label) or colour(label, labels)
+
+
 def _bars(ax: Axes, rows: Sequence[Row], labels: list[str]) -> None:
     """The share of the true edges of each kind that each method finds."""
     width = 0.8 / len(labels)
@@ -281,7 +286,7 @@ def _bars(ax: Axes, rows: Sequence[Row], labels: list[str]) -> None:
         own = grouped(rows, "method")[label]
         shares = [float(_share(own, kind) or 0) / 100 for kind in KINDS]
         at = [place + (i - len(labels) / 2 + 0.5) * width for place in range(len(KINDS))]
-        ax.bar(at, shares, width, color=colour(label, labels), edgecolor=MUTED, linewidth=0.2)
+        ax.bar(at, shares, width, color=_colour(label, labels), edgecolor=MUTED, linewidth=0.2)
     ax.set_xticks(range(len(KINDS)), KINDS)
     ax.set_title("true edges found, by kind", fontsize=10, color=INK)
     ax.set_ylabel("share found at the best F1")
