@@ -10,7 +10,12 @@ import torch
 
 import gradpath as gp
 from gradpath.errors import UsageError
+from gradpath.grid.bench import Bench
+from gradpath.grid.request import Request, parse_methods
+from gradpath.grid.runner import reproduce
+from gradpath.grid.store import Store
 from gradpath.paper import compiled as compiled_module
+from gradpath.paper import truth
 from gradpath.paper.compiled import LEVELS, hf_model, layout_of, load_program, program_names, rotation_of
 from gradpath.paper.true_edges import CHANGE, true_edges, without
 from gradpath.paper.truth import agreement, circuits_of_ranking
@@ -159,3 +164,23 @@ def test_equal_scores_come_together():
     scores = gp.attribute(own.model, own.task, "eap")
     tied = replace(scores, values=torch.zeros_like(scores.values))
     assert [len(circuit) for circuit in circuits_of_ranking(tied)] == [scores.graph.n_edges]
+
+
+def test_truth_writes_its_models_and_tables_and_a_second_run_computes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(truth, "program_names", lambda: ["previous"])
+    monkeypatch.setattr(truth, "SELECTIONS", ("refined",))
+    request = Request(methods=parse_methods("eap,exact"))
+
+    def written():
+        bench = Bench(truth.own_model(), request, Store(tmp_path))
+        [one] = reproduce(bench, [truth.EXPERIMENT], tmp_path, command="gradpath reproduce truth")
+        return one, {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
+
+    (first, cells), (second, same) = written(), written()
+    assert cells == same
+    assert len(cells) == len(LEVELS) * 3 == len(first.outcome.rows)
+    assert first.outcome.text == second.outcome.text
+    exact = [row for row in first.outcome.rows if row["method"] == "exact"]
+    assert all(row["area"] == 1 for row in exact)
+    circuit = gp.load_circuit(tmp_path / "models" / "previous-curved" / "circuit.json")
+    assert set(circuit.edges) == load_compiled("previous", "curved").kinds.keys()

@@ -14,8 +14,8 @@ of each kind of true edge is at that one, too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ import torch
 from gradpath._version import __version__
 from gradpath.attribution.attribute import attribute
 from gradpath.grid.bench import Bench, task_digest
-from gradpath.grid.jobs import Advance, CellJob, Job, finished
+from gradpath.grid.jobs import Advance, CellJob, Job, Planned, finished
 from gradpath.grid.output import Outcome, Row, grouped, markdown
 from gradpath.grid.request import PAPER_METHODS, MethodSpec, parse_methods
 from gradpath.grid.runner import Experiment
@@ -127,7 +127,29 @@ def _key(cell: Cell) -> Key:
 
 
 def jobs(bench: Bench) -> list[Job]:
-    return [_job(cell) for cell in _cells(bench)]
+    return [*(_job(cell) for cell in _cells(bench)), ModelsJob()]
+
+
+@dataclass(frozen=True)
+class ModelsJob:
+    """Checkpoints of all models, with their data and true circuits, for other commands and other tools."""
+
+    title: str = "writing the models"
+
+    def missing(self, bench: Bench) -> list[Compiled]:
+        every = [compiled(name, level) for name in program_names() for level in LEVELS]
+        return [own for own in every if not (self.folder(bench, own) / "circuit.json").is_file()]  # written last
+
+    def folder(self, bench: Bench, own: Compiled) -> Path:
+        return bench.store.folder / "models" / own.name
+
+    def remaining(self, bench: Bench, planned: Planned) -> float:
+        return float(len(self.missing(bench)))
+
+    def run(self, bench: Bench, advance: Advance) -> None:
+        for own in self.missing(bench):
+            own.save(self.folder(bench, own))
+            advance(1.0)
 
 
 def _job(cell: Cell) -> CellJob:
@@ -174,7 +196,6 @@ def outcome(bench: Bench) -> Outcome:
         row |= {key: x for key, x in value.items() if key != "curve"}
         rows.append(row)
         curves.append(value["curve"])
-    weights = sha256(" ".join(compiled(*cell[:2]).model.digest for cell in _cells(bench)).encode()).hexdigest()[:32]
     return Outcome(
         name="truth",
         title="Methods against circuits that are known",
@@ -182,22 +203,18 @@ def outcome(bench: Bench) -> Outcome:
         text=f"{_summary(rows)}\n\n## By program, level curved: area\n\n{_by_program(rows)}\n\n{_models()}",
         figures={"truth": lambda: _draw(rows, curves)},
         notes=(_note(bench),),
-        facts={"model": "compiled programs", "weights": weights, "edges_total": None, "kinds": _all_kinds()},
-        files=_write_models,
+        facts={"edges_total": None, "models": _digests(), "true_edges": _all_kinds()},
     )
+
+
+def _digests() -> dict[str, str]:
+    """The digest of every model's weights."""
+    models = [compiled(name, level).model for name in program_names() for level in LEVELS]
+    return {model.name: model.digest for model in models}
 
 
 def _all_kinds() -> dict[str, dict[str, str]]:
     return {name: compiled(name, "plain").kinds for name in program_names()}
-
-
-def _write_models(folder: Path) -> list[Path]:
-    """Checkpoints of all models, with their data and true circuits, for use with other commands and other tools."""
-    for name in program_names():
-        for level in LEVELS:
-            own = compiled(name, level)
-            own.save(folder / "models" / own.name)
-    return [folder / "models"]
 
 
 def _share(rows: Sequence[Row], kind: str) -> str:
@@ -250,7 +267,8 @@ def _note(bench: Bench) -> str:
         "not reach the answer, rotated at random. curved: hidden, and with heads that do nothing but have a gradient. "
         "Means over programs. open edges have a gradient at the clean prompt, saturated ones have none, redundant ones "
         "do nothing by themselves because another edge does the same. Edges found are at the circuit with the best "
-        f"F1, over all programs and levels. Selections start from {method_title(BASE.label)}."
+        f"F1, over all programs and levels. Selections start from {method_title(BASE.label)}. The folder models has "
+        "every model as a checkpoint, with its data (pairs.csv) and its true circuit (circuit.json)."
     )
 
 
@@ -294,8 +312,8 @@ def _bars(ax: Axes, rows: Sequence[Row], labels: list[str]) -> None:
 
 
 def own_model() -> Transformer:
-    """The first of the compiled models, in place of --model."""
-    return compiled(program_names()[0], "plain").model
+    """The first of the compiled models, in place of --model; it stands for all of them in the record."""
+    return replace(compiled(program_names()[0], "plain").model, name="compiled programs")
 
 
 EXPERIMENT = Experiment("truth", jobs, outcome, own_model=own_model)
