@@ -10,7 +10,7 @@ READY  := $(VENV)/.installed
 # Threads that wait do not spin: on a machine with other work, two of them would cost more than one.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test lint browser bench bench-growth bench-large bench-load bench-memory bench-page bench-peers bench-profile bench-half test-all test-slow fuzz docs clean
+.PHONY: demo test lint browser bench bench-growth bench-large bench-load bench-memory bench-page bench-peers bench-profile bench-threads bench-half test-all test-slow fuzz docs clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml constraints.txt requirements-models.txt src/gradpath/_version.py
@@ -98,6 +98,9 @@ $(PEERS)/.installed: benchmarks/requirements-peers.txt constraints.txt pyproject
 bench-peers: $(PEERS)/.installed
 	@echo "==> beside transformers and auto-circuit, in turns (a quarter of an hour)"
 	@OMP_NUM_THREADS=1 $(PEERS)/bin/python benchmarks/peers.py
+
+bench-threads: $(READY)
+	@$(BIN)/python benchmarks/threads.py
 
 bench-half: $(READY)
 	@$(BIN)/python benchmarks/half_precision.py

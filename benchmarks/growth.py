@@ -1,6 +1,7 @@
 """How cost and memory grow: one line per question, over at least four sizes, as a table and a plot.
 
-A GPT-2 of 6 layers, 8 heads, 256 wide, random weights, prompts of 24 tokens. CPU time of one thread, best of
+A GPT-2 of 6 layers, 8 heads, 256 wide, random weights, prompts of 24 tokens. The lines by prompt length have 2
+examples that differ at the second token, and the default batch. CPU time of one thread, best of
 three; memory as the most that a fresh process held beyond what it held before. Written to
 ``benchmarks/growth.md`` and ``benchmarks/growth.png``. Run it with ``make bench-growth``.
 """
@@ -35,19 +36,25 @@ HERE = Path(__file__).parent
 
 def model() -> Transformer:
     torch.manual_seed(0)
-    config = GPT2Config(n_layer=6, n_head=8, n_embd=256, vocab_size=VOCAB, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        n_layer=6, n_head=8, n_embd=256, vocab_size=VOCAB, bos_token_id=0, eos_token_id=0, n_positions=2048
+    )
     return convert(GPT2LMHeadModel(config).eval().requires_grad_(False))
 
 
-def prompts(examples: int, suffix: int = 8) -> Task:
-    clean = torch.randint(0, VOCAB, (examples, LENGTH))
+def prompts(examples: int, suffix: int = 8, length: int = LENGTH) -> Task:
+    clean = torch.randint(0, VOCAB, (examples, length))
     corrupted = clean.clone()
-    corrupted[:, LENGTH - suffix] = (clean[:, LENGTH - suffix] + 1) % VOCAB
+    corrupted[:, length - suffix] = (clean[:, length - suffix] + 1) % VOCAB
     return Task(clean, corrupted, torch.randint(0, VOCAB, (examples, 2)))
 
 
 def score(m: Transformer, task: Task, steps: int = 5) -> object:
     return attribute(m, task, "eap-ig", steps=steps, batch_size=BATCH)
+
+
+def score_long(m: Transformer, length: int) -> object:
+    return attribute(m, prompts(2, length - 1, length), "eap-ig")
 
 
 def circuits(m: Transformer, task: Task, number: int) -> object:
@@ -70,10 +77,12 @@ TIMES: dict[str, tuple[list[int], Callable[[Transformer, int], Callable[[], obje
     "CPU s by examples": ([10, 20, 40, 80], lambda m, n: partial(score, m, prompts(n))),
     "CPU s by suffix length": ([3, 6, 12, 23], lambda m, n: partial(score, m, prompts(20, n))),
     "CPU s of scoring by k": ([1, 2, 4, 8], contraction),
+    "CPU s by prompt length": ([256, 512, 1024, 2048], lambda m, n: partial(score_long, m, n)),
 }
 MEMORY: dict[str, tuple[list[int], Callable[[Transformer, int], object]]] = {
     "MB by examples": ([20, 40, 80, 160], lambda m, n: score(m, prompts(n))),
     "MB by k": ([10, 20, 40, 80], lambda m, n: score(m, prompts(20), n)),
+    "MB by prompt length": ([256, 512, 1024, 2048], score_long),
     "MB by circuits": ([10, 20, 40, 80], lambda m, n: circuits(m, prompts(20), n)),
 }
 
@@ -128,7 +137,7 @@ def held(what: str) -> float:
 def plot(table: dict[str, list[tuple[int, float]]]) -> None:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6), constrained_layout=True)
+    figure, axes = plt.subplots(2, 4, figsize=(14, 6), constrained_layout=True)
     for ax, (name, points) in zip(axes.flat, table.items(), strict=True):
         ax.plot(*zip(*points, strict=True), marker="o")
         unit, _, by = name.partition(" by ")

@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gradpath._version import __version__ as __version__
+from gradpath.runtime.machine import set_threads
 
 if TYPE_CHECKING:
     from gradpath.attribution.attribute import attribute as attribute
@@ -59,6 +60,7 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'gradpath' has no attribute {name!r}")
+    set_threads()
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -1,8 +1,9 @@
-"""What the machine offers: free memory, free cores, and whose choice of threads counts."""
+"""What the machine offers: free memory, and how threads wait."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -36,55 +37,52 @@ def test_free_memory_is_not_known_everywhere(proc, monkeypatch):
     assert machine.free_memory() is None
 
 
-@pytest.mark.parametrize(("load", "expected"), [(0.0, 8), (2.9, 5), (7.8, 1), (30.0, 1)])
-def test_threads_are_as_many_as_cores_are_free(proc, monkeypatch, load, expected):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
-    assert machine.free_cores() == expected
-
-
-def test_a_container_with_fewer_cores_counts_its_own(proc, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
-    (proc / "cpu.max").write_text("200000 100000\n")
-    assert machine.free_cores() == 2
-    (proc / "cpu.max").write_text("max 100000\n")
-    assert machine.free_cores() == 8
-
-
 @pytest.fixture
-def fresh(monkeypatch):
-    """A process without torch, in which nobody has chosen a number of threads."""
-    monkeypatch.delitem(sys.modules, "torch")
-    for name in (*machine.CHOSEN, "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(machine, "free_cores", lambda: 3)
-    # What set_threads sets is taken back with everything else.
+def fresh(proc, monkeypatch):
+    """A process without torch, on a machine of eight cores, in which nobody has set anything."""
     before = dict(os.environ)
-    yield monkeypatch
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+        os.environ.pop(name, None)
+    yield proc
     os.environ.clear()
     os.environ.update(before)
 
 
-def test_threads_wait_asleep_and_leave_busy_cores_alone(fresh):
+def test_threads_that_wait_sleep(fresh):
     machine.set_threads()
-    assert os.environ["OMP_NUM_THREADS"] == "3"
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    assert "OMP_NUM_THREADS" not in os.environ
 
 
-@pytest.mark.parametrize("name", machine.CHOSEN)
-def test_a_number_that_the_user_has_set_is_left_alone(fresh, name):
-    fresh.setenv(name, "7")
-    fresh.setenv("OMP_WAIT_POLICY", "active")
-    before = dict(os.environ)
+@pytest.mark.parametrize(("quota", "threads"), [("200000", "2"), ("50000", "1"), ("max", None), ("800000", None)])
+def test_a_container_with_fewer_cores_has_fewer_threads(fresh, quota, threads):
+    (fresh / "cpu.max").write_text(f"{quota} 100000\n")
     machine.set_threads()
-    assert dict(os.environ) == before
+    assert os.environ.get("OMP_NUM_THREADS") == threads
 
 
-def test_nothing_is_set_once_torch_is_imported(fresh):
-    fresh.setitem(sys.modules, "torch", torch)
-    before = dict(os.environ)
+def test_what_the_user_has_set_is_left_alone(fresh):
+    (fresh / "cpu.max").write_text("200000 100000\n")
+    chosen = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "active"}
+    os.environ.update(chosen)
     machine.set_threads()
-    assert dict(os.environ) == before
+    assert {name: os.environ[name] for name in chosen} == chosen
+
+
+def test_nothing_is_set_once_torch_is_imported(fresh, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    machine.set_threads()
+    assert "OMP_WAIT_POLICY" not in os.environ
+
+
+def test_the_command_line_and_the_package_set_it_before_torch(tmp_path):
+    """OpenMP would not read it later."""
+    code = (
+        "import os, sys; os.environ.pop('OMP_WAIT_POLICY', None); {}; "
+        "print('torch' in sys.modules, os.environ.get('OMP_WAIT_POLICY'))"
+    )
+    for use in ("import gradpath; gradpath.load_task", "from gradpath import cli; cli.Verbs().get_command(None, 'ls')"):
+        done = subprocess.run([sys.executable, "-c", code.format(use)], capture_output=True, text=True, check=True)
+        assert done.stdout.split()[1] == "passive", use

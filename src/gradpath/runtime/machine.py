@@ -1,10 +1,10 @@
-"""What the machine offers: memory that is free, and how many threads to use.
+"""What the machine offers: memory that is free, and how threads wait.
 
-Matrix products of a few hundred rows are what this library spends its time on. OpenMP splits each of them over its
-threads, and by default a thread that is done first *spins* until the others are. On a machine with other work one of
-them is always late, and the others burn whole cores waiting: two threads then take several times the CPU time of one.
-So ``set_threads`` makes threads sleep where that can still be chosen, which is before PyTorch is imported, and uses no
-more of them than there are cores free.
+OpenMP splits every large matrix product over its threads, and by default a thread that is done first *spins* until
+the others are. On a machine with other work one of them is always late, and the others burn whole cores waiting: two
+threads then take several times the CPU time of one, and more time, too. Threads that sleep while they wait cost
+nothing. OpenMP reads its settings once, when PyTorch is imported, so ``set_threads`` has to come before. The number of
+threads does not depend on how busy the machine is: that could move the last digit of a result.
 """
 
 from __future__ import annotations
@@ -15,33 +15,19 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-# Whoever sets one of these has chosen the number of threads.
-CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT", "LOCAL_WORLD_SIZE")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def set_threads() -> None:
-    """Use as many threads as cores are free, and let those that wait sleep. For the command line, before torch.
+    """Let threads that wait sleep, and use no more of them than a container has cores.
 
-    What the user has set in the environment stays as it is, for this process and for those that it starts.
+    What the user has set in the environment stays as it is. Once PyTorch is imported, nothing is set.
     """
-    if "torch" in sys.modules or any(name in os.environ for name in CHOSEN):
+    if "torch" in sys.modules:
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ["OMP_NUM_THREADS"] = str(free_cores())
-
-
-def free_cores() -> int:
-    """The number of cores that this process may use and that others leave free, at least 1."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    allowed = min(allowed, _cpu_quota() or allowed)
-    try:
-        busy = os.getloadavg()[0]
-    except OSError:  # not known here
-        busy = 0.0
-    # Hyper-threads share a core, and the load is that of the whole machine, not only of the cores allowed.
-    share = busy * allowed / max(allowed, os.cpu_count() or 1)
-    return max(1, min(allowed, round(allowed - share)))
+    if (cores := _cpu_quota()) is not None:  # PyTorch counts the machine's
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))
 
 
 def free_memory() -> int | None:
@@ -64,10 +50,11 @@ def return_memory() -> None:
 
 
 def _cpu_quota() -> int | None:
-    """The number of cores that a container may use."""
+    """The number of cores that a container may use, if that is less than there are."""
     try:
         quota, period = (_CGROUP / "cpu.max").read_text().split()
-        return max(1, round(int(quota) / int(period)))
+        cores = max(1, round(int(quota) / int(period)))
+        return cores if cores < (os.cpu_count() or 1) else None
     except (OSError, ValueError):  # no container, or no limit
         return None
 
