@@ -154,7 +154,7 @@ def test_bad_rows_fail_before_a_model_is_read_each_with_its_line(run, monkeypatc
     file.write_text(HEADER + "a b,c b, Mary\n" + "a b,c b,, John\n")
     ran = run("find", "--data", file)
     first, *lines = ran.err.splitlines()
-    assert (ran.code, first) == (1, "gradpath: 2 of the 2 rows of pairs cannot be read:")
+    assert (ran.code, first) == (1, "gradpath: 2 of the 2 rows cannot be read:")
     assert [line.partition(" has")[0] for line in lines] == [f"  row {i} (line {i + 1} of pairs.csv)" for i in (1, 2)]
 
 
@@ -242,6 +242,6 @@ def test_a_curve_of_five_rows_says_that_nothing_is_held_out(run, model_folder, f
 def test_python_warns_if_nothing_is_held_out(model_folder, file):
     file.write_text(pairs_of_names(5))
     model = gp.load_model(str(model_folder))
-    with pytest.warns(GradpathWarning, match="nothing is held out, because pairs has fewer than 8 usable pairs"):
+    with pytest.warns(GradpathWarning, match="nothing is held out, because there are fewer than 8 usable pairs"):
         found = gp.find(model, data=file, edges=20, method="eap", how="top", curve=False)
     assert found.measured is found.attributed

@@ -350,12 +350,12 @@ def test_data_of_any_size_is_taken(tmp_path, words):
 
 def test_too_few_rows_to_hold_some_out_are_said(tmp_path, words):
     few, enough = (load(tmp_path, own_rows(count), words, split="test").about for count in (7, 8))
-    assert "nothing is held out, because pairs has fewer than 8 usable pairs" in few["notes"][-1]
+    assert "nothing is held out, because there are fewer than 8 usable pairs" in few["notes"][-1]
     assert (few["held_out"], enough["held_out"]) == (False, True)
     one_prompt = HEADER + "".join(f"a gave it to,b{i} gave it to, Mary, John\n" for i in range(9))
     task = load(tmp_path, one_prompt, words, split="test")
     assert (len(task), task.about["held_out"]) == (9, False)
-    assert "because all usable pairs of pairs have the same clean prompt" in task.about["notes"][-1]
+    assert "because all usable pairs have the same clean prompt" in task.about["notes"][-1]
 
 
 def test_more_pairs_than_the_data_has_are_all_of_them_with_a_note(tmp_path, words):
@@ -369,7 +369,7 @@ def test_all_bad_rows_are_reported_at_once_with_their_lines(tmp_path, words):
     with pytest.raises(InputError) as caught:
         load(tmp_path, bad, words)
     first, *lines = str(caught.value).splitlines()
-    assert first == "3 of the 6 rows of pairs cannot be read:"
+    assert first == "3 of the 6 rows cannot be read:"
     assert [line.split("(")[1].split(" of")[0] for line in lines] == ["line 5", "line 6", "line 7"]
     assert "3 fields" in lines[0]
     assert "nothing in 'answers'" in lines[1]

@@ -46,9 +46,7 @@ class _Content:
         if len(problems) == 1:
             raise InputError(problems[0])
         if problems:
-            raise InputError(
-                f"{len(problems):,} of the {len(self.rows):,} rows of {self.name} cannot be read:", problems
-            )
+            raise InputError(f"{len(problems):,} of the {len(self.rows):,} rows cannot be read:", problems)
         return pairs
 
 
@@ -79,7 +77,7 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
     layout, reader = content.layout, AnswerReader(tokenizer)
     reader.look_at(layout, content.rows)
     halves = _halves(content.pairs(reader))
-    problem = "" if split == "all" else _no_hold_out(halves, tokenizer, content.name)
+    problem = "" if split == "all" else _no_hold_out(halves, tokenizer)
     held_out = split != "all" and not problem
     pairs = halves[split if held_out else "all"]
     notes = [*layout.notes(reader), *_space_note(pairs)]
@@ -111,12 +109,12 @@ def _read(table: Table, name: str | None) -> _Content:
     return _Content(table.name, layout, rows, more=next(table.rows, None) is not None)
 
 
-def _no_hold_out(halves: dict[str, list[Pair]], tokenizer: Tokenizer, name: str) -> str:
+def _no_hold_out(halves: dict[str, list[Pair]], tokenizer: Tokenizer) -> str:
     """Why no pairs can be held out, if so: there are too few usable ones, or all of them are in one half."""
     usable = {half: len(keep(halves[half], tokenizer, n, many=True).pairs) for half, n in _ENOUGH.items()}
     if usable["all"] < LEAST:
-        return f"{name} has fewer than {LEAST} usable pairs"
-    return "" if usable["train"] and usable["test"] else f"all usable pairs of {name} have the same clean prompt"
+        return f"there are fewer than {LEAST} usable pairs"
+    return "" if usable["train"] and usable["test"] else "all usable pairs have the same clean prompt"
 
 
 def _halves(pairs: list[Pair]) -> dict[str, list[Pair]]:
