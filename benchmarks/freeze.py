@@ -50,7 +50,8 @@ sys.modules["gradpath._version"].__version__ = "frozen"  # type: ignore[attr-def
 import gradpath as gp  # noqa: E402
 from gradpath.cli import main  # noqa: E402
 
-VOLATILE = {"version", "versions", "commit", "times", "python", "torch", "transformers"}
+# A digest covers times; what it covers is hashed here itself.
+VOLATILE = {"version", "versions", "commit", "times", "python", "torch", "transformers", "digest"}
 PROSE = {"title", "notes", "bibtex", "what", "citation"}
 ABLATIONS = ("corrupted", "zero", "mean", "mean-positional")
 VOCAB = 61
