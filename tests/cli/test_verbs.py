@@ -571,3 +571,23 @@ def test_a_working_directory_that_is_gone_is_a_sentence(run, model_folder, tmp_p
     ran = run("find", "--model", model_folder)
     assert ran.code == 1
     assert "the working directory cannot be used (No such file or directory)" in ran.error
+
+
+def test_explain_names_the_parts_of_the_users_own_data(run, found, tmp_path):
+    _, out = found
+    rows = [
+        {
+            "clean": f"The {a} gave it to the {b}, so the {b} thanked the",
+            "corrupted": f"The {a} gave it to the {b}, so the dog thanked the",
+            "answers": [f" {a}"],
+            "wrong_answers": [f" {b}"],
+            "spans": {"giver": [4, 4 + len(a)], "comma": ","},
+        }
+        for a, b in (("cat", "man"), ("man", "cat"), ("king", "cat"), ("cat", "king"))
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    ran = run("explain", out / "circuit.json", "--data", tmp_path / "pairs.jsonl", "--split", "all", "--json")
+    assert ran.code == 0, ran.err
+    # The giver is the right answer, and has a name of its own; the last token and the other noun have none.
+    assert {"giver", "comma", "wrong answer", "after wrong answer", "end", "rest"} <= set(ran.json["parts"])
+    assert "right answer" not in ran.json["parts"]

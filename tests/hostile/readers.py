@@ -29,6 +29,8 @@ from gradpath.graph import Graph
 from gradpath.grid.store import Store
 from gradpath.model.gguf import GgufFile
 from gradpath.model.tokenizer import Tokenizer
+from gradpath.report.figure import fold
+from gradpath.report.notes import Group, NodeNote, Notes, load_notes
 from gradpath.scores import SpanScores
 
 GRAPH = Graph(2, 2)
@@ -349,6 +351,17 @@ def use_result(file: Path) -> None:
     str(found)
 
 
+def valid_notes(folder: Path) -> bytes:
+    notes = Notes({"m0": NodeNote("writer", "#d55e00", "a note")}, (Group("pair", ("a0.h0", "a1.h1"), "#0072b2"),))
+    return json.dumps({**notes.to_json(GRAPH), "view": {"n": 3}}).encode()
+
+
+def use_notes(file: Path) -> None:
+    notes = load_notes(file, GRAPH)
+    fold(circuit(), notes)
+    json.dumps(notes.to_json(GRAPH))
+
+
 READERS = {
     "tokenizer": Reader(".json", valid_tokenizer, inside_json, use_tokenizer, 100),
     "cell": Reader(".json", valid_cell, inside_json, use_cell, 1000),
@@ -356,6 +369,7 @@ READERS = {
     "scores-of-examples": Reader(".safetensors", valid_example_scores, inside_safetensors, use_example_scores, 300),
     "circuit-of-positions": Reader(".json", valid_span_circuit, inside_json, use_circuit, 600),
     "scores-of-positions": Reader(".safetensors", valid_span_scores, inside_safetensors, use_span_scores, 600),
+    "notes": Reader(".json", valid_notes, inside_json, use_notes, 400),
     "circuit": Reader(".json", written(".json"), inside_json, use_circuit, 2400),
     "scores": Reader(".safetensors", written(".safetensors"), inside_safetensors, use_scores, 1500),
     "eap-ig": Reader(".eap-ig.json", written(".eap-ig.json"), inside_json, use_content, 1500),

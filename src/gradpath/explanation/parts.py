@@ -69,7 +69,7 @@ def parts_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None) -> Labels:
     position = torch.arange(at.shape[1], device="cpu")
     name(position == pairs.last[:, None], END)
     answers = answers_of(task, pairs)
-    if answers is not None:
+    if answers is not None and answers.shape[-1] == 1:  # one of many answers may stand anywhere by chance
         said = [(pairs.clean[:, :, None] == answers[:, None, side]).any(-1) for side in range(len(SIDES))]
         for where, part in zip(said, names_of_answers(task), strict=True):
             name(where, part)
