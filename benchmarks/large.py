@@ -1,6 +1,6 @@
 """GPT-2 XL's shape on one machine: 48 layers of 25 heads, 1,600 wide, 2.2 million edges, random weights.
 
-Scores one batch with each method, selects 1% of the edges by both selections, evaluates the circuit, and
+Scores one batch with each method, selects 1% of the edges by three selections, evaluates the circuit, and
 prints what each took and the most memory the process ever held. Run it with ``make bench-large``.
 """
 
@@ -33,8 +33,9 @@ def main() -> None:
         scores = timed(method, lambda m=method: attribute(model, task, m, memory=parse_bytes(MEMORY)))
         print(f"  in batches of {scores.about['batch_size']}")
     n = model.graph.n_edges // 100
-    for how in ("top", "greedy"):
-        circuit = timed(f"select {n:,} edges, {how}", lambda h=how: select(scores, n, how=h))
+    measuring: dict[str, Any] = {"model": model, "task": task, "memory": parse_bytes(MEMORY)}
+    for how, more in (("top", {}), ("greedy", {}), ("refined", measuring)):
+        circuit = timed(f"select {n:,} edges, {how}", lambda h=how, m=more: select(scores, n, how=h, **m))
     timed("evaluate", lambda: evaluate(model, circuit, task, memory=parse_bytes(MEMORY)))
 
 

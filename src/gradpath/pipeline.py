@@ -48,7 +48,7 @@ from gradpath.tasks.user_data import WARNING
 
 # The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to a share of all.
 SMALLEST, LARGEST, SIZES = 20, 0.1, 16
-SELECTING = 60.0  # forward passes that a selection which measures takes, for the progress bar: measured on SmolLM2
+SELECTING = 12.0  # forward passes that a selection which measures takes, for the progress bar: measured on SmolLM2
 READABLE = 200  # the most edges that a person can follow in a drawing: a report opens on no more
 SPLITS = ("held-out", "same", "all")
 # Methods that take the gradient at the clean prompt alone, where that of kl is zero.

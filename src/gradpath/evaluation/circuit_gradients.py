@@ -10,24 +10,33 @@ order, what the example loses if this edge is corrupted as well. It is the gradi
 edge's weight, if edges had weights between 0 and 1. For an edge outside the circuit, between nodes inside, the
 same product is what the example gains if the edge is added.
 
-Cost per batch, after the set-up: one run of the circuit without gradients, then per layer the same again
-with its backward pass. So memory holds one layer's autograd graph at a time, and the writes of live nodes.
+Cost per batch, after the set-up: one run of the circuit and one backward pass through it. What every target reads
+is kept from the first for the second, and then replaced by the gradient there. The autograd graphs of the nodes
+are kept, too, where a batch is small; else each layer is run once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradpath.evaluation.patched_run import Prepared, count_nodes, last_reads, run_heads, run_nodes
-from gradpath.evaluation.plan import Plan, SpanReads, SparseReads
-from gradpath.graph import Graph
+from gradpath.evaluation.patched_run import (
+    Prepared,
+    Projected,
+    count_nodes,
+    project,
+    run_heads,
+    write_heads,
+    write_weights,
+)
+from gradpath.evaluation.plan import Plan, SpanReads, SparseReads, sum_groups
 from gradpath.model.transformer import to_device_of
 from gradpath.tasks.metrics import Metric, check_metric
+
+# The largest number of rows, examples times positions, whose autograd graphs are kept.
+FEW_ROWS = 256
 
 
 @torch.no_grad()
@@ -37,71 +46,174 @@ def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor) 
     ``asked`` are flat positions in the (source, target) matrix, each once. An edge from a node that writes
     nothing to the circuit, or into a target that reads nothing of it, gets 0.
     """
-    model, graph, last = prepared.model, prepared.model.graph, len(plan.layers) - 1
-    deltas = run_nodes(prepared, plan)
-    ends, final = last_reads(prepared, plan, deltas)
-    deltas[:, *prepared.last] = ends
-    value, grad_out = _gradient(lambda x: metric(model.unembed(x), prepared.batch.labels), final)
-    check_metric(value, len(final))
-    effects = deltas.new_zeros(len(final), len(asked))
-    back = _Backward(plan, deltas, torch.zeros_like(deltas), _places(graph, asked), effects)
-    at_end = deltas.new_zeros(1, *deltas.shape[1:])
-    at_end[0, *prepared.last] = grad_out
-    back.through(plan.logits, graph.logits, at_end)
-    for index in range(last, -1, -1):
-        step, before, layer = plan.layers[index], prepared.corrupted.layers[index], model.layers[index]
-        count_nodes(prepared, step)
-        if step.mlp is not None:
-            x = step.mlp.read(before.mlp_in, deltas)
-            own = to_device_of(back.grad_out[step.mlp_row][None], x)
-            _, grad_out = _gradient(partial(model.mlp, layer), x, own)
-            back.through(step.mlp, graph.target_mlp(index), to_device_of(grad_out, deltas))
-        if step.attention.targets:
-            x = step.attention.read(before.attn_in, deltas)
-            own = to_device_of(back.grad_out[step.head_rows], x)
-            _, grad_out = _gradient(partial(run_heads, prepared, index, step), x, own)
-            back.through(step.attention, graph.target_head(index), to_device_of(grad_out, deltas))
-    return value, effects
-
-
-@dataclass
-class _Backward:
-    """The backward pass through a circuit: gradients at the writes of live nodes, and the effects so far."""
-
-    plan: Plan
-    deltas: Tensor  # (source, batch, pos, d_model)
-    grad_out: Tensor  # the gradient at each live node's write, same shape
-    places: Tensor  # (source, target): where an edge stands among those asked for, or -1
-    effects: Tensor  # (batch, edge)
-
-    def through(self, reads: SparseReads | SpanReads, first_target: int, grad_out: Tensor) -> None:
-        """Pass gradients at some targets' inputs, (target, batch, pos, d_model), back along their kept edges."""
-        assert isinstance(reads, SparseReads), "effects of edges at spans are not implemented"
-        n_sources = reads.n_sources
-        if not n_sources:
-            return
-        target, source = reads.kept
-        edges = grad_out.new_zeros(n_sources, len(grad_out))
-        edges[source, target] = 1
-        self.grad_out[:n_sources] += (edges @ grad_out.flatten(1)).view(n_sources, *grad_out.shape[1:])
-        by_example = self.deltas[:n_sources].flatten(2).transpose(0, 1)  # (batch, source, pos d_model)
-        effects = torch.bmm(by_example, grad_out.flatten(2).permute(1, 2, 0))  # (batch, source, target)
-        columns = first_target + torch.tensor(reads.targets, device="cpu")
-        places = self.places[self.plan.sources[:n_sources]][:, columns].to(effects.device)
-        asked = places >= 0
-        self.effects[:, places[asked]] = to_device_of(effects, self.effects)[:, asked]
-
-
-def _places(graph: Graph, asked: Tensor) -> Tensor:
-    places = torch.full((graph.n_sources * graph.n_targets,), -1, device="cpu")
-    places[asked] = torch.arange(len(asked), device="cpu")
-    return places.view(graph.n_sources, -1)
-
-
-def _gradient(function: Callable[[Tensor], Tensor], x: Tensor, grad_out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A function's value at x, and the gradient at x of the value times ``grad_out`` (of its sum without)."""
-    x = x.detach().requires_grad_()
+    run = _TracedRun(prepared, plan)
+    for index in range(len(plan.layers)):
+        run.forward(index)
+    final = run.read_logits().requires_grad_()
     with torch.enable_grad():
-        value = function(x)
-        (gradient,) = torch.autograd.grad(value, x, torch.ones_like(value) if grad_out is None else grad_out)
-    return value.detach(), gradient
+        value = metric(prepared.model.unembed(final), prepared.batch.labels)
+        check_metric(value, len(final))
+        (gradient,) = torch.autograd.grad(value.sum(), final)
+    effects = _Effects(run, asked)
+    run.backward_logits(gradient)
+    effects.of_logits(gradient)
+    for index in reversed(range(len(plan.layers))):
+        run.backward(index)
+        effects.of_layer(index)
+    return value.detach(), effects.values
+
+
+class _Heads(NamedTuple):
+    """What the backward pass needs of a layer's heads."""
+
+    reads: Tensor  # (target, batch, pos, d_model)
+    projected: Projected  # its values are a leaf
+    change: Tensor | None  # (head, row, d_head): what ``run_heads`` gave, if its graph is kept
+
+
+class _TracedRun:
+    """A patched run that keeps what its backward pass needs.
+
+    ``gradients`` has a row for every target that the circuit runs, in the order of the computation: the gradient
+    at what the target reads, once the backward pass has come to it.
+    """
+
+    def __init__(self, prepared: Prepared, plan: Plan) -> None:
+        self.prepared, self.plan, self.model = prepared, plan, prepared.model
+        self.deltas = prepared.input.new_zeros(len(plan.sources), *prepared.input.shape)
+        if len(plan.sources) and plan.sources[0] == 0:
+            self.deltas[0] = prepared.input
+        self.keep_graphs = prepared.input.shape[:2].numel() <= FEW_ROWS
+        self.heads, self.mlps = dict[int, _Heads](), dict[int, tuple[Tensor, Tensor | None]]()
+        self.rows = list[slice]()  # of the heads' targets of each layer; its MLP's comes next
+        begin, kept = 0, list[Tensor]()
+        for reads in [part for step in plan.layers for part in (step.attention, step.mlp)] + [plan.logits]:
+            n_targets = 0 if reads is None else len(reads.targets)
+            self.rows.append(slice(begin, begin + n_targets))
+            if reads is not None:
+                target, source = _sparse(reads).kept
+                kept.append(torch.stack([source, begin + target]))
+            begin += n_targets
+        self.gradients = self.deltas.new_empty(begin, *prepared.input.shape)
+        # The targets that each live source is read by, source by source.
+        source, target = torch.cat(kept, 1)
+        self.readers = target[source.sort(stable=True).indices]
+        sizes = source.bincount(minlength=len(plan.sources))
+        self.begins = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+    def forward(self, index: int) -> None:
+        """Run a layer: fill in what its live nodes write here minus what they write in the corrupted run."""
+        prepared, model, deltas = self.prepared, self.model, self.deltas
+        step, before, layer = self.plan.layers[index], prepared.layers[index], model.layers[index]
+        count_nodes(prepared, step)
+        if step.attention.targets or (prepared.ablated and step.heads):
+            x = step.attention.read(before.attn_in, deltas)
+            projected = project(model, index, step.attention.targets, x)
+            projected = projected._replace(values=projected.values.detach().requires_grad_())
+            with torch.set_grad_enabled(self.keep_graphs):
+                change = run_heads(prepared, index, step, projected.values)
+            writes = write_heads(model, index, step, change.detach())
+            deltas[step.head_rows] = to_device_of(writes, deltas).view(-1, *deltas.shape[1:])
+            self.heads[index] = _Heads(x, projected, change if self.keep_graphs else None)
+        if step.mlp is not None:
+            at = self._positions(index)
+            x = step.mlp.read(before.mlp_in[at], deltas[:, *at])[0].requires_grad_()
+            with torch.set_grad_enabled(self.keep_graphs):
+                written = model.mlp(layer, x)
+            deltas[step.mlp_row, *at] = to_device_of(written.detach() - before.mlp_out[at], deltas)
+            self.mlps[index] = x, written if self.keep_graphs else None
+
+    def read_logits(self) -> Tensor:
+        """What ``logits`` reads at the last position, (batch, d_model)."""
+        last = self.prepared.last
+        return self.plan.logits.read(self.prepared.corrupted.final_in[last], self.deltas[:, *last])[0]
+
+    def backward_logits(self, gradient: Tensor) -> None:
+        self.gradients[-1] = 0
+        self.gradients[-1, *self.prepared.last] = gradient
+
+    def backward(self, index: int) -> None:
+        """Fill in the gradients at what a layer's targets read; those of all later targets have to be there."""
+        step, model = self.plan.layers[index], self.model
+        count_nodes(self.prepared, step)
+        if step.mlp is not None:
+            x, written = self.mlps.pop(index)
+            at, row = self._positions(index), self.rows[2 * index + 1].start
+            if written is None:
+                with torch.enable_grad():
+                    written = model.mlp(model.layers[index], x)
+            grad_out = to_device_of(self._at_writes(slice(step.mlp_row, step.mlp_row + 1))[0, *at], written)
+            if at != EVERYWHERE:
+                self.gradients[row] = 0
+            self.gradients[row, *at] = to_device_of(torch.autograd.grad(written, x, grad_out)[0], self.deltas)
+        if step.attention.targets:
+            x, projected, change = self.heads.pop(index)
+            if change is None:
+                with torch.enable_grad():
+                    change = run_heads(self.prepared, index, step, projected.values)
+            grad_out = to_device_of(self._at_writes(step.head_rows), change).flatten(1, 2)
+            grad_out = torch.bmm(grad_out, write_weights(model, index, step).mT)
+            (at_values,) = torch.autograd.grad(change, projected.values, grad_out)
+            gradient = _through_projection(projected, x.flatten(1, 2), at_values).view_as(x)
+            self.gradients[self.rows[2 * index]] = to_device_of(gradient, self.deltas)
+
+    def _at_writes(self, rows: slice) -> Tensor:
+        """The gradients at the writes of some live sources, (source, batch, pos, d_model)."""
+        begin, end = int(self.begins[rows.start]), int(self.begins[rows.stop])
+        return sum_groups(self.gradients, self.readers[begin:end], self.begins[rows] - begin)
+
+    def _positions(self, index: int) -> tuple[slice | Tensor, slice | Tensor]:
+        """Where a layer's MLP is read, (batch, pos): everywhere, but of the last one only the last position."""
+        return self.prepared.last if index + 1 == len(self.plan.layers) else EVERYWHERE
+
+
+EVERYWHERE = (slice(None), slice(None))
+
+
+def _sparse(reads: SparseReads | SpanReads) -> SparseReads:
+    assert isinstance(reads, SparseReads), "effects of edges at spans are not implemented"
+    return reads
+
+
+def _through_projection(projected: Projected, x: Tensor, grad_out: Tensor) -> Tensor:
+    """The gradient at x, which it replaces, of a projection W x / sigma: W^T g / sigma - x (W x . g) / (d sigma^3)."""
+    if projected.rstd is None:
+        return torch.bmm(grad_out, projected.weights)
+    along = (projected.product * grad_out).sum(-1, keepdim=True, dtype=projected.rstd.dtype)
+    along = -along * projected.rstd.pow(3) / x.shape[-1]
+    return x.mul_(along.to(x.dtype)).baddbmm_((grad_out * projected.rstd).to(x.dtype), projected.weights)
+
+
+class _Effects:
+    """The effects of the edges asked for, taken from a run while it goes backward."""
+
+    def __init__(self, run: _TracedRun, asked: Tensor) -> None:
+        self.run, self.graph = run, run.model.graph
+        places = torch.full((self.graph.n_pairs,), -1, device="cpu")
+        places[asked] = torch.arange(len(asked), device="cpu")
+        # Where an edge stands among those asked for, or -1.
+        self.places = places.view(self.graph.n_sources, -1)[run.plan.sources]  # (live source, target)
+        self.values = run.deltas.new_zeros(run.deltas.shape[1], len(asked))
+
+    def of_logits(self, gradient: Tensor) -> None:
+        ends = self.run.deltas[:, *self.run.prepared.last]
+        effects = torch.einsum("sbd,bd->bs", ends, gradient)
+        self._put(effects[..., None], [self.graph.logits])
+
+    def of_layer(self, index: int) -> None:
+        step, (heads, mlp) = self.run.plan.layers[index], self.run.rows[2 * index : 2 * index + 2]
+        columns = [self.graph.target_head(index) + target for target in step.attention.targets]
+        if step.mlp is not None:
+            columns.append(self.graph.target_mlp(index))
+        n_sources = _sparse(step.mlp or step.attention).n_sources
+        if not n_sources or not columns:
+            return
+        sources = self.run.deltas[:n_sources].flatten(2).transpose(0, 1)  # (batch, source, pos d_model)
+        targets = self.run.gradients[heads.start : mlp.stop].flatten(2).permute(1, 2, 0)
+        self._put(torch.bmm(sources, targets), columns)
+
+    def _put(self, effects: Tensor, columns: list[int]) -> None:
+        """Take over effects (batch, source, target) of the first live sources on some targets."""
+        places = self.places[: effects.shape[1], columns]
+        asked = places >= 0
+        self.values[:, places[asked]] = effects[:, asked.to(effects.device)]

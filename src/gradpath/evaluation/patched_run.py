@@ -24,15 +24,16 @@ products of the nodes in it, at most one forward pass over the suffix, and no ba
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from gradpath.ablation import Ablation
 from gradpath.evaluation.plan import LayerPlan, Plan
-from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, to_device_of
+from gradpath.model.transformer import LayerRun, Past, PositionInfo, Run, Transformer, to_device_of
 from gradpath.runtime import progress
 from gradpath.sweep import Places
 from gradpath.tasks.metrics import Metric
@@ -61,6 +62,29 @@ class Prepared:
     def spans(self) -> Tensor | None:
         """The span of each position of the suffix, (batch, pos), where positions have names."""
         return None if self.batch.spans is None else self.batch.spans[:, self.batch.start :]
+
+    def for_circuits(self) -> Prepared:
+        """The same without those parts of the corrupted run that no circuit reads."""
+        none = self.input.new_empty(0)
+        layers = [replace(x, y=none, rstd=none, z=none, past=Past(none, none)) for x in self.layers]
+        return replace(self, corrupted=replace(self.corrupted, layers=layers))
+
+    @property
+    def n_bytes(self) -> int:
+        """The memory that the runs take."""
+        parts = [x for layer in self.layers for x in vars(layer).values() if isinstance(x, Tensor)]
+        parts += [x for past in self.prefix for x in past] + [self.clean_logits, self.corrupted_logits]
+        return sum(x.nbytes for x in parts)
+
+    @property
+    def layers(self) -> list[LayerRun]:
+        """The layers of the corrupted run."""
+        return self.corrupted.layers
+
+    @cached_property
+    def positions(self) -> PositionInfo:
+        """Masks and rotations of the suffix."""
+        return self.model.position_info(self.batch.start, self.input.shape[1])
 
     @property
     def last(self) -> tuple[Tensor, Tensor]:
@@ -119,12 +143,16 @@ def run_nodes(prepared: Prepared, plan: Plan, watch: Watch | None = None) -> Ten
     if len(plan.sources) and plan.sources[0] == 0:
         deltas[0] = prepared.input
     for index, step in enumerate(plan.layers):
-        before = prepared.corrupted.layers[index]
+        before = prepared.layers[index]
         count_nodes(prepared, step)
         # A head that reads as in the corrupted run writes as in it; one that was ablated does not.
         if step.attention.targets or (prepared.ablated and step.heads):
             x = step.attention.read(before.attn_in, deltas, prepared.spans)
-            deltas[step.head_rows] = to_device_of(run_heads(prepared, index, step, x, watch), deltas)
+            projected = project(model, index, step.attention.targets, x).values
+            change = run_heads(prepared, index, step, projected, watch)
+            deltas[step.head_rows] = to_device_of(write_heads(model, index, step, change), deltas).view_as(
+                deltas[step.head_rows]
+            )
         if step.mlp is not None and index + 1 < len(plan.layers):
             x = step.mlp.read(before.mlp_in, deltas, prepared.spans)[0]
             deltas[step.mlp_row] = to_device_of(model.mlp(model.layers[index], x) - before.mlp_out, deltas)
@@ -151,7 +179,7 @@ def places_in_circuits(prepared: Prepared, plans: Sequence[Plan], metric: Metric
 def last_reads(prepared: Prepared, plan: Plan, deltas: Tensor) -> tuple[Tensor, Tensor]:
     """The writes of live nodes at the last position, (source, batch, d_model), and what ``logits`` reads."""
     model = prepared.model
-    ends, before, step = deltas[:, *prepared.last], prepared.corrupted.layers[-1], plan.layers[-1]
+    ends, before, step = deltas[:, *prepared.last], prepared.layers[-1], plan.layers[-1]
     spans = None if prepared.spans is None else prepared.spans[prepared.last]
     if step.mlp is not None:
         mlp_in, mlp_out = (to_device_of(x, deltas)[prepared.last] for x in (before.mlp_in, before.mlp_out))
@@ -160,36 +188,73 @@ def last_reads(prepared: Prepared, plan: Plan, deltas: Tensor) -> tuple[Tensor, 
     return ends, plan.logits.read(prepared.corrupted.final_in[prepared.last], ends, spans)[0]
 
 
-def run_heads(prepared: Prepared, index: int, step: LayerPlan, x: Tensor, watch: Watch | None = None) -> Tensor:
-    """The writes of a layer's live heads minus those in the corrupted run, (head, batch, pos, d_model).
+class Projected(NamedTuple):
+    """Some q, k and v of a layer, each projected from what it reads."""
 
-    ``x`` is what each of their q, k and v that has a kept edge reads, (target, batch, pos, d_model).
+    weights: Tensor  # (target, d_head, d_model)
+    product: Tensor  # (target, row, d_head): of the weights and x
+    rstd: Tensor | None  # (target, row, 1): 1/sigma of x, if the family normalises before attention
+    values: Tensor  # (target, row, d_head): the projection
+
+
+def project(model: Transformer, index: int, targets: list[int], x: Tensor) -> Projected:
+    """Each target's own head projection of what it reads, x (target, batch, pos, d_model).
+
+    The product with the weights is linear, so 1/sigma is multiplied afterwards, where a row is d_head wide and not
+    d_model. Behind a LayerNorm the weights are centred and so is x, in place: then both kinds of norm are one.
+    """
+    a, layer = model.arch, model.layers[index]
+    rows = [a.projection_row(*divmod(target, a.n_heads)) for target in targets]
+    weights = layer.w_qkv.view(-1, a.d_head, a.d_model)[rows]
+    x = x.flatten(1, 2)
+    if a.norm_before and a.norm == "layer":
+        x -= x.mean(-1, keepdim=True)
+        weights = weights - weights.mean(-1, keepdim=True)  # again, in the precision of this run
+    product = values = torch.bmm(x, weights.mT)
+    rstd = None
+    if a.norm_before:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).square() / a.d_model
+        rstd = (square + a.norm_eps).rsqrt() + 0 * square  # not finite where the squares are not
+        values = (product * rstd).to(x.dtype)
+    if layer.b_qkv is not None:
+        values = values + layer.b_qkv.view(-1, a.d_head)[rows][:, None]
+    return Projected(weights, product, rstd, values)
+
+
+def write_heads(model: Transformer, index: int, step: LayerPlan, change: Tensor) -> Tensor:
+    """What a layer's live heads write, (head, row, d_model), of their values, (head, row, d_head)."""
+    return torch.bmm(change, write_weights(model, index, step))
+
+
+def write_weights(model: Transformer, index: int, step: LayerPlan) -> Tensor:
+    """The maps from the live heads' values to what they write, (head, d_head, d_model)."""
+    a = model.arch
+    return model.layers[index].w_write.view(a.d_model, a.n_heads, a.d_head)[:, step.heads].permute(1, 2, 0)
+
+
+def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor, watch: Watch | None = None) -> Tensor:
+    """The values of a layer's live heads minus those in the corrupted run, (head, row, d_head).
+
+    ``projected`` are their q, k and v that have a kept edge, (target, row, d_head).
     """
     model, layer, a = prepared.model, prepared.model.layers[index], prepared.model.arch
-    before, heads = prepared.corrupted.layers[index], step.heads
-    fresh = _project(model, index, step.attention.targets, model.read_norm(x)[0])
-    q, k, v = qkv_heads = [corrupted[:, :, heads] for corrupted in (before.q, before.k, before.v)]
-    for target, projected in zip(step.attention.targets, fresh, strict=True):
-        qkv, head = divmod(target, a.n_heads)
-        qkv_heads[qkv][:, :, heads.index(head)] = projected
-    place = model.position_info(prepared.batch.start, x.shape[-2]).to_device_of(layer.w_qkv)
+    before, heads = prepared.layers[index], step.heads
+    q, k, v = (x if len(heads) == a.n_heads else x[:, :, heads] for x in (before.q, before.k, before.v))
+    # Every q, k and v as in the corrupted run, but for those that read something else.
+    place = {head: row for row, head in enumerate(heads)}
+    rows = [qkv * len(heads) + place[head] for qkv, head in (divmod(x, a.n_heads) for x in step.attention.targets)]
+    qkv_heads = torch.cat([q, k, v], 2).permute(2, 0, 1, 3)  # (q, k, v of each head; batch, pos, d_head)
+    fresh = projected.view(-1, *prepared.input.shape[:2], a.d_head)
+    qkv_heads = qkv_heads.index_copy(0, torch.tensor(rows, dtype=torch.long, device=fresh.device), fresh)
+    q, k, v = torch.split(qkv_heads.permute(1, 2, 0, 3), len(heads), 2)
+    positions = prepared.positions.to_device_of(layer.w_qkv)
     prefix = Past(*(x[:, heads] for x in prepared.prefix[index])) if prepared.prefix else None
-    past = model.keys_and_values(layer, k, v, place).after(prefix)
-    queries = model.queries(layer, q, place)
+    past = model.keys_and_values(layer, k, v, positions).after(prefix)
+    queries = model.queries(layer, q, positions)
     if watch is not None:
-        watch(index, heads, queries, past, place)
-    z = model.attend(layer, queries, past, place)  # (batch, pos, head, d_head)
+        watch(index, heads, queries, past, positions)
+    z = model.attend(layer, queries, past, positions)  # (batch, pos, head, d_head)
     # Heads that share a norm are all here.
     written = z if layer.attn_gain is None else model.attention_out(layer, z)[1]
-    change = (written - before.written[:, :, heads]).flatten(0, 1).transpose(0, 1)  # (head, row, d_head)
-    w_write = layer.w_write.view(a.d_model, a.n_heads, a.d_head)[:, heads].permute(1, 2, 0)
-    return torch.bmm(change, w_write).view(len(heads), *before.attn_in.shape)
-
-
-def _project(model: Transformer, index: int, targets: list[int], y: Tensor) -> list[Tensor]:
-    """Each target's own head projection of its own normalised input, (batch, pos, d_head) each."""
-    a, layer = model.arch, model.layers[index]
-    weights = layer.w_qkv.view(-1, a.d_head, a.d_model)
-    biases = None if layer.b_qkv is None else layer.b_qkv.view(-1, a.d_head)
-    rows = [a.projection_row(*divmod(target, a.n_heads)) for target in targets]
-    return [F.linear(y[i], weights[r], None if biases is None else biases[r]) for i, r in enumerate(rows)]
+    return (written - before.written[:, :, heads]).flatten(0, 1).transpose(0, 1)

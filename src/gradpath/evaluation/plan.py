@@ -18,6 +18,26 @@ from gradpath.errors import InputError
 from gradpath.model.transformer import Transformer, to_device_of
 
 
+def sum_groups(rows: Tensor, members: Tensor, begins: Tensor) -> Tensor:
+    """The sum of each group of rows, (group, batch, ...).
+
+    Args:
+        rows: The rows, (row, batch, ...).
+        members: The rows of the first group, then those of the second, and so on.
+        begins: Where each group begins among the members.
+    """
+    # Each example is summed apart from the others: its part of a row stays in the processor's cache.
+    batch, n_groups = rows.shape[1], len(begins)
+    sizes = torch.diff(begins, append=begins.new_tensor([len(members)]))
+    group = torch.arange(n_groups, device=begins.device).repeat_interleave(sizes * batch)
+    within = torch.arange(len(group), device=begins.device) - (begins * batch)[group]
+    example, member = within // sizes[group], begins[group] + within % sizes[group]
+    ends = (sizes.repeat_interleave(batch)).cumsum(0)
+    bags = ends - sizes.repeat_interleave(batch)
+    sums = F.embedding_bag(members[member] * batch + example, rows.flatten(0, 1).flatten(1), bags, mode="sum")
+    return sums.view(n_groups, *rows.shape[1:])
+
+
 @dataclass(frozen=True)
 class SparseReads:
     """Targets that read from the same sources, and the edges that feed them, as a sparse sum."""
@@ -46,12 +66,8 @@ class SparseReads:
         n_targets = len(self.targets)
         if not self.n_sources:
             return base.expand(n_targets, *base.shape)
-        rows = deltas[: self.n_sources].flatten(1)
-        if isinstance(self.edges, Tensor):
-            brought = self.edges @ rows
-        else:
-            sources, begins = self.edges
-            brought = F.embedding_bag(sources, rows, begins, mode="sum")
+        rows = deltas[: self.n_sources]
+        brought = self.edges @ rows.flatten(1) if isinstance(self.edges, Tensor) else sum_groups(rows, *self.edges)
         return to_device_of(brought, base).view(n_targets, *base.shape).add_(base)
 
     @property

@@ -2,8 +2,8 @@ r"""``refined``: remove edges from a large circuit, measured in the circuit itse
 
 Scores say what an edge does in the whole model, one edge at a time. A circuit leaves out most of the model at
 once; then edges matter differently, and errors that are small one by one add up. So ``refined`` starts from
-the top 10% of edges by |score| and goes down a ladder of sizes. On every rung it runs the circuit on the
-attribution examples and takes each edge's effect on each example there (``evaluation.circuit_gradients``). With
+the top 10% of edges by |score| and goes down a ladder of sizes. On every rung it runs a circuit on attribution
+examples and takes each edge's effect on each example there (``evaluation.circuit_gradients``). With
 
     r_i = m_i(circuit) - m_i(model)          the deviation of example i
     a_ie                                     what example i loses without edge e
@@ -18,6 +18,15 @@ needed because a_e is a first-order estimate, made on these examples: without it
 others. An edge that lies on no way from ``input`` to ``logits`` any more goes at once. The order in which edges are
 removed is one nested sequence, so the circuits of all sizes come from one descent.
 
+Effects change on the way. So a rung is not measured at its upper end, but in its middle: in the circuit that the rung
+above foresees there. From that circuit the deviations are extrapolated to the upper end, and edges are removed from
+there, past the middle, to the middle of the next rung; those up to the lower end go for good. What is then measured
+differs from what was foreseen, mostly in one direction: many effects that are near zero one by one add up. Half of
+this difference, and half of what was assumed before, is assumed as the drift of the next rung.
+
+Large circuits lose edges that matter little, which few examples show: a circuit is measured on a share of the
+examples that grows as it shrinks (``WHOLE``).
+
 ``exchanged`` goes on from there. An edge that was removed early does not come back in ``refined``, though the
 smaller circuit may need it. So the circuit is measured once more, together with the edges around it: those that
 are not in it, between nodes that are. A swap that removes e and adds f leaves r - a_e + a_f, and the best pair
@@ -27,14 +36,17 @@ are not in it, between nodes that are. A swap that removes e and adds f leaves r
 is swapped as long as it brings the examples nearer to the model. Then the circuit is measured again, and this
 repeats until the error stops falling; the best circuit that was measured is kept.
 
-Cost on n examples: per rung, and per round of swaps, one set-up, one run of the circuit and one backward pass
-through it.
+Cost: one set-up of the examples; per rung, and per round of swaps, one run of the circuit and one backward pass
+through it on the rung's share of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import pairwise
+from math import ceil
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,8 +54,8 @@ from torch import Tensor
 
 from gradpath.ablation import Ablation, ablation_of, all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects
-from gradpath.evaluation.patched_run import places_in_circuits, prepare
-from gradpath.evaluation.plan import plan_of
+from gradpath.evaluation.patched_run import Prepared, places_in_circuits, prepare
+from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.graph import Graph
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
@@ -54,11 +66,15 @@ from gradpath.sweep import Limits, Places, places_in_prompts, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 START = 0.1  # the share of all edges that the descent starts from
-RUNG = 0.6  # the share of the remaining edges that stay on the next rung
+RUNG = 0.45  # the share of a rung's edges that are left at its lower end
 CAUTION = 1.0
 GROUPS = 200  # sweeps over all effects on a rung; between them edges are taken from the best of the last sweep
 SWAP_ROUNDS = 4
 SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
+WHOLE = 0.02  # circuits of at most this share of all edges are measured on all examples, larger ones on fewer
+FEWEST = 12  # examples that every circuit is measured on, if there are so many
+ROWS = 128  # examples times positions in a batch
+MAX_PREPARED = 3 * 2**27  # bytes of set-ups that are kept; others are made again
 MAX_EFFECTS = 2**27  # kept at once, one for every example and edge: half a gigabyte
 
 
@@ -91,42 +107,55 @@ class CircuitProbe:
 
     model: Transformer
     task: Task
-    pairs: Pairs
+    parts: list[Pairs]  # the examples, each part as many as all before it together
     batch: int
     ablation: Ablation | None
     scores: Scores
+    # The set-up of batches, and the model's metric on them: the same for every circuit.
+    prepared: dict[tuple[int, ...], tuple[Prepared, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits) -> CircuitProbe:
         """A probe on the examples of the task, or on as many as there is memory for."""
         ablation = ablation_of(scores.provenance.ablation, model, task, limits)
-        pairs = all_positions(_that_fit(encode(task, model.tokenizer), start_size(scores)), ablation)
-        pairs = pairs.in_order()
-        return cls(model, task, pairs, limits.batch(model, pairs), ablation, scores)
+        pairs = all_positions(encode(task, model.tokenizer), ablation)
+        pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores))])
+        suffix = int((pairs.last - pairs.first).max()) + 1
+        batch = min(limits.batch(model, pairs), max(1, ROWS // suffix))
+        return cls(model, task, _doubling(pairs), batch, ablation, scores)
 
     def measure(
-        self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"]
+        self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"], share: float = 1.0
     ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
         """Measure the pruned circuit of some edges.
 
         Args:
             edges: The circuit's edges.
             asked: The edges whose effects are wanted.
+            share: The share of the examples to measure on, at least; it is rounded up to whole parts.
 
         Returns:
             The deviations of the examples, and the effects of the edges asked for.
         """
+        plan = plan_of(self.model, circuit_of(self.scores, edges, prune=False))
+        total, measured = sum(map(len, self.parts)), list[tuple[Tensor, Tensor]]()
+        for part in self.parts:
+            measured.append(self._measure_part(part, plan, edges, asked))
+            n_measured = sum(len(deviations) for deviations, _ in measured)
+            if n_measured >= max(share * total, FEWEST):
+                break
+        deviations, effects = zip(*measured, strict=True)
+        return torch.cat(deviations), torch.cat(effects)
+
+    def _measure_part(self, pairs: Pairs, plan: Plan, edges: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
         model, task, metric = self.model, self.task, self.task.metric
-        plan = plan_of(model, circuit_of(self.scores, edges, prune=False))
         # Zeros, so that the sum over ranks puts every example's values in their place.
-        deviations = torch.zeros(len(self.pairs), device="cpu")
-        effects = torch.zeros(len(self.pairs), len(asked), device="cpu")
-        row = {int(example): row for row, example in enumerate(self.pairs.index)}
+        deviations = torch.zeros(len(pairs), device="cpu")
+        effects = torch.zeros(len(pairs), len(asked), device="cpu")
+        row = {int(example): row for row, example in enumerate(pairs.index)}
 
         def measure(batch: Pairs) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
-                prepared = prepare(model, batch.to(model.device), self.ablation)
-                goal = metric(prepared.clean_logits, prepared.batch.labels)
+            prepared, goal = self._prepare(batch)
             value, effect = edge_effects(prepared, plan, metric, asked)
             deviation, effect = (value - goal).float().cpu(), effect.float().cpu()
             rows = [row[int(example)] for example in batch.index]
@@ -136,17 +165,28 @@ class CircuitProbe:
         def places(single: Pairs) -> Places:
             yield from places_in_prompts(model, metric, single)
             with torch.no_grad():
-                prepared = prepare(model, single.to(model.device), self.ablation)
-                yield from places_in_circuits(prepared, [plan], metric)
+                yield from places_in_circuits(self._prepare(single)[0], [plan], metric)
             yield "the gradients in the circuit", measure(single)[1]
 
         def same() -> object:
             return model.identity, edges.numpy().tobytes(), asked.numpy().tobytes()
 
         doing = "the selection of edges"
-        for _ in sweep(measure, self.pairs, self.batch, model=model, task=task, doing=doing, same=same, places=places):
+        for _ in sweep(measure, pairs, self.batch, model=model, task=task, doing=doing, same=same, places=places):
             pass
         return distributed.all_sum(deviations), distributed.all_sum(effects)
+
+    @torch.no_grad()
+    def _prepare(self, batch: Pairs) -> tuple[Prepared, Tensor]:
+        """The set-up of a batch, kept for the next circuit as long as there is room, and the model's metric."""
+        key = tuple(batch.index.tolist())
+        if key in self.prepared:
+            return self.prepared[key]
+        prepared = prepare(self.model, batch.to(self.model.device), self.ablation).for_circuits()
+        done = prepared, self.task.metric(prepared.clean_logits, prepared.batch.labels)
+        if sum(each.n_bytes for each, _ in (*self.prepared.values(), done)) <= MAX_PREPARED:
+            self.prepared[key] = done
+        return done
 
 
 def start_size(scores: Scores) -> int:
@@ -154,12 +194,19 @@ def start_size(scores: Scores) -> int:
     return max(1, round(START * scores.graph.n_edges))
 
 
-def _that_fit(pairs: Pairs, n_edges: int) -> Pairs:
-    """The examples, or of very many some that are spread evenly."""
-    most = max(1, MAX_EFFECTS // n_edges)
-    if len(pairs) <= most:
-        return pairs
-    return pairs.rows(torch.linspace(0, len(pairs) - 1, most, device="cpu").round().long())
+def _shuffled(pairs: Pairs) -> Int[Tensor, " example"]:
+    """The examples in an order that looks random, but depends on nothing but their own tokens."""
+    keys = []
+    for clean, corrupted, last in zip(pairs.clean.cpu(), pairs.corrupted.cpu(), pairs.last.tolist(), strict=True):
+        tokens = torch.cat([clean[: last + 1], corrupted[: last + 1]])
+        keys.append(sha256(tokens.long().numpy().tobytes()).digest())
+    return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), device="cpu")
+
+
+def _doubling(pairs: Pairs) -> list[Pairs]:
+    """The pairs in parts, each as large as all before it together."""
+    ends = [ceil(len(pairs) / 2**halvings) for halvings in (3, 2, 1, 0)]
+    return [pairs.rows(torch.arange(begin, end, device="cpu")) for begin, end in pairwise([0, *ends]) if begin < end]
 
 
 def _descent(probe: CircuitProbe, smallest: int) -> Order:
@@ -168,22 +215,35 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
     The rungs do not depend on ``smallest``, so a circuit does not depend on the other sizes asked for.
     """
     graph = probe.scores.graph
-    ranked = top(probe.scores, graph.n_edges)
-    left = graph.mask_of(ranked[: start_size(probe.scores)])
-    left = pruned(graph, left.view(graph.n_sources, -1)).flatten()
+    ranked, n_start = top(probe.scores, graph.n_edges), start_size(probe.scores)
+    left = _whole(graph, graph.mask_of(ranked[:n_start]))
+    middle = _whole(graph, graph.mask_of(ranked[: round(RUNG**0.5 * n_start)]))
     removed = [ranked[~left[ranked]].flip(0)]  # first removed first
-    while True:
+    drift, foreseen = 0.0, torch.empty(0)
+    while int(left.sum()) > smallest:
         edges = left.nonzero()[:, 0]
-        if len(edges) <= smallest:
-            break
-        n_removed = len(edges) - int(RUNG * len(edges))
-        measured = probe.measure(edges, edges)
-        going = to_remove(*measured, n_removed, Ways(graph, edges).without)
-        going = edges[distributed.broadcast_first(going)]
-        removed.append(going)
-        left[going] = False
+        share = WHOLE * graph.n_edges / len(edges)
+        deviations, effects = probe.measure(middle.nonzero()[:, 0], edges, share)
+        if len(foreseen):
+            drift += float((deviations[: len(foreseen)] - foreseen).mean()) / 2
+        # From the middle, where the circuit was measured, up to the upper end; then down.
+        deviations = deviations + effects[:, ~middle[edges]].sum(1)
+        n_left, n_next = (int(RUNG**power * len(edges)) for power in (1, 1.5))
+        going, foreseen = to_remove(deviations, effects, len(edges) - n_next, Ways(graph, edges).without, drift=drift)
+        going = distributed.broadcast_first(going)
+        middle = left.clone()
+        middle[edges[going]] = False
+        left[edges[going[: len(edges) - n_left]]] = False
+        whole = _whole(graph, left)
+        removed += [edges[going[: len(edges) - n_left]], ranked[(left & ~whole)[ranked]].flip(0)]
+        left, middle = whole, middle & whole
     removed.append(ranked[left[ranked]].flip(0))
     return torch.cat(removed).flip(0)
+
+
+def _whole(graph: Graph, edges: Bool[Tensor, " flat"]) -> Bool[Tensor, " flat"]:
+    """The edges that lie on a way from ``input`` to ``logits``."""
+    return pruned(graph, edges.view(graph.n_sources, -1)).flatten()
 
 
 class Ways:
@@ -227,8 +287,9 @@ def to_remove(
     without: Callable[[int], list[int]],
     *,
     caution: float = CAUTION,
-) -> Int[Tensor, " removed"]:
-    """Which edges to remove from a circuit with these deviations, in order: ``n``, and those that go with the last.
+    drift: float = 0.0,
+) -> tuple[Int[Tensor, " removed"], Float[Tensor, " example"]]:
+    """Choose edges to remove from a circuit.
 
     Args:
         deviations: The deviation of each example.
@@ -237,6 +298,10 @@ def to_remove(
         without: Removes an edge; returns it and the edges that go with it, or nothing if it is gone. What goes
             with an edge acted through it alone, so its effect is a part of that edge's.
         caution: The weight of the edges' own effects.
+        drift: By how much every deviation will change besides, until all ``n`` are removed.
+
+    Returns:
+        The edges in order, ``n`` and those that go with the last of them, and the deviations without them.
     """
     left, effects = deviations.clone(), effects.T.contiguous()  # (edge, example)
     cost, removed = (1 + caution) * effects.square().sum(1), list[int]()
@@ -253,10 +318,10 @@ def to_remove(
                 break
             own_cost[best] = torch.inf
             if gone := without(int(few[best])):
-                left -= own[best]
+                left += drift * len(gone) / n - own[best]
                 removed += gone
                 cost[gone] = torch.inf
-    return torch.tensor(removed, dtype=torch.long, device="cpu")
+    return torch.tensor(removed, dtype=torch.long, device="cpu"), left
 
 
 def _swapped(probe: CircuitProbe, order: Int[Tensor, " before"]) -> Order:

@@ -1,0 +1,99 @@
+"""Benchmarks run: each of them for a moment, on models that are as small as can be. Nothing is timed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+PEERS = {"peers", "peer_auto_circuit"}  # need packages of their own
+NAMES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in PEERS)
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """A function that imports a benchmark by name, with GPT-2 tiny."""
+    monkeypatch.syspath_prepend(FOLDER)
+
+    def tiny(**options):
+        small = {"n_layer": 2, "n_head": 2, "n_embd": 16, "bos_token_id": 0, "eos_token_id": 0}
+        return GPT2Config(**{**small, **{k: v for k, v in options.items() if k == "vocab_size"}})
+
+    def load(name):
+        module = importlib.import_module(name)
+        if hasattr(module, "GPT2Config"):
+            monkeypatch.setattr(module, "GPT2Config", tiny)
+        return module
+
+    threads = torch.get_num_threads()
+    before = set(sys.modules)
+    yield load
+    torch.set_num_threads(threads)
+    for name in set(sys.modules) - before:
+        if name in NAMES:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_finds_everything_that_it_imports(benchmark, name):
+    module = benchmark(name)
+    assert callable(getattr(module, "main", None)) or name == "freeze"
+
+
+@pytest.mark.slow
+def test_costs_are_measured(benchmark, monkeypatch, capsys):
+    cost = benchmark("cost")
+    for name, value in {"TURNS": 1, "MORE": 14, "MORE_TURNS": 1}.items():
+        monkeypatch.setattr(cost, name, value)
+    monkeypatch.setattr(cost.importlib.util, "find_spec", lambda name: None)  # no SmolLM2
+    monkeypatch.setattr(cost, "fastest", lambda contenders, turns=1: {x: (f(), 1.0)[1] for x, f in contenders.items()})
+    cost.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert {"eap-ig (5)", cost.REFINED, cost.REFINED_ALL} <= {line[:24].strip() for line in lines}
+
+
+@pytest.mark.slow
+def test_the_profile_files_all_work(benchmark, monkeypatch, capsys):
+    breakdown = benchmark("breakdown")
+    monkeypatch.setattr(breakdown, "TURNS", 1)
+    breakdown.main()
+    assert "| eap-ig |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_memory_and_growth_are_measured(benchmark):
+    assert benchmark("memory").peak("eap") >= 0
+    growth = benchmark("growth")
+    model = growth.model()
+    for sizes, make in growth.TIMES.values():
+        make(model, sizes[0])()
+    for sizes, work in growth.MEMORY.values():
+        work(model, sizes[0])
+
+
+@pytest.mark.slow
+def test_a_large_model_is_made_and_measured(benchmark, monkeypatch, capsys):
+    large = benchmark("large")
+    for name, value in {"LAYERS": 2, "HEADS": 2, "WIDTH": 16, "VOCAB": 50}.items():
+        monkeypatch.setattr(large, name, value)
+    large.main()
+    assert "refined" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_many_examples_are_run(benchmark, monkeypatch):
+    load = benchmark("load")
+    monkeypatch.setattr(load, "EXAMPLES", 200)
+    monkeypatch.setattr(load, "BATCH", 20)
+    assert set(load.many_examples()) == {"attribute", "evaluate"}
+    load.pairs(3)
+
+
+@pytest.mark.slow
+def test_a_page_is_made_for_the_browser(benchmark):
+    assert benchmark("page").report(30).chosen.edges == 30
