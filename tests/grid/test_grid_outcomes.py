@@ -253,3 +253,15 @@ def test_curve_with_an_ablation_is_that_of_direct_calls_and_shares_no_cell(run, 
         about(row["faithfulness"], evaluate(tiny, circuit, test, mean_over=train).faithfulness)
     assert "Ablation: mean-positional" in (tmp_path / "curve.md").read_text()
     assert len(list((tmp_path / "cells").iterdir())) == 2 * (1 + len(RANDOM))
+
+
+def test_exact_patches_every_edge_if_all_are_asked_for(run, tiny_folder, tiny, tmp_path):
+    asked = ("--tasks", "ioi", "--examples", 2, "--methods", "exact", "--out", tmp_path, "--json")
+    ran = run("reproduce", "exact", "--model", tiny_folder, "--sample", "all", *asked)
+    assert ran.code == 0, ran.err
+    [row] = json.loads(ran.out)["experiments"]["exact"]["rows"]
+    assert row["edges"] == row["edges_total"] == tiny.graph.n_edges
+    assert row["spearman"] == pytest.approx(1)
+    ran = run("reproduce", "exact", "--model", tiny_folder, "--sample", "most", *asked)
+    assert ran.code == 2
+    assert "a number of edges of at least 2, or all: got 'most'" in ran.error

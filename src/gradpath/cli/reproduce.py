@@ -10,6 +10,7 @@ import click
 
 from gradpath.cli import options as opt
 from gradpath.cli.progress import GridBar, Screen, print_result
+from gradpath.errors import UsageError
 from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 
 if TYPE_CHECKING:
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 
 NAMES = "\n".join(f"{name:<13} {about}" for name, about in ABOUT.items())
 SELECTIONS = "top,greedy"
+
+
+def _sample(text: str) -> int:
+    """The number of edges to patch; 0 stands for all of them."""
+    if text == "all":
+        return 0
+    if not text.isdigit() or int(text) < 2:
+        raise UsageError(f"--sample is a number of edges of at least 2, or all: got {text!r}.")
+    return int(text)
 
 
 @click.command(
@@ -42,9 +52,10 @@ SELECTIONS = "top,greedy"
 @click.option("--edge", metavar="EDGE", help="The edge to follow (saturation only).  [the strongest]")
 @click.option(
     "--sample",
-    type=click.IntRange(min=2),
-    default=300,
+    metavar="N|all",
+    default="300",
     show_default=True,
+    callback=lambda _, option, text: _sample(text),
     help="Edges to patch one by one (exact only).",
 )
 @opt.out_option("Write measurements and results to this folder.  [out/reproduce/MODEL]")
