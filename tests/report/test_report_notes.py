@@ -23,6 +23,15 @@ def pick(page: Any, node: str) -> None:
     page.press("#search", "Enter")
 
 
+def until(page: Any, script: str) -> None:
+    """Wait for something that the page does in its own time; its policy forbids Playwright's own way of waiting."""
+    for _ in range(3000):
+        if page.evaluate(script):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never true: {script}")
+
+
 def saved(page: Any, folder: Path) -> Path:
     with page.expect_download() as download:
         page.click("#save-notes")
@@ -101,12 +110,12 @@ def test_a_link_restores_what_was_shown(visit: Visit, make: Maker) -> None:
     page.locator("#hows input[value=greedy]").check(force=True)
     pick(page, "m2")
     page.fill("#note-name", "the last & best = 100%")
-    still(page)
+    until(page, "location.hash.includes('100')")  # it is written when nothing has changed for a moment
     address = page.evaluate("location.href")
     again = visit.open(text)
     again.goto(f"{again.url}#{address.partition('#')[2]}")
     again.reload()
-    assert again.input_value("#count") == "45"
+    until(again, "document.getElementById('count').value === '45'")
     assert edges_shown(again) == select(scores, 45, how="greedy").edges
     assert again.inner_text("#details-title") == "the last & best = 100% (m2)"
     assert again.input_value("#note-name") == "the last & best = 100%"
@@ -133,7 +142,7 @@ def test_notes_can_be_loaded_back_and_those_of_another_model_are_refused(
     file = tmp_path / "notes.json"
     file.write_text(json.dumps(notes.to_json(scores.graph)))
     page.set_input_files("#notes-file", file)
-    page.wait_for_function("document.getElementById('count').value === '30'")
+    until(page, "document.getElementById('count').value === '30'")
     assert page.inner_text("#groups").split("\n") == ["pair (2)", "folded"] or "pair (2)" in page.inner_text("#groups")
     assert page.inner_text("#details-title") == "writer (m1)"
     file.write_text(json.dumps(notes.to_json(Graph(2, 2))))
@@ -146,5 +155,5 @@ def test_notes_can_be_loaded_back_and_those_of_another_model_are_refused(
     ):
         file.write_text(wrong)
         page.set_input_files("#notes-file", file)
-        page.wait_for_function("text => document.getElementById('notes-said').textContent.includes(text)", arg=said)
+        until(page, f"document.getElementById('notes-said').textContent.includes({json.dumps(said)})")
     assert "pair (2)" in page.inner_text("#groups")  # what was there stays
