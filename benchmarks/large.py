@@ -32,7 +32,7 @@ def main() -> None:
     for method in ("eap", "eap-ig", "eap-gp"):
         scores = timed(method, lambda m=method: attribute(model, task, m, memory=parse_bytes(MEMORY)))
         print(f"  in batches of {scores.about['batch_size']}")
-    n = model.graph.n_edges // 100
+    n = max(1, model.graph.n_edges // 100)
     measuring: dict[str, Any] = {"model": model, "task": task, "memory": parse_bytes(MEMORY)}
     for how, more in (("top", {}), ("greedy", {}), ("refined", measuring)):
         circuit = timed(f"select {n:,} edges, {how}", lambda h=how, m=more: select(scores, n, how=h, **m))

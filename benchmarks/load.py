@@ -109,7 +109,9 @@ def pairs(examples: int) -> Task:
         other[at] = (ids[at] + draw.randrange(1, VOCAB)) % VOCAB
         clean.append(" ".join(map(str, ids)))
         corrupted.append(" ".join(map(str, other)))
-    labels = torch.randint(VOCAB, (examples, 2), generator=torch.Generator().manual_seed(SEED))
+    generator = torch.Generator().manual_seed(SEED)
+    right, apart = (torch.randint(low, VOCAB, (examples,), generator=generator) for low in (0, 1))
+    labels = torch.stack([right, (right + apart) % VOCAB], 1)  # the two answers differ
     return Task(clean, corrupted, labels)
 
 

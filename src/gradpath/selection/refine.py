@@ -66,12 +66,12 @@ from gradpath.sweep import Limits, Places, places_in_prompts, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 START = 0.1  # the share of all edges that the descent starts from
-RUNG = 0.45  # the share of a rung's edges that are left at its lower end
+RUNG = 0.6  # the share of a rung's edges that are left at its lower end
 CAUTION = 1.0
 GROUPS = 200  # sweeps over all effects on a rung; between them edges are taken from the best of the last sweep
 SWAP_ROUNDS = 4
 SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
-WHOLE = 0.02  # circuits of at most this share of all edges are measured on all examples, larger ones on fewer
+WHOLE = 0.03  # circuits of at most this share of all edges are measured on all examples, larger ones on fewer
 FEWEST = 12  # examples that every circuit is measured on, if there are so many
 ROWS = 128  # examples times positions in a batch
 MAX_PREPARED = 3 * 2**27  # bytes of set-ups that are kept; others are made again
