@@ -49,9 +49,9 @@ Places = Generator[tuple[str, Tensor], None, None]
 # memory when a path is long.
 RUN_AT_ONCE = 4
 SUM_AT_ONCE = 8
-# Rows of a batch, by default: a CPU's time per row is within 3% of its best from 160 on, and within 5% from 100 on,
-# which is enough with gradients, where a row takes more memory. Other devices need more.
-ROWS = 160
+# Rows of a batch, by default, of circuits and of gradients: a CPU's time per row is within 5% of its best from 100 on,
+# and memory grows with every further one. Other devices need more.
+ROWS = 120
 GRADIENT_ROWS = 100
 ACCELERATOR = 16
 # The most bytes that the expanded writes of one chunk of rows may take.
