@@ -108,7 +108,9 @@ class Verdict:
         failed = [name for name, check in made.items() if not check.passed]
         if not failed:
             return f"passes all {len(made)} tests"
-        return f"fails {' and '.join(failed)}; passes {len(made) - len(failed)} of {len(made)} tests"
+        *some, last = failed
+        names = f"{', '.join(some)} and {last}" if some else last
+        return f"fails {names}; passes {len(made) - len(failed)} of {len(made)} tests"
 
     def to_json(self) -> dict[str, Any]:
         """All numbers as plain values, as ``gradpath test --json`` prints them."""
@@ -329,7 +331,7 @@ def _stability(lab: _Lab, found_on: Task | None, draws: Sequence[Task]) -> Check
     details: dict[str, Any] = {"nodes": nodes}
     if others:
         details["draws"] = _jaccard(circuit, others)
-        about += f"; {details['draws']:.2f} of edges over {len(others)} other draws"
+        about += f"; {details['draws']:.2f} of edges over {len(others)} other draw{'s' * (len(others) > 1)}"
     return Check(bootstrap, chance, bootstrap >= max(SHARED, chance), about, details)
 
 
