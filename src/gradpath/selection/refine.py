@@ -73,7 +73,7 @@ SWAP_ROUNDS = 4
 SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
 WHOLE = 0.03  # circuits of at most this share of all edges are measured on all examples, larger ones on fewer
 FEWEST = 12  # examples that every circuit is measured on, if there are so many
-ROWS = 128  # examples times positions in a batch
+ROWS = 48  # examples times positions in a batch: more are hardly faster, and take more memory
 MAX_PREPARED = 3 * 2**27  # bytes of set-ups that are kept; others are made again
 MAX_EFFECTS = 2**27  # kept at once, one for every example and edge: half a gigabyte
 
