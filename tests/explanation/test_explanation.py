@@ -13,6 +13,7 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.circuit import circuit_by_names
+from gradpath.explanation import roles
 from gradpath.explanation.known_heads import SCORES, known_head_scores
 from gradpath.explanation.measure import measure
 from gradpath.explanation.roles import sentence
@@ -194,3 +195,16 @@ def test_a_node_outside_of_the_circuit_is_refused_by_name():
         explanation["a0.h7"]
     with pytest.raises(gp.GradpathError, match="the circuit is of another model"):
         gp.explain(tiny_model("gpt2"), whole(name_mover().graph), NAMES)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("end", "the last token"),
+        ("subject", "the subject"),
+        ("changed", "the changed words"),  # of a task whose parts have no names
+        ("after changed", "the token after the changed words"),
+    ],
+)
+def test_a_part_of_the_prompt_has_words_that_fit_a_sentence(part, words):
+    assert roles._the(part) == words

@@ -257,6 +257,7 @@ def _writes_phrase(role: Role, names: tuple[str, str], attended: str | None) -> 
 
 
 def _the(part: str) -> str:
+    """A part of the prompt in a sentence; a task without names of its own calls what differs ``changed``."""
     if part.startswith(AFTER):
-        return f"the token after the {part.removeprefix(AFTER)}"
-    return "the last token" if part == END else f"the {part}"
+        return f"the token after {_the(part.removeprefix(AFTER))}"
+    return {END: "the last token", "changed": "the changed words"}.get(part, f"the {part}")
