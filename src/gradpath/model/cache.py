@@ -131,7 +131,7 @@ def _read(folder: Path) -> Loaded:
     file = folder / WEIGHTS
     with file.open("rb") as handle:
         size = os.fstat(handle.fileno()).st_size
-        # A private mapping: whoever writes to a weight changes neither the file nor another process.
+        # A private mapping: writing to a weight changes neither the file nor another process.
         mapped: Any = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
     try:
         facts, tensors = _content(mapped)

@@ -309,7 +309,7 @@ def _device(device: torch.device | str | None) -> torch.device | None:
         return device or local
     try:
         if device.strip() == "meta":
-            raise NotImplementedError("it holds no numbers")
+            raise RuntimeError("it holds no numbers")
         requested = torch.device(int(device)) if device.strip().isdigit() else torch.device(device.strip())
         if local is not None and requested.type == local.type and requested.index is None:
             requested = local

@@ -14,7 +14,7 @@ Programs come at three levels:
 
 ``plain``    as compiled
 ``hidden``   in a wider and deeper model: random heads and MLPs that are active, read everything, and write to
-             further dimensions, which only they and the logits of tokens that are no answers read; the program's
+             extra dimensions, which only they and the logits of tokens that are not answers read; the program's
              layers and heads are at random places; and the stream is rotated at random (a rotation that leaves the
              mean and the coordinates of C alone commutes with LayerNorm)
 ``curved``   as ``hidden``, and some of those heads copy a property s, 0 or 1, of one token into an MLP that adds
@@ -118,7 +118,7 @@ def load_program(name: str) -> Program:
     if name not in program_names():
         raise unknown("compiled program", name, program_names())
     with resources.as_file(_folder() / f"{name}.safetensors") as file, safe_open(str(file), "pt") as stored:
-        weights = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118  (it is no mapping)
+        weights = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118  (it is not a mapping)
         facts = json.loads(stored.metadata()["program"])
     answers = None if facts["answers"] is None else tuple(facts["answers"])
     pairs = tuple((a, b, right, wrong) for a, b, right, wrong in facts["pairs"])

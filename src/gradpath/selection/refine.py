@@ -18,11 +18,11 @@ needed because a_e is a first-order estimate, made on these examples: without it
 others. An edge that lies on no way from ``input`` to ``logits`` any more goes at once. The order in which edges are
 removed is one nested sequence, so the circuits of all sizes come from one descent.
 
-Effects change on the way. So a rung is not measured at its upper end, but in its middle: in the circuit that the rung
-above foresees there. From that circuit the deviations are extrapolated to the upper end, and edges are removed from
-there, past the middle, to the middle of the next rung; those up to the lower end go for good. What is then measured
-differs from what was foreseen, mostly in one direction: many effects that are near zero one by one add up. Half of
-this difference, and half of what was assumed before, is assumed as the drift of the next rung.
+Effects change during the descent. So a rung is measured in its middle, in the circuit that the rung above predicts
+there, and not at its upper end. The deviations are extrapolated from that circuit to the upper end. Edges are then
+removed down to the middle of the next rung; those above the lower end are gone for good. The next measurement differs
+from this prediction, mostly in one direction, because many effects near zero add up. Half of the difference is added
+to the drift that is assumed on the next rung.
 
 Large circuits lose edges that matter little, which few examples show: a circuit is measured on a share of the
 examples that grows as it shrinks (``WHOLE``).
