@@ -17,20 +17,7 @@ from gradpath.cli.saved import open_circuit, saved_options
 @click.command(name="eval")
 @click.argument("circuit_file", type=opt.FILE, metavar="CIRCUIT.json")
 @saved_options("Examples to measure on.")
-def command(
-    circuit_file: Path,
-    task: str | None,
-    metric: str | None,
-    examples: int | None,
-    split: str,
-    ablation: str | None,
-    data: Path | None,
-    batch_size: int | None,
-    memory: str | None,
-    seed: int,
-    as_json: bool,
-    **given: Any,
-) -> None:
+def command(circuit_file: Path, batch_size: int | None, memory: str | None, as_json: bool, **given: Any) -> None:
     """Run a saved circuit with every other edge corrupted and measure what is left.
 
     \b
@@ -40,17 +27,7 @@ def command(
     from gradpath.evaluation.evaluate import evaluate
 
     begin, limits = time.monotonic(), opt.limits_of(batch_size, memory)
-    saved = open_circuit(
-        circuit_file,
-        given,
-        task=task,
-        data=data,
-        metric=metric,
-        examples=examples,
-        seed=seed,
-        split=split,
-        ablation=ablation,
-    )
+    saved = open_circuit(circuit_file, given)
     with Screen().counting("measuring the circuit", len(saved.task)) as progress:
         result = evaluate(
             saved.model,
@@ -72,8 +49,8 @@ def command(
         "steps": about.get("steps"),
         "ablation": saved.ablation,
         "metric": saved.task.about["metric"],
-        "seed": seed,
-        "split": split,
+        "seed": saved.options.seed,
+        "split": saved.options.split,
         "examples": len(saved.task),
         **numbers_of(saved.circuit.graph, result, max(1, len(saved.circuit.spans))),
         "seconds": round(time.monotonic() - begin, 2),

@@ -26,19 +26,7 @@ _COLUMNS = ("node", "effect", "direct", "attends", "reads most from", "adds to t
 @click.option("--top", type=click.IntRange(min=1), default=25, show_default=True, help="Nodes to show in the table.")
 @saved_options("Examples to look at.")
 def command(
-    circuit_file: Path,
-    top: int,
-    task: str | None,
-    metric: str | None,
-    examples: int | None,
-    split: str,
-    ablation: str | None,
-    data: Path | None,
-    batch_size: int,
-    memory: str | None,
-    seed: int,
-    as_json: bool,
-    **given: Any,
+    circuit_file: Path, top: int, batch_size: int | None, memory: str | None, as_json: bool, **given: Any
 ) -> None:
     """Say what each node of a saved circuit reads, where it attends and what it writes.
 
@@ -49,17 +37,7 @@ def command(
     from gradpath.explanation import explain
 
     begin, limits = time.monotonic(), opt.limits_of(batch_size, memory)
-    saved = open_circuit(
-        circuit_file,
-        given,
-        task=task,
-        data=data,
-        metric=metric,
-        examples=examples,
-        seed=seed,
-        split=split,
-        ablation=ablation,
-    )
+    saved = open_circuit(circuit_file, given)
     with Screen().counting("looking at the nodes", len(saved.task)) as progress:
         explanation = explain(
             saved.model,
@@ -74,7 +52,12 @@ def command(
     if not as_json:
         print_result(_text(explanation, circuit_file, top))
         return
-    facts = {"version": __version__, "circuit_file": str(circuit_file), "seed": seed, "split": split}
+    facts = {
+        "version": __version__,
+        "circuit_file": str(circuit_file),
+        "seed": saved.options.seed,
+        "split": saved.options.split,
+    }
     facts |= {"ablation": saved.ablation, "seconds": round(time.monotonic() - begin, 2)}
     print_result(json.dumps({**facts, **explanation.to_json()}, indent=1))
 

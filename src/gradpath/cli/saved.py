@@ -44,6 +44,19 @@ def saved_options(examples: str) -> opt.Decorator[Any]:
 
 
 @dataclass(frozen=True)
+class ExampleOptions:
+    """Which examples to run a saved circuit on, and what edges outside of it carry."""
+
+    task: str | None
+    data: Path | None
+    metric: str | None
+    examples: int | None
+    seed: int
+    split: str
+    ablation: str | None
+
+
+@dataclass(frozen=True)
 class SavedCircuit:
     """A circuit from a file, its model, the examples, and what edges outside of it carry."""
 
@@ -53,27 +66,24 @@ class SavedCircuit:
     ablation: str
     mean_over: Task | None
     draw: Callable[[str, int], Task]  # examples of a split, drawn by another seed
+    options: ExampleOptions
 
 
-def open_circuit(
-    file: Path,
-    given: dict[str, Any],
-    *,
-    task: str | None,
-    data: Path | None,
-    metric: str | None,
-    examples: int | None,
-    seed: int,
-    split: str,
-    ablation: str | None,
-) -> SavedCircuit:
-    """Load a circuit, its model and examples; what is not given is as the circuit was found."""
+def open_circuit(file: Path, given: dict[str, Any]) -> SavedCircuit:
+    """Load a circuit, its model and examples; what is not given is as the circuit was found.
+
+    Args:
+        file: The circuit.
+        given: What click gave for ``saved_options``.
+    """
     from gradpath.circuit import load_circuit
     from gradpath.evaluation.plan import check_same_graph
     from gradpath.pipeline import notices
     from gradpath.tasks import load_task
     from gradpath.tasks.load import check_task
 
+    chosen = opt.pick(ExampleOptions, given)
+    data, seed, split = chosen.data, chosen.seed, chosen.split
     circuit = load_circuit(file)
     about, made = circuit.about, circuit.provenance
     loading = opt.pick(opt.ModelOptions, given)
@@ -82,14 +92,14 @@ def open_circuit(
         # A circuit that was found with a BOS token is measured with one, unless told otherwise.
         bos = about.get("bos") if loading.bos is None else loading.bos
         loading = replace(loading, model=_recorded(opt.recorded_model(made), "model", file), bos=bos)
-    metric = _metric(circuit, metric, file, own_task=task is None)
-    task = task or (None if data else _task(circuit, file))
+    metric = _metric(circuit, chosen.metric, file, own_task=chosen.task is None)
+    task = chosen.task or (None if data else _task(circuit, file))
     check_task(task, data)
     model = loading.load()
     check_same_graph(model, circuit)
     if own_model and about.get("dtype") == str(model.dtype).removeprefix("torch."):
         _check_weights(model, about.get("weights"), file)
-    n = opt.examples_or_default(examples, data)
+    n = opt.examples_or_default(chosen.examples, data)
 
     def draw(split: str, seed: int) -> Task:
         return load_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
@@ -98,12 +108,12 @@ def open_circuit(
     if data is not None:
         for line in notices(pairs, pairs):
             Screen().note(line)
-    ablation, mean_over = ablation or made.ablation, None
+    ablation, mean_over = chosen.ablation or made.ablation, None
     if ablation.startswith("mean"):
         # Over the examples that the circuit was found on, or as many of another task.
         drawn = {"n": about.get("examples", n), "seed": about.get("data", {}).get("seed", seed)}
         mean_over = load_task(task, model, split="train", data=data, **drawn)
-    return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw)
+    return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, chosen)
 
 
 def _task(circuit: Circuit, file: Path) -> str:

@@ -50,7 +50,7 @@ def _patterns(circuit_file: Path, heads: tuple[str, ...]) -> Attention:
     from gradpath.model.tokenizer import prompt_ids
 
     drawn: Any = {"task": None, "data": None, "metric": None, "examples": 1, "seed": 0, "split": "test"}
-    saved = open_circuit(circuit_file, {"model": None}, **drawn, ablation=None)
+    saved = open_circuit(circuit_file, {"model": None, **drawn, "ablation": None})
     model, prompt = saved.model, saved.task.clean[:1]
     tokens = [token_text(model, token) for token in prompt_ids(prompt, model.tokenizer)[0]]
     return {head: (model.attention(prompt, head)[0], tokens) for head in heads}

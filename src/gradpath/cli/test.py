@@ -17,20 +17,7 @@ from gradpath.cli.saved import open_circuit, saved_options
 @click.command(name="test")
 @click.argument("circuit_file", type=opt.FILE, metavar="CIRCUIT.json")
 @saved_options("Examples to test on.")
-def command(
-    circuit_file: Path,
-    task: str | None,
-    metric: str | None,
-    examples: int | None,
-    split: str,
-    ablation: str | None,
-    data: Path | None,
-    batch_size: int | None,
-    memory: str | None,
-    seed: int,
-    as_json: bool,
-    **given: Any,
-) -> None:
+def command(circuit_file: Path, batch_size: int | None, memory: str | None, as_json: bool, **given: Any) -> None:
     """Test a saved circuit: is it better than chance, equivalent to the model, necessary, minimal, stable?
 
     \b
@@ -40,17 +27,8 @@ def command(
     from gradpath.verdict import test
 
     limits = opt.limits_of(batch_size, memory)
-    saved = open_circuit(
-        circuit_file,
-        given,
-        task=task,
-        data=data,
-        metric=metric,
-        examples=examples,
-        seed=seed,
-        split=split,
-        ablation=ablation,
-    )
+    saved = open_circuit(circuit_file, given)
+    data, seed = saved.options.data, saved.options.seed
     circuit = replace(saved.circuit, about={**saved.circuit.about, "ablation": saved.ablation})
     with Screen().waiting(f"testing {len(circuit):,} edges on {len(saved.task)} examples"):
         verdict = test(
@@ -63,5 +41,10 @@ def command(
             batch_size=limits.batch_size,
             memory=limits.memory,
         )
-    summary = {"circuit_file": str(circuit_file), "seed": seed, "split": split, **verdict.to_json()}
+    summary = {
+        "circuit_file": str(circuit_file),
+        "seed": saved.options.seed,
+        "split": saved.options.split,
+        **verdict.to_json(),
+    }
     print_result(json.dumps(summary, indent=1) if as_json else f"{circuit_file}:\n{verdict!r}")
