@@ -12,7 +12,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.result import Result
-from gradpath.pipeline import Found
+from gradpath.pipeline.found import Found
 from gradpath.scores import Scores
 from gradpath.selection import select
 from gradpath.tasks.task import Task

@@ -13,7 +13,8 @@ import gradpath as gp
 from gradpath import cli
 from gradpath.errors import InputError
 from gradpath.paper.compiled import load_compiled
-from gradpath.verdict import NAMES, holm, sign_flip_p, sign_test
+from gradpath.verdict.result import NAMES
+from gradpath.verdict.statistics import holm, sign_flip_p, sign_test
 
 load = cache(load_compiled)
 

@@ -18,15 +18,15 @@ TYPED = ("--task", "ioi", "--examples", "4", "--edges", "40", "--how", "top")
 @pytest.fixture
 def computed(monkeypatch) -> list[str]:
     """The attributions that were run."""
-    from gradpath import pipeline
+    from gradpath.pipeline import run
 
-    runs, attribute = list[str](), pipeline.attribute
+    runs, attribute = list[str](), run.attribute
 
     def counted(model, task, method, **options):
         runs.append(method)
         return attribute(model, task, method, **options)
 
-    monkeypatch.setattr(pipeline, "attribute", counted)
+    monkeypatch.setattr(run, "attribute", counted)
     return runs
 
 

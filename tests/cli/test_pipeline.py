@@ -12,9 +12,10 @@ import torch
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath import defaults, pipeline
+from gradpath import defaults
 from gradpath.errors import UsageError
-from gradpath.pipeline import FindRequest, Found
+from gradpath.pipeline.found import Found
+from gradpath.pipeline.request import FindRequest
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,8 @@ def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(mod
 
 @pytest.mark.parametrize("how", ["refined", "top", "balanced"])
 def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_path, how, monkeypatch):
-    monkeypatch.setattr(pipeline, "READABLE", 25)
+    for where in ("found", "run"):
+        monkeypatch.setattr(f"gradpath.pipeline.{where}.READABLE", 25)
     found = gp.find(model, "ioi", edges=30, how=how, examples=4)
     sizes = [result.edges_asked for result in found.curve]
     assert sizes == ([16, 20, 25] if how == "balanced" else [1, 2, 3, 4, 6, 7, 9, 11, 13, 16, 20, 25])

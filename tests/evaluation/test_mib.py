@@ -11,7 +11,7 @@ from gradpath.errors import UsageError
 from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.graph import Graph
-from gradpath.pipeline import measure_mib
+from gradpath.pipeline.mib import measure_mib
 from gradpath.selection import select
 
 TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])

@@ -50,7 +50,7 @@ def command(
     from gradpath.grid.runner import Experiment, Written, reproduce
     from gradpath.grid.store import Store
     from gradpath.paper.published import published
-    from gradpath.pipeline import notices
+    from gradpath.pipeline.notices import notices
     from gradpath.runtime.files import lock_folder
 
     loading = opt.pick(opt.ModelOptions, given)
@@ -105,7 +105,7 @@ def _text(written: Written, out: Path | None) -> str:
 def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
     """Write ``report.html``: all methods side by side, opened on the last circuit of the first of them."""
     from gradpath.evaluation.mib import Areas
-    from gradpath.pipeline import READABLE
+    from gradpath.pipeline.found import READABLE
     from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
     from gradpath.report.data import IN_PAGE, SAVED
     from gradpath.report.payload import LIMIT

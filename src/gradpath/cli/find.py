@@ -15,7 +15,7 @@ from gradpath.cli.progress import Screen, lines_of, numbers_of, print_result
 from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
-    from gradpath.pipeline import Found
+    from gradpath.pipeline.found import Found
 
 
 @click.command(name="find")
@@ -79,7 +79,8 @@ def command(
     begin = time.monotonic()
     opt.check_folder(out)
     from gradpath.cli.kept import Entry
-    from gradpath.pipeline import FindRequest, load_examples, run_find
+    from gradpath.pipeline.request import FindRequest
+    from gradpath.pipeline.run import load_examples, run_find
     from gradpath.runtime.files import lock_folder
 
     loading = opt.pick(opt.ModelOptions, given)

@@ -24,7 +24,8 @@ from gradpath.errors import GradpathError, InputError, reason, warn
 from gradpath.grid.bench import task_digest
 from gradpath.model.packaged import cache_folder
 from gradpath.model.transformer import Transformer
-from gradpath.pipeline import FindRequest, Found
+from gradpath.pipeline.found import Found
+from gradpath.pipeline.request import FindRequest
 from gradpath.registry import loaded_plugins, owner_of
 from gradpath.report.plots import POSITION_FILES
 from gradpath.runtime import distributed

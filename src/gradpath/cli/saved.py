@@ -78,7 +78,7 @@ def open_circuit(file: Path, given: dict[str, Any]) -> SavedCircuit:
     """
     from gradpath.circuit import load_circuit
     from gradpath.evaluation.plan import check_same_graph
-    from gradpath.pipeline import notices
+    from gradpath.pipeline.notices import notices
     from gradpath.tasks import load_task
     from gradpath.tasks.load import check_task
 

@@ -1,0 +1,1 @@
+"""From prompts to a measured circuit: the rooms below, put together."""

@@ -1,0 +1,155 @@
+"""Everything that one ``find`` computed, and how it is printed, saved and reported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradpath import defaults
+from gradpath.circuit import Circuit
+from gradpath.errors import InputError, UsageError
+from gradpath.evaluation.result import Result
+from gradpath.explanation.examples import Inside, look_inside
+from gradpath.model.transformer import Transformer
+from gradpath.report.data import IN_PAGE, SAVED, SHOWN, Chosen, CurvePoint, MethodRun, Report, evidence, spread_examples
+from gradpath.report.page import write
+from gradpath.report.plots import POSITION_FILES, write_spans
+from gradpath.runtime.files import write_together
+from gradpath.scores import Scores
+from gradpath.selection import NestedOrder
+from gradpath.sweep import Limits
+from gradpath.tasks.task import Task
+
+READABLE = 200  # the most edges that a person can follow in a drawing: a report opens on no more
+
+
+@dataclass(frozen=True, repr=False)
+class Found:
+    """Everything that one ``find`` computed.
+
+    Args:
+        model: The model.
+        attributed: The examples that were attributed.
+        measured: The examples that the circuit was measured on.
+        scores: The scores of all edges.
+        circuit: The circuit.
+        result: The circuit's result on the measured examples.
+        curve: The results of circuits of other sizes, by size.
+        order: The order of edges that all of these circuits are beginnings of, if the selection is nested:
+            ``found.order.circuit(n)`` is a circuit of another size.
+        top: The results of the circuits of ``top`` of these sizes, to compare with.
+        limits: How much may be computed at once, for the report too.
+    """
+
+    model: Transformer
+    attributed: Task
+    measured: Task
+    scores: Scores
+    circuit: Circuit
+    result: Result
+    curve: list[Result]
+    order: NestedOrder | None = None
+    top: list[Result] = field(default_factory=list)
+    limits: Limits = Limits()
+
+    def __repr__(self) -> str:
+        return f"<Found: {self.circuit!r}, {self.result!r}>"
+
+    def __str__(self) -> str:
+        same = self.measured is self.attributed
+        measured = "the same" if same else f"{len(self.measured):,} held-out ones"
+        return "\n".join(
+            [
+                f"Found: {self.circuit.provenance}",
+                *(f"  {line}" for line in str(self.result).splitlines()[:-1]),
+                f"  examples      {len(self.attributed):,} to attribute, {measured} to measure",
+                '  next          .report("report.html"), .save("folder"), .scores, .circuit, .result, .curve',
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        return self.circuit._repr_html_() + self.result._repr_html_()
+
+    @property
+    def edges_by_span(self) -> dict[str, int]:
+        """How many edges the circuit has at each span of a prompt, if it has spans."""
+        if self.circuit.span is None:
+            return {}
+        counts = self.circuit.span.bincount(minlength=len(self.circuit.spans)).tolist()
+        return dict(zip(self.circuit.spans, counts, strict=True))
+
+    def report(self, file: str | Path, *, command: str = "", seconds: float | None = None) -> None:
+        """Write the interactive report.
+
+        Args:
+            file: The HTML file to write.
+            command: The command that makes the report again, to show in it.
+            seconds: How long it took, to show in it.
+        """
+        about, how = self.scores.about, self.circuit.provenance.how
+        points = [CurvePoint.of(how, result) for result in [*self.curve, self.result]]
+        points += [CurvePoint.of(defaults.RANKING, result) for result in self.top]
+        run, chosen = self._shown(how)
+        facts: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
+        facts |= {
+            "examples measured": len(self.measured),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": importlib.metadata.version("transformers"),
+        }
+        report = Report(
+            title=f"{about['task']} in {about['model']}",
+            model=about["model"],
+            task=about["task"],
+            runs=[replace(run, curve=points)],
+            chosen=chosen,
+            examples=evidence(self.measured, self.result, self.model.tokenizer),
+            inside=self._inside(),
+            command=command,
+            about=facts,
+        )
+        write(report, Path(file))
+
+    def _shown(self, how: str) -> tuple[MethodRun, Chosen]:
+        """How the page gets the circuits: it selects them itself, or has their order, or only the one found."""
+        asked = self.circuit.asked
+        if self.circuit.spans or (how not in IN_PAGE and self.order is None):
+            circuit = self.circuit.anywhere()  # edges at spans are drawn once
+            return MethodRun(self.scores, circuit=circuit), Chosen(len(circuit), SAVED)
+        sizes = [result.edges_asked for result in [*self.curve, self.result]]
+        opens = asked if asked <= READABLE else max((n for n in sizes if n <= READABLE), default=asked)
+        if how in IN_PAGE:
+            return MethodRun(self.scores), Chosen(asked, how, opens=opens)
+        assert self.order is not None
+        whole = self.order.circuit(max(sizes), prune=False)
+        return MethodRun(self.scores, circuit=whole, smallest=self.order.smallest), Chosen(asked, SAVED, opens=opens)
+
+    def _inside(self) -> Inside | None:
+        """What the circuit does on the examples that the report shows."""
+        shown = self.measured.take(spread_examples(self.result, SHOWN))
+        try:
+            return look_inside(self.model, self.circuit, shown, limits=self.limits, mean_over=self.attributed)
+        except (InputError, UsageError):
+            return None  # a metric without a gradient, or a model on several devices: the report has all else
+
+    def save(self, folder: str | Path, *, command: str = "", seconds: float | None = None) -> None:
+        """Write the scores, the circuit and the report (or the figure of positions): all of them, or none.
+
+        Args:
+            folder: The folder to write to.
+            command: The command that makes the report again, to show in it.
+            seconds: How long it took, to show in it.
+        """
+        # A report of an earlier run would not belong to these scores.
+        with write_together(Path(folder), instead_of=("report.html", *POSITION_FILES)) as draft:
+            self.scores.save(draft / "scores.safetensors")
+            self.circuit.save(draft / "circuit.json")
+            if self.circuit.spans:
+                write_spans(self.circuit, draft)
+            else:
+                self.report(draft / "report.html", command=command, seconds=seconds)

@@ -1,0 +1,110 @@
+"""What a user can ask ``find`` for, and which requests make no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradpath import defaults
+from gradpath.ablation import ABLATIONS
+from gradpath.attribution.methods import find_method
+from gradpath.errors import UsageError, unknown, whole_number
+from gradpath.selection import edge_count, find_selection
+from gradpath.selection.faithful import check_share
+from gradpath.sweep import Limits
+from gradpath.tasks.load import check_draw, check_task
+from gradpath.tasks.metrics import Metric, find_metric, kl_divergence
+from gradpath.tasks.spans import BY
+
+SPLITS = ("held-out", "same", "all")
+# Methods that take the gradient at the clean prompt alone, where that of kl is zero.
+_AT_CLEAN = ("eap", "nap", "relp", "atp-star")
+
+
+@dataclass(frozen=True)
+class FindRequest:
+    """The options of ``find``; wrong ones are refused before a model is loaded. See ``find``."""
+
+    task: str | None = None
+    data: Any = None
+    method: str = defaults.METHOD
+    steps: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    faithfulness: float | None = None
+    edges: int | None = None
+    sparsity: float | None = None
+    nodes: int | None = None
+    how: str | None = None
+    positions: str | None = None
+    metric: str | Metric | None = None
+    examples: int | None = None
+    split: str = SPLITS[0]
+    ablation: str = defaults.ABLATION
+    limits: Limits = Limits()
+    seed: int = defaults.SEED
+
+    def __post_init__(self) -> None:
+        method = find_method(self.method)
+        steps = {} if self.steps is None or "steps" not in method.defaults else {"steps": self.steps}
+        method.options({**self.options, **steps})
+        check_task(self.task_name, self.data)
+        if self.metric is not None and find_metric(self.metric) is kl_divergence and self.method in _AT_CLEAN:
+            raise UsageError(
+                f"kl has no gradient at the clean prompt, where {self.method} takes it: all scores would be zero. "
+                "Use a method with a path, such as eap-ig, or another metric."
+            )
+        check_draw(self.examples, self.seed, "train")
+        sizes = {name: getattr(self, name) for name in ("faithfulness", "edges", "sparsity", "nodes")}
+        given = [name for name, value in sizes.items() if value is not None]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} both set the size of the circuit: give one of them.")
+        if self.faithfulness is not None:
+            check_share(self.faithfulness)
+        for name in ("edges", "nodes"):
+            if sizes[name] is not None:
+                whole_number(f"the number of {name}", sizes[name])
+        if self.sparsity is not None and not 0 <= self.sparsity < 1:
+            raise UsageError(
+                f"the sparsity is the share of edges left out, from 0 up to but not including 1: got {self.sparsity}."
+            )
+        for what, value, known in (
+            ("ablation", self.ablation, ABLATIONS),
+            ("split", self.split, SPLITS),
+            ("way to split positions", self.positions or BY[0], BY),
+        ):
+            if value not in known:
+                raise unknown(what, value, known)
+        selection, _ = find_selection(self.selection, spans=self.positions is not None)
+        if not selection.sized and given:
+            raise UsageError(f"{selection.name} decides itself how many edges it keeps: leave {given[0]} out.")
+        if self.faithfulness is not None and not selection.nested:
+            raise UsageError(
+                f"faithfulness searches the circuits of one order, and those of how={self.how} are not parts of each "
+                "other: give edges or sparsity instead, or another selection."
+            )
+        if self.nodes is not None and self.positions is not None:
+            raise UsageError("nodes and positions cannot be combined: give edges or sparsity instead of nodes.")
+        if self.nodes is not None and self.how is not None:
+            raise UsageError(f"how={self.how} selects edges, and nodes selects nodes: leave one of them out.")
+
+    @property
+    def selection(self) -> str:
+        return self.how or (defaults.SELECTION if self.positions is None else defaults.RANKING)
+
+    @property
+    def task_name(self) -> str | None:
+        return self.task or (None if self.data is not None else defaults.TASK)
+
+    @property
+    def share(self) -> float | None:
+        """The share of the behaviour to keep, if that sets the size of the circuit."""
+        if (self.edges, self.sparsity, self.nodes, self.positions) != (None,) * 4:
+            return self.faithfulness
+        nested = find_selection(self.selection)[0].nested
+        return self.faithfulness or (defaults.FAITHFULNESS if nested else None)
+
+    def edge_count(self, n_edges: int) -> int:
+        """The number of edges to select, out of ``n_edges``."""
+        sparsity = defaults.SPARSITY if self.edges is None and self.sparsity is None else self.sparsity
+        return edge_count(n_edges, self.edges, sparsity)

@@ -1,0 +1,237 @@
+"""The whole way from prompts to a measured circuit: what ``gradpath find`` and ``gp.find`` do.
+
+1. Load the task: examples to attribute, and others to measure on.
+2. Attribute: score every edge.
+3. Select a circuit, and circuits of other sizes for the report's curve.
+4. Evaluate all of them on the held-out examples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradpath import defaults
+from gradpath.attribution.attribute import attribute
+from gradpath.attribution.attribute import phase_of as attribution_phase
+from gradpath.attribution.methods import find_method
+from gradpath.circuit import Circuit
+from gradpath.errors import check_type
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.evaluate import phase_of as evaluation_phase
+from gradpath.model.transformer import Transformer
+from gradpath.pipeline.found import READABLE, Found
+from gradpath.pipeline.notices import Plain, Reporter, notices
+from gradpath.pipeline.request import SPLITS, FindRequest
+from gradpath.runtime.progress import Phase
+from gradpath.scores import Scores
+from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes
+from gradpath.selection.faithful import log_spaced, smallest_faithful
+from gradpath.sweep import Limits, units
+from gradpath.tasks.load import load_task
+from gradpath.tasks.metrics import Metric
+from gradpath.tasks.task import Task
+
+# The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to a share of all.
+SMALLEST, LARGEST, SIZES = 20, 0.1, 16
+SELECTING = 12.0  # forward passes that a selection which measures takes, for the progress bar: measured on SmolLM2
+
+
+def find(
+    model: Transformer,
+    task: str | None = None,
+    *,
+    data: Any = None,
+    method: str = defaults.METHOD,
+    steps: int | None = None,
+    faithfulness: float | None = None,
+    edges: int | None = None,
+    sparsity: float | None = None,
+    nodes: int | None = None,
+    how: str | None = None,
+    positions: str | None = None,
+    metric: str | Metric | None = None,
+    examples: int | None = None,
+    split: str = SPLITS[0],
+    ablation: str = defaults.ABLATION,
+    batch_size: int | None = None,
+    memory: int | None = None,
+    seed: int = defaults.SEED,
+    curve: bool = True,
+    progress: bool = False,
+    **options: Any,
+) -> Found:
+    """Find a circuit and measure it: what ``gradpath find`` does.
+
+    Args:
+        model: The model.
+        task: A built-in task (``gradpath ls tasks``); by default ``ioi``, if there is no ``data``.
+        data: Your own pairs: a CSV or JSONL file, a Hugging Face dataset, or rows as dictionaries.
+        method: The method (``gradpath ls methods``); by default ``eap-ig``.
+        steps: The number of points of the method's path; by default the method's own.
+        faithfulness: The share of the behaviour to keep: the smallest circuit that does so on the attributed examples;
+            by default 0.85, if no other size is given.
+        edges: The number of edges of the circuit, instead.
+        sparsity: The share of edges to leave out, instead. With ``positions``, and for selections that are not nested,
+            it is the default: 0.975.
+        nodes: The number of heads and MLPs, instead: the circuit has all edges among them.
+        how: The selection (``gradpath ls selections``); by default ``refined``, with ``positions`` ``top``.
+        positions: ``span`` or ``token`` to select edges at parts of the prompt.
+        metric: The metric (``gradpath ls metrics``), ``FILE.py:function`` or a function; by default the task's own.
+        examples: The number of examples to attribute, and to measure on; by default 100, or all of your own data, half
+            to attribute and half to measure on.
+        split: ``held-out`` to measure on other examples than were attributed (the default), ``same`` to measure on the
+            attributed ones, or ``all`` to attribute and measure both halves.
+        ablation: What edges outside of the circuit carry: ``corrupted`` (the default), ``zero``, ``mean`` or
+            ``mean-positional``.
+        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
+        seed: Chooses the examples; by default 0.
+        curve: Whether to measure circuits of other sizes, too, for the report.
+        progress: Whether to show a progress bar.
+        **options: Other options of the method.
+
+    Returns:
+        The scores, the circuit and its result, and how to save them.
+    """
+    check_type("the model", model, Transformer)
+    request = FindRequest(
+        task=task,
+        data=data,
+        method=method,
+        steps=steps,
+        options=options,
+        faithfulness=faithfulness,
+        edges=edges,
+        sparsity=sparsity,
+        nodes=nodes,
+        how=how,
+        positions=positions,
+        metric=metric,
+        examples=examples,
+        split=split,
+        ablation=ablation,
+        limits=Limits(batch_size, memory),
+        seed=seed,
+    )
+    return run_find(model, request, curve=curve, reporter=Plain(progress))
+
+
+def run_find(
+    model: Transformer,
+    request: FindRequest,
+    *,
+    curve: bool,
+    reporter: Reporter | None = None,
+    examples: tuple[Task, Task] | None = None,
+) -> Found:
+    """Attribute some examples of a task, select a circuit, and measure it on others; ``load_examples`` gives both."""
+    reporter, limits = reporter or Plain(), request.limits
+    to_attribute, to_measure = examples or load_examples(model, request, reporter)
+    phases = _phases(model, request, to_attribute, to_measure, curve)
+    with reporter.job(sum(phase.total for phase in phases.values())) as job:
+        with job.phase(phases["score"]):
+            scores = attribute(
+                model,
+                to_attribute,
+                request.method,
+                steps=request.steps,
+                positions=request.positions,
+                batch_size=limits.batch_size,
+                memory=limits.memory,
+                ablation=request.ablation,
+                **request.options,
+            )
+        if limits.memory is not None:
+            reporter.note(f"batches of {scores.about['batch_size']} examples fit into the memory budget")
+        with job.phase(phases["select"]):
+            circuit, others, order = _circuits(model, request, scores, to_attribute, curve)
+        compared = others and request.nodes is None and request.selection != defaults.RANKING
+        top = select_many(scores, [one.asked for one in (*others, circuit)]) if compared else []
+        with job.phase(phases["measure"]):
+            # The circuits record how they were found, so they are measured with the same ablation.
+            results = evaluate(
+                model,
+                [circuit, *others, *top],
+                to_measure,
+                batch_size=limits.batch_size,
+                memory=limits.memory,
+                mean_over=to_attribute,
+            )
+    result, split = results[0], 1 + len(others)
+    rest = {"curve": results[1:split], "top": results[split:]}
+    return Found(model, to_attribute, to_measure, scores, circuit, result, order=order, limits=limits, **rest)
+
+
+def _phases(
+    model: Transformer, request: FindRequest, to_attribute: Task, to_measure: Task, curve: bool
+) -> dict[str, Phase]:
+    """What is going to be done, and how much work it is."""
+    method, options = find_method(request.method), dict(request.options)
+    if request.steps is not None and "steps" in method.defaults:
+        options["steps"] = request.steps
+    score = attribution_phase(model, to_attribute, method, method.options(options))
+    how, share = request.selection, request.share
+    measures = find_selection(how)[0].measures and request.nodes is None
+    # A search measures a dozen small circuits, after two set-ups.
+    passes = (SELECTING if measures else 0.0) + (0.0 if share is None else 7.0)
+    what = f"selecting edges ({how})" + ("" if share is None else f" that keep {share:.0%}")
+    select = Phase(what, units(model, to_attribute, passes) if passes else 0.0)
+    n_circuits = 1 + (2 * SIZES if curve and request.positions is None else 0)
+    return {"score": score, "select": select, "measure": evaluation_phase(model, to_measure, n_circuits)}
+
+
+def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:
+    """The examples to attribute and those to measure on."""
+
+    def examples(split: str) -> Task:
+        return load_task(
+            request.task_name,
+            model,
+            n="auto" if request.examples is None else request.examples,
+            seed=request.seed,
+            split=split,
+            data=request.data,
+            metric=request.metric,
+        )
+
+    to_attribute = to_measure = examples("all" if request.split == "all" else "train")
+    if request.split == SPLITS[0] and to_attribute.about.get("held_out", True):
+        to_measure = examples("test")
+    for line in notices(to_attribute, to_measure):
+        reporter.note(line)
+    return to_attribute, to_measure
+
+
+def _circuits(
+    model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool
+) -> tuple[Circuit, list[Circuit], NestedOrder | None]:
+    """The requested circuit, those of other sizes for the curve, and their order, if there is one."""
+    limits, curve = request.limits, curve and scores.by_span is None
+    if request.nodes is not None:
+        counts = _node_counts(model.graph.n_sources, request.nodes) if curve else []
+        return select_nodes(scores, request.nodes), [select_nodes(scores, n) for n in counts], None
+    how = request.selection
+    sizes = _curve_sizes(model.graph.n_edges) if curve and find_selection(how)[0].sized else []
+    share = request.share
+    n = None if share is not None else request.edge_count(scores.n_edges)
+    if n is not None and not find_selection(how)[0].nested:
+        sizes = [size for size in sizes if size >= n // 2]  # each takes a selection of its own
+        circuit, *others = select_many(scores, [n, *sizes], how=how, model=model, task=task, limits=limits)
+        return circuit, others, None
+    smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
+    order = nested_order(scores, how=how, smallest=smallest, model=model, task=task, limits=limits)
+    if n is None:
+        assert share is not None
+        n = smallest_faithful(model, task, order, share, limits)
+    return order.circuit(n), [order.circuit(size) for size in sizes if size != n], order
+
+
+def _curve_sizes(n_edges: int) -> list[int]:
+    """Numbers of edges to measure in addition to n; of a small model almost all."""
+    largest = max(round(LARGEST * n_edges), min(n_edges, READABLE))
+    return log_spaced(min(SMALLEST, max(1, largest // 50)), largest, SIZES)
+
+
+def _node_counts(n_sources: int, n: int) -> list[int]:
+    """Numbers of nodes to measure in addition to n: each 1.5 times the one before."""
+    return [k for k in (round(1.5**i) for i in range(2, 40)) if k < n_sources and k != n][-12:]

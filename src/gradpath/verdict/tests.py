@@ -1,0 +1,189 @@
+"""The six tests, in the order in which a verdict lists them; the room's docstring defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from gradpath.ablation import CORRUPTED
+from gradpath.attribution.attribute import attribute
+from gradpath.attribution.methods import METHODS
+from gradpath.circuit import Circuit
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.result import Result
+from gradpath.model.transformer import Transformer
+from gradpath.selection import SELECTIONS, find_selection, select
+from gradpath.sweep import Limits
+from gradpath.tasks.task import Task
+from gradpath.verdict.result import Check
+from gradpath.verdict.statistics import LEVEL, holm, p_value, sign_flip_p, sign_test
+
+RANDOM = 40  # random circuits, half of each kind
+WEAKEST = 20  # edges that are removed one by one
+SAMPLES = 4
+MARGIN, KEPT, APART, NEEDED, SHARED = 0.1, 0.2, 0.5, 0.9, 0.5
+
+
+@dataclass(frozen=True)
+class Lab:
+    """What all tests use: the circuit, its model and examples, and a source of random circuits."""
+
+    model: Transformer
+    circuit: Circuit
+    task: Task
+    dice: torch.Generator
+    limits: Limits
+
+    def measure(self, masks: Sequence[Tensor], task: Task | None = None) -> list[Result]:
+        """Each set of edges as a circuit, on the examples."""
+        graph, about = self.circuit.graph, {"ablation": self.circuit.provenance.ablation}
+        circuits = []
+        for mask in masks:
+            index = mask.nonzero()
+            circuits.append(Circuit(graph, index, torch.zeros(len(index), device="cpu"), about))
+        examples = self.task if task is None else task
+        return evaluate(self.model, circuits, examples, batch_size=self.limits.batch_size, memory=self.limits.memory)
+
+    def random_mask(self, *, by_layer: bool) -> Bool[Tensor, "source target"]:
+        """As many random edges as the circuit has, in all or into every layer."""
+        graph, own = self.circuit.graph, self.circuit.mask
+        drawn = torch.zeros_like(own)
+        layers = torch.tensor([graph.layer_of_target(v) for v in range(graph.n_targets)], device="cpu")
+        for layer in range(graph.n_layers + 1) if by_layer else [None]:
+            here = graph.mask if layer is None else graph.mask & (layers == layer)
+            edges = here.flatten().nonzero()[:, 0]
+            n = int((own & here).sum())
+            chosen = edges[torch.randperm(len(edges), generator=self.dice, device="cpu")[:n]]
+            drawn.view(-1)[chosen] = True
+        return drawn
+
+
+def sufficiency(lab: Lab, own: Result) -> Check:
+    kinds = {"edges": False, "edges of every layer": True}
+    errors = {
+        kind: [x.error for x in lab.measure([lab.random_mask(by_layer=by_layer) for _ in range(RANDOM // 2)])]
+        for kind, by_layer in kinds.items()
+    }
+    p = {kind: p_value(own.error, values) for kind, values in errors.items()}
+    medians = {kind: float(torch.tensor(values).median()) for kind, values in errors.items()}
+    best = min(min(values) for values in errors.values())
+    about = (
+        f"error {own.error:.3f} (faithfulness {own.faithfulness:.3f}); random circuits of the same size "
+        f"{medians['edges']:.3f}, of the same layers {medians['edges of every layer']:.3f}, best {best:.3f}"
+    )
+    details = {"faithfulness": own.faithfulness, "p": p, "random_median": medians, "random_best": best}
+    return Check(own.error, min(medians.values()), max(p.values()) <= LEVEL, about, details)
+
+
+def equivalence(own: Result) -> Check:
+    gap = (own.circuit_values - own.clean_values).double()
+    unit = float((own.clean_values - own.corrupted_values).abs().double().mean())
+    wins, losses = (int((sign * gap > 1e-5 * unit).sum()) for sign in (1, -1))
+    p, (low, high) = sign_test(wins, losses), own.interval
+    off, passed = own.faithfulness - 1, max(abs(low - 1), abs(high - 1)) <= MARGIN
+    about = (
+        f"off by {off:+.3f} of the behaviour [{low - 1:+.3f}, {high - 1:+.3f}], margin {MARGIN}; stronger than the "
+        f"model on {wins}, weaker on {losses} of {len(gap)} examples (sign test p = {p:.3f})"
+    )
+    return Check(off, MARGIN, passed, about, {"interval": [low - 1, high - 1], "wins": wins, "losses": losses, "p": p})
+
+
+def necessity(lab: Lab) -> Check:
+    graph, own = lab.circuit.graph, lab.circuit.mask
+    masks = [own, *(lab.random_mask(by_layer=False) for _ in range(RANDOM // 2))]
+    kept = [x.faithfulness for x in lab.measure([graph.mask & ~mask for mask in masks])]
+    chance = float(torch.tensor(kept[1:]).median())
+    about = f"{kept[0]:.3f} of the behaviour is left without it; without as many random edges {chance:.3f}"
+    details: dict[str, Any] = {"p": p_value(kept[0], kept[1:])}
+    passed = kept[0] < KEPT and kept[0] <= chance - APART
+    if lab.circuit.provenance.ablation == CORRUPTED:
+        # The same two prompts, exchanged.
+        exchanged = replace(lab.task, clean=lab.task.corrupted, corrupted=lab.task.clean, spans=None)
+        details["moved"] = lab.measure([own], exchanged)[0].faithfulness
+        passed = passed and details["moved"] > 1 - KEPT
+        about += f"; corrupted, it alone moves the metric by {details['moved']:.3f} of it"
+    return Check(kept[0], chance, passed, about, details)
+
+
+def minimality(lab: Lab, own: Result) -> Check:
+    circuit = lab.circuit
+    weakest = circuit.scores.abs().sort(stable=True).indices[:WEAKEST].tolist()
+    masks = []
+    for i in weakest:
+        mask = circuit.mask
+        mask[tuple(circuit.index[i])] = False
+        masks.append(mask)
+    unit = float((own.clean_values - own.corrupted_values).abs().mean())
+    distances = torch.stack([(x.circuit_values - x.clean_values).abs() for x in [own, *lab.measure(masks)]]) / unit
+    loss = (distances[1:] - distances[0]).T  # (example, edge)
+    loss = torch.where(loss.abs() < 1e-5, 0.0, loss)
+    needed = holm(sign_flip_p(loss, lab.dice))
+    idle = [circuit.edges[i] for i, matters in zip(weakest, needed.tolist(), strict=True) if not matters]
+    share = float(needed.double().mean())
+    about = f"{int(needed.sum())} of its {len(weakest)} weakest edges are needed"
+    about += f"; not needed: {', '.join(idle[:3])}{' ...' if len(idle) > 3 else ''}" if idle else ""
+    return Check(share, NEEDED, share >= NEEDED, about, {"tested": len(weakest), "not_needed": idle})
+
+
+def stability(lab: Lab, found_on: Task | None, draws: Sequence[Task]) -> Check:
+    circuit, made = lab.circuit, lab.circuit.provenance
+    how = made.how.partition("=")[0].partition("+")[0]
+    if made.method not in METHODS or how not in SELECTIONS or made.of_nodes:
+        return Check(None, None, None, "the circuit does not say how it was found, so it cannot be found again")
+    if found_on is None:
+        return Check(None, None, None, "needs the examples that it was found with (found_on)")
+    samples = [_resampled(found_on, lab.dice) for _ in range(SAMPLES)]
+    again = [_found_again(lab, sample) for sample in samples]
+    others = [_found_again(lab, sample) for sample in draws]
+    bootstrap, nodes = _jaccard(circuit, again), _jaccard(circuit, again, nodes=True)
+    n, total = len(circuit), circuit.graph.n_edges
+    chance = n / (2 * total - n)
+    about = (
+        f"Jaccard {bootstrap:.2f} of edges, {nodes:.2f} of nodes over {SAMPLES} bootstrap samples; random {chance:.2f}"
+    )
+    details: dict[str, Any] = {"nodes": nodes}
+    if others:
+        details["draws"] = _jaccard(circuit, others)
+        about += f"; {details['draws']:.2f} of edges over {len(others)} other draw{'s' * (len(others) > 1)}"
+    return Check(bootstrap, chance, bootstrap >= max(SHARED, chance), about, details)
+
+
+def _resampled(task: Task, dice: torch.Generator) -> Task:
+    """As many examples, drawn with replacement."""
+    rows = torch.randint(len(task), (len(task),), generator=dice, device="cpu").tolist()
+
+    def some(values: Any) -> Any:
+        return values[rows] if isinstance(values, Tensor) else [values[i] for i in rows]
+
+    spans = None if task.spans is None else some(task.spans)
+    return replace(task, clean=some(task.clean), corrupted=some(task.corrupted), labels=some(task.labels), spans=spans)
+
+
+def _found_again(lab: Lab, task: Task) -> Circuit:
+    """The circuit that the same method and selection find on these examples."""
+    about, made, limits = lab.circuit.about, lab.circuit.provenance, lab.limits
+    budget: dict[str, Any] = {"batch_size": limits.batch_size, "memory": limits.memory}
+    options = {**about.get("options", {})}
+    steps = about.get("steps") if "steps" in METHODS[str(made.method)].defaults else None
+    scores = attribute(lab.model, task, str(made.method), steps=steps, ablation=made.ablation, **budget, **options)
+    n = lab.circuit.asked if find_selection(made.how)[0].sized else None
+    return select(scores, n, how=made.how, model=lab.model, task=task, **budget)
+
+
+def _jaccard(circuit: Circuit, others: Sequence[Circuit], *, nodes: bool = False) -> float:
+    """The share of edges, or nodes, that the circuit has in common with another, its mean over others."""
+    own, *sets = (set(x.nodes if nodes else x.edges) for x in (circuit, *others))
+    return sum(len(own & other) / len(own | other) for other in sets) / len(sets)
+
+
+def transfer(lab: Lab, own: Result, found_on: Task | None) -> Check:
+    if found_on is None:
+        return Check(None, None, None, "needs the examples that it was found with (found_on)")
+    before = lab.measure([lab.circuit.mask], found_on)[0].faithfulness
+    about = f"faithfulness {own.faithfulness:.3f} on other examples, {before:.3f} on those it was found with"
+    return Check(own.faithfulness, before, own.faithfulness >= before - MARGIN, about)
