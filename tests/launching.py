@@ -1,12 +1,17 @@
-"""Starting commands as users do: in processes of their own, one or several."""
+"""Starting commands as users do: in this process, or in processes of their own, one or several."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import click
+from click.testing import CliRunner
 
 import gradpath
 
@@ -44,3 +49,34 @@ def finished(command: list[str], **environ: str) -> subprocess.CompletedProcess[
     return subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT, env=environment(**environ), check=False
     )
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command gave back."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """The last line on stderr, which is the error."""
+        return self.err.strip().splitlines()[-1]
+
+
+def run_here(*arguments: Any) -> Ran:
+    """Run the command line in this process, exit codes and streams apart."""
+    from gradpath import cli
+
+    @click.command(context_settings={"ignore_unknown_options": True})
+    @click.argument("given", nargs=-1, type=click.UNPROCESSED)
+    def shell(given: tuple[str, ...]) -> None:
+        cli.main(list(given))
+
+    result = CliRunner().invoke(shell, ["--", *map(str, arguments)])
+    return Ran(result.exit_code, result.stdout, result.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from click.testing import CliRunner
+from launching import Ran, run_here
 
 
 @pytest.fixture(scope="session")
@@ -52,36 +51,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setattr(kept, "cache_folder", lambda: folder)
 
 
-class Ran:
-    """What a command gave back."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def error(self) -> str:
-        """The last line on stderr, which is the error."""
-        return self.err.strip().splitlines()[-1]
+@pytest.fixture(scope="session")
+def run() -> Callable[..., Ran]:
+    return run_here
 
 
 @pytest.fixture(scope="session")
-def run() -> Callable[..., Ran]:
-    """Run the command line in this process, exit codes and streams apart."""
-    from gradpath import cli
-
-    def run(*arguments: Any) -> Ran:
-        import click
-
-        @click.command(context_settings={"ignore_unknown_options": True})
-        @click.argument("given", nargs=-1, type=click.UNPROCESSED)
-        def shell(given: tuple[str, ...]) -> None:
-            cli.main(list(given))
-
-        result = CliRunner().invoke(shell, ["--", *map(str, arguments)])
-        return Ran(result.exit_code, result.stdout, result.stderr)
-
-    return run
+def found(run, model_folder, tmp_path_factory):
+    """A circuit of the small model, found and kept."""
+    out = tmp_path_factory.mktemp("found")
+    arguments = ["--model", model_folder, "--examples", 6, "--edges", 30, "--method", "eap-ig", "--steps", 3]
+    arguments += ["--how", "top"]
+    ran = run("find", *arguments, "--out", out, "--json")
+    assert ran.code == 0, ran.err
+    return ran.json, out

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
-from click.testing import CliRunner
 from jaxtyping import install_import_hook
+from launching import Ran, run_here
 from serving import Server
 from tiny_folder import save_tiny
 
@@ -23,7 +22,6 @@ with install_import_hook("gradpath", "beartype.beartype"):
     import gradpath.paper.follow
     import gradpath.paper.steps  # noqa: F401
 
-from gradpath import cli
 from gradpath.model.load import load_model
 from gradpath.model.transformer import Transformer
 
@@ -31,35 +29,9 @@ SETTINGS = ("--examples", 6, "--batch-size", 4, "--tasks", "ioi,greater-than")
 GRID = ("--sparsities", "0.5,0.8", "--steps", "3-5", "--sample", 30)
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a command gave back."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The last line on stderr, which is the error."""
-        return self.err.strip().splitlines()[-1]
-
-
-def run_command(*arguments: Any) -> Ran:
-    """Run the command line in this process, exit codes and streams apart."""
-
-    @click.command(context_settings={"ignore_unknown_options": True})
-    @click.argument("given", nargs=-1, type=click.UNPROCESSED)
-    def shell(given: tuple[str, ...]) -> None:
-        cli.main(list(given))
-
-    result = CliRunner().invoke(shell, ["--", *map(str, arguments)])
-    return Ran(result.exit_code, result.stdout, result.stderr)
-
-
 @pytest.fixture(scope="session")
 def run() -> Callable[..., Ran]:
-    return run_command
+    return run_here
 
 
 @pytest.fixture(scope="session")
@@ -108,4 +80,4 @@ class Everything:
 def everything(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Everything:
     out = tmp_path_factory.mktemp("reproduced")
     asked = ("--model", tiny_folder, *SETTINGS, *GRID, "--out", out)
-    return Everything(run_command("reproduce", "all", *asked), out)
+    return Everything(run_here("reproduce", "all", *asked), out)

@@ -1,0 +1,78 @@
+"""``gradpath eval`` as a user types it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from covering import some
+
+from gradpath.circuit import load_circuit
+
+
+def test_eval_gives_what_find_measured(run, found):
+    summary, out = found
+    again = run("eval", out / "circuit.json", "--examples", 6, "--json")
+    assert again.code == 0, again.err
+    for name in ("clean", "corrupted", "circuit", "faithfulness", "error", "edges_kept"):
+        assert again.json[name] == pytest.approx(summary[name])
+    told = run("eval", out / "circuit.json", "--examples", 6)
+    assert f"{summary['faithfulness']:.1%}" in told.out
+
+
+def test_eval_on_the_examples_it_was_found_on_differs(run, found):
+    summary, out = found
+    train = run("eval", out / "circuit.json", "--examples", 6, "--split", "train", "--json").json
+    assert train["clean"] != pytest.approx(summary["clean"])
+
+
+@pytest.mark.parametrize("ablation", some(["zero", "mean", "mean-positional"], ["zero", "mean-positional"]))
+def test_find_and_eval_use_the_ablation_that_was_asked_for(run, model_folder, tmp_path, ablation):
+    common = ["--model", model_folder, "--examples", 6, "--edges", 40, "--method", "eap", "--json"]
+    found = run("find", *common, "--ablation", ablation, "--out", tmp_path)
+    assert found.code == 0, found.err
+    assert found.json["ablation"] == ablation
+    assert found.json["corrupted"] != pytest.approx(run("find", *common).json["corrupted"])
+    again = run("eval", tmp_path / "circuit.json", "--examples", 6, "--json").json
+    for name in ("ablation", "clean", "corrupted", "circuit", "faithfulness"):
+        assert again[name] == pytest.approx(found.json[name])
+    other = run("eval", tmp_path / "circuit.json", "--examples", 6, "--ablation", "corrupted", "--json").json
+    assert other["ablation"] == "corrupted"
+    assert other["circuit"] != pytest.approx(found.json["circuit"])
+    assert f"all ablated ({ablation})" in run("eval", tmp_path / "circuit.json", "--examples", 6).out
+
+
+def test_eval_finds_a_model_by_its_recorded_path_or_says_what_to_do(run, model_folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(model_folder.parent)
+    arguments = ["--examples", 4, "--method", "eap", "--how", "top", "--edges", 20]
+    assert run("find", "--model", model_folder, *arguments, "--out", tmp_path / "inside").code == 0
+    assert load_circuit(tmp_path / "inside" / "circuit.json").about["model"] == f"./{model_folder.name}"
+    assert run("eval", tmp_path / "inside" / "circuit.json", "--examples", 4).code == 0
+    monkeypatch.chdir(tmp_path)
+    assert f"there is no folder ./{model_folder.name}" in run("eval", tmp_path / "inside" / "circuit.json").error
+    assert run("find", "--model", model_folder, *arguments, "--out", "outside").code == 0
+    assert run("eval", "outside/circuit.json", "--examples", 4).code == 0  # on this machine
+    monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "another"))  # on the machine of somebody else
+    error = run("eval", "outside/circuit.json", "--examples", 4).error
+    assert f"the model .../{model_folder.name} was outside of the working directory" in error
+    assert "--model" in error
+    assert run("eval", "outside/circuit.json", "--examples", 4, "--model", model_folder).code == 0
+
+
+@pytest.mark.filterwarnings("always::gradpath.errors.GradpathWarning")
+def test_eval_says_that_the_weights_have_changed(run, model_folder, tmp_path):
+    from transformers import GPT2LMHeadModel
+
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    arguments = ["--examples", 4, "--method", "eap", "--how", "top", "--edges", 20]
+    assert run("find", "--model", folder, *arguments, "--out", tmp_path / "out").code == 0
+    changed = GPT2LMHeadModel.from_pretrained(folder)
+    with torch.no_grad():
+        changed.transformer.h[1].mlp.c_fc.weight[3, 4] += 0.1
+    changed.save_pretrained(folder)
+    ran = run("eval", tmp_path / "out" / "circuit.json", "--examples", 4)
+    assert ran.code == 0, ran.err
+    assert "was found in other weights" in ran.err
+    assert "was found in other weights" not in run("eval", tmp_path / "out" / "circuit.json", "--model", folder).err

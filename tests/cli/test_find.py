@@ -1,0 +1,121 @@
+"""``gradpath find`` as a user types it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradpath.circuit import load_circuit
+from gradpath.scores import load_scores
+
+CONTRACT = {
+    "version",
+    "model",
+    "task",
+    "method",
+    "steps",
+    "seed",
+    "examples",
+    "edges_total",
+    "edges_asked",
+    "edges_kept",
+    "sparsity",
+    "clean",
+    "corrupted",
+    "circuit",
+    "faithfulness",
+    "faithfulness_interval",
+    "error",
+    "seconds",
+}
+
+
+def test_find_prints_one_object_with_what_the_contract_names(found, model_folder):
+    summary, _ = found
+    assert set(summary) >= CONTRACT
+    assert summary["model"] == str(model_folder)
+    assert (summary["task"], summary["method"], summary["steps"], summary["examples"]) == ("ioi", "eap-ig", 3, 6)
+    assert summary["edges_asked"] == 30
+    assert summary["edges_kept"] <= 30
+    low, high = summary["faithfulness_interval"]
+    assert low <= summary["faithfulness"] <= high
+    expected = (summary["circuit"] - summary["corrupted"]) / (summary["clean"] - summary["corrupted"])
+    assert summary["faithfulness"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_find_keeps_scores_circuit_and_report(found):
+    summary, out = found
+    circuit, scores = load_circuit(out / "circuit.json"), load_scores(out / "scores.safetensors")
+    assert len(circuit) == summary["edges_kept"]
+    assert scores[circuit.edges[0]] == pytest.approx(float(circuit.scores[0]))
+    for name in ("model", "task", "method", "steps", "version", "bos"):
+        assert name in circuit.about
+    assert circuit.about["data"]["seed"] == 0
+    assert "<html" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("how", "offered"), [(None, "saved"), ("balanced", "saved"), ("greedy", "greedy")])
+def test_the_page_shows_the_circuit_however_it_was_chosen(run, model_folder, tmp_path, how, offered):
+    arguments = ["--model", model_folder, "--examples", 4, "--edges", 20, *(["--how", how] if how else [])]
+    ran = run("find", *arguments, "--out", tmp_path, "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["method"], ran.json["selection"]) == ("eap-ig", how or "refined")
+    assert f'"how":"{offered}"' in (tmp_path / "report.html").read_text().replace('": "', '":"')
+    assert load_circuit(tmp_path / "circuit.json").about["selection"]["how"] == (how or "refined")
+
+
+def test_find_speaks_to_people(run, model_folder):
+    ran = run("find", "--model", model_folder, "--examples", 4, "--method", "eap", "--sparsity", 0.5)
+    assert ran.code == 0, ran.err
+    assert "faithfulness" in ran.out
+    assert "held-out" in ran.out
+    assert "scoring" not in ran.out  # progress is on stderr
+
+
+def test_find_takes_the_methods_options(run, model_folder):
+    common = ["find", "--model", model_folder, "--examples", 4, "--edges", 30, "--json"]
+    matched = run(*common, "--method", "eap-gp", "-o", "stride=matched", "-o", "start=true").json
+    assert matched["options"]["stride"] == "matched"
+    assert matched["options"]["start"] is True
+
+
+def test_the_users_own_data_goes_the_same_way(run, model_folder, tmp_path):
+    rows = [("The red cat", "The big cat", " sat", " ran"), ("A dog will", "A man will", " run", " walk")]
+    lines = ["clean,corrupted,answers,wrong_answers", *(",".join(row) for row in rows * 3)]
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    common = ["--model", model_folder, "--method", "eap", "--edges", 30, "--examples", 1]
+    ran = run("find", *common, "--data", tmp_path / "pairs.csv", "--json")
+    assert ran.code == 0, ran.err
+
+
+def test_find_keeps_the_best_nodes_and_all_edges_among_them(run, model_folder, tmp_path):
+    arguments = ["--model", model_folder, "--examples", 4, "--method", "nap-ig", "--nodes", 3]
+    ran = run("find", *arguments, "--out", tmp_path, "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["method"], ran.json["selection"]) == ("nap-ig", "nodes")
+    scores, circuit = load_scores(tmp_path / "scores.safetensors"), load_circuit(tmp_path / "circuit.json")
+    best = scores.by_node[1:].abs().topk(3).indices + 1
+    nodes = {end.partition("<")[0] for edge in circuit.edges for end in edge.split("->")}
+    assert nodes <= {"input", "logits", *(scores.graph.sources[i] for i in best.tolist())}
+    assert "<html" in (tmp_path / "report.html").read_text()
+    refused = run("find", *arguments, "--edges", 5)
+    assert refused.code == 2
+    assert "edges and nodes both set the size" in refused.error
+
+
+@pytest.mark.parametrize("method", ["relp", "atp-star", "eap-ig-activations", "exact", "nap"])
+def test_find_takes_every_kind_of_method_by_its_name(run, model_folder, method):
+    more = ["-o", "edges=40"] if method == "exact" else []
+    arguments = ["--model", model_folder, "--examples", 3, "--edges", 40, "--how", "top"]
+    ran = run("find", *arguments, "--method", method, *more, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["method"] == method
+    assert ran.json["edges_asked"] == 40
+
+
+def test_scores_at_positions_can_be_selected_from_again(run, model_folder, tmp_path):
+    arguments = ["--model", model_folder, "--examples", 3, "--edges", 40, "--positions", "span"]
+    assert run("find", *arguments, "--out", tmp_path).code == 0
+    ran = run("convert", tmp_path / "scores.safetensors", tmp_path / "again.json", "--edges", 40)
+    assert ran.code == 0, ran.err
+    found, again = (load_circuit(tmp_path / name) for name in ("circuit.json", "again.json"))
+    assert again.edges == found.edges
