@@ -21,6 +21,7 @@ A head's write is linear in ``LayerRun.written``, so the mean of that, d_head nu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,14 +29,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from gradpath import defaults
-from gradpath.errors import unknown
 from gradpath.model.transformer import LayerRun, Run, Transformer, to_device_of
+from gradpath.registry import Registry, owner_of
 from gradpath.runtime import distributed
 from gradpath.sweep import Limits, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 CORRUPTED = defaults.ABLATION
-ABLATIONS = defaults.ABLATIONS
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,34 @@ class Ablation:
         return x, Run(layers, to_device_of(resid, x))
 
 
+# From the model, the task whose clean prompts means are taken over, and the limits. None: the corrupted prompt.
+MakeAblation = Callable[[Transformer, Task, Limits], Ablation | None]
+
+
+@dataclass(frozen=True)
+class NamedAblation:
+    """A registered ablation: its line in ``gradpath ls ablations``, and the function that makes it."""
+
+    about: str
+    make: MakeAblation
+
+
+ABLATIONS = Registry[NamedAblation]("ablation", [__name__])
+
+
+def ablation(name: str) -> Callable[[MakeAblation], MakeAblation]:
+    """Register a function as an ablation, as a decorator. Its first docstring line describes it."""
+
+    def register(make: MakeAblation) -> MakeAblation:
+        ABLATIONS.add(name, NamedAblation((make.__doc__ or "").partition("\n")[0], make), owner_of(make))
+        return make
+
+    return register
+
+
 def ablation_of(name: str, model: Transformer, data: Task, limits: Limits = Limits()) -> Ablation | None:
     """The ablation of that name, with means over the clean prompts of ``data``; None for ``corrupted``."""
-    if name not in ABLATIONS:
-        raise unknown("ablation", name, ABLATIONS)
-    if name == CORRUPTED:
-        return None
-    if name == "zero":
-        return _zero(model)
-    return _mean(model, data, limits, by_position=name == "mean-positional")
+    return ABLATIONS.find(name).make(model, data, limits)
 
 
 def all_positions(pairs: Pairs, ablation: Ablation | None) -> Pairs:
@@ -132,3 +151,13 @@ def _mean(model: Transformer, data: Task, limits: Limits, *, by_position: bool) 
 
     means = [mean(total) for total in sums]
     return Ablation(means[0], means[1 : 1 + a.n_layers], means[1 + a.n_layers :])
+
+
+_BUILT_IN: dict[str, MakeAblation] = {
+    CORRUPTED: lambda model, data, limits: None,
+    "zero": lambda model, data, limits: _zero(model),
+    "mean": lambda model, data, limits: _mean(model, data, limits, by_position=False),
+    "mean-positional": lambda model, data, limits: _mean(model, data, limits, by_position=True),
+}
+for _name, _about in defaults.ABLATIONS.items():
+    ABLATIONS.add(_name, NamedAblation(_about, _BUILT_IN[_name]), __name__)

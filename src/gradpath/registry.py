@@ -1,6 +1,7 @@
-"""One registry for everything that users name: methods, selections, tasks, metrics, families, formats.
+"""Registries of everything that users name.
 
-A registry is a mapping from names to entries. The modules that define the built-in entries are imported at the
+These are methods, selections, tasks, metrics, ablations, model families, file formats and experiments. A registry is
+a mapping from names to entries. The modules that define the built-in entries are imported at the
 first look-up, so that importing the package stays quick, and their entries come first, in the order of those
 modules. Anybody can add an entry; a name that is taken is refused. Entries come from a user's file
 (``load_plugin``), or from an installed package that names a module of its own in its ``pyproject.toml``:
@@ -25,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
+from importlib.abc import SourceLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -112,10 +114,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
 
 def load_plugin(file: str | Path) -> ModuleType:
-    """Run a Python file that registers paths, methods, selections, tasks or metrics of the user's own.
+    """Run a Python file that registers entries of the user's own, such as paths or tasks.
 
     Args:
-        file: The file. It is run once, however often it is named.
+        file: The file. It is run once, and again after it was changed.
 
     Returns:
         The module that it becomes.
@@ -124,32 +126,68 @@ def load_plugin(file: str | Path) -> ModuleType:
     if path.suffix != ".py" or not path.is_file():
         raise InputError(f"a plug-in is a Python file, such as my_paths.py: there is no such file {file}.")
     name = f"{_PREFIX}{sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
+        code = path.read_bytes()
+        digest = sha256(code).hexdigest()
+        if name in sys.modules and _FILES.get(name) == (path.name, digest):
+            return sys.modules[name]
+        spec = importlib.util.spec_from_loader(name, _Source(name, str(path), code), origin=str(path))
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
         spec.loader.exec_module(module)
     except BaseException as problem:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         if isinstance(problem, Exception):
             raise InputError(f"the plug-in {path} cannot be run ({reason(problem)}). Correct it.") from problem
         raise
+    _FILES[name] = path.name, digest
     return module
 
 
+_FILES: dict[str, tuple[str, str]] = {}  # module -> the name of its file, and the digest of what was run
+
+
+class _Source(SourceLoader):
+    """Runs the very bytes that were hashed: the file may change at any time, and a cached .pyc may be stale."""
+
+    def __init__(self, name: str, path: str, code: bytes) -> None:
+        self._name, self._path, self._code = name, path, code
+
+    def get_filename(self, fullname: str) -> str:
+        return self._path
+
+    def get_data(self, path: str) -> bytes:
+        if path != self._path:
+            raise OSError(path)  # there is no compiled file
+        return self._code
+
+
 def loaded_plugins() -> dict[str, str]:
-    """The plug-ins in use, for keys of stored results: the digest of each file, the version of each package."""
+    """The plug-ins in use, for keys of stored results: a digest of the code of each file, and of each package."""
     load_installed_plugins()
-    files = {name: module for name, module in sys.modules.items() if name.startswith(_PREFIX)}
-    digests = {
-        Path(str(x.__file__)).name: sha256(Path(str(x.__file__)).read_bytes()).hexdigest() for x in files.values()
-    }
-    points = importlib.metadata.entry_points(group=PLUGINS)
-    return digests | {point.dist.name: point.dist.version for point in points if point.dist}
+    digests: dict[str, str] = {}
+    for name, digest in sorted(_FILES.values()):  # files of the same name may lie in several folders
+        digests[name] = f"{digests[name]}+{digest}" if name in digests else digest
+    return digests | _installed_digests()
+
+
+@cache
+def _installed_digests() -> dict[str, str]:
+    """The version of each installed package with plug-ins, and a digest of its code, which may be edited in place."""
+    digests: dict[str, str] = {}
+    for point in importlib.metadata.entry_points(group=PLUGINS):
+        if point.dist is None:
+            continue
+        spec = importlib.util.find_spec(point.module.partition(".")[0])
+        folders = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+        files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+        if not folders and spec is not None and spec.origin is not None:
+            files = [Path(spec.origin)]
+        code = sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+        digests[point.dist.name] = f"{point.dist.version} {code}"
+    return digests
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -161,12 +199,17 @@ def load_function(spec: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-@cache
 def load_installed_plugins() -> None:
-    """Import the plug-ins of installed packages; one that fails is left out, with a warning."""
+    """Import the plug-ins of installed packages, once; one that fails is left out, with a warning."""
+    if _INSTALLED:
+        return
+    _INSTALLED.append(PLUGINS)  # first, because a plug-in that is being imported comes here again
     for point in importlib.metadata.entry_points(group=PLUGINS):
         try:
             point.load()
         except Exception as problem:
             package = point.dist.name if point.dist else "a package"
             warn(f"the plug-in {point.name!r} of {package} is left out: it cannot be loaded ({reason(problem)}).")
+
+
+_INSTALLED: list[str] = []  # the groups of entry points that were loaded

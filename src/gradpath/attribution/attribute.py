@@ -37,6 +37,7 @@ from gradpath.attribution.methods import Method, Path, find_method
 from gradpath.attribution.node_scores import NodeReads, contract_nodes, over_edges
 from gradpath.errors import GradpathError, UsageError
 from gradpath.model.transformer import Transformer
+from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import Phase
 from gradpath.scores import Scores, SpanScores
@@ -367,6 +368,7 @@ def _about(
         "bos": model.tokenizer is not None and model.tokenizer.prepend is not None,
         "dtype": str(model.dtype).removeprefix("torch."),
         "d_model": model.arch.d_model,
+        **({"plugins": plugins} if (plugins := loaded_plugins()) else {}),
     }
 
 

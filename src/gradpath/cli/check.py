@@ -19,6 +19,7 @@ from gradpath.cli.progress import Screen
     "--task", default=defaults.TASK, show_default=True, help="The task to take prompts from (gradpath ls tasks)."
 )
 @click.option("--examples", type=click.IntRange(min=1), default=2, show_default=True, help="How many pairs of prompts.")
+@opt.plugin_option
 @opt.json_option
 @opt.load_options
 def command(task: str, examples: int, as_json: bool, **given: Any) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.argument("file_a", type=opt.FILE, metavar="A.json")
 @click.argument("file_b", type=opt.FILE, metavar="B.json")
 @click.option("--out", type=opt.FILE, metavar="FILE.html", help="Write a page that shows both in one drawing.")
+@opt.plugin_option
 @opt.json_option
 def command(file_a: Path, file_b: Path, out: Path | None, as_json: bool) -> None:
     """Compare two saved circuits of the same model, or of models of the same shape.

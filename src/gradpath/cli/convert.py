@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--d-model", type=click.IntRange(min=1), metavar="N", help="The model's width, if IN has none.")
 @click.option("--model", help="The model, for a selection that measures circuits.  [that of the scores]")
 @opt.data_option
+@opt.plugin_option
 @opt.load_options
 def command(
     source: Path,

@@ -61,7 +61,13 @@ def _metrics() -> Rows:
 def _ablations() -> Rows:
     from gradpath.ablation import ABLATIONS
 
-    return [{"name": name, "about": about} for name, about in ABLATIONS.items()]
+    return [{"name": name, "about": x.about} for name, x in ABLATIONS.items()]
+
+
+def _experiments() -> Rows:
+    from gradpath.paper import EXPERIMENTS
+
+    return [{"name": name, "about": x.about} for name, x in EXPERIMENTS.items()]
 
 
 def _formats() -> Rows:
@@ -81,6 +87,7 @@ LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
     "selections": ("How edges are selected, for --how.", _selections),
     "metrics": ("How the behaviour is measured, for --metric.", _metrics),
     "ablations": ("What edges outside of a circuit carry, for --ablation.", _ablations),
+    "experiments": ("Tables and figures, for reproduce.", _experiments),
     "formats": ("Files that convert reads and writes.", _formats),
 }
 
@@ -90,7 +97,7 @@ LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
 @json_option
 @plugin_option
 def command(what: str | None, as_json: bool) -> None:
-    """List models, tasks, methods, selections, metrics, ablations or file formats.
+    """List models, tasks, methods, selections, metrics, ablations, experiments or file formats.
 
     \b
     gradpath ls

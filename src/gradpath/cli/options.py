@@ -139,7 +139,7 @@ plugin_option = click.option(
     is_eager=True,  # what it registers can be named by the other options
     expose_value=False,
     callback=_run_plugin,
-    help="Run a Python file that adds methods, selections, tasks or metrics.",
+    help="Run a Python file of your own that adds methods, selections, tasks, metrics ...",
 )
 
 
@@ -158,11 +158,21 @@ def ablation_option(default: str | None) -> Decorator[Any]:
     """What edges outside of a circuit carry."""
     return click.option(
         "--ablation",
-        type=click.Choice(list(defaults.ABLATIONS)),
+        metavar=f"[{'|'.join(defaults.ABLATIONS)}]",
         default=default,
         show_default=default is not None,
+        callback=lambda _, option, name: _check_ablation(name),
         help="What edges outside of a circuit carry." + ("" if default else "  [the circuit's own]"),
     )
+
+
+def _check_ablation(name: str | None) -> str | None:
+    """The name of a built-in ablation, or of one that a plug-in adds."""
+    if name is not None and name not in defaults.ABLATIONS:
+        from gradpath.ablation import ABLATIONS
+
+        ABLATIONS.find(name)
+    return name
 
 
 def grid_options(*, methods: str, how: str, data: bool) -> Decorator[Any]:

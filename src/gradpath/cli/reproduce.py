@@ -58,12 +58,13 @@ def _sample(text: str) -> int:
     callback=lambda _, option, text: _sample(text),
     help="Edges to patch one by one (exact only).",
 )
+@opt.plugin_option
 @opt.out_option("Write measurements and results to this folder.  [out/reproduce/MODEL]")
 @opt.json_option
 @opt.load_options
 def command(name: str, how: str | None, out: Path | None, as_json: bool, **given: Any) -> None:
     if name != "all":
-        find_experiment(name)
+        find_experiment(name)  # before a model is loaded
     opt.check_folder(out)
     from gradpath.grid.bench import Bench
     from gradpath.grid.runner import reproduce

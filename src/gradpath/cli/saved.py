@@ -76,6 +76,7 @@ def open_circuit(file: Path, given: dict[str, Any]) -> SavedCircuit:
         file: The circuit.
         given: What click gave for ``saved_options``.
     """
+    from gradpath.ablation import CORRUPTED
     from gradpath.circuit import load_circuit
     from gradpath.evaluation.plan import check_same_graph
     from gradpath.pipeline.notices import notices
@@ -109,7 +110,7 @@ def open_circuit(file: Path, given: dict[str, Any]) -> SavedCircuit:
         for line in notices(pairs, pairs):
             Screen().note(line)
     ablation, mean_over = chosen.ablation or made.ablation, None
-    if ablation.startswith("mean"):
+    if ablation not in (CORRUPTED, "zero"):
         # Over the examples that the circuit was found on, or as many of another task.
         drawn = {"n": about.get("examples", n), "seed": about.get("data", {}).get("seed", seed)}
         mean_over = load_task(task, model, split="train", data=data, **drawn)
@@ -123,6 +124,12 @@ def _task(circuit: Circuit, file: Path) -> str:
     name = _recorded(circuit.provenance.task, "task", file)
     if name not in TASKS and "rows_read" in circuit.about.get("data", {}):
         raise UsageError(f"{file} was found on your own data, {name!r}. Give it again with --data, or name a --task.")
+    plugins = circuit.about.get("plugins")
+    if name not in TASKS and isinstance(plugins, dict):
+        raise UsageError(
+            f"{file} was found on the task {name!r}, which is not built in. Give the plug-in that adds it "
+            f"({', '.join(plugins)}) with --plugin, or name another --task."
+        )
     return name
 
 
@@ -134,7 +141,7 @@ def _metric(circuit: Circuit, metric: str | None, file: Path, *, own_task: bool)
     if metric is None and isinstance(recorded, str) and recorded not in METRICS:
         raise UsageError(
             f"{file} was found with the metric {recorded!r}, which is your own: give it again with --metric "
-            "FILE.py:FUNCTION, or name another."
+            "FILE.py:FUNCTION or with its --plugin, or name another."
         )
     chosen = metric or recorded
     if chosen is not None:

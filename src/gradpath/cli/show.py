@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     metavar="HEAD",
     help="Add the attention pattern of a head on one example to the figure; may be repeated. Loads the model.",
 )
+@opt.plugin_option
 def command(
     circuit_file: Path, out: Path | None, notes: Path | None, edges: int | None, rows: bool, attention: tuple[str, ...]
 ) -> None:

@@ -97,9 +97,8 @@ class Bench:
         task = self.task(name, split)
         if (name, split) not in self._digests:
             self._digests[name, split] = task_digest(task, self.model)
-        plugins = {"plugins": loaded_plugins()} if loaded_plugins() else {}
         return {
-            **plugins,
+            **({"plugins": plugins} if (plugins := loaded_plugins()) else {}),
             "version": __version__,
             "model": self.title,  # the weights say which it is, wherever its folder is now
             "weights": self.weights,

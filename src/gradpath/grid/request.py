@@ -139,8 +139,7 @@ class Request:
         for how in self.hows:
             if not find_selection(how)[0].sized:
                 raise UsageError(f"{how} decides itself how many edges it keeps, so it has no curve over sizes.")
-        if self.ablation not in ABLATIONS:
-            raise unknown("ablation", self.ablation, ABLATIONS)
+        ABLATIONS.find(self.ablation)
         if self.grid not in GRIDS:
             raise unknown("grid of sparsities", self.grid, GRIDS)
         for sparsity in self.sparsities or ():
