@@ -27,7 +27,7 @@ WRONG_USAGE = {
     "two sizes": (["find", "--edges", "5", "--sparsity", "0.5"], "give one of them"),
     "no batch": (["find", "--batch-size", "0"], "--batch-size"),
     "no steps": (["find", "--steps", "0"], "--steps"),
-    "an unknown ablation": (["find", "--ablation", "noise"], "--ablation"),
+    "an unknown ablation": (["find", "--ablation", "noise"], "there is no ablation 'noise'"),
     "an option without a value": (["find", "-o", "stride"], "NAME=VALUE"),
     "an option of no method": (["find", "--model", "MODEL", "-o", "speed=3", "--examples", "2"], "no option 'speed'"),
     "a file for a folder": (["find", "--out", "FILE"], "--out has to be a folder"),
