@@ -74,6 +74,8 @@ def test_the_tokenizer_does_what_that_of_transformers_does(convert, tmp_path):
     ids = theirs(texts[2])["input_ids"]
     assert ours.decode(ids) == theirs.decode(ids, clean_up_tokenization_spaces=False)
     assert (len(ours), ours.bos_token_id) == (len(theirs), theirs.bos_token_id)
+    assert sorted(ours.all_special_ids) == sorted(theirs.all_special_ids) != []
+    assert "_whole" not in vars(ours)
     assert ours.bos_token == "<s>"  # of transformers, loaded when it is needed
 
 

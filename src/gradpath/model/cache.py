@@ -35,6 +35,7 @@ WEIGHTS = "weights.safetensors"
 _METADATA = "gradpath_model"
 _NEWBORN = 10  # seconds in which a draft may not be locked yet
 _DTYPES = {"F32": torch.float32}
+_SPECIAL = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class DamagedError(InputError):
@@ -51,6 +52,7 @@ class FastTokenizer:
     folder: Path
     fast: Any  # a tokenizers.Tokenizer
     bos_token_id: int | None
+    config: Mapping[str, Any]  # of the file tokenizer_config.json
 
     @classmethod
     def read(cls, folder: Path) -> FastTokenizer:
@@ -59,7 +61,16 @@ class FastTokenizer:
         fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         bos = config.get("bos_token")
-        return cls(folder, fast, None if bos is None else fast.token_to_id(bos))
+        return cls(folder, fast, None if bos is None else fast.token_to_id(bos), config)
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """The ids of the tokens with a role of their own, such as BOS."""
+        named = {name: token for name, token in self.config.items() if name in _SPECIAL}
+        if any("special_tokens" in name for name in self.config) or not all(isinstance(x, str) for x in named.values()):
+            ids: list[int] = self._whole.all_special_ids  # there are more of them
+            return ids
+        return list(dict.fromkeys(self.fast.token_to_id(token) for token in named.values()))
 
     def __call__(
         self, text: str | list[str], *, add_special_tokens: bool = True, return_offsets_mapping: bool = False
