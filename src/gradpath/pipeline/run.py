@@ -146,20 +146,24 @@ def run_find(
         with job.phase(phases["select"]):
             circuit, others, order = _circuits(model, request, scores, to_attribute, curve)
         compared = others and request.nodes is None and request.selection != defaults.RANKING
-        top = select_many(scores, [one.asked for one in (*others, circuit)]) if compared else []
+        # Every other size is enough for a line to compare with.
+        top = select_many(scores, [one.asked for one in (*others[::-2], circuit)]) if compared else []
+        circuits = [circuit, *others, *top]
+        different = list({_content(one): one for one in circuits}.values())
         with job.phase(phases["measure"]):
             # The circuits record how they were found, so they are measured with the same ablation.
-            results = evaluate(
-                model,
-                [circuit, *others, *top],
-                to_measure,
-                batch_size=limits.batch_size,
-                memory=limits.memory,
-                mean_over=to_attribute,
+            measured = evaluate(
+                model, different, to_measure, batch_size=limits.batch_size, memory=limits.memory, mean_over=to_attribute
             )
-    result, split = results[0], 1 + len(others)
-    rest = {"curve": results[1:split], "top": results[split:]}
+    by_content = dict(zip(map(_content, different), measured, strict=True))
+    result, *results = (by_content[_content(one)] for one in circuits)
+    rest = {"curve": results[: len(others)], "top": results[len(others) :]}
     return Found(model, to_attribute, to_measure, scores, circuit, result, order=order, limits=limits, **rest)
+
+
+def _content(circuit: Circuit) -> tuple[int, bytes]:
+    """What a result depends on. The largest circuit of ``refined`` is that of ``top``, for example."""
+    return circuit.asked, circuit.masks.numpy().tobytes()
 
 
 def _phases(
@@ -176,7 +180,7 @@ def _phases(
     passes = (SELECTING if measures else 0.0) + (0.0 if share is None else 7.0)
     what = f"selecting edges ({how})" + ("" if share is None else f" that keep {share:.0%}")
     select = Phase(what, units(model, to_attribute, passes) if passes else 0.0)
-    n_circuits = 1 + (2 * SIZES if curve and request.positions is None else 0)
+    n_circuits = 1 + (3 * SIZES // 2 if curve and request.positions is None else 0)
     return {"score": score, "select": select, "measure": evaluation_phase(model, to_measure, n_circuits)}
 
 
