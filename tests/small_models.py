@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import transformers as hf
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -187,6 +188,123 @@ TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         Olmo2ForCausalLM,
         Olmo2Config,
         {**_LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
+    ),
+}
+
+_TWO: dict[str, Any] = {**_LLAMA, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
+_TWO_GROUPED: dict[str, Any] = {**_TWO, "num_key_value_heads": 2}
+_TWO_TYPES: dict[str, Any] = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+# Four of the six dimensions of a head are rotated.
+_PARTIAL: dict[str, Any] = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.67}
+}
+_LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.2, 1.5],
+    "long_factor": [2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 16,
+}
+_MINISTRAL3: dict[str, Any] = {
+    **_TWO_GROUPED,
+    "head_dim": 8,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "max_position_embeddings": 64,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+
+TINY |= {
+    "gpt-neo": (
+        hf.GPTNeoForCausalLM,
+        hf.GPTNeoConfig,
+        {
+            "num_layers": 2,
+            "num_heads": 3,
+            "hidden_size": 24,
+            "max_position_embeddings": 32,
+            "vocab_size": VOCAB,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 4,
+        },
+    ),
+    "gptj": (hf.GPTJForCausalLM, hf.GPTJConfig, {**_GPT2, "n_layer": 2, "n_head": 2, "rotary_dim": 8}),
+    "opt": (
+        hf.OPTForCausalLM,
+        hf.OPTConfig,
+        {**_TWO, "ffn_dim": 40, "word_embed_proj_dim": 24, "max_position_embeddings": 32},
+    ),
+    "opt-bare": (
+        hf.OPTForCausalLM,
+        hf.OPTConfig,
+        {
+            **_TWO,
+            "ffn_dim": 40,
+            "word_embed_proj_dim": 24,
+            "max_position_embeddings": 32,
+            "activation_function": "gelu",
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+        },
+    ),
+    "gemma": (hf.GemmaForCausalLM, hf.GemmaConfig, {**_TWO, "num_key_value_heads": 1, "head_dim": 8}),
+    "phi3": (hf.Phi3ForCausalLM, hf.Phi3Config, {**_TWO_GROUPED, "sliding_window": 4}),
+    "phi3-longrope": (
+        hf.Phi3ForCausalLM,
+        hf.Phi3Config,
+        {
+            **_TWO,
+            "num_attention_heads": 3,
+            "max_position_embeddings": 64,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {**_LONGROPE, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "olmo": (hf.OlmoForCausalLM, hf.OlmoConfig, {**_TWO_GROUPED, "clip_qkv": 1.0}),
+    "olmo3": (hf.Olmo3ForCausalLM, hf.Olmo3Config, {**_TWO_GROUPED, **_TWO_TYPES}),
+    "stablelm": (hf.StableLmForCausalLM, hf.StableLmConfig, {**_TWO_GROUPED, **_PARTIAL, "use_qkv_bias": True}),
+    "stablelm-parallel": (
+        hf.StableLmForCausalLM,
+        hf.StableLmConfig,
+        {**_TWO_GROUPED, **_PARTIAL, "use_parallel_residual": True, "qk_layernorm": True},
+    ),
+    "starcoder2": (hf.Starcoder2ForCausalLM, hf.Starcoder2Config, {**_TWO_GROUPED, "sliding_window": 4}),
+    "granite": (
+        hf.GraniteForCausalLM,
+        hf.GraniteConfig,
+        {
+            **_TWO_GROUPED,
+            "embedding_multiplier": 2.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 1.5,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "ministral": (hf.MinistralForCausalLM, hf.MinistralConfig, {**_TWO_GROUPED, "head_dim": 8, **_TWO_TYPES}),
+    "ministral3": (hf.Ministral3ForCausalLM, hf.Ministral3Config, _MINISTRAL3),
+    "mistral3": (
+        hf.Mistral3ForConditionalGeneration,
+        hf.Mistral3Config,
+        {
+            "text_config": {**_MINISTRAL3, "model_type": "ministral3"},
+            "vision_config": {
+                "model_type": "pixtral",
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "head_dim": 8,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "image_token_index": 60,
+        },
     ),
 }
 

@@ -167,15 +167,16 @@ def attention(model: Transformer, layer: Layer, inputs: list[dict[str, Tensor]])
     heads = [projections(model, layer, head, x) for head, x in enumerate(inputs)]
     for kind, gain in (("q", layer.q_gain), ("k", layer.k_gain)):
         if a.qk_norm == "head" and gain is not None:
-            for x in heads:
-                x[kind] = norm(model, x[kind]) * gain.to(x[kind].dtype)
+            for head, x in enumerate(heads):
+                own = gain if gain.ndim == 1 else gain[head]
+                x[kind] = norm(model, x[kind]) * own.to(x[kind].dtype)
         if a.qk_norm == "layer" and gain is not None:  # over all query heads, copies of shared keys included
             normed = norm(model, torch.cat([x[kind] for x in heads], -1)).chunk(a.n_heads, -1)
             for head, x in enumerate(heads):
                 x[kind] = normed[head] * gain[head].to(x[kind].dtype)
     outputs = []
     for head, x in enumerate(heads):
-        z = attend(model, layer, **x)
+        z = attend(model, layer, head, **x)
         outputs.append(z @ layer.w_o[:, head * a.d_head : (head + 1) * a.d_head].T.to(z.dtype))
     if layer.attn_gain is not None:  # a norm after attention divides by the size of the sum over all heads
         size = root_mean_square(model, torch.stack(outputs).sum(0))
@@ -194,13 +195,16 @@ def projections(model: Transformer, layer: Layer, head: int, inputs: dict[str, T
         projected[kind] = read_norm(model, x) @ layer.w_qkv[rows].T.to(x.dtype)
         if layer.b_qkv is not None:
             projected[kind] = projected[kind] + layer.b_qkv[rows].to(x.dtype)
+        projected[kind] = clip(model, projected[kind])
     return projected
 
 
-def attend(model: Transformer, layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(model: Transformer, layer: Layer, head: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The values that one head gathers with its attention pattern, (pos, d_head)."""
     logits = rotate(model, layer, q) @ rotate(model, layer, k).T * layer.scale
     logits = cap(model, logits, model.arch.attention_cap)
+    if model.attention_bias is not None:
+        logits = logits + model.attention_bias[head, : len(k)].to(k.dtype)
     position = torch.arange(len(q), device=q.device)
     query, key = torch.meshgrid(position, position, indexing="ij")
     hidden = key > query
@@ -214,7 +218,7 @@ def rotate(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
 
     The dimensions of a head from 2 n on are not rotated.
     """
-    if not model.rotary:
+    if not model.rotary or layer.rotary is None:
         return x
     rotary = model.rotary[layer.rotary]
     angle = torch.arange(len(x), device=x.device)[:, None] * rotary.frequencies.to(x.dtype)
@@ -254,6 +258,12 @@ def read_norm(model: Transformer, x: Tensor) -> Tensor:
 def root_mean_square(model: Transformer, x: Tensor) -> Tensor:
     """The denominator of a norm."""
     return detach_if(model.rules.norm, torch.sqrt((x**2).mean(-1, keepdim=True) + model.arch.norm_eps))
+
+
+def clip(model: Transformer, x: Tensor) -> Tensor:
+    """Projected queries, keys or values, clamped if the family does so."""
+    limit = model.arch.qkv_clip
+    return x if limit is None else elementwise(model, lambda x: x.clamp(-limit, limit), x)
 
 
 def cap(model: Transformer, x: Tensor, limit: float | None) -> Tensor:

@@ -70,6 +70,13 @@ def test_embeddings_are_scaled_as_transformers_scales_them_in_every_precision():
         ("gemma3", "hidden_activation", "mish"),
         ("phi", "qk_layernorm", True),
         ("olmo2", "attention_bias", True),
+        ("olmo3", "attention_bias", True),
+        ("opt", "do_layer_norm_before", False),
+        ("opt", "_remove_final_layer_norm", True),
+        ("opt", "word_embed_proj_dim", 12),
+        ("gptj", "rotary_dim", 7),
+        ("gemma", "use_bidirectional_attention", True),
+        ("gpt-neo", "attention_layers", ["global", "strided"]),
     ],
 )
 def test_settings_that_are_not_implemented_are_refused_by_name(kind, setting, value):
@@ -158,6 +165,13 @@ _ANY = {
         ("gemma3-with-images", {"boi_token_index": 5, "mm_tokens_per_image": 256}),
         ("phi", {"auto_map": {"AutoModel": "x"}, "embd_pdrop": 0.1, "resid_pdrop": 0.1}),
         ("olmo2", {}),
+        ("gpt-neo", {"embed_dropout": 0.1, "activation_function": "gelu_new", "task_specific_params": {"a": 1}}),
+        ("gptj", {"embd_pdrop": 0.1, "gradient_checkpointing": True, "scale_attn_weights": None}),
+        ("opt", {"layerdrop": 0.1, "init_std": 0.5, "prefix": "</s>", "ffn_dim": 7}),
+        ("phi3", {"auto_map": {"AutoModel": "x"}, "original_max_position_embeddings": 4}),
+        ("stablelm", {"use_qkv_bias": False, "rope_theta": 10000}),
+        ("granite", {"attention_bias": False, "mlp_bias": False}),
+        ("mistral3", {"vision_feature_layer": -1, "spatial_merge_size": 3}),
     ],
 )
 def test_settings_that_do_not_affect_the_logits_are_accepted(kind, settings):
@@ -216,8 +230,29 @@ def test_what_the_nodes_write_adds_up_to_what_logits_read(kind):
 def test_an_unknown_family_is_refused_with_the_known_ones():
     model = copy.deepcopy(tiny_hf("gpt2"))
     model.config.model_type = "mamba"
-    with pytest.raises(InputError, match=r"'mamba' are not supported: gradpath reads .*gpt2, gpt_neox, llama"):
+    with pytest.raises(InputError, match=r"'mamba' are not supported: gradpath reads .*gpt2, gpt_neo, gpt_neox, "):
         convert(model)
+
+
+@pytest.mark.parametrize("kind", ["phi3-longrope", "ministral3", "gptj", "opt"])
+def test_prompts_are_read_up_to_the_length_from_which_on_positions_are_computed_differently(kind):
+    model, original = tiny_model(kind), tiny_hf(kind)
+    limit = model.max_positions
+    assert limit in (16, 32)
+    ids = torch.randint(3, VOCAB, (1, limit), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        expected = original(ids).logits
+    assert torch.allclose(model.logits(ids), expected, atol=1e-4)
+    with pytest.raises(InputError, match=f"reads at most {limit} tokens: a prompt has {limit + 1}"):
+        model.logits(torch.cat([ids, ids[:, :1]], 1))
+
+
+def test_a_longer_prompt_before_does_not_change_what_is_read_of_a_model():
+    """transformers replaces the frequencies of LongRoPE when it meets a long prompt."""
+    original = copy.deepcopy(tiny_hf("phi3-longrope"))
+    with torch.no_grad():
+        original(IDS.repeat(1, 2))
+    assert torch.equal(convert(original).logits(IDS), tiny_model("phi3-longrope").logits(IDS))
 
 
 def test_grouped_heads_keep_edges_of_their_own():

@@ -249,6 +249,8 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor
     qkv_heads = qkv_heads.index_copy(0, torch.tensor(rows, dtype=torch.long, device=fresh.device), fresh)
     q, k, v = torch.split(qkv_heads.permute(1, 2, 0, 3), len(heads), 2)
     positions = prepared.positions.to_device_of(layer.w_qkv)
+    if len(heads) < a.n_heads:
+        layer, positions = layer.of_heads(heads), positions.of_heads(heads)
     prefix = Past(*(x[:, heads] for x in prepared.prefix[index])) if prepared.prefix else None
     past = model.keys_and_values(layer, k, v, positions).after(prefix)
     queries = model.queries(layer, q, positions)

@@ -79,7 +79,7 @@ def _copying(model: Transformer, layer: int, head: int, run: LayerRun, tokens: T
     """The share of tokens that a head raises among the most when it attends to them alone."""
     a, weights = model.arch, model.layers[layer]
     half = tokens.shape[1] // 2
-    values = run.v[:, front : front + half, head].flatten(0, 1)[:_COPIED]  # (token, d_head)
+    values = run.past.values[:, head, front : front + half].flatten(0, 1)[:_COPIED]  # (token, d_head)
     written = values @ weights.w_write.view(a.d_model, a.n_heads, a.d_head)[:, head].T
     written = written - written.mean(-1, keepdim=True) if a.norm == "layer" else written
     # The scale of the norm is the same for all tokens of the vocabulary, so it does not change their order.

@@ -9,8 +9,8 @@ projection has mean zero too. Both kinds of norm then have the same Jacobian, ``
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Literal
 
@@ -25,6 +25,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
 }
+
+
+# Of a field that did not exist when fingerprints were first recorded: its default is no part of them.
+_LATER = {"later": True}
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,15 @@ class Architecture:
     qk_norm: Literal["head", "layer"] | None = None  # over each head's query or key, or over all heads of a layer
     attention_cap: float | None = None  # attention logits x become cap * tanh(x / cap)
     logit_cap: float | None = None  # the same for the logits
+    qkv_clip: float | None = field(default=None, metadata=_LATER)  # queries, keys, values are clamped to +-clip
+    max_tokens: int | None = field(default=None, metadata=_LATER)  # longer prompts are computed differently
+
+    @property
+    def fingerprint(self) -> str:
+        """All choices as text, without those that were added later and have their default."""
+        values = {x.name: getattr(self, x.name) for x in fields(self)}
+        later = {x.name for x in fields(self) if x.metadata == _LATER and values[x.name] == x.default}
+        return f"Architecture({', '.join(f'{name}={x!r}' for name, x in values.items() if name not in later)})"
 
     def projection_row(self, qkv: int, head: int) -> int:
         """The row of blocks of ``Layer.w_qkv`` that computes q, k or v (0, 1, 2) of a query head."""
@@ -84,7 +97,7 @@ class Layer:
     b_out: Tensor | None
     scale: float  # of the attention logits
     window: int | None  # how many positions attention sees, the current one included
-    rotary: int = 0  # index into ``Transformer.rotary``, if that has any
+    rotary: int | None = 0  # index into ``Transformer.rotary``, if that has any; None: no rotation in this layer
     q_gain: Tensor | None = None  # of the norm of queries, (d_head,) or (head, d_head)
     k_gain: Tensor | None = None  # of the norm of keys, the same
     attn_gain: Tensor | None = None  # of the norm after attention, (d_model,)
@@ -94,6 +107,11 @@ class Layer:
     def w_write(self) -> Tensor:
         """The map from ``LayerRun.written`` to the residual stream, (d_model, head d_head)."""
         return self.w_o if self.attn_gain is None else self.attn_gain[:, None] * self.w_o
+
+    def of_heads(self, heads: Sequence[int]) -> Layer:
+        """The layer with the gains of some of its heads' queries and keys, where each head has its own."""
+        q_gain, k_gain = (x[heads] if x is not None and x.ndim == 2 else x for x in (self.q_gain, self.k_gain))
+        return replace(self, q_gain=q_gain, k_gain=k_gain)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ A layer computes, on the residual stream x (one column per position)::
     x = x + W_O z + b_O                        head h writes W_O[:, h] z_h
     x = x + W_out act(W_in norm(x) + b) + b    the MLP, gated or not
 
-Families change single lines of this. In a *parallel* block the MLP reads the x that attention read. Queries and keys
-may be normalised before they are rotated. A norm may follow attention or the MLP, before the residual stream. Such a
-norm divides the sum over all heads, W_O z, by the root mean square r of that sum, so head h writes
-gain * W_O[:, h] (z_h / r), and the outputs of the heads still add up to what reaches the residual stream.
+Families change single lines of this. In a *parallel* block the MLP reads the x that attention read. Queries, keys and
+values may be clipped, and queries and keys normalised, before they are rotated. Positions enter as vectors that are
+added to the token embeddings, as rotations, as a bias of the attention logits, or, in some layers, not at all. A norm
+may follow attention or the MLP, before the residual stream. Such a norm divides the sum over all heads, W_O z, by the
+root mean square r of that sum, so head h writes gain * W_O[:, h] (z_h / r), and the outputs of the heads still add up
+to what reaches the residual stream.
 
 The forward pass computes nothing else: it never separates heads. A ``Run`` keeps the results of the products, from
 which ``attribution`` forms the output of a single head, or the gradient at its input.
@@ -61,7 +63,8 @@ def at_least_float32(x: Tensor) -> Tensor:
 class PositionInfo:
     """Attention masks and rotations for the positions of a run."""
 
-    masks: dict[int | None, Tensor]  # per window: -inf where attention is not allowed, (pos, start + pos)
+    # Per window: -inf where attention is not allowed, (pos, start + pos); with a bias, (head, pos, start + pos).
+    masks: dict[int | None, Tensor]
     rotations: list[tuple[Tensor, Tensor]]  # cos and sin, (pos, 1, rotated dimensions)
 
     def to_device_of(self, other: Tensor) -> PositionInfo:
@@ -72,6 +75,11 @@ class PositionInfo:
         return PositionInfo(
             masks, [(to_device_of(cos, other), to_device_of(sin, other)) for cos, sin in self.rotations]
         )
+
+    def of_heads(self, heads: Sequence[int]) -> PositionInfo:
+        """The same for some of the heads, where masks differ between heads."""
+        masks = {window: mask if mask.ndim == 2 else mask[heads] for window, mask in self.masks.items()}
+        return PositionInfo(masks, self.rotations)
 
 
 class Past(NamedTuple):
@@ -133,6 +141,7 @@ class Transformer:
     final_shift: Float[Tensor, " d_model"] | None = None
     positions: Float[Tensor, "max_pos d_model"] | None = None
     rotary: tuple[Rotary, ...] = ()
+    attention_bias: Float[Tensor, "head max_pos"] | None = None  # of each head's logits for a key, by position
     embedding_scale: float = 1.0
     unembedding_bias: Float[Tensor, " vocab"] | None = None
     tokenizer: Tokenizer | None = None
@@ -173,7 +182,7 @@ class Transformer:
     def digest(self) -> str:
         """A digest of the architecture and of every weight, whatever the model's name, folder or device."""
         gains = [rotary.gain for rotary in self.rotary]
-        digest = sha256(repr((self.arch, self.embedding_scale, gains)).encode())
+        digest = sha256(f"({self.arch.fingerprint}, {self.embedding_scale!r}, {gains!r})".encode())
         parts = {f"layer {i}.{name}": x for i, layer in enumerate(self.layers) for name, x in vars(layer).items()}
         parts |= {f"rotary {i}": rotary.frequencies for i, rotary in enumerate(self.rotary)}
         parts |= {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
@@ -200,7 +209,11 @@ class Transformer:
 
     @property
     def max_positions(self) -> int | None:
-        return None if self.positions is None else len(self.positions)
+        """The length of the longest prompt, if there is a limit."""
+        limits = [] if self.arch.max_tokens is None else [self.arch.max_tokens]
+        limits += [] if self.positions is None else [len(self.positions)]
+        limits += [] if self.attention_bias is None else [self.attention_bias.shape[1]]
+        return min(limits, default=None)
 
     def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
         """Logits at every position, without gradients.
@@ -353,14 +366,13 @@ class Transformer:
 
     def with_positions(self, x: Tensor, start: int) -> Tensor:
         """The residual stream for token embeddings at positions start, start + 1, ..."""
-        if self.positions is None:
-            return x
-        if start + x.shape[1] > len(self.positions):
+        end, limit = start + x.shape[1], self.max_positions
+        if limit is not None and end > limit:
             raise InputError(
-                f"the model reads at most {len(self.positions)} tokens: a prompt has {start + x.shape[1]}. "
+                f"the model reads at most {limit} tokens: a prompt has {end}. "
                 "Shorten it, or use a model with a longer context."
             )
-        return x + self.positions[start : start + x.shape[1]]
+        return x if self.positions is None else x + self.positions[start:end]
 
     def norm(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normalised x and 1/sigma, (..., d_model) and (..., 1), without gain and shift (``fold_norm``)."""
@@ -394,12 +406,17 @@ class Transformer:
 
     def queries(self, layer: Layer, q: Tensor, info: PositionInfo) -> Tensor:
         """Projected queries (batch, pos, head, d_head), normalised and rotated, as (batch, head, pos, d_head)."""
-        return self._rotate(layer, self._qk_norm(q, layer.q_gain), info).transpose(1, 2)
+        return self._rotate(layer, self._qk_norm(self._clip(q), layer.q_gain), info).transpose(1, 2)
 
     def keys_and_values(self, layer: Layer, k: Tensor, v: Tensor, info: PositionInfo) -> Past:
         """Projected keys, normalised and rotated, and values."""
-        rotated = self._rotate(layer, self._qk_norm(k, layer.k_gain), info)
-        return Past(rotated.transpose(1, 2), v.transpose(1, 2))
+        rotated = self._rotate(layer, self._qk_norm(self._clip(k), layer.k_gain), info)
+        return Past(rotated.transpose(1, 2), self._clip(v).transpose(1, 2))
+
+    def _clip(self, x: Tensor) -> Tensor:
+        """Clip projected queries, keys or values, if the family does."""
+        clip = self.arch.qkv_clip
+        return x if clip is None else self._elementwise(lambda x: x.clamp(-clip, clip), x)
 
     def _qk_norm(self, x: Tensor, gain: Tensor | None) -> Tensor:
         """Normalise queries or keys (batch, pos, head, d_head), per head or over all heads of the layer."""
@@ -412,7 +429,7 @@ class Transformer:
 
     def _rotate(self, layer: Layer, x: Tensor, info: PositionInfo) -> Tensor:
         """Rotary embedding of queries or keys (batch, pos, head, d_head), if the model has one."""
-        if not info.rotations:
+        if not info.rotations or layer.rotary is None:
             return x
         cos, sin = info.rotations[layer.rotary]
         width = cos.shape[-1]
@@ -483,13 +500,21 @@ class Transformer:
         masks, rotations = {}, []
         for window in {layer.window for layer in self.layers}:
             hidden = (key > query) if window is None else (key > query) | (key <= query - window)
-            masks[window] = torch.zeros_like(hidden, dtype=self.dtype).masked_fill(hidden, -torch.inf)
+            masks[window] = self._bias(start, start + length).masked_fill(hidden, -torch.inf)
         for rotary in self.rotary:
             frequency = rotary.frequencies.to(torch.promote_types(self.dtype, torch.float32))
             angle = (query * frequency).tile(2)[:, None]  # (pos, 1, rotated dimensions)
             cos, sin = angle.cos() * rotary.gain, angle.sin() * rotary.gain
             rotations.append((cos.to(self.dtype), sin.to(self.dtype)))
         return PositionInfo(masks, rotations)
+
+    def _bias(self, start: int, end: int) -> Tensor:
+        """The bias of attention logits for queries from start on and keys from 0 on, (pos, end) or (head, pos, end)."""
+        if self.attention_bias is None:
+            return self.embedding.new_zeros(end - start, end)
+        bias = self.attention_bias[:, None, :end]
+        # Relative to the query's own position: the same patterns, and close keys keep their precision.
+        return (bias - bias[..., start:].mT).to(self.dtype)
 
     def check_one_device(self, work: str) -> None:
         """Refuse work that is implemented for models on a single device only."""
@@ -519,9 +544,10 @@ class Transformer:
             A new model. This one is not changed.
         """
         layers = tuple(_move(layer, device, dtype) for layer in self.layers)
-        # Angles grow with the position, and half precision would blur them: frequencies stay float32.
+        # Angles and biases grow with the position, and half precision would blur them: these stay float32.
         rotary = tuple(_move(rotary, device) for rotary in self.rotary)
-        return replace(_move(self, device, dtype), layers=layers, rotary=rotary)
+        bias = None if self.attention_bias is None else self.attention_bias.to(device)
+        return replace(_move(self, device, dtype), layers=layers, rotary=rotary, attention_bias=bias)
 
 
 def _move(weights: Weights, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Weights:

@@ -30,9 +30,10 @@ class Family:
     bos: bool  # prompts begin with the BOS token even if the tokenizer does not add it
 
 
-FAMILIES = Registry[Family](
-    "model family", [f"{__name__}.{module}" for module in ("layer_norm", "llama_like", "gemma")]
-)
+MODULES = """
+    gpt llama mistral gemma olmo phi opt stablelm starcoder2 granite
+"""
+FAMILIES = Registry[Family]("model family", [f"{__name__}.{module}" for module in MODULES.split()])
 
 
 def family(name: str, members: str, *, supports: str = "", bos: bool = False) -> Callable[[Adapter], Adapter]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError
-from gradpath.model.architecture import ACTIVATIONS, Rotary, fold_norm
+from gradpath.model.architecture import ACTIVATIONS, Rotary
 
 # Rope types whose frequencies do not depend on the prompt, so that those of transformers can be used.
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -92,14 +92,15 @@ class Checkpoint:
         """The name of the activation function, from the setting of that name."""
         return str(self.only(name, ACTIVATIONS))
 
-    def rotary(self, layer_type: str = "") -> Rotary:
-        """The rotation of queries and keys, or that of one type of layer."""
+    def rotary(self, layer_type: str = "", *, known: Sequence[str] = STATIC_ROPE) -> Rotary:
+        """The rotation of queries and keys, or that of one type of layer, if its rope type is known."""
         self.ignore(*_ROPE.split())  # transformers has computed the frequencies from these
         module = self.body.rotary_emb
-        self.check("rope_type", module.rope_type[layer_type] if layer_type else module.rope_type, STATIC_ROPE)
+        self.check("rope_type", module.rope_type[layer_type] if layer_type else module.rope_type, known)
         prefix = f"{layer_type}_" if layer_type else ""
         gain = float(getattr(module, f"{prefix}attention_scaling"))
-        return Rotary(getattr(module, f"{prefix}inv_freq"), gain)
+        # Those from before any prompt: a long one may have changed the others.
+        return Rotary(getattr(module, f"{prefix}original_inv_freq"), gain)
 
     def windows(self) -> list[int | None]:
         """The attention window of each layer, by the type of the layer."""
@@ -125,11 +126,6 @@ class Checkpoint:
         biases = [bias for name in names if (bias := self.get(f"{name}.bias")) is not None]
         assert len(biases) in (0, len(names)), f"only some of {names} have a bias"
         return weight, torch.cat(biases) if biases else None
-
-    def after_layer_norm(self, norm: str, linears: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """Linear layers stacked into one, with the LayerNorm before them folded in."""
-        gain, shift = self.need(f"{norm}.weight"), self.get(f"{norm}.bias")
-        return fold_norm(*self.linear(linears), gain, shift, centre=True)
 
     def check_all_read(self) -> None:
         """Refuse a model with weights or settings that its adapter does not implement."""

@@ -1,0 +1,157 @@
+"""GPT-2, GPT-Neo, GPT-J and GPT-NeoX (Pythia): LayerNorm, and an MLP without gate.
+
+GPT-2 and GPT-Neo have learned positions. GPT-Neo does not scale its attention logits, and every second layer sees a
+window. GPT-J and GPT-NeoX have partial rotary embeddings, and attention and MLP in parallel, after one shared norm in
+GPT-J and a norm each in GPT-NeoX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gradpath.model.architecture import Architecture, Layer, Rotary, fold_norm
+from gradpath.model.families import family
+from gradpath.model.families.checkpoint import Checkpoint
+from gradpath.model.families.decoder import Names, read_architecture, read_layer, read_model
+from gradpath.model.transformer import Transformer
+
+GPT_NEO = Names(
+    before_attention="ln_1",
+    before_mlp="ln_2",
+    qkv=[f"attn.attention.{x}_proj" for x in "qkv"],
+    attention_out="attn.attention.out_proj",
+    mlp_in=["mlp.c_fc"],
+    mlp_out="mlp.c_proj",
+    layers="h",
+    embedding="wte",
+    final_norm="ln_f",
+)
+GPTJ = replace(
+    GPT_NEO,
+    before_mlp="ln_1",  # the shared norm is folded into both projections, because each is a separate target
+    qkv=[f"attn.{x}_proj" for x in "qkv"],
+    attention_out="attn.out_proj",
+    mlp_in=["mlp.fc_in"],
+    mlp_out="mlp.fc_out",
+)
+GPT_NEOX = Names(
+    qkv=["attention.query_key_value"],
+    attention_out="attention.dense",
+    mlp_in=["mlp.dense_h_to_4h"],
+    mlp_out="mlp.dense_4h_to_h",
+    embedding="embed_in",
+    final_norm="final_layer_norm",
+    grouped=True,
+)
+
+
+# Published results for GPT-2 start prompts with <|endoftext|>, which its tokenizer does not add.
+@family("gpt2", "GPT-2 small, medium, large, XL, DistilGPT-2", supports="learned positions", bos=True)
+def from_gpt2(source: Checkpoint) -> Transformer:
+    config = source.config
+    source.only("add_cross_attention", [False])
+    arch = Architecture(
+        family="gpt2",
+        n_layers=config.n_layer,
+        n_heads=config.n_head,
+        n_kv_heads=config.n_head,
+        d_head=config.n_embd // config.n_head,
+        d_model=config.n_embd,
+        norm="layer",
+        norm_eps=config.layer_norm_epsilon,
+        activation=source.activation("activation_function"),
+        gated=False,
+    )
+    return Transformer(
+        arch=arch,
+        layers=tuple(_gpt2_layer(source, arch, index) for index in range(arch.n_layers)),
+        embedding=source.need("transformer.wte.weight"),
+        unembedding=source.need("lm_head.weight"),
+        final_gain=source.need("transformer.ln_f.weight"),
+        final_shift=source.need("transformer.ln_f.bias"),
+        positions=source.need("transformer.wpe.weight"),
+    )
+
+
+def _gpt2_layer(source: Checkpoint, arch: Architecture, index: int) -> Layer:
+    def need(name: str) -> Tensor:
+        return source.need(f"transformer.h.{index}.{name}")
+
+    def after_norm(norm: str, linear: str) -> tuple[Tensor, Tensor | None]:
+        # GPT-2 stores its matrices as (in, out), all other families as (out, in).
+        weight, bias = need(f"{linear}.weight").T, need(f"{linear}.bias")
+        return fold_norm(weight, bias, need(f"{norm}.weight"), need(f"{norm}.bias"), centre=True)
+
+    w_qkv, b_qkv = after_norm("ln_1", "attn.c_attn")
+    w_in, b_in = after_norm("ln_2", "mlp.c_fc")
+    scale = arch.d_head**-0.5 if source.config.scale_attn_weights else 1.0
+    return Layer(
+        w_qkv=w_qkv,
+        b_qkv=b_qkv,
+        w_o=need("attn.c_proj.weight").T.contiguous(),
+        b_o=need("attn.c_proj.bias"),
+        w_in=w_in,
+        b_in=b_in,
+        w_out=need("mlp.c_proj.weight").T.contiguous(),
+        b_out=need("mlp.c_proj.bias"),
+        scale=scale / (index + 1) if source.config.scale_attn_by_inverse_layer_idx else scale,
+        window=None,
+    )
+
+
+@family("gpt_neo", "GPT-Neo, TinyStories", supports="learned positions, local attention, unscaled attention")
+def from_gpt_neo(source: Checkpoint) -> Transformer:
+    config = source.config
+    source.ignore("attention_types")  # transformers has computed attention_layers from it
+    kinds = [source.check("attention_layers", kind, ["global", "local"]) for kind in config.attention_layers]
+    arch = read_architecture(
+        source,
+        norm="layer",
+        eps=config.layer_norm_epsilon,
+        activation=source.activation("activation_function"),
+        gated=False,
+        n_kv_heads=config.num_attention_heads,
+    )
+    layers = [
+        read_layer(source, arch, index, GPT_NEO, scale=1.0, window=config.window_size if kind == "local" else None)
+        for index, kind in enumerate(kinds)
+    ]
+    model = read_model(source, arch, layers, GPT_NEO, rotary=())
+    return replace(model, positions=source.need("transformer.wpe.weight"))
+
+
+@family("gptj", "GPT-J 6B", supports="parallel attention and MLP, partial interleaved rotary, biased logits")
+def from_gptj(source: Checkpoint) -> Transformer:
+    config = source.config
+    arch = read_architecture(
+        source,
+        norm="layer",
+        eps=config.layer_norm_epsilon,
+        activation=source.activation("activation_function"),
+        gated=False,
+        n_kv_heads=config.num_attention_heads,
+        parallel=True,
+    )
+    width = int(source.check("rotary_dim", config.rotary_dim, range(2, arch.d_head + 1, 2)))
+    rotary = Rotary(10000.0 ** (-torch.arange(0, width, 2, device=source.body.wte.weight.device) / width))
+    layers = [read_layer(source, arch, index, GPTJ, interleaved=width) for index in range(arch.n_layers)]
+    model = read_model(source, arch, layers, GPTJ, [rotary])
+    return replace(model, arch=replace(arch, max_tokens=config.n_positions))  # transformers has no more angles
+
+
+@family("gpt_neox", "Pythia, GPT-NeoX-20B", supports="parallel attention and MLP or not, partial rotary")
+def from_gpt_neox(source: Checkpoint) -> Transformer:
+    config = source.config
+    arch = read_architecture(
+        source,
+        norm="layer",
+        eps=config.layer_norm_eps,
+        gated=False,
+        n_kv_heads=config.num_attention_heads,
+        parallel=bool(config.use_parallel_residual),
+    )
+    layers = [read_layer(source, arch, index, GPT_NEOX) for index in range(arch.n_layers)]
+    return read_model(source, arch, layers, GPT_NEOX)
