@@ -13,6 +13,7 @@ import gradpath as gp
 from gradpath import cli
 from gradpath.errors import InputError
 from gradpath.paper.compiled import load_compiled
+from gradpath.verdict import quick_checks
 from gradpath.verdict.result import NAMES
 from gradpath.verdict.statistics import holm, sign_flip_p, sign_test
 
@@ -116,9 +117,19 @@ def test_the_command_prints_a_screenful_or_one_object(tmp_path, capsys):
     shown = printed()
     assert "The circuit passes all" in shown
     assert len(shown.splitlines()) < 12
-    verdict = json.loads(printed("--json"))
+    page = tmp_path / "page.html"
+    verdict = json.loads(printed("--json", "--out", str(page)))
+    assert verdict["necessity"]["about"] in page.read_text()
+    assert "gradpath test" in page.read_text()
     assert {*NAMES, "verdict"} <= verdict.keys()
     assert all({"value", "null", "passed"} <= verdict[name].keys() for name in NAMES)
+
+
+def test_the_page_of_a_verdict_has_to_be_a_page(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["test", str(tmp_path / "circuit.json"), "--out", str(tmp_path / "verdict.pdf")])
+    assert ended.value.code == 2
+    assert "--out has to end in .html, and is verdict.pdf" in capsys.readouterr().err
 
 
 def test_too_few_examples_and_another_model_are_refused_in_one_sentence():
@@ -129,6 +140,22 @@ def test_too_few_examples_and_another_model_are_refused_in_one_sentence():
         gp.test(other.model, own.circuit, other.task)
     with pytest.raises(InputError, match="it has no edges"):
         verdict_on(own, [])
+
+
+def test_the_quick_tests_see_a_good_circuit_a_random_one_and_too_few_examples():
+    own = load("pattern", "hidden")
+    task, scores = own.all_pairs, gp.attribute(own.model, own.task, "eap")
+    random = [gp.select(scores, len(own.kinds), how=f"random+seed={seed}") for seed in range(20)]
+    true, *others = gp.evaluate(own.model, [gp.Circuit.from_edges(own.model, own.kinds), *random], task)
+    checks = quick_checks(true, true, others[:19])
+    assert checks["sufficiency"].passed
+    assert checks["equivalence"].passed
+    assert checks["sufficiency"].null > 0.5
+    spoiled = quick_checks(others[19], others[19], others[:19])
+    assert spoiled["sufficiency"].passed is False
+    assert spoiled["equivalence"].passed is False
+    few = gp.evaluate(own.model, random[0], task[:9])
+    assert quick_checks(few, few, [few])["equivalence"].about == "needs at least 10 examples to measure on: there are 9"
 
 
 def test_p_values_are_those_of_the_textbook():

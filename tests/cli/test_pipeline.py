@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,13 +15,19 @@ from small_models import prompts, tiny_model
 import gradpath as gp
 from gradpath import defaults
 from gradpath.errors import UsageError
+from gradpath.evaluation.result import Result
 from gradpath.pipeline.found import Found
 from gradpath.pipeline.request import FindRequest
+from gradpath.pipeline.run import _few_examples
 
 
 @pytest.fixture(scope="module")
 def model(model_folder):
     return gp.load_model(str(model_folder))
+
+
+def page_data(file):
+    return json.loads(re.search(r'id="data">(.*?)</script>', file.read_text(), re.DOTALL)[1])
 
 
 def test_find_is_attribute_select_and_evaluate(model, tmp_path):
@@ -41,8 +48,7 @@ def test_find_is_attribute_select_and_evaluate(model, tmp_path):
 def test_a_report_is_one_line_for_edges_at_spans_too(model, tmp_path):
     found = gp.find(model, "ioi", edges=60, examples=4, positions="span", curve=False)
     found.report(tmp_path / "spans.html")
-    text = (tmp_path / "spans.html").read_text()
-    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    data = page_data(tmp_path / "spans.html")
     assert data["runs"][0]["saved"]["edges"] == len(found.circuit.anywhere())
     assert data["chosen"]["how"] == "saved"
 
@@ -68,7 +74,7 @@ def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_
     assert found.circuit.edges == chosen.edges
     file = tmp_path / "report.html"
     found.report(file)
-    data = json.loads(re.search(r'id="data">(.*?)</script>', file.read_text(), re.DOTALL)[1])
+    data = page_data(file)
     points = data["runs"][0]["curve"]
     assert sorted(p["asked"] for p in points if p["how"] == how) == [*sizes, 30]
     assert data["chosen"]["opens"] == (None if how == "balanced" else 25)
@@ -119,7 +125,47 @@ def test_a_wrong_request_is_refused_before_anything_runs(kind):
         FindRequest(**options)
 
 
-def test_a_report_of_a_metric_without_a_gradient_has_no_inside(tmp_path):
+def test_find_measures_random_circuits_and_makes_two_tests_of_its_own(model, tmp_path):
+    found = gp.find(model, "ioi", edges=40, how="top", examples=14)
+    assert Counter(result.edges_asked for result in found.random).most_common(1) == [(40, 19)]
+    assert sorted(Counter(result.edges_asked for result in found.random).values()) == [3, 3, 3, 19]
+    assert all(len(result.clean_values) == 12 for result in [found.few, *found.random])
+    again = gp.select(found.scores, 40, how="random+seed=1")
+    assert found.random[4].circuit_values.tolist() == pytest.approx(
+        gp.evaluate(model, again, found.measured[:12]).circuit_values.tolist(), abs=1e-5
+    )
+    errors = [result.error for result in found.random if result.edges_asked == 40]
+    checks = found.checks
+    assert list(checks) == ["sufficiency", "equivalence"]
+    assert checks["sufficiency"].passed == all(error > found.few.error for error in errors)
+    assert min(errors) <= checks["sufficiency"].null <= max(errors)
+    found.report(tmp_path / "report.html")
+    data = page_data(tmp_path / "report.html")
+    assert [check["name"] for check in data["verdict"]["checks"]] == list(checks)
+    assert "gradpath test" in data["verdict"]["command"]
+    assert sum(point["how"] == "random" for point in data["runs"][0]["curve"]) == len(found.random)
+
+
+def test_the_whole_verdict_takes_the_place_of_the_quick_one(model, tmp_path):
+    found = gp.find(model, "ioi", edges=40, how="top", examples=12)
+    verdict = gp.test(model, found.circuit, found.measured)
+    found.report(tmp_path / "report.html", verdict=verdict)
+    shown = page_data(tmp_path / "report.html")["verdict"]
+    assert {check["name"]: check["passed"] for check in shown["checks"]} == {
+        name: check.passed for name, check in verdict.checks.items()
+    }
+    assert shown["command"] == ""
+
+
+def test_random_circuits_run_on_as_many_examples_as_show_a_behaviour():
+    same, other = torch.ones(30), torch.ones(30)
+    other[20:] = 0.0
+    result = Result(same, other, same, 5, 5)
+    assert len(_few_examples(prompts([5] * 30, [[2]] * 30), result)) == 24
+    assert len(_few_examples(prompts([5] * 30, [[2]] * 30), replace(result, corrupted_values=1 - same))) == 12
+
+
+def test_a_report_of_a_metric_without_a_gradient_says_why_it_has_no_inside(tmp_path):
     model, task = tiny_model("gpt2"), prompts([5, 6], [[2], [3]])
     ranks = replace(
         task, metric=lambda logits, labels: (logits.argsort(-1).argsort(-1).gather(1, labels)[:, 0]).float()
@@ -128,4 +174,6 @@ def test_a_report_of_a_metric_without_a_gradient_has_no_inside(tmp_path):
     circuit = gp.select(scores, n=20, how="top")
     found = Found(model, ranks, ranks, scores, circuit, gp.evaluate(model, circuit, ranks), [])
     found.report(tmp_path / "report.html")
-    assert '"inside"' not in (tmp_path / "report.html").read_text().partition('id="data">')[2].partition("</script>")[0]
+    data = page_data(tmp_path / "report.html")
+    assert "inside" not in data
+    assert "gradient" in data["no_inside"]

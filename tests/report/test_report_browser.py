@@ -19,6 +19,7 @@ from gradpath.circuit import load_circuit
 from gradpath.evaluation.mib import Areas
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render
 from gradpath.selection import select
+from gradpath.verdict import Check
 
 pytestmark = pytest.mark.browser
 
@@ -428,6 +429,50 @@ def test_a_moving_slider_draws_the_strongest_edges_and_all_when_it_stops(visit: 
     assert page.evaluate(moved) == 2_500
     still(page)
     assert page.evaluate("curves") == 2_500 + number(page, "kept")
+
+
+CHECKS = {
+    "sufficiency": Check(0.21, 1.0, True, "error 0.210; 19 random circuits of the same size 0.990 to 1.010"),
+    "equivalence": Check(-0.3, 0.1, False, "off by -0.300 of the behaviour"),
+    "stability": Check(None, None, None, "needs <b>the examples</b> that it was found with"),
+}
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
+def test_the_verdict_is_above_the_circuit(visit: Visit, make: Maker, width: int, theme: str) -> None:
+    page = visit.open(replace(make.report(make.scores()), checks=CHECKS), width=width, theme=theme)
+    assert page.inner_text("#verdict-said") == "Fails equivalence; passes 1 of 2 tests"
+    assert page.locator(".testrow .sign").all_inner_texts() == ["passed", "failed", "not made"]
+    assert "0.21" in page.inner_text("#check-sufficiency")
+    assert "1.00" in page.inner_text("#check-sufficiency")
+    assert "<b>the examples</b>" in page.inner_text("#check-stability")
+    assert "necessity, minimality, transfer" in page.inner_text("#verdict-note")
+    top = {name: page.locator(name).bounding_box()["y"] for name in ("#verdict-card", "#circuit")}
+    assert top["#verdict-card"] < top["#circuit"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_page_without_tests_has_no_verdict(visit: Visit, make: Maker) -> None:
+    page = visit.open(make.report(make.scores()))
+    assert not page.is_visible("#verdict-card")
+    assert not page.is_visible("#no-inside")
+    assert page.locator("#curve .random").count() == 0
+
+
+def test_random_circuits_are_a_grey_band(visit: Visit, make: Maker) -> None:
+    scores = make.scores()
+    report = make.report(scores)
+    points = [CurvePoint("random", n, n // 2, x, x, x, 1 - x) for n in (20, 40) for x in (0.0, 0.1, 0.2)]
+    page = visit.open(replace(report, runs=[MethodRun(scores, [*report.runs[0].curve, *points])], inside="no gradient"))
+    corners = [
+        tuple(map(float, corner.split(","))) for corner in page.get_attribute("#curve .random", "points").split()
+    ]
+    assert len(corners) == 4
+    assert len({x for x, _ in corners}) == 2
+    assert corners[0][1] < corners[-1][1]  # the best of them above the worst
+    assert "3 of each of 2 sizes" in page.inner_text("#curve-note")
+    assert "random circuits" in page.inner_text("#curve .key")
+    assert "no gradient" in page.inner_text("#no-inside")
 
 
 def test_areas_of_mib_are_told_for_the_selection_that_was_measured(visit: Visit, make: Maker) -> None:

@@ -12,20 +12,31 @@ import click
 from gradpath.cli import options as opt
 from gradpath.cli.progress import Screen, print_result
 from gradpath.cli.saved import open_circuit, saved_options
+from gradpath.errors import UsageError
+from gradpath.runtime import distributed
 
 
 @click.command(name="test")
 @click.argument("circuit_file", type=opt.FILE, metavar="CIRCUIT.json")
+@click.option(
+    "--out", type=opt.FILE, metavar="PAGE.html", help="Write the report of the circuit, with the verdict at its top."
+)
 @saved_options("Examples to test on.")
-def command(circuit_file: Path, batch_size: int | None, memory: str | None, as_json: bool, **given: Any) -> None:
+def command(
+    circuit_file: Path, out: Path | None, batch_size: int | None, memory: str | None, as_json: bool, **given: Any
+) -> None:
     """Test a saved circuit: is it better than chance, equivalent to the model, necessary, minimal, stable?
 
     \b
     gradpath test out/ioi/circuit.json
     gradpath test out/ioi/circuit.json --examples 50 --json
+    gradpath test out/ioi/circuit.json --out out/ioi/verdict.html
     """
+    from gradpath.report import verdict_report, write
     from gradpath.verdict import test
 
+    if out is not None and out.suffix.lower() != ".html":
+        raise UsageError(f"the verdict is written into a page: --out has to end in .html, and is {out.name}.")
     limits = opt.limits_of(batch_size, memory)
     saved = open_circuit(circuit_file, given)
     data, seed = saved.options.data, saved.options.seed
@@ -47,4 +58,7 @@ def command(circuit_file: Path, batch_size: int | None, memory: str | None, as_j
         "split": saved.options.split,
         **verdict.to_json(),
     }
-    print_result(json.dumps(summary, indent=1) if as_json else f"{circuit_file}:\n{verdict!r}")
+    if out is not None:
+        distributed.on_first_rank(lambda: write(verdict_report(circuit, verdict, opt.command_line()), out))
+    wrote = "" if out is None else f"\nOpen {out} in a browser."
+    print_result(json.dumps(summary, indent=1) if as_json else f"{circuit_file}:\n{verdict!r}{wrote}")

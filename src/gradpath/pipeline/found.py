@@ -16,7 +16,18 @@ from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.result import Result
 from gradpath.explanation.examples import Inside, look_inside
 from gradpath.model.transformer import Transformer
-from gradpath.report.data import IN_PAGE, SAVED, SHOWN, Chosen, CurvePoint, MethodRun, Report, evidence, spread_examples
+from gradpath.report.data import (
+    CHANCE,
+    IN_PAGE,
+    SAVED,
+    SHOWN,
+    Chosen,
+    CurvePoint,
+    MethodRun,
+    Report,
+    evidence,
+    spread_examples,
+)
 from gradpath.report.page import write
 from gradpath.report.plots import POSITION_FILES, write_spans
 from gradpath.runtime.files import write_together
@@ -24,6 +35,7 @@ from gradpath.scores import Scores
 from gradpath.selection import NestedOrder
 from gradpath.sweep import Limits
 from gradpath.tasks.task import Task
+from gradpath.verdict import Check, Verdict, quick_checks
 
 READABLE = 200  # the most edges that a person can follow in a drawing: a report opens on no more
 
@@ -44,6 +56,8 @@ class Found:
             ``found.order.circuit(n)`` is a circuit of another size.
         top: The results of the circuits of ``top`` of these sizes, to compare with.
         limits: How much may be computed at once, for the report too.
+        few: The circuit on the few examples that random circuits were measured on, if there are any.
+        random: Random circuits on these examples: 19 of the circuit's size, and 3 of each of three other sizes.
     """
 
     model: Transformer
@@ -56,6 +70,8 @@ class Found:
     order: NestedOrder | None = None
     top: list[Result] = field(default_factory=list)
     limits: Limits = Limits()
+    few: Result | None = None
+    random: list[Result] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<Found: {self.circuit!r}, {self.result!r}>"
@@ -83,17 +99,27 @@ class Found:
         counts = self.circuit.span.bincount(minlength=len(self.circuit.spans)).tolist()
         return dict(zip(self.circuit.spans, counts, strict=True))
 
-    def report(self, file: str | Path, *, command: str = "", seconds: float | None = None) -> None:
+    @property
+    def checks(self) -> dict[str, Check]:
+        """The tests that need no more runs: whether the circuit is better than chance, and like the model."""
+        same_size = [result for result in self.random if result.edges_asked == self.result.edges_asked]
+        return {} if self.few is None else quick_checks(self.result, self.few, same_size)
+
+    def report(
+        self, file: str | Path, *, verdict: Verdict | None = None, command: str = "", seconds: float | None = None
+    ) -> None:
         """Write the interactive report.
 
         Args:
             file: The HTML file to write.
+            verdict: What ``gp.test`` gave for the circuit, to show instead of the two quick tests.
             command: The command that makes the report again, to show in it.
             seconds: How long it took, to show in it.
         """
         about, how = self.scores.about, self.circuit.provenance.how
         points = [CurvePoint.of(how, result) for result in [*self.curve, self.result]]
         points += [CurvePoint.of(defaults.RANKING, result) for result in self.top]
+        points += [CurvePoint.of(CHANCE, result) for result in self.random]
         run, chosen = self._shown(how)
         facts: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
         facts |= {
@@ -110,6 +136,7 @@ class Found:
             chosen=chosen,
             examples=evidence(self.measured, self.result, self.model.tokenizer),
             inside=self._inside(),
+            checks=self.checks if verdict is None else verdict.checks,
             command=command,
             about=facts,
         )
@@ -129,13 +156,13 @@ class Found:
         whole = self.order.circuit(max(sizes), prune=False)
         return MethodRun(self.scores, circuit=whole, smallest=self.order.smallest), Chosen(asked, SAVED, opens=opens)
 
-    def _inside(self) -> Inside | None:
-        """What the circuit does on the examples that the report shows."""
+    def _inside(self) -> Inside | str:
+        """What the circuit does on the examples that the report shows; or why that cannot be seen."""
         shown = self.measured.take(spread_examples(self.result, SHOWN))
         try:
             return look_inside(self.model, self.circuit, shown, limits=self.limits, mean_over=self.attributed)
-        except (InputError, UsageError):
-            return None  # a metric without a gradient, or a model on several devices: the report has all else
+        except (InputError, UsageError) as problem:
+            return str(problem)  # a metric without a gradient, or a model on several devices: the report has all else
 
     def save(self, folder: str | Path, *, command: str = "", seconds: float | None = None) -> None:
         """Write the scores, the circuit and the report (or the figure of positions): all of them, or none.

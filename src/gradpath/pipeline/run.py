@@ -18,6 +18,7 @@ from gradpath.circuit import Circuit
 from gradpath.errors import check_type
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.evaluate import phase_of as evaluation_phase
+from gradpath.evaluation.result import Result
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.found import READABLE, Found
 from gradpath.pipeline.notices import Plain, Reporter, notices
@@ -30,9 +31,12 @@ from gradpath.sweep import Limits, units
 from gradpath.tasks.load import load_task
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Task
+from gradpath.verdict.quick import QUICK
 
 # The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to a share of all.
 SMALLEST, LARGEST, SIZES = 20, 0.1, 16
+# Random circuits run on few examples: that is enough to see what chance gives. BAND of each size make the grey band.
+FEW, BAND, NO_BEHAVIOUR = 12, 3, 0.01
 SELECTING = 12.0  # forward passes that a selection which measures takes, for the progress bar: measured on SmolLM2
 
 
@@ -155,10 +159,49 @@ def run_find(
             measured = evaluate(
                 model, different, to_measure, batch_size=limits.batch_size, memory=limits.memory, mean_over=to_attribute
             )
-    by_content = dict(zip(map(_content, different), measured, strict=True))
-    result, *results = (by_content[_content(one)] for one in circuits)
-    rest = {"curve": results[: len(others)], "top": results[len(others) :]}
-    return Found(model, to_attribute, to_measure, scores, circuit, result, order=order, limits=limits, **rest)
+            by_content = dict(zip(map(_content, different), measured, strict=True))
+            result, *results = (by_content[_content(one)] for one in circuits)
+            few, random = None, list[Result]()
+            if curve and scores.by_span is None:
+                few, *random = evaluate(
+                    model,
+                    [circuit, *_random_circuits(scores, circuit.asked, [one.asked for one in others])],
+                    _few_examples(to_measure, result),
+                    batch_size=limits.batch_size,
+                    memory=limits.memory,
+                    mean_over=to_attribute,
+                )
+    return Found(
+        model,
+        to_attribute,
+        to_measure,
+        scores,
+        circuit,
+        result,
+        curve=results[: len(others)],
+        order=order,
+        top=results[len(others) :],
+        limits=limits,
+        few=few,
+        random=random,
+    )
+
+
+def _random_circuits(scores: Scores, n: int, sizes: list[int]) -> list[Circuit]:
+    """Random circuits of n edges, and a few of each of three other sizes."""
+    others = [size for size in sizes if size != n][:: -max(1, len(sizes) // 3)][:3]
+    drawn = [
+        select_many(scores, [n, *(others if seed < BAND else ())], how=f"random+seed={seed}") for seed in range(QUICK)
+    ]
+    return [circuit for circuits in drawn for circuit in circuits]
+
+
+def _few_examples(task: Task, result: Result) -> Task:
+    """The first examples, as many as it takes to have a behaviour: a metric such as accuracy has few values."""
+    n, behaviour = FEW, (result.clean_values - result.corrupted_values).double()
+    while n < len(task) and abs(float(behaviour[:n].mean())) < NO_BEHAVIOUR * abs(float(behaviour.mean())):
+        n *= 2
+    return task[:n]
 
 
 def _content(circuit: Circuit) -> tuple[int, bytes]:

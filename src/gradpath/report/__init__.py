@@ -27,8 +27,17 @@ same ``how`` as the circuit belong to it.
 the suffix: .html, .svg, .png, .pdf, .dot or .graphml.
 """
 
-from gradpath.report.data import Chosen, CurvePoint, Example, MethodRun, Report, circuit_report, evidence
+from gradpath.report.data import (
+    Chosen,
+    CurvePoint,
+    Example,
+    MethodRun,
+    Report,
+    circuit_report,
+    evidence,
+    verdict_report,
+)
 from gradpath.report.page import render, show, write
 
 __all__ = ["Chosen", "CurvePoint", "Example", "MethodRun", "Report"]
-__all__ += ["circuit_report", "evidence", "render", "show", "write"]
+__all__ += ["circuit_report", "evidence", "render", "show", "verdict_report", "write"]

@@ -6,7 +6,7 @@ They hold what was measured. The page computes the rest from it: circuits of oth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradpath.circuit import Circuit
@@ -19,10 +19,12 @@ from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import Scores
 from gradpath.tasks.metrics import logit_difference, probability_difference
 from gradpath.tasks.task import Task, encode
+from gradpath.verdict.result import Check, Verdict
 
 IN_PAGE = ("top", "greedy", "signed")  # the selections that the page can compute
 SHOWN = 16  # examples that the page offers
 SAVED = "saved"  # the page's name for the order of the edges in a circuit
+CHANCE = "random"  # the points of a curve with this selection are drawn as a grey band
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class MethodRun:
 
     Args:
         scores: The scores; None if there is only a circuit.
-        curve: The measured circuits.
+        curve: The measured circuits. Those of ``random`` are drawn as a grey band, from the worst to the best.
         circuit: A circuit that the page cannot select, or that has no scores. The page offers its edges in their
             order. Points of the curve whose ``how`` is that of the circuit's selection belong to it.
         smallest: If the first n edges of ``circuit`` are what its selection gives for n edges, the smallest such n. The
@@ -133,7 +135,9 @@ class Report:
         examples: A few examples, as ``evidence`` gives them.
         command: The command that makes the report again.
         about: Further facts to list, such as the seed, the time and the versions.
-        inside: What the nodes and edges of the requested circuit do on these examples.
+        inside: What the nodes and edges of the requested circuit do on these examples; or, as text, why that is not
+            known.
+        checks: The tests of the requested circuit that were made, by name (``verdict.test`` and ``quick_checks``).
     """
 
     title: str
@@ -144,7 +148,8 @@ class Report:
     examples: Sequence[Example] = ()
     command: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
-    inside: Inside | None = None
+    inside: Inside | str | None = None
+    checks: Mapping[str, Check] = field(default_factory=dict)
 
 
 def circuit_report(circuit: Circuit, command: str = "") -> Report:
@@ -160,6 +165,28 @@ def circuit_report(circuit: Circuit, command: str = "") -> Report:
     model, task = circuit.provenance.model or "a model", circuit.provenance.task or "a task"
     chosen = Chosen(len(circuit), SAVED, pruned=bool(circuit.provenance.selection.get("pruned", True)))
     return Report(f"{task} in {model}", model, task, [MethodRun(None, circuit=circuit)], chosen, command=command)
+
+
+def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Report:
+    """The report of a circuit that was tested, with the verdict at the top.
+
+    Args:
+        circuit: The circuit.
+        verdict: What ``gp.test`` gave.
+        command: The command that makes the report again.
+
+    Returns:
+        The report.
+    """
+    report = circuit_report(circuit, command)
+    kept, (low, high) = verdict.sufficiency.details["faithfulness"], verdict.equivalence.details["interval"]
+    error = verdict.sufficiency.value
+    assert error is not None
+    how = circuit.provenance.how or SAVED
+    point = CurvePoint(how, circuit.asked, len(circuit), kept, 1 + low, 1 + high, error)
+    run = MethodRun(None, [point], circuit=circuit)
+    facts = {"tested on": f"{verdict.examples} examples of {verdict.task}"}
+    return replace(report, runs=[run], checks=verdict.checks, about=facts)
 
 
 def spread_examples(result: Result, n: int) -> list[int]:

@@ -29,7 +29,7 @@ from gradpath.selection.prune import pruned
 
 _SCRIPTS = (
     "graph select format layout paint svg scene view curve controls details inside pattern notes address "
-    "search evidence downloads compare theme"
+    "search evidence verdict downloads compare theme"
 )
 SCRIPTS = [f"{name}.js" for name in f"{_SCRIPTS} keys main".split()]
 
@@ -45,7 +45,9 @@ def render(report: Report, limit: int = LIMIT) -> str:
         The text of an HTML file.
     """
     content = payload(report, limit)
-    if report.inside is not None:
+    if isinstance(report.inside, str):
+        content["no_inside"] = report.inside
+    elif report.inside is not None:
         content["inside"] = inside_payload(report.inside)
     return filled(f"{report.title} · gradpath", content)
 

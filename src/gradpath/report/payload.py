@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from importlib.resources import files
 from typing import Any
 
@@ -25,6 +25,7 @@ from gradpath.errors import InputError, UsageError
 from gradpath.report.data import IN_PAGE, SAVED, MethodRun, Report
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS
+from gradpath.verdict.result import NAMES, QUESTIONS, Check, sentence
 
 LIMIT = 30_000
 _POINT = ("how", "asked", "kept", "faithfulness", "low", "high", "error")  # the page's names for a CurvePoint
@@ -59,8 +60,23 @@ def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
         "command": report.command,
         "bibtex": bibtex(str(run.origin.about.get("method", "")) for run in report.runs),
     }
+    if report.checks:
+        content["verdict"] = _verdict(report.checks)
     result: dict[str, Any] = plain(content)
     return result
+
+
+def _verdict(checks: Mapping[str, Check]) -> dict[str, Any]:
+    """The tests as the page lists them, and how to make those that are missing."""
+    rows = [
+        {"name": name, "question": QUESTIONS[name], **asdict(replace(check, details={}))}
+        for name, check in checks.items()
+    ]
+    missing = [name for name in NAMES if name not in checks]
+    note = f"Not tested here: {', '.join(missing)}. For the whole verdict: " if missing else ""
+    command = "gradpath test circuit.json --out verdict.html" if missing else ""
+    said = sentence(checks)
+    return {"checks": rows, "sentence": said[0].upper() + said[1:], "note": note, "command": command}
 
 
 def _check(report: Report) -> None:

@@ -42,10 +42,10 @@ from gradpath.model.transformer import Transformer
 from gradpath.sweep import Limits
 from gradpath.tasks.task import Task
 from gradpath.verdict import tests
+from gradpath.verdict.quick import FEWEST
+from gradpath.verdict.quick import quick_checks as quick_checks
 from gradpath.verdict.result import Check as Check
 from gradpath.verdict.result import Verdict as Verdict
-
-FEWEST = 10  # examples: with fewer, no test could reject anything
 
 
 def test(

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-NAMES = ("sufficiency", "equivalence", "necessity", "minimality", "stability", "transfer")
+# What each test asks, in the order in which a verdict lists them.
+QUESTIONS = {
+    "sufficiency": "Better than random circuits?",
+    "equivalence": "The behaviour of the model?",
+    "necessity": "Does the model need it?",
+    "minimality": "Does it need all its edges?",
+    "stability": "Found again on other samples?",
+    "transfer": "The same on other examples?",
+}
+NAMES = tuple(QUESTIONS)
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,19 @@ class Check:
     passed: bool | None
     about: str
     details: dict[str, Any] = field(default_factory=dict)
+
+
+def sentence(checks: Mapping[str, Check]) -> str:
+    """Which of these tests are passed, of those that could be made."""
+    made = {name: check for name, check in checks.items() if check.passed is not None}
+    failed = [name for name, check in made.items() if not check.passed]
+    if not made:
+        return "no test could be made"
+    if not failed:
+        return f"passes all {len(made)} tests" if len(made) > 1 else f"passes the test of {next(iter(made))}"
+    *some, last = failed
+    names = f"{', '.join(some)} and {last}" if some else last
+    return f"fails {names}; passes {len(made) - len(failed)} of {len(made)} tests"
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,13 +73,7 @@ class Verdict:
     @property
     def verdict(self) -> str:
         """One line: which tests are passed."""
-        made = {name: check for name, check in self.checks.items() if check.passed is not None}
-        failed = [name for name, check in made.items() if not check.passed]
-        if not failed:
-            return f"passes all {len(made)} tests"
-        *some, last = failed
-        names = f"{', '.join(some)} and {last}" if some else last
-        return f"fails {names}; passes {len(made) - len(failed)} of {len(made)} tests"
+        return sentence(self.checks)
 
     def to_json(self) -> dict[str, Any]:
         """All numbers as plain values, as ``gradpath test --json`` prints them."""

@@ -40,14 +40,17 @@ function makeCurve(holder, data, pick) {
     lines.push(...otherSelections(data.runs[state.run], state, of));
     const all = lines.flatMap((line) => line.points);
     if (!all.length) return holder.replaceChildren();
-    const scale = scaleOf(all, of, data, state);
+    const random = randomBand(data.runs[state.run], of);
+    const scale = scaleOf([...all, ...random], of, data, state);
     const svg = svgElement("svg", { viewBox: `0 0 ${CURVE.width} ${CURVE.height}`, role: "img", "aria-label": spoken(lines, of) });
     drawAxes(svg, scale, of, data);
+    drawRandom(svg, scale, random);
     drawAsked(svg, scale, data);
     for (const line of lines) if (line !== lines[state.run]) drawLine(svg, scale, line, of, false, pick);
     drawLine(svg, scale, lines[state.run], of, true, pick);
     drawHere(svg, scale, lines[state.run], of, state);
-    return holder.replaceChildren(svg, ...(lines.length > 1 ? [keyOf(lines, state)] : []));
+    const key = lines.length > 1 || random.length ? [keyOf(lines, state, random)] : [];
+    return holder.replaceChildren(svg, ...key);
   }
   return draw;
 }
@@ -148,7 +151,31 @@ function drawHere(svg, scale, { run, i, points }, of, state) {
   svg.append(svgElement("circle", { id: "here", cx: x, cy: scale.y(here.value), r: 6, class: `marker ${colour}${here.exact ? "" : " hollow"}` }));
 }
 
-function keyOf(lines, state) {
+/* What random circuits of a few sizes have, from the worst to the best: a circuit has to be better than that. */
+function randomBand(run, of) {
+  const points = run.curve.filter((point) => point.how === "random" && point[of] !== null);
+  const sizes = [...new Set(points.map((point) => point.asked))].sort((a, b) => a - b);
+  return sizes.map((asked) => {
+    const values = points.filter((point) => point.asked === asked).map((point) => point[of]);
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    return { asked, low, high, [of]: high, circuits: values.length };
+  });
+}
+
+function drawRandom(svg, scale, band) {
+  if (!band.length) return;
+  const corner = (end) => (part) => `${scale.x(part.asked)},${scale.y(part[end])}`;
+  svg.append(svgElement("polygon", { points: [...band.map(corner("high")), ...band.slice().reverse().map(corner("low"))].join(" "), class: "random" }));
+}
+
+function randomNote(run) {
+  const band = randomBand(run, "faithfulness");
+  if (!band.length) return "";
+  const [few, many] = [Math.min(...band.map((part) => part.circuits)), Math.max(...band.map((part) => part.circuits))];
+  return ` Grey band: random circuits, ${few === many ? few : `${few} to ${many}`} of each of ${plural(band.length, "size")}.`;
+}
+
+function keyOf(lines, state, random) {
   const key = element("div", { class: "key" });
   const several = new Set(lines.map((line) => line.i)).size > 1;
   for (const line of lines) {
@@ -156,6 +183,7 @@ function keyOf(lines, state) {
     const name = [...(several ? [methodName(run.name)] : []), ...(several && !line.other ? [] : [howName(how, run).toLowerCase()])].join(", ");
     key.append(element("span", { class: `${colourOf(line)}${line === lines[state.run] ? " front" : ""}` }, name, points.length ? "" : " (not measured)"));
   }
+  if (random.length) key.append(element("span", { class: "random" }, "random circuits"));
   return key;
 }
 

@@ -74,7 +74,7 @@ function start() {
     const unmeasured = !data.runs.some((each) => each.curve.length);
     for (const part of [byId("curve-card"), ...document.querySelectorAll(".tile.measured")]) part.hidden = unmeasured;
     byId("curve-note").textContent = points.length
-      ? "Share of the model's behaviour that the circuit preserves. Band: 95% interval. Hollow point: interpolated."
+      ? "Share of the model's behaviour that the circuit preserves. Band: 95% interval. Hollow point: interpolated." + randomNote(run)
       : `Circuits selected by ${howName(state.how, run).toLowerCase()} were not measured for ${methodName(run.name)}.`;
     drawAreas(data, state);
     byId("cut").textContent = cutNote(data, run);
@@ -233,6 +233,9 @@ function start() {
   }
 
   drawHeader();
+  drawVerdict(data);
+  byId("no-inside").hidden = !data.no_inside;
+  say("no-inside", `Single examples cannot be shown in the drawing: ${data.no_inside}`);
   drawFrame();
   drawReach();
   drawEvidence(data);

@@ -1,0 +1,42 @@
+"""The two tests that ``find`` makes of every circuit, from what it measures and a few runs of random circuits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gradpath.evaluation.result import Result
+from gradpath.verdict.result import Check
+from gradpath.verdict.statistics import LEVEL, p_value
+from gradpath.verdict.tests import equivalence
+
+FEWEST = 10  # examples: with fewer, no test could reject anything
+QUICK = 19  # random circuits: with fewer, no circuit could be better than chance at 5%
+
+
+def quick_checks(result: Result, few: Result, random: Sequence[Result]) -> dict[str, Check]:
+    """Test whether a circuit is better than chance, and equivalent to the model.
+
+    Args:
+        result: The circuit on all examples.
+        few: The circuit on the examples that the random circuits ran on.
+        random: Random circuits of the same size on these examples.
+
+    Returns:
+        The tests of sufficiency, against random edges alone, and of equivalence.
+    """
+    n = len(result.clean_values)
+    if n < FEWEST:
+        reason = f"needs at least {FEWEST} examples to measure on: there {'is' if n == 1 else 'are'} {n}"
+        return dict.fromkeys(("sufficiency", "equivalence"), Check(None, None, None, reason))
+    errors, empty = [other.error for other in random], sum(not other.edges_kept for other in random)
+    p = p_value(few.error, errors)
+    about = (
+        f"error {result.error:.3f} (faithfulness {result.faithfulness:.3f}); {len(random)} random circuits of the same "
+        f"size, on {len(few.clean_values)} examples, {min(errors):.3f} to {max(errors):.3f}"
+    )
+    about += f"; {empty} of them have no path from input to logits" if empty else ""
+    median = float(torch.tensor(errors, device="cpu").median())
+    sufficiency = Check(result.error, median, p <= LEVEL, about, {"faithfulness": result.faithfulness, "p": p})
+    return {"sufficiency": sufficiency, "equivalence": equivalence(result)}
