@@ -96,6 +96,10 @@ def _text(written: Written, out: Path | None) -> str:
         lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in own]
     ends = [100 * row[f"faithfulness_{end}"] for row in written.outcome.facts["random"] for end in ("low", "high")]
     lines += ["", f"Random circuits of the same sizes: faithfulness {min(ends):.1f}% to {max(ends):.1f}%"]
+    for row in written.outcome.facts.get("mib_random", ()):
+        lines.append(
+            f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}, the mean of {row['rankings']} random rankings"
+        )
     if out is None:
         return "\n".join([*lines, "", "To write the tables, the figure and a report, give a folder with --out."])
     names = ", ".join(file.name for file in written.files)
@@ -105,9 +109,11 @@ def _text(written: Written, out: Path | None) -> str:
 def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
     """Write ``report.html``: all methods side by side, opened on the last circuit of the first of them."""
     from gradpath.evaluation.mib import Areas
+    from gradpath.grid.faithfulness import RANDOM
+    from gradpath.grid.jobs import circuit_cell
     from gradpath.pipeline.found import READABLE
     from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
-    from gradpath.report.data import IN_PAGE, SAVED
+    from gradpath.report.data import CHANCE, IN_PAGE, SAVED
     from gradpath.report.payload import LIMIT
 
     rows = outcome.rows
@@ -123,7 +129,14 @@ def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
         names = ["how", "edges_asked", "edges_kept", "faithfulness"]
         names += ["faithfulness_low", "faithfulness_high", "error"]
         own = [[row[name] for name in names] for row in rows if row["method"] == label]
-        return [CurvePoint(*values) for values in own]
+        return [CurvePoint(*values) for values in own] + chance
+
+    def random_point(how: str, n: int) -> CurvePoint:
+        cell = circuit_cell(bench, task, bench.request.methods[0], how, n)
+        share = cell["faithfulness"]
+        return CurvePoint(CHANCE, n, cell["edges_kept"], share, *cell["faithfulness_interval"], error=cell["error"])
+
+    chance = [random_point(how, n) for how in RANDOM for n in bench.sizes(task)]
 
     def areas(label: str) -> dict[str, Areas]:
         names = [field.name for field in fields(Areas)]

@@ -91,6 +91,7 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         for how, method, sparsity in product(request.hows, request.methods, bench.sparsities(task))
     ]
     areas, random = _areas(bench) if request.measures_mib else [], random_rows(bench)
+    random_areas = _random_areas(bench) if areas else []
     notes = [READING, *([MIB_READING] if areas else [])]
     if request.ablation != CORRUPTED:
         notes.append(
@@ -99,7 +100,12 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         )
     if bench.paper is not None:
         notes.append(f"Paper: {bench.paper.source}; it does not say how its edges were selected.")
-    parts = [_areas_table(areas) if areas else None, _means_table(rows), _random_table(random), comparison(bench)]
+    parts = [
+        _areas_table(areas, random_areas) if areas else None,
+        _means_table(rows),
+        _random_table(random),
+        comparison(bench),
+    ]
     parts += [_task_section(group) for group in grouped(rows, "task", "how").values()]
     return Outcome(
         name=name,
@@ -108,7 +114,7 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         text="\n\n".join(part for part in parts if part),
         figures={name: lambda: draw_curves(rows, bench.title, log=request.grid == "mib", areas=areas, random=random)},
         notes=tuple(notes),
-        facts={"random": random, **({"mib": areas} if areas else {})},
+        facts={"random": random, **({"mib": areas, "mib_random": random_areas} if areas else {})},
     )
 
 
@@ -130,12 +136,28 @@ def circuit_row(bench: Bench, task: str, method: MethodSpec, how: str, sparsity:
 
 def _areas(bench: Bench) -> list[Row]:
     """MIB's areas, one row per task, selection and method."""
+    return [
+        {"task": task, "method": method.label, "how": how, **asdict(_areas_of(bench, task, method, how))}
+        for task, how, method in product(bench.request.task_names, bench.request.hows, bench.request.methods)
+    ]
+
+
+def _areas_of(bench: Bench, task: str, method: MethodSpec, how: str) -> mib.Areas:
+    cells = _cells(bench, task, method, how)
+    clean, corrupted = (torch.tensor(cells[0][f"{end}_values"]) for end in ("clean", "corrupted"))
+    return mib.areas(clean, corrupted, [torch.tensor(cell["values"]) for cell in cells])
+
+
+def _random_areas(bench: Bench) -> list[Row]:
+    """MIB's areas of random rankings, one row per task: mean, smallest and largest."""
     rows = []
-    for task, how, method in product(bench.request.task_names, bench.request.hows, bench.request.methods):
-        cells = _cells(bench, task, method, how)
-        clean, corrupted = (torch.tensor(cells[0][f"{end}_values"]) for end in ("clean", "corrupted"))
-        areas = mib.areas(clean, corrupted, [torch.tensor(cell["values"]) for cell in cells])
-        rows.append({"task": task, "method": method.label, "how": how, **asdict(areas)})
+    for task in bench.request.task_names:
+        areas = [_areas_of(bench, task, bench.request.methods[0], how) for how in RANDOM]
+        row: Row = {"task": task, "rankings": len(areas)}
+        for name in ("cpr", "cmd"):
+            values = [getattr(one, name) for one in areas]
+            row |= {name: sum(values) / len(values), f"{name}_range": [min(values), max(values)]}
+        rows.append(row)
     return rows
 
 
@@ -143,11 +165,21 @@ def _cells(bench: Bench, task: str, method: MethodSpec, how: str) -> list[Cell]:
     return [circuit_cell(bench, task, method, how, n) for n in bench.sizes(task)]
 
 
-def _areas_table(rows: Sequence[Row]) -> str:
+def _areas_table(rows: Sequence[Row], random: Sequence[Row]) -> str:
     def cells(group: Sequence[Row]) -> list[str]:
         return [with_interval(group[0][name], *group[0][f"{name}_interval"]) for name in ("cpr", "cmd")]
 
-    return "## MIB\n\n" + _by_method("areas of MIB", ("CPR", "CMD"), rows, cells)
+    # Random rankings have no method: their line is the same under each.
+    n = len(grouped(rows, "method"))
+    lines = [
+        [
+            f"{task_title(row['task'])}, random",
+            *[with_interval(row[name], *row[f"{name}_range"]) for name in ("cpr", "cmd")] * n,
+        ]
+        for row in random
+    ]
+    reading = f"random: the mean of {random[0]['rankings']} random rankings, and the smallest and largest of them."
+    return f"## MIB\n\n{reading}\n\n" + _by_method("areas of MIB", ("CPR", "CMD"), rows, cells, lines)
 
 
 def _means_table(rows: Sequence[Row]) -> str:
@@ -174,9 +206,13 @@ def _random_table(rows: Sequence[Row]) -> str:
 
 
 def _by_method(
-    title: str, names: Sequence[str], rows: Sequence[Row], cells: Callable[[Sequence[Row]], list[str]]
+    title: str,
+    names: Sequence[str],
+    rows: Sequence[Row],
+    cells: Callable[[Sequence[Row]], list[str]],
+    more: Sequence[list[str]] = (),
 ) -> str:
-    """A table with a line per task and selection, and ``cells`` of the rows of each method."""
+    """A table with a line per task and selection, and ``cells`` of the rows of each method; then the lines ``more``."""
     lines = [
         [
             f"{task_title(task)}, {how}",
@@ -184,7 +220,8 @@ def _by_method(
         ]
         for (task, how), group in grouped(rows, "task", "how").items()
     ]
-    return markdown([title, *(f"{label} {name}" for label in grouped(rows, "method") for name in names)], lines)
+    headings = [title, *(f"{label} {name}" for label in grouped(rows, "method") for name in names)]
+    return markdown(headings, [*lines, *more])
 
 
 def examples_of(row: Row) -> str:
