@@ -133,8 +133,8 @@ def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
 
     def random_point(how: str, n: int) -> CurvePoint:
         cell = circuit_cell(bench, task, bench.request.methods[0], how, n)
-        share = cell["faithfulness"]
-        return CurvePoint(CHANCE, n, cell["edges_kept"], share, *cell["faithfulness_interval"], error=cell["error"])
+        low, high = cell["faithfulness_interval"]
+        return CurvePoint(CHANCE, n, cell["edges_kept"], cell["faithfulness"], low, high, cell["error"])
 
     chance = [random_point(how, n) for how in RANDOM for n in bench.sizes(task)]
 
