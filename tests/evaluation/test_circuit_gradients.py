@@ -22,8 +22,8 @@ MIXED = prompts([6, 9, 6], [[0], [4], [2, 3, 5]])
 PRECISIONS = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 
-def effects_of(model, mask, batch_size, asked=None):
-    todo = plan_of(model, circuit_of(model.graph, mask))
+def effects_of(model, mask, batch_size, asked=None, weights=None):
+    todo = plan_of(model, circuit_of(model.graph, mask), weights)
     asked = (mask if asked is None else asked).flatten().nonzero()[:, 0]
     values = torch.empty(len(MIXED), dtype=model.dtype)
     effects = torch.empty(len(MIXED), len(asked), dtype=model.dtype)
@@ -46,6 +46,22 @@ def test_effects_are_the_gradients_of_the_patched_run_by_the_edges_weights(model
         values, effects = effects_of(model.to(dtype=dtype), mask, batch_size)
         assert torch.allclose(values.double(), expected.detach(), rtol=0, atol=most)
         assert torch.allclose(effects.double() / scale, torch.stack(gradients) / scale, rtol=0, atol=most)
+
+
+@pytest.mark.parametrize(("model", "share"), covering(FAMILIES, [0.3, 0.9], quick=BLOCKS), indirect=["model"])
+def test_edges_may_have_weights_and_effects_are_the_gradients_there(model, share):
+    model = model.to(dtype=torch.float64)
+    mask = pruned(model.graph, random_mask(model.graph, share))
+    generator = torch.Generator().manual_seed(0)
+    weights = (mask * torch.rand(mask.shape, generator=generator, dtype=torch.float64)).requires_grad_()
+    expected = reference.patched_metric(model, MIXED, weights)
+    gradients = torch.stack([torch.autograd.grad(value, weights, retain_graph=True)[0][mask] for value in expected])
+    values, effects = effects_of(model, mask, 2, weights=weights.detach())
+    assert torch.allclose(values, expected.detach(), rtol=0, atol=1e-10)
+    assert torch.allclose(effects / gradients.abs().max(), gradients / gradients.abs().max(), rtol=0, atol=1e-10)
+    # Weights of 1 are the circuit itself, to the last bit.
+    whole = effects_of(model, mask, 2, weights=torch.ones_like(weights))
+    assert all(torch.equal(a, b) for a, b in zip(whole, effects_of(model, mask, 2), strict=True))
 
 
 @families()

@@ -214,7 +214,9 @@ def test_balanced_stays_within_what_there_is(found):
     assert torch.equal(order.sort().values, top(helpful, 30).sort().values)
 
 
-@pytest.mark.parametrize("how", [x.name for x in SELECTIONS.values() if x.measures and x.sized])
+@pytest.mark.parametrize(
+    "how", [x.name + "+steps=2" * (x.name == "learned") for x in SELECTIONS.values() if x.measures and x.sized]
+)
 def test_select_remembers_how_and_needs_what_it_measures_with(found, how):
     model, scores = found
     circuit = gp.select(scores, 50, how=how, model=model, task=TASK)

@@ -86,18 +86,21 @@ class _TracedRun:
         self.keep_graphs = prepared.input.shape[:2].numel() <= FEW_ROWS
         self.heads, self.mlps = dict[int, _Heads](), dict[int, tuple[Tensor, Tensor | None]]()
         self.rows = list[slice]()  # of the heads' targets of each layer; its MLP's comes next
-        begin, kept = 0, list[Tensor]()
+        begin, kept, weights = 0, list[Tensor](), list[Tensor]()
         for reads in [part for step in plan.layers for part in (step.attention, step.mlp)] + [plan.logits]:
             n_targets = 0 if reads is None else len(reads.targets)
             self.rows.append(slice(begin, begin + n_targets))
             if reads is not None:
-                target, source = _sparse(reads).kept
+                target, source, own = _sparse(reads).kept
                 kept.append(torch.stack([source, begin + target]))
+                weights.append(self.deltas.new_ones(len(source)) if own is None else own)
             begin += n_targets
         self.gradients = self.deltas.new_empty(begin, *prepared.input.shape)
         # The targets that each live source is read by, source by source.
         source, target = torch.cat(kept, 1)
-        self.readers = target[source.sort(stable=True).indices]
+        by_source = source.sort(stable=True).indices
+        self.readers, self.weights = target[by_source], torch.cat(weights)[by_source]
+        self.weighted = bool((self.weights != 1).any())
         sizes = source.bincount(minlength=len(plan.sources))
         self.begins = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
@@ -160,7 +163,8 @@ class _TracedRun:
     def _at_writes(self, rows: slice) -> Tensor:
         """The gradients at the writes of some live sources, (source, batch, pos, d_model)."""
         begin, end = int(self.begins[rows.start]), int(self.begins[rows.stop])
-        return sum_groups(self.gradients, self.readers[begin:end], self.begins[rows] - begin)
+        weights = self.weights[begin:end] if self.weighted else None
+        return sum_groups(self.gradients, self.readers[begin:end], self.begins[rows] - begin, weights)
 
     def _positions(self, index: int) -> tuple[slice | Tensor, slice | Tensor]:
         """Where a layer's MLP is read, (batch, pos): everywhere, but of the last one only the last position."""

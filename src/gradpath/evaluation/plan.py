@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.circuit import Circuit
@@ -18,13 +19,14 @@ from gradpath.errors import InputError
 from gradpath.model.transformer import Transformer, to_device_of
 
 
-def sum_groups(rows: Tensor, members: Tensor, begins: Tensor) -> Tensor:
+def sum_groups(rows: Tensor, members: Tensor, begins: Tensor, weights: Tensor | None = None) -> Tensor:
     """The sum of each group of rows, (group, batch, ...).
 
     Args:
         rows: The rows, (row, batch, ...).
         members: The rows of the first group, then those of the second, and so on.
         begins: Where each group begins among the members.
+        weights: What each member is multiplied by; by default 1.
     """
     # Each example is summed apart from the others: its part of a row stays in the processor's cache.
     batch, n_groups = rows.shape[1], len(begins)
@@ -34,7 +36,9 @@ def sum_groups(rows: Tensor, members: Tensor, begins: Tensor) -> Tensor:
     example, member = within // sizes[group], begins[group] + within % sizes[group]
     ends = (sizes.repeat_interleave(batch)).cumsum(0)
     bags = ends - sizes.repeat_interleave(batch)
-    sums = F.embedding_bag(members[member] * batch + example, rows.flatten(0, 1).flatten(1), bags, mode="sum")
+    each = None if weights is None else weights[member]
+    every = rows.flatten(0, 1).flatten(1)
+    sums = F.embedding_bag(members[member] * batch + example, every, bags, mode="sum", per_sample_weights=each)
     return sums.view(n_groups, *rows.shape[1:])
 
 
@@ -44,22 +48,23 @@ class SparseReads:
 
     targets: list[int]  # indices among the 3 H of a layer, in order; [0] for an MLP or the logits
     n_sources: int  # the live sources that come before them
-    edges: Tensor | tuple[Tensor, Tensor]  # (target, live source), or as lists: see ``of``
+    edges: Tensor | tuple[Tensor, ...]  # (target, live source), or as lists: see ``of``
 
     @classmethod
     def of(cls, targets: list[int], edges: Tensor) -> SparseReads:
-        """Store edges, 1 where one is in the circuit, in the form that is faster to sum over.
+        """Store the weights of edges, 1 for one that is in the circuit, in the form that is faster to sum over.
 
         On a CPU adding up a few rows is up to ten times as fast as a product with a nearly empty matrix;
-        elsewhere, and for circuits that hold most edges, the product is faster. The lists (sources, and where
-        each target's begin) also take a fraction of the memory.
+        elsewhere, and for circuits that hold most edges, the product is faster. The lists (sources, where each
+        target's begin, and the weights unless all are 1) also take a fraction of the memory.
         """
-        n_sources = edges.shape[1]
-        few = edges.device.type == "cpu" and edges.numel() > 0 and float(edges.mean()) < 0.5
+        n_sources, kept = edges.shape[1], edges != 0
+        few = edges.device.type == "cpu" and edges.numel() > 0 and int(kept.sum()) < 0.5 * edges.numel()
         if not few:
             return cls(targets, n_sources, edges)
-        sizes = edges.sum(1).long()
-        return cls(targets, n_sources, (edges.nonzero()[:, 1].clone(), sizes.cumsum(0) - sizes))
+        sizes, weights = kept.sum(1), edges[kept]
+        lists = kept.nonzero()[:, 1].clone(), sizes.cumsum(0) - sizes
+        return cls(targets, n_sources, lists if bool((weights == 1).all()) else (*lists, weights))
 
     def read(self, base: Tensor, deltas: Tensor, spans: Tensor | None = None) -> Tensor:
         """What the targets read: the corrupted input and what the kept edges bring, (target, *base)."""
@@ -71,14 +76,15 @@ class SparseReads:
         return to_device_of(brought, base).view(n_targets, *base.shape).add_(base)
 
     @property
-    def kept(self) -> tuple[Tensor, Tensor]:
-        """The edges as (target, source), both numbered among those of this object."""
+    def kept(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The edges as (target, source), both numbered as in this object, and their weights unless all are 1."""
         if isinstance(self.edges, Tensor):
             target, source = self.edges.nonzero().unbind(1)
-            return target, source
-        sources, begins = self.edges
+            return target, source, self.edges[target, source]
+        sources, begins, *weights = self.edges
         sizes = torch.diff(begins, append=begins.new_tensor([len(sources)]))
-        return torch.arange(len(begins), device=begins.device).repeat_interleave(sizes), sources
+        target = torch.arange(len(begins), device=begins.device).repeat_interleave(sizes)
+        return target, sources, weights[0] if weights else None
 
 
 @dataclass(frozen=True)
@@ -123,14 +129,26 @@ class Plan:
     logits: SparseReads | SpanReads
 
 
-def plan_of(model: Transformer, circuit: Circuit) -> Plan:
-    """The nodes that write to a circuit, and what they read."""
+def plan_of(model: Transformer, circuit: Circuit, weights: Float[Tensor, "source target"] | None = None) -> Plan:
+    """The nodes that write to a circuit, and what they read.
+
+    Args:
+        model: The model.
+        circuit: The circuit.
+        weights: How much of each edge is in the circuit, above 0 and up to 1; by default all of it. An edge of weight w
+            brings w times the difference, so it carries w x_u + (1 - w) x'_u.
+
+    Returns:
+        The plan.
+    """
     graph, mask, masks = circuit.graph, circuit.mask, circuit.masks
     live = mask.any(1)
     if model.heads_share_a_norm:
         live_heads = live[1:].view(graph.n_layers, -1)[:, :-1]
         live_heads |= live_heads.any(1, keepdim=True)
     edges = masks[:, live].mT.to(model.device, model.dtype)  # (span, target, live source)
+    if weights is not None:
+        edges = edges * weights[live].mT.to(model.device, model.dtype)
 
     def reads(targets: list[int], columns: Tensor, n_sources: int) -> SparseReads | SpanReads:
         parts = [SparseReads.of(targets, own[columns, :n_sources]) for own in edges]

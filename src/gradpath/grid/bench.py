@@ -144,8 +144,8 @@ class Bench:
         selection, _ = find_selection(how)
         if not (selection.measures and selection.nested):
             return select_many(scores, counts, how=how, model=self.model, task=train, limits=limits)
-        ends = {"smallest": min(counts), "largest": max(counts)}
-        order = nested_order(scores, how=how, **ends, model=self.model, task=train, limits=limits)
+        sizes: dict[str, Any] = {"smallest": min(counts), "largest": max(counts), "sizes": counts}
+        order = nested_order(scores, how=how, **sizes, model=self.model, task=train, limits=limits)
         self.store.keep_order(_order_key(scores, how), _whole(order))
         return [order.circuit(n) for n in counts]
 

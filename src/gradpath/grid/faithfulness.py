@@ -51,6 +51,7 @@ SELECTION_TITLES = {
     "ratio": "six positive edges to four",
     "stable": "of a stable sign",
     "exchanged": "refined, then edges exchanged",
+    "learned": "learned as weights of edges",
 }
 
 

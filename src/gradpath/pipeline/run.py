@@ -218,9 +218,11 @@ def _phases(
         options["steps"] = request.steps
     score = attribution_phase(model, to_attribute, method, method.options(options))
     how, share = request.selection, request.share
-    measures = find_selection(how)[0].measures and request.nodes is None
+    selection, chosen = find_selection(how)
+    measures = selection.measures and request.nodes is None
+    own = SELECTING if selection.passes is None else selection.passes(len(to_attribute), **selection.defaults | chosen)
     # A search measures a dozen small circuits, after two set-ups.
-    passes = (SELECTING if measures else 0.0) + (0.0 if share is None else 7.0)
+    passes = (own if measures else 0.0) + (0.0 if share is None else 7.0)
     what = f"selecting edges ({how})" + ("" if share is None else f" that keep {share:.0%}")
     select = Phase(what, units(model, to_attribute, passes) if passes else 0.0)
     n_circuits = 1 + (3 * SIZES // 2 if curve and request.positions is None else 0)
@@ -266,7 +268,8 @@ def _circuits(
         circuit, *others = select_many(scores, [n, *sizes], how=how, model=model, task=task, limits=limits)
         return circuit, others, None
     smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
-    order = nested_order(scores, how=how, smallest=smallest, model=model, task=task, limits=limits)
+    asked = () if n is None else (n,)
+    order = nested_order(scores, how=how, smallest=smallest, sizes=asked, model=model, task=task, limits=limits)
     if n is None:
         assert share is not None
         n = smallest_faithful(model, task, order, share, limits)

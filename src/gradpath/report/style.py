@@ -21,6 +21,7 @@ INK, MUTED, FAINT = "#1b1f26", "#656d79", "#dddbd5"
 BLUE, GREY, PAPER = "#2a5bd7", "#9aa1ab", "#f3f2ee"
 LINES: dict[str, Any] = {"top": "-", "greedy": "--", "signed": "-.", "balanced": ":", "ratio": (0, (1, 1))}
 LINES |= {"stable": (0, (4, 1, 1, 1)), "refined": (0, (7, 1.5, 1, 1.5, 1, 1.5)), "exchanged": (0, (9, 2))}
+LINES["learned"] = (0, (2, 1))
 TITLES = {name: name.title() for name in ("gender-bias", "capital-country", "hypernymy", "greater-than")}
 TITLES |= {"ioi": "IOI", "sva": "SVA"}
 

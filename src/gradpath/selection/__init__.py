@@ -129,7 +129,14 @@ def select_many(
     counts = [edge_count(scores.n_edges, n, None) for n in counts]
     if find_selection(how)[0].nested:
         order = nested_order(
-            scores, how=how, smallest=min(counts), largest=max(counts), model=model, task=task, limits=limits
+            scores,
+            how=how,
+            smallest=min(counts),
+            largest=max(counts),
+            sizes=counts,
+            model=model,
+            task=task,
+            limits=limits,
         )
         return [order.circuit(n, prune=prune) for n in counts]
     scores = checked(scores)
@@ -145,6 +152,7 @@ def nested_order(
     how: str = defaults.SELECTION,
     smallest: int = 1,
     largest: int | None = None,
+    sizes: Sequence[int] = (),
     model: Transformer | None = None,
     task: Task | None = None,
     limits: Limits = Limits(),
@@ -157,6 +165,7 @@ def nested_order(
         smallest: The smallest number of edges that will be used. ``refined`` takes longer for smaller ones; the
             circuits of larger sizes do not depend on it.
         largest: The largest number of edges that will be used; by default all.
+        sizes: The sizes that matter most, for a selection such as ``learned`` that learns for certain sizes.
         model: The model, for selections that measure circuits.
         task: The examples that were attributed, for selections that measure circuits.
         limits: The batch size and memory of selections that measure circuits.
@@ -168,7 +177,8 @@ def nested_order(
         known = ", ".join(x.name for x in SELECTIONS.values() if x.nested)
         raise UsageError(f"circuits selected by {how!r} are not parts of each other. Use one of {known}.")
     scores = checked(scores)
-    counts = [edge_count(scores.n_edges, n, None) for n in (smallest, scores.n_edges if largest is None else largest)]
+    ends = smallest, scores.n_edges if largest is None else largest
+    counts = [edge_count(scores.n_edges, n, None) for n in (ends[0], *sizes, ends[1])]
     *_, edges = _orders(scores, counts, how, model, task, limits)
     return NestedOrder(scores, edges, how, smallest)
 

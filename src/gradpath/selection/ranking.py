@@ -76,6 +76,7 @@ class Selection:
     spans: bool = False  # whether it can select edges at spans
     nested: bool = True  # whether a smaller circuit is a part of every larger one
     sized: bool = True  # whether it selects as many edges as are asked for
+    passes: Callable[..., float] | None = None  # forward passes, of the number of examples and the options
 
     @property
     def about(self) -> str:
@@ -105,17 +106,23 @@ class Selection:
 
 
 SELECTIONS = Registry[Selection](
-    "selection", [f"gradpath.selection.{module}" for module in ("ranking", "balance", "refine", "acdc")]
+    "selection", [f"gradpath.selection.{module}" for module in ("ranking", "balance", "refine", "learned", "acdc")]
 )
 
 
 def selection(
-    name: str, *, measures: bool = False, spans: bool = False, nested: bool = True, sized: bool = True
+    name: str,
+    *,
+    measures: bool = False,
+    spans: bool = False,
+    nested: bool = True,
+    sized: bool = True,
+    passes: Callable[..., float] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the selection ``name``; see ``Selection``."""
 
     def register(order: Callable[..., Any]) -> Callable[..., Any]:
-        SELECTIONS.add(name, Selection(name, order, measures, spans, nested, sized), owner_of(order))
+        SELECTIONS.add(name, Selection(name, order, measures, spans, nested, sized, passes), owner_of(order))
         return order
 
     return register

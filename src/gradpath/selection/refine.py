@@ -140,14 +140,17 @@ class CircuitProbe:
         plan = plan_of(self.model, circuit_of(self.scores, edges, prune=False))
         total, measured = sum(map(len, self.parts)), list[tuple[Tensor, Tensor]]()
         for part in self.parts:
-            measured.append(self._measure_part(part, plan, edges, asked))
+            measured.append(self.measure_on(part, plan, asked))
             n_measured = sum(len(deviations) for deviations, _ in measured)
             if n_measured >= max(share * total, FEWEST):
                 break
         deviations, effects = zip(*measured, strict=True)
         return torch.cat(deviations), torch.cat(effects)
 
-    def _measure_part(self, pairs: Pairs, plan: Plan, edges: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    def measure_on(
+        self, pairs: Pairs, plan: Plan, asked: Int[Tensor, " edge"]
+    ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
+        """As ``measure``, for a plan, whose edges may have weights, on some of the examples."""
         model, task, metric = self.model, self.task, self.task.metric
         # Zeros, so that the sum over ranks puts every example's values in their place.
         deviations = torch.zeros(len(pairs), device="cpu")
@@ -169,7 +172,7 @@ class CircuitProbe:
             yield "the gradients in the circuit", measure(single)[1]
 
         def same() -> object:
-            return model.identity, edges.numpy().tobytes(), asked.numpy().tobytes()
+            return model.identity, plan.sources.numpy().tobytes(), asked.numpy().tobytes()
 
         doing = "the selection of edges"
         for _ in sweep(measure, pairs, self.batch, model=model, task=task, doing=doing, same=same, places=places):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from gradpath import defaults
@@ -101,11 +102,34 @@ def load_task(
         about=_about(source, kept, chosen, n, seed, split),
         spans=spans if any(spans) else None,
     )
-    return judged_by_kl(task, _clean_logits(model, task)) if function is kl_divergence else task
+    return judged_by_kl(task, clean_logits(model, task)) if function is kl_divergence else task
 
 
-def _clean_logits(model: HasTokenizer | None, task: Task) -> Tensor:
-    """The model's logits at the last position of every clean prompt, (example, vocab)."""
+def more_examples(task: Task, model: HasTokenizer, n: int) -> Task:
+    """A task with more pairs of the same kind, if they can be had.
+
+    Args:
+        task: The task.
+        model: The model that will run it.
+        n: The number of pairs.
+
+    Returns:
+        Of a built-in task ``n`` pairs of the same split, or as many as there are, those of ``task`` first. Other tasks
+        are returned as they are.
+    """
+    about = task.about
+    if about.get("source") != "gradpath" or task.name not in TASKS or n <= len(task):
+        return task
+    pairs = read_built_in(task.name, about["split"], _tokenizer(model)).candidates.pairs
+    metric = "kl" if task.metric is kl_divergence else task.metric
+    few = len(pairs) <= n
+    drawn = load_task(task.name, model, n=None if few else n, seed=about["seed"], split=about["split"], metric=metric)
+    same = all(list(getattr(drawn, side)[: len(task)]) == list(getattr(task, side)) for side in ("clean", "corrupted"))
+    return drawn if same else task
+
+
+def clean_logits(model: HasTokenizer | None, task: Task) -> Float[Tensor, "example vocab"]:
+    """The model's logits at the last position of every clean prompt."""
     if not isinstance(model, Transformer):
         raise UsageError(f"the metric kl needs the model itself, to run the clean prompts: got a {type(model)}.")
     rows = prompt_ids(task.clean, model.tokenizer)

@@ -1,0 +1,405 @@
+r"""``learned``: learn how much of every edge a circuit needs, by gradient descent on masks between 0 and 1.
+
+``refined`` decides about edges one after another, on the examples it has. Here every edge has a score s, and all scores
+are learned together, as in Matryoshka attribution (arXiv 2609.25518). A step draws a size k and gives every edge a
+weight
+
+    w_e = sigmoid((s_e - t) / T)        with t such that the weights sum to k,
+
+runs the model with every edge weighted,
+
+    in_v = in'_v + sum over edges of w_e (x_u - x'_u),
+
+and moves the scores by Adam. With m_i the metric of example i, the loss is
+
+``match``   mean of (m_i(circuit) - m_i(model))^2: the circuit should do on every example what the model does
+``metric``  minus the mean of m_i(circuit): the circuit should be as strong as possible
+``kl``      the mean KL divergence of the circuit's next token from the model's
+
+The gradient of m_i by w_e is the effect of the edge on the example in this run (``evaluation.circuit_gradients``), so a
+step costs one run of the circuit and one backward pass. T falls, so that in the end the weights are nearly 0 or 1.
+Edges whose weight is negligible are left out of the run, and with them nodes that no other edge leaves.
+
+A circuit that is learned on few examples fits these and no others. So every step takes new examples as long as the task
+has them: a built-in task draws more of its own split; with other tasks the examples are those of the scores, again and
+again. Sizes are drawn around those that are asked for. The result is one order of edges for all sizes.
+
+The last step is exact. The circuits of the sizes asked for are run with hard edges on examples that were not learned
+from, if there are enough, and a penalty lambda brings their mean metric back to the model's: edges are ranked by
+s_e + lambda a_e, with a_e the mean effect of the edge there. For each size lambda is found by bisection.
+
+Cost per step: the set-up of ``batch`` examples where they are new, one run of the circuit and one backward pass. The
+state is stored in the cache folder while the scores are learned, so a run that was stopped continues.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from gradpath.errors import UsageError, whole_number
+from gradpath.evaluation.plan import Plan, plan_of
+from gradpath.model.packaged import cache_folder
+from gradpath.model.transformer import Transformer
+from gradpath.runtime import distributed
+from gradpath.runtime.files import write_atomically
+from gradpath.scores import Scores
+from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
+from gradpath.selection.refine import CircuitProbe, refined, start_size
+from gradpath.sweep import Limits
+from gradpath.tasks.load import clean_logits, more_examples
+from gradpath.tasks.metrics import metric_name
+from gradpath.tasks.task import Pairs, Task, judged_by_kl
+
+STEPS = 100
+EXAMPLES = 400  # to learn from: each is set up once, as long as there is memory for it
+BATCH = 16
+RATE = 0.1  # of Adam
+DECAY = 0.9, 0.99  # of Adam's two means
+WARM, COLD = 0.5, 0.1  # the temperature T at the first and the last step
+SPREAD = 3.0  # sizes are drawn up to this factor from those asked for
+SPACING = 0.5  # s of the edge of rank r at the start: -SPACING log(r / n)
+NEGLIGIBLE = 0.01  # an edge of less weight is left out of the run
+AVERAGED = 0.5  # the share of steps, the last ones, whose scores are averaged
+UNSEEN = 48  # examples that the last step is measured on
+ROUNDS = 3  # circuits that are measured to find lambda, for each size
+LADDER = 4  # sizes that are brought back to the model's mean, where only a range of sizes is asked for
+STORED_EVERY = 20.0  # seconds
+ADAM_EPS = 1e-12
+
+
+def _passes(n: int, *, steps: int, batch: int, examples: int, **_: object) -> float:
+    """Forward passes over n examples, for the progress bar: a run and its backward pass are counted as one each."""
+    return (2 * examples + steps * batch) / n
+
+
+@selection("learned", measures=True, passes=_passes)
+def learned(
+    model: Transformer,
+    task: Task,
+    scores: Scores,
+    counts: Sequence[int],
+    limits: Limits = Limits(),
+    *,
+    steps: int = STEPS,
+    seconds: float = 0.0,
+    examples: int = EXAMPLES,
+    batch: int = BATCH,
+    rate: float = RATE,
+    loss: Literal["match", "metric", "kl"] = "match",
+    start: Literal["scores", "refined"] = "scores",
+    seed: int = 0,
+) -> Orders:
+    """Learn how much of every edge the circuit needs, on masks between 0 and 1 and on new examples at every step.
+
+    One order for each size, best first. ``counts`` are the smallest size, those that matter most, and the largest.
+    ``seconds`` is a budget of time instead of ``steps``, and ``examples`` the number of examples to learn from.
+    """
+    for name, number in (("steps", steps), ("examples", examples), ("batch", batch)):
+        whole_number(f"{name} of learned", number)
+    whole_number("the seed of learned", seed, least=0)
+    if not 0 <= seconds < math.inf or not 0 < rate < math.inf:
+        raise UsageError(f"learned needs seconds of at least 0 and a rate above 0: got {seconds} and {rate}.")
+    wide = more_examples(task, model, examples)
+    probe = CircuitProbe.of(
+        model, judged_by_kl(wide, clean_logits(model, wide)) if loss == "kl" else wide, scores, limits
+    )
+    n_edges, n_start = scores.graph.n_edges, start_size(scores)
+    ranked = (
+        top(scores, n_edges) if start == "scores" else refined(model, task, scores, [min(counts), n_edges], limits)[1]
+    )
+    learner = _Learner(
+        probe, ranked[:n_start], sizes_of(counts, n_start), loss == "match", steps, seconds, batch, rate, seed
+    )
+    order = torch.cat([learner.order(), ranked[n_start:]])
+    return [order[:n] for n in counts]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that circuits are learned for: some that matter most, or all from the smallest to the largest."""
+
+    asked: tuple[int, ...]
+    smallest: int
+    largest: int
+
+    def draw(self, generator: torch.Generator) -> float:
+        """A size, at random: up to a factor of ``SPREAD`` from one of those asked for, or one of the whole range."""
+        which, where = (float(x) for x in torch.rand(2, generator=generator, device="cpu"))
+        if not self.asked:
+            return self.smallest * math.pow(self.largest / self.smallest, where)
+        return self.asked[int(which * len(self.asked))] * math.pow(SPREAD, 2 * where - 1)
+
+    @property
+    def measured(self) -> list[int]:
+        """The sizes that are brought back to the model's mean, largest first."""
+        if self.asked:
+            return sorted(self.asked, reverse=True)
+        ratio = self.smallest / self.largest
+        return sorted({round(self.largest * ratio ** (i / LADDER)) for i in range(1, LADDER + 1)}, reverse=True)
+
+
+def sizes_of(counts: Sequence[int], n_start: int) -> Sizes:
+    """The sizes of ``nested_order``: the smallest, those that matter most if there are any, and the largest."""
+    smallest, largest = min(counts), min(max(counts), n_start)
+    asked = counts[1:-1] if len(counts) > 2 or smallest < largest else counts
+    return Sizes(tuple(dict.fromkeys(n for n in asked if n < n_start)), min(smallest, n_start), largest)
+
+
+def weights_of(values: Float[Tensor, " edge"], size: float, temperature: float) -> Float[Tensor, " edge"]:
+    """sigmoid((s - t) / T), with t by bisection such that the weights sum to ``size``."""
+    size = min(size, 0.99 * len(values))
+    low, high = float(values.min()) - 40 * temperature, float(values.max()) + 40 * temperature
+    for _ in range(60):
+        middle = (low + high) / 2
+        weights = torch.sigmoid((values - middle) / temperature)
+        low, high = (middle, high) if float(weights.sum()) > size else (low, middle)
+    return weights
+
+
+def gradient_by_values(
+    weights: Float[Tensor, " edge"], by_weights: Float[Tensor, " edge"], temperature: float
+) -> Float[Tensor, " edge"]:
+    """The gradient by s of a loss with this gradient by the weights, while t keeps their sum."""
+    slope = weights * (1 - weights) / temperature
+    return slope * (by_weights - (slope * by_weights).sum() / slope.sum().clamp_min(torch.finfo(slope.dtype).tiny))
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is learned, after some steps."""
+
+    step: int
+    elapsed: float  # seconds
+    values: Tensor  # s, (edge,)
+    first: Tensor  # Adam's means of the gradient and of its square
+    second: Tensor
+    total: Tensor  # the sum of the values of the last steps
+    n_total: int
+
+
+@dataclass(frozen=True)
+class _Learner:
+    """Learns the scores of some edges, and orders the edges by them."""
+
+    probe: CircuitProbe
+    edges: Order
+    sizes: Sizes
+    match: bool
+    steps: int
+    seconds: float
+    batch: int
+    rate: float
+    seed: int
+
+    def order(self) -> Order:
+        """The edges, best first."""
+        stored = _Stored.of(self._key(), len(self.edges))
+        state = stored.state or self._first()
+        while self._done(state) < 1:
+            began = time.monotonic()
+            state = self._next(state)
+            took = distributed.on_first_rank(lambda: time.monotonic() - began)  # noqa: B023
+            state = replace(state, elapsed=state.elapsed + took)
+            stored.put(state)
+        values = state.total / state.n_total if state.n_total else state.values
+        order = self._brought_back(distributed.broadcast_first(values))
+        stored.remove()
+        return order
+
+    def _done(self, state: _State) -> float:
+        """The share of the work that is done."""
+        return state.elapsed / self.seconds if self.seconds else state.step / self.steps
+
+    def _first(self) -> _State:
+        n = len(self.edges)
+        zeros = torch.zeros(n, dtype=torch.float64, device="cpu")
+        rank = torch.arange(1, n + 1, dtype=torch.float64, device="cpu")
+        return _State(0, 0.0, -SPACING * torch.log(rank / n), zeros, zeros, zeros, 0)
+
+    def _next(self, state: _State) -> _State:
+        """The state after one more step."""
+        done, n = min(1.0, self._done(state)), state.step
+        generator = _generator(self.seed, "size", n)
+        temperature = WARM * (COLD / WARM) ** done
+        weights = weights_of(state.values, self.sizes.draw(generator), temperature)
+        by_weights = self._gradient(weights, n)
+        gradient = gradient_by_values(weights, by_weights, temperature)
+        first = DECAY[0] * state.first + (1 - DECAY[0]) * gradient
+        second = DECAY[1] * state.second + (1 - DECAY[1]) * gradient.square()
+        ahead = first / (1 - DECAY[0] ** (n + 1))
+        size = (second / (1 - DECAY[1] ** (n + 1))).sqrt() + ADAM_EPS
+        rate = self.rate * (1 - 0.9 * max(0.0, 2 * done - 1))
+        values = distributed.broadcast_first(state.values - rate * ahead / size)
+        late = done >= 1 - AVERAGED
+        total = state.total + values if late else state.total
+        return _State(n + 1, state.elapsed, values, first, second, total, state.n_total + late)
+
+    def _gradient(self, weights: Tensor, step: int) -> Float[Tensor, " edge"]:
+        """The gradient of the loss by the weights, on the examples of a step."""
+        alive = weights > NEGLIGIBLE
+        plan = self._plan(self.edges[alive], weights[alive])
+        parts = [self.probe.measure_on(pairs, plan, self.edges) for pairs in self._examples(step)]
+        deviations, effects = (torch.cat(x) for x in zip(*parts, strict=True))
+        blame = deviations if self.match else -torch.ones_like(deviations)
+        return (blame.double() @ effects.double()) / len(blame)
+
+    def _plan(self, edges: Order, weights: Tensor | None = None) -> Plan:
+        graph = self.probe.scores.graph
+        matrix = None
+        if weights is not None:
+            matrix = torch.zeros(graph.n_pairs, dtype=weights.dtype, device="cpu")
+            matrix[edges] = weights
+            matrix = matrix.view(graph.n_sources, -1)
+        return plan_of(self.probe.model, circuit_of(self.probe.scores, edges, prune=False), matrix)
+
+    @cached_property
+    def _split(self) -> tuple[list[Pairs], list[Pairs]]:
+        """The batches to learn from, and those for the last step: others, if there are enough examples."""
+        batches = [batch for part in self.probe.parts for batch in part.batches(self.probe.batch)]
+        n_held = math.ceil(UNSEEN / self.probe.batch)
+        return (batches[:-n_held], batches[-n_held:]) if len(batches) >= 4 * n_held else (batches, batches)
+
+    def _examples(self, step: int) -> list[Pairs]:
+        """The batches of a step: all of them in turn, in another order every time."""
+        batches = self._split[0]
+        n = max(1, round(self.batch * len(batches) / sum(map(len, batches))))
+        turns = (divmod(place, len(batches)) for place in range(step * n, (step + 1) * n))
+        return [batches[self._shuffled(epoch)[place]] for epoch, place in turns]
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        generator = _generator(self.seed, "examples", epoch)
+        order: list[int] = torch.randperm(len(self._split[0]), generator=generator, device="cpu").tolist()
+        return order
+
+    def _brought_back(self, values: Tensor) -> Order:
+        """The edges by their scores; those of the sizes asked for so that the circuit is as strong as the model."""
+        left, rest = values.sort(descending=True, stable=True).indices, list[Tensor]()
+        for n in self.sizes.measured if self.match else []:
+            left = left[self._strong_as_the_model(values[left], self.edges[left], n)]
+            rest.insert(0, left[n:])
+            left = left[:n]
+        return self.edges[torch.cat([left, *rest])]
+
+    def _strong_as_the_model(self, values: Tensor, edges: Order, n: int) -> Int[Tensor, " edge"]:
+        """The order of edges, given by score, whose first n are nearest to the model's mean metric."""
+        best = order = torch.arange(len(edges), device="cpu")
+        least = math.inf
+        for _ in range(ROUNDS):
+            plan = self._plan(edges[order[:n]].sort().values)
+            parts = [self.probe.measure_on(pairs, plan, edges) for pairs in self._split[1]]
+            deviations, effects = (torch.cat(x).double() for x in zip(*parts, strict=True))
+            gap = float(deviations.mean())
+            if abs(gap) < least:
+                best, least = order, abs(gap)
+            order = distributed.broadcast_first(shifted(values, effects.mean(0), order[:n], -gap))
+        return best
+
+    def _key(self) -> object:
+        """Everything that the scores depend on."""
+        probe = self.probe
+        pairs = [(part.clean.tolist(), part.corrupted.tolist(), repr(part.labels)) for part in probe.parts]
+        options = [self.match, self.steps, self.seconds, self.batch, probe.batch, self.rate, self.seed]
+        ablation = probe.scores.provenance.ablation
+        return (
+            probe.model.digest,
+            pairs,
+            metric_name(probe.task.metric),
+            ablation,
+            options,
+            self.sizes,
+            self.edges.tolist(),
+        )
+
+
+def _generator(seed: int, *what: object) -> torch.Generator:
+    """Random numbers that depend on nothing else, so that a run can continue at any step."""
+    digest = sha256(repr((seed, *what)).encode()).digest()
+    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:4], "big"))
+
+
+def shifted(
+    values: Float[Tensor, " edge"], effects: Float[Tensor, " edge"], inside: Int[Tensor, " n"], change: float
+) -> Int[Tensor, " edge"]:
+    """The order by s + lambda a of which the first n have, in sum, effects that differ by ``change`` from those inside.
+
+    Args:
+        values: The scores s.
+        effects: The mean effects a.
+        inside: The n edges of the circuit in which the effects were measured.
+        change: How much stronger the circuit should be.
+    """
+    n, goal = len(inside), float(effects[inside].sum()) + change
+
+    def order(factor: float) -> Tensor:
+        return (values + factor * effects).sort(descending=True, stable=True).indices
+
+    def too_weak(factor: float) -> bool:
+        return float(effects[order(factor)[:n]].sum()) < goal
+
+    scale = float(values.std() / effects.std().clamp_min(torch.finfo(effects.dtype).tiny)) if n > 1 else 0.0
+    sign = 1 if too_weak(0.0) else -1
+    reach = [sign * scale * 2.0**power for power in range(-20, 11)]
+    end = next((i for i, factor in enumerate(reach) if too_weak(factor) != (sign > 0)), len(reach) - 1)
+    low, high = sorted((reach[end - 1] if end else 0.0, reach[end]))
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_weak(middle) else (low, middle)
+    return order(high)
+
+
+@dataclass
+class _Stored:
+    """The state, in a file while the scores are learned."""
+
+    file: Path
+    state: _State | None
+    written: float
+
+    @classmethod
+    def of(cls, key: object, n_edges: int) -> _Stored:
+        file = cache_folder() / "learned" / f"{sha256(repr(key).encode()).hexdigest()[:32]}.safetensors"
+        packed = torch.full((3 + 4 * n_edges,), -1.0, dtype=torch.float64, device="cpu")
+        with suppress(OSError, SafetensorError, KeyError):
+            stored = load(file.read_bytes())["state"]
+            if stored.shape == packed.shape and stored.dtype == packed.dtype and stored.isfinite().all():
+                packed = stored
+        # All processes go on from what the first one has read.
+        packed = distributed.broadcast_first(packed)
+        return cls(file, None if packed[0] < 0 else _unpacked(packed), time.monotonic())
+
+    def put(self, state: _State) -> None:
+        self.state = state
+        if distributed.rank() or time.monotonic() - self.written <= STORED_EVERY:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.file, save({"state": _packed(state)}))
+        self.written = time.monotonic()
+
+    def remove(self) -> None:
+        if not distributed.rank():
+            self.file.unlink(missing_ok=True)
+
+
+def _packed(state: _State) -> Tensor:
+    numbers = torch.tensor([state.step, state.elapsed, state.n_total], dtype=torch.float64, device="cpu")
+    return torch.cat([numbers, state.values, state.first, state.second, state.total])
+
+
+def _unpacked(packed: Tensor) -> _State:
+    step, elapsed, n_total = packed[:3].tolist()
+    values, first, second, total = packed[3:].chunk(4)
+    return _State(round(step), elapsed, values, first, second, total, round(n_total))

@@ -1,0 +1,218 @@
+"""Learned masks: the gradients they follow, what they promise, and that a stopped run continues."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import reference
+import torch
+from small_models import prompts, tiny_model
+
+import gradpath as gp
+from gradpath.attribution.attribute import attribute
+from gradpath.errors import UsageError
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.model.packaged import cache_folder
+from gradpath.selection import learned as learned_module
+from gradpath.selection import nested_order, select_many
+from gradpath.selection import refine as refined_module
+from gradpath.selection.learned import Sizes, gradient_by_values, shifted, sizes_of, weights_of
+from gradpath.selection.ranking import top
+from gradpath.tasks.load import more_examples
+
+TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path))
+    monkeypatch.setattr(refined_module, "START", 0.6)
+
+
+@pytest.fixture(scope="module")
+def found():
+    model = tiny_model("gpt2").to(dtype=torch.float64)
+    return model, attribute(model, TASK, "eap-ig")
+
+
+def random_values(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("size", "temperature"), [(1.0, 0.5), (7.5, 0.1), (40.0, 0.5), (90.0, 0.05)])
+def test_weights_sum_to_the_size_and_keep_the_order(size, temperature):
+    values = random_values(100)
+    weights = weights_of(values, size, temperature)
+    assert float(weights.sum()) == pytest.approx(size, rel=1e-6)
+    assert torch.equal(weights.argsort(stable=True), values.argsort(stable=True)) or temperature < 0.1
+    assert ((weights >= 0) & (weights <= 1)).all()
+
+
+def test_cold_weights_are_the_hard_circuit():
+    values = random_values(50)
+    weights = weights_of(values, 12.0, 1e-4)
+    hard = torch.zeros(50, dtype=torch.float64)
+    hard[values.argsort(descending=True)[:12]] = 1
+    assert torch.allclose(weights, hard, atol=1e-6)
+
+
+def test_the_gradient_by_scores_is_that_of_finite_differences_on_the_slow_model(found, monkeypatch):
+    """The whole chain: scores, threshold, weights, patched run, squared deviations."""
+    monkeypatch.setattr(learned_module, "NEGLIGIBLE", 0.0)
+    model, scores = found
+    edges = top(scores, 40)
+    values, size, temperature = random_values(40), 15.0, 0.4
+    goal = reference.patched_metric(model, TASK, scores.graph.mask.double())
+
+    def loss(values):
+        weights = torch.zeros(scores.graph.n_pairs, dtype=torch.float64)
+        weights[edges] = weights_of(values, size, temperature)
+        deviations = reference.patched_metric(model, TASK, weights.view(scores.graph.n_sources, -1)) - goal
+        return float(deviations.square().mean())
+
+    def difference(edge):
+        step = torch.zeros(40, dtype=torch.float64)
+        step[edge] = 1e-4
+        return (loss(values + step) - loss(values - step)) / 2e-4
+
+    probe = refined_module.CircuitProbe.of(model, TASK, scores, refined_module.Limits(3))
+    learner = learned_module._Learner(probe, edges, Sizes((15,), 15, 40), True, 1, 0.0, len(TASK), 0.1, 0)
+    weights = weights_of(values, size, temperature)
+    learner_gradient = 2 * gradient_by_values(weights, learner._gradient(weights, 0), temperature)
+    checked = [0, 3, 11, 25, 39]
+    expected = torch.tensor([difference(edge) for edge in checked], dtype=torch.float64)
+    assert torch.allclose(learner_gradient[checked], expected, atol=1e-5 * float(learner_gradient.abs().max()))
+
+
+def test_learned_circuits_err_less_than_the_largest_scores(found):
+    model, scores = found
+    counts = [scores.graph.n_edges // share for share in (5, 3)]
+    plain = evaluate(model, select_many(scores, counts), TASK)
+    circuits = select_many(scores, counts, how="learned+steps=25", model=model, task=TASK)
+    by_learning = evaluate(model, circuits, TASK)
+    assert sum(x.error for x in by_learning) < 0.7 * sum(x.error for x in plain)
+    for small, large in pairwise(circuits):
+        assert set(small.edges) <= set(large.edges)
+
+
+def test_the_order_holds_every_edge_once_and_other_losses_learn_something_else(found):
+    model, scores = found
+    orders = {}
+    for loss in ("match", "metric", "kl"):
+        order = nested_order(scores, how=f"learned+steps=2+loss={loss}", smallest=5, model=model, task=TASK)
+        assert sorted(order.edges.tolist()) == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
+        orders[loss] = tuple(order.edges.tolist())
+    assert len(set(orders.values())) == 3
+    strong, matched = (
+        evaluate(model, gp.select(scores, 60, how=f"learned+steps=8+loss={loss}", model=model, task=TASK), TASK)
+        for loss in ("metric", "match")
+    )
+    assert float(strong.circuit_values.mean()) > float(matched.circuit_values.mean())
+
+
+def test_a_run_that_was_stopped_continues_to_the_same_bits(found, monkeypatch):
+    model, scores = found
+    how = {"how": "learned+steps=3+seed=3", "smallest": 5, "sizes": [30], "model": model, "task": TASK}
+    whole = nested_order(scores, **how).edges
+    assert torch.equal(nested_order(scores, **how).edges, whole)
+    assert not torch.equal(nested_order(scores, **{**how, "how": "learned+steps=3"}).edges, whole)
+    monkeypatch.setattr(learned_module, "STORED_EVERY", -1.0)
+    step, made = learned_module._Learner._next, []
+
+    def killed_after_two(self, state):
+        if state.step == 2:
+            raise KeyboardInterrupt
+        made.append(state.step)
+        return step(self, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learned_module._Learner, "_next", killed_after_two)
+        with pytest.raises(KeyboardInterrupt):
+            nested_order(scores, **how)
+    [stored] = (cache_folder() / "learned").iterdir()
+    made.clear()
+    monkeypatch.setattr(learned_module._Learner, "_next", lambda self, s: (made.append(s.step), step(self, s))[1])
+    assert torch.equal(nested_order(scores, **how).edges, whole)
+    assert made == [2]
+    assert not stored.exists()
+    # A file that is damaged is not used.
+    stored.write_bytes(b"nothing")
+    made.clear()
+    assert torch.equal(nested_order(scores, **how).edges, whole)
+    assert made == [0, 1, 2]
+
+
+def test_a_budget_of_seconds_ends_the_steps(found, monkeypatch):
+    model, scores = found
+    clock = iter(range(10_000))
+    monkeypatch.setattr(learned_module.time, "monotonic", lambda: float(next(clock)))
+    made = []
+    step = learned_module._Learner._next
+    monkeypatch.setattr(learned_module._Learner, "_next", lambda self, s: (made.append(s.elapsed), step(self, s))[1])
+    gp.select(scores, 30, how="learned+seconds=3.5", model=model, task=TASK)
+    assert made == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("steps=0", "steps of learned"),
+        ("batch=-1", "batch of learned"),
+        ("examples=0", "examples of learned"),
+        ("seconds=-1.0", "seconds of at least 0"),
+        ("rate=0.0", "a rate above 0"),
+        ("loss=mse", "match, metric, kl"),
+        ("start=top", "scores, refined"),
+        ("speed=2", "has no option 'speed'"),
+        ("steps=many", "must be of type int"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_in_a_sentence(found, option, message):
+    model, scores = found
+    with pytest.raises(UsageError, match=message):
+        gp.select(scores, 5, how=f"learned+{option}", model=model, task=TASK)
+
+
+def test_sizes_are_drawn_around_those_asked_for():
+    assert sizes_of([40], 1000) == Sizes((40,), 40, 40)
+    assert sizes_of([5, 40, 90, 5000], 1000) == Sizes((40, 90), 5, 1000)
+    assert sizes_of([5, 5000], 1000) == Sizes((), 5, 1000)
+    assert sizes_of([2000], 1000) == Sizes((), 1000, 1000)
+    generator = torch.Generator().manual_seed(0)
+    drawn = [Sizes((40,), 5, 1000).draw(generator) for _ in range(300)]
+    assert 40 / learned_module.SPREAD <= min(drawn) < 20 < 80 < max(drawn) <= 40 * learned_module.SPREAD
+    drawn = [Sizes((), 5, 1000).draw(generator) for _ in range(300)]
+    assert 5 <= min(drawn) < 10 < 500 < max(drawn) <= 1000
+    assert Sizes((), 5, 1000).measured[-1] == 5
+
+
+@pytest.mark.parametrize("change", [-1.5, -0.2, 0.2, 1.5])
+def test_a_shift_changes_the_sum_of_effects_by_as_much_as_asked_for_and_little_else(change):
+    values, effects = random_values(500).sort(descending=True).values, 0.1 * random_values(500, seed=1)
+    inside = torch.arange(60)
+    order = shifted(values, effects, inside, change)
+    assert sorted(order.tolist()) == list(range(500))
+    after = effects[order[:60]].sum() - effects[:60].sum()
+    assert float(after) == pytest.approx(change, abs=0.15)
+    # Edges far from the boundary stay where they are: 10 of the best 20 even where the change is large.
+    assert len(set(order[:60].tolist()) & set(range(20))) >= 10
+    assert torch.equal(shifted(values, effects * 0, inside, change)[:60], inside)
+
+
+def test_the_mean_of_a_circuit_is_brought_back_to_the_models(found, monkeypatch):
+    model, scores = found
+    how = {"how": "learned+steps=1+rate=0.000001", "model": model, "task": TASK}
+    gaps = {}
+    for rounds in (1, 4):
+        monkeypatch.setattr(learned_module, "ROUNDS", rounds)
+        circuits = select_many(scores, [30, 60], **how)
+        gaps[rounds] = [abs(1 - result.faithfulness) for result in evaluate(model, circuits, TASK)]
+    assert sum(gaps[4]) < 0.7 * sum(gaps[1])
+    assert all(after <= before + 1e-9 for after, before in zip(gaps[4], gaps[1], strict=True))
+
+
+def test_a_task_of_its_own_has_no_further_examples(found):
+    assert more_examples(TASK, found[0], 100) is TASK
+    assert math.isclose(len(more_examples(TASK, found[0], 3)), len(TASK))
