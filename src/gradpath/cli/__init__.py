@@ -34,6 +34,7 @@ VERBS = {
     "show": "Draw a saved circuit as a page, a figure or a graph file.",
     "compare": "Compare two saved circuits, in numbers and in one drawing.",
     "curve": "Measure faithfulness against sparsity, for several methods.",
+    "run": "Run a study: models, tasks, methods, selections and sizes, from a file.",
     "convert": "Convert scores and circuits to and from other tools' formats.",
     "reproduce": "Reproduce a table or figure of the paper, on any model.",
     "check": "Check that gradpath computes a model correctly.",
@@ -132,7 +133,7 @@ def _check_folder() -> None:
         ) from None
 
 
-_CONTINUE = "no file is half written; curve and reproduce with --out continue where they stopped."
+_CONTINUE = "no file is half written; curve, run and reproduce with --out continue where they stopped."
 
 
 class Terminated(BaseException):

@@ -7,9 +7,10 @@ Then every method and selection compared with one of them on the same examples, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -120,9 +121,18 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
 
 
 def circuit_row(bench: Bench, task: str, method: MethodSpec, how: str, sparsity: float) -> Row:
-    """One measured circuit, with the paper's number if there is one."""
-    cell = circuit_cell(bench, task, method, how, bench.edges(sparsity))
-    row: Row = {"task": task, "method": method.label, "steps": method.steps, "how": how, "sparsity": sparsity}
+    """One measured circuit of a sparsity, with the paper's number if there is one."""
+    row = measured_row(bench, task, method, how, bench.edges(sparsity), {"sparsity": sparsity})
+    paper = None if bench.paper is None else bench.paper.faithfulness(task, sparsity, method.label)
+    return row if paper is None else {**row, "paper": paper, "difference": row["faithfulness"] - paper}
+
+
+def measured_row(
+    bench: Bench, task: str, method: MethodSpec, how: str, n: int, size: Mapping[str, float] = MappingProxyType({})
+) -> Row:
+    """One measured circuit of n edges; ``size`` are columns that say how its size was given."""
+    cell = circuit_cell(bench, task, method, how, n)
+    row: Row = {"task": task, "method": method.label, "steps": method.steps, "how": how, **size}
     row |= {name: cell[name] for name in ("edges_asked", "edges_kept", "clean", "corrupted", "circuit")}
     for name in ("faithfulness", "error"):
         row[name] = cell[name]
@@ -131,8 +141,7 @@ def circuit_row(bench: Bench, task: str, method: MethodSpec, how: str, sparsity:
     row["examples_attributed"] = len(bench.task(task, "train"))
     if not bench.task(task, "test").about.get("held_out", True):
         row["held_out"] = False  # too few pairs of the user's own data
-    paper = None if bench.paper is None else bench.paper.faithfulness(task, sparsity, method.label)
-    return row if paper is None else {**row, "paper": paper, "difference": row["faithfulness"] - paper}
+    return row
 
 
 def _areas(bench: Bench) -> list[Row]:

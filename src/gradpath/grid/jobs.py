@@ -18,6 +18,7 @@ from gradpath.evaluation.result import Result
 from gradpath.grid.bench import Bench, timed
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.store import Key, digest
+from gradpath.selection import SELECTING, find_selection
 from gradpath.sweep import Progress
 
 # Circuits measured together, after one set-up. With so many the set-up costs little, and a killed run loses few.
@@ -141,6 +142,7 @@ class CircuitJob:
         for _, missing in self.groups(bench):
             new = [spec for spec in missing if _plan(circuit_key(bench, self.task, *spec), planned)]
             cost += sum(ScoreJob(self.task, method).remaining(bench, planned) for method in _methods_of(new))
+            cost += len(bench.task(self.task, "train")) * _selecting_cost(new)
             cost += len(bench.task(self.task, "test")) * _cost(new)
         return cost
 
@@ -180,6 +182,11 @@ class CircuitJob:
 
 def _methods_of(specs: Sequence[CircuitSpec]) -> list[MethodSpec]:
     return list(dict.fromkeys(method for method, _, _ in specs))
+
+
+def _selecting_cost(specs: Sequence[CircuitSpec]) -> float:
+    """Passes over one example of the selections that run circuits."""
+    return SELECTING * len({(method, how) for method, how, _ in specs if find_selection(how)[0].measures})
 
 
 def _cost(specs: Sequence[CircuitSpec]) -> float:

@@ -85,7 +85,7 @@ def reproduce(
     for experiment in chosen:
         outcome = experiment.outcome(bench)
         record = {**about, "times": {"started": started, "seconds": round(time.monotonic() - begin, 2)}}
-        written.append(Written(outcome, record, _write(outcome, out, record)))
+        written.append(Written(outcome, record, write_outcome(outcome, out, record)))
     return written
 
 
@@ -107,7 +107,8 @@ def _check_folder(bench: Bench, names: Sequence[str], out: Path, note: Note) -> 
             note(f"{name} in {out} was made with other settings: its tables are written again, its cells are kept.")
 
 
-def _write(outcome: Outcome, out: Path, record: dict[str, Any]) -> list[Path]:
+def write_outcome(outcome: Outcome, out: Path, record: dict[str, Any]) -> list[Path]:
+    """Write an outcome on the first rank; all ranks get the paths of its files."""
     return [Path(x) for x in distributed.on_first_rank(lambda: [str(file) for file in write(outcome, out, record)])]
 
 
@@ -122,10 +123,10 @@ def _can_run(bench: Bench, experiment: Experiment, *, alone: bool, note: Note) -
 
 def _provenance(bench: Bench, command: str) -> dict[str, Any]:
     """Versions, commit, seed, model and request, as plain values."""
+    first = environment(command)
+    versions = first.pop("versions")
     return {
-        "command": command,
-        "version": __version__,
-        "commit": commit(),
+        **first,
         "model": bench.model.name,
         "weights": bench.weights,
         "dtype": str(bench.model.dtype).removeprefix("torch."),
@@ -134,8 +135,13 @@ def _provenance(bench: Bench, command: str) -> dict[str, Any]:
         "edges_total": bench.model.graph.n_edges,
         "seed": bench.request.seed,
         "asked": _request_record(bench),
-        "versions": _versions(),
+        "versions": versions,
     }
+
+
+def environment(command: str) -> dict[str, Any]:
+    """The command, the commit and the versions of what ran it."""
+    return {"command": command, "version": __version__, "commit": commit(), "versions": _versions()}
 
 
 def _request_record(bench: Bench) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from gradpath.pipeline.notices import Plain, Reporter, notices
 from gradpath.pipeline.request import SPLITS, FindRequest
 from gradpath.runtime.progress import Phase
 from gradpath.scores import Scores
-from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes
+from gradpath.selection import SELECTING, NestedOrder, find_selection, nested_order, select_many, select_nodes
 from gradpath.selection.faithful import log_spaced, smallest_faithful
 from gradpath.sweep import Limits, units
 from gradpath.tasks.load import load_task
@@ -37,7 +37,6 @@ from gradpath.verdict.quick import QUICK
 SMALLEST, LARGEST, SIZES = 20, 0.1, 16
 # Random circuits run on few examples: that is enough to see what chance gives. BAND of each size make the grey band.
 FEW, BAND, NO_BEHAVIOUR = 12, 3, 0.01
-SELECTING = 12.0  # forward passes that a selection which measures takes, for the progress bar: measured on SmolLM2
 
 
 def find(

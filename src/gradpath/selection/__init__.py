@@ -35,6 +35,7 @@ from gradpath.sweep import Limits, own_settings
 from gradpath.tasks.task import Task
 
 __all__ = [
+    "SELECTING",
     "SELECTIONS",
     "NestedOrder",
     "Order",
@@ -47,6 +48,8 @@ __all__ = [
     "select_many",
     "selection",
 ]
+
+SELECTING = 12.0  # forward passes that a selection which measures takes, for progress bars: measured on SmolLM2
 
 
 def select(

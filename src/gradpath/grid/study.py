@@ -1,0 +1,312 @@
+"""A study as a file: models x tasks x methods x selections x sizes x seeds, for ``gradpath run``.
+
+    models: [smollm2, gemma3-270m]
+    tasks: [ioi, sva, pairs.csv]          # a file of your own pairs is a task, too
+    methods: [eap-ig, eap-gp+stride=matched]
+    selections: [top, refined]
+    sizes: [500, 0.975]                   # a number of edges, or a sparsity
+    examples: 50
+    seeds: [0, 1]
+
+All keys are optional and have the defaults of ``curve``; one value may stand for a list of one. Paths are relative to
+the file. It is YAML without references and without objects, and all mistakes in it are reported at once, by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from gradpath import defaults
+from gradpath.ablation import ABLATIONS
+from gradpath.errors import GradpathError, InputError, UsageError, unknown, whole_number
+from gradpath.graph import Graph
+from gradpath.grid.bench import Bench
+from gradpath.grid.faithfulness import RANDOM
+from gradpath.grid.jobs import CircuitJob, Job
+from gradpath.grid.request import CUSTOM, MethodSpec, Request, parse_methods
+from gradpath.grid.store import Store
+from gradpath.model.transformer import Transformer
+from gradpath.registry import load_plugin
+from gradpath.runtime.files import recorded_path
+from gradpath.selection import find_selection
+from gradpath.selection.ranking import edge_count
+from gradpath.sweep import parse_bytes
+from gradpath.tasks import TASKS, find_metric
+from gradpath.tasks.load import check_task
+
+Value = TypeVar("Value")
+MOST_BYTES = 1_000_000  # of a study's file
+DATA = (".csv", ".jsonl", ".json")  # suffixes by which a task is a file of pairs
+KEYS = {
+    "title": "The heading of the report.",
+    "models": "Hub names, folders, .gguf files, smollm2, gemma3-270m.",
+    "tasks": "Names of tasks, or files of your own pairs.",
+    "methods": "Methods, with options after plus signs.",
+    "selections": "How edges are selected.",
+    "sizes": "Numbers of edges, or sparsities.",
+    "examples": "Pairs to attribute, and as many others to measure on.",
+    "seeds": "Each chooses other examples.",
+    "ablation": "What edges outside of a circuit carry.",
+    "metric": "How the behaviour is measured, instead of each task's own metric.",
+    "plugins": "Python files to run first.",
+    "batch_size": "Examples in a batch, at most.",
+    "memory": "Memory to use, such as 8GB.",
+    "device": "Where to run.",
+    "dtype": "float32, bfloat16 or float16.",
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that was read and checked; ``plain`` has the values of the file, for the record."""
+
+    title: str
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    data: tuple[Path, ...]
+    methods: tuple[MethodSpec, ...]
+    selections: tuple[str, ...]
+    sizes: tuple[int | float, ...]
+    seeds: tuple[int, ...]
+    request: Request  # what all parts share
+    device: str | None
+    dtype: str | None
+    plain: Mapping[str, Any]
+
+    @property
+    def n_cells(self) -> int:
+        """The number of circuits, random ones not counted."""
+        parts = (self.models, (*self.tasks, *self.data), self.methods, self.selections, self.sizes, self.seeds)
+        count = 1
+        for part in parts:
+            count *= len(part)
+        return count
+
+    def counts(self, graph: Graph) -> dict[int | float, int]:
+        """The number of edges that each size stands for in a model; sizes that it does not have are left out."""
+        fits = [size for size in self.sizes if size < 1 or size <= graph.n_edges]
+        return {
+            size: edge_count(graph.n_edges, None, size) if size < 1 else edge_count(graph.n_edges, int(size), None)
+            for size in fits
+        }
+
+    def benches(self, model: Transformer, store: Store) -> Iterator[Bench]:
+        """What is measured in one model: a bench for each seed, and for each file of the user's own pairs."""
+        for seed in self.seeds:
+            if self.tasks:
+                yield Bench(model, replace(self.request, tasks=self.tasks, seed=seed), store)
+            for file in self.data:
+                yield Bench(model, replace(self.request, tasks=(CUSTOM,), data=file, seed=seed), store)
+
+    def jobs(self, bench: Bench) -> list[Job]:
+        """A job per task and method, and one per task for random circuits of the same sizes."""
+        counts, jobs = tuple(dict.fromkeys(self.counts(bench.model.graph).values())), list[Job]()
+        for task in bench.request.task_names if counts else ():
+            jobs += [CircuitJob(task, (method,), self.selections, counts) for method in self.methods]
+            jobs.append(CircuitJob(task, self.methods[:1], RANDOM, counts))
+        return jobs
+
+
+def read_study(file: str | Path) -> Study:
+    """Read a study and check it, before a model is loaded.
+
+    Args:
+        file: The YAML file. Its plug-ins are run.
+
+    Returns:
+        The study. An error lists every mistake with its line.
+    """
+    path = Path(file)
+    entries = _Entries(path, _parse(path))
+    folder = path.parent
+    entries.each("plugins", [], lambda name: load_plugin(_beside(folder, _text(name))))
+    tasks = entries.each("tasks", [defaults.TASK], lambda name: _task(folder, _text(name)))
+    study = Study(
+        title=entries.one("title", path.stem, _text),
+        models=entries.each("models", [defaults.MODEL], lambda name: _model(folder, _text(name))),
+        tasks=tuple(task for task in tasks if isinstance(task, str)),
+        data=tuple(task for task in tasks if isinstance(task, Path)),
+        methods=entries.each("methods", [defaults.METHOD], lambda word: parse_methods(_text(word))[0]),
+        selections=entries.each("selections", [defaults.SELECTION], _selection),
+        sizes=entries.each("sizes", [defaults.SPARSITY], _size),
+        seeds=entries.each("seeds", [defaults.SEED], lambda seed: whole_number("a seed", seed, least=0)),
+        request=Request(),
+        device=entries.one("device", None, _text),
+        dtype=entries.one("dtype", None, _text),
+        plain=entries.plain,
+    )
+    shared: dict[str, Any] = {
+        "examples": entries.one("examples", defaults.EXAMPLES, lambda n: whole_number("the number of examples", n)),
+        "ablation": entries.one("ablation", defaults.ABLATION, _ablation),
+        "metric": entries.one("metric", None, lambda name: _metric(folder, _text(name))),
+        "batch_size": entries.one("batch_size", None, lambda n: whole_number("the batch size", n)),
+        "memory": entries.one("memory", None, lambda size: parse_bytes(str(size))),
+    }
+    entries.check()
+    return replace(study, request=Request(methods=study.methods, hows=study.selections, **shared))
+
+
+class _Entries:
+    """The keys of a file with the lines of their values, and the mistakes that were seen so far."""
+
+    def __init__(self, path: Path, root: yaml.Node | None) -> None:
+        self.path, self.mistakes = path, list[tuple[int, str]]()
+        self.values: dict[str, tuple[int, Any, list[tuple[int, Any]]]] = {}  # key -> line, value, its items
+        if not isinstance(root, yaml.MappingNode):
+            raise InputError(f"{path} has to be a list of keys with values, such as 'tasks: [ioi, sva]'. {_see()}")
+        for key_node, node in root.value:
+            line, key = key_node.start_mark.line + 1, str(_plain(key_node))
+            if key not in KEYS:
+                self.mistakes.append((line, str(unknown("key", key, KEYS))))
+            elif key in self.values:
+                self.mistakes.append((line, f"{key} was given before, in line {self.values[key][0]}."))
+            else:
+                nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+                items = [(one.start_mark.line + 1, _plain(one)) for one in nodes]
+                self.values[key] = line, _plain(node), items
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        return {key: value for key, (_, value, _) in self.values.items()}
+
+    def each(self, key: str, default: Sequence[Any], parse: Callable[[Any], Value]) -> tuple[Value, ...]:
+        """The values of a list, each parsed; a value that was given twice counts once."""
+        line, _, items = self.values.get(key, (0, None, [(0, value) for value in default]))
+        if not items and key in self.values and default:
+            self.mistakes.append((line, f"{key} needs at least one value."))
+        values = [self._parsed(key, line, value, parse) for line, value in items]
+        return tuple(dict.fromkeys(value for value in values if value is not None))
+
+    def one(self, key: str, default: Any, parse: Callable[[Any], Value]) -> Any:
+        """A value that cannot be a list."""
+        if key not in self.values:
+            return default
+        line, value, _ = self.values[key]
+        return self._parsed(key, line, value, parse)
+
+    def _parsed(self, key: str, line: int, value: Any, parse: Callable[[Any], Value]) -> Value | None:
+        try:
+            return parse(value)
+        except GradpathError as problem:
+            self.mistakes.append((line, f"{key}: {problem}"))
+            return None
+
+    def check(self) -> None:
+        """Raise an error that lists all mistakes, if there are any."""
+        if self.mistakes:
+            count = "1 mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
+            lines = [
+                f"line {line}: {' '.join(text.split())}" for line, text in sorted(self.mistakes, key=lambda one: one[0])
+            ]
+            raise UsageError(f"{self.path} has {count}:", lines)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Plain values alone. References are refused: a few lines of them can stand for gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(None, None, "references (*name) are not allowed", event.start_mark)
+        return super().compose_node(parent, index)
+
+
+def _parse(path: Path) -> yaml.Node | None:
+    """The nodes of a YAML file, which have the lines of all values."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path} is too large for a study: it may have {MOST_BYTES:,} bytes.")
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        try:
+            return loader.get_single_node()
+        finally:
+            loader.dispose()
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}. {_see()}") from None
+    except OSError as problem:
+        raise InputError(f"{path} cannot be read: {problem.strerror}.") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as problem:
+        mark = getattr(problem, "problem_mark", None)
+        where = "" if mark is None else f" in line {mark.line + 1}"
+        what = getattr(problem, "problem", None) or type(problem).__name__
+        raise InputError(f"{path} is not YAML{where}: {what}. {_see()}") from None
+
+
+def _plain(node: yaml.Node) -> Any:
+    """The value of a node: texts, numbers, lists and dictionaries."""
+    loader = _Loader("")
+    try:
+        return loader.construct_object(node, deep=True)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
+        return f"<{node.tag}>"  # a tag of another language, or a key that cannot be one: refused as any other text
+    finally:
+        loader.dispose()
+
+
+def _see() -> str:
+    return "docs/run.md has an example."
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"a text was expected: got {value!r}.")
+    return value
+
+
+def _beside(folder: Path, name: str) -> Path:
+    """A path of the file, which is relative to its folder."""
+    return folder / Path(name).expanduser()
+
+
+def _model(folder: Path, name: str) -> str:
+    """A folder or file next to the study, or a name that is looked up as --model does."""
+    own = _beside(folder, name)
+    if own.exists():
+        return str(own)
+    if name.startswith((".", "/", "~")) or name.endswith(".gguf"):
+        raise InputError(f"there is no folder or file {own}.")
+    return name
+
+
+def _task(folder: Path, name: str) -> str | Path:
+    if not name.endswith(DATA):
+        TASKS.find(name)
+        return name
+    file = _beside(folder, name)
+    check_task(None, file)
+    return file
+
+
+def _selection(how: Any) -> str:
+    if not find_selection(_text(how))[0].sized:
+        raise UsageError(f"{how} decides itself how many edges it keeps, so it cannot be measured at several sizes.")
+    return _text(how)
+
+
+def _size(value: Any) -> int | float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and (0 < value < 1 or (isinstance(value, int) and value >= 1)):
+        return int(value) if value >= 1 else float(value)
+    raise UsageError(f"a size is a number of edges, such as 500, or a sparsity below 1, such as 0.975: got {value!r}.")
+
+
+def _ablation(name: Any) -> str:
+    ABLATIONS.find(_text(name))
+    return _text(name)
+
+
+def _metric(folder: Path, name: str) -> str:
+    """The name of a metric, or ``FILE.py:function`` with the file's path from here."""
+    own = str(_beside(folder, name)) if ".py:" in name else name
+    find_metric(own)
+    return own
+
+
+def model_label(model: str) -> str:
+    """A model's name in tables: without the folders of this machine."""
+    return recorded_path(model)

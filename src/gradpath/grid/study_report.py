@@ -1,0 +1,285 @@
+"""Run a study, model by model, and report on all of it: a table of rows, tables for people, a figure and a page."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradpath.grid.bench import Bench
+from gradpath.grid.faithfulness import RANDOM, READING, draw_curves, examples_of, measured_row
+from gradpath.grid.jobs import Watch, run_jobs
+from gradpath.grid.output import Outcome, Row, grouped, markdown, nfs, percent
+from gradpath.grid.runner import Note, Written, environment, write_outcome
+from gradpath.grid.store import Store
+from gradpath.grid.study import Study, model_label
+from gradpath.report.style import task_title
+from gradpath.runtime import distributed
+from gradpath.runtime.files import write_atomically
+from gradpath.tasks import encode
+
+if TYPE_CHECKING:
+    from gradpath.model.transformer import Transformer
+
+LoadModel = Callable[[str], "Transformer"]
+SEEDS = "With several seeds, numbers are means over them, and the ends of an interval are the lowest and the highest."
+
+
+def run_study(
+    study: Study,
+    out: Path,
+    load: LoadModel,
+    *,
+    command: str,
+    watch: Callable[[], AbstractContextManager[Watch | None]] = nullcontext,
+    note: Note = lambda text: None,
+) -> Written:
+    """Measure what is missing of a study, and write its report.
+
+    Args:
+        study: The study.
+        out: The folder of its measurements and of its report.
+        load: Loads a model by its name; one model is in memory at a time.
+        command: The command line, for the record.
+        watch: Opens a bar that shows the progress, for each seed of each model.
+        note: Called with messages for the user.
+
+    Returns:
+        The report and its files.
+    """
+    started, begin = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.monotonic()
+    rows, random, models = list[Row](), list[Row](), list[dict[str, Any]]()
+    for name in study.models:
+        model = load(name)
+        label, counts = model_label(name), study.counts(model.graph)
+        if left_out := [size for size in study.sizes if size not in counts]:
+            sizes = ", ".join(f"{size:,}" for size in left_out)
+            note(f"{label} has {model.graph.n_edges:,} edges, so there are no circuits of {sizes} edges in it.")
+        benches = list(study.benches(model, Store(out)))
+        for bench in benches:
+            with watch() as bar:
+                run_jobs(bench, study.jobs(bench), bar)
+        for bench in benches:
+            rows += _rows(study, bench, label)
+            random += _random_rows(study, bench, label)
+        models.append({"name": label, "edges_total": model.graph.n_edges, "weights": model.digest})
+        models[-1] |= {"dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device)}
+        del model, benches
+    outcome = study_outcome(study, rows, random)
+    times = {"started": started, "seconds": round(time.monotonic() - begin, 2)}
+    record = {**environment(command), "study": dict(study.plain), "models": models, "times": times}
+    return Written(outcome, record, write_outcome(outcome, out, record))
+
+
+def _rows(study: Study, bench: Bench, model: str) -> list[Row]:
+    """One row per circuit of a bench."""
+    return [
+        _row(bench, model, task, measured_row(bench, task, method, how, n))
+        for task in bench.request.task_names
+        for method in study.methods
+        for how in study.selections
+        for n in study.counts(bench.model.graph).values()
+    ]
+
+
+def _random_rows(study: Study, bench: Bench, model: str) -> list[Row]:
+    """For every task and size the faithfulness and error of random circuits: mean, worst and best."""
+    rows = []
+    for task in bench.request.task_names:
+        for n in study.counts(bench.model.graph).values():
+            cells = [measured_row(bench, task, study.methods[0], how, n) for how in RANDOM]
+            row = _row(bench, model, task, cells[0])
+            for name in ("faithfulness", "error"):
+                values = [float(cell[name]) for cell in cells]
+                row |= {name: sum(values) / len(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+            rows.append({**row, "method": "random", "how": "", "circuits": len(cells)})
+    return rows
+
+
+def _row(bench: Bench, model: str, task: str, row: Row) -> Row:
+    sparsity = 1 - row["edges_asked"] / bench.model.graph.n_edges
+    first = {"model": model, "task": bench.task(task, "test").name, "seed": bench.request.seed}
+    return {**first, **{key: value for key, value in row.items() if key != "task"}, "sparsity": round(sparsity, 6)}
+
+
+def over_seeds(rows: Sequence[Row]) -> list[Row]:
+    """One row for circuits that differ in their seed alone: means, and the outermost ends of their intervals."""
+    merged = []
+    for group in grouped(rows, "model", "task", "method", "how", "edges_asked").values():
+        row = dict(group[0])
+        for name in ("faithfulness", "error"):
+            row[name] = sum(float(one[name]) for one in group) / len(group)
+            row[f"{name}_low"] = min(float(one[f"{name}_low"]) for one in group)
+            row[f"{name}_high"] = max(float(one[f"{name}_high"]) for one in group)
+        merged.append(row)
+    return merged
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table of the report, to be written as Markdown and as HTML."""
+
+    title: str
+    text: str
+    headings: list[str]
+    lines: list[list[str]]
+
+    @property
+    def markdown(self) -> str:
+        return f"## {self.title}\n\n{self.text}\n\n{markdown(self.headings, self.lines)}"
+
+    @property
+    def html(self) -> str:
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.headings)
+        body = "\n".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in self.lines
+        )
+        title, text = html.escape(self.title), html.escape(self.text)
+        return f"<h2>{title}</h2>\n<p>{text}</p>\n<table>\n<tr>{head}</tr>\n{body}\n</table>"
+
+
+def study_outcome(study: Study, rows: list[Row], random: list[Row]) -> Outcome:
+    """The report on measured rows."""
+    shown, chance = over_seeds(rows), over_seeds(random)
+    tables = [_means(shown, chance)] if shown else []
+    tables += [
+        _sizes(group, [row for row in chance if (row["model"], row["task"]) == key])
+        for key, group in grouped(shown, "model", "task").items()
+    ]
+    notes = [READING, *([SEEDS] if len(study.seeds) > 1 else [])]
+    return Outcome(
+        name="study",
+        title=study.title,
+        rows=rows,
+        text="\n\n".join(table.markdown for table in tables) or "No circuit was measured.",
+        figures={"study": lambda: _figure(study, shown, chance)} if shown else {},
+        notes=tuple(notes),
+        facts={"random": random},
+        files=lambda draft: [_write_page(study, tables, notes, draft)],
+    )
+
+
+def _name(row: Row) -> str:
+    return f"{row['method']}, {row['how']}" if row["how"] else "random circuits"
+
+
+def _pair(faithfulness: float, error: float) -> str:
+    return f"{percent(faithfulness)} / {error:.3f}"
+
+
+def _means(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
+    """A line per method and selection, a column per model and task: means over sizes."""
+    places = list(grouped(rows, "model", "task"))
+
+    def cell(group: Sequence[Row]) -> str:
+        if not group:
+            return ""
+        return _pair(*(sum(float(row[name]) for row in group) / len(group) for name in ("faithfulness", "error")))
+
+    lines = []
+    for group in grouped([*rows, *random], "method", "how").values():
+        at = grouped(group, "model", "task")
+        lines.append([_name(group[0]), *(cell(at.get(place, [])) for place in places)])
+    headings = ["method, selection", *(f"{task_title(task)}, {model}" for model, task in places)]
+    return _Table("Means", "NFS in percent / error, as means over all sizes and seeds.", headings, lines)
+
+
+def _sizes(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
+    """The circuits of one model and task: a line per method and selection, a column per size."""
+    sizes = list(grouped(sorted(rows, key=lambda row: row["edges_asked"]), "edges_asked"))
+    lines = []
+    for group in grouped([*rows, *random], "method", "how").values():
+        at = {row["edges_asked"]: row for row in group}
+        lines.append([_name(group[0]), *(f"{nfs(at[n])} / {at[n]['error']:.3f}" if n in at else "" for n in sizes)])
+    title = f"{task_title(rows[0]['task'])} in {rows[0]['model']}"
+    text = f"{examples_of(rows[0])}. NFS in percent [95%] / error."
+    return _Table(title, text, ["method, selection", *(f"{n:,} edges" for n in sizes)], lines)
+
+
+def _figure(study: Study, rows: Sequence[Row], random: Sequence[Row]) -> Any:
+    """A panel per model and task, with curves over sparsity."""
+    several = len({row["model"] for row in rows}) > 1
+
+    def panel(row: Row) -> Row:
+        return {**row, "task": f"{task_title(row['task'])}, {row['model']}"} if several else row
+
+    ordered = sorted((panel(row) for row in rows), key=lambda row: -row["sparsity"])  # stable: panels keep their order
+    first = {row["task"]: i for i, row in enumerate(map(panel, reversed(rows)))}
+    ordered.sort(key=lambda row: -first[row["task"]])
+    chance = sorted((panel(row) for row in random), key=lambda row: -row["sparsity"])
+    return draw_curves(ordered, study.title if several else rows[0]["model"], log=False, random=chance)
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid #8884; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } svg { max-width: 100%; height: auto; background: white; }
+"""
+
+
+def _write_page(study: Study, tables: Sequence[_Table], notes: Sequence[str], draft: Path) -> Path:
+    """Write ``study.html``: the figure and all tables, in one file that makes no request."""
+    figure = draft / "study.svg"
+    picture = (
+        re.sub(r"^.*?(?=<svg)", "", figure.read_text(encoding="utf-8"), flags=re.DOTALL) if figure.exists() else ""
+    )
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        f"<title>{html.escape(study.title)} · gradpath</title><style>{_STYLE}</style>",
+        f"<h1>{html.escape(study.title)}</h1>",
+        *(f"<p>{html.escape(note)}</p>" for note in notes),
+        picture,
+        *(table.html for table in tables),
+        "</html>",
+    ]
+    write_atomically(draft / "study.html", "\n".join(parts) + "\n")
+    return draft / "study.html"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is left to do in one model."""
+
+    model: str
+    circuits: int  # all of them, random ones not counted
+    passes: float  # over one example
+    seconds: float  # about, at the speed of this machine now; of all passes
+
+
+def estimate(study: Study, out: Path, load: LoadModel) -> list[Estimate]:
+    """Count what is left to do, model by model, and time a few passes."""
+    estimates = []
+    for name in study.models:
+        model = load(name)
+        benches = list(study.benches(model, Store(out)))
+        passes = 0.0
+        for bench in benches:
+            planned: set[str] = set()
+            passes += sum(job.remaining(bench, planned) for job in study.jobs(bench))
+        tasks = sum(len(bench.request.task_names) for bench in benches)
+        circuits = tasks * len(study.methods) * len(study.selections) * len(study.counts(model.graph))
+        estimates.append(Estimate(model_label(name), circuits, passes, passes * _seconds_of_pass(benches[0])))
+        del model, benches
+    return estimates
+
+
+@torch.no_grad()
+def _seconds_of_pass(bench: Bench) -> float:
+    """The time of a forward pass over one example, from two runs of a few; the first warms up."""
+    pairs = encode(bench.task(bench.request.task_names[0], "train"), bench.model.tokenizer)
+    tokens, seconds = pairs.clean[:8].to(bench.model.device), 0.0
+    for _ in range(2):
+        begin = time.perf_counter()
+        bench.model.run(bench.model.embed(tokens)).final_in.sum().item()
+        seconds = time.perf_counter() - begin
+    return seconds / len(tokens) / distributed.world()

@@ -1,0 +1,214 @@
+"""A study from a file: all mistakes at once, cells that are shared and kept, and one report over everything."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+from launching import finished, gradpath_command, torchrun
+
+from gradpath import registry
+from gradpath.attribution.methods import METHODS
+from gradpath.errors import InputError, UsageError
+from gradpath.grid.study import KEYS, read_study
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "study.yaml"
+SMALL = "\nsizes: [10, 0.5]\nexamples: 4\n"
+PAIRS = "clean,corrupted,answers,wrong_answers\n" + "".join(
+    f'"When {a} and {b} met, {b} gave it to","When {a} and {b} met, {c} gave it to", {a}, {b}\n'
+    for a in ("Mary", "John")
+    for b in ("Amy", "Laura", "Peter")
+    for c in ("Paul", "Mark")
+)
+
+OWN = """
+import gradpath as gp
+
+@gp.path("study-point")
+def point(pair):
+    yield (pair.clean + pair.corrupted) / 2
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str) -> Path:
+        (tmp_path / "study.yaml").write_text(text)
+        return tmp_path / "study.yaml"
+
+    return write
+
+
+def rows_of(out: Path) -> list[dict[str, str]]:
+    with (out / "study.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def example(run, tiny_folder, tmp_path_factory):
+    """The example in examples/, on the tiny model: what it printed, its file and its folder."""
+    folder = tmp_path_factory.mktemp("study")
+    text = EXAMPLE.read_text().replace("models: smollm2", f"models: {tiny_folder}")
+    file = folder / "study.yaml"
+    file.write_text(text.replace("sizes: [0.99, 0.95]", "sizes: [0.8, 0.5]").replace("examples: 10", "examples: 4"))
+    ran = run("run", file, "--out", folder / "out")
+    assert ran.code == 0, ran.err
+    return ran, file, folder / "out"
+
+
+def test_the_example_has_a_row_for_every_combination(example):
+    ran, _, out = example
+    rows = rows_of(out)
+    keys = {tuple(row[key] for key in ("task", "method", "how", "edges_asked", "seed")) for row in rows}
+    assert len(rows) == len(keys) == 2 * 2 * 2 * 2 * 2
+    assert {row["model"] for row in rows} == {".../tiny-gpt2"}
+    assert "## Greater-Than in .../tiny-gpt2" in ran.out
+    assert {file.name for file in out.iterdir()} >= {f"study.{x}" for x in ("csv", "md", "json", "png", "svg", "html")}
+
+
+def test_tables_have_means_over_seeds_and_the_page_has_the_same_numbers(example):
+    _, _, out = example
+    text, page, rows = (out / "study.md").read_text(), (out / "study.html").read_text(), rows_of(out)
+    one = [row for row in rows if (row["task"], row["method"], row["how"]) == ("ioi", "eap-ig", "refined")]
+    smallest = [
+        row for row in one if row["edges_asked"] == min(one, key=lambda row: int(row["edges_asked"]))["edges_asked"]
+    ]
+    assert len(smallest) == 2
+    nfs = f"{50 * sum(float(row['faithfulness']) for row in smallest):.1f}"
+    section = text.split("## IOI in")[1].split("##")[0]
+    line = next(line for line in section.splitlines() if line.startswith("| eap-ig, refined"))
+    assert line.split("|")[2].split()[0] == nfs
+    assert f"<td>{line.split('|')[2].strip()}</td>" in page
+    assert "random circuits" in text
+    assert page.count("<svg") == 1
+    assert not re.search(r"(?:src|href)=\"(?!#)", page.split("<svg")[0] + page.split("</svg>")[1])
+
+
+def test_nothing_is_measured_again_and_the_report_is_the_same(example, run, monkeypatch):
+    _, file, out = example
+    before = {name: (out / name).read_bytes() for name in ("study.csv", "study.md", "study.html")}
+
+    def never(*_, **__):
+        raise AssertionError("a circuit was measured again")
+
+    monkeypatch.setattr("gradpath.grid.jobs.evaluate", never)
+    assert run("run", file, "--out", out).code == 0
+    assert {name: (out / name).read_bytes() for name in before} == before
+    dry = run("run", file, "--out", out, "--dry-run")
+    assert dry.out.splitlines()[0].endswith("32 circuits, each measured on 4 examples")
+    assert dry.out.splitlines()[-1] == "  .../tiny-gpt2: 32 circuits, nothing"
+
+
+def test_a_dry_run_measures_nothing_and_counts_what_is_left(run, write, tiny_folder, tmp_path):
+    file = write(f"models: {tiny_folder}\nmethods: [eap, eap-ig]" + SMALL)
+    ran = run("run", file, "--dry-run", "--json", "--out", tmp_path / "out")
+    (model,) = ran.json["models"]
+    assert (ran.json["circuits"], model["circuits"]) == (4, 4)
+    assert model["passes"] > 0
+    assert model["seconds"] > 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_ones_own_pairs_and_plugins_lie_beside_the_file(run, write, tiny_folder, tmp_path, monkeypatch):
+    (tmp_path / "pairs.csv").write_text(PAIRS)
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.setattr(registry, "_FILES", {})
+    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
+    text = f"models: {tiny_folder}\nplugins: own.py\ntasks: [ioi, pairs.csv]\nmethods: study-point\nselections: top\n"
+    ran = run("run", write(text + "sizes: [10, 47]\nexamples: 3\n"), "--out", tmp_path / "out")
+    assert ran.code == 0, ran.err
+    assert {(row["task"], row["method"]) for row in rows_of(tmp_path / "out")} == {
+        ("ioi", "study-point"),
+        ("pairs", "study-point"),
+    }
+    assert {row["edges_asked"] for row in rows_of(tmp_path / "out")} == {"10"}
+    assert "has 46 edges, so there are no circuits of 47 edges in it" in ran.err
+
+
+MISTAKES = """\
+tasks: [ioi, oio]
+taks: ioi
+methods:
+  - eap-gg
+  - eap-ig+steps=x
+selections: [top, acdc]
+sizes: [500, 1.5, yes, 0]
+seeds: -1
+examples: many
+models: [./nowhere]
+metric: lk
+ablation: noise
+plugins: nothing.py
+memory: lots
+title: [a]
+seeds: 1
+"""
+
+
+def test_every_mistake_is_listed_with_its_line(write):
+    with pytest.raises(UsageError) as raised:
+        read_study(write(MISTAKES))
+    first, *lines = str(raised.value).splitlines()
+    assert first.endswith("study.yaml has 17 mistakes:")
+    expected = {
+        1: ["there is no task 'oio'. Did you mean 'ioi'?"],
+        2: ["there is no key 'taks'. Did you mean 'tasks'?"],
+        4: ["there is no method 'eap-gg'. Did you mean"],
+        5: ["steps must be of type int: got 'x'"],
+        6: ["acdc decides itself how many edges it keeps"],
+        7: ["got 1.5", "got True", "got 0"],
+        8: ["a seed must be a whole number, 0 or above: got -1"],
+        9: ["got 'many'"],
+        10: ["there is no folder or file"],
+        11: ["there is no metric 'lk'"],
+        12: ["there is no ablation 'noise'"],
+        13: ["there is no such file"],
+        14: ["lots"],
+        15: ["a text was expected: got ['a']"],
+        16: ["seeds was given before, in line 8"],
+    }
+    for line, texts in expected.items():
+        own = [text for text in lines if text.startswith(f"  line {line}:")]
+        assert len(own) == len(texts), own
+        assert all(text in found for text, found in zip(texts, own, strict=True)), own
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tasks: [ioi", "is not YAML in line 1"),
+        ("- ioi", "has to be a list of keys"),
+        ("", "has to be a list of keys"),
+        ("a: &a [x]\nb: *a", r"references \(\*name\) are not allowed"),
+        ("tasks: \x00", "is not YAML"),
+    ],
+)
+def test_what_is_not_a_study_is_refused_in_a_sentence(write, text, words):
+    with pytest.raises(InputError, match=words):
+        read_study(write(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["models: !!python/object/apply:os.getcwd []", "tasks: !!python/name:os.system", "1: 2"]
+)
+def test_objects_are_not_made(write, text):
+    with pytest.raises(UsageError, match="has 1 mistake"):
+        read_study(write(text))
+
+
+def test_the_documents_have_every_key():
+    text = (EXAMPLE.parents[1] / "docs" / "run.md").read_text()
+    assert [key for key in KEYS if f"| `{key}` |" not in text] == []
+
+
+@pytest.mark.slow
+def test_two_processes_write_the_table_of_one(example, tmp_path):
+    _, file, out = example
+    done = finished(torchrun(2, *gradpath_command("run", file, "--out", tmp_path / "out")[1:]))
+    assert done.returncode == 0, done.stderr
+    ours, theirs = rows_of(tmp_path / "out"), rows_of(out)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        assert float(a["faithfulness"]) == pytest.approx(float(b["faithfulness"]), rel=1e-4)
