@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -422,17 +423,31 @@ def _jaccard(a: int, b: int, both: int) -> float:
     return both / (a + b - both) if a or b else 1.0
 
 
+_SLASHES = re.compile("^hf:/+")  # a Path has one slash where an address has two
+
+
+def is_hub_address(file: str | Path) -> bool:
+    """Whether this is the address of a circuit on the hub, as text or as the path that the command line makes of it."""
+    return _SLASHES.match(str(file)) is not None
+
+
 def load_circuit(file: str | Path) -> Circuit:
     """Read the circuit that ``Circuit.save`` wrote; every edge is checked.
 
     Args:
-        file: A ``circuit.json``.
+        file: A ``circuit.json``, or the address of one on the Hugging Face hub, such as ``hf://owner/name``,
+            ``hf://owner/name@revision`` or ``hf://owner/name/folder``.
 
     Returns:
         The circuit.
     """
+    local = file
+    if is_hub_address(file):
+        from gradpath.formats.hub import download_circuit
+
+        local = download_circuit(_SLASHES.sub("hf://", str(file)))
     try:
-        return _parsed(json.loads(Path(file).read_text(encoding="utf-8")))
+        return _parsed(json.loads(Path(local).read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise InputError(f"there is no file {file}. Give the circuit.json of a find.") from None
     except InputError as problem:

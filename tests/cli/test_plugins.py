@@ -82,7 +82,7 @@ def write(tmp_path):
 
 
 def test_every_command_takes_a_plugin():
-    for verb in VERBS:
+    for verb in VERBS.keys() - {"push", "pull"}:  # these move files, and look up no name
         options = [word for one in importlib.import_module(f"gradpath.cli.{verb}").command.params for word in one.opts]
         assert "--plugin" in options, verb
 

@@ -36,6 +36,8 @@ VERBS = {
     "curve": "Measure faithfulness against sparsity, for several methods.",
     "run": "Run a study: models, tasks, methods, selections and sizes, from a file.",
     "convert": "Convert scores and circuits to and from other tools' formats.",
+    "push": "Upload a circuit to the Hugging Face hub.",
+    "pull": "Download a circuit from the Hugging Face hub.",
     "reproduce": "Reproduce a table or figure of the paper, on any model.",
     "check": "Check that gradpath computes a model correctly.",
     "ls": "List models, tasks, methods, selections and formats.",

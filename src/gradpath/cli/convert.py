@@ -49,31 +49,47 @@ def command(
     gradpath convert out/ioi/circuit.json ioi.eap-ig.json --scores out/ioi/scores.safetensors
     gradpath convert importances.json circuit.json --edges 500
     gradpath convert out/ioi/circuit.json circuit.graphml
+    gradpath convert out/ioi/scores.safetensors submission --to mib
     """
-    if how is not None and edges is None:
-        raise UsageError("--how selects the edges that --edges counts: give --edges as well.")
     from gradpath.formats import Content, format_of, read, write
 
     format_ = format_of(target, to)
+    if how is not None and edges is None and format_ != MIB:
+        raise UsageError("--how selects the edges that --edges counts: give --edges as well.")
+    if edges is not None and format_ == MIB:
+        raise UsageError("a submission to MIB has circuits of nine sizes: leave --edges out.")
     content = read(source)
     if scores is not None:
         content = Content(read(scores).need_scores(), content.circuit)
-    if edges is not None:
+    loading = opt.pick(opt.ModelOptions, given)
+    if how is not None and format_ == MIB:
+        from gradpath.formats.mib import sizes, write_circuits
+
         every = content.need_scores()
-        content = Content(every, _select(every, edges, how or "top", opt.pick(opt.ModelOptions, given), data, source))
-    write(content, target, format_, d_model=d_model)
+        write_circuits(_select(every, sizes(every.graph), how, loading, data, source), target, d_model)
+    else:
+        if edges is not None:
+            every = content.need_scores()
+            content = Content(every, _select(every, [edges], how or "top", loading, data, source)[0])
+        write(content, target, format_, d_model=d_model)
     click.echo(target)
 
 
+MIB = "mib"
+
+
 def _select(
-    scores: Scores, edges: int, how: str, loading: opt.ModelOptions, data: Path | None, source: Path
-) -> Circuit:
-    """A circuit of these scores. A selection that measures loads the model and the examples they were made with."""
-    from gradpath.selection import find_selection, select
+    scores: Scores, counts: list[int], how: str, loading: opt.ModelOptions, data: Path | None, source: Path
+) -> list[Circuit]:
+    """Circuits of these scores. A selection that measures loads the model and the examples they were made with."""
+    from gradpath.selection import find_selection, select_many
     from gradpath.tasks import load_task
 
-    if not find_selection(how, spans=scores.by_span is not None)[0].measures:
-        return select(scores, edges, how=how)
+    chosen, _ = find_selection(how, spans=scores.by_span is not None)
+    if not chosen.sized:
+        raise UsageError(f"{how} decides itself how many edges it keeps. Use another selection, or gradpath find.")
+    if not chosen.measures:
+        return select_many(scores, counts, how=how)
     about, made = scores.about, scores.provenance
     name = loading.model or opt.recorded_model(made)
     if name is None or (made.task is None and data is None):
@@ -93,4 +109,4 @@ def _select(
         data=data,
         metric=drawn.get("metric"),
     )
-    return select(scores, edges, how=how, model=model, task=task)
+    return select_many(scores, counts, how=how, model=model, task=task)

@@ -36,9 +36,11 @@ def command(
     gradpath show out/ioi/circuit.json --out figure.svg
     gradpath show out/ioi/circuit.json --edges 200 --notes notes.json --attention a23.h0 --out figure.pdf
     """
+    from gradpath.circuit import is_hub_address
     from gradpath.report import show
 
-    target = out or circuit_file.with_suffix(".html")
+    own = Path(circuit_file.name) if is_hub_address(circuit_file) else circuit_file
+    target = out or own.with_suffix(".html")
     patterns = _patterns(circuit_file, attention) if attention else None
     show(circuit_file, target, notes=notes, edges=edges, rows=rows, attention=patterns)
     click.echo(target)

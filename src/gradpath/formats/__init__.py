@@ -1,7 +1,7 @@
 """Files of other tools: read and write scores and circuits, one module per tool.
 
 >>> sorted(FORMATS)
-['circuit', 'csv', 'dot', 'eap-ig', 'eap-ig-pt', 'graphml', 'scores']
+['circuit', 'csv', 'dot', 'eap-ig', 'eap-ig-pt', 'graphml', 'mib', 'scores']
 
 In Python::
 
@@ -29,6 +29,7 @@ from gradpath.errors import InputError, UsageError, reason, warn
 from gradpath.formats.content import Content
 from gradpath.formats.eap_ig import eap_ig_bytes, eap_ig_content, eap_ig_text, is_eap_ig, read_eap_ig_pt
 from gradpath.formats.graphs import dot, from_networkx, graphml, read_graphml, to_networkx
+from gradpath.formats.mib import write_importances
 from gradpath.formats.table import csv_text, from_pandas, read_csv, to_pandas
 from gradpath.registry import Registry
 from gradpath.runtime.files import write_atomically
@@ -168,6 +169,11 @@ _BUILT_IN = {
         "A Graph of the EAP-IG library as tensors, read without running code: scores and a circuit.",
         lambda x, file, d_model: write_atomically(file, eap_ig_bytes(x, d_model)),
         read_eap_ig_pt,
+    ),
+    "mib": Format(
+        ".mib",
+        "A submission to the MIB leaderboard, a folder; written only: scores, or with --how nine circuits.",
+        write_importances,
     ),
     "graphml": Format(
         ".graphml",
