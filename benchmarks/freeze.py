@@ -76,10 +76,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 # Each option by itself, on gpt2 and llama.
 OPTIONS = """
-eap-gp start=true|eap-gp pin_end=true|eap-gp start=true pin_end=true|eap-gp norm="position"|eap-gp steps=1
-eap-gp outputs="all"|eap-gp stride="matched"|eap-gp norm="position" stride="matched"|eap-gp move="differing"
+eap-gp stride="unit" start=true|eap-gp stride="unit" pin_end=true|eap-gp stride="unit" start=true pin_end=true
+eap-gp stride="unit" norm="position"|eap-gp stride="unit" steps=1|eap-gp stride="unit" outputs="all"
+eap-gp stride="unit" move="differing"|eap-gp stride="unit" steps=9|eap-gp stride="unit"|nap-gp stride="unit"
+eap-gp start=true|eap-gp norm="position"|eap-gp steps=1|eap-gp outputs="all"|eap-gp move="all"
 eap-gp steps=9|eap-ig steps=12|eap-ig end="clean"|eap-ig end="corrupted"|eap-ig end="middle"|eap-ig steps=1
-nap-gp stride="matched"|nap-ig end="middle"|eap-integral along="line"|eap-integral along="descent"
+nap-ig end="middle"
 eap-ig-activations points="own"|eap-ig-activations points="all"|atp-star qk=false|atp-star drop=false
 relp norm=false|relp attention=false|relp gate=false|relp activation=false|exact edges=20|eap-ig nothing=1
 exact edges=20 seed=3|eap memory=269100000|eap-ig memory=269100000|eap-gp memory=269100000|eap-ig memory=9
@@ -120,7 +122,7 @@ reproduce manual --model small --examples 2 --methods eap --how top --out out/ma
 check --model model --task ioi --json
 """
 FEW = "--model model --examples 5"
-PATHS = "--methods eap,eap-ig+steps=3,eap-gp+steps=3+stride=matched"
+PATHS = "--methods eap,eap-ig+steps=3,eap-gp+steps=3,eap-gp+steps=3+stride=unit"
 WORDS = {
     "FEW": FEW,
     "FIND": f"find {FEW} --steps 3",

@@ -94,7 +94,7 @@ def slope(model: Transformer, point: Tensor, corrupted: Tensor, outputs: Outputs
     return torch.autograd.grad(distance, leaf)[0]
 
 
-def grad_path(steps: int, outputs: Outputs = last_logits) -> Path:
+def literal_grad_path(steps: int, outputs: Outputs = last_logits) -> Path:
     """The paper's Eq. 7-8: unit steps down the gradient of ||G(gamma) - G(x')||^2, from x."""
 
     def path(model: Transformer, clean: Tensor, corrupted: Tensor) -> list[Tensor]:
@@ -104,6 +104,22 @@ def grad_path(steps: int, outputs: Outputs = last_logits) -> Path:
             gamma = gamma - g / g.norm()
             points.append(gamma)
         return points
+
+    return path
+
+
+def grad_path(steps: int, outputs: Outputs = last_logits, *, everywhere: bool = False, start: bool = False) -> Path:
+    """The same in the model's own scale: steps of ||x - x'|| / k where the prompts differ, the last one to x'."""
+
+    def path(model: Transformer, clean: Tensor, corrupted: Tensor) -> list[Tensor]:
+        gamma, moves, points = clean, steps - start, [clean] if start else []
+        for _ in range(moves - 1):
+            g = slope(model, gamma, corrupted, outputs)
+            if not everywhere:
+                g = g * (clean != corrupted).any(-1, keepdim=True)
+            gamma = gamma - (clean - corrupted).norm() / moves * g / g.norm()
+            points.append(gamma)
+        return [*points, corrupted]
 
     return path
 

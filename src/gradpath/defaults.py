@@ -6,6 +6,7 @@ Nothing is imported here, so that ``gradpath --help`` is quick.
 MODEL = "smollm2"
 TASK = "ioi"
 METHOD = "eap-ig"
+PAPER_METHODS = "eap,eap-ig,eap-gp+stride=unit"  # of reproduce: EAP-GP as in the paper's equations
 SELECTION = "refined"  # needs the model and the task; without them it is RANKING
 RANKING = "top"
 FAITHFULNESS = 0.85  # of the circuit that find looks for, where no size is given

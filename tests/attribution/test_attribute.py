@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,9 @@ METHODS = {
     "eap-ig-corrupted": ("eap-ig", {"steps": 3, "end": "corrupted"}, reference.straight_line([0.0, 1 / 3, 2 / 3])),
     "eap-gp": ("eap-gp", {"steps": 3}, reference.grad_path(3)),
     "eap-gp-everywhere": ("eap-gp", {"steps": 2, "outputs": "all"}, reference.grad_path(2, reference.all_logits)),
+    "eap-gp-all-move": ("eap-gp", {"steps": 3, "move": "all"}, reference.grad_path(3, everywhere=True)),
+    "eap-gp-from-the-start": ("eap-gp", {"steps": 3, "start": True}, reference.grad_path(3, start=True)),
+    "eap-gp-literal": ("eap-gp", {"steps": 3, "stride": "unit"}, reference.literal_grad_path(3)),
     "eap-ig-middle": ("eap-ig", {"steps": 2, "end": "middle"}, reference.straight_line([0.25, 0.75])),
     "eap-moves": ("eap-moves", {"steps": 3}, reference.where_it_moves(3)),
     "eap-boxed": ("eap-boxed", {"steps": 3}, reference.boxed(3)),
@@ -143,26 +147,11 @@ def test_the_path_integral_equals_the_plain_reference(model):
     assert close(attribute(model, MIXED, "eap-integral", steps=3, batch_size=3).values, expected)
 
 
-def test_the_path_integral_along_the_descent_begins_and_ends_at_the_prompts(gpt2):
-    model = gpt2.to(dtype=torch.float64)
-
-    def descent(model, clean, corrupted):
-        points = [clean]
-        for _ in range(2):
-            g = reference.slope(model, points[-1], corrupted) * (clean != corrupted).any(-1, keepdim=True)
-            points.append(points[-1] - (clean - corrupted).norm() / 4 * g / g.norm())
-        return [*points, corrupted]
-
-    expected = reference.integral(model, MIXED, descent)
-    assert close(attribute(model, MIXED, "eap-integral", steps=3, along="descent").values, expected, 2e-7)
-
-
-@pytest.mark.parametrize("along", ["line", "descent"])
-def test_the_path_integral_is_complete_over_the_edges_into_the_logits(gpt2, along):
+def test_the_path_integral_is_complete_over_the_edges_into_the_logits(gpt2):
     """What the logits read is what all nodes write, so along any path the changes add up to the metric's."""
     everything, nothing = gpt2.graph.mask, torch.zeros_like(gpt2.graph.mask)
     ends = [reference.patched_metric(gpt2, MIXED, mask).mean() for mask in (everything, nothing)]
-    values = attribute(gpt2, MIXED, "eap-integral", steps=40, along=along).values
+    values = attribute(gpt2, MIXED, "eap-integral", steps=40).values
     assert float(values[:, -1].sum()) == pytest.approx(float(ends[0] - ends[1]), rel=0.02)
     averaged = attribute(gpt2, MIXED, "eap-ig", steps=40).values
     assert float(averaged[:, -1].sum()) != pytest.approx(float(ends[0] - ends[1]), rel=0.02)
@@ -178,7 +167,7 @@ def test_the_average_is_the_mean_of_its_paths(gpt2):
     parts = [
         attribute(model, MIXED, "eap-ig", steps=3),
         attribute(model, MIXED, "eap-moves", steps=3),
-        attribute(model, MIXED, "eap-gp", steps=3, stride="matched", move="differing"),
+        attribute(model, MIXED, "eap-gp", steps=3),
     ]
     expected = torch.stack([part.values for part in parts]).mean(0)
     assert close(attribute(model, MIXED, "eap-average", steps=3).values, expected, 1e-6)
@@ -187,20 +176,28 @@ def test_the_average_is_the_mean_of_its_paths(gpt2):
 def test_one_step_of_each_path_is_its_limit(gpt2):
     eap = attribute(gpt2, MIXED, "eap").values
     both = attribute(gpt2, MIXED, "clean-corrupted").values
+    corrupted = attribute(gpt2, MIXED, "eap-ig", steps=1, end="corrupted").values
     assert close(attribute(gpt2, MIXED, "eap-ig", steps=1).values, eap)
+    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1).values, corrupted)
     assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, start=True).values, eap)
-    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, start=True, pin_end=True).values, eap)
-    assert close(attribute(gpt2, MIXED, "eap-gp", steps=2, start=True, pin_end=True).values, both)
-    assert close(
-        attribute(gpt2, MIXED, "eap-gp", steps=1).values, reference.scores(gpt2, MIXED, reference.grad_path(1))
-    )
+    assert close(attribute(gpt2, MIXED, "eap-gp", steps=2, start=True).values, both)
+
+
+def test_the_limits_of_literal_gradpath_are_those_of_the_paper(gpt2):
+    eap = attribute(gpt2, MIXED, "eap").values
+    both = attribute(gpt2, MIXED, "clean-corrupted").values
+    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, start=True, stride="unit").values, eap)
+    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, start=True, pin_end=True, stride="unit").values, eap)
+    assert close(attribute(gpt2, MIXED, "eap-gp", steps=2, start=True, pin_end=True, stride="unit").values, both)
+    once = reference.scores(gpt2, MIXED, reference.literal_grad_path(1))
+    assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, stride="unit").values, once)
 
 
 def test_passes_are_counted_as_promised(gpt2):
     task = prompts([6, 6], [[2], [3]])
-    promised = {"eap": (2, 1), "clean-corrupted": (2, 2), "eap-ig": (6, 5), "eap-gp": (7, 10)}
+    promised = {"eap": (2, 1), "clean-corrupted": (2, 2), "eap-ig": (6, 5), "eap-gp": (6, 9)}
     promised |= {"eap-moves": (16, 5), "eap-boxed": (7, 10), "eap-monotone": (6, 9)}
-    promised |= {"eap-integral": (6, 6), "eap-average": (28, 20), "relp": (2, 1)}
+    promised |= {"eap-integral": (6, 6), "eap-average": (27, 19), "relp": (2, 1)}
     for method, (forward, backward) in promised.items():
         assert attribute(gpt2, task, method).about["passes"] == {"forward": forward, "backward": backward}
 
@@ -214,14 +211,28 @@ def test_a_long_path_is_summed_in_parts(gpt2):
     )
 
 
-def test_gradpath_options_that_move_only_what_differs(gpt2):
-    """With one differing position, matched steps and no other move, the path stays within reach of x'."""
-    task = prompts([6], [[3]])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_gradpath_starts_at_x_and_ends_at_the_corrupted_prompt_in_every_scale_of_embeddings(gpt2, scale):
+    task = prompts([6, 6], [[3], [1, 4]])
+    model = replace(gpt2, embedding=scale * gpt2.embedding).to(dtype=torch.float64)
+    seen = walked(model, task, steps=4)
+    pair = seen[0][0]
+    corrupted, clean, *between = (point for _, point in seen)
+    assert torch.equal(corrupted, pair.corrupted)
+    assert torch.equal(clean, pair.clean)
+    apart = (clean - corrupted).norm(dim=(1, 2))
+    for a, b in itertools.pairwise([clean, *between]):
+        torch.testing.assert_close((a - b).norm(dim=(1, 2)), apart / 4)
+    assert len(between) == 3
+
+
+def walked(model, task, **options):
+    """The pair and every point of GradPath, in the order in which they are run."""
     seen = []
 
     @path("spy", whole=True)
-    def spy(pair, *, steps=4):
-        walk = REGISTERED["eap-gp"].build(pair, steps=steps, stride="matched", move="differing")
+    def spy(pair):
+        walk = REGISTERED["eap-gp"].build(pair, **options)
         visit = None
         while True:
             try:
@@ -233,15 +244,50 @@ def test_gradpath_options_that_move_only_what_differs(gpt2):
             visit = yield asked
 
     try:
-        attribute(gpt2, task, "spy")
+        attribute(model, task, "spy")
     finally:
         REGISTERED.remove("spy")
-    pair, end = seen[-1]
+    return seen
+
+
+def test_gradpath_moves_what_differs_alone_unless_told_otherwise(gpt2):
+    task = prompts([6], [[3]])
+    pair, end = walked(gpt2, task, steps=4)[-1]
     assert torch.equal(end[:, [0, 1, 2, 4, 5]], pair.clean[:, [0, 1, 2, 4, 5]])
-    apart = (pair.clean - pair.corrupted).norm()
+    assert not torch.equal(end[:, 3], pair.clean[:, 3])
+    for options in ({"move": "all"}, {"stride": "unit"}):
+        _, end = walked(gpt2, task, steps=4, **options)[-1]
+        assert not torch.equal(end[:, 0], pair.clean[:, 0])
+
+
+def test_literal_steps_have_length_one(gpt2):
+    seen = walked(gpt2, prompts([6], [[3]]), steps=4, stride="unit")
     steps = [(b - a).norm() for (_, a), (_, b) in itertools.pairwise(seen[1:])]
     assert len(steps) == 4
-    assert all(float(step) == pytest.approx(float(apart) / 4, rel=1e-4) for step in steps)
+    assert all(float(step) == pytest.approx(1, rel=1e-4) for step in steps)
+
+
+@pytest.mark.parametrize(("apart", "says"), [(0.5, "go 8 times as far"), (40, "go 0.1 times as far"), (4.0, None)])
+def test_literal_steps_out_of_scale_are_warned_about_with_the_numbers(gpt2, apart, says):
+    task = prompts([6], [[3]])
+    rows = [int(texts[0].split()[3]) for texts in (task.clean, task.corrupted)]
+    embedding = gpt2.embedding.clone()
+    embedding[rows[1]] = embedding[rows[0]]
+    embedding[rows[1], 0] += apart
+    model = replace(gpt2, embedding=embedding)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        attribute(model, task, "eap-gp", steps=4, stride="unit")
+    texts = [str(one.message) for one in caught]
+    if says is None:
+        assert texts == []
+    else:
+        (text,) = texts
+        assert f"its 4 steps of length 1 {says} as the corrupted prompts lie from the clean ones" in text
+        assert f"(median {apart:.3g})" in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attribute(model, task, "eap-gp", steps=4)
 
 
 def test_equal_prompts_have_no_scores(gpt2):
@@ -306,7 +352,7 @@ def test_a_path_of_ones_own_takes_one_function(gpt2):
         ("eap-ig", {"steps": 0}, "at least 1"),
         ("eap-ig", {"speed": 3}, "no option 'speed'"),
         ("eap-ig", {"end": "left"}, "clean, corrupted"),
-        ("eap-gp", {"stride": "long"}, "unit, matched"),
+        ("eap-gp", {"stride": "long"}, "matched, unit"),
         ("eap", {"batch_size": 0}, "batch size"),
     ],
 )

@@ -35,7 +35,8 @@ SETS = {
     "eap": ("eap", {}),
     "clean-corrupted": ("clean-corrupted", {}),
     "eap-ig": ("eap-ig", {"end": "corrupted"}),
-    "eap-gp.all-positions": ("eap-gp", {"outputs": "all"}),
+    "eap-gp.all-positions": ("eap-gp", {"stride": "unit", "outputs": "all"}),
+    "eap-gp.matched": ("eap-gp", {}),
 }
 
 

@@ -73,9 +73,9 @@ def test_find_speaks_to_people(run, model_folder):
 
 def test_find_takes_the_methods_options(run, model_folder):
     common = ["find", "--model", model_folder, "--examples", 4, "--edges", 30, "--json"]
-    matched = run(*common, "--method", "eap-gp", "-o", "stride=matched", "-o", "start=true").json
-    assert matched["options"]["stride"] == "matched"
-    assert matched["options"]["start"] is True
+    literal = run(*common, "--method", "eap-gp", "-o", "stride=unit", "-o", "start=true").json
+    assert literal["options"]["stride"] == "unit"
+    assert literal["options"]["start"] is True
 
 
 def test_the_users_own_data_goes_the_same_way(run, model_folder, tmp_path):

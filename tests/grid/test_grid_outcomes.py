@@ -10,12 +10,14 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from gradpath import defaults
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.direct.exact import exact_scores
 from gradpath.circuit import load_circuit
 from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.grid.faithfulness import RANDOM
+from gradpath.grid.request import parse_methods
 from gradpath.paper import ABOUT, OWN_MODELS
 from gradpath.paper.exact import overlap, spearman
 from gradpath.selection import select, select_many
@@ -87,14 +89,14 @@ def test_baselines_are_the_metrics_of_the_whole_model(everything, tiny, splits):
         assert (row["examples"], row["pairs_dropped"]) == ("6", "0")
 
 
-@pytest.mark.parametrize("method", ["eap", "eap-ig", "eap-gp"])
+@pytest.mark.parametrize("method", parse_methods(defaults.PAPER_METHODS), ids=lambda method: method.name)
 @pytest.mark.parametrize("how", ["top", "greedy"])
 def test_faithfulness_is_that_of_direct_calls(everything, tiny, splits, method, how):
     for task in TASKS:
-        scores = attribute(tiny, splits[task, "train"], method)
+        scores = attribute(tiny, splits[task, "train"], method.name, **method.options)
         for sparsity in (0.5, 0.8):
             result = evaluate(tiny, select(scores, sparsity=sparsity, how=how), splits[task, "test"])
-            (row,) = everything.rows("faithfulness", task=task, method=method, how=how, sparsity=sparsity)
+            (row,) = everything.rows("faithfulness", task=task, method=method.label, how=how, sparsity=sparsity)
             about(row["faithfulness"], result.faithfulness)
             about(row["faithfulness_low"], result.interval[0])
             about(row["error"], result.error)
@@ -103,14 +105,14 @@ def test_faithfulness_is_that_of_direct_calls(everything, tiny, splits, method, 
 
 @pytest.mark.parametrize("steps", [3, 4, 5])
 def test_steps_are_those_of_direct_calls(everything, tiny, splits, steps):
-    scores = attribute(tiny, splits["ioi", "train"], "eap-gp", steps=steps)
+    scores = attribute(tiny, splits["ioi", "train"], "eap-gp", steps=steps, stride="unit")
     result = evaluate(tiny, select(scores, sparsity=0.5), splits["ioi", "test"])
-    (row,) = everything.rows("steps", task="ioi", method="eap-gp", steps=steps, sparsity=0.5)
+    (row,) = everything.rows("steps", task="ioi", method="eap-gp+stride=unit", steps=steps, sparsity=0.5)
     about(row["faithfulness"], result.faithfulness)
 
 
 def test_runtime_counts_passes_and_measures_at_its_own_sparsity(everything, tiny, splits):
-    passes = {"eap": ("2", "1"), "eap-ig": ("6", "5"), "eap-gp": ("7", "10")}
+    passes = {"eap": ("2", "1"), "eap-ig": ("6", "5"), "eap-gp+stride=unit": ("7", "10")}
     for row in everything.rows("runtime"):
         assert (row["forward_passes"], row["backward_passes"]) == passes[row["method"]]
         assert float(row["ratio"]) > 0
@@ -120,13 +122,15 @@ def test_runtime_counts_passes_and_measures_at_its_own_sparsity(everything, tiny
     about(row["faithfulness"], evaluate(tiny, circuit, splits["ioi", "test"]).faithfulness)
 
 
-@pytest.mark.parametrize("method", ["eap", "eap-ig", "eap-gp"])
+@pytest.mark.parametrize("method", parse_methods(defaults.PAPER_METHODS), ids=lambda method: method.name)
 def test_saturation_points_add_up_to_the_method_s_score_of_the_edge(everything, tiny, splits, method):
     for task in TASKS:
         rows = everything.rows("saturation", task=task)
-        own = [float(row["score"]) for row in rows if method in row["point_of"].split()]
-        assert len(own) == (1 if method == "eap" else 5)
-        about(sum(own) / len(own), attribute(tiny, splits[task, "train"], method)[rows[0]["edge"]])
+        own = [float(row["score"]) for row in rows if method.name in row["point_of"].split()]
+        assert len(own) == (1 if method.name == "eap" else 5)
+        about(
+            sum(own) / len(own), attribute(tiny, splits[task, "train"], method.name, **method.options)[rows[0]["edge"]]
+        )
 
 
 def test_saturation_starts_at_the_clean_and_ends_at_the_corrupted_metric(everything):
@@ -153,7 +157,7 @@ def test_saturation_follows_the_edge_asked_for(run, tiny_folder, tmp_path):
 def test_circuit_is_drawn_and_saved(everything, tiny, splits):
     for task in TASKS:
         saved = load_circuit(everything.out / f"circuit-{task}.json")
-        expected = select(attribute(tiny, splits[task, "train"], "eap-gp"), sparsity=0.5)
+        expected = select(attribute(tiny, splits[task, "train"], "eap-gp", stride="unit"), sparsity=0.5)
         assert set(saved.edges) == set(expected.edges)
         graph = (everything.out / f"circuit-{task}.dot").read_text()
         assert graph.startswith("digraph circuit {")

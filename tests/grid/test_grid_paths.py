@@ -49,7 +49,7 @@ def test_the_mean_of_an_edges_points_is_its_score(model, edge):
     assert ours == pytest.approx(attribute(model, TASK, "eap-ig", steps=4)[edge], rel=1e-3, abs=1e-6)
     path = follow_gradpath(model, TASK, edge, 3, limits=Limits(3))
     ours = float(path.values["score"][1:].mean())
-    assert ours == pytest.approx(attribute(model, TASK, "eap-gp", steps=3)[edge], rel=1e-3, abs=1e-6)
+    assert ours == pytest.approx(attribute(model, TASK, "eap-gp", steps=3, stride="unit")[edge], rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("follow", [follow_line, follow_gradpath])
@@ -68,9 +68,9 @@ def test_the_metric_along_the_line_goes_from_clean_to_corrupted(gpt2):
     torch.testing.assert_close(metric[-1], result.corrupted_values, **near)
 
 
-@pytest.mark.parametrize("text", ["eap-gp", "eap-gp+start=true", "eap-gp+move=differing+norm=position"])
+@pytest.mark.parametrize("text", ["", "+start=true", "+move=differing+norm=position"])
 def test_one_walk_gives_the_scores_of_every_number_of_steps(gpt2, text):
-    (method,) = parse_methods(text)
+    (method,) = parse_methods(f"eap-gp+stride=unit{text}")
     found = attribute_nested(gpt2, TASK, method, [2, 3, 9], limits=Limits(3))
     for k, scores in found.items():
         plain = attribute(gpt2, TASK, "eap-gp", batch_size=3, **method.with_steps(k).options)
@@ -79,7 +79,8 @@ def test_one_walk_gives_the_scores_of_every_number_of_steps(gpt2, text):
 
 
 def test_only_paths_whose_points_do_not_depend_on_k_are_nested():
-    assert is_nested(MethodSpec("eap-gp"))
-    assert not is_nested(MethodSpec("eap-gp", (("stride", "matched"),)))
-    assert not is_nested(MethodSpec("eap-gp", (("pin_end", True),)))
+    unit = ("stride", "unit")
+    assert is_nested(MethodSpec("eap-gp", (unit,)))
+    assert not is_nested(MethodSpec("eap-gp"))
+    assert not is_nested(MethodSpec("eap-gp", (unit, ("pin_end", True))))
     assert not is_nested(MethodSpec("eap-ig"))

@@ -10,11 +10,11 @@ from gradpath.paper import ABOUT, find_experiment
 
 
 def test_a_method_carries_its_options():
-    plain, varied = parse_methods("eap,eap-gp+stride=matched+steps=7")
+    plain, varied = parse_methods("eap,eap-gp+stride=unit+steps=7")
     assert (plain.label, plain.steps) == ("eap", 1)
-    assert varied.options["stride"] == "matched"
+    assert varied.options["stride"] == "unit"
     assert varied.steps == 7
-    assert varied.with_steps(3).label == "eap-gp+stride=matched+steps=3"
+    assert varied.with_steps(3).label == "eap-gp+stride=unit+steps=3"
     assert plain.with_steps(3) == plain
 
 

@@ -101,7 +101,12 @@ def test_nothing_is_left_of_what_is_finished(tiny, tmp_path):
     request = Request(tasks=("ioi",), sparsities=(0.5, 0.8), examples=4)
     bench, first, second = Bench(tiny, request, Store(tmp_path)), Watching(), Watching()
     run_jobs(bench, jobs(bench), first)
-    assert first.titles == ["ioi: eap", "ioi: eap-ig", "ioi: eap-gp", "ioi: eap"]  # the last for random circuits
+    assert first.titles == [
+        "ioi: eap",
+        "ioi: eap-ig",
+        "ioi: eap-gp+stride=unit",
+        "ioi: eap",
+    ]  # the last for random circuits
     assert first.done == pytest.approx(first.total)
     run_jobs(bench, jobs(bench), second)
     assert (second.titles, second.total) == ([], 0)
@@ -141,7 +146,7 @@ def test_the_bar_foresees_shared_scores_and_cells_once(tiny, tmp_path):
     run_jobs(Bench(tiny, request, Store(tmp_path / "other")), jobs(bench), once)
     run_jobs(bench, [*jobs(bench), *jobs(bench)], twice)
     assert once.total == twice.total == pytest.approx(twice.done)
-    heat, walk = Watching(), MethodSpec("eap-gp", (("steps", 3),)).cost(tiny)
+    heat, walk = Watching(), MethodSpec("eap-gp", (("stride", "unit"), ("steps", 3))).cost(tiny)
     run_jobs(bench, steps.jobs(bench), heat)
     assert heat.total == pytest.approx(4 * walk + 4 * (2 + 2 * CIRCUIT))
 

@@ -265,7 +265,7 @@ def attribute_at_steps(
         spans = labels_of(task, pairs, model.tokenizer, positions)
         pairs = replace(pairs, spans=spans.at)
     pairs = all_positions(pairs, instead)
-    method.check(model, len(pairs), options)
+    method.check(model, pairs, options)
     split: Split | None = None if spans is None else partial(_rows_of_spans, len(spans.names))
     can_split = isinstance(method, Path) and method.of != "nodes"
     if per_example and can_split:

@@ -18,12 +18,13 @@ corrupted) are always needed and are included::
     eap              2 forward        1 backward
     clean-corrupted  2 forward        2 backward
     eap-ig           k + 1 forward    k backward        (k + 2 forward with end=middle)
-    eap-gp           k + 2 forward    2 k backward      (k + 1 and k of them over the whole prompt)
+    eap-gp           k + 1 forward    2 k - 1 backward  (with stride=unit k + 2 and 2 k, of which k + 1 and k are over
+                                                         the whole prompt)
     eap-moves        3 k + 1 forward  k backward
     eap-monotone     k + 1 forward    2 k - 1 backward
     eap-boxed        k + 2 forward    2 k backward
-    eap-average      5 k + 3 forward  4 k backward
-    eap-integral     k + 1 forward    k + 1 backward    (k + 3 and 2 k + 1 with along=descent)
+    eap-average      5 k + 2 forward  4 k - 1 backward
+    eap-integral     k + 1 forward    k + 1 backward
     relp             2 forward        1 backward
 
 A method that is not a path is a function of one batch, registered with ``@method``. It is given the ``BatchRuns``:
@@ -56,6 +57,7 @@ from gradpath.errors import UsageError
 from gradpath.model.architecture import CALCULUS, Rules
 from gradpath.model.transformer import Transformer
 from gradpath.registry import Registry, owner_of
+from gradpath.tasks.task import Pairs
 
 Options = dict[str, Any]
 
@@ -68,7 +70,7 @@ class Method:
     build: Callable[..., Any]
     whole: Callable[[Options], bool] = lambda _: False  # whether it moves all positions
     of: Literal["edges", "nodes"] = "edges"  # what it scores
-    check: Callable[[Transformer, int, Options], None] = lambda *_: None  # refuses too many examples
+    check: Callable[[Transformer, Pairs, Options], None] = lambda *_: None  # refuses, or warns, before the first run
     points: Callable[[Options], int] = lambda options: options.get("steps", 1)  # to estimate memory
     # Forward passes over the suffix, for the progress bar.
     passes: Callable[[Transformer, Options], float] = lambda _, options: 2.0 + options.get("steps", 1)
@@ -170,6 +172,7 @@ def path(
     whole: bool | Callable[[Options], bool] = False,
     rules: Callable[[Options], Rules] = lambda _: CALCULUS,
     increments: bool = False,
+    check: Callable[[Transformer, Pairs, Options], None] = Method.check,
     nodes: str | None = None,
 ) -> Callable[[Builder], Builder]:
     """Register a generator of points as a method.
@@ -182,6 +185,7 @@ def path(
             on; may be a function of the options.
         rules: Rules of the backward pass other than those of calculus, as a function of the options.
         increments: Whether to multiply gradients by the change of the nodes' writes from point to point.
+        check: Called before anything is run; may warn, or refuse with an error.
         nodes: The name of a second method that scores nodes along the same path.
 
     Returns:
@@ -189,7 +193,8 @@ def path(
     """
 
     def register(build: Builder) -> Builder:
-        entry = Path(name, build, whole if callable(whole) else lambda _: whole, rules=rules, increments=increments)
+        moves = whole if callable(whole) else lambda _: whole
+        entry = Path(name, build, moves, check=check, rules=rules, increments=increments)
         METHODS.add(name, entry, owner_of(build))
         if nodes is not None:
             METHODS.add(nodes, replace(entry, name=nodes, of="nodes"), owner_of(build))
@@ -201,7 +206,7 @@ def path(
 def method(
     name: str,
     *,
-    check: Callable[[Transformer, int, Options], None] = Method.check,
+    check: Callable[[Transformer, Pairs, Options], None] = Method.check,
     points: Callable[[Options], int] = Method.points,
     passes: Callable[[Transformer, Options], float] = Method.passes,
 ) -> Callable[[Scorer], Scorer]:

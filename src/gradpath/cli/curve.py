@@ -42,7 +42,7 @@ def command(
 
     \b
     gradpath curve --model smollm2 --task ioi --methods eap,eap-ig,eap-gp --out out/ioi-curve
-    gradpath curve --task sva --methods eap-gp,eap-gp+stride=matched --sparsities 0.99,0.975 --json
+    gradpath curve --task sva --methods eap-gp,eap-gp+stride=unit --sparsities 0.99,0.975 --json
     """
     opt.check_folder(out)
     from gradpath.grid import faithfulness

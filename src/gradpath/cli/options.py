@@ -183,7 +183,7 @@ def grid_options(*, methods: str, how: str, data: bool) -> Decorator[Any]:
             default=methods,
             show_default=True,
             metavar="A,B",
-            help="Methods, with options after plus signs: eap-gp+stride=matched+steps=10.",
+            help="Methods, with options after plus signs: eap-gp+stride=unit+steps=10.",
         ),
         click.option("--sparsities", metavar="S,S", help="Shares of edges left out.  [those of --grid]"),
         click.option(
@@ -213,12 +213,12 @@ def limits_of(batch_size: int | None, memory: str | None) -> Limits:
 
 
 def method_options(texts: tuple[str, ...]) -> dict[str, Any]:
-    """``-o stride=matched -o start=true`` as a dictionary of values."""
+    """``-o stride=unit -o start=true`` as a dictionary of values."""
     options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError(f"an option is written NAME=VALUE, such as stride=matched: got {text!r}.")
+            raise UsageError(f"an option is written NAME=VALUE, such as stride=unit: got {text!r}.")
         try:
             options[name] = json.loads(value)
         except ValueError:

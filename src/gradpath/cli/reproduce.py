@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import GridBar, Screen, print_result
 from gradpath.errors import UsageError
@@ -47,7 +48,7 @@ def _sample(text: str) -> int:
 @click.argument("name", metavar="NAME")
 @opt.model_option
 @click.option("--tasks", metavar="A,B", help="Some of the six tasks.  [those of the paper's table or figure]")
-@opt.grid_options(methods="eap,eap-ig,eap-gp", how=SELECTIONS, data=False)
+@opt.grid_options(methods=defaults.PAPER_METHODS, how=SELECTIONS, data=False)
 @click.option("--steps", default="3-20", show_default=True, metavar="K-K", help="Numbers of steps (steps only).")
 @click.option("--edge", metavar="EDGE", help="The edge to follow (saturation only).  [the strongest]")
 @click.option(

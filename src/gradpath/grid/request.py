@@ -1,6 +1,6 @@
 """The request of an experiment: all options that a result depends on, as plain values.
 
-A method with its options is one word of the command line (``MethodSpec``): ``eap-gp+stride=matched+steps=10``.
+A method with its options is one word of the command line (``MethodSpec``): ``eap-gp+move=differing+steps=10``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradpath import defaults
 from gradpath.ablation import ABLATIONS, CORRUPTED
 from gradpath.attribution.methods import find_method
 from gradpath.errors import UsageError, unknown
@@ -21,7 +22,6 @@ from gradpath.tasks import TASKS, find_metric
 from gradpath.tasks.load import check_task
 
 CUSTOM = "custom"  # the task of the user's own data, if it has no other name
-PAPER_METHODS = "eap,eap-ig,eap-gp"
 # The paper's figures go from 96.9% to 99.9% in steps of 0.3%; the MIB benchmark keeps 0.1% to 50% of the edges.
 GRIDS = {
     "paper": (0.999, 0.996, 0.993, 0.990, 0.987, 0.984, 0.981, 0.978, 0.975, 0.972, 0.969),
@@ -38,8 +38,8 @@ def words(text: str) -> tuple[str, ...]:
 class MethodSpec:
     """A method by name, and the options that differ from its defaults.
 
-    >>> parse_methods("eap, eap-gp+stride=matched")[1].label
-    'eap-gp+stride=matched'
+    >>> parse_methods("eap, eap-gp+stride=unit")[1].label
+    'eap-gp+stride=unit'
     """
 
     name: str
@@ -75,7 +75,7 @@ def parse_methods(text: str) -> tuple[MethodSpec, ...]:
     """Methods separated by commas, each with its options after plus signs; names and types are checked."""
     methods = tuple(_parse_method(word) for word in words(text))
     if not methods:
-        raise UsageError(f"--methods needs at least one method, such as {PAPER_METHODS}: got {text!r}.")
+        raise UsageError(f"--methods needs at least one method, such as {defaults.PAPER_METHODS}: got {text!r}.")
     return methods
 
 
@@ -103,7 +103,7 @@ class Request:
     """
 
     tasks: tuple[str, ...] | None = None
-    methods: tuple[MethodSpec, ...] = parse_methods(PAPER_METHODS)
+    methods: tuple[MethodSpec, ...] = parse_methods(defaults.PAPER_METHODS)
     hows: tuple[str, ...] = ("top", "greedy")
     sparsities: tuple[float, ...] | None = None
     grid: str = "paper"

@@ -12,6 +12,7 @@ from typing import Any
 from gradpath.model.transformer import Transformer
 
 _GPT2_VOCABULARY = 50257
+_NAMES = {"eap": "eap", "eap-ig": "eap-ig", "eap-gp+stride=unit": "eap-gp"}  # a method and its options -> the paper's
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class Published:
         return tuple(float(sparsity) for sparsity in self.tables["faithfulness"].get(task, {}))
 
     def faithfulness(self, task: str, sparsity: float, method: str) -> float | None:
-        value: float | None = self.tables["faithfulness"].get(task, {}).get(f"{sparsity:.4f}", {}).get(method)
+        """At a sparsity; None if the paper has none. Its EAP-GP is the literal one, ``eap-gp+stride=unit``."""
+        row = self.tables["faithfulness"].get(task, {}).get(f"{sparsity:.4f}", {})
+        value: float | None = row.get(_NAMES.get(method))
         return value
 
     def runtime(self, task: str, method: str) -> Mapping[str, float]:
         """Faithfulness and seconds at 97.5% sparsity; empty if the paper has none."""
-        numbers: Mapping[str, float] = self.tables.get("runtime", {}).get(task, {}).get(method, {})
+        numbers: Mapping[str, float] = self.tables.get("runtime", {}).get(task, {}).get(_NAMES.get(method), {})
         return numbers
 
     def baseline(self, task: str) -> Mapping[str, float]:

@@ -131,7 +131,7 @@ def outcome(bench: Bench) -> Outcome:
     note = (
         "Ratio: CPU time of the scores over that of one plain forward and backward pass over the same "
         f"{batch} clean prompts, the smallest of {REPEATS} each. Passes are over the positions from the "
-        "first differing token on; those of EAP-GP are over the whole prompt. Seconds: CPU time of the scores "
+        "first differing token on; those of literal EAP-GP are over the whole prompt. Seconds: CPU time of the scores "
         "of all examples."
     )
     paper = (f"Paper: {bench.paper.source}; its seconds are on an NVIDIA A40.",) if bench.paper else ()

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.attribution.attribute import attribute
 from gradpath.grid.bench import Bench, task_digest
 from gradpath.grid.jobs import Advance, CellJob, Job, Planned, finished
 from gradpath.grid.output import Outcome, Row, grouped, markdown
-from gradpath.grid.request import PAPER_METHODS, MethodSpec, parse_methods
+from gradpath.grid.request import MethodSpec, parse_methods
 from gradpath.grid.runner import Experiment
 from gradpath.grid.store import Key
 from gradpath.model.transformer import Transformer
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-METHODS = "eap,eap-ig,eap-ig+steps=50,eap-gp,eap-gp+stride=matched,relp,atp-star,exact"
+METHODS = "eap,eap-ig,eap-ig+steps=9,eap-ig+steps=50,eap-gp,eap-gp+stride=unit,relp,atp-star,exact"
 BASE = MethodSpec("eap-ig")  # the scores that selections start from
 SELECTIONS = ("refined", "acdc")
 THRESHOLDS = (0.2, 0.02, 0.002)  # of acdc
@@ -100,7 +101,7 @@ def compiled(name: str, level: str) -> Compiled:
 def _methods(bench: Bench) -> tuple[MethodSpec, ...]:
     """Those that were asked for, or by default all that there is something to say about."""
     asked = bench.request.methods
-    return parse_methods(METHODS) if asked == parse_methods(PAPER_METHODS) else asked
+    return parse_methods(METHODS) if asked == parse_methods(defaults.PAPER_METHODS) else asked
 
 
 Cell = tuple[str, str, MethodSpec, str]  # the program, its level, the method, and the selection or '' for the ranking

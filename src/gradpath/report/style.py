@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 # The palette of Okabe and Ito, which colour-blind readers can tell apart; also that of ``formats.layout``.
 COLOURS = {"eap": "#7f7f7f", "eap-ig": "#0072b2", "eap-gp": "#d55e00", "clean-corrupted": "#cc79a7"}
-SPARE = ("#009e73", "#e69f00", "#56b4e9", "#8c564b", "#9467bd")
-MARKERS = {"eap": "s", "eap-ig": "o", "eap-gp": "^"}
-SPARE_MARKERS = ("D", "v", "P", "X")  # the next one each time the spare colours repeat
+COLOURS["eap-gp+stride=unit"] = "#e69f00"
+SPARE = ("#009e73", "#56b4e9", "#8c564b", "#9467bd")
+MARKERS = {"eap": "s", "eap-ig": "o", "eap-gp": "^", "eap-gp+stride=unit": "v"}
+SPARE_MARKERS = ("D", "P", "X")  # the next one each time the spare colours repeat
 INK, MUTED, FAINT = "#1b1f26", "#656d79", "#dddbd5"
 BLUE, GREY, PAPER = "#2a5bd7", "#9aa1ab", "#f3f2ee"
 LINES: dict[str, Any] = {"top": "-", "greedy": "--", "signed": "-.", "balanced": ":", "ratio": (0, (1, 1))}

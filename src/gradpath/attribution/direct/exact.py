@@ -35,13 +35,13 @@ MOST_PASSES = 100_000
 Edge = tuple[int, int]  # (source, target)
 
 
-def _affordable(model: Transformer, examples: int, options: dict[str, Any]) -> None:
+def _affordable(model: Transformer, pairs: Pairs, options: dict[str, Any]) -> None:
     """Refuse what would take very long, unless the user is sure."""
     edges = sample(model.graph, options["edges"], options["seed"])
-    cost = examples * passes(model, edges)
+    cost = len(pairs) * passes(model, edges)
     if cost > MOST_PASSES and not options["sure"]:
         raise UsageError(
-            f"patching {len(edges):,} edges on {examples:,} examples takes about {cost:,.0f} forward "
+            f"patching {len(edges):,} edges on {len(pairs):,} examples takes about {cost:,.0f} forward "
             "passes over one of them: patch fewer with edges=1000, take fewer examples, or say sure=true."
         )
 

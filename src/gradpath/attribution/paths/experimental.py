@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -98,26 +96,18 @@ def eap_monotone(pair: Pair, *, steps: int = 5) -> Points:
 
 @path("eap-average")
 def eap_average(pair: Pair, *, steps: int = 5) -> Points:
-    """The mean of three paths of k points: eap-ig, eap-moves and GradPath with matched steps.
+    """The mean of three paths of k points: eap-ig, eap-moves and eap-gp.
 
-    GradPath moves the differing positions only, so that no path leaves the space between the prompts by much.
     All three have the same number of points, so this is the mean of their scores.
     """
     yield from eap_ig(pair, steps=steps)
     yield from eap_moves(pair, steps=steps)
-    yield from eap_gp(pair, steps=steps, stride="matched", move="differing")
+    yield from eap_gp(pair, steps=steps)
 
 
 @path("eap-integral", increments=True)
-def eap_integral(pair: Pair, *, steps: int = 5, along: Literal["line", "descent"] = "line") -> Points:
-    """The path integral: gradients times the change of the nodes' own writes along the path.
-
-    ``along`` is the straight line from x to x' in k stretches, or GradPath with matched steps in the differing
-    positions, from x to x' in k stretches.
-    """
-    if along == "descent":
-        yield from eap_gp(pair, steps=steps + 1, start=True, pin_end=True, stride="matched", move="differing")
-        return
+def eap_integral(pair: Pair, *, steps: int = 5) -> Points:
+    """The path integral along the straight line: gradients times the change of the nodes' own writes."""
     yield pair.clean
     for j in range(1, steps):
         yield pair.clean + j / steps * (pair.corrupted - pair.clean)
