@@ -84,6 +84,7 @@ eap-gp steps=9|eap-ig steps=12|eap-ig end="clean"|eap-ig end="corrupted"|eap-ig 
 nap-ig end="middle"
 eap-ig-activations points="own"|eap-ig-activations points="all"|atp-star qk=false|atp-star drop=false
 relp norm=false|relp attention=false|relp gate=false|relp activation=false|exact edges=20|eap-ig nothing=1
+gim gate=false|gim temperature=1.0
 exact edges=20 seed=3|eap memory=269100000|eap-ig memory=269100000|eap-gp memory=269100000|eap-ig memory=9
 """
 # A line is run once for each word in brackets; words in capitals stand for those below.

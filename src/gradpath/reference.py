@@ -14,6 +14,7 @@ the engine. Tests and ``gradpath check`` compare the engine with this file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -201,7 +202,7 @@ def projections(model: Transformer, layer: Layer, head: int, inputs: dict[str, T
 
 def attend(model: Transformer, layer: Layer, head: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The values that one head gathers with its attention pattern, (pos, d_head)."""
-    logits = rotate(model, layer, q) @ rotate(model, layer, k).T * layer.scale
+    logits = halve_if(model.rules.products, rotate(model, layer, q) @ rotate(model, layer, k).T * layer.scale)
     logits = cap(model, logits, model.arch.attention_cap)
     if model.attention_bias is not None:
         logits = logits + model.attention_bias[head, : len(k)].to(k.dtype)
@@ -210,7 +211,30 @@ def attend(model: Transformer, layer: Layer, head: int, q: Tensor, k: Tensor, v:
     hidden = key > query
     if layer.window is not None:
         hidden |= key <= query - layer.window
-    return detach_if(model.rules.attention, logits.masked_fill(hidden, -torch.inf).softmax(-1)) @ v
+    pattern = softmax(model, logits.masked_fill(hidden, -torch.inf))
+    return halve_if(model.rules.products, detach_if(model.rules.attention, pattern) @ v)
+
+
+class SoftmaxAtTemperature(torch.autograd.Function):
+    """A softmax whose backward pass is that of the softmax of x / t (``Rules.temperature``)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, t: float) -> Tensor:
+        ctx.save_for_backward((x / t).softmax(-1))
+        return x.softmax(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (soft,) = ctx.saved_tensors
+        return soft * (gradient - (soft * gradient).sum(-1, keepdim=True)), None
+
+
+def softmax(model: Transformer, x: Tensor) -> Tensor:
+    """The softmax over the last axis."""
+    if model.rules.temperature == 1:
+        return x.softmax(-1)
+    pattern: Tensor = SoftmaxAtTemperature.apply(x, model.rules.temperature)  # type: ignore[no-untyped-call]
+    return pattern
 
 
 def rotate(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
@@ -236,7 +260,7 @@ def mlp(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
     if model.arch.gated:
         gate, value = hidden.chunk(2, -1)
         hidden = elementwise(model, activation, gate) * value
-        hidden = 0.5 * hidden + 0.5 * detach_if(model.rules.gate, hidden)
+        hidden = halve_if(model.rules.gate, hidden)
     else:
         hidden = elementwise(model, activation, hidden)
     out = hidden @ layer.w_out.T.to(x.dtype)
@@ -274,6 +298,11 @@ def cap(model: Transformer, x: Tensor, limit: float | None) -> Tensor:
 def elementwise(model: Transformer, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """f(x), or by the rule for activations x times the constant f(x) / x."""
     return x * (f(x) / x).detach() if model.rules.activation else f(x)
+
+
+def halve_if(product: bool, x: Tensor) -> Tensor:
+    """x, with half of its gradient where a rule says so (``Rules``)."""
+    return 0.5 * x + 0.5 * x.detach() if product else x
 
 
 def detach_if(constant: bool, x: Tensor) -> Tensor:

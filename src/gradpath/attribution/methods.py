@@ -26,6 +26,7 @@ corrupted) are always needed and are included::
     eap-average      5 k + 2 forward  4 k - 1 backward
     eap-integral     k + 1 forward    k + 1 backward
     relp             2 forward        1 backward
+    gim              2 forward        1 backward
 
 A method that is not a path is a function of one batch, registered with ``@method``. It is given the ``BatchRuns``:
 the clean and the corrupted run, the difference of what the nodes write in them (``runs.writes``), the metric. It
@@ -105,6 +106,8 @@ class Method:
             raise UsageError(f"{name} must be one of {', '.join(map(str, choices))}: got {value!r}.")
         if hint in (bool, int, str) and type(value) is not hint:
             raise UsageError(f"{name} must be of type {hint.__name__}: got {value!r}.")
+        if hint is float and type(value) not in (int, float):
+            raise UsageError(f"{name} must be a number: got {value!r}.")
         if name == "steps" and value < 1:
             raise UsageError(f"steps must be a whole number of at least 1: got {value!r}.")
 
@@ -112,7 +115,7 @@ class Method:
 METHODS = Registry[Method](
     "method",
     [
-        *(f"gradpath.attribution.paths.{module}" for module in ("line", "gradpath", "relp", "experimental")),
+        *(f"gradpath.attribution.paths.{module}" for module in ("line", "gradpath", "relp", "gim", "experimental")),
         *(f"gradpath.attribution.direct.{module}" for module in ("exact", "atp_star", "activations")),
     ],
 )

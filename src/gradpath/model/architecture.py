@@ -71,12 +71,14 @@ class Architecture:
 class Rules:
     """Backward rules for the nonlinear parts of the model: the derivative, or, where true, another rule.
 
-    The forward pass is the same under all of them. ``attribution.paths.relp`` explains why they exist.
+    The forward pass is the same under all of them. ``attribution.paths.relp`` and ``.gim`` explain why they exist.
     """
 
     norm: bool = False  # the denominator of a norm is a constant
     attention: bool = False  # attention patterns are constants
-    gate: bool = False  # each factor of a product of two gets half of its gradient
+    gate: bool = False  # each factor of a gated product gets half of its gradient
+    products: bool = False  # so does each factor of the two products in attention: queries keys, and patterns values
+    temperature: float = 1.0  # of the softmax in attention, whose slope is taken there
     activation: bool = False  # an activation f(x) is x times the constant f(x) / x
 
 

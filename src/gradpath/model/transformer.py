@@ -442,17 +442,19 @@ class Transformer:
         mask, cap, keys = info.masks[layer.window], self.arch.attention_cap, past.keys
         if self.rules.attention:
             q, keys = q.detach(), keys.detach()
-        if cap is None:
+        if cap is None and not self.rules.products and self.rules.temperature == 1:
             z = F.scaled_dot_product_attention(q, keys, past.values, attn_mask=mask, scale=layer.scale)
         else:
             z = self.attention_weights(layer, q, keys, info).to(q.dtype) @ past.values
+            z = _halved(z) if self.rules.products else z
         return z.transpose(1, 2)
 
     def attention_weights(self, layer: Layer, q: Tensor, keys: Tensor, info: PositionInfo) -> Tensor:
         """The attention patterns, (batch, head, query pos, key pos), of queries and rotated keys as in ``attend``."""
         logits, cap = q @ keys.transpose(-1, -2) * layer.scale, self.arch.attention_cap
+        logits = _halved(logits) if self.rules.products else logits
         logits = logits if cap is None else self._cap(logits, cap)
-        return at_least_float32(logits + info.masks[layer.window]).softmax(-1)
+        return self._softmax(at_least_float32(logits + info.masks[layer.window]))
 
     def attention_out(self, layer: Layer, z: Tensor) -> tuple[Tensor, Tensor]:
         """What attention adds to the residual stream, (batch, pos, d_model), and ``LayerRun.written``."""
@@ -469,7 +471,7 @@ class Transformer:
         if self.arch.gated:
             gate, value = hidden.chunk(2, -1)
             hidden = self._elementwise(activation, gate) * value
-            hidden = (hidden + hidden.detach()) / 2 if self.rules.gate else hidden
+            hidden = _halved(hidden) if self.rules.gate else hidden
         else:
             hidden = self._elementwise(activation, hidden)
         out = F.linear(hidden, layer.w_out, layer.b_out)
@@ -484,6 +486,15 @@ class Transformer:
 
     def _cap(self, x: Tensor, cap: float) -> Tensor:
         return self._elementwise(lambda x: cap * torch.tanh(x / cap), x)
+
+    def _softmax(self, x: Tensor) -> Tensor:
+        """The softmax over the last axis; its slope is that at the temperature of the rules."""
+        t = self.rules.temperature
+        if t == 1:
+            return x.softmax(-1)
+        # T softmax(x / T) has the slope of a softmax at x / T, without a factor 1 / T.
+        soft = t * (x / t).softmax(-1)
+        return x.detach().softmax(-1) + (soft - soft.detach())
 
     def _elementwise(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """f(x); under the rule for activations the derivative is replaced by f(x) / x."""
@@ -554,3 +565,8 @@ def _move(weights: Weights, device: torch.device | str | None, dtype: torch.dtyp
     """A copy of a dataclass with its tensors moved."""
     tensors: Any = {name: x.to(device, dtype) for name, x in vars(weights).items() if isinstance(x, Tensor)}
     return replace(weights, **tensors)
+
+
+def _halved(x: Tensor) -> Tensor:
+    """x, with half of its gradient."""
+    return (x + x.detach()) / 2

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-METHODS = "eap,eap-ig,eap-ig+steps=9,eap-ig+steps=50,eap-gp,eap-gp+stride=unit,relp,atp-star,exact"
+METHODS = "eap,eap-ig,eap-ig+steps=9,eap-ig+steps=50,eap-gp,eap-gp+stride=unit,relp,gim,atp-star,exact"
 BASE = MethodSpec("eap-ig")  # the scores that selections start from
 SELECTIONS = ("refined", "acdc")
 THRESHOLDS = (0.2, 0.02, 0.002)  # of acdc
