@@ -111,6 +111,18 @@ def test_steps_are_those_of_direct_calls(everything, tiny, splits, steps):
     about(row["faithfulness"], result.faithfulness)
 
 
+def test_faithfulness_says_what_every_method_costs(everything):
+    found = json.loads((everything.out / "faithfulness.json").read_text())["prices"]
+    prices = {row["method"]: (row["forward"], row["backward"], row["units"]) for row in found}
+    assert prices["eap-ig"] == (6, 5, pytest.approx(16 / 3))
+    assert prices["eap-gp+stride=unit"] == (7, 10, 9)
+    table = (everything.out / "faithfulness.md").read_text().partition("## Methods")[2].partition("##")[0]
+    line = next(line for line in table.splitlines() if line.startswith("| EAP-GP, stride=unit, top |"))
+    assert line.endswith("| 7 | 10 | 9 |")
+    rows = everything.rows("faithfulness", method="eap-gp+stride=unit", how="top")
+    assert f"| {sum(float(row['error']) for row in rows) / len(rows):.3f} |" in line
+
+
 def test_runtime_counts_passes_and_measures_at_its_own_sparsity(everything, tiny, splits):
     passes = {"eap": ("2", "1"), "eap-ig": ("6", "5"), "eap-gp+stride=unit": ("7", "10")}
     for row in everything.rows("runtime"):

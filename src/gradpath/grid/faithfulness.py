@@ -38,6 +38,11 @@ MIB_READING = (
     "CPR: area under the faithfulness over the shares of edges .001 to 1, on a linear scale; CMD: area under "
     "its distance from 1; both with 95% intervals. top ranks by |score|, signed by the score with its sign."
 )
+PRICE_READING = (
+    "Forward, backward: passes that the scores take, as a mean over tasks. Units: one forward and one backward pass, "
+    "a backward pass counting as two forward passes. Passes are over the positions from the first differing token "
+    "on, those of literal eap-gp over the whole prompt."
+)
 # The two quantities that methods and selections are compared by.
 DIFFERENCES: dict[str, Callable[[Sequence[Cell], Sequence[Cell]], Difference]] = {
     "Error": error_difference,
@@ -92,9 +97,9 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         for task in request.task_names
         for how, method, sparsity in product(request.hows, request.methods, bench.sparsities(task))
     ]
-    areas, random = _areas(bench) if request.measures_mib else [], random_rows(bench)
+    areas, random, prices = _areas(bench) if request.measures_mib else [], random_rows(bench), price_rows(bench)
     random_areas = _random_areas(bench) if areas else []
-    notes = [READING, *([MIB_READING] if areas else [])]
+    notes = [READING, *([MIB_READING] if areas else []), *([PRICE_READING] if prices else [])]
     if request.ablation != CORRUPTED:
         notes.append(
             f"Ablation: {request.ablation}. Corrupted is the run in which every node is ablated so; "
@@ -103,6 +108,7 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
     if bench.paper is not None:
         notes.append(f"Paper: {bench.paper.source}; it does not say how its edges were selected.")
     parts = [
+        _methods_table(rows, areas, prices),
         _areas_table(areas, random_areas) if areas else None,
         _means_table(rows),
         _random_table(random),
@@ -116,7 +122,7 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         text="\n\n".join(part for part in parts if part),
         figures={name: lambda: draw_curves(rows, bench.title, log=request.grid == "mib", areas=areas, random=random)},
         notes=tuple(notes),
-        facts={"random": random, **({"mib": areas, "mib_random": random_areas} if areas else {})},
+        facts={"random": random, "prices": prices, **({"mib": areas, "mib_random": random_areas} if areas else {})},
     )
 
 
@@ -213,6 +219,44 @@ def _random_table(rows: Sequence[Row]) -> str:
         lines.append(line)
     headings = [f"mean over sparsities, {rows[0]['circuits']} circuits each", "NFS (from, to)", "error (from, to)"]
     return "## Random circuits\n\nWith as many edges, drawn at random and pruned.\n\n" + markdown(headings, lines)
+
+
+def price_rows(bench: Bench) -> list[Row]:
+    """For every method what its scores took, as a mean over tasks; none if the scores are no longer stored."""
+    rows = []
+    for method in bench.request.methods:
+        keys = [bench.scores_key(task, method) for task in bench.request.task_names]
+        if not all(bench.store.has_scores(key) for key in keys):
+            return []
+        about = [bench.scores(task, method).about for task in bench.request.task_names]
+        row: Row = {"method": method.label}
+        for kind in ("forward", "backward"):
+            row[kind] = sum(one["passes"][kind] for one in about) / len(about)
+        row["units"] = (row["forward"] + 2 * row["backward"]) / 3
+        rows.append(row)
+    return rows
+
+
+def _methods_table(rows: Sequence[Row], areas: Sequence[Row], prices: Sequence[Row]) -> str | None:
+    """One line per method and selection: means over tasks and sparsities, and the price of the scores."""
+    if len({(row["method"], row["how"]) for row in rows}) == 1:
+        return None
+    price, lines = {row["method"]: row for row in prices}, []
+    cmd = grouped(areas, "method", "how")
+    for (method, how), group in grouped(rows, "method", "how").items():
+        line = [f"{method_title(method)}, {how}"]
+        line += [percent(_mean(group, "faithfulness")), f"{_mean(group, 'error'):.3f}"]
+        line += [f"{_mean(cmd[method, how], 'cmd'):.3f}"] if areas else []
+        if method in price:
+            line += [f"{price[method][key]:.4g}" for key in ("forward", "backward", "units")]
+        lines.append(line)
+    headings = ["mean over tasks and sparsities", "NFS", "error", *(["CMD"] if areas else [])]
+    headings += ["forward", "backward", "units"] if prices else []
+    return "## Methods\n\n" + markdown(headings, lines)
+
+
+def _mean(rows: Sequence[Row], name: str) -> float:
+    return sum(float(row[name]) for row in rows) / len(rows)
 
 
 def _by_method(
