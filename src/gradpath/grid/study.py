@@ -2,7 +2,7 @@
 
     models: [smollm2, gemma3-270m]
     tasks: [ioi, sva, pairs.csv]          # a file of your own pairs is a task, too
-    methods: [eap-ig, eap-gp+stride=matched]
+    methods: [eap-ig, eap-gp+stride=unit]
     selections: [top, refined]
     sizes: [500, 0.975]                   # a number of edges, or a sparsity
     examples: 50
