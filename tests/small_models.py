@@ -198,6 +198,7 @@ _TWO_TYPES: dict[str, Any] = {"sliding_window": 3, "layer_types": ["sliding_atte
 _PARTIAL: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.67}
 }
+_ALIBI: dict[str, Any] = {"hidden_size": 24, "vocab_size": VOCAB, "seq_length": 32}
 _LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -286,6 +287,44 @@ TINY |= {
             "mlp_bias": True,
         },
     ),
+    "bloom": (hf.BloomForCausalLM, hf.BloomConfig, {"n_layer": 2, "n_head": 3, **_ALIBI}),
+    "mpt": (
+        hf.MptForCausalLM,
+        hf.MptConfig,
+        {
+            "n_layers": 2,
+            "n_heads": 3,
+            "d_model": 24,
+            "max_seq_len": 32,
+            "vocab_size": VOCAB,
+            "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.4},
+        },
+    ),
+    "falcon": (hf.FalconForCausalLM, hf.FalconConfig, {**_TWO, "bias": True}),
+    "falcon-new": (
+        hf.FalconForCausalLM,
+        hf.FalconConfig,
+        {**_TWO, "num_kv_heads": 2, "new_decoder_architecture": True},
+    ),
+    "falcon-one-norm": (
+        hf.FalconForCausalLM,
+        hf.FalconConfig,
+        {**_TWO, "num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-alibi": (
+        hf.FalconForCausalLM,
+        hf.FalconConfig,
+        {**_TWO, "num_attention_heads": 3, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "cohere": (hf.CohereForCausalLM, hf.CohereConfig, {**_TWO_GROUPED, "logit_scale": 0.5, "use_qk_norm": True}),
+    "cohere2": (hf.Cohere2ForCausalLM, hf.Cohere2Config, {**_TWO_GROUPED, **_TWO_TYPES}),
+    "smollm3": (
+        hf.SmolLM3ForCausalLM,
+        hf.SmolLM3Config,
+        {**_TWO_GROUPED, "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 4},
+    ),
+    "glm": (hf.GlmForCausalLM, hf.GlmConfig, {**_TWO_GROUPED, "head_dim": 8}),
+    "glm4": (hf.Glm4ForCausalLM, hf.Glm4Config, {**_TWO_GROUPED, "head_dim": 8}),
     "ministral": (hf.MinistralForCausalLM, hf.MinistralConfig, {**_TWO_GROUPED, "head_dim": 8, **_TWO_TYPES}),
     "ministral3": (hf.Ministral3ForCausalLM, hf.Ministral3Config, _MINISTRAL3),
     "mistral3": (
@@ -323,7 +362,7 @@ def random_hf(model_class: Any, config_class: Any, settings: dict[str, Any]) -> 
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)
         parameter.data = noise * 0.25 if parameter.ndim > 1 else parameter.data + 0.2 * noise
-        if "wte" in name or "embed_in" in name or "embed_tokens" in name:
+        if any(x in name for x in ("wte", "embed_in", "embed_tokens", "word_embeddings.")):
             parameter.data = noise  # far apart, so that a unit step of GradPath is a small one
     return model
 

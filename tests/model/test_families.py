@@ -9,7 +9,7 @@ import torch
 from small_models import TINY, VOCAB, tiny_hf, tiny_model
 
 from gradpath.errors import InputError
-from gradpath.model.families import convert
+from gradpath.model.families import FAMILIES, REFUSED, check_family, convert
 
 IDS = torch.randint(3, VOCAB, (3, 12), generator=torch.Generator().manual_seed(3))
 
@@ -77,6 +77,11 @@ def test_embeddings_are_scaled_as_transformers_scales_them_in_every_precision():
         ("gptj", "rotary_dim", 7),
         ("gemma", "use_bidirectional_attention", True),
         ("gpt-neo", "attention_layers", ["global", "strided"]),
+        ("bloom", "apply_residual_connection_post_layernorm", True),
+        ("falcon-new", "parallel_attn", False),
+        ("falcon-alibi", "num_kv_heads", 1),
+        ("mpt", "expansion_ratio", 3),
+        ("cohere2", "layer_types", ["full_attention", "chunked_attention"]),
     ],
 )
 def test_settings_that_are_not_implemented_are_refused_by_name(kind, setting, value):
@@ -171,6 +176,11 @@ _ANY = {
         ("phi3", {"auto_map": {"AutoModel": "x"}, "original_max_position_embeddings": 4}),
         ("stablelm", {"use_qkv_bias": False, "rope_theta": 10000}),
         ("granite", {"attention_bias": False, "mlp_bias": False}),
+        ("bloom", {"masked_softmax_fusion": True, "offset_alibi": 100, "pretraining_tp": 4, "slow_but_exact": True}),
+        ("falcon", {"bias": False, "ffn_hidden_size": 5, "num_kv_heads": 7}),
+        ("mpt", {"learned_pos_emb": False, "init_device": "meta", "resid_pdrop": 0.1}),
+        ("cohere2", {"use_parallel_block": True, "layer_switch": 4, "position_embedding_type": "rope_gptj"}),
+        ("smollm3", {"no_rope_layer_interval": 3, "max_window_layers": 36}),
         ("mistral3", {"vision_feature_layer": -1, "spatial_merge_size": 3}),
     ],
 )
@@ -208,7 +218,7 @@ def test_a_weight_that_is_missing_is_named():
 def test_parallel_blocks_have_no_edge_from_heads_to_their_own_mlp():
     edge = "a0.h0->m0"
     assert tiny_model("neox-sequential").graph.index(edge)
-    for kind in ("neox", "phi"):
+    for kind in ("neox", "phi", "gptj", "falcon", "cohere", "stablelm-parallel"):
         with pytest.raises(InputError, match=r"m0 does not read what a0\.h0 writes"):
             tiny_model(kind).graph.index(edge)
 
@@ -229,12 +239,23 @@ def test_what_the_nodes_write_adds_up_to_what_logits_read(kind):
 
 def test_an_unknown_family_is_refused_with_the_known_ones():
     model = copy.deepcopy(tiny_hf("gpt2"))
-    model.config.model_type = "mamba"
-    with pytest.raises(InputError, match=r"'mamba' are not supported: gradpath reads .*gpt2, gpt_neo, gpt_neox, "):
+    model.config.model_type = "something_new"
+    known = r"'something_new' are not supported: gradpath reads .*gpt2, gpt_neo, gpt_neox, .*--plugin FILE\.py"
+    with pytest.raises(InputError, match=known):
         convert(model)
 
 
-@pytest.mark.parametrize("kind", ["phi3-longrope", "ministral3", "gptj", "opt"])
+@pytest.mark.parametrize(("name", "why"), [("llama4_text", "chunks"), ("mamba", "recurrent"), ("bert", "next token")])
+def test_a_family_that_does_not_fit_is_refused_with_the_reason(name, why):
+    with pytest.raises(InputError, match=f"'{name}' are not supported: they|their .*{why}"):
+        check_family(name)
+
+
+def test_no_family_is_both_read_and_refused():
+    assert not set(REFUSED) & set(FAMILIES)
+
+
+@pytest.mark.parametrize("kind", ["phi3-longrope", "ministral3", "gptj", "opt", "mpt", "bloom"])
 def test_prompts_are_read_up_to_the_length_from_which_on_positions_are_computed_differently(kind):
     model, original = tiny_model(kind), tiny_hf(kind)
     limit = model.max_positions
@@ -253,6 +274,16 @@ def test_a_longer_prompt_before_does_not_change_what_is_read_of_a_model():
     with torch.no_grad():
         original(IDS.repeat(1, 2))
     assert torch.equal(convert(original).logits(IDS), tiny_model("phi3-longrope").logits(IDS))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("alibi", False), ("alibi_bias_max", 16), ("qk_ln", True), ("prefix_lm", True)]
+)
+def test_options_of_attention_that_transformers_does_not_compute_are_refused(name, value):
+    model = copy.deepcopy(tiny_hf("mpt"))
+    setattr(model.config.attn_config, name, value)
+    with pytest.raises(InputError, match=f"this mpt model has {name} = {value}"):
+        convert(model)
 
 
 def test_grouped_heads_keep_edges_of_their_own():

@@ -21,7 +21,8 @@ def original(kind):
         return model, model(IDS, output_attentions=True, output_hidden_states=True)
 
 
-@pytest.mark.parametrize("kind", sorted(TINY))
+# With the eager attention of Falcon in transformers, which alone returns patterns, tokens see later ones.
+@pytest.mark.parametrize("kind", [kind for kind in sorted(TINY) if not kind.startswith("falcon")])
 def test_patterns_outputs_and_lens_are_those_of_transformers(kind):
     model, (hf, expected) = tiny_model(kind), original(kind)
     graph = model.graph

@@ -366,13 +366,7 @@ class Transformer:
 
     def with_positions(self, x: Tensor, start: int) -> Tensor:
         """The residual stream for token embeddings at positions start, start + 1, ..."""
-        end, limit = start + x.shape[1], self.max_positions
-        if limit is not None and end > limit:
-            raise InputError(
-                f"the model reads at most {limit} tokens: a prompt has {end}. "
-                "Shorten it, or use a model with a longer context."
-            )
-        return x if self.positions is None else x + self.positions[start:end]
+        return x if self.positions is None else x + self.positions[start : start + x.shape[1]]
 
     def norm(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normalised x and 1/sigma, (..., d_model) and (..., 1), without gain and shift (``fold_norm``)."""
@@ -506,6 +500,12 @@ class Transformer:
 
     def position_info(self, start: int, length: int) -> PositionInfo:
         """Masks and rotations for positions start, start + 1, ... of a prompt that begins at 0."""
+        limit = self.max_positions
+        if limit is not None and start + length > limit:
+            raise InputError(
+                f"the model reads at most {limit} tokens: a prompt has {start + length}. "
+                "Shorten it, or use a model with a longer context."
+            )
         query = torch.arange(start, start + length, device=self.device)[:, None]
         key = torch.arange(start + length, device=self.device)
         masks, rotations = {}, []

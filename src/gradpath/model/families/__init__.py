@@ -30,8 +30,40 @@ class Family:
     bos: bool  # prompts begin with the BOS token even if the tokenizer does not add it
 
 
+# Families that do not fit the transformer, so that nobody tries to write an adapter.
+REFUSED = {
+    **dict.fromkeys(
+        ("llama4", "llama4_text"),
+        "their attention is limited to chunks, and their experts scale what they read by the router's output",
+    ),
+    **dict.fromkeys(
+        (
+            "mamba",
+            "mamba2",
+            "falcon_mamba",
+            "rwkv",
+            "recurrent_gemma",
+            "jamba",
+            "bamba",
+            "zamba",
+            "zamba2",
+            "falcon_h1",
+        ),
+        "they have recurrent layers, and the nodes of a circuit are attention heads and MLPs",
+    ),
+    **dict.fromkeys(
+        ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "whisper"),
+        "they have an encoder, and gradpath reads models that predict the next token",
+    ),
+    **dict.fromkeys(
+        ("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta_v2", "modernbert"),
+        "they do not predict the next token",
+    ),
+}
+GUIDE = "docs/own-family.md"  # on the site, "Your own model family"
+
 MODULES = """
-    gpt llama mistral gemma olmo phi opt stablelm starcoder2 granite
+    gpt llama mistral gemma olmo phi opt stablelm starcoder2 granite alibi falcon cohere smollm3 glm
 """
 FAMILIES = Registry[Family]("model family", [f"{__name__}.{module}" for module in MODULES.split()])
 
@@ -72,8 +104,11 @@ def registered() -> list[Family]:
 
 def check_family(name: str) -> None:
     """Refuse a ``model_type`` that no adapter reads."""
-    if name not in FAMILIES:
-        raise InputError(
-            f"models of the family {name!r} are not supported: "
-            f"gradpath reads {', '.join(sorted(FAMILIES))}. Use a model of one of these."
-        )
+    if name in FAMILIES:
+        return
+    if name in REFUSED:
+        raise InputError(f"models of the family {name!r} are not supported: {REFUSED[name]}. Use another model.")
+    raise InputError(
+        f"models of the family {name!r} are not supported: gradpath reads {', '.join(sorted(FAMILIES))}. Use one of "
+        f"these, or write an adapter, which is one short file, and name it with --plugin FILE.py ({GUIDE})."
+    )
