@@ -14,6 +14,7 @@ from gradpath import cli
 from gradpath.errors import InputError
 from gradpath.paper.compiled import load_compiled
 from gradpath.verdict import quick_checks
+from gradpath.verdict.effects import upper_bounds
 from gradpath.verdict.result import NAMES
 from gradpath.verdict.statistics import holm, sign_flip_p, sign_test
 
@@ -123,6 +124,7 @@ def test_the_command_prints_a_screenful_or_one_object(tmp_path, capsys):
     assert "gradpath test" in page.read_text()
     assert {*NAMES, "verdict"} <= verdict.keys()
     assert all({"value", "null", "passed"} <= verdict[name].keys() for name in NAMES)
+    assert {"edges", "measured", "estimated", "bound", "correlation"} <= verdict["effects"].keys()
 
 
 def test_the_page_of_a_verdict_has_to_be_a_page(tmp_path, capsys):
@@ -140,6 +142,43 @@ def test_too_few_examples_and_another_model_are_refused_in_one_sentence():
         gp.test(other.model, own.circuit, other.task)
     with pytest.raises(InputError, match="it has no edges"):
         verdict_on(own, [])
+
+
+def test_effects_are_those_of_patching_and_the_bound_finds_a_missing_edge():
+    own = load("pattern", "hidden")
+    edges, task = list(own.kinds), own.all_pairs
+    whole = verdict_on(own, edges).effects
+    model, circuit = own.model, gp.Circuit.from_edges(own.model, edges)
+    result = gp.evaluate(model, circuit, task)
+    for edge, measured in zip(whole.edges, whole.measured, strict=True):
+        without = gp.evaluate(model, circuit.without(edge), task)
+        expected = (result.circuit - without.circuit) / (result.clean - result.corrupted)
+        assert measured == pytest.approx(expected, abs=1e-5)
+    assert whole.estimated[whole.edges.index("m1->logits")] == pytest.approx(1, abs=1e-4)  # the metric is linear there
+    assert whole.correlation > 0.9
+    assert whole.bound == pytest.approx(0, abs=1e-5)  # nothing else matters in a compiled model
+    spoiled = verdict_on(own, edges[:1] + edges[2:]).effects
+    assert spoiled.bound > 0.3
+    assert spoiled.bound_edge == edges[1]
+
+
+def test_the_bound_is_that_of_two_samples():
+    member = torch.tensor([[True] * 10 + [False] * 30, ([True] + [False] * 3) * 10])
+    values = torch.arange(40, dtype=torch.float64)
+    first, second = upper_bounds(member, values).tolist()
+    inside, outside = values[:10], values[10:]
+    pooled = ((inside.var() * 9 + outside.var() * 29) / 38 * (1 / 10 + 1 / 30)).sqrt()
+    assert first == pytest.approx(float(20 + 1.686 * pooled))
+    assert second < first
+
+
+def test_effects_of_a_metric_without_a_gradient_are_measured_alone():
+    own = load("pattern", "hidden")
+    task = replace(own.all_pairs, metric=lambda x, y: (x.gather(1, y[:, :1]) > x.gather(1, y[:, 1:]))[:, 0].float())
+    effects = gp.test(own.model, gp.Circuit.from_edges(own.model, own.kinds), task).effects
+    assert effects.estimated is None
+    assert effects.correlation is None
+    assert max(effects.measured) > 0.5
 
 
 def test_the_quick_tests_see_a_good_circuit_a_random_one_and_too_few_examples():

@@ -18,7 +18,7 @@ from gradpath.errors import UsageError
 from gradpath.evaluation.result import Result
 from gradpath.pipeline.found import Found
 from gradpath.pipeline.request import FindRequest
-from gradpath.pipeline.run import _few_examples
+from gradpath.verdict.quick import few_examples
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +161,8 @@ def test_random_circuits_run_on_as_many_examples_as_show_a_behaviour():
     same, other = torch.ones(30), torch.ones(30)
     other[20:] = 0.0
     result = Result(same, other, same, 5, 5)
-    assert len(_few_examples(prompts([5] * 30, [[2]] * 30), result)) == 24
-    assert len(_few_examples(prompts([5] * 30, [[2]] * 30), replace(result, corrupted_values=1 - same))) == 12
+    assert len(few_examples(prompts([5] * 30, [[2]] * 30), result)) == 24
+    assert len(few_examples(prompts([5] * 30, [[2]] * 30), replace(result, corrupted_values=1 - same))) == 12
 
 
 def test_a_report_of_a_metric_without_a_gradient_says_why_it_has_no_inside(tmp_path):

@@ -20,6 +20,7 @@ from gradpath.evaluation.mib import Areas
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render
 from gradpath.selection import select
 from gradpath.verdict import Check
+from gradpath.verdict.result import Effects
 
 pytestmark = pytest.mark.browser
 
@@ -440,9 +441,13 @@ CHECKS = {
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
 def test_the_verdict_is_above_the_circuit(visit: Visit, make: Maker, width: int, theme: str) -> None:
-    page = visit.open(replace(make.report(make.scores()), checks=CHECKS), width=width, theme=theme)
+    effects = Effects(["input->m0", "m0->logits"], [0.1, 0.9], [0.2, 0.8], 0.05, "input->logits", 40)
+    report = replace(make.report(make.scores()), checks=CHECKS, effects=effects)
+    page = visit.open(report, width=width, theme=theme)
+    assert "another edge adds at most 0.050" in page.inner_text("#effects")
+    assert page.locator("#effects circle").count() == 2
     assert page.inner_text("#verdict-said") == "Fails equivalence; passes 1 of 2 tests"
-    assert page.locator(".testrow .sign").all_inner_texts() == ["passed", "failed", "not made"]
+    assert page.locator(".testrow .sign").all_inner_texts() == ["passed", "failed", "not made", "no test"]
     assert "0.21" in page.inner_text("#check-sufficiency")
     assert "1.00" in page.inner_text("#check-sufficiency")
     assert "<b>the examples</b>" in page.inner_text("#check-stability")

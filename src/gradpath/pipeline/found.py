@@ -137,6 +137,7 @@ class Found:
             examples=evidence(self.measured, self.result, self.model.tokenizer),
             inside=self._inside(),
             checks=self.checks if verdict is None else verdict.checks,
+            effects=None if verdict is None else verdict.effects,
             command=command,
             about=facts,
         )

@@ -31,12 +31,12 @@ from gradpath.sweep import Limits, units
 from gradpath.tasks.load import load_task
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Task
-from gradpath.verdict.quick import QUICK
+from gradpath.verdict.quick import QUICK, few_examples
 
 # The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to a share of all.
 SMALLEST, LARGEST, SIZES = 20, 0.1, 16
-# Random circuits run on few examples: that is enough to see what chance gives. BAND of each size make the grey band.
-FEW, BAND, NO_BEHAVIOUR = 12, 3, 0.01
+# Random circuits run on few examples: that is enough to see what chance gives. So many of each size make the grey band.
+BAND = 3
 
 
 def find(
@@ -165,7 +165,7 @@ def run_find(
                 few, *random = evaluate(
                     model,
                     [circuit, *_random_circuits(scores, circuit.asked, [one.asked for one in others])],
-                    _few_examples(to_measure, result),
+                    few_examples(to_measure, result),
                     batch_size=limits.batch_size,
                     memory=limits.memory,
                     mean_over=to_attribute,
@@ -193,14 +193,6 @@ def _random_circuits(scores: Scores, n: int, sizes: list[int]) -> list[Circuit]:
         select_many(scores, [n, *(others if seed < BAND else ())], how=f"random+seed={seed}") for seed in range(QUICK)
     ]
     return [circuit for circuits in drawn for circuit in circuits]
-
-
-def _few_examples(task: Task, result: Result) -> Task:
-    """The first examples, as many as it takes to have a behaviour: a metric such as accuracy has few values."""
-    n, behaviour = FEW, (result.clean_values - result.corrupted_values).double()
-    while n < len(task) and abs(float(behaviour[:n].mean())) < NO_BEHAVIOUR * abs(float(behaviour.mean())):
-        n *= 2
-    return task[:n]
 
 
 def _content(circuit: Circuit) -> tuple[int, bytes]:

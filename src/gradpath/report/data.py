@@ -19,7 +19,7 @@ from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import Scores
 from gradpath.tasks.metrics import logit_difference, probability_difference
 from gradpath.tasks.task import Task, encode
-from gradpath.verdict.result import Check, Verdict
+from gradpath.verdict.result import Check, Effects, Verdict
 
 IN_PAGE = ("top", "greedy", "signed")  # the selections that the page can compute
 SHOWN = 16  # examples that the page offers
@@ -138,6 +138,7 @@ class Report:
         inside: What the nodes and edges of the requested circuit do on these examples; or, as text, why that is not
             known.
         checks: The tests of the requested circuit that were made, by name (``verdict.test`` and ``quick_checks``).
+        effects: The effects of a sample of its edges, estimated and measured, which the verdict has too.
     """
 
     title: str
@@ -150,6 +151,7 @@ class Report:
     about: Mapping[str, Any] = field(default_factory=dict)
     inside: Inside | str | None = None
     checks: Mapping[str, Check] = field(default_factory=dict)
+    effects: Effects | None = None
 
 
 def circuit_report(circuit: Circuit, command: str = "") -> Report:
@@ -186,7 +188,7 @@ def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Rep
     point = CurvePoint(how, circuit.asked, len(circuit), kept, 1 + low, 1 + high, error)
     run = MethodRun(None, [point], circuit=circuit)
     facts = {"tested on": f"{verdict.examples} examples of {verdict.task}"}
-    return replace(report, runs=[run], checks=verdict.checks, about=facts)
+    return replace(report, runs=[run], checks=verdict.checks, effects=verdict.effects, about=facts)
 
 
 def spread_examples(result: Result, n: int) -> list[int]:

@@ -61,7 +61,8 @@ def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
         "bibtex": bibtex(str(run.origin.about.get("method", "")) for run in report.runs),
     }
     if report.checks:
-        content["verdict"] = _verdict(report.checks)
+        effects = None if report.effects is None else report.effects.to_json()
+        content["verdict"] = {**_verdict(report.checks), "effects": effects}
     result: dict[str, Any] = plain(content)
     return result
 

@@ -21,11 +21,14 @@ difference between clean and corrupted prompts:
 ``transfer``     The faithfulness on other words, and on the examples that the circuit was found with. Passed if the
                  first is not lower by more than the margin.
 
+Next to them are the effects of a sample of H's edges, estimated by gradients and measured, and a bound on what an edge
+outside of H could add: see ``verdict.effects``.
+
 What faithfulness means depends on the ablation and on what is ablated (Miller et al. 2024, arXiv 2407.08734); all tests
 use the circuit's own ablation. A test that cannot be made says why, and does not count.
 
-Cost: ``RANDOM`` circuits and half as many complements, at most ``WEAKEST`` circuits, and ``SAMPLES`` attributions and
-selections.
+Cost: ``RANDOM`` circuits and half as many complements, at most ``WEAKEST`` and ``SAMPLE`` circuits, ``SUBSETS`` large
+ones on a few examples, and ``SAMPLES`` attributions and selections.
 """
 
 # ruff: noqa: PT028  (it is called test because that is what users type)
@@ -42,6 +45,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.sweep import Limits
 from gradpath.tasks.task import Task
 from gradpath.verdict import tests
+from gradpath.verdict.effects import measure_effects
 from gradpath.verdict.quick import FEWEST
 from gradpath.verdict.quick import quick_checks as quick_checks
 from gradpath.verdict.result import Check as Check
@@ -92,6 +96,7 @@ def test(
         minimality=tests.minimality(lab, own),
         stability=tests.stability(lab, found_on, draws),
         transfer=tests.transfer(lab, own, found_on),
+        effects=measure_effects(lab, own),
         model=model.name,
         task=task.name,
         examples=len(task),

@@ -7,12 +7,22 @@ from collections.abc import Sequence
 import torch
 
 from gradpath.evaluation.result import Result
+from gradpath.tasks.task import Task
 from gradpath.verdict.result import Check
 from gradpath.verdict.statistics import LEVEL, p_value
 from gradpath.verdict.tests import equivalence
 
 FEWEST = 10  # examples: with fewer, no test could reject anything
+FEW, NO_BEHAVIOUR = 12, 0.01  # examples for what needs few; a share of the whole behaviour
 QUICK = 19  # random circuits: with fewer, no circuit could be better than chance at 5%
+
+
+def few_examples(task: Task, result: Result) -> Task:
+    """The first examples, as many as it takes to have a behaviour: a metric such as accuracy has few values."""
+    n, behaviour = FEW, (result.clean_values - result.corrupted_values).double()
+    while n < len(task) and abs(float(behaviour[:n].mean())) < NO_BEHAVIOUR * abs(float(behaviour.mean())):
+        n *= 2
+    return task[:n]
 
 
 def quick_checks(result: Result, few: Result, random: Sequence[Result]) -> dict[str, Check]:

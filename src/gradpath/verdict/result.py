@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 # What each test asks, in the order in which a verdict lists them.
 QUESTIONS = {
     "sufficiency": "Better than random circuits?",
@@ -32,6 +34,56 @@ class Check:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Effects:
+    """How exact the effects of the circuit's edges are, and what could have been missed: see ``verdict.effects``.
+
+    All numbers are shares of the behaviour.
+
+    Args:
+        edges: A sample of the circuit's edges, the strongest first.
+        measured: What the circuit loses without each of them.
+        estimated: The same to first order, by gradients in the circuit; None if the metric has no gradient.
+        bound: What an edge outside of the circuit adds at most, with 95% confidence; None if there is none outside.
+        bound_edge: The edge that this bound is of.
+        subsets: The number of random subsets behind the bound.
+    """
+
+    edges: list[str]
+    measured: list[float]
+    estimated: list[float] | None
+    bound: float | None
+    bound_edge: str | None
+    subsets: int
+
+    @property
+    def correlation(self) -> float | None:
+        """Pearson's correlation of both; None if one of them hardly varies."""
+        if self.estimated is None or len(self.edges) < 3:
+            return None
+        both = torch.tensor([self.measured, self.estimated], dtype=torch.float64, device="cpu")
+        if bool((both.std(1) < 1e-6).any()):
+            return None
+        return float(torch.corrcoef(both)[0, 1])
+
+    @property
+    def about(self) -> str:
+        """In one line, next to the tests."""
+        n = f"{len(self.edges)} of its edges" if len(self.edges) > 1 else "its edge"
+        text = f"without {n}, one at a time, it loses {min(self.measured):+.3f} to {max(self.measured):+.3f}"
+        if self.estimated is not None:
+            off = sum(abs(a - b) for a, b in zip(self.measured, self.estimated, strict=True)) / len(self.edges)
+            both = self.correlation
+            text += f"; gradients are off by {off:.3f} on average"
+            text += "" if both is None else f" (correlation {both:.2f})"
+        if self.bound is not None:
+            text += f"; another edge adds at most {self.bound:.3f} (95%, {self.subsets} random subsets)"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "correlation": self.correlation, "about": self.about}
+
+
 def sentence(checks: Mapping[str, Check]) -> str:
     """Which of these tests are passed, of those that could be made."""
     made = {name: check for name, check in checks.items() if check.passed is not None}
@@ -47,7 +99,7 @@ def sentence(checks: Mapping[str, Check]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """The six tests of a circuit on a task."""
+    """The six tests of a circuit on a task, and the effects of its edges, which are no test."""
 
     sufficiency: Check
     equivalence: Check
@@ -55,6 +107,7 @@ class Verdict:
     minimality: Check
     stability: Check
     transfer: Check
+    effects: Effects
     model: str
     task: str
     examples: int
@@ -78,10 +131,12 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """All numbers as plain values, as ``gradpath test --json`` prints them."""
         facts = {"model": self.model, "task": self.task, "examples": self.examples, "edges": self.edges}
-        return {**facts, **{name: asdict(check) for name, check in self.checks.items()}, "verdict": self.verdict}
+        checks = {name: asdict(check) for name, check in self.checks.items()}
+        return {**facts, **checks, "effects": self.effects.to_json(), "verdict": self.verdict}
 
     def __repr__(self) -> str:
         head = f"<Verdict on {self.edges:,} edges, {self.examples} examples of {self.task} in {self.model}>"
         signs = {True: "pass", False: "FAIL", None: "   -"}
         lines = [f"  {signs[check.passed]}  {name:<12} {check.about}" for name, check in self.checks.items()]
+        lines.append(f"        {'effects':<12} {self.effects.about}")
         return "\n".join([head, *lines, f"  The circuit {self.verdict}."])
