@@ -16,6 +16,8 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -24,14 +26,22 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     PhiConfig,
     PhiForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from gradpath.model.families import convert
@@ -68,6 +78,8 @@ _GEMMA: dict[str, Any] = {
     "pad_token_id": 0,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
+# Each token uses two of five experts.
+_EXPERTS: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
 TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "gpt2": (GPT2LMHeadModel, GPT2Config, _GPT2),
@@ -188,6 +200,45 @@ TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         Olmo2ForCausalLM,
         Olmo2Config,
         {**_LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
+    ),
+    "mixtral": (
+        MixtralForCausalLM,
+        MixtralConfig,
+        {**_GROUPED, **_EXPERTS, "intermediate_size": 12, "sliding_window": 4},
+    ),
+    "olmoe": (
+        OlmoeForCausalLM,
+        OlmoeConfig,
+        {**_LLAMA, **_EXPERTS, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 12},
+    ),
+    "qwen2-moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        {
+            **_LLAMA,
+            **_EXPERTS,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "shared_expert_intermediate_size": 14,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3-moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {**_GROUPED, **_EXPERTS, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 5},
+    ),
+    "glm4-moe": (
+        Glm4MoeForCausalLM,
+        Glm4MoeConfig,
+        {
+            **_GROUPED,
+            **_EXPERTS,
+            "n_routed_experts": 5,
+            "routed_scaling_factor": 2.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
     ),
 }
 
@@ -361,9 +412,13 @@ def random_hf(model_class: Any, config_class: Any, settings: dict[str, Any]) -> 
         model = model_class(config_class(**settings)).eval()
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)
-        parameter.data = noise * 0.25 if parameter.ndim > 1 else parameter.data + 0.2 * noise
+        size = 0.35 if "experts." in name else 0.25
+        parameter.data = size * noise if parameter.ndim > 1 else parameter.data + 0.2 * noise
         if any(x in name for x in ("wte", "embed_in", "embed_tokens", "word_embeddings.")):
             parameter.data = noise  # far apart, so that a unit step of GradPath is a small one
+    for name, buffer in model.named_buffers():
+        if "e_score_correction_bias" in name:  # of a router: it decides some choices, and not all
+            buffer.data = 0.1 * torch.randn_like(buffer)
     return model
 
 

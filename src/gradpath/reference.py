@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gradpath.model.architecture import ACTIVATIONS, Layer
+from gradpath.model.experts import Experts
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Task, encode
 
@@ -253,9 +254,39 @@ def rotate(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
 
 def mlp(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
     """The output of an MLP; its bias ``b_out`` belongs to no edge."""
-    hidden = read_norm(model, x) @ layer.w_in.T.to(x.dtype)
-    if layer.b_in is not None:
-        hidden = hidden + layer.b_in.to(x.dtype)
+    y = read_norm(model, x)
+    out = feed_forward(model, y, layer.w_in, layer.b_in, layer.w_out)
+    if layer.experts is not None:
+        if layer.experts.shared_gate is not None:
+            gate = torch.sigmoid(y @ layer.experts.shared_gate.T.to(x.dtype))
+            out = detach_if(model.rules.attention, gate) * out
+        out = out + torch.stack([experts_of_token(model, layer.experts, row) for row in y])
+    return out if layer.mlp_gain is None else norm(model, out) * layer.mlp_gain.to(x.dtype)
+
+
+def experts_of_token(model: Transformer, experts: Experts, y: Tensor) -> Tensor:
+    """The weighted outputs of the experts that the router chooses for one token, y (d_model,)."""
+    logits = experts.router.to(y.dtype) @ y
+    if experts.router_bias is not None:
+        logits = logits + experts.router_bias.to(y.dtype)
+    weights = logits.softmax(-1) if experts.probabilities == "softmax" else logits.sigmoid()
+    rank = weights if experts.choice_bias is None else weights + experts.choice_bias.to(y.dtype)
+    chosen = rank.argsort(descending=True).tolist()[: experts.per_token]
+    total = sum(weights[e] for e in chosen) if experts.sum_to_one else 1.0
+    out = torch.zeros_like(y)
+    for e in chosen:
+        b_in, b_out = (None if bias is None else bias[e] for bias in (experts.b_in, experts.b_out))
+        output = feed_forward(model, y, experts.w_in[e], b_in, experts.w_out[e])
+        output = output if b_out is None else output + b_out.to(y.dtype)
+        out = out + detach_if(model.rules.attention, experts.scale * weights[e] / total) * output
+    return out
+
+
+def feed_forward(model: Transformer, y: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> Tensor:
+    """An MLP, or an expert, on normalised inputs, without its last bias."""
+    hidden = y @ w_in.T.to(y.dtype)
+    if b_in is not None:
+        hidden = hidden + b_in.to(y.dtype)
     activation = ACTIVATIONS[model.arch.activation]
     if model.arch.gated:
         gate, value = hidden.chunk(2, -1)
@@ -263,8 +294,7 @@ def mlp(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
         hidden = halve_if(model.rules.gate, hidden)
     else:
         hidden = elementwise(model, activation, hidden)
-    out = hidden @ layer.w_out.T.to(x.dtype)
-    return out if layer.mlp_gain is None else norm(model, out) * layer.mlp_gain.to(x.dtype)
+    return hidden @ w_out.T.to(y.dtype)
 
 
 def norm(model: Transformer, x: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from gradpath.errors import GradpathError, UsageError, check_type, whole_number
 from gradpath.graph import QKV
+from gradpath.model.architecture import fields_of
 from gradpath.model.transformer import Run, Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import free_memory, return_memory
@@ -200,14 +201,16 @@ class _Sizes:
     """Estimates of what is held at once, in bytes, from the sizes of a model's tensors."""
 
     def __init__(self, model: Transformer) -> None:
-        a, layer = model.arch, model.layers[0]
+        a, layer = model.arch, max(model.layers, key=lambda layer: layer.d_hidden)
         self.layers, self.sources, self.vocab = a.n_layers, model.graph.n_sources, len(model.unembedding)
         self.model, self.heads = a.d_model, a.n_heads * a.d_head
         self.number = model.embedding.element_size()
         self.wide = max(4, self.number)  # sums are kept in float32 at least
         # Numbers per row that autograd keeps of one layer: four residual streams or outputs, the projection, queries,
         # keys and values as attention reads them and what it gathers, the hidden layer before and after activation.
-        self.layer = 4 * a.d_model + len(layer.w_qkv) + 5 * self.heads + 3 * len(layer.w_in) // 2
+        self.layer = 4 * a.d_model + len(layer.w_qkv) + 5 * self.heads + 3 * layer.d_hidden // 2
+        if layer.experts is not None:  # a token's input and its output, twice, for each expert that it uses
+            self.layer += 3 * layer.experts.per_token * a.d_model
 
     def attribution(self, extent: _Extent, points: int, at_once: int, whole: bool) -> int:
         """One graph, the gradients at the targets, their sums over points, and the writes at both ends."""
@@ -269,7 +272,7 @@ def parse_bytes(text: str) -> int:
 
 
 def _bytes_of_weights(model: Transformer) -> int:
-    tensors = [t for x in (*model.layers, model) for t in vars(x).values() if isinstance(t, Tensor)]
+    tensors = [t for x in (*model.layers, model) for t in fields_of(x).values() if isinstance(t, Tensor)]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
 from torch import Tensor
+
+from gradpath.model.experts import Experts
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -75,7 +77,7 @@ class Rules:
     """
 
     norm: bool = False  # the denominator of a norm is a constant
-    attention: bool = False  # attention patterns are constants
+    attention: bool = False  # attention patterns are constants, and the weights of chosen experts
     gate: bool = False  # each factor of a gated product gets half of its gradient
     products: bool = False  # so does each factor of the two products in attention: queries keys, and patterns values
     temperature: float = 1.0  # of the softmax in attention, whose slope is taken there
@@ -104,6 +106,7 @@ class Layer:
     k_gain: Tensor | None = None  # of the norm of keys, the same
     attn_gain: Tensor | None = None  # of the norm after attention, (d_model,)
     mlp_gain: Tensor | None = None  # of the norm after the MLP, (d_model,)
+    experts: Experts | None = None  # that the MLP chooses from, besides the weights above
 
     @property
     def w_write(self) -> Tensor:
@@ -114,6 +117,26 @@ class Layer:
         """The layer with the gains of some of its heads' queries and keys, where each head has its own."""
         q_gain, k_gain = (x[heads] if x is not None and x.ndim == 2 else x for x in (self.q_gain, self.k_gain))
         return replace(self, q_gain=q_gain, k_gain=k_gain)
+
+    @property
+    def d_hidden(self) -> int:
+        """How many values the MLP of one token has before its activation: those of the experts that it uses count."""
+        return len(self.w_in) + (0 if self.experts is None else self.experts.per_token * self.experts.w_in.shape[1])
+
+    @property
+    def mlp_weights(self) -> int:
+        """How many weights the MLP of one token uses."""
+        shared = self.w_in.numel() + self.w_out.numel()
+        if self.experts is None:
+            return shared
+        return shared + self.experts.per_token * (self.experts.w_in[0].numel() + self.experts.w_out[0].numel())
+
+
+def fields_of(weights: object) -> dict[str, Any]:
+    """The fields of a dataclass of weights, with those of a layer's experts as ``experts.router`` and so on."""
+    own = dict(vars(weights))
+    experts = own.pop("experts", None)
+    return own if experts is None else own | {f"experts.{name}": x for name, x in vars(experts).items()}
 
 
 @dataclass(frozen=True)

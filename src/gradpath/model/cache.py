@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError, reason, warn
-from gradpath.model.architecture import Architecture, Layer, Rotary
+from gradpath.model.architecture import Architecture, Layer, Rotary, fields_of
+from gradpath.model.experts import Experts
 from gradpath.model.transformer import Transformer
 from gradpath.runtime.files import PART, try_lock
 
@@ -168,7 +169,8 @@ def _content(mapped: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors = {}
     for name, entry in header.items():
         (begin, end), dtype = entry["data_offsets"], _DTYPES[entry["dtype"]]
-        flat = torch.frombuffer(mapped, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=start + begin)
+        count = (end - begin) // dtype.itemsize
+        flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=start + begin) if count else torch.empty(0)
         tensors[name] = flat.view(entry["shape"])
     return facts, tensors
 
@@ -177,7 +179,12 @@ def _model(facts: Mapping[str, Any], tensors: dict[str, Any]) -> Transformer:
     def part(prefix: str) -> dict[str, Any]:
         return {name.removeprefix(prefix): tensors.pop(name) for name in [*tensors] if name.startswith(prefix)}
 
-    layers = tuple(Layer(**scalars, **part(f"layer {i}.")) for i, scalars in enumerate(facts["layers"]))
+    def layer(fields: dict[str, Any]) -> Layer:
+        own = {name: fields.pop(name) for name in [*fields] if name.startswith("experts.")}
+        experts = Experts(**{name.removeprefix("experts."): x for name, x in own.items()}) if own else None
+        return Layer(**fields, experts=experts)
+
+    layers = tuple(layer({**scalars, **part(f"layer {i}.")}) for i, scalars in enumerate(facts["layers"]))
     rotary = tuple(Rotary(gain=gain, **part(f"rotary {i}.")) for i, gain in enumerate(facts["rotary"]))
     if facts["tied"]:
         tensors["unembedding"] = tensors["embedding"]
@@ -190,7 +197,8 @@ def _write(folder: Path, model: Transformer, hf_tokenizer: Any) -> None:
     from safetensors.torch import save_file
 
     tied = model.unembedding.data_ptr() == model.embedding.data_ptr()
-    tensors = {f"layer {i}.{key}": value for i, layer in enumerate(model.layers) for key, value in vars(layer).items()}
+    layers = [fields_of(layer) for layer in model.layers]
+    tensors = {f"layer {i}.{name}": value for i, fields in enumerate(layers) for name, value in fields.items()}
     tensors |= {f"rotary {i}.frequencies": rotary.frequencies for i, rotary in enumerate(model.rotary)}
     tensors |= {name: value for name, value in vars(model).items() if not (tied and name == "unembedding")}
     # The name is known before the folder exists, so that a signal at any moment leaves no draft behind.
@@ -202,7 +210,7 @@ def _write(folder: Path, model: Transformer, hf_tokenizer: Any) -> None:
                 hf_tokenizer.save_pretrained(str(draft))
             facts = {
                 "arch": asdict(model.arch),
-                "layers": [{k: v for k, v in vars(x).items() if not isinstance(v, Tensor)} for x in model.layers],
+                "layers": [{k: v for k, v in fields.items() if not isinstance(v, Tensor)} for fields in layers],
                 "rotary": [rotary.gain for rotary in model.rotary],
                 "embedding_scale": model.embedding_scale,
                 "tied": tied,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradpath.errors import GradpathError, InputError, UsageError, reason
+from gradpath.model.architecture import fields_of
 from gradpath.model.cache import cached_model
 from gradpath.model.families import FAMILIES, check_family, convert
 from gradpath.model.gguf import GgufFile
@@ -331,7 +332,7 @@ def _spread(model: Transformer, device_map: str | Sequence[torch.device | str]) 
 
 def _check_finite(model: Transformer, name: str) -> None:
     """Refuse weights that are not finite, which would make every score NaN."""
-    tensors = {f"layer {i}, {key}": value for i, x in enumerate(model.layers) for key, value in vars(x).items()}
+    tensors = {f"layer {i}, {key}": value for i, x in enumerate(model.layers) for key, value in fields_of(x).items()}
     for where, value in (tensors | vars(model)).items():
         if isinstance(value, torch.Tensor) and not value.isfinite().all():
             raise InputError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError
+from gradpath.model.architecture import fields_of
 from gradpath.model.transformer import Transformer
 
 AUTO = "auto"
@@ -50,4 +51,4 @@ def gpus(model: Transformer) -> tuple[list[torch.device], list[float]]:
 
 
 def _bytes(weights: object) -> int:
-    return sum(x.nbytes for x in vars(weights).values() if isinstance(x, Tensor))
+    return sum(x.nbytes for x in fields_of(weights).values() if isinstance(x, Tensor))

@@ -5,7 +5,7 @@ A layer computes, on the residual stream x (one column per position)::
     y = norm(x);  q, k, v = W_qkv y + b        one product for all heads
     z = softmax(scale q k^T) v                 per head, d_head wide
     x = x + W_O z + b_O                        head h writes W_O[:, h] z_h
-    x = x + W_out act(W_in norm(x) + b) + b    the MLP, gated or not
+    x = x + W_out act(W_in norm(x) + b) + b    the MLP, gated or not, or a mixture of experts (``experts``)
 
 Families change single lines of this. In a *parallel* block the MLP reads the x that attention read. Queries, keys and
 values may be clipped, and queries and keys normalised, before they are rotated. Positions enter as vectors that are
@@ -35,14 +35,15 @@ from torch import Tensor
 
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
-from gradpath.model.architecture import ACTIVATIONS, CALCULUS, Architecture, Layer, Rotary, Rules
+from gradpath.model.architecture import ACTIVATIONS, CALCULUS, Architecture, Layer, Rotary, Rules, fields_of
+from gradpath.model.experts import Experts, run_experts
 from gradpath.model.tokenizer import Prompts, Tokenizer
 from gradpath.runtime import progress
 
 if TYPE_CHECKING:
     from gradpath.model.inspection import Prediction
 
-Weights = TypeVar("Weights", "Transformer", Layer, Rotary)
+Weights = TypeVar("Weights", "Transformer", Layer, Rotary, Experts)
 
 
 def to_device_of(x: Tensor, other: Tensor) -> Tensor:
@@ -183,7 +184,7 @@ class Transformer:
         """A digest of the architecture and of every weight, whatever the model's name, folder or device."""
         gains = [rotary.gain for rotary in self.rotary]
         digest = sha256(f"({self.arch.fingerprint}, {self.embedding_scale!r}, {gains!r})".encode())
-        parts = {f"layer {i}.{name}": x for i, layer in enumerate(self.layers) for name, x in vars(layer).items()}
+        parts = {f"layer {i}.{name}": x for i, layer in enumerate(self.layers) for name, x in fields_of(layer).items()}
         parts |= {f"rotary {i}": rotary.frequencies for i, rotary in enumerate(self.rotary)}
         parts |= {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
         if self.unembedding.data_ptr() == self.embedding.data_ptr():
@@ -460,16 +461,28 @@ class Transformer:
 
     def mlp(self, layer: Layer, x: Tensor) -> Tensor:
         """The output of the MLP for a residual stream x that is not normalised yet."""
+        y = self.read_norm(x)[0]
+        out = self._feed_forward(y, layer.w_in, layer.b_in, layer.w_out, layer.b_out)
+        if (experts := layer.experts) is not None:
+            if experts.shared_gate is not None:
+                gate = F.linear(y, experts.shared_gate).sigmoid()
+                out = (gate.detach() if self.rules.attention else gate) * out
+            out = out + run_experts(experts, y, self._feed_forward, constant_weights=self.rules.attention)
+        return out if layer.mlp_gain is None else self.norm(out)[0] * layer.mlp_gain
+
+    def _feed_forward(
+        self, y: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, b_out: Tensor | None
+    ) -> Tensor:
+        """An MLP, or an expert, on normalised inputs."""
         activation = ACTIVATIONS[self.arch.activation]
-        hidden = F.linear(self.read_norm(x)[0], layer.w_in, layer.b_in)
+        hidden = F.linear(y, w_in, b_in)
         if self.arch.gated:
             gate, value = hidden.chunk(2, -1)
             hidden = self._elementwise(activation, gate) * value
             hidden = _halved(hidden) if self.rules.gate else hidden
         else:
             hidden = self._elementwise(activation, hidden)
-        out = F.linear(hidden, layer.w_out, layer.b_out)
-        return out if layer.mlp_gain is None else self.norm(out)[0] * layer.mlp_gain
+        return F.linear(hidden, w_out, b_out)
 
     def unembed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
         """Logits for the final residual stream. This is costly: pass only the positions that are needed."""
@@ -563,8 +576,12 @@ class Transformer:
 
 def _move(weights: Weights, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Weights:
     """A copy of a dataclass with its tensors moved."""
-    tensors: Any = {name: x.to(device, dtype) for name, x in vars(weights).items() if isinstance(x, Tensor)}
-    return replace(weights, **tensors)
+    moved: Any = {name: x.to(device, dtype) for name, x in vars(weights).items() if isinstance(x, Tensor)}
+    if isinstance(weights, Layer) and weights.experts is not None:
+        moved["experts"] = _move(weights.experts, device, dtype)
+    if isinstance(weights, Experts) and weights.choice_bias is not None:
+        moved["choice_bias"] = weights.choice_bias.to(device)  # its differences are too small for half precision
+    return replace(weights, **moved)
 
 
 def _halved(x: Tensor) -> Tensor:

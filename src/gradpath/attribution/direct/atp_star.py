@@ -128,7 +128,7 @@ class _Changed:
 
 def _qkv_share(model: Transformer, index: int) -> float:
     """The share of the model's weights in the projection of one layer's queries, keys and values."""
-    weights = [sum(w.numel() for w in (x.w_qkv, x.w_o, x.w_in, x.w_out)) for x in model.layers]
+    weights = [x.w_qkv.numel() + x.w_o.numel() + x.mlp_weights for x in model.layers]
     return model.layers[index].w_qkv.numel() / sum(weights)
 
 

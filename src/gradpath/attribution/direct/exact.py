@@ -132,7 +132,7 @@ def _losses(runs: BatchRuns, edges: Sequence[Edge]) -> Tensor:
     whole = _metric(runs, runs.clean.run.final_in)
     found = torch.zeros(len(edges), dtype=torch.float64, device=model.device)
     # Without a graph, what is alive at once is about what one layer makes of the residual stream.
-    width = 7 * model.arch.d_model + len(model.layers[0].w_in)
+    width = 7 * model.arch.d_model + max(layer.d_hidden for layer in model.layers)
     rows = runs.clean.suffix[..., 0].numel()
     at_once = max(1, CHUNK // (rows * width * model.embedding.element_size()))
     for layer, indices in by_layer.items():

@@ -13,7 +13,7 @@ marked [ ], are held constant::
 The rule for norms holds for all of them: before and after attention and MLP, the last one, and those of
 queries and keys. That for activations is the rule for soft caps, too. Constant patterns mean that nothing
 comes back to queries and keys: all edges into <q> and <k> score 0. With ``attention=false`` they have the
-gradient's.
+gradient's. The weights with which a router adds up experts are held constant by the same rule.
 """
 
 from __future__ import annotations

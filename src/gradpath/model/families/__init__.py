@@ -33,6 +33,10 @@ class Family:
 # Families that do not fit the transformer, so that nobody tries to write an adapter.
 REFUSED = {
     **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
+        "their multi-head latent attention has keys and values that are not linear in the residual stream",
+    ),
+    **dict.fromkeys(
         ("llama4", "llama4_text"),
         "their attention is limited to chunks, and their experts scale what they read by the router's output",
     ),
@@ -63,7 +67,7 @@ REFUSED = {
 GUIDE = "docs/own-family.md"  # on the site, "Your own model family"
 
 MODULES = """
-    gpt llama mistral gemma olmo phi opt stablelm starcoder2 granite alibi falcon cohere smollm3 glm
+    gpt llama mistral gemma olmo phi opt stablelm starcoder2 granite alibi falcon cohere smollm3 glm mixture
 """
 FAMILIES = Registry[Family]("model family", [f"{__name__}.{module}" for module in MODULES.split()])
 

@@ -39,7 +39,7 @@ class Names:
     k_norm: str | None = None
     attention_out: str = "self_attn.o_proj"
     mlp_in: Sequence[str] = ("mlp.gate_proj", "mlp.up_proj")
-    mlp_out: str = "mlp.down_proj"
+    mlp_out: str | None = "mlp.down_proj"  # None: no MLP that every token uses; its weights are 0 wide
     layers: str = "layers"
     embedding: str = "embed_tokens"
     final_norm: str | None = "norm"
@@ -131,7 +131,10 @@ def read_layer(
         return fold_norm(weight, bias, norm_gain, shift, centre=arch.norm == "layer")
 
     w_qkv, b_qkv = after_norm(names.before_attention, names.qkv)
-    w_in, b_in = after_norm(names.before_mlp, names.mlp_in)
+    w_in, b_in, w_out, b_out = w_qkv.new_empty(0, arch.d_model), None, w_qkv.new_empty(arch.d_model, 0), None
+    if names.mlp_out is not None:
+        w_in, b_in = after_norm(names.before_mlp, names.mlp_in)
+        w_out, b_out = source.need(f"{prefix}.{names.mlp_out}.weight"), source.get(f"{prefix}.{names.mlp_out}.bias")
     if names.grouped or interleaved:
         rows = _row_order(arch, grouped=names.grouped, interleaved=interleaved).to(w_qkv.device)
         w_qkv, b_qkv = w_qkv[rows], None if b_qkv is None else b_qkv[rows]
@@ -142,8 +145,8 @@ def read_layer(
         b_o=source.get(f"{prefix}.{names.attention_out}.bias"),
         w_in=w_in,
         b_in=b_in,
-        w_out=source.need(f"{prefix}.{names.mlp_out}.weight"),
-        b_out=source.get(f"{prefix}.{names.mlp_out}.bias"),
+        w_out=w_out,
+        b_out=b_out,
         scale=arch.d_head**-0.5 if scale is None else scale,
         window=window,
         rotary=rotary,

@@ -1,0 +1,99 @@
+r"""Mixture of experts: an MLP of many parts, of which a router picks a few for every token.
+
+For the normalised input y of one token, with E experts, each a small MLP f_e,
+
+    p_e = softmax(W_r y + b_r)_e             or the sigmoid of each
+    S   = the k experts of largest p_e + c_e  c: a correction that only affects the choice
+    w_e = p_e, or p_e / sum over S of p       for e in S, times a constant
+    out = sum over e in S of w_e f_e(y)       plus what every token gets: the shared expert, if there is one
+
+The whole block is one node. The choice S is piecewise constant in y. So the gradient flows through the experts in S and
+through their weights w_e, as if S were fixed; a derivative of the choice does not exist where it changes and is zero
+everywhere else. In a patched run S is computed anew from what the node reads there.
+
+Each expert runs on its own tokens alone: k / E of the work of running all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
+from torch import Tensor
+
+# One MLP on rows (row, d_model), from its weights as in ``Layer``: w_in, b_in, w_out, b_out.
+FeedForward = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The router and the experts of one layer, with the norm before them folded in. A fingerprint contains these names.
+
+    ``Layer.w_in`` and ``w_out`` are the shared expert of such a layer; without one, they are 0 wide.
+    """
+
+    router: Tensor  # (expert, d_model)
+    w_in: Tensor  # (expert, d_mlp, d_model), the gate's rows above the values' rows
+    w_out: Tensor  # (expert, d_model, d_mlp)
+    per_token: int  # k, how many experts a token uses
+    probabilities: Literal["softmax", "sigmoid"] = "softmax"
+    sum_to_one: bool = True  # the weights of the chosen experts are divided by their sum
+    scale: float = 1.0  # of the weights
+    router_bias: Tensor | None = None  # (expert,)
+    choice_bias: Tensor | None = None  # (expert,), added to the probabilities for the choice alone; always float32
+    b_in: Tensor | None = None  # (expert, d_mlp)
+    b_out: Tensor | None = None  # (expert, d_model)
+    shared_gate: Tensor | None = None  # (1, d_model): the shared expert is multiplied by the sigmoid of this
+
+
+def route(experts: Experts, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights of the experts of each row of y (row, d_model), and which they are, both (row, chosen)."""
+    wide = torch.promote_types(y.dtype, torch.float32)
+    if experts.probabilities == "sigmoid":  # such models compute their router in float32
+        bias = None if experts.router_bias is None else experts.router_bias.to(wide)
+        p = F.linear(y.to(wide), experts.router.to(wide), bias).sigmoid()
+    else:
+        p = F.linear(y, experts.router, experts.router_bias).softmax(-1, dtype=wide)
+    preferred = p.detach() if experts.choice_bias is None else p.detach() + experts.choice_bias
+    chosen = preferred.topk(experts.per_token, dim=-1).indices
+    weights = p.gather(-1, chosen)
+    if experts.sum_to_one:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return (weights * experts.scale).to(y.dtype), chosen
+
+
+def run_experts(experts: Experts, y: Tensor, feed_forward: FeedForward, *, constant_weights: bool = False) -> Tensor:
+    """The sum of the chosen experts' outputs for normalised inputs y, (..., d_model).
+
+    Args:
+        experts: Router and experts.
+        y: The normalised residual stream.
+        feed_forward: Runs the MLP of one expert.
+        constant_weights: Whether the router's weights are constants of the backward pass.
+
+    Returns:
+        What the routed experts write, in the shape of y.
+    """
+    rows = y.reshape(-1, y.shape[-1])
+    weights, chosen = route(experts, rows)
+    weights = weights.detach() if constant_weights else weights
+    # Rows in the order of their experts, one after the other, and back: sums in a fixed order give the same numbers
+    # on every device, unlike adding up in place.
+    order = chosen.flatten().argsort(stable=True)
+    sizes = chosen.flatten().bincount(minlength=len(experts.router)).tolist()
+    parts = [
+        feed_forward(own, experts.w_in[e], _row(experts.b_in, e), experts.w_out[e], _row(experts.b_out, e))
+        for e, own in enumerate(torch.split(rows[order // experts.per_token], sizes))
+        if len(own)
+    ]
+    if not parts:
+        return torch.zeros_like(y)
+    outputs = torch.cat(parts)[order.argsort()].view(len(rows), experts.per_token, -1)
+    return torch.bmm(weights[:, None], outputs).view_as(y)
+
+
+def _row(bias: Tensor | None, index: int) -> Tensor | None:
+    return None if bias is None else bias[index]

@@ -1,0 +1,110 @@
+"""Mixtures of experts: which expert sees which token, gradients of the routing, and refusals."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from small_models import VOCAB, tiny_hf, tiny_model
+from torch import Tensor
+
+from gradpath.errors import InputError
+from gradpath.model.experts import Experts, route, run_experts
+from gradpath.model.families import convert
+
+KINDS = ("glm4-moe", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
+IDS = torch.randint(3, VOCAB, (3, 12), generator=torch.Generator().manual_seed(3))
+
+
+def known(**settings: object) -> Experts:
+    """Three experts on two dimensions, and a router that reads them as logits; the third never wins."""
+    router = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
+    w_in = torch.tensor([1.0, 10.0, 100.0])[:, None, None] * torch.eye(2)
+    return Experts(router=router, w_in=w_in, w_out=torch.eye(2).expand(3, 2, 2), per_token=1, **settings)
+
+
+def linear(y: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, b_out: Tensor | None) -> Tensor:
+    return y @ w_in.T @ w_out.T
+
+
+def test_every_token_goes_through_the_expert_of_its_largest_logit():
+    y = torch.tensor([[[2.0, 1.0], [1.0, 2.0]]])
+    assert torch.equal(run_experts(known(), y, linear), torch.tensor([[[2.0, 1.0], [10.0, 20.0]]]))
+
+
+def test_a_correction_changes_the_choice_and_not_the_weight():
+    y = torch.tensor([[2.0, 1.0]])
+    weights, chosen = route(known(sum_to_one=False, choice_bias=torch.tensor([0.0, 0.0, 1.0])), y)
+    assert chosen.tolist() == [[2]]
+    assert torch.allclose(weights, torch.tensor([2.0, 1.0, -3.0]).softmax(0)[2:][None])
+
+
+def test_each_expert_runs_on_its_own_tokens_only():
+    layer = tiny_model("mixtral").layers[0]
+    y, seen = torch.randn(4, 6, 24), list[int]()
+
+    def counting(rows: Tensor, *weights: Tensor) -> Tensor:
+        seen.append(len(rows))
+        return rows
+
+    run_experts(layer.experts, y, counting)
+    assert sum(seen) == 4 * 6 * 2  # two experts a token
+    assert len(seen) <= 5
+
+
+def test_no_tokens_give_no_output():
+    assert run_experts(known(), torch.zeros(0, 2), linear).shape == (0, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_routing_differs_between_tokens_and_its_weights_have_gradients(kind):
+    """Otherwise the comparisons with transformers and the reference would prove little."""
+    model = tiny_model(kind)
+    layer = next(layer for layer in model.layers if layer.experts is not None)
+    y = model.norm(model.embed(IDS).flatten(0, 1))[0].requires_grad_()
+    weights, chosen = route(layer.experts, y)
+    assert len(chosen.unique()) > 2
+    assert bool(torch.autograd.grad(weights[:, 0].sum(), y)[0].any())
+
+
+def test_the_derivative_is_that_of_a_fixed_choice():
+    """A small step that changes no choice changes the output by the gradient."""
+    model = tiny_model("mixtral").to(dtype=torch.float64)
+    layer, x = model.layers[0], torch.randn(1, 5, 24, dtype=torch.float64, requires_grad=True)
+    step = 1e-6 * torch.randn_like(x)
+    (slope,) = torch.autograd.grad(model.mlp(layer, x).sum(), x)
+    difference = (model.mlp(layer, x + step) - model.mlp(layer, x - step)).sum() / 2
+    assert float((slope * step).sum()) == pytest.approx(difference.item(), rel=1e-6)
+
+
+def test_moving_a_model_moves_its_experts_and_keeps_the_correction_exact():
+    half = tiny_model("glm4-moe").to(dtype=torch.bfloat16).layers[1].experts
+    assert half.w_in.dtype == half.router.dtype == torch.bfloat16
+    assert half.choice_bias.dtype == torch.float32
+
+
+def test_experts_are_part_of_the_digest():
+    model = tiny_model("qwen3-moe")
+    layer = model.layers[2]
+    other = replace(layer, experts=replace(layer.experts, per_token=3))
+    assert replace(model, layers=(*model.layers[:2], other)).digest != model.digest
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "value"),
+    [("glm4-moe", "n_group", 5), ("glm4-moe", "topk_group", 2), ("olmoe", "clip_qkv", 8.0)],
+)
+def test_routing_that_is_not_implemented_is_refused_by_name(kind, setting, value):
+    model = copy.deepcopy(tiny_hf(kind))
+    setattr(model.config, setting, value)
+    with pytest.raises(InputError, match=setting):
+        convert(model)
+
+
+def test_latent_attention_is_refused_with_the_reason():
+    model = copy.deepcopy(tiny_hf("mixtral"))
+    model.config.model_type = "deepseek_v3"
+    with pytest.raises(InputError, match=r"'deepseek_v3' are not supported: .*latent attention"):
+        convert(model)
