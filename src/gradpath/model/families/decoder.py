@@ -213,6 +213,6 @@ def _per_head(gain: Tensor | None, arch: Architecture, interleaved: int) -> Tens
         return None
     order = _halves(arch.d_head, interleaved).to(gain.device)
     if arch.qk_norm == "head" and gain.ndim == 1:
-        return gain[order]
+        return gain[order] if interleaved else gain  # of a wrong length, it is refused by name elsewhere
     own = gain.view(-1, arch.d_head)[:, order]
     return own.repeat_interleave(arch.n_heads // len(own), 0)
