@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -423,12 +422,9 @@ def _jaccard(a: int, b: int, both: int) -> float:
     return both / (a + b - both) if a or b else 1.0
 
 
-_SLASHES = re.compile("^hf:/+")  # a Path has one slash where an address has two
-
-
 def is_hub_address(file: str | Path) -> bool:
-    """Whether this is the address of a circuit on the hub, as text or as the path that the command line makes of it."""
-    return _SLASHES.match(str(file)) is not None
+    """Whether this is the address of a circuit on the hub, and not a file."""
+    return isinstance(file, str) and file.startswith("hf://")
 
 
 def load_circuit(file: str | Path) -> Circuit:
@@ -445,7 +441,7 @@ def load_circuit(file: str | Path) -> Circuit:
     if is_hub_address(file):
         from gradpath.formats.hub import download_circuit
 
-        local = download_circuit(_SLASHES.sub("hf://", str(file)))
+        local = download_circuit(str(file))
     try:
         return _parsed(json.loads(Path(local).read_text(encoding="utf-8")))
     except FileNotFoundError:

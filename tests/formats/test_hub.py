@@ -87,6 +87,7 @@ def test_commands_take_an_address_where_they_take_a_file(hub, folder, tmp_path, 
     monkeypatch.chdir(tmp_path)
     same = run_here("compare", "hf://me/ioi", folder / "circuit.json", "--json")
     assert same.json["jaccard_edges"] == 1
+    assert same.json["file_a"] == "hf://me/ioi"
     assert run_here("show", "hf://me/ioi").out.strip() == "ioi.html"
     assert Path("ioi.html").is_file()
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 @click.command(name="compare")
-@click.argument("file_a", type=opt.FILE, metavar="A.json")
-@click.argument("file_b", type=opt.FILE, metavar="B.json")
+@click.argument("file_a", type=opt.CIRCUIT, metavar="A.json")
+@click.argument("file_b", type=opt.CIRCUIT, metavar="B.json")
 @click.option("--out", type=opt.FILE, metavar="FILE.html", help="Write a page that shows both in one drawing.")
 @opt.plugin_option
 @opt.json_option
-def command(file_a: Path, file_b: Path, out: Path | None, as_json: bool) -> None:
+def command(file_a: str | Path, file_b: str | Path, out: Path | None, as_json: bool) -> None:
     """Compare two saved circuits of the same model, or of models of the same shape.
 
     \b
@@ -50,18 +50,18 @@ def command(file_a: Path, file_b: Path, out: Path | None, as_json: bool) -> None
         click.echo(f"Open {out} in a browser.")
 
 
-def _names(file_a: Path, file_b: Path) -> tuple[str, str]:
+def _names(file_a: str | Path, file_b: str | Path) -> tuple[str, str]:
     """The names of both files for the page, with the folder that each is in if they would be the same."""
     from gradpath.runtime.files import ELSEWHERE, readable, recorded_path
 
     names = recorded_path(file_a), recorded_path(file_b)
     if names[0] != names[1]:
         return names
-    a, b = (readable(f"{ELSEWHERE}{file.absolute().parent.name}/{file.name}") for file in (file_a, file_b))
+    a, b = (readable(f"{ELSEWHERE}{Path(file).absolute().parent.name}/{Path(file).name}") for file in (file_a, file_b))
     return a, b
 
 
-def _described(file: Path, circuit: Circuit) -> str:
+def _described(file: str | Path, circuit: Circuit) -> str:
     made = circuit.provenance
     facts = [made.task, made.model and f"in {made.model}", made.method and f"by {made.method}", made.how]
     return " ".join([f"{file}:", *(fact for fact in facts if fact)])

@@ -15,9 +15,9 @@ from gradpath.cli.saved import open_circuit, saved_options
 
 
 @click.command(name="eval")
-@click.argument("circuit_file", type=opt.FILE, metavar="CIRCUIT.json")
+@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
 @saved_options("Examples to measure on.")
-def command(circuit_file: Path, batch_size: int | None, memory: str | None, as_json: bool, **given: Any) -> None:
+def command(circuit_file: str | Path, batch_size: int | None, memory: str | None, as_json: bool, **given: Any) -> None:
     """Run a saved circuit with every other edge corrupted and measure what is left.
 
     \b

@@ -22,11 +22,11 @@ _COLUMNS = ("node", "effect", "direct", "attends", "reads most from", "adds to t
 
 
 @click.command(name="explain")
-@click.argument("circuit_file", type=opt.FILE, metavar="CIRCUIT.json")
+@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
 @click.option("--top", type=click.IntRange(min=1), default=25, show_default=True, help="Nodes to show in the table.")
 @saved_options("Examples to look at.")
 def command(
-    circuit_file: Path, top: int, batch_size: int | None, memory: str | None, as_json: bool, **given: Any
+    circuit_file: str | Path, top: int, batch_size: int | None, memory: str | None, as_json: bool, **given: Any
 ) -> None:
     """Say what each node of a saved circuit reads, where it attends and what it writes.
 
@@ -62,7 +62,7 @@ def command(
     print_result(json.dumps({**facts, **explanation.to_json()}, indent=1))
 
 
-def _text(explanation: Explanation, file: Path, top: int) -> str:
+def _text(explanation: Explanation, file: str | Path, top: int) -> str:
     """A table of the strongest nodes, then the sentences about them."""
     roles = explanation.roles[:top]
     rows = [_COLUMNS, *map(_cells, roles)]

@@ -28,6 +28,16 @@ MODEL_HELP = "Hub name, folder, .gguf file, smollm2 or gemma3-270m."
 FILE = click.Path(path_type=Path)
 
 
+class CircuitFile(click.Path):
+    """A circuit's file, or the address of one on the hub, which stays a text: a Path would change its slashes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if str(value).startswith("hf://") else super().convert(value, param, ctx)
+
+
+CIRCUIT = CircuitFile(path_type=Path)
+
+
 def together(*options: Decorator[Any]) -> Decorator[Any]:
     """Several options as one decorator, listed by --help in this order."""
 

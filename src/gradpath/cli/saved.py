@@ -69,7 +69,7 @@ class SavedCircuit:
     options: ExampleOptions
 
 
-def open_circuit(file: Path, given: dict[str, Any]) -> SavedCircuit:
+def open_circuit(file: str | Path, given: dict[str, Any]) -> SavedCircuit:
     """Load a circuit, its model and examples; what is not given is as the circuit was found.
 
     Args:
@@ -117,7 +117,7 @@ def open_circuit(file: Path, given: dict[str, Any]) -> SavedCircuit:
     return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, chosen)
 
 
-def _task(circuit: Circuit, file: Path) -> str:
+def _task(circuit: Circuit, file: str | Path) -> str:
     """The circuit's own task, which has to be a built-in one: the user's own data has to be given again."""
     from gradpath.tasks import TASKS
 
@@ -133,7 +133,7 @@ def _task(circuit: Circuit, file: Path) -> str:
     return name
 
 
-def _metric(circuit: Circuit, metric: str | None, file: Path, *, own_task: bool) -> str | None:
+def _metric(circuit: Circuit, metric: str | None, file: str | Path, *, own_task: bool) -> str | None:
     """The requested metric, or on the circuit's own task the one that it was found with."""
     from gradpath.tasks import METRICS, find_metric
 
@@ -149,12 +149,12 @@ def _metric(circuit: Circuit, metric: str | None, file: Path, *, own_task: bool)
     return chosen
 
 
-def _check_weights(model: Transformer, digest: Any, file: Path) -> None:
+def _check_weights(model: Transformer, digest: Any, file: str | Path) -> None:
     if digest is not None and digest != model.digest:  # files from before 0.2.0 have none
         warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
 
 
-def _recorded(value: str | None, what: str, file: Path) -> str:
+def _recorded(value: str | None, what: str, file: str | Path) -> str:
     if value is None:
         raise InputError(f"{file} does not say which {what} it is for. Give it with --{what}.")
     return value

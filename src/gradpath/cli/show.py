@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="show")
-@click.argument("circuit_file", type=opt.FILE, metavar="CIRCUIT.json")
+@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
 @click.option("--out", type=opt.FILE, metavar="FILE", help="The file to write.  [CIRCUIT.html]")
 @click.option("--notes", type=opt.FILE, metavar="NOTES.json", help="Names, colours and groups, saved in the report.")
 @click.option("--edges", type=click.IntRange(min=1), metavar="N", help="Draw only the first N edges of the file.")
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 )
 @opt.plugin_option
 def command(
-    circuit_file: Path, out: Path | None, notes: Path | None, edges: int | None, rows: bool, attention: tuple[str, ...]
+    circuit_file: str | Path,
+    out: Path | None,
+    notes: Path | None,
+    edges: int | None,
+    rows: bool,
+    attention: tuple[str, ...],
 ) -> None:
     """Draw a saved circuit: .html (interactive), .svg, .png, .pdf, .dot or .graphml, by the suffix of --out.
 
@@ -39,14 +44,14 @@ def command(
     from gradpath.circuit import is_hub_address
     from gradpath.report import show
 
-    own = Path(circuit_file.name) if is_hub_address(circuit_file) else circuit_file
+    own = Path(Path(circuit_file).name if is_hub_address(circuit_file) else circuit_file)
     target = out or own.with_suffix(".html")
     patterns = _patterns(circuit_file, attention) if attention else None
     show(circuit_file, target, notes=notes, edges=edges, rows=rows, attention=patterns)
     click.echo(target)
 
 
-def _patterns(circuit_file: Path, heads: tuple[str, ...]) -> Attention:
+def _patterns(circuit_file: str | Path, heads: tuple[str, ...]) -> Attention:
     """The attention of some heads on the first held-out example of the circuit's task."""
     from gradpath.cli.saved import open_circuit
     from gradpath.model.inspection import token_text

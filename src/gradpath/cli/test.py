@@ -17,13 +17,13 @@ from gradpath.runtime import distributed
 
 
 @click.command(name="test")
-@click.argument("circuit_file", type=opt.FILE, metavar="CIRCUIT.json")
+@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
 @click.option(
     "--out", type=opt.FILE, metavar="PAGE.html", help="Write the report of the circuit, with the verdict at its top."
 )
 @saved_options("Examples to test on.")
 def command(
-    circuit_file: Path, out: Path | None, batch_size: int | None, memory: str | None, as_json: bool, **given: Any
+    circuit_file: str | Path, out: Path | None, batch_size: int | None, memory: str | None, as_json: bool, **given: Any
 ) -> None:
     """Test a saved circuit: is it better than chance, equivalent to the model, necessary, minimal, stable?
 
