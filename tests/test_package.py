@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,27 @@ def test_nothing_is_unpickled_and_no_device_is_named(file):
                     assert not isinstance(word.value, ast.Constant) or word.value.value is False
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             assert not node.value.startswith(("cuda", "mps")), node.value
+
+
+PROJECT = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+PACKAGE_OF = {"yaml": "pyyaml", "huggingface_hub": "huggingface-hub"}  # where the two names differ
+
+
+def declared(requirements: list[str]) -> set[str]:
+    return {re.match(r"[\w-]+", one)[0] for one in requirements}
+
+
+def test_what_is_imported_is_installed_and_what_is_installed_is_imported():
+    used = set()
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                used |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                used.add(node_module(node).partition(".")[0])
+    used = {PACKAGE_OF.get(name, name) for name in used - sys.stdlib_module_names - {"gradpath"}}
+    needed = declared(PROJECT["dependencies"])
+    optional = declared([one for extra in PROJECT["optional-dependencies"].values() for one in extra])
+    assert needed <= used, f"installed and not used: {needed - used}"
+    # Jupyter brings IPython, and users of a hub's data sets have their library.
+    assert used - needed - optional <= {"IPython", "datasets"}
