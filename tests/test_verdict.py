@@ -144,6 +144,24 @@ def test_too_few_examples_and_another_model_are_refused_in_one_sentence():
         verdict_on(own, [])
 
 
+def test_a_circuit_that_fits_one_kind_of_prompt_does_not_transfer():
+    own = load("pattern", "hidden")
+    edges = list(own.kinds)
+    partial = gp.Circuit.from_edges(own.model, edges[:1] + edges[2:])
+    result = gp.evaluate(own.model, partial, own.all_pairs)
+    fits = ((result.circuit_values - result.clean_values).abs() < 1e-3).tolist()
+    easy, hard = (own.all_pairs.take([i for i, x in enumerate(fits) if x == wanted]) for wanted in (True, False))
+    assert min(len(easy), len(hard)) >= 10
+    verdict = gp.test(own.model, partial, easy, found_on=easy, reworded=hard)
+    assert verdict.equivalence.passed
+    assert verdict.transfer.passed is False
+    assert verdict.transfer.value == verdict.transfer.details["reworded"] < 0.5
+    assert "in other templates" in verdict.transfer.about
+    assert gp.test(own.model, partial, easy, found_on=easy).transfer.passed
+    true = gp.Circuit.from_edges(own.model, edges)
+    assert gp.test(own.model, true, easy, found_on=easy, reworded=hard).transfer.passed
+
+
 def test_effects_are_those_of_patching_and_the_bound_finds_a_missing_edge():
     own = load("pattern", "hidden")
     edges, task = list(own.kinds), own.all_pairs

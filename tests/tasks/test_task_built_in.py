@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 from covering import covering
 
+from gradpath.errors import UsageError
 from gradpath.tasks import TASKS, describe_tasks, encode, load_task
-from gradpath.tasks.builtin import read_json, read_text
+from gradpath.tasks.builtin import read_built_in, read_json, read_text
 
 # As many distinct pairs as the field uses.
 FIELD = {"ioi": 1000, "sva": 3000, "gender-bias": 900, "capital-country": 190, "hypernymy": 190, "greater-than": 1000}
@@ -69,6 +70,23 @@ def test_pairs_can_be_run(model, name):
     assert (pairs.first <= pairs.last).all()
     assert task.labels.dtype.is_floating_point is False
     assert task.labels.numel() < 60 * 2 * 200  # compact: lists of ids, never a row of the vocabulary
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reworded_has_the_words_of_test_in_other_templates(name, smollm2):
+    task = load_task(name, smollm2, n=30, split="reworded")
+    assert not set(task.clean) & set(load_task(name, smollm2, n=30, split="all").clean)
+    source = read_built_in(name, "reworded", smollm2.tokenizer).candidates.pairs
+    kinds = {re.sub(r"\W+", " ", source[i].clean) for i in range(0, len(source), max(1, len(source) // 50))}
+    assert len(kinds) > 10
+    own = read_json("reworded.json")[name]
+    starts = [text.partition("{")[0] for text in own]
+    assert all(any(clean.startswith(start) for start in starts) for clean in task.clean)
+
+
+def test_reworded_is_refused_where_there_are_no_other_templates(smollm2):
+    with pytest.raises(UsageError, match="your own data has no other templates"):
+        load_task(None, smollm2, data=[{"clean": "a", "corrupted": "b", "answers": "c"}], split="reworded")
 
 
 @pytest.mark.parametrize("name", NAMES)

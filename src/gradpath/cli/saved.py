@@ -28,10 +28,10 @@ def saved_options(examples: str) -> opt.Decorator[Any]:
         opt.examples_option(examples),
         click.option(
             "--split",
-            type=click.Choice(["train", "test", "all"]),
+            type=click.Choice(["train", "test", "all", "reworded"]),
             default="test",
             show_default=True,
-            help="Which examples: train are those that find attributes.",
+            help="Which examples: train are those that find attributes, reworded the words of test in other templates.",
         ),
         opt.ablation_option(None),
         opt.data_option,
@@ -67,6 +67,13 @@ class SavedCircuit:
     mean_over: Task | None
     draw: Callable[[str, int], Task]  # examples of a split, drawn by another seed
     options: ExampleOptions
+
+    @property
+    def has_templates(self) -> bool:
+        """Whether the task has other templates, for the split "reworded"."""
+        from gradpath.tasks import TASKS
+
+        return self.options.data is None and self.task.name in TASKS and TASKS[self.task.name].reworded
 
 
 def open_circuit(file: str | Path, given: dict[str, Any]) -> SavedCircuit:

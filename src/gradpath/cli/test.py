@@ -33,6 +33,7 @@ def command(
     gradpath test out/ioi/circuit.json --out out/ioi/verdict.html
     """
     from gradpath.report import verdict_report, write
+    from gradpath.tasks.builtin import REWORDED
     from gradpath.verdict import test
 
     if out is not None and out.suffix.lower() != ".html":
@@ -48,6 +49,7 @@ def command(
             saved.task,
             found_on=saved.draw("train", seed),
             draws=[] if data else [saved.draw("train", seed + 1)],
+            reworded=saved.draw(REWORDED, seed) if saved.has_templates else None,
             seed=seed,
             batch_size=limits.batch_size,
             memory=limits.memory,

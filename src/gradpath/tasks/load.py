@@ -14,7 +14,7 @@ from gradpath import defaults
 from gradpath.errors import InputError, UsageError, unknown, whole_number
 from gradpath.model.tokenizer import Tokenizer, padded, prompt_ids
 from gradpath.model.transformer import Transformer
-from gradpath.tasks.builtin import TASKS, read_built_in
+from gradpath.tasks.builtin import REWORDED, TASKS, read_built_in
 from gradpath.tasks.metrics import (
     METRICS,
     Metric,
@@ -30,6 +30,7 @@ from gradpath.tasks.task import Task, judged_by_kl
 from gradpath.tasks.user_data import check_data, read_data
 
 SPLITS = ("train", "test", "all")
+_SEEDS = len(SPLITS)  # streams of random numbers for each seed; "reworded" has that of "test"
 _MAX_PAIRS = 1_000_000  # in one task: more prompts would not fit into memory
 _FEWER = "Ask for fewer, or take both halves with the split 'all'."
 
@@ -62,7 +63,7 @@ def load_task(
         seed: The seed of the draw.
         split: "train" for attribution, "test" for evaluation, or "all". Train and test share no pair, and in built-in
             tasks no name, noun or country. With fewer than 8 pairs of your own data nothing can be held out: then both
-            are all of them.
+            are all of them. "reworded" puts the words of the test split of a built-in task into other templates.
         data: A CSV or JSONL file, a Hugging Face dataset or its name, or rows as dictionaries.
         metric: The name of a metric (``gradpath ls metrics``), ``FILE.py:function`` or a function, instead of the
             task's own. ``kl`` runs the model on the clean prompts.
@@ -76,6 +77,8 @@ def load_task(
     if metric is not None:
         find_metric(metric)
     tokenizer = _tokenizer(model)
+    if data is not None and split == REWORDED:
+        raise UsageError("your own data has no other templates: the split 'reworded' is for built-in tasks.")
     if data is not None:
         source = read_data(data, name, split, tokenizer)
     elif name is not None:
@@ -155,8 +158,8 @@ def check_task(name: str | None, data: Any = None) -> None:
 
 def check_draw(n: Any, seed: Any, split: Any) -> None:
     """Refuse an invalid number of pairs, seed or split."""
-    if split not in SPLITS:
-        raise unknown("split", str(split), SPLITS)
+    if split not in (*SPLITS, REWORDED):
+        raise unknown("split", str(split), [*SPLITS, REWORDED])
     if n is not None:
         whole_number("the number of pairs", n)
     whole_number("a seed", seed, least=0)
@@ -203,7 +206,7 @@ def shuffled(size: int, seed: int, split: str) -> Iterator[int]:
     >>> list(shuffled(5, seed=0, split="train"))
     [4, 3, 1, 0, 2]
     """
-    rng = random.Random(len(SPLITS) * seed + SPLITS.index(split))
+    rng = random.Random(_SEEDS * seed + SPLITS.index("test" if split == REWORDED else split))
     moved: dict[int, int] = {}
     for last in range(size - 1, -1, -1):
         pick = int(rng.random() * (last + 1))

@@ -18,8 +18,8 @@ difference between clean and corrupted prompts:
                  another one backs up inside of H is not needed by this definition.
 ``stability``    The Jaccard index of the edges of circuits that are found again, in the same way, on bootstrap samples
                  of the examples and on other draws (arXiv 2510.00845). Passed from 0.5 on.
-``transfer``     The faithfulness on other words, and on the examples that the circuit was found with. Passed if the
-                 first is not lower by more than the margin.
+``transfer``     The faithfulness on other words, on other words in other templates, and on the examples that the
+                 circuit was found with. Passed if none of the first two is lower by more than the margin.
 
 Next to them are the effects of a sample of H's edges, estimated by gradients and measured, and a bound on what an edge
 outside of H could add: see ``verdict.effects``.
@@ -59,6 +59,7 @@ def test(
     *,
     found_on: Task | None = None,
     draws: Sequence[Task] = (),
+    reworded: Task | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     memory: int | None = None,
@@ -71,6 +72,7 @@ def test(
         task: The examples to test on; not those that the circuit was found with. At least 10.
         found_on: The examples that the circuit was found with, for the tests of stability and transfer.
         draws: Other draws of those examples, for the test of stability.
+        reworded: Examples in other templates, for the test of transfer: ``load_task(..., split="reworded")``.
         seed: For random circuits and samples.
         batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
         memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
@@ -95,7 +97,7 @@ def test(
         necessity=tests.necessity(lab),
         minimality=tests.minimality(lab, own),
         stability=tests.stability(lab, found_on, draws),
-        transfer=tests.transfer(lab, own, found_on),
+        transfer=tests.transfer(lab, own, found_on, reworded),
         effects=measure_effects(lab, own),
         model=model.name,
         task=task.name,

@@ -181,9 +181,14 @@ def _jaccard(circuit: Circuit, others: Sequence[Circuit], *, nodes: bool = False
     return sum(len(own & other) / len(own | other) for other in sets) / len(sets)
 
 
-def transfer(lab: Lab, own: Result, found_on: Task | None) -> Check:
+def transfer(lab: Lab, own: Result, found_on: Task | None, reworded: Task | None) -> Check:
     if found_on is None:
         return Check(None, None, None, "needs the examples that it was found with (found_on)")
     before = lab.measure([lab.circuit.mask], found_on)[0].faithfulness
     about = f"faithfulness {own.faithfulness:.3f} on other examples, {before:.3f} on those it was found with"
-    return Check(own.faithfulness, before, own.faithfulness >= before - MARGIN, about)
+    kept, details = [own.faithfulness], dict[str, Any]()
+    if reworded is not None:
+        details["reworded"] = lab.measure([lab.circuit.mask], reworded)[0].faithfulness
+        kept.append(details["reworded"])
+        about += f", {details['reworded']:.3f} in other templates"
+    return Check(min(kept), before, min(kept) >= before - MARGIN, about, details)

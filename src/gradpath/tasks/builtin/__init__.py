@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, TypeVar
 
+from gradpath.errors import UsageError
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.registry import Registry, owner_of
 from gradpath.tasks.pairs import Candidates, Combinations, Source
 
+REWORDED = "reworded"  # the split of other templates
 Item = TypeVar("Item")
-# From a split, "train" or "test", and a tokenizer to all pairs of that half. Pairs that the tokenizer cannot represent
-# may be among them: ``pairs.keep`` drops and counts them.
+# From a split, "train", "test" or "reworded", and a tokenizer to all pairs of it. Pairs that the tokenizer cannot
+# represent may be among them: ``pairs.keep`` drops and counts them.
 MakeCandidates = Callable[[str, Tokenizer], Candidates]
 
 
@@ -28,6 +30,7 @@ class BuiltInTask:
     citation: str
     changed: str  # the part of a prompt in which the two prompts of a pair differ
     candidates: MakeCandidates
+    reworded: bool  # whether the task has other templates, for the split "reworded"
     answers: tuple[str, str] | None = None  # what the right and the wrong answer are called where the prompt has them
 
 
@@ -41,14 +44,20 @@ TASKS = Registry[BuiltInTask](
 
 
 def built_in_task(
-    name: str, summary: str, *, metric: str, citation: str, changed: str, answers: tuple[str, str] | None = None
+    name: str,
+    summary: str,
+    *,
+    metric: str,
+    citation: str,
+    changed: str,
+    reworded: bool = False,
+    answers: tuple[str, str] | None = None,
 ) -> Callable[[MakeCandidates], MakeCandidates]:
     """Register a function as a task that users can name, as a decorator (see ``BuiltInTask``)."""
 
     def register(candidates: MakeCandidates) -> MakeCandidates:
-        TASKS.add(
-            name, BuiltInTask(name, summary, metric, citation, changed, candidates, answers), owner_of(candidates)
-        )
+        task = BuiltInTask(name, summary, metric, citation, changed, candidates, reworded, answers)
+        TASKS.add(name, task, owner_of(candidates))
         return candidates
 
     return register
@@ -63,6 +72,9 @@ def describe_tasks() -> list[dict[str, str]]:
 def read_built_in(name: str, split: str, tokenizer: Tokenizer) -> Source:
     """The pairs of a built-in task; the split "all" joins both halves, without pairs across them."""
     task = TASKS.find(str(name))
+    if split == REWORDED and not task.reworded:
+        known = ", ".join(other.name for other in TASKS.values() if other.reworded)
+        raise UsageError(f"the task {name!r} has no other templates, which {known} have: take the split 'test'.")
     if split == "all":
         train, test = (task.candidates(half, tokenizer) for half in ("train", "test"))
         a, b = train.pairs, test.pairs
@@ -79,6 +91,11 @@ def read_text(file: str) -> str:
     return (resources.files(__name__) / "data" / file).read_text(encoding="utf-8")
 
 
+def templates(task: str, split: str, own: Sequence[str]) -> Sequence[str]:
+    """The templates of a split: the task's own, or for "reworded" those that no other split has."""
+    return read_json("reworded.json")[task] if split == REWORDED else own
+
+
 def read_json(file: str) -> Any:
     """The content of a JSON file of the built-in tasks."""
     return json.loads(read_text(file))
@@ -88,6 +105,6 @@ def half(items: Sequence[Item], split: str) -> Sequence[Item]:
     """Every other entry of a data file: the 1st, 3rd, ... for train, the 2nd, 4th, ... for test.
 
     This depends on neither seed nor tokenizer, so held-out entries are the same in all runs, and a file that grows at
-    its end keeps its halves.
+    its end keeps its halves. The split "reworded" has the words of the test split.
     """
     return items[0::2] if split == "train" else items[1::2]

@@ -14,7 +14,7 @@ import csv
 from itertools import permutations
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_text
+from gradpath.tasks.builtin import built_in_task, half, read_text, templates
 from gradpath.tasks.pairs import Candidates, Pair
 
 
@@ -23,19 +23,22 @@ from gradpath.tasks.pairs import Candidates, Pair
     "Countries of capitals: 'Kabul, the capital of' -> Afghanistan",
     metric="logit-difference",
     citation="Hanna et al. 2024, Have Faith in Faithfulness, arXiv:2403.17806",
+    reworded=True,
     changed="capital",
 )
 def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     """Every ordered pair of countries of the split."""
     rows = half(list(csv.DictReader(read_text("capital_country.csv").splitlines())), split)
-    return Candidates([_pair(a, b) for a, b in permutations(rows, 2) if a["article"] == b["article"]])
+    alike = [(a, b) for a, b in permutations(rows, 2) if a["article"] == b["article"]]
+    texts = templates("capital-country", split, ["{capital}, the capital of"])
+    return Candidates([_pair(text, a, b) for text in texts for a, b in alike])
 
 
-def _pair(clean: dict[str, str], corrupted: dict[str, str]) -> Pair:
-    ending = f", the capital of {clean['article']}".rstrip()
+def _pair(template: str, clean: dict[str, str], corrupted: dict[str, str]) -> Pair:
+    text = f"{template} {clean['article']}".rstrip()
     return Pair(
-        clean=clean["capital"] + ending,
-        corrupted=corrupted["capital"] + ending,
+        clean=text.format(capital=clean["capital"]),
+        corrupted=text.format(capital=corrupted["capital"]),
         right=(f" {clean['country']}",),
         wrong=(f" {corrupted['country']}",),
         by_first=True,

@@ -10,7 +10,7 @@ is the pronoun of the stereotype. No profession is in both splits.
 from __future__ import annotations
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_json
+from gradpath.tasks.builtin import built_in_task, half, read_json, templates
 from gradpath.tasks.pairs import Candidates, Pair
 
 HE, SHE = " he", " she"
@@ -22,6 +22,7 @@ HE, SHE = " he", " she"
     metric="logit-difference",
     citation="Vig et al. 2020, Investigating Gender Bias Using Causal Mediation Analysis, arXiv:2004.12265; "
     "Chintam et al. 2023, Identifying and Adapting Components Responsible for Gender Bias, arXiv:2310.12611",
+    reworded=True,
     changed="person",
 )
 def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
@@ -32,7 +33,7 @@ def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     return Candidates(
         [
             Pair(template.format(person=person), template.format(person=opposite), (right,), (wrong,))
-            for template in facts["templates"]
+            for template in templates("gender-bias", split, facts["templates"])
             for person, opposite, right, wrong in people
         ]
     )

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_json
+from gradpath.tasks.builtin import built_in_task, half, read_json, templates
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 NO_BORDER = "the tokenizer does not split the year where the prompt ends"
@@ -49,6 +49,7 @@ class Year:
     "Later years: 'The war lasted from the year 1752 to the year 17' -> 53 and above",
     metric="probability-difference",
     citation="Hanna et al. 2023, How Does GPT-2 Compute Greater-Than?, arXiv:2305.00586",
+    reworded=True,
     changed="year",
 )
 def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
@@ -58,11 +59,13 @@ def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     numbers = [f"{century}{rest:02d}" for century in facts["centuries"] for rest in range(2, 99)]
     years = _split_alike(read_years(numbers, tokenizer))
 
+    [text] = templates("greater-than", split, [facts["template"]])
+
     def build(noun: int, at: int) -> Pair:
         number, year = numbers[at], years[numbers[at]]
         visible = max(len(year.shown.strip()), 2)
         early = number[:visible] + "01"[visible - 2 :]  # step 4
-        stem = facts["template"].format(noun=nouns[noun], year="{}") + year.shown
+        stem = text.format(noun=nouns[noun], year="{}") + year.shown
         return Pair(stem.format(number), stem.format(early), year.right, year.wrong, problem=year.problem)
 
     return Candidates(Combinations((len(nouns), len(numbers)), build), (_note(years),))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import permutations, product
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_json
+from gradpath.tasks.builtin import built_in_task, half, read_json, templates
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 
@@ -21,12 +21,13 @@ from gradpath.tasks.pairs import Candidates, Combinations, Pair
     "Kinds of things: ', gemstones and other' -> stones, jewels",
     metric="probability-difference",
     citation="Hanna et al. 2024, Have Faith in Faithfulness, arXiv:2403.17806",
+    reworded=True,
     changed="word",
 )
 def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     """Every template with every two words of the split whose kinds share no name."""
     facts = read_json("hypernymy.json")
-    templates = facts["templates"]
+    texts = templates("hypernymy", split, facts["templates"])
     names = [tuple(f" {name}" for name in kind["kinds"]) for kind in half(facts["kinds"], split)]
     words = [kind["examples"] for kind in half(facts["kinds"], split)]
     couples = [
@@ -38,7 +39,7 @@ def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
 
     def build(template: int, couple: int) -> Pair:
         word, other, a, b = couples[couple]
-        clean, corrupted = (templates[template].format(example=example) for example in (word, other))
+        clean, corrupted = (texts[template].format(example=example) for example in (word, other))
         return Pair(clean, corrupted, names[a], names[b])
 
-    return Candidates(Combinations((len(templates), len(couples)), build))
+    return Candidates(Combinations((len(texts), len(couples)), build))

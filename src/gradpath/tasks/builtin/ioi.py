@@ -11,7 +11,7 @@ and BABA). No name is in both splits.
 from __future__ import annotations
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_json
+from gradpath.tasks.builtin import built_in_task, half, read_json, templates
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 
@@ -20,6 +20,7 @@ from gradpath.tasks.pairs import Candidates, Combinations, Pair
     "Indirect object: 'When Amy and Laura ..., Laura gave it to' -> Amy",
     metric="logit-difference",
     citation="Wang et al. 2023, Interpretability in the Wild, arXiv:2211.00593",
+    reworded=True,
     changed="subject again",
     answers=("indirect object", "subject"),
 )
@@ -27,7 +28,7 @@ def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     """Every template, order, place and object with every three names of the split."""
     facts = read_json("ioi.json")
     names = half(facts["names"], split)
-    templates, places, objects = facts["templates"], facts["places"], facts["objects"]
+    texts, places, objects = templates("ioi", split, facts["templates"]), facts["places"], facts["objects"]
 
     def build(template: int, order: int, place: int, thing: int, i: int, j: int, k: int) -> Pair:
         left = list(names)
@@ -35,12 +36,12 @@ def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
         first, second = (receiver, subject) if order == 0 else (subject, receiver)
         words = {"A": first, "B": second, "place": places[place], "object": objects[thing]}
         return Pair(
-            clean=templates[template].format(S=subject, **words),
-            corrupted=templates[template].format(S=third, **words),
+            clean=texts[template].format(S=subject, **words),
+            corrupted=texts[template].format(S=third, **words),
             right=(f" {receiver}",),
             wrong=(f" {subject}",),
         )
 
     count = len(names)
-    sizes = (len(templates), 2, len(places), len(objects), count, count - 1, count - 2)
+    sizes = (len(texts), 2, len(places), len(objects), count, count - 1, count - 2)
     return Candidates(Combinations(sizes, build))

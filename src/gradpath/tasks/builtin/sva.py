@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_json
+from gradpath.tasks.builtin import built_in_task, half, read_json, templates
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 
@@ -21,14 +21,16 @@ from gradpath.tasks.pairs import Candidates, Combinations, Pair
     "Subject-verb agreement: 'The song that the chef likes' -> is, not are",
     metric="probability-difference",
     citation="Newman et al. 2021, Refining Targeted Syntactic Evaluation, arXiv:2104.09635",
+    reworded=True,
     changed="subject",
 )
 def candidates(split: str, tokenizer: Tokenizer) -> Candidates:
     """Every phrase with every two nouns of the split, in both numbers."""
     facts = read_json("sva.json")
     nouns, acts = half(facts["nouns"], split), facts["acts"]
+    texts = templates("sva", split, facts["templates"])
     # Each template with each verb that it has a place for; templates without a place come once.
-    phrases = [(text, act) for text in facts["templates"] for act in (acts if "{acts}" in text else acts[:1])]
+    phrases = [(text, act) for text in texts for act in (acts if "{acts}" in text else acts[:1])]
     forms, note = verb_forms(tokenizer)
 
     def build(phrase: int, number: int, other_number: int, i: int, j: int) -> Pair:
