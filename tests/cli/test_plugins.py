@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gradpath import registry
 from gradpath.ablation import ABLATIONS
@@ -105,6 +106,29 @@ def test_the_example_runs_as_a_file_and_its_circuit_is_measured_again(run, model
     lost = run("eval", circuit)
     assert lost.code == 2
     assert "task 'opposites', which is not built in. Give the plug-in that adds it (__init__.py) with" in lost.error
+
+
+def test_a_family_of_ones_own_is_checked_and_used_from_its_file(run, model_folder, tmp_path):
+    from transformers import AutoTokenizer, NemotronConfig, NemotronForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
+    small = NemotronConfig(**shape, num_key_value_heads=1, head_dim=8, vocab_size=50257, initializer_range=0.3)
+    folder, plugin = tmp_path / "model", ["--plugin", ROOT / "examples" / "nemotron.py"]
+    NemotronForCausalLM(small).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder)
+    refused = run("check", "--model", folder)
+    assert refused.code == 1
+    assert "or write an adapter, which is one short file, and name it with --plugin FILE.py" in refused.error
+    checked = run("check", "--model", folder, *plugin, "--json")
+    assert checked.code == 0, checked.err
+    assert checked.json["checks"][0]["what"] == "logits, against transformers"
+    found = run(
+        "find", "--model", folder, *plugin, "--method", "eap", "--how", "top", *QUICK, "--out", tmp_path, "--json"
+    )
+    assert found.json["edges_asked"] == 20
+    again = run("eval", tmp_path / "circuit.json", *plugin, "--examples", 4, "--json")
+    assert again.json["faithfulness"] == pytest.approx(found.json["faithfulness"])
 
 
 def test_ablations_formats_experiments_and_families_can_be_added(run, model_folder, write, tmp_path):

@@ -1,8 +1,9 @@
 """Model families: one small adapter each, from a ``transformers`` model to our ``Transformer``.
 
 An adapter is a function of a ``Checkpoint``, registered with ``@family`` under the ``model_type`` of its
-configuration. It refuses by name what it does not implement (``checkpoint``). To add a family, write its file and add
-it to ``FAMILIES`` below.
+configuration. It refuses by name what it does not implement (``checkpoint``), and leaves most of the work to
+``decoder``. To add a family, write its file and add it to ``MODULES`` below. ``docs/own-family.md`` explains it for
+those who have a family of their own.
 """
 
 from __future__ import annotations
@@ -13,9 +14,25 @@ from typing import Any
 
 from gradpath.errors import InputError
 from gradpath.model.families.checkpoint import Checkpoint
+from gradpath.model.families.decoder import LLAMA, Names, read_architecture, read_layer, read_model
 from gradpath.model.transformer import Transformer
 from gradpath.registry import Registry, owner_of
 
+__all__ = [
+    "FAMILIES",
+    "LLAMA",
+    "Checkpoint",
+    "Family",
+    "Names",
+    "Transformer",
+    "check_family",
+    "convert",
+    "family",
+    "read_architecture",
+    "read_layer",
+    "read_model",
+    "registered",
+]
 Adapter = Callable[[Checkpoint], Transformer]
 
 
@@ -31,39 +48,20 @@ class Family:
 
 
 # Families that do not fit the transformer, so that nobody tries to write an adapter.
-REFUSED = {
-    **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
-        "their multi-head latent attention has keys and values that are not linear in the residual stream",
-    ),
-    **dict.fromkeys(
-        ("llama4", "llama4_text"),
-        "their attention is limited to chunks, and their experts scale what they read by the router's output",
-    ),
-    **dict.fromkeys(
-        (
-            "mamba",
-            "mamba2",
-            "falcon_mamba",
-            "rwkv",
-            "recurrent_gemma",
-            "jamba",
-            "bamba",
-            "zamba",
-            "zamba2",
-            "falcon_h1",
-        ),
-        "they have recurrent layers, and the nodes of a circuit are attention heads and MLPs",
-    ),
-    **dict.fromkeys(
-        ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "whisper"),
-        "they have an encoder, and gradpath reads models that predict the next token",
-    ),
-    **dict.fromkeys(
-        ("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta_v2", "modernbert"),
-        "they do not predict the next token",
-    ),
+_DO_NOT_FIT = {
+    "their multi-head latent attention has keys and values that are not linear in the residual stream": """
+        deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite longcat_flash minicpm3 youtu
+    """,
+    "their attention is limited to chunks, and their experts read what the router has scaled": "llama4 llama4_text",
+    "they have recurrent layers, and the nodes of a circuit are attention heads and MLPs": """
+        mamba mamba2 falcon_mamba falcon_h1 rwkv recurrent_gemma jamba bamba zamba zamba2
+    """,
+    "they have an encoder, and gradpath reads models that predict the next token": """
+        t5 mt5 umt5 bart mbart pegasus marian whisper
+    """,
+    "they do not predict the next token": "bert roberta distilbert albert electra deberta deberta_v2 modernbert",
 }
+REFUSED = {name: reason for reason, names in _DO_NOT_FIT.items() for name in names.split()}
 GUIDE = "docs/own-family.md"  # on the site, "Your own model family"
 
 MODULES = """
