@@ -326,7 +326,8 @@ def sweep(
             yield from halving(checked, batch)
             if progress is not None:
                 progress(len(batch))
-        return_memory()
+        if len(pairs) > size:  # not after every batch of a caller with many: it would be taken again at once
+            return_memory()
         return
     labels = pairs.labels if isinstance(pairs.labels, list) else [pairs.labels]
     content = (pairs.clean, pairs.corrupted, pairs.last, pairs.first, *labels)

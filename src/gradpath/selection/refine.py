@@ -115,13 +115,13 @@ class CircuitProbe:
     prepared: dict[tuple[int, ...], tuple[Prepared, Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits) -> CircuitProbe:
-        """A probe on the examples of the task, or on as many as there is memory for."""
+    def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits, *, rows: int = ROWS) -> CircuitProbe:
+        """A probe on the examples of the task, or on as many as there is memory for, in batches of so many rows."""
         ablation = ablation_of(scores.provenance.ablation, model, task, limits)
         pairs = all_positions(encode(task, model.tokenizer), ablation)
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores))])
         suffix = int((pairs.last - pairs.first).max()) + 1
-        batch = min(limits.batch(model, pairs), max(1, ROWS // suffix))
+        batch = min(limits.batch(model, pairs), max(1, rows // suffix))
         return cls(model, task, _doubling(pairs), batch, ablation, scores)
 
     def measure(

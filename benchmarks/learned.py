@@ -1,0 +1,270 @@
+"""Circuits of ``top``, ``refined``, ``learned`` and ``random`` on examples that none of them saw.
+
+    python benchmarks/learned.py measure OUT --model smollm2 --tasks ioi,sva    one JSON file for each task; continues
+    python benchmarks/learned.py table OUT                                      the tables of all files, in Markdown
+
+EAP-IG scores 100 examples of a task's training words, seed 0; all selections start from these scores. Circuits are
+measured on three kinds of examples:
+
+    same words       pairs of the training words that nothing was learned from
+    held-out words   the task's test split, which shares no name, noun or country with the training words
+    templates        (IOI, SVA, Gender-Bias) selected on half of the templates, measured on the other half
+
+Sizes are MIB's fractions of all edges and 2.5%; ``learned`` is told those of the tables, 1% and 2.5%. Circuits of 10%
+and more are those of ``top`` for all but ``random``. Time is CPU time of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gradpath as gp
+from gradpath.evaluation import mib
+from gradpath.evaluation.bootstrap import bootstrap, error_difference
+from gradpath.grid.runner import commit
+from gradpath.report.style import TITLES
+from gradpath.runtime.files import write_atomically
+from gradpath.scores import Scores
+from gradpath.selection import nested_order
+from gradpath.selection.ranking import NestedOrder
+from gradpath.selection.refine import start_size
+from gradpath.tasks.load import more_examples
+
+TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
+OTHER_TEMPLATES = ("ioi", "sva", "gender-bias")
+SELECTIONS = ("top", "refined", "learned", "random")
+ASKED = (0.01, 0.025)
+FRACTIONS = tuple(sorted({*mib.FRACTIONS[:-1], *ASKED}))
+OTHER_SEED = 1000  # of the pairs of the same words
+MOST = 1112  # examples that ``learned`` can have drawn: none of them is measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["measure", "table"])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--examples", type=int, default=100, help="that are attributed")
+    parser.add_argument("--measured", type=int, default=100, help="of each kind")
+    parser.add_argument("--learned", default="learned", help="with options: learned+steps=200")
+    parser.add_argument("--templates", action="store_true", help="select on half of the templates, instead")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if args.what == "table":
+        print(tables(args.out))
+        return
+    torch.set_num_threads(1)
+    model = gp.load_model(args.model)
+    for name in args.tasks.split(","):
+        kind = "templates-" if args.templates else ""
+        file = args.out / f"{kind}{args.model}-{name}.json"
+        if file.exists() or (args.templates and name not in OTHER_TEMPLATES):
+            continue
+        measured = measure_templates(model, name, args) if args.templates else measure(model, name, args)
+        about = {"commit": commit(), "version": gp.__version__, **{k: str(v) for k, v in vars(args).items()}}
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps({"model": args.model, "task": name, "about": about, **measured}))
+        print(f"{file}: {summary(measured)}", flush=True)
+
+
+def measure(model: Any, name: str, args: Any) -> dict[str, Any]:
+    """All selections of a task, measured on both kinds of examples."""
+    train = gp.load_task(name, model, n=args.examples, seed=args.seed)
+    orders, seconds = select_all(model, train, args)
+    same = unseen(model, train, args.measured)
+    held_out = gp.load_task(name, model, n=args.measured, seed=args.seed, split="test")
+    sets = {} if same is None else {"same words": (same, ASKED)}
+    return {"seconds": seconds, "sets": evaluate_all(model, orders, {**sets, "held-out words": (held_out, FRACTIONS)})}
+
+
+def measure_templates(model: Any, name: str, args: Any) -> dict[str, Any]:
+    """All selections of a task on half of its templates, measured on the others and on held-out words."""
+    with templates(name, 0):
+        orders, seconds = select_all(model, gp.load_task(name, model, n=args.examples, seed=args.seed), args)
+    with templates(name, 1):
+        others = gp.load_task(name, model, n=args.measured, seed=args.seed, split="test")
+    return {"seconds": seconds, "sets": evaluate_all(model, orders, {"other templates": (others, ASKED)})}
+
+
+@contextmanager
+def templates(name: str, half: int) -> Iterator[None]:
+    """Every other template of a built-in task."""
+    module: Any = import_module(f"gradpath.tasks.builtin.{name.replace('-', '_')}")
+    read: Callable[[str], Mapping[str, Any]] = module.read_json
+    module.read_json = lambda file: {**read(file), "templates": read(file)["templates"][half::2]}
+    try:
+        yield
+    finally:
+        module.read_json = read
+
+
+def unseen(model: Any, train: gp.Task, n: int) -> gp.Task | None:
+    """Pairs of the same words that no selection can have drawn; None if the task has too few."""
+    seen = more_examples(train, model, MOST)
+    known = set(zip(seen.clean, seen.corrupted, strict=True))
+    drawn = more_examples(gp.load_task(train.name, model, n=1, seed=OTHER_SEED), model, 4 * n)
+    rows = [i for i, pair in enumerate(zip(drawn.clean, drawn.corrupted, strict=True)) if pair not in known]
+    return drawn.take(rows[:n]) if len(rows) >= n // 4 else None
+
+
+def select_all(model: Any, task: gp.Task, args: Any) -> tuple[dict[str, NestedOrder], dict[str, float]]:
+    """The order of edges of every selection, and what each took."""
+    began = time.process_time()
+    scores = gp.attribute(model, task)
+    seconds, orders = {"eap-ig": time.process_time() - began}, {}
+    sizes = [sized(scores, fraction) for fraction in ASKED]
+    for how in SELECTIONS:
+        began = time.process_time()
+        full = args.learned if how == "learned" else how
+        smallest = 1 if how in ("top", "random") else min(sizes) if how == "learned" else sized(scores, min(FRACTIONS))
+        orders[how] = nested_order(scores, how=full, smallest=smallest, sizes=sizes, model=model, task=task)
+        seconds[how] = time.process_time() - began
+    return orders, seconds
+
+
+def sized(scores: Scores, fraction: float) -> int:
+    return mib.edges_at(scores.graph, fraction)
+
+
+def evaluate_all(model: Any, orders: Mapping[str, NestedOrder], sets: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of every example in every circuit."""
+    done = {}
+    for kind, (task, fractions) in sets.items():
+        cells = []
+        for how, order in orders.items():
+            own = [
+                x for x in fractions if how in ("top", "random") or sized(order.scores, x) < start_size(order.scores)
+            ]
+            circuits = [NestedOrder(order.scores, order.edges, how).circuit(sized(order.scores, x)) for x in own]
+            for fraction, result in zip(own, gp.evaluate(model, circuits, task), strict=True):
+                values = {"values": result.circuit_values.tolist()}
+                cells.append(
+                    {
+                        "how": how,
+                        "fraction": fraction,
+                        "faithfulness": result.faithfulness,
+                        "error": result.error,
+                        **values,
+                    }
+                )
+        ends = {"clean_values": result.clean_values.tolist(), "corrupted_values": result.corrupted_values.tolist()}
+        done[kind] = {"examples": len(task), **ends, "cells": cells}
+    return done
+
+
+def summary(measured: Mapping[str, Any]) -> str:
+    """One line: the error at 1% of every selection and kind of examples."""
+    parts = []
+    for kind, one in measured["sets"].items():
+        errors = [f"{c['how']} {c['error']:.3f}" for c in one["cells"] if c["fraction"] == ASKED[0]]
+        parts.append(f"{kind}: {', '.join(errors)}")
+    return "; ".join(parts) + f"; seconds {json.dumps({k: round(v) for k, v in measured['seconds'].items()})}"
+
+
+def tables(folder: Path) -> str:
+    """All tables of the files in a folder."""
+    files = sorted(folder.glob("*.json"), key=lambda file: [*map(len, file.stem.split("-")[:1]), file.stem])
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    runs.sort(key=lambda run: (run["model"], TASKS.index(run["task"])))
+    lines = []
+    for model in dict.fromkeys(run["model"] for run in sorted(runs, key=lambda run: run["model"], reverse=True)):
+        own = [run for run in runs if run["model"] == model]
+        for kind in ("same words", "held-out words", "other templates"):
+            having = [run for run in own if kind in run["sets"]]
+            for fraction in ASKED if having else ():
+                lines += [
+                    f"\n### {model}, {kind}, {1 - fraction:.1%} sparsity\n",
+                    *faithfulness_table(having, kind, fraction),
+                ]
+        held_out = [run for run in own if "held-out words" in run["sets"]]
+        lines += [
+            f"\n### {model}, held-out words: CMD, and the error of learned in larger circuits\n",
+            *cmd_table(held_out),
+        ]
+        lines += [f"\n### {model}: CPU seconds of one thread\n", *cost_table(held_out)]
+    return "\n".join(lines)
+
+
+def cell_of(run: Mapping[str, Any], kind: str, how: str, fraction: float) -> dict[str, Any]:
+    """One circuit with all values; large circuits of selections that start from a tenth are those of top."""
+    one = run["sets"][kind]
+    for name in (how, "top"):
+        for cell in one["cells"]:
+            if (cell["how"], cell["fraction"]) == (name, fraction):
+                return {**cell, "clean_values": one["clean_values"], "corrupted_values": one["corrupted_values"]}
+    raise KeyError((how, fraction))
+
+
+def faithfulness_table(runs: list[Any], kind: str, fraction: float) -> list[str]:
+    lines = [
+        "| task | examples | top | refined | learned | random | learned - refined |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for run in runs:
+        cells = {how: cell_of(run, kind, how, fraction) for how in SELECTIONS}
+        shown = [f"{cells[how]['faithfulness']:.0%} / {cells[how]['error']:.3f}" for how in SELECTIONS]
+        gap = error_difference([cells["learned"]], [cells["refined"]])
+        text = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+        shown.append(f"**{text}**" if gap.is_clear else text)
+        lines.append(f"| {TITLES[run['task']]} | {run['sets'][kind]['examples']} | {' | '.join(shown)} |")
+    return lines
+
+
+def cmd_table(runs: list[Any]) -> list[str]:
+    head = [*SELECTIONS, "learned - refined", "error at 95%", "at 90%"]
+    lines = [f"| task | {' | '.join(head)} |", "|---|" + "---:|" * len(head)]
+    for run in runs:
+        one = run["sets"]["held-out words"]
+        ends = [torch.tensor(one[name]) for name in ("clean_values", "corrupted_values")]
+        by_how = {
+            how: [torch.tensor(cell_of(run, "held-out words", how, x)["values"]) for x in mib.FRACTIONS[:-1]]
+            for how in SELECTIONS
+        }
+        shown = [f"{mib.areas(*ends, by_how[how]).cmd:.4f}" for how in SELECTIONS]
+        shown.append(cmd_difference(ends, by_how["learned"], by_how["refined"]))
+        shown += [f"{cell_of(run, 'held-out words', 'learned', x)['error']:.3f}" for x in (0.05, 0.1)]
+        lines.append(f"| {TITLES[run['task']]} | {' | '.join(shown)} |")
+    return lines
+
+
+def cmd_difference(ends: list[torch.Tensor], ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> str:
+    """CMD minus that of another selection, with the interval of the difference over examples."""
+    fractions = torch.tensor(mib.FRACTIONS, dtype=torch.float64)
+
+    def areas(values: torch.Tensor) -> torch.Tensor:
+        clean, corrupted, *circuits = values.mean(-1).unbind(0)
+        away = torch.stack([((clean - x) / (clean - corrupted)).abs() for x in circuits])
+        away = torch.cat([away, torch.zeros_like(away[:1])])
+        return torch.trapezoid(away, fractions, dim=0)
+
+    def difference(values: torch.Tensor) -> torch.Tensor:
+        n = 2 + len(ours)
+        return areas(values[:n]) - areas(torch.cat([values[:2], values[n:]]))
+
+    values = torch.stack([*ends, *ours, *theirs]).double()
+    low, high = bootstrap(values, difference)
+    text = f"{float(difference(values)):+.4f} [{low:+.4f}, {high:+.4f}]"
+    return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def cost_table(runs: list[Any]) -> list[str]:
+    lines = ["| task | EAP-IG | refined | learned | learned / refined |", "|---|---:|---:|---:|---:|"]
+    for run in runs:
+        s = run["seconds"]
+        shown = [f"{s[how]:.0f}" for how in ("eap-ig", "refined", "learned")] + [f"{s['learned'] / s['refined']:.1f}"]
+        lines.append(f"| {TITLES[run['task']]} | {' | '.join(shown)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
