@@ -10,7 +10,7 @@ READY  := $(VENV)/.installed
 # Threads that wait do not spin: on a machine with other work, two of them would cost more than one.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test lint browser bench bench-growth bench-large bench-load bench-memory bench-page bench-peers bench-profile bench-threads bench-half test-all test-slow fuzz docs clean
+.PHONY: demo test lint browser bench bench-growth bench-large bench-load bench-memory bench-page bench-peers bench-profile bench-threads bench-half test-all test-peers test-slow fuzz docs clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml constraints.txt requirements-models.txt src/gradpath/_version.py
@@ -94,6 +94,11 @@ $(PEERS)/.installed: benchmarks/requirements-peers.txt constraints.txt pyproject
 	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/requirements-peers.txt
 	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
+
+test-peers: $(PEERS)/.installed
+	@echo "==> models of TransformerLens and nnsight as input, and circuits as hooks"
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt beartype hypothesis nnsight pytest
+	@OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest tests/model/test_wrapped.py tests/formats/test_transformer_lens.py
 
 bench-peers: $(PEERS)/.installed
 	@echo "==> beside transformers and auto-circuit, in turns (a quarter of an hour)"

@@ -1,4 +1,4 @@
-"""Loading a model from a name, a folder, a ``.gguf`` file or a loaded ``transformers`` model."""
+"""Loading a model from a name, a folder, a ``.gguf`` file, or a loaded model of ``transformers`` or another tool."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from gradpath.model.placement import AUTO, gpus, spread_over
 from gradpath.model.tokenizer import Tokenizer, panics_as_errors
 from gradpath.model.transformer import Transformer
 from gradpath.model.untrusted import check_claims
+from gradpath.model.wrapped import from_hooked, is_bridge, is_hooked, unwrap, without_nnsight
 from gradpath.runtime import distributed
 from gradpath.runtime.files import ELSEWHERE, recorded_path
 
@@ -53,7 +54,8 @@ def load_model(
 
     Args:
         source: ``smollm2`` or ``gemma3-270m``, which are Python packages, a name on the Hugging Face hub, a local
-            folder, a ``.gguf`` file, or a loaded ``transformers`` model.
+            folder, a ``.gguf`` file, a loaded ``transformers`` model, a ``HookedTransformer`` or bridge of
+            TransformerLens, or a model of nnsight.
         device: Where to put the model. By default the CPU, or under torchrun the GPU of the process.
         device_map: Several devices for a model that is too large for one: ``auto`` for all GPUs of the machine, or a
             list such as "0,1".
@@ -81,8 +83,10 @@ def load_model(
             else:
                 loaded = _from_object(source)
             model, own_tokenizer, name, digest = _converted(loaded), loaded.hf_tokenizer, loaded.name, None
-            if loaded.hf_model is source:
-                _check_same_logits(source, model)
+            if not isinstance(source, (str, Path)):
+                _check_same_logits(without_nnsight(source), model)
+                if bos is None and (is_hooked(source) or is_bridge(source)):
+                    bos = bool(source.cfg.default_prepend_bos)
             bos = True if bos is None and loaded.gguf is not None and loaded.gguf.add_bos else bos
         hf_tokenizer = tokenizer or own_tokenizer
         text = (
@@ -121,7 +125,7 @@ def _from_package(packaged: Packaged) -> tuple[Transformer, Any]:
 
 def _converted(loaded: _Source) -> Transformer:
     """Our model of a loaded ``transformers`` model, with finite weights."""
-    model = convert(loaded.hf_model)
+    model = from_hooked(loaded.hf_model) if is_hooked(loaded.hf_model) else convert(loaded.hf_model)
     if loaded.gguf is not None:
         model = loaded.gguf.complete(model, loaded.hf_model)
     _check_finite(model, loaded.name)
@@ -237,14 +241,18 @@ def _locate(source: str) -> tuple[str, str | None]:
 
 
 def _from_object(source: Any) -> _Source:
+    if is_hooked(source):
+        return _Source(source, source.tokenizer, str(source.cfg.model_name))
+    own_tokenizer, source = getattr(source, "tokenizer", None), unwrap(source)
     if not hasattr(source, "config") or not hasattr(source, "state_dict"):
         raise InputError(
-            f"a model is a name, a folder, a .gguf file or a loaded transformers model: got {type(source)}."
+            f"a model is a name, a folder, a .gguf file or a loaded model of transformers, TransformerLens or nnsight: "
+            f"got {type(source)}."
         )
     if any(weight.is_meta for weight in source.state_dict().values()):
         raise InputError("this model has no weights: they are on the meta device. Load it with its weights first.")
-    name, tokenizer = str(getattr(source.config, "_name_or_path", "") or ""), None
-    if name:
+    name, tokenizer = str(getattr(source.config, "_name_or_path", "") or ""), own_tokenizer
+    if name and tokenizer is None:
         from transformers import AutoTokenizer
 
         with _quiet():
@@ -263,17 +271,29 @@ def _check_same_logits(original: Any, model: Transformer) -> None:
     training = [module for module in original.modules() if module.training]
     original.eval()
     try:
-        theirs = original(ids.to(original.device)).logits.float().cpu()
+        theirs = _logits(original, ids).float().cpu()
     finally:
         for module in training:
             module.training = True
     ours = model.logits(ids).float().cpu()
     off = float((ours - theirs).abs().max() / theirs.abs().max())
     if not off <= _SAME_LOGITS.get(model.dtype, 1e-3):  # NaN is not the same either
+        if is_bridge(original) and original.compatibility_mode:
+            raise InputError(
+                "this bridge has changed the weights of its transformers model. Load it before "
+                "enable_compatibility_mode is called, or call that with no_processing=True."
+            )
         raise InputError(
-            "this transformers model does not compute what its weights and configuration say: its logits are "
+            "this model does not compute what its weights and configuration say: its logits are "
             f"{off:.1%} off. Remove hooks and replaced modules, or put their effect into the weights."
         )
+
+
+def _logits(original: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The logits of a model of ``transformers`` or another tool."""
+    output: Any = original(ids.to(next(original.parameters()).device))
+    logits: torch.Tensor = getattr(output, "logits", output)
+    return logits
 
 
 def _tokenizer(auto: Any, folder: str, options: dict[str, Any]) -> Any:
