@@ -11,8 +11,8 @@ from small_models import TINY
 
 FAMILIES = sorted(TINY)
 # One of every kind of block. The others differ from these in what is read from a checkpoint and in positions,
-# and their logits are held against transformers in every run.
-BLOCKS = ("gpt2", "llama-grouped", "neox", "gemma2", "olmo2", "qwen2-moe")
+# and their logits are held against transformers, and one method and circuit against the reference, in every run.
+BLOCKS = ("gpt2", "llama-grouped", "neox", "gemma2", "olmo2", "qwen2-moe", "mpt", "stablelm-parallel")
 
 
 def some(values: Sequence[Any], quick: Sequence[Any]) -> list[Any]:

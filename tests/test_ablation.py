@@ -36,7 +36,7 @@ def test_all_edges_give_the_clean_run_and_none_the_ablated_one(model, name):
 
 
 @pytest.mark.parametrize(
-    ("model", "name", "share"), covering(FAMILIES, list(ABLATIONS), [0.03, 0.3, 0.8]), indirect=["model"]
+    ("model", "name", "share"), covering(FAMILIES, list(ABLATIONS), [0.03, 0.3, 0.8], quick=BLOCKS), indirect=["model"]
 )
 def test_evaluation_equals_the_plain_reference(model, name, share):
     """The masks are not pruned: there are nodes that write and read nothing."""

@@ -11,6 +11,7 @@ import pytest
 import reference
 import torch
 from covering import BLOCKS, FAMILIES, covering, families, some
+from random_circuits import circuit_of, random_mask
 from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
@@ -18,6 +19,7 @@ from gradpath.attribution.batch import PointRun
 from gradpath.attribution.methods import METHODS as REGISTERED
 from gradpath.attribution.methods import Path, Unscored, path
 from gradpath.errors import InputError, UsageError
+from gradpath.evaluation.evaluate import evaluate
 from gradpath.model.transformer import Run
 from gradpath.tasks.task import Task
 
@@ -48,7 +50,21 @@ def close(values: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5)
     return bool((values - expected).abs().max() <= tolerance * expected.abs().max())
 
 
-@pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(METHODS)), indirect=["model"])
+def test_scores_and_circuits_of_every_family_equal_the_reference(model):
+    """One method and one circuit, on two short pairs; the slow tests have all of them."""
+    model, task = model.to(dtype=torch.float64), prompts([5, 6], [[1], [3]])
+    scores = attribute(model, task, "eap-ig", steps=2)
+    assert close(scores.values, reference.scores(model, task, reference.straight_line([0.5, 1.0])), 2e-7)
+    some = random_mask(model.graph, 0.4)
+    masks = [some, model.graph.mask, model.graph.mask & False]
+    part, full, empty = evaluate(model, [circuit_of(model.graph, mask) for mask in masks], task)
+    with torch.no_grad():
+        assert torch.allclose(part.circuit_values, reference.patched_metric(model, task, some).float(), atol=1e-5)
+    assert torch.allclose(full.circuit_values, full.clean_values, atol=1e-5)
+    assert torch.allclose(empty.circuit_values, empty.corrupted_values, atol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(METHODS), quick=BLOCKS), indirect=["model"])
 def test_engine_equals_the_plain_reference(model, name):
     method, options, points = METHODS[name]
     expected = reference.scores(model, MIXED, points)

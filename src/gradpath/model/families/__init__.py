@@ -50,7 +50,7 @@ class Family:
 # Families that do not fit the transformer, so that nobody tries to write an adapter.
 _DO_NOT_FIT = {
     "their multi-head latent attention has keys and values that are not linear in the residual stream": """
-        deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite longcat_flash minicpm3 youtu
+        deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite longcat_flash minicpm3 mistral4 youtu
     """,
     "their attention is limited to chunks, and their experts read what the router has scaled": "llama4 llama4_text",
     "they have recurrent layers, and the nodes of a circuit are attention heads and MLPs": """
