@@ -21,7 +21,7 @@ from gradpath.model.packaged import PACKAGED, Packaged
 from gradpath.model.placement import AUTO, gpus, spread_over
 from gradpath.model.tokenizer import Tokenizer, panics_as_errors
 from gradpath.model.transformer import Transformer
-from gradpath.model.untrusted import check_claims
+from gradpath.model.untrusted import auto_class, check_claims
 from gradpath.model.wrapped import from_hooked, is_bridge, is_hooked, unwrap, without_nnsight
 from gradpath.runtime import distributed
 from gradpath.runtime.files import ELSEWHERE, recorded_path
@@ -161,9 +161,9 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Sou
 
 def _read(source: str, folder: str, file: str | None, dtype: torch.dtype, options: dict[str, Any]) -> _Source:
     """Read a model with ``transformers`` from a folder, the hub's cache or the hub."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+    from transformers import AutoTokenizer, PretrainedConfig
 
-    gguf = None if file is None else GgufFile.read(Path(folder, file))
+    gguf, family = None if file is None else GgufFile.read(Path(folder, file)), None
     if file is None:  # before any weight is read, or downloaded
         local = {"local_files_only": True} if "local_files_only" in options else {}
         family = PretrainedConfig.get_config_dict(folder, **local)[0].get("model_type")
@@ -172,7 +172,7 @@ def _read(source: str, folder: str, file: str | None, dtype: torch.dtype, option
         check_family(str(family))
     if Path(folder).is_dir():
         check_claims(Path(folder), file, bool(options["trust_remote_code"]))
-    auto: Any = AutoModelForCausalLM
+    auto = auto_class(str(family))
     model, loaded = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
     _check_all_loaded(source, loaded)
     return _Source(model, _tokenizer(AutoTokenizer, folder, options), source, gguf)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 def check_claims(folder: Path, gguf_file: str | None, trust_remote_code: bool) -> None:
     """Raise a ``ValueError`` if the folder, or the GGUF file in it, cannot contain the model that it describes."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     _check_index(folder)
     where = {} if gguf_file is None else {"gguf_file": gguf_file}
@@ -31,7 +32,7 @@ def check_claims(folder: Path, gguf_file: str | None, trust_remote_code: bool) -
         if not 0 < size <= limit:
             raise ValueError(f"its configuration has {size!r} {what}, and a model has 1 to {limit:,}")
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)  # type: ignore[no-untyped-call]
+        empty = auto_class(config.model_type).from_config(config, trust_remote_code=trust_remote_code)
     claimed = sum(parameter.numel() for parameter in empty.parameters())
     if gguf_file is not None:  # the vocabulary of such a model comes from the tensors, not from the configuration
         claimed -= sum(x.weight.numel() for x in (empty.get_input_embeddings(), empty.get_output_embeddings()))
@@ -49,3 +50,12 @@ def _check_index(folder: Path) -> None:
         for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ():
             if Path(name).name != name:
                 raise ValueError(f"{index.name} names the file {name!r}, which is not in the folder")
+
+
+def auto_class(family: str) -> Any:
+    """The class of ``transformers`` that loads models of a family. Some that read images need another one."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto import modeling_auto as auto
+
+    only_with_images = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() - auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return AutoModelForImageTextToText if family in only_with_images else AutoModelForCausalLM
