@@ -54,7 +54,8 @@ def test_built_in_entries_come_first_in_a_fixed_order():
     assert list(SELECTIONS) == [
         *("top", "greedy", "signed", "ratio", "random", "balanced", "stable", "refined", "exchanged", "learned", "acdc")
     ]
-    assert list(TASKS) == ["ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than"]
+    paper = ["ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than"]
+    assert list(TASKS) == [*paper, "arithmetic-addition", "arithmetic-subtraction", "mcqa"]
 
 
 def test_an_unknown_name_suggests_the_nearest():

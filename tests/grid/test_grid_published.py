@@ -10,7 +10,7 @@ import torch
 
 from gradpath.model.transformer import Transformer
 from gradpath.paper.published import Published, _data, published
-from gradpath.tasks import TASKS
+from gradpath.tasks.builtin import PAPER_TASKS
 
 PAPER = Published("gpt2", {}, "somewhere")
 
@@ -41,7 +41,7 @@ def test_other_models_have_no_figures_beside_them(tiny):
 
 def test_the_tables_are_complete():
     for model in _data()["models"].values():
-        assert set(model["faithfulness"]) == set(TASKS)
+        assert set(model["faithfulness"]) == set(PAPER_TASKS)
         for table in model["faithfulness"].values():
             assert 5 <= len(table) <= 7
             assert all(set(row) == {"eap", "eap-ig", "eap-gp"} for row in table.values())

@@ -18,7 +18,8 @@ from gradpath.evaluation import mib
 from gradpath.model.transformer import Transformer
 from gradpath.selection import find_selection
 from gradpath.sweep import Limits
-from gradpath.tasks import TASKS, find_metric
+from gradpath.tasks import find_metric
+from gradpath.tasks.builtin import PAPER_TASKS
 from gradpath.tasks.load import check_task
 
 CUSTOM = "custom"  # the task of the user's own data, if it has no other name
@@ -120,7 +121,7 @@ class Request:
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        return tuple(TASKS) if self.tasks is None else self.tasks
+        return PAPER_TASKS if self.tasks is None else self.tasks
 
     @property
     def limits(self) -> Limits:

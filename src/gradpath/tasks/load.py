@@ -14,7 +14,7 @@ from gradpath import defaults
 from gradpath.errors import InputError, UsageError, unknown, whole_number
 from gradpath.model.tokenizer import Tokenizer, padded, prompt_ids
 from gradpath.model.transformer import Transformer
-from gradpath.tasks.builtin import REWORDED, TASKS, read_built_in
+from gradpath.tasks.builtin import REWORDED, TASKS, find_task, read_built_in
 from gradpath.tasks.metrics import (
     METRICS,
     Metric,
@@ -153,7 +153,7 @@ def check_task(name: str | None, data: Any = None) -> None:
     if data is not None:
         check_data(data, name)
     elif name is not None:
-        TASKS.find(name)
+        find_task(name)
 
 
 def check_draw(n: Any, seed: Any, split: Any) -> None:

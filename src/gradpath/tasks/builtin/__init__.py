@@ -38,9 +38,33 @@ TASKS = Registry[BuiltInTask](
     "task",
     [
         f"{__name__}.{module}"
-        for module in ("ioi", "sva", "gender_bias", "capital_country", "hypernymy", "greater_than")
+        for module in (
+            "ioi",
+            "sva",
+            "gender_bias",
+            "capital_country",
+            "hypernymy",
+            "greater_than",
+            "arithmetic",
+            "mcqa",
+        )
     ],
 )
+
+
+PAPER_TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
+# MIB's tasks on questions that are not ours to pass on, and where they are.
+FROM_FILE = {"arc-easy": "ARC-Easy", "arc-challenge": "ARC-Challenge"}
+
+
+def find_task(name: str) -> BuiltInTask:
+    """A built-in task; of one that needs a file, say which."""
+    if name in FROM_FILE:
+        raise UsageError(
+            f"{name} needs its questions as a file: save the rows of {FROM_FILE[name]} of the dataset allenai/ai2_arc "
+            f"(or those of mib-bench/{name.replace('-', '_')}) as JSONL, and give --task {name} --data FILE.jsonl."
+        )
+    return TASKS.find(name)
 
 
 def built_in_task(
@@ -71,7 +95,7 @@ def describe_tasks() -> list[dict[str, str]]:
 
 def read_built_in(name: str, split: str, tokenizer: Tokenizer) -> Source:
     """The pairs of a built-in task; the split "all" joins both halves, without pairs across them."""
-    task = TASKS.find(str(name))
+    task = find_task(str(name))
     if split == REWORDED and not task.reworded:
         known = ", ".join(other.name for other in TASKS.values() if other.reworded)
         raise UsageError(f"the task {name!r} has no other templates, which {known} have: take the split 'test'.")

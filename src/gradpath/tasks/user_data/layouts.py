@@ -13,10 +13,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import greater_than, sva
+from gradpath.tasks.builtin import TASKS, greater_than, mcqa, sva
 from gradpath.tasks.builtin.gender_bias import HE, SHE
 from gradpath.tasks.pairs import Pair
 from gradpath.tasks.user_data import rows
@@ -87,7 +88,7 @@ class Layout:
     @property
     def task(self) -> str | None:
         """The built-in task that the layout belongs to."""
-        return None if self.name == "own" else self.name
+        return self.name if self.name in TASKS else None
 
     def notes(self, reader: AnswerReader) -> list[str]:
         """Where the answers come from, if that is not obvious."""
@@ -209,6 +210,55 @@ def _greater_than(row: Row, reader: AnswerReader) -> Pair:
     return _pair(row, year.right, year.wrong, problem=year.problem)
 
 
+def _choices(row: Row) -> Pair:
+    """A question with its choices, as in ARC; the corrupted prompt has other letters in front of them."""
+    choices, key = row.values.get("choices"), row.values.get("answerkey")
+    texts, labels = (choices.get(name) if isinstance(choices, dict) else None for name in ("text", "label"))
+    if not (isinstance(texts, list) and isinstance(labels, list) and 2 <= len(texts) == len(labels) <= len(mcqa.FIRST)):
+        raise InputError(
+            f"{row.where} needs 'choices' with two to {len(mcqa.FIRST)} entries in 'text' and as many in 'label': got "
+            f"{str(choices)[:80]}. Correct it."
+        )
+    places = [str(label) for label in labels]
+    place = key if isinstance(key, int) else places.index(str(key)) if str(key) in places else -1
+    if not 0 <= place < len(texts):
+        raise InputError(f"{row.where} has the answer {key!r}, and the labels are {', '.join(places)}. Correct it.")
+    question = rows.text(row, "question")
+    begin = len(mcqa.FIRST) + sum(question.encode()) % (26 - 2 * len(mcqa.FIRST))  # the same letters in every run
+    letters = [chr(ord("A") + begin + i) for i in range(len(texts))]
+    symbols = mcqa.FIRST[: len(texts)], "".join(letters)
+    clean, corrupted = (_whole(row, mcqa.prompt(question, [str(text) for text in texts], each)) for each in symbols)
+    return Pair(clean, corrupted, (f" {symbols[0][place]}",), (f" {symbols[1][place]}",), where=row.where)
+
+
+def _whole(row: Row, text: str) -> str:
+    """Refuse half of a character, which JSON allows and tokenizers do not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{row.where} has half of a character in its prompt or choices. Correct it.") from None
+    return text
+
+
+def _mib(row: Row) -> Pair:
+    """MIB's own rows: the prompt, and that of a counterfactual with its own choices."""
+
+    def read(values: Any) -> tuple[str, str]:
+        labels = values["choices"]["label"]
+        return _whole(
+            row, str(values["prompt"])
+        ), f" {labels[values['answerkey' if 'answerkey' in values else 'answerKey']]}"
+
+    try:
+        (clean, right), (corrupted, wrong) = read(row.values), read(row.values["symbol_counterfactual"])
+    except (KeyError, TypeError, IndexError):
+        raise InputError(
+            f"{row.where} does not have MIB's form: a prompt, choices with labels, the number of the right one in "
+            "answerKey, and the same in symbol_counterfactual. Correct it."
+        ) from None
+    return Pair(clean, corrupted, (right,), (wrong,), where=row.where)
+
+
 def _pair(
     row: Row,
     right: tuple[str | int, ...] = (),
@@ -236,6 +286,8 @@ LAYOUTS = (
     Layout("hypernymy", _HYPERNYMY_COLUMNS, _PROBABILITY, _hypernymy, _IDS, _TEXT, _hypernymy_fits),
     Layout("ioi", ("clean", "corrupted", "correct_idx", "incorrect_idx"), _LOGIT, _ioi, _IDS, _PROMPTS, _ioi_fits),
     Layout("gender-bias", _GENDER_COLUMNS, _LOGIT, _gender_bias, _IDS, _PROMPTS, _gender_bias_fits),
+    Layout("MIB", ("prompt", "choices", "answerkey", "symbol_counterfactual"), _LOGIT, lambda row, _: _mib(row)),
+    Layout("ARC", ("question", "choices", "answerkey"), _LOGIT, lambda row, _: _choices(row)),
     Layout("sva", ("clean", "corrupted", "plural"), _PROBABILITY, _sva),
     Layout("greater-than", ("clean", "corrupted", "correct_idx"), _PROBABILITY, _greater_than),
     Layout("greater-than", ("clean", "corrupted", "label"), _PROBABILITY, _greater_than),
