@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -291,6 +291,7 @@ def sweep(
     same: Callable[[], object],
     places: Callable[[Pairs], Places] | None = None,
     progress: Progress | None = None,
+    batches: Sequence[Pairs] | None = None,
 ) -> Iterator[Done]:
     """Run the work on every batch, or on its parts where it does not fit into memory.
 
@@ -309,6 +310,7 @@ def sweep(
         places: Goes through the computation of one example, to find where a value is not finite. By default
             through its two prompts.
         progress: Called with the number of examples of each finished batch; on the first rank, for all of them.
+        batches: The same examples in batches, if they are not to be cut evenly.
 
     Yields:
         What the work returned for each batch.
@@ -322,7 +324,7 @@ def sweep(
 
     world = distributed.world()
     if world == 1:
-        for batch in pairs.batches(size):
+        for batch in batches or pairs.batches(size):
             yield from halving(checked, batch)
             if progress is not None:
                 progress(len(batch))
@@ -335,9 +337,9 @@ def sweep(
     distributed.check_same("models, circuits or options", same(), size)
     left = len(pairs)
     with distributed.fail_together():
-        enough = math.ceil(len(pairs) / size) >= world
-        batches = pairs.batches(size if enough else math.ceil(len(pairs) / world))
-        for batch in islice(batches, distributed.rank(), None, world):
+        enough = (math.ceil(len(pairs) / size) if batches is None else len(batches)) >= world
+        even = pairs.batches(size if enough else math.ceil(len(pairs) / world))
+        for batch in islice((batches if enough else None) or even, distributed.rank(), None, world):
             yield from halving(checked, batch)
             if progress is not None:
                 progress(min(left, len(batch) * world))

@@ -8,9 +8,12 @@ from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
+from gradpath.evaluation import patched_run
 from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.patched_run import prepare
 from gradpath.selection import faithful, nested_order
 from gradpath.selection.faithful import log_spaced, smallest_faithful
+from gradpath.sweep import Limits
 
 TASK = prompts([6, 9, 6, 7], [[0], [4], [2, 3], [6]])
 
@@ -36,6 +39,14 @@ def test_the_size_found_keeps_the_share_and_no_measured_smaller_one_does(circuit
     model, order, kept = circuits
     n = smallest_faithful(model, TASK, order, share)
     assert abs(1 - kept[n - 1]) <= 1 - share + 1e-6
+
+
+def test_a_search_runs_the_prompts_once_while_there_is_room(circuits, monkeypatch):
+    model, order, _ = circuits
+    made = []
+    monkeypatch.setattr(patched_run, "prepare", lambda *args: made.append(args[1]) or prepare(*args))
+    smallest_faithful(model, TASK, order, 0.85, Limits(batch_size=2))
+    assert [len(batch) for batch in made] == [2, 2]
 
 
 def test_the_whole_model_keeps_everything(circuits):

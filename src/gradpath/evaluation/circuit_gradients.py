@@ -66,7 +66,6 @@ def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor) 
 class _Heads(NamedTuple):
     """What the backward pass needs of a layer's heads."""
 
-    reads: Tensor  # (target, batch, pos, d_model)
     projected: Projected  # its values are a leaf
     change: Tensor | None  # (head, row, d_head): what ``run_heads`` gave, if its graph is kept
 
@@ -74,8 +73,8 @@ class _Heads(NamedTuple):
 class _TracedRun:
     """A patched run that keeps what its backward pass needs.
 
-    ``gradients`` has a row for every target that the circuit runs, in the order of the computation: the gradient
-    at what the target reads, once the backward pass has come to it.
+    ``gradients`` has a row for every target that the circuit runs, in the order of the computation: what a head's q, k
+    or v reads, until the backward pass has come to it; then the gradient there.
     """
 
     def __init__(self, prepared: Prepared, plan: Plan) -> None:
@@ -117,7 +116,8 @@ class _TracedRun:
                 change = run_heads(prepared, index, step, projected.values)
             writes = write_heads(model, index, step, change.detach())
             deltas[step.head_rows] = to_device_of(writes, deltas).view(-1, *deltas.shape[1:])
-            self.heads[index] = _Heads(x, projected, change if self.keep_graphs else None)
+            self.gradients[self.rows[2 * index]] = to_device_of(x, deltas)
+            self.heads[index] = _Heads(projected, change if self.keep_graphs else None)
         if step.mlp is not None:
             at = self._positions(index)
             x = step.mlp.read(before.mlp_in[at], deltas[:, *at])[0].requires_grad_()
@@ -150,15 +150,17 @@ class _TracedRun:
                 self.gradients[row] = 0
             self.gradients[row, *at] = to_device_of(torch.autograd.grad(written, x, grad_out)[0], self.deltas)
         if step.attention.targets:
-            x, projected, change = self.heads.pop(index)
+            projected, change = self.heads.pop(index)
             if change is None:
                 with torch.enable_grad():
                     change = run_heads(self.prepared, index, step, projected.values)
             grad_out = to_device_of(self._at_writes(step.head_rows), change).flatten(1, 2)
             grad_out = torch.bmm(grad_out, write_weights(model, index, step).mT)
             (at_values,) = torch.autograd.grad(change, projected.values, grad_out)
-            gradient = _through_projection(projected, x.flatten(1, 2), at_values).view_as(x)
-            self.gradients[self.rows[2 * index]] = to_device_of(gradient, self.deltas)
+            kept = self.gradients[self.rows[2 * index]]
+            gradient = _through_projection(projected, to_device_of(kept, at_values).flatten(1, 2), at_values)
+            if gradient.data_ptr() != kept.data_ptr():  # else it is in its place
+                kept.copy_(gradient.view_as(kept))
 
     def _at_writes(self, rows: slice) -> Tensor:
         """The gradients at the writes of some live sources, (source, batch, pos, d_model)."""

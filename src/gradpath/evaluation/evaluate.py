@@ -18,17 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import overload
 
 import torch
 from torch import Tensor
 
 from gradpath._version import __version__
-from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
+from gradpath.ablation import CORRUPTED, ablation_of, all_positions
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_type
-from gradpath.evaluation.patched_run import places_in_circuits, prepare, run_circuits
+from gradpath.evaluation.patched_run import SetUps, places_in_circuits, run_circuits
 from gradpath.evaluation.plan import check_same_graph, plan_of
 from gradpath.evaluation.result import Result
 from gradpath.model.tokenizer import Tokenizer
@@ -99,19 +98,52 @@ def evaluate(
     for one in circuits:
         check_type("the circuit", one, Circuit)
         check_same_graph(model, one)
+    check_type("the task", task, Task)
     limits = Limits(batch_size, memory)
     used = ablation or common_ablation(circuits)
     with own_settings(model), shown(progress, lambda: phase_of(model, task, len(circuits))) as progress:
         instead = ablation_of(used, model, mean_over or task, limits)
-        clean, corrupted, patched = _measure(model, circuits, task, limits, progress, instead)
+        set_ups = SetUps(model, task.metric, instead, room=0)
+        results = measure_circuits(set_ups, circuits, task, used, limits, progress)
+    return results[0] if isinstance(circuit, Circuit) else results
+
+
+def measure_circuits(
+    set_ups: SetUps,
+    circuits: Sequence[Circuit],
+    task: Task,
+    ablation: str,
+    limits: Limits = Limits(),
+    progress: Progress | None = None,
+) -> list[Result]:
+    """As ``evaluate``, with set-ups that can be used again for further circuits on the same examples.
+
+    Args:
+        set_ups: The set-ups, of the task's metric and the ablation.
+        circuits: The circuits.
+        task: The examples.
+        ablation: The name of the ablation.
+        limits: The batch size and memory.
+        progress: Called with the number of examples of each finished batch.
+
+    Returns:
+        A result for each circuit.
+    """
+    model = set_ups.model
+    clean, corrupted, patched = _measure(set_ups, circuits, task, limits, progress)
     _check_behaviour(task, clean, corrupted)
     clean_texts, corrupted_texts = (_texts(side, model.tokenizer) for side in (task.clean, task.corrupted))
-    about = {"version": __version__, "model": model.name, "task": task.name, "ablation": used, "data": dict(task.about)}
-    results = [
+    about = {
+        "version": __version__,
+        "model": model.name,
+        "task": task.name,
+        "ablation": ablation,
+        "data": dict(task.about),
+    }
+    return [
         Result(clean, corrupted, values, one.asked, len(one), clean_texts, corrupted_texts, about)
         for one, values in zip(circuits, patched, strict=True)
     ]
-    return results[0] if isinstance(circuit, Circuit) else results
 
 
 def phase_of(model: Transformer, task: Task, n_circuits: int) -> Phase:
@@ -140,24 +172,19 @@ def common_ablation(circuits: Sequence[Circuit]) -> str:
 
 @torch.no_grad()
 def _measure(
-    model: Transformer,
-    circuits: list[Circuit],
-    task: Task,
-    limits: Limits,
-    progress: Progress | None,
-    ablation: Ablation | None,
+    set_ups: SetUps, circuits: Sequence[Circuit], task: Task, limits: Limits, progress: Progress | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The metric of every example: clean and corrupted, (example,), and in each circuit, (circuit, example)."""
+    model, ablation = set_ups.model, set_ups.ablation
     pairs = all_positions(named_positions(encode(task, model.tokenizer), circuits, task, model), ablation)
     plans = [plan_of(model, one) for one in circuits]
     # Zeros, so that the sum over ranks puts every example's values in their place.
     values = torch.zeros(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
 
     def measure(batch: Pairs) -> Tensor:
-        prepared = prepare(model, batch.to(model.device), ablation)
+        prepared, *metrics = set_ups.prepare(batch)
         # One after another: the logits of many circuits at once would not fit.
-        all_logits = chain((prepared.clean_logits, prepared.corrupted_logits), run_circuits(prepared, plans))
-        metrics = [task.metric(logits, prepared.batch.labels) for logits in all_logits]
+        metrics += [task.metric(logits, prepared.batch.labels) for logits in run_circuits(prepared, plans)]
         for metric in metrics:
             check_metric(metric, len(batch))
         values[:, batch.index] = torch.stack([metric.float().cpu() for metric in metrics])
@@ -165,7 +192,7 @@ def _measure(
 
     def places(single: Pairs) -> Places:
         yield from places_in_prompts(model, task.metric, single)
-        yield from places_in_circuits(prepare(model, single.to(model.device), ablation), plans, task.metric)
+        yield from places_in_circuits(set_ups.prepare(single).prepared, plans, task.metric)
 
     for _ in sweep(
         measure,

@@ -23,7 +23,7 @@ products of the nodes in it, at most one forward pass over the suffix, and no ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -43,6 +43,8 @@ from gradpath.tasks.task import Pairs
 Watch = Callable[[int, list[int], Tensor, Past, PositionInfo], None]
 # How many circuits are unembedded at once.
 TOGETHER = 8
+# Bytes of set-ups that are kept; others are made again.
+ROOM = 3 * 2**27
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,32 @@ class Prepared:
         return None if self.batch.spans is None else self.batch.spans[:, self.batch.start :]
 
     def for_circuits(self) -> Prepared:
-        """The same without those parts of the corrupted run that no circuit reads."""
-        none = self.input.new_empty(0)
-        layers = [replace(x, y=none, rstd=none, z=none, past=Past(none, none)) for x in self.layers]
-        return replace(self, corrupted=replace(self.corrupted, layers=layers))
+        """The same without what no circuit reads: parts of the corrupted run, and copies of shared keys and values."""
+        none, a = self.input.new_empty(0), self.model.arch
+        group = a.n_heads // a.n_kv_heads
+
+        def once(x: Tensor, axis: int) -> Tensor:
+            first_of_group = torch.arange(0, a.n_heads, group, device=x.device)
+            return x if group == 1 else x.index_select(axis, first_of_group)
+
+        layers = [
+            replace(x, k=once(x.k, 2), v=once(x.v, 2), y=none, rstd=none, z=none, past=Past(none, none))
+            for x in self.layers
+        ]
+        prefix = [Past(once(past.keys, 1), once(past.values, 1)) for past in self.prefix]
+        return replace(
+            self,
+            corrupted=replace(self.corrupted, layers=layers),
+            prefix=prefix,
+            clean_logits=none,
+            corrupted_logits=none,
+        )
 
     @property
     def n_bytes(self) -> int:
         """The memory that the runs take."""
         parts = [x for layer in self.layers for x in vars(layer).values() if isinstance(x, Tensor)]
-        parts += [x for past in self.prefix for x in past] + [self.clean_logits, self.corrupted_logits]
-        return sum(x.nbytes for x in parts)
+        return sum(x.nbytes for x in (*parts, *(x for past in self.prefix for x in past)))
 
     @property
     def layers(self) -> list[LayerRun]:
@@ -114,6 +131,43 @@ def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) 
         clean_logits=model.unembed(clean_final[row, at]),
         corrupted_logits=model.unembed(run.final_in[row, at]),
     )
+
+
+class SetUp(NamedTuple):
+    """A batch that is ready for circuits, and the metric of its examples at both ends, (batch,)."""
+
+    prepared: Prepared
+    clean: Tensor
+    corrupted: Tensor
+
+
+class SetUps:
+    """The set-ups of batches. They are kept for further circuits as long as there is room for them."""
+
+    def __init__(self, model: Transformer, metric: Metric, ablation: Ablation | None, room: int = ROOM) -> None:
+        """``room`` is the memory in bytes that may be kept."""
+        self.model, self.metric, self.ablation, self.room = model, metric, ablation, room
+        self._kept = dict[tuple[int, ...], SetUp]()
+
+    @torch.no_grad()
+    def prepare(self, batch: Pairs) -> SetUp:
+        """The set-up of a batch; a batch is known by the numbers of its examples."""
+        key = tuple(batch.index.tolist())
+        if key in self._kept:
+            return self._kept[key]
+        prepared = prepare(self.model, batch.to(self.model.device), self.ablation)
+        ends = (self.metric(x, prepared.batch.labels) for x in (prepared.clean_logits, prepared.corrupted_logits))
+        set_up = SetUp(prepared.for_circuits(), *ends)
+        if (n_bytes := set_up.prepared.n_bytes) <= self.room:
+            self._kept[key] = set_up
+            self.room -= n_bytes
+        return set_up
+
+    def keep_only(self, examples: Collection[int]) -> None:
+        """Forget the batches with other examples than these."""
+        inside = set(examples)
+        for key in [key for key in self._kept if not inside.issuperset(key)]:
+            self.room += self._kept.pop(key).prepared.n_bytes
 
 
 def run_circuits(prepared: Prepared, plans: Sequence[Plan]) -> Iterator[Tensor]:
@@ -240,7 +294,7 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor
     """
     model, layer, a = prepared.model, prepared.model.layers[index], prepared.model.arch
     before, heads = prepared.layers[index], step.heads
-    q, k, v = (x if len(heads) == a.n_heads else x[:, :, heads] for x in (before.q, before.k, before.v))
+    q, k, v = (_of_heads(x, heads, a.n_heads, 2) for x in (before.q, before.k, before.v))
     # Every q, k and v as in the corrupted run, but for those that read something else.
     place = {head: row for row, head in enumerate(heads)}
     rows = [qkv * len(heads) + place[head] for qkv, head in (divmod(x, a.n_heads) for x in step.attention.targets)]
@@ -251,7 +305,7 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor
     positions = prepared.positions.to_device_of(layer.w_qkv)
     if len(heads) < a.n_heads:
         layer, positions = layer.of_heads(heads), positions.of_heads(heads)
-    prefix = Past(*(x[:, heads] for x in prepared.prefix[index])) if prepared.prefix else None
+    prefix = Past(*(_of_heads(x, heads, a.n_heads, 1) for x in prepared.prefix[index])) if prepared.prefix else None
     past = model.keys_and_values(layer, k, v, positions).after(prefix)
     queries = model.queries(layer, q, positions)
     if watch is not None:
@@ -260,3 +314,12 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor
     # Heads that share a norm are all here.
     written = z if layer.attn_gain is None else model.attention_out(layer, z)[1]
     return (written - before.written[:, :, heads]).flatten(0, 1).transpose(0, 1)
+
+
+def _of_heads(x: Tensor, heads: list[int], n_heads: int, axis: int) -> Tensor:
+    """The part of each head, of a tensor that has one for every head or for every group that shares keys and values."""
+    n_parts = x.shape[axis]
+    if len(heads) == n_heads == n_parts:
+        return x
+    parts = [head * n_parts // n_heads for head in heads]
+    return x.index_select(axis, torch.tensor(parts, dtype=torch.long, device=x.device))

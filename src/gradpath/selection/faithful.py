@@ -5,23 +5,25 @@ then sizes between it and the one below. A circuit that exaggerates the behaviou
 loses some of it, so a share of 0.85 asks for a faithfulness from 0.85 to 1.15. The whole model has 1, so some size
 always passes.
 
-Cost: one set-up for every few sizes, and a run of each circuit, which is cheap because small ones come first.
+Cost: one set-up, and a run of each circuit, which is cheap because small ones come first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gradpath.ablation import ablation_of
 from gradpath.errors import UsageError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation.evaluate import measure_circuits
+from gradpath.evaluation.patched_run import SetUps
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.selection.ranking import NestedOrder
-from gradpath.sweep import Limits
+from gradpath.sweep import Limits, own_settings
 from gradpath.tasks.task import Task
 
 RATIO = 1.5  # of neighbouring sizes on the way up
-AT_ONCE = 6  # sizes measured after one set-up
+AT_ONCE = 6  # sizes measured before the next ones are chosen
 
 
 def check_share(share: float) -> float:
@@ -48,10 +50,13 @@ def smallest_faithful(
     Returns:
         The number of edges to request.
     """
+    used = order.scores.provenance.ablation
+    with own_settings(model):
+        set_ups = SetUps(model, task.metric, ablation_of(used, model, task, limits))
 
     def passing(sizes: Sequence[int]) -> list[int]:
-        circuits = [order.circuit(n) for n in sizes]
-        results = evaluate(model, circuits, task, batch_size=limits.batch_size, memory=limits.memory)
+        with own_settings(model):
+            results = measure_circuits(set_ups, [order.circuit(n) for n in sizes], task, used, limits)
         away = distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
         return [n for n, distance in zip(sizes, away, strict=True) if distance <= 1 - check_share(share) + 1e-6]
 

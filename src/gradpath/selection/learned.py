@@ -45,6 +45,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -277,7 +278,7 @@ class _Learner:
     @cached_property
     def _split(self) -> tuple[list[Pairs], list[Pairs]]:
         """The batches to learn from, and those for the last step: others, if there are enough examples."""
-        batches = [batch for part in self.probe.parts for batch in part.batches(self.probe.batch)]
+        batches = [batch for part in _doubling(self.probe.pairs) for batch in part.batches(self.probe.batch)]
         n_held = math.ceil(UNSEEN / self.probe.batch)
         return (batches[:-n_held], batches[-n_held:]) if len(batches) >= 4 * n_held else (batches, batches)
 
@@ -302,8 +303,7 @@ class _Learner:
     def _forget(self, begin: int, width: int) -> None:
         """Drop the set-ups of examples that are not in the window."""
         inside = {int(i) for place in range(begin, begin + width) for i in self._batch(place).index}
-        for key in [key for key in self.probe.prepared if not inside.issuperset(key)]:
-            del self.probe.prepared[key]
+        self.probe.set_ups.keep_only(inside)
 
     def _brought_back(self, values: Tensor) -> Order:
         """The edges by their scores; those of the sizes asked for so that the circuit is as strong as the model."""
@@ -331,7 +331,7 @@ class _Learner:
     def _key(self) -> object:
         """Everything that the scores depend on."""
         probe = self.probe
-        pairs = [(part.clean.tolist(), part.corrupted.tolist(), repr(part.labels)) for part in probe.parts]
+        pairs = [(part.clean.tolist(), part.corrupted.tolist(), repr(part.labels)) for part in _doubling(probe.pairs)]
         options = [self.match, self.steps, self.seconds, self.batch, probe.batch, self.rate, self.seed]
         ablation = probe.scores.provenance.ablation
         return (
@@ -349,6 +349,12 @@ def _shrunk(effects: Float[Tensor, "example edge"]) -> Float[Tensor, " edge"]:
     """The mean effects, less what is chance: of thousands of edges, those with the largest means owe most to it."""
     mean, variance = effects.mean(0), effects.var(0, correction=min(1, len(effects) - 1)) / len(effects)
     return mean * (1 - variance / mean.square().clamp_min(torch.finfo(mean.dtype).tiny)).clamp_min(0)
+
+
+def _doubling(pairs: Pairs) -> list[Pairs]:
+    """The pairs in parts, each as large as all before it together."""
+    ends = [math.ceil(len(pairs) / 2**halvings) for halvings in (3, 2, 1, 0)]
+    return [pairs.rows(torch.arange(begin, end, device="cpu")) for begin, end in pairwise([0, *ends]) if begin < end]
 
 
 def _generator(seed: int, *what: object) -> torch.Generator:

@@ -45,16 +45,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import pairwise
 from math import ceil
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradpath.ablation import Ablation, ablation_of, all_positions
+from gradpath.ablation import ablation_of, all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects
-from gradpath.evaluation.patched_run import Prepared, places_in_circuits, prepare
+from gradpath.evaluation.patched_run import SetUps, places_in_circuits
 from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.graph import Graph
 from gradpath.model.transformer import Transformer
@@ -73,8 +72,7 @@ SWAP_ROUNDS = 4
 SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
 WHOLE = 0.03  # circuits of at most this share of all edges are measured on all examples, larger ones on fewer
 FEWEST = 12  # examples that every circuit is measured on, if there are so many
-ROWS = 48  # examples times positions in a batch: more are hardly faster, and take more memory
-MAX_PREPARED = 3 * 2**27  # bytes of set-ups that are kept; others are made again
+ROWS = 80  # examples times positions in a batch: more are hardly faster, and take more memory
 MAX_EFFECTS = 2**27  # kept at once, one for every example and edge: half a gigabyte
 
 
@@ -107,12 +105,12 @@ class CircuitProbe:
 
     model: Transformer
     task: Task
-    parts: list[Pairs]  # the examples, each part as many as all before it together
-    batch: int
-    ablation: Ablation | None
     scores: Scores
-    # The set-up of batches, and the model's metric on them: the same for every circuit.
-    prepared: dict[tuple[int, ...], tuple[Prepared, Tensor]] = field(default_factory=dict)
+    pairs: Pairs  # in an order that looks random, so that the first of them are a sample
+    rows: int  # examples times positions in a batch
+    most: int  # the most examples in a batch
+    set_ups: SetUps
+    batches: dict[int, list[Pairs]] = field(default_factory=dict)  # of the first so many pairs
 
     @classmethod
     def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits, *, rows: int = ROWS) -> CircuitProbe:
@@ -120,9 +118,14 @@ class CircuitProbe:
         ablation = ablation_of(scores.provenance.ablation, model, task, limits)
         pairs = all_positions(encode(task, model.tokenizer), ablation)
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores))])
-        suffix = int((pairs.last - pairs.first).max()) + 1
-        batch = min(limits.batch(model, pairs), max(1, rows // suffix))
-        return cls(model, task, _doubling(pairs), batch, ablation, scores)
+        set_ups = SetUps(model, task.metric, ablation)
+        return cls(model, task, scores, pairs, rows, limits.batch(model, pairs), set_ups)
+
+    @property
+    def batch(self) -> int:
+        """The number of examples in batches that are cut evenly."""
+        suffix = int((self.pairs.last - self.pairs.first).max()) + 1
+        return min(self.most, max(1, self.rows // suffix))
 
     def measure(
         self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"], share: float = 1.0
@@ -132,23 +135,16 @@ class CircuitProbe:
         Args:
             edges: The circuit's edges.
             asked: The edges whose effects are wanted.
-            share: The share of the examples to measure on, at least; it is rounded up to whole parts.
+            share: The share of the examples to measure on, at least; it is rounded up to 1/8, 1/4, 1/2 or all.
 
         Returns:
             The deviations of the examples, and the effects of the edges asked for.
         """
-        plan = plan_of(self.model, circuit_of(self.scores, edges, prune=False))
-        total, measured = sum(map(len, self.parts)), list[tuple[Tensor, Tensor]]()
-        for part in self.parts:
-            measured.append(self.measure_on(part, plan, asked))
-            n_measured = sum(len(deviations) for deviations, _ in measured)
-            if n_measured >= max(share * total, FEWEST):
-                break
-        deviations, effects = zip(*measured, strict=True)
-        return torch.cat(deviations), torch.cat(effects)
+        pairs, batches = self._sample(share)
+        return self.measure_on(pairs, plan_of(self.model, circuit_of(self.scores, edges, prune=False)), asked, batches)
 
     def measure_on(
-        self, pairs: Pairs, plan: Plan, asked: Int[Tensor, " edge"]
+        self, pairs: Pairs, plan: Plan, asked: Int[Tensor, " edge"], batches: Sequence[Pairs] | None = None
     ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
         """As ``measure``, for a plan, whose edges may have weights, on some of the examples."""
         model, task, metric = self.model, self.task, self.task.metric
@@ -158,7 +154,7 @@ class CircuitProbe:
         row = {int(example): row for row, example in enumerate(pairs.index)}
 
         def measure(batch: Pairs) -> tuple[Tensor, Tensor]:
-            prepared, goal = self._prepare(batch)
+            prepared, goal, _ = self.set_ups.prepare(batch)
             value, effect = edge_effects(prepared, plan, metric, asked)
             deviation, effect = (value - goal).float().cpu(), effect.float().cpu()
             rows = [row[int(example)] for example in batch.index]
@@ -168,28 +164,38 @@ class CircuitProbe:
         def places(single: Pairs) -> Places:
             yield from places_in_prompts(model, metric, single)
             with torch.no_grad():
-                yield from places_in_circuits(self._prepare(single)[0], [plan], metric)
+                yield from places_in_circuits(self.set_ups.prepare(single).prepared, [plan], metric)
             yield "the gradients in the circuit", measure(single)[1]
 
         def same() -> object:
             return model.identity, plan.sources.numpy().tobytes(), asked.numpy().tobytes()
 
-        doing = "the selection of edges"
-        for _ in sweep(measure, pairs, self.batch, model=model, task=task, doing=doing, same=same, places=places):
+        for _ in sweep(
+            measure,
+            pairs,
+            self.batch,
+            model=model,
+            task=task,
+            doing="the selection of edges",
+            same=same,
+            places=places,
+            batches=batches,
+        ):
             pass
         return distributed.all_sum(deviations), distributed.all_sum(effects)
 
-    @torch.no_grad()
-    def _prepare(self, batch: Pairs) -> tuple[Prepared, Tensor]:
-        """The set-up of a batch, kept for the next circuit as long as there is room, and the model's metric."""
-        key = tuple(batch.index.tolist())
-        if key in self.prepared:
-            return self.prepared[key]
-        prepared = prepare(self.model, batch.to(self.model.device), self.ablation).for_circuits()
-        done = prepared, self.task.metric(prepared.clean_logits, prepared.batch.labels)
-        if sum(each.n_bytes for each, _ in (*self.prepared.values(), done)) <= MAX_PREPARED:
-            self.prepared[key] = done
-        return done
+    def _sample(self, share: float) -> tuple[Pairs, list[Pairs]]:
+        """At least a share of the examples, and the same in batches."""
+        total = len(self.pairs)
+        sizes = (ceil(total / 2**halvings) for halvings in (3, 2, 1))
+        n = next((n for n in sizes if n >= max(share * total, FEWEST)), total)
+        pairs = self.pairs.rows(torch.arange(n, device="cpu"))
+        if n not in self.batches:
+            # Samples grow, so the batches of a smaller one are not needed again.
+            self.batches.clear()
+            self.set_ups.keep_only(())
+            self.batches[n] = pairs.tight_batches(self.rows, self.most)
+        return pairs, self.batches[n]
 
 
 def start_size(scores: Scores) -> int:
@@ -204,12 +210,6 @@ def _shuffled(pairs: Pairs) -> Int[Tensor, " example"]:
         tokens = torch.cat([clean[: last + 1], corrupted[: last + 1]])
         keys.append(sha256(tokens.long().numpy().tobytes()).digest())
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), device="cpu")
-
-
-def _doubling(pairs: Pairs) -> list[Pairs]:
-    """The pairs in parts, each as large as all before it together."""
-    ends = [ceil(len(pairs) / 2**halvings) for halvings in (3, 2, 1, 0)]
-    return [pairs.rows(torch.arange(begin, end, device="cpu")) for begin, end in pairwise([0, *ends]) if begin < end]
 
 
 def _descent(probe: CircuitProbe, smallest: int) -> Order:

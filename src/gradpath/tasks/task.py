@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple, SupportsIndex, overload
 
 import torch
@@ -210,6 +212,36 @@ class Pairs:
         order = self._order()
         for start in range(0, len(order), size):
             yield self.rows(order[start : start + size])
+
+    def tight_batches(self, rows: int, most: int, price: int = 20) -> list[Pairs]:
+        """All pairs in batches that are cut where that leaves the least padding.
+
+        Args:
+            rows: The most rows of a batch of several examples: examples times positions from the first difference on.
+            most: The most examples of a batch.
+            price: What one more batch costs, in rows.
+
+        Returns:
+            The batches, in the order of ``batches``.
+        """
+        order = self._order()
+        first, last = self.first[order].tolist(), self.last[order].tolist()
+        least, begins = [0.0], [0]  # the cost of the first pairs, and where the last batch of them begins
+        for end in range(1, len(order) + 1):
+            least.append(math.inf)
+            begins.append(end - 1)
+            start, stop = first[end - 1], last[end - 1]
+            for begin in range(end - 1, max(-1, end - 1 - most), -1):
+                start, stop = min(start, first[begin]), max(stop, last[begin])
+                size = (end - begin) * (stop - start + 1)
+                if size > rows and end - begin > 1:
+                    break
+                if least[begin] + size + price < least[end]:
+                    least[end], begins[end] = least[begin] + size + price, begin
+        ends = [len(order)]
+        while ends[-1]:
+            ends.append(begins[ends[-1]])
+        return [self.rows(order[begin:end]) for begin, end in pairwise(reversed(ends))]
 
     def in_order(self) -> Pairs:
         """The pairs in the order of ``batches``."""
