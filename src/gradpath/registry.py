@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -123,7 +124,7 @@ def load_plugin(file: str | Path) -> ModuleType:
         The module that it becomes.
     """
     path = Path(file)
-    if path.suffix != ".py" or not path.is_file():
+    if path.suffix != ".py" or not os.path.isfile(path):
         raise InputError(f"a plug-in is a Python file, such as my_paths.py: there is no such file {file}.")
     name = f"{_PREFIX}{sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
     try:

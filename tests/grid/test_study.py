@@ -190,6 +190,14 @@ def test_what_is_not_a_study_is_refused_in_a_sentence(write, text, words):
         read_study(write(text))
 
 
+def test_names_that_no_system_allows_are_mistakes_or_names_of_the_hub(write):
+    long = "x" * 5000
+    assert read_study(write(f"models: {long}")).models == (long,)
+    for text in (f"tasks: {long}.csv", f"plugins: {long}.py", f"metric: {long}.py:f", "models: ~nobody/x"):
+        with pytest.raises(UsageError, match="has 1 mistake"):
+            read_study(write(text))
+
+
 @pytest.mark.parametrize(
     "text", ["models: !!python/object/apply:os.getcwd []", "tasks: !!python/name:os.system", "1: 2"]
 )

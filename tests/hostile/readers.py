@@ -27,6 +27,7 @@ from gradpath.errors import GradpathError
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
 from gradpath.grid.store import Store
+from gradpath.grid.study import read_study
 from gradpath.model.gguf import GgufFile
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.report.figure import fold
@@ -362,6 +363,25 @@ def use_notes(file: Path) -> None:
     json.dumps(notes.to_json(GRAPH))
 
 
+STUDY = """
+title: A study
+models: smollm2
+tasks: [ioi, sva]
+methods: [eap, eap-ig+steps=3]
+selections: [top, refined]
+sizes: [500, 0.975]
+examples: 10
+seeds: [0, 1]
+memory: 8GB
+"""
+
+
+def use_study(file: Path) -> None:
+    study = read_study(file)
+    assert study.n_cells >= 1
+    assert all(n >= 1 for n in study.counts(GRAPH).values())
+
+
 READERS = {
     "tokenizer": Reader(".json", valid_tokenizer, inside_json, use_tokenizer, 100),
     "cell": Reader(".json", valid_cell, inside_json, use_cell, 1000),
@@ -380,6 +400,7 @@ READERS = {
     "data-jsonl": Reader(
         ".jsonl", lambda _: b"\n".join(json.dumps(row).encode() for row in ROWS), inside_jsonl, use_data, 700
     ),
+    "study": Reader(".yaml", lambda _: STUDY.encode(), inside_text, use_study, 400),
     "gguf-facts": Reader(".gguf", valid_gguf, inside_gguf, lambda file: read_gguf(file), 300),
     "gguf": Reader(".gguf", valid_gguf, inside_gguf, use_model, 100),
     "config": Reader(".json", model_file("config.json"), inside_json, use_model_file("config.json"), 100),

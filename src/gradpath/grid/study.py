@@ -14,6 +14,7 @@ the file. It is YAML without references and without objects, and all mistakes in
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ import yaml
 
 from gradpath import defaults
 from gradpath.ablation import ABLATIONS
-from gradpath.errors import GradpathError, InputError, UsageError, unknown, whole_number
+from gradpath.errors import GradpathError, InputError, UsageError, reason, unknown, whole_number
 from gradpath.graph import Graph
 from gradpath.grid.bench import Bench
 from gradpath.grid.faithfulness import RANDOM
@@ -192,8 +193,9 @@ class _Entries:
     def _parsed(self, key: str, line: int, value: Any, parse: Callable[[Any], Value]) -> Value | None:
         try:
             return parse(value)
-        except GradpathError as problem:
-            self.mistakes.append((line, f"{key}: {problem}"))
+        except (GradpathError, OSError) as problem:
+            text = str(problem) if isinstance(problem, GradpathError) else f"{reason(problem)}."
+            self.mistakes.append((line, f"{key}: {text}"))
             return None
 
     def check(self) -> None:
@@ -260,13 +262,13 @@ def _text(value: Any) -> str:
 
 def _beside(folder: Path, name: str) -> Path:
     """A path of the file, which is relative to its folder."""
-    return folder / Path(name).expanduser()
+    return folder / os.path.expanduser(name)
 
 
 def _model(folder: Path, name: str) -> str:
     """A folder or file next to the study, or a name that is looked up as --model does."""
     own = _beside(folder, name)
-    if own.exists():
+    if os.path.exists(own):  # which is false for a name that no system allows
         return str(own)
     if name.startswith((".", "/", "~")) or name.endswith(".gguf"):
         raise InputError(f"there is no folder or file {own}.")
