@@ -2,6 +2,7 @@
 
     python benchmarks/learned.py measure OUT --model smollm2 --tasks ioi,sva    one JSON file for each task; continues
     python benchmarks/learned.py table OUT                                      the tables of all files, in Markdown
+    python benchmarks/learned.py figure OUT [LONGER]                            OUT/cost.png: error against CPU time
 
 EAP-IG scores 100 examples of a task's training words, seed 0; all selections start from these scores. Circuits are
 measured on three kinds of examples:
@@ -31,7 +32,7 @@ import gradpath as gp
 from gradpath.evaluation import mib
 from gradpath.evaluation.bootstrap import bootstrap, error_difference
 from gradpath.grid.runner import commit
-from gradpath.report.style import TITLES
+from gradpath.report.style import BLUE, FAINT, GREY, INK, TITLES, panels, save
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 from gradpath.selection import nested_order
@@ -50,18 +51,20 @@ MOST = 1112  # examples that ``learned`` can have drawn: none of them is measure
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["measure", "table"])
+    parser.add_argument("what", choices=["measure", "table", "figure"])
     parser.add_argument("out", type=Path)
+    parser.add_argument("longer", type=Path, nargs="?", help="measurements with other --examples, for the figure")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--examples", type=int, default=100, help="that are attributed")
     parser.add_argument("--measured", type=int, default=100, help="of each kind")
     parser.add_argument("--learned", default="learned", help="with options: learned+steps=200")
+    parser.add_argument("--selections", default=",".join(SELECTIONS))
     parser.add_argument("--templates", action="store_true", help="select on half of the templates, instead")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if args.what == "table":
-        print(tables(args.out))
+    if args.what != "measure":
+        print(tables(args.out)) if args.what == "table" else draw(args.out, args.longer)
         return
     torch.set_num_threads(1)
     model = gp.load_model(args.model)
@@ -123,7 +126,7 @@ def select_all(model: Any, task: gp.Task, args: Any) -> tuple[dict[str, NestedOr
     scores = gp.attribute(model, task)
     seconds, orders = {"eap-ig": time.process_time() - began}, {}
     sizes = [sized(scores, fraction) for fraction in ASKED]
-    for how in SELECTIONS:
+    for how in args.selections.split(","):
         began = time.process_time()
         full = args.learned if how == "learned" else how
         smallest = 1 if how in ("top", "random") else min(sizes) if how == "learned" else sized(scores, min(FRACTIONS))
@@ -193,6 +196,36 @@ def tables(folder: Path) -> str:
         ]
         lines += [f"\n### {model}: CPU seconds of one thread\n", *cost_table(held_out)]
     return "\n".join(lines)
+
+
+def draw(folder: Path, longer: Path | None) -> None:
+    """Error at 99% sparsity on held-out words against the CPU time of scores and selection, a panel for each task."""
+    runs, others = load_runs(folder, "smollm2"), [] if longer is None else load_runs(longer, "smollm2")
+    figure, axes = panels(2, 3, (9.0, 5.0), sharey=True)
+    for axis, run in zip(axes, runs, strict=False):
+        points = [("top", run, "top"), ("refined", run, "refined"), ("learned", run, "learned")]
+        points += [
+            (f"refined, {x['about']['examples']} examples", x, "refined") for x in others if x["task"] == run["task"]
+        ]
+        for number, (label, one, how) in enumerate(points):
+            seconds = one["seconds"]["eap-ig"] + one["seconds"][how]
+            error = cell_of(one, "held-out words", how, ASKED[0])["error"]
+            axis.plot(seconds, error, "osDP"[number], color=[GREY, INK, BLUE, INK][number], label=label)
+        axis.axhline(0.15, color=FAINT, zorder=0)
+        axis.set_title(TITLES[run["task"]])
+        axis.set_ylim(bottom=0)
+    for axis in axes[len(runs) :]:
+        axis.set_visible(False)
+    axes[0].legend()
+    axes[0].set_ylabel("error")
+    figure.supxlabel("CPU seconds of scores and selection")
+    print(*save(figure, folder / "cost"))
+
+
+def load_runs(folder: Path, model: str) -> list[Any]:
+    """The measurements of a model in a folder, in the order of the tasks, without those of templates."""
+    files = [folder / f"{model}-{task}.json" for task in TASKS]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
 
 def cell_of(run: Mapping[str, Any], kind: str, how: str, fraction: float) -> dict[str, Any]:

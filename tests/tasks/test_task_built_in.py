@@ -13,7 +13,7 @@ from covering import covering
 from gradpath.errors import InputError, UsageError
 from gradpath.tasks import TASKS, describe_tasks, encode, load_task
 from gradpath.tasks.builtin import read_built_in, read_json, read_text
-from gradpath.tasks.load import check_task
+from gradpath.tasks.load import check_task, more_examples
 
 # As many distinct pairs as the field uses.
 FIELD = {"ioi": 1000, "sva": 3000, "gender-bias": 900, "capital-country": 190, "hypernymy": 190, "greater-than": 1000}
@@ -307,3 +307,18 @@ def test_half_a_character_in_a_choice_is_refused(smollm2):
 def test_arc_without_a_file_says_how_to_get_one():
     with pytest.raises(UsageError, match=r"allenai/ai2_arc.*--task arc-easy --data FILE.jsonl"):
         check_task("arc-easy")
+
+
+@pytest.mark.parametrize("model", ["smollm2"], indirect=True)
+def test_a_built_in_task_has_more_examples_of_its_kind_as_many_as_there_are(model):
+    few = load_task("capital-country", model, n=5, seed=3)
+    some, every = more_examples(few, model, 50), more_examples(few, model, 10**5)
+    assert len(few) < len(some) == 50 < len(every) < 10**5  # others have different numbers of tokens
+    for more in (some, every):
+        assert list(more.clean[:5]) == list(few.clean)
+        assert (more.labels[:5] == few.labels).all()
+        assert more.about["split"] == "train"
+    assert more_examples(few[:3], model, 50).clean == some.clean
+    # Examples that were changed, or not drawn in this way, have no others of their kind.
+    other = replace(few, clean=[*few.clean[1:], few.clean[0]])
+    assert more_examples(other, model, 50) is other

@@ -123,10 +123,15 @@ def more_examples(task: Task, model: HasTokenizer, n: int) -> Task:
     about = task.about
     if about.get("source") != "gradpath" or task.name not in TASKS or n <= len(task):
         return task
-    pairs = read_built_in(task.name, about["split"], _tokenizer(model)).candidates.pairs
     metric = "kl" if task.metric is kl_divergence else task.metric
-    few = len(pairs) <= n
-    drawn = load_task(task.name, model, n=None if few else n, seed=about["seed"], split=about["split"], metric=metric)
+
+    def draw(n: int | None) -> Task:
+        return load_task(task.name, model, n=n, seed=about["seed"], split=about["split"], metric=metric)
+
+    try:
+        drawn = draw(min(n, _MAX_PAIRS))
+    except UsageError:  # the task has fewer, or the tokenizer can represent fewer: all were tried
+        drawn = draw(None)
     same = all(list(getattr(drawn, side)[: len(task)]) == list(getattr(task, side)) for side in ("clean", "corrupted"))
     return drawn if same else task
 
