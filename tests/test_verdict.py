@@ -122,6 +122,7 @@ def test_the_command_prints_a_screenful_or_one_object(tmp_path, capsys):
     verdict = json.loads(printed("--json", "--out", str(page)))
     assert verdict["necessity"]["about"] in page.read_text()
     assert "gradpath test" in page.read_text()
+    assert f"{verdict['task']} in {verdict['model']}" in page.read_text()
     assert {*NAMES, "verdict"} <= verdict.keys()
     assert all({"value", "null", "passed"} <= verdict[name].keys() for name in NAMES)
     assert {"edges", "measured", "estimated", "bound", "correlation"} <= verdict["effects"].keys()

@@ -188,7 +188,16 @@ def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Rep
     point = CurvePoint(how, circuit.asked, len(circuit), kept, 1 + low, 1 + high, error)
     run = MethodRun(None, [point], circuit=circuit)
     facts = {"tested on": f"{verdict.examples} examples of {verdict.task}"}
-    return replace(report, runs=[run], checks=verdict.checks, effects=verdict.effects, about=facts)
+    return replace(
+        report,
+        title=f"{verdict.task} in {verdict.model}",
+        model=verdict.model,
+        task=verdict.task,
+        runs=[run],
+        checks=verdict.checks,
+        effects=verdict.effects,
+        about=facts,
+    )
 
 
 def spread_examples(result: Result, n: int) -> list[int]:

@@ -15,7 +15,7 @@ function drawVerdict(data) {
       figure("result", check.value), figure("by chance, or limit", check.null), element("dd", { class: "told" }, check.about));
   }));
   if (verdict.effects) byId("checks").append(effectsRow(verdict.effects));
-  byId("verdict-note").replaceChildren(verdict.note, verdict.command ? element("code", {}, verdict.command) : "");
+  byId("verdict-note").replaceChildren(...(verdict.command ? [verdict.note, element("code", {}, verdict.command)] : []));
 }
 
 /* The effects of some edges, as gradients estimate them and as measured: on the diagonal the two are equal. */
