@@ -10,7 +10,7 @@ READY  := $(VENV)/.installed
 # Threads that wait do not spin: on a machine with other work, two of them would cost more than one.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test lint browser bench bench-growth bench-large bench-load bench-memory bench-page bench-peers bench-profile bench-threads bench-half test-all test-peers test-slow fuzz docs clean
+.PHONY: demo test lint browser bench bench-growth bench-large bench-load bench-long bench-memory bench-page bench-peers bench-profile bench-threads bench-half test-all test-peers test-slow fuzz docs clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml constraints.txt requirements-models.txt src/gradpath/_version.py
@@ -74,6 +74,9 @@ bench-large: $(READY)
 bench-load: $(READY)
 	@echo "==> 100,000 examples, and the 2.2 million edges of GPT-2 XL (a few minutes)"
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/load.py
+
+bench-long: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/long_prompts.py
 
 bench-memory: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py

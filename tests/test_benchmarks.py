@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import tiny_model
 from transformers import GPT2Config
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -74,6 +75,11 @@ def test_memory_and_growth_are_measured(benchmark):
         make(model, sizes[0])()
     for sizes, work in growth.MEMORY.values():
         work(model, sizes[0])
+
+
+def test_long_prompts_are_measured(benchmark, capsys):
+    benchmark("long_prompts").measure(tiny_model("gpt2"), 2, 8)
+    assert capsys.readouterr().out.startswith("2 of 8 tokens: eap-ig")
 
 
 @pytest.mark.slow
