@@ -17,7 +17,7 @@ from gradpath.model.families.decoder import read_architecture, read_layer, read_
 from gradpath.model.transformer import Transformer
 
 
-@family("granite", "Granite 3 and 4 dense", supports="multipliers of embeddings, attention, residuals and logits")
+@family("granite", "Granite 3", supports="multipliers of embeddings, attention, residuals and logits")
 def from_granite(source: Checkpoint) -> Transformer:
     config, arch = source.config, read_architecture(source)
     layers = [
