@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import Screen
+
+if TYPE_CHECKING:
+    import torch
+
+    from gradpath.model.transformer import Transformer
+    from gradpath.selfcheck import Speed
 
 
 @click.command(name="check")
@@ -25,12 +33,15 @@ from gradpath.cli.progress import Screen
 def command(task: str, examples: int, as_json: bool, **given: Any) -> None:
     """Check a model's logits, scores and circuits against transformers and a plain, slow reference.
 
+    With --device, scores and circuits are also compared with those on the CPU, and a table shows how fast both are.
+
     \b
     gradpath check --model smollm2
     gradpath check --model ./my-model --dtype bfloat16
+    gradpath check --model smollm2 --device cuda --examples 20
     """
     from gradpath.model.load import load_original
-    from gradpath.selfcheck import checks
+    from gradpath.selfcheck import Speed, checks, device_checks
     from gradpath.tasks import load_task
     from gradpath.tasks.load import check_task
 
@@ -40,9 +51,13 @@ def command(task: str, examples: int, as_json: bool, **given: Any) -> None:
     prompts = load_task(task, loaded, n=examples)
     with screen.waiting("loading it with transformers"):
         original = load_original(model, loaded.dtype, trust_remote_code=loading.trust_remote_code)
-    done = []
+    done, speeds = [], list[Speed]()
+    steps = [checks(loaded, prompts, original), device_checks(loaded, prompts) if loading.device else ()]
     with screen.waiting("checking"):
-        for check in checks(loaded, prompts, original):
+        for check in chain(*steps):
+            if isinstance(check, Speed):
+                speeds.append(check)
+                continue
             done.append(check)
             if not as_json:
                 sign = "ok    " if check.passed else "WRONG "
@@ -51,9 +66,33 @@ def command(task: str, examples: int, as_json: bool, **given: Any) -> None:
     if as_json:
         rows = [{**vars(check), "passed": check.passed} for check in done]
         summary = {"model": model, "dtype": str(loaded.dtype), "passed": passed, "checks": rows}
+        if speeds:
+            summary |= {"device": _device_name(loaded.device), "seconds": [vars(speed) for speed in speeds]}
         click.echo(json.dumps(summary, indent=1))
-    elif passed:
+        sys.exit(0 if passed else 1)
+    if speeds:
+        click.echo(_table(speeds, loaded))
+    if passed:
         click.echo(f"{model} is computed as it should be.")
     else:
         click.echo(f"{model} is NOT computed as it should be: do not use its scores, and please report this.")
     sys.exit(0 if passed else 1)
+
+
+def _table(speeds: Sequence[Speed], model: Transformer) -> str:
+    """How long everything takes on the CPU and on the device, to read or to send."""
+    import torch
+
+    name, dtype = _device_name(model.device), str(model.dtype).removeprefix("torch.")
+    rows = [f"{x.what:<44} {x.cpu:>9.2f} s {x.device:>9.2f} s {x.cpu / x.device:>7.1f} x" for x in speeds]
+    head = f"{'':<44} {'CPU':>11} {model.device!s:>11} {'faster':>9}"
+    where = f"{name}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads, {dtype}"
+    return "\n".join(["", head, *rows, where, ""])
+
+
+def _device_name(device: torch.device) -> str:
+    """The name of a GPU where PyTorch knows it, else that of the device."""
+    import torch
+
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(device) if device.type == "cpu" or name is None else str(name(device))
