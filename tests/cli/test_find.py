@@ -78,6 +78,16 @@ def test_find_takes_the_methods_options(run, model_folder):
     assert literal["options"]["start"] is True
 
 
+def test_find_learns_for_as_many_steps_as_the_option_says(run, model_folder):
+    options = ("-o", "steps=2", "-o", "examples=8", "-o", "loss=kl")
+    ran = run("find", "--model", model_folder, "--examples", 4, "--edges", 30, "--how", "learned", *options, "--json")
+    assert ran.json["selection"] == 'learned+steps=2+examples=8+loss="kl"'
+    assert ran.json["edges_kept"] <= 30
+    refused = run("find", "--model", model_folder, "--how", "learned", "-o", "loss=mse")
+    assert refused.code == 2
+    assert "match, metric, kl" in refused.err
+
+
 def test_the_users_own_data_goes_the_same_way(run, model_folder, tmp_path):
     rows = [("The red cat", "The big cat", " sat", " ran"), ("A dog will", "A man will", " run", " walk")]
     lines = ["clean,corrupted,answers,wrong_answers", *(",".join(row) for row in rows * 3)]
