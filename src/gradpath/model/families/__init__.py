@@ -49,6 +49,7 @@ class Family:
 
 # Families that do not fit the transformer, so that nobody tries to write an adapter.
 _DO_NOT_FIT = {
+    "its attention sinks and clamped experts are not implemented": "gpt_oss",
     "their multi-head latent attention has keys and values that are not linear in the residual stream": """
         deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite longcat_flash minicpm3 mistral4 youtu
     """,
