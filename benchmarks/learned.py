@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -74,7 +75,11 @@ def main() -> None:
         if file.exists() or (args.templates and name not in OTHER_TEMPLATES):
             continue
         measured = measure_templates(model, name, args) if args.templates else measure(model, name, args)
-        about = {"commit": commit(), "version": gp.__version__, **{k: str(v) for k, v in vars(args).items()}}
+        about = {
+            "commit": commit(),
+            "version": gp.__version__,
+            **{k: str(v) for k, v in vars(args).items() if k not in ("what", "out", "longer")},
+        }
         args.out.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps({"model": args.model, "task": name, "about": about, **measured}))
         print(f"{file}: {summary(measured)}", flush=True)
@@ -201,7 +206,8 @@ def tables(folder: Path) -> str:
 def draw(folder: Path, longer: Path | None) -> None:
     """Error at 99% sparsity on held-out words against the CPU time of scores and selection, a panel for each task."""
     runs, others = load_runs(folder, "smollm2"), [] if longer is None else load_runs(longer, "smollm2")
-    figure, axes = panels(2, 3, (9.0, 5.0), sharey=True)
+    columns, rows = min(3, len(runs)), math.ceil(len(runs) / 3)
+    figure, axes = panels(rows, columns, (3.2 * columns, 2.8 * rows), sharey=True)
     for axis, run in zip(axes, runs, strict=False):
         points = [("top", run, "top"), ("refined", run, "refined"), ("learned", run, "learned")]
         points += [
@@ -213,10 +219,11 @@ def draw(folder: Path, longer: Path | None) -> None:
             axis.plot(seconds, error, "osDP"[number], color=[GREY, INK, BLUE, INK][number], label=label)
         axis.axhline(0.15, color=FAINT, zorder=0)
         axis.set_title(TITLES[run["task"]])
-        axis.set_ylim(bottom=0)
+        axis.set_xlim(left=0)
     for axis in axes[len(runs) :]:
-        axis.set_visible(False)
-    axes[0].legend()
+        axis.axis("off")
+    axes[0].set_ylim(0, None)
+    axes[-1].legend()
     axes[0].set_ylabel("error")
     figure.supxlabel("CPU seconds of scores and selection")
     print(*save(figure, folder / "cost"))
