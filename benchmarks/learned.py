@@ -223,7 +223,7 @@ def draw(folder: Path, longer: Path | None) -> None:
     for axis in axes[len(runs) :]:
         axis.axis("off")
     axes[0].set_ylim(0, None)
-    axes[-1].legend()
+    axes[len(runs) - 1].legend()
     axes[0].set_ylabel("error")
     figure.supxlabel("CPU seconds of scores and selection")
     print(*save(figure, folder / "cost"))
