@@ -322,7 +322,7 @@ TINY |= {
     "stablelm-parallel": (
         hf.StableLmForCausalLM,
         hf.StableLmConfig,
-        {**_TWO_GROUPED, **_PARTIAL, "use_parallel_residual": True, "qk_layernorm": True},
+        {**_TWO_GROUPED, **_PARTIAL, "num_hidden_layers": 3, "use_parallel_residual": True, "qk_layernorm": True},
     ),
     "starcoder2": (hf.Starcoder2ForCausalLM, hf.Starcoder2Config, {**_TWO_GROUPED, "sliding_window": 4}),
     "granite": (
@@ -343,7 +343,7 @@ TINY |= {
         hf.MptForCausalLM,
         hf.MptConfig,
         {
-            "n_layers": 2,
+            "n_layers": 3,
             "n_heads": 3,
             "d_model": 24,
             "max_seq_len": 32,

@@ -67,14 +67,14 @@ def test_an_unknown_name_suggests_the_nearest():
 
 
 def test_a_file_registers_its_entries_once(tmp_path):
-    file = tmp_path / "mine.py"
+    file = tmp_path / "first_logit.py"
     file.write_text(
         "from gradpath.tasks import metric\n\n@metric('first-logit')\ndef first(x, labels):\n    return x[:, 0]\n"
     )
     try:
         assert load_plugin(file) is load_plugin(str(file))
         assert METRICS["first-logit"] is load_function(f"{file}:first")
-        assert loaded_plugins()["mine.py"] == sha256(file.read_bytes()).hexdigest()
+        assert loaded_plugins()["first_logit.py"] == sha256(file.read_bytes()).hexdigest()
     finally:
         METRICS.remove("first-logit")
 

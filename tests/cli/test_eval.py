@@ -62,9 +62,10 @@ def test_eval_finds_a_model_by_its_recorded_path_or_says_what_to_do(run, model_f
 
 
 @pytest.mark.filterwarnings("always::gradpath.errors.GradpathWarning")
-def test_eval_says_that_the_weights_have_changed(run, model_folder, tmp_path):
+def test_eval_says_that_the_weights_have_changed(run, model_folder, tmp_path, monkeypatch):
     from transformers import GPT2LMHeadModel
 
+    monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))  # which remembers where weights were seen last
     folder = shutil.copytree(model_folder, tmp_path / "model")
     arguments = ["--examples", 4, "--method", "eap", "--how", "top", "--edges", 20]
     assert run("find", "--model", folder, *arguments, "--out", tmp_path / "out").code == 0

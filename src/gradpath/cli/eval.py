@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gradpath.cli import options as opt
-from gradpath.cli.progress import Screen, lines_of, numbers_of, print_result
+from gradpath.cli.progress import lines_of, numbers_of, print_result
 from gradpath.cli.saved import open_circuit, saved_options
 
 
@@ -28,17 +28,7 @@ def command(circuit_file: str | Path, batch_size: int | None, memory: str | None
 
     begin, limits = time.monotonic(), opt.limits_of(batch_size, memory)
     saved = open_circuit(circuit_file, given)
-    with Screen().counting("measuring the circuit", len(saved.task)) as progress:
-        result = evaluate(
-            saved.model,
-            saved.circuit,
-            saved.task,
-            batch_size=limits.batch_size,
-            memory=limits.memory,
-            progress=progress,
-            ablation=saved.ablation,
-            mean_over=saved.mean_over,
-        )
+    result = saved.run(evaluate, "measuring the circuit", limits)
     about = saved.circuit.about
     summary = {
         "version": about.get("version"),

@@ -11,7 +11,7 @@ import click
 
 from gradpath._version import __version__
 from gradpath.cli import options as opt
-from gradpath.cli.progress import Screen, print_result
+from gradpath.cli.progress import print_result
 from gradpath.cli.saved import open_circuit, saved_options
 
 if TYPE_CHECKING:
@@ -38,17 +38,7 @@ def command(
 
     begin, limits = time.monotonic(), opt.limits_of(batch_size, memory)
     saved = open_circuit(circuit_file, given)
-    with Screen().counting("looking at the nodes", len(saved.task)) as progress:
-        explanation = explain(
-            saved.model,
-            saved.circuit,
-            saved.task,
-            batch_size=limits.batch_size,
-            memory=limits.memory,
-            progress=progress,
-            ablation=saved.ablation,
-            mean_over=saved.mean_over,
-        )
+    explanation = saved.run(explain, "looking at the nodes", limits)
     if not as_json:
         print_result(_text(explanation, circuit_file, top))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,7 +16,10 @@ from gradpath.errors import InputError, UsageError, warn
 if TYPE_CHECKING:
     from gradpath.circuit import Circuit
     from gradpath.model.transformer import Transformer
+    from gradpath.sweep import Limits
     from gradpath.tasks import Task
+
+T = TypeVar("T")
 
 
 def saved_options(examples: str) -> opt.Decorator[Any]:
@@ -67,6 +70,20 @@ class SavedCircuit:
     mean_over: Task | None
     draw: Callable[[str, int], Task]  # examples of a split, drawn by another seed
     options: ExampleOptions
+
+    def run(self, function: Callable[..., T], what: str, limits: Limits) -> T:
+        """What ``evaluate`` or ``explain`` gives for the circuit on the examples, with a progress bar."""
+        with Screen().counting(what, len(self.task)) as progress:
+            return function(
+                self.model,
+                self.circuit,
+                self.task,
+                batch_size=limits.batch_size,
+                memory=limits.memory,
+                progress=progress,
+                ablation=self.ablation,
+                mean_over=self.mean_over,
+            )
 
     @property
     def has_templates(self) -> bool:

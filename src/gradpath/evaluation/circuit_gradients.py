@@ -160,7 +160,7 @@ class _TracedRun:
             kept = self.gradients[self.rows[2 * index]]
             gradient = _through_projection(projected, to_device_of(kept, at_values).flatten(1, 2), at_values)
             if gradient.data_ptr() != kept.data_ptr():  # else it is in its place
-                kept.copy_(gradient.view_as(kept))
+                kept.copy_(to_device_of(gradient.view_as(kept), kept))
 
     def _at_writes(self, rows: slice) -> Tensor:
         """The gradients at the writes of some live sources, (source, batch, pos, d_model)."""
