@@ -1,82 +1,20 @@
-"""Everything on a device that is not the CPU, where a tensor on the wrong device is an error (``pretend_device``)."""
+"""Runs the tests of ``on_a_device``.
+
+PyTorch counts devices at the first backward pass of a process, so the pretended one has to be there before it.
+"""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
-import torch
-from covering import some
-from pretend_device import pretend_device
-from small_models import prompts, tiny_model
+from launching import finished
 
-import gradpath as gp
-from gradpath.attribution.methods import METHODS
-from gradpath.selection.ranking import SELECTIONS
-from gradpath.selfcheck import Check, device_checks
-
-TASK = prompts([6, 9, 6], [[0], [4], [2, 3, 5]])
+FILE = Path(__file__).with_name("on_a_device.py")
 
 
-@pytest.fixture
-def device():
-    with pretend_device() as name:
-        yield name
-
-
-def test_the_pretended_device_refuses_to_mix_devices(device):
-    x = torch.ones(3, device=device)
-    assert x.device.type == device
-    assert (2 * x).cpu().tolist() == [2, 2, 2]
-    with pytest.raises(RuntimeError, match="same device"):
-        x + torch.ones(3, device="cpu")
-
-
-@pytest.mark.parametrize("method", some(sorted(METHODS), ["eap-ig", "eap-gp"]))
-def test_scores_of_every_method_are_those_on_the_cpu(method, device):
-    model = tiny_model("llama-grouped")
-    expected = gp.attribute(model, TASK, method)
-    scores = gp.attribute(model.to(device), TASK, method)
-    assert scores.values.device.type == "cpu"
-    assert torch.allclose(scores.values, expected.values, atol=1e-5)
-
-
-# ACDC runs thousands of circuits, which takes too long here.
-@pytest.mark.parametrize("how", some(sorted({*SELECTIONS} - {"acdc"}), ["refined"]))
-def test_circuits_and_their_results_are_those_on_the_cpu(how, device):
-    model = tiny_model("llama-grouped")
-    scores = gp.attribute(model, TASK, "eap-ig", steps=2, per_example=True)
-    results = []
-    for here in (model, model.to(device)):
-        circuit = gp.select(scores, n=40, how=how, model=here, task=TASK)
-        results.append(gp.evaluate(here, circuit, TASK))
-    assert results[1].circuit == pytest.approx(results[0].circuit, abs=1e-4)
-
-
-@pytest.mark.parametrize("ablation", some(["corrupted", "zero", "mean", "mean-positional"], ["mean-positional"]))
-@pytest.mark.parametrize("kind", some(["gpt2", "gemma2", "mixtral", "olmo2"], ["mixtral"]))
-def test_other_blocks_and_ablations_run_there_too(kind, ablation, device):
-    model = tiny_model(kind)
-    results = []
-    for here in (model, model.to(device)):
-        scores = gp.attribute(here, TASK, "eap-ig", steps=2, ablation=ablation)
-        results.append(gp.evaluate(here, gp.select(scores, n=40, how="top"), TASK, ablation=ablation).circuit)
-    assert results[1] == pytest.approx(results[0], abs=1e-4)
-
-
-def test_a_circuit_is_explained_there(device):
-    model = tiny_model("gpt2").to(device)
-    circuit = gp.select(gp.attribute(model, TASK, "eap-ig", steps=2), n=40, how="top")
-    assert gp.explain(model, circuit, TASK).roles
-
-
-@pytest.mark.slow
-def test_the_check_of_a_device_passes_there(device):
-    done = [check for check in device_checks(tiny_model("gpt2").to(device), TASK) if isinstance(check, Check)]
-    assert len(done) == 4
-    assert [check.what for check in done if not check.passed] == []
-
-
-def test_attention_outputs_and_the_logit_lens_are_those_on_the_cpu(device):
-    model = tiny_model("gpt2")
-    ids = torch.tensor([[5, 6, 7]])
-    for look in (lambda m: m.attention(ids, "a1.h0"), lambda m: m.outputs(ids, "m1"), lambda m: m.logit_lens(ids)):
-        assert torch.allclose(look(model.to(device)).cpu(), look(model), atol=1e-5)
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_everything_runs_on_a_device_that_is_not_the_cpu(which):
+    ran = finished([sys.executable, "-m", "pytest", str(FILE), "-m", which, "-p", "no:cacheprovider"])
+    assert ran.returncode == 0, ran.stdout
