@@ -11,6 +11,9 @@ from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.methods import METHODS, Path, find_method
+from gradpath.errors import UsageError
+from gradpath.tasks.load import clean_logits
+from gradpath.tasks.task import judged_by_kl
 
 MIXED = prompts([6, 8, 6], [[0], [4], [2, 5]])
 OTHERS = [x.name for x in METHODS.values() if not isinstance(x, Path)]
@@ -41,3 +44,22 @@ def test_every_method_says_in_one_line_what_it_does(name):
     about = find_method(name).about
     assert about.endswith(".")
     assert len(about) < 120
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_kl_is_refused_where_it_has_no_gradient_and_only_there(gpt2, name):
+    """At the clean prompt the gradient of kl is zero, so scores would be rounding errors."""
+    task = judged_by_kl(MIXED, clean_logits(gpt2, MIXED))
+    method = find_method(name)
+    if method.at_clean(method.defaults):
+        with pytest.raises(UsageError, match=f"kl has no gradient at the clean prompt, where {name} takes it"):
+            attribute(gpt2, task, name)
+    else:
+        assert float(attribute(gpt2, task, name).values.abs().max()) > 1e-4
+
+
+def test_kl_is_refused_on_a_line_of_one_point(gpt2):
+    task = judged_by_kl(MIXED, clean_logits(gpt2, MIXED))
+    with pytest.raises(UsageError, match="kl has no gradient"):
+        attribute(gpt2, task, "eap-ig", steps=1)
+    assert float(attribute(gpt2, task, "eap-ig", steps=1, end="middle").values.abs().max()) > 1e-4

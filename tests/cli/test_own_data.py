@@ -131,6 +131,7 @@ MISTAKES = {
     "metric": (["find", "--metric", "lk"], 2, "there is no metric 'lk'"),
     "metric of a file": (["find", "--metric", "nothing.py:f"], 1, "there is no such file nothing.py"),
     "kl at the clean prompt": (["find", "--metric", "kl", "--method", "eap"], 2, "all scores would be zero"),
+    "kl with gim": (["find", "--metric", "kl", "--method", "gim"], 2, "all scores would be zero"),
     "file": (["find", "--data", "nothing.csv"], 1, "there is no file nothing.csv"),
     "folder": (["find", "--out", "/dev/null/below"], 2, "--out has to be a folder"),
     "plug-in": (["find", "--plugin", "nothing.py"], 1, "there is no such file nothing.py"),

@@ -58,6 +58,7 @@ from gradpath.errors import UsageError
 from gradpath.model.architecture import CALCULUS, Rules
 from gradpath.model.transformer import Transformer
 from gradpath.registry import Registry, owner_of
+from gradpath.tasks.metrics import Metric, kl_divergence
 from gradpath.tasks.task import Pairs
 
 Options = dict[str, Any]
@@ -71,6 +72,7 @@ class Method:
     build: Callable[..., Any]
     whole: Callable[[Options], bool] = lambda _: False  # whether it moves all positions
     of: Literal["edges", "nodes"] = "edges"  # what it scores
+    at_clean: Callable[[Options], bool] = lambda _: False  # whether it takes gradients at the clean prompt alone
     check: Callable[[Transformer, Pairs, Options], None] = lambda *_: None  # refuses, or warns, before the first run
     points: Callable[[Options], int] = lambda options: options.get("steps", 1)  # to estimate memory
     # Forward passes over the suffix, for the progress bar.
@@ -97,6 +99,14 @@ class Method:
         for name, value in given.items():
             self._check(name, value)
         return {**self.defaults, **given}
+
+    def check_metric(self, metric: Metric, options: Options) -> None:
+        """Refuse a metric that has no gradient where the method takes it: its scores would be rounding errors."""
+        if metric is kl_divergence and self.at_clean(options):
+            raise UsageError(
+                f"kl has no gradient at the clean prompt, where {self.name} takes it: all scores would be zero. "
+                "Use a method with a path, such as eap-ig, or another metric."
+            )
 
     def _check(self, name: str, value: Any) -> None:
         """Refuse a value that the option's annotation does not allow, if it is a simple one."""
@@ -175,6 +185,7 @@ def path(
     whole: bool | Callable[[Options], bool] = False,
     rules: Callable[[Options], Rules] = lambda _: CALCULUS,
     increments: bool = False,
+    at_clean: Callable[[Options], bool] = Method.at_clean,
     check: Callable[[Transformer, Pairs, Options], None] = Method.check,
     nodes: str | None = None,
 ) -> Callable[[Builder], Builder]:
@@ -188,6 +199,8 @@ def path(
             on; may be a function of the options.
         rules: Rules of the backward pass other than those of calculus, as a function of the options.
         increments: Whether to multiply gradients by the change of the nodes' writes from point to point.
+        at_clean: Whether the clean prompt is the only point, as a function of the options. A metric such as kl has no
+            gradient there, and is then refused.
         check: Called before anything is run; may warn, or refuse with an error.
         nodes: The name of a second method that scores nodes along the same path.
 
@@ -197,7 +210,7 @@ def path(
 
     def register(build: Builder) -> Builder:
         moves = whole if callable(whole) else lambda _: whole
-        entry = Path(name, build, moves, check=check, rules=rules, increments=increments)
+        entry = Path(name, build, moves, at_clean=at_clean, check=check, rules=rules, increments=increments)
         METHODS.add(name, entry, owner_of(build))
         if nodes is not None:
             METHODS.add(nodes, replace(entry, name=nodes, of="nodes"), owner_of(build))
@@ -209,6 +222,7 @@ def path(
 def method(
     name: str,
     *,
+    at_clean: Callable[[Options], bool] = Method.at_clean,
     check: Callable[[Transformer, Pairs, Options], None] = Method.check,
     points: Callable[[Options], int] = Method.points,
     passes: Callable[[Transformer, Options], float] = Method.passes,
@@ -216,7 +230,8 @@ def method(
     """Register a function of one batch as a method; its first parameter is the ``BatchRuns``, then its options."""
 
     def register(score: Scorer) -> Scorer:
-        METHODS.add(name, Method(name, score, check=check, points=points, passes=passes), owner_of(score))
+        entry = Method(name, score, at_clean=at_clean, check=check, points=points, passes=passes)
+        METHODS.add(name, entry, owner_of(score))
         return score
 
     return register

@@ -222,7 +222,7 @@ def _random_table(rows: Sequence[Row]) -> str:
 
 
 def price_rows(bench: Bench) -> list[Row]:
-    """For every method what its scores took, as a mean over tasks; none if the scores are no longer stored."""
+    """The passes that each method's scores took, averaged over tasks; no row if its scores are no longer stored."""
     rows = []
     for method in bench.request.methods:
         keys = [bench.scores_key(task, method) for task in bench.request.task_names]

@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# Of a field that did not exist when fingerprints were first recorded: its default is no part of them.
+# Marks fields that were added after fingerprints were first recorded: at its default, such a field is left out of them.
 _LATER = {"later": True}
 
 

@@ -14,12 +14,10 @@ from gradpath.selection import edge_count, find_selection
 from gradpath.selection.faithful import check_share
 from gradpath.sweep import Limits
 from gradpath.tasks.load import check_draw, check_task
-from gradpath.tasks.metrics import Metric, find_metric, kl_divergence
+from gradpath.tasks.metrics import Metric, find_metric
 from gradpath.tasks.spans import BY
 
 SPLITS = ("held-out", "same", "all")
-# Methods that take the gradient at the clean prompt alone, where that of kl is zero.
-_AT_CLEAN = ("eap", "nap", "relp", "atp-star")
 
 
 @dataclass(frozen=True)
@@ -47,13 +45,10 @@ class FindRequest:
     def __post_init__(self) -> None:
         method = find_method(self.method)
         steps = {} if self.steps is None or "steps" not in method.defaults else {"steps": self.steps}
-        method.options({**self.options, **steps})
+        complete = method.options({**self.options, **steps})
         check_task(self.task_name, self.data)
-        if self.metric is not None and find_metric(self.metric) is kl_divergence and self.method in _AT_CLEAN:
-            raise UsageError(
-                f"kl has no gradient at the clean prompt, where {self.method} takes it: all scores would be zero. "
-                "Use a method with a path, such as eap-ig, or another metric."
-            )
+        if self.metric is not None:
+            method.check_metric(find_metric(self.metric), complete)
         check_draw(self.examples, self.seed, "train")
         sizes = {name: getattr(self, name) for name in ("faithfulness", "edges", "sparsity", "nodes")}
         given = [name for name, value in sizes.items() if value is not None]

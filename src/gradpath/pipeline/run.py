@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gradpath import defaults
@@ -151,25 +152,13 @@ def run_find(
         compared = others and request.nodes is None and request.selection != defaults.RANKING
         # Every other size is enough for a line to compare with.
         top = select_many(scores, [one.asked for one in (*others[::-2], circuit)]) if compared else []
-        circuits = [circuit, *others, *top]
-        different = list({_content(one): one for one in circuits}.values())
         with job.phase(phases["measure"]):
-            # The circuits record how they were found, so they are measured with the same ablation.
-            measured = evaluate(
-                model, different, to_measure, batch_size=limits.batch_size, memory=limits.memory, mean_over=to_attribute
-            )
-            by_content = dict(zip(map(_content, different), measured, strict=True))
-            result, *results = (by_content[_content(one)] for one in circuits)
+            result, *results = _measured(model, [circuit, *others, *top], to_measure, limits, to_attribute)
             few, random = None, list[Result]()
             if curve and scores.by_span is None:
-                few, *random = evaluate(
-                    model,
-                    [circuit, *_random_circuits(scores, circuit.asked, [one.asked for one in others])],
-                    few_examples(to_measure, result),
-                    batch_size=limits.batch_size,
-                    memory=limits.memory,
-                    mean_over=to_attribute,
-                )
+                random_circuits = _random_circuits(scores, circuit.asked, [one.asked for one in others])
+                some = few_examples(to_measure, result)
+                few, *random = _measured(model, [circuit, *random_circuits], some, limits, to_attribute)
     return Found(
         model,
         to_attribute,
@@ -193,6 +182,18 @@ def _random_circuits(scores: Scores, n: int, sizes: list[int]) -> list[Circuit]:
         select_many(scores, [n, *(others if seed < BAND else ())], how=f"random+seed={seed}") for seed in range(QUICK)
     ]
     return [circuit for circuits in drawn for circuit in circuits]
+
+
+def _measured(
+    model: Transformer, circuits: Sequence[Circuit], task: Task, limits: Limits, mean_over: Task
+) -> list[Result]:
+    """The result of each circuit. Equal circuits are run once; they record the ablation to measure them with."""
+    different = {_content(circuit): circuit for circuit in circuits}
+    results = evaluate(
+        model, list(different.values()), task, batch_size=limits.batch_size, memory=limits.memory, mean_over=mean_over
+    )
+    by_content = dict(zip(different, results, strict=True))
+    return [by_content[_content(circuit)] for circuit in circuits]
 
 
 def _content(circuit: Circuit) -> tuple[int, bytes]:

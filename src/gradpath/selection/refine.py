@@ -222,17 +222,17 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
     left = _whole(graph, graph.mask_of(ranked[:n_start]))
     middle = _whole(graph, graph.mask_of(ranked[: round(RUNG**0.5 * n_start)]))
     removed = [ranked[~left[ranked]].flip(0)]  # first removed first
-    drift, foreseen = 0.0, torch.empty(0)
+    drift, predicted = 0.0, torch.empty(0, device="cpu")
     while int(left.sum()) > smallest:
         edges = left.nonzero()[:, 0]
         share = WHOLE * graph.n_edges / len(edges)
         deviations, effects = probe.measure(middle.nonzero()[:, 0], edges, share)
-        if len(foreseen):
-            drift += float((deviations[: len(foreseen)] - foreseen).mean()) / 2
+        if len(predicted):
+            drift += float((deviations[: len(predicted)] - predicted).mean()) / 2
         # From the middle, where the circuit was measured, up to the upper end; then down.
         deviations = deviations + effects[:, ~middle[edges]].sum(1)
         n_left, n_next = (int(RUNG**power * len(edges)) for power in (1, 1.5))
-        going, foreseen = to_remove(deviations, effects, len(edges) - n_next, Ways(graph, edges).without, drift=drift)
+        going, predicted = to_remove(deviations, effects, len(edges) - n_next, Ways(graph, edges).without, drift=drift)
         going = distributed.broadcast_first(going)
         middle = left.clone()
         middle[edges[going]] = False

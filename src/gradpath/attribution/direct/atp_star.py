@@ -48,7 +48,12 @@ def _passes(model: Transformer, options: dict[str, Any]) -> float:
     return 2 + (below * _qkv_share(model, 0) if options["qk"] else 0.0)
 
 
-@method("atp-star", passes=_passes, points=lambda options: 1 + options["drop"])  # the gradients of all drops are kept
+@method(
+    "atp-star",
+    at_clean=lambda _: True,
+    passes=_passes,
+    points=lambda options: 1 + options["drop"],  # the gradients of all drops are kept
+)
 def atp_star(runs: BatchRuns, *, qk: bool = True, drop: bool = True) -> Tensor:
     """EAP with AtP*'s corrections: recomputed patterns for queries and keys, and gradients with layers dropped."""
     model, drop = runs.model, drop and runs.model.arch.n_layers > 1

@@ -27,7 +27,7 @@ def _rules(options: Options) -> Rules:
     return Rules(**options)
 
 
-@path("gim", rules=_rules)
+@path("gim", at_clean=lambda _: True, rules=_rules)
 def gim(pair: Pair, *, temperature: float = 2.0, norm: bool = True, products: bool = True, gate: bool = True) -> Points:
     """Gradient interaction modifications: at the clean prompt, with softer softmax slopes and divided products.
 

@@ -12,7 +12,7 @@ from gradpath.attribution.methods import Pair, Points, path
 from gradpath.sweep import RUN_AT_ONCE
 
 
-@path("eap", nodes="nap")
+@path("eap", nodes="nap", at_clean=lambda _: True)
 def eap(pair: Pair) -> Points:
     """Edge attribution patching: the gradient at the clean prompt."""
     yield pair.clean
@@ -25,7 +25,7 @@ def clean_corrupted(pair: Pair) -> Points:
     yield pair.corrupted
 
 
-@path("eap-ig", nodes="nap-ig")
+@path("eap-ig", nodes="nap-ig", at_clean=lambda options: options["steps"] == 1 and options["end"] == "clean")
 def eap_ig(pair: Pair, *, steps: int = 5, end: Literal["clean", "corrupted", "middle"] = "clean") -> Points:
     """Integrated gradients: the straight line x' + (j/k)(x - x'), j = 1..k.
 

@@ -22,7 +22,7 @@ from gradpath.attribution.methods import Pair, Points, path
 from gradpath.model.architecture import Rules
 
 
-@path("relp", rules=lambda options: Rules(**options))
+@path("relp", at_clean=lambda _: True, rules=lambda options: Rules(**options))
 def relp(
     pair: Pair, *, norm: bool = True, attention: bool = True, gate: bool = True, activation: bool = True
 ) -> Points:
