@@ -258,9 +258,9 @@ def attribute_at_steps(
     ``options`` are all of the method's. The other arguments are those of ``attribute``.
     """
     _check_fit(model, method, ablation, positions, per_example)
+    pairs, steps = encode(task, model.tokenizer), [*stops, options.get("steps", 1)]
     method.check_metric(task.metric, options)
     instead = ablation_of(ablation, model, mean_over or task, limits)
-    pairs, steps = encode(task, model.tokenizer), [*stops, options.get("steps", 1)]
     spans: Labels | None = None
     if positions is not None:
         spans = labels_of(task, pairs, model.tokenizer, positions)
