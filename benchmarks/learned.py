@@ -9,10 +9,12 @@ measured on three kinds of examples:
 
     same words       pairs of the training words that nothing was learned from
     held-out words   the task's test split, which shares no name, noun or country with the training words
-    templates        (IOI, SVA, Gender-Bias) selected on half of the templates, measured on the other half
+    other templates  the split ``reworded``: the words of the test split in templates that no other split has
 
 Sizes are MIB's fractions of all edges and 2.5%; ``learned`` is told those of the tables, 1% and 2.5%. Circuits of 10%
-and more are those of ``top`` for all but ``random``. Time is CPU time of one thread.
+and more are those of ``top`` for all but ``random``. Time is CPU time of one thread. The orders of edges are kept in
+OUT/orders, so that a run that was stopped goes on after the last selection that was made, and another kind of examples
+can be added without selecting again.
 """
 
 from __future__ import annotations
@@ -21,9 +23,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ from gradpath.selection.refine import start_size
 from gradpath.tasks.load import more_examples
 
 TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
-OTHER_TEMPLATES = ("ioi", "sva", "gender-bias")
 SELECTIONS = ("top", "refined", "learned", "random")
 ASKED = (0.01, 0.025)
 FRACTIONS = tuple(sorted({*mib.FRACTIONS[:-1], *ASKED}))
@@ -61,7 +60,6 @@ def main() -> None:
     parser.add_argument("--measured", type=int, default=100, help="of each kind")
     parser.add_argument("--learned", default="learned", help="with options: learned+steps=200")
     parser.add_argument("--selections", default=",".join(SELECTIONS))
-    parser.add_argument("--templates", action="store_true", help="select on half of the templates, instead")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.what != "measure":
@@ -70,50 +68,30 @@ def main() -> None:
     torch.set_num_threads(1)
     model = gp.load_model(args.model)
     for name in args.tasks.split(","):
-        kind = "templates-" if args.templates else ""
-        file = args.out / f"{kind}{args.model}-{name}.json"
-        if file.exists() or (args.templates and name not in OTHER_TEMPLATES):
+        file = args.out / f"{args.model}-{name}.json"
+        if file.exists():
             continue
-        measured = measure_templates(model, name, args) if args.templates else measure(model, name, args)
+        measured = measure(model, name, args)
         about = {
             "commit": commit(),
             "version": gp.__version__,
             **{k: str(v) for k, v in vars(args).items() if k not in ("what", "out", "longer")},
         }
-        args.out.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps({"model": args.model, "task": name, "about": about, **measured}))
         print(f"{file}: {summary(measured)}", flush=True)
 
 
 def measure(model: Any, name: str, args: Any) -> dict[str, Any]:
-    """All selections of a task, measured on both kinds of examples."""
+    """All selections of a task, measured on every kind of examples."""
     train = gp.load_task(name, model, n=args.examples, seed=args.seed)
     orders, seconds = select_all(model, train, args)
     same = unseen(model, train, args.measured)
-    held_out = gp.load_task(name, model, n=args.measured, seed=args.seed, split="test")
+    held_out, reworded = (
+        gp.load_task(name, model, n=args.measured, seed=args.seed, split=split) for split in ("test", "reworded")
+    )
     sets = {} if same is None else {"same words": (same, ASKED)}
-    return {"seconds": seconds, "sets": evaluate_all(model, orders, {**sets, "held-out words": (held_out, FRACTIONS)})}
-
-
-def measure_templates(model: Any, name: str, args: Any) -> dict[str, Any]:
-    """All selections of a task on half of its templates, measured on the others and on held-out words."""
-    with templates(name, 0):
-        orders, seconds = select_all(model, gp.load_task(name, model, n=args.examples, seed=args.seed), args)
-    with templates(name, 1):
-        others = gp.load_task(name, model, n=args.measured, seed=args.seed, split="test")
-    return {"seconds": seconds, "sets": evaluate_all(model, orders, {"other templates": (others, ASKED)})}
-
-
-@contextmanager
-def templates(name: str, half: int) -> Iterator[None]:
-    """Every other template of a built-in task."""
-    module: Any = import_module(f"gradpath.tasks.builtin.{name.replace('-', '_')}")
-    read: Callable[[str], Mapping[str, Any]] = module.read_json
-    module.read_json = lambda file: {**read(file), "templates": read(file)["templates"][half::2]}
-    try:
-        yield
-    finally:
-        module.read_json = read
+    sets |= {"held-out words": (held_out, FRACTIONS), "other templates": (reworded, ASKED)}
+    return {"seconds": seconds, "sets": evaluate_all(model, orders, sets)}
 
 
 def unseen(model: Any, train: gp.Task, n: int) -> gp.Task | None:
@@ -127,17 +105,31 @@ def unseen(model: Any, train: gp.Task, n: int) -> gp.Task | None:
 
 def select_all(model: Any, task: gp.Task, args: Any) -> tuple[dict[str, NestedOrder], dict[str, float]]:
     """The order of edges of every selection, and what each took."""
+    folder = args.out / "orders" / f"{args.model}-{task.name}"
+    folder.mkdir(parents=True, exist_ok=True)
     began = time.process_time()
-    scores = gp.attribute(model, task)
-    seconds, orders = {"eap-ig": time.process_time() - began}, {}
+    if not (folder / "scores.safetensors").exists():
+        gp.attribute(model, task).save(folder / "scores.safetensors")
+        note(folder / "eap-ig.json", [], began)
+    scores = gp.load_scores(folder / "scores.safetensors")
+    seconds, orders = {"eap-ig": json.loads((folder / "eap-ig.json").read_text())["seconds"]}, {}
     sizes = [sized(scores, fraction) for fraction in ASKED]
     for how in args.selections.split(","):
-        began = time.process_time()
+        began, file = time.process_time(), folder / f"{how}.json"
         full = args.learned if how == "learned" else how
         smallest = 1 if how in ("top", "random") else min(sizes) if how == "learned" else sized(scores, min(FRACTIONS))
-        orders[how] = nested_order(scores, how=full, smallest=smallest, sizes=sizes, model=model, task=task)
-        seconds[how] = time.process_time() - began
+        if not file.exists():
+            order = nested_order(scores, how=full, smallest=smallest, sizes=sizes, model=model, task=task)
+            note(file, order.edges.tolist(), began)
+        stored = json.loads(file.read_text())
+        orders[how], seconds[how] = NestedOrder(scores, torch.tensor(stored["edges"]), how), stored["seconds"]
     return orders, seconds
+
+
+def note(file: Path, edges: list[int], began: float) -> None:
+    """Keep an order of edges, and what it took."""
+    write_atomically(file, json.dumps({"seconds": time.process_time() - began, "edges": edges}))
+    print(f"{file.parent.name}: {file.stem}, {time.process_time() - began:.0f} CPU s", flush=True)
 
 
 def sized(scores: Scores, fraction: float) -> int:
@@ -153,7 +145,7 @@ def evaluate_all(model: Any, orders: Mapping[str, NestedOrder], sets: Mapping[st
             own = [
                 x for x in fractions if how in ("top", "random") or sized(order.scores, x) < start_size(order.scores)
             ]
-            circuits = [NestedOrder(order.scores, order.edges, how).circuit(sized(order.scores, x)) for x in own]
+            circuits = [order.circuit(sized(order.scores, x)) for x in own]
             for fraction, result in zip(own, gp.evaluate(model, circuits, task), strict=True):
                 values = {"values": result.circuit_values.tolist()}
                 cells.append(
@@ -230,7 +222,7 @@ def draw(folder: Path, longer: Path | None) -> None:
 
 
 def load_runs(folder: Path, model: str) -> list[Any]:
-    """The measurements of a model in a folder, in the order of the tasks, without those of templates."""
+    """The measurements of a model in a folder, in the order of the tasks."""
     files = [folder / f"{model}-{task}.json" for task in TASKS]
     return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 

@@ -328,7 +328,8 @@ def sweep(
             yield from halving(checked, batch)
             if progress is not None:
                 progress(len(batch))
-        if len(pairs) > size:  # not after every batch of a caller with many: it would be taken again at once
+        several = len(pairs) > size if batches is None else len(batches) > 1
+        if several:  # not after every batch of a caller with many: it would be taken again at once
             return_memory()
         return
     labels = pairs.labels if isinstance(pairs.labels, list) else [pairs.labels]

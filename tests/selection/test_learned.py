@@ -145,6 +145,18 @@ def test_a_run_that_was_stopped_continues_to_the_same_bits(found, monkeypatch):
     assert made == [0, 1, 2]
 
 
+def test_the_last_step_is_measured_on_a_sample_that_nothing_was_learned_from(found, monkeypatch):
+    model, scores = found
+    monkeypatch.setattr(learned_module, "UNSEEN", 2)
+    probe = refined_module.CircuitProbe.of(model, TASK, scores, refined_module.Limits(3))
+    learner = learned_module._Learner(probe, top(scores, 40), Sizes((15,), 15, 40), True, 1, 0.0, 2, 0.1, 0)
+    seen, unseen = ([int(i) for batch in part for i in batch.index] for part in learner._split)
+    # Not the longest pairs: the last ones of an order that looks random.
+    assert sorted(unseen) == sorted(probe.pairs.index[-2:].tolist())
+    assert sorted(seen + unseen) == list(range(len(TASK)))
+    assert max(len(batch) for part in learner._split for batch in part) == 2
+
+
 def test_a_budget_of_seconds_ends_the_steps(found, monkeypatch):
     model, scores = found
     clock = iter(range(10_000))

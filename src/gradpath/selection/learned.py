@@ -45,7 +45,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -261,7 +260,7 @@ class _Learner:
         """The gradient of the loss by the weights, on the examples of a step."""
         alive = weights > NEGLIGIBLE
         plan = self._plan(self.edges[alive], weights[alive])
-        parts = [self.probe.measure_on(pairs, plan, self.edges) for pairs in self._examples(step)]
+        parts = [self.probe.measure_on(pairs, plan, self.edges, [pairs]) for pairs in self._examples(step)]
         deviations, effects = (torch.cat(x) for x in zip(*parts, strict=True))
         blame = deviations if self.match else -torch.ones_like(deviations)
         return (blame.double() @ effects.double()) / len(blame)
@@ -278,9 +277,14 @@ class _Learner:
     @cached_property
     def _split(self) -> tuple[list[Pairs], list[Pairs]]:
         """The batches to learn from, and those for the last step: others, if there are enough examples."""
-        batches = [batch for part in _doubling(self.probe.pairs) for batch in part.batches(self.probe.batch)]
-        n_held = math.ceil(UNSEEN / self.probe.batch)
-        return (batches[:-n_held], batches[-n_held:]) if len(batches) >= 4 * n_held else (batches, batches)
+        pairs, n = self.probe.pairs, len(self.probe.pairs) - UNSEEN
+
+        def cut(begin: int, end: int) -> list[Pairs]:
+            part = pairs.rows(torch.arange(begin, end, device="cpu"))
+            return part.tight_batches(self.probe.rows, min(self.probe.most, self.batch))
+
+        # The pairs are shuffled, so the last ones are a sample. The last batches would be those of the longest pairs.
+        return (cut(0, n), cut(n, len(pairs))) if n >= 3 * UNSEEN else (cut(0, len(pairs)),) * 2
 
     def _examples(self, step: int) -> list[Pairs]:
         """The batches of a step, drawn from a window that moves over all batches, round after round."""
@@ -320,7 +324,7 @@ class _Learner:
         least = math.inf
         for _ in range(ROUNDS):
             plan = self._plan(edges[order[:n]].sort().values)
-            parts = [self.probe.measure_on(pairs, plan, edges) for pairs in self._split[1]]
+            parts = [self.probe.measure_on(pairs, plan, edges, [pairs]) for pairs in self._split[1]]
             deviations, effects = (torch.cat(x).double() for x in zip(*parts, strict=True))
             gap, error = float(deviations.mean()), float(deviations.abs().mean())
             if error + abs(gap) < least:
@@ -331,8 +335,8 @@ class _Learner:
     def _key(self) -> object:
         """Everything that the scores depend on."""
         probe = self.probe
-        pairs = [(part.clean.tolist(), part.corrupted.tolist(), repr(part.labels)) for part in _doubling(probe.pairs)]
-        options = [self.match, self.steps, self.seconds, self.batch, probe.batch, self.rate, self.seed]
+        pairs = [probe.pairs.clean.tolist(), probe.pairs.corrupted.tolist(), repr(probe.pairs.labels)]
+        options = [self.match, self.steps, self.seconds, self.batch, probe.most, self.rate, self.seed]
         ablation = probe.scores.provenance.ablation
         return (
             probe.model.digest,
@@ -349,12 +353,6 @@ def _shrunk(effects: Float[Tensor, "example edge"]) -> Float[Tensor, " edge"]:
     """The mean effects, less what is chance: of thousands of edges, those with the largest means owe most to it."""
     mean, variance = effects.mean(0), effects.var(0, correction=min(1, len(effects) - 1)) / len(effects)
     return mean * (1 - variance / mean.square().clamp_min(torch.finfo(mean.dtype).tiny)).clamp_min(0)
-
-
-def _doubling(pairs: Pairs) -> list[Pairs]:
-    """The pairs in parts, each as large as all before it together."""
-    ends = [math.ceil(len(pairs) / 2**halvings) for halvings in (3, 2, 1, 0)]
-    return [pairs.rows(torch.arange(begin, end, device="cpu")) for begin, end in pairwise([0, *ends]) if begin < end]
 
 
 def _generator(seed: int, *what: object) -> torch.Generator:
