@@ -12,7 +12,7 @@ the EAP-IG library and we have it at x; ``clean-corrupted`` takes both). ``gradp
 sum by its definition.
 
 ``score_batch`` is the equation for one batch, parts A and B of the paper's Algorithm 1. ``attribute`` sums over
-batches. Both sides of the product are kept per head only as far as they have to be (``contraction``).
+batches (``sums``). Both sides of the product are kept per head only as far as they have to be (``contraction``).
 
 Cost: the path's own passes (``methods``), and one contraction per batch whatever the number of points. A path
 that is integrated along (``increments``) needs one contraction per point instead.
@@ -20,7 +20,7 @@ that is integrated along (``increments``) needs one contraction per point instea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,25 +31,23 @@ from torch import Tensor
 from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
-from gradpath.attribution.batch import BatchRuns, Passes, places_on_path, run_path
+from gradpath.attribution.batch import BatchRuns, places_on_path, run_path
 from gradpath.attribution.contraction import Reads, Writes, contract, node_writes, write_differences
 from gradpath.attribution.methods import Method, Path, find_method
-from gradpath.attribution.node_scores import NodeReads, contract_nodes, over_edges
-from gradpath.errors import GradpathError, UsageError
+from gradpath.attribution.node_scores import NodeReads, contract_nodes
+from gradpath.attribution.sums import BatchScores, Split, Sums
+from gradpath.errors import UsageError
 from gradpath.model.transformer import Transformer
 from gradpath.registry import loaded_plugins
-from gradpath.runtime import distributed
 from gradpath.runtime.progress import Phase
-from gradpath.scores import Scores, SpanScores
+from gradpath.scores import Scores
 from gradpath.sweep import RUN_AT_ONCE, SUM_AT_ONCE, Limits, Progress, ShowProgress, own_settings, shown, sweep, units
 from gradpath.tasks.metrics import Metric
-from gradpath.tasks.spans import Labels, labels_of
+from gradpath.tasks.spans import labels_of
 from gradpath.tasks.task import Pairs, Task, encode
 
 Options = dict[str, Any]
 PRICE = 1.5  # of a counted layer, in those of a measured circuit, for the progress bar: measured on SmolLM2
-# Splits a batch's rows, (batch, suffix position) flattened, into groups that are scored separately.
-Split = Callable[[Pairs], list[Tensor]]
 
 
 def score_batch(
@@ -63,7 +61,7 @@ def score_batch(
     stops: frozenset[int] = frozenset(),
     at_once: int = RUN_AT_ONCE,
     split: Split | None = None,
-) -> list[tuple[Tensor, Passes]]:
+) -> BatchScores:
     """The scores of one batch, summed over its examples: the equation above without the mean over examples.
 
     Args:
@@ -163,19 +161,6 @@ def _half_change(before: list[Tensor], after: list[Tensor]) -> Writes:
     return Writes(writes.input / 2, [part / 2 for part in writes.heads], [part / 2 for part in writes.mlps])
 
 
-def rows_of_examples(batch: Pairs) -> list[Tensor]:
-    """The rows of each example of a batch."""
-    length = batch.clean.shape[1] - batch.start
-    return [torch.arange(i * length, (i + 1) * length, device="cpu") for i in range(len(batch))]
-
-
-def _rows_of_spans(n_spans: int, batch: Pairs) -> list[Tensor]:
-    """The rows of a batch's suffix that are in each span."""
-    assert batch.spans is not None
-    at = batch.spans[:, batch.start :].flatten()
-    return [(at == i).nonzero()[:, 0] for i in range(n_spans)]
-
-
 def attribute(
     model: Transformer,
     task: Task,
@@ -258,81 +243,53 @@ def attribute_at_steps(
     ``options`` are all of the method's. The other arguments are those of ``attribute``.
     """
     _check_fit(model, method, ablation, positions, per_example)
-    pairs, steps = encode(task, model.tokenizer), [*stops, options.get("steps", 1)]
+    pairs, spans = encode(task, model.tokenizer), None
     method.check_metric(task.metric, options)
-    instead = ablation_of(ablation, model, mean_over or task, limits)
-    spans: Labels | None = None
     if positions is not None:
         spans = labels_of(task, pairs, model.tokenizer, positions)
         pairs = replace(pairs, spans=spans.at)
+    instead = ablation_of(ablation, model, mean_over or task, limits)
     pairs = all_positions(pairs, instead)
     method.check(model, pairs, options)
-    split: Split | None = None if spans is None else partial(_rows_of_spans, len(spans.names))
-    can_split = isinstance(method, Path) and method.of != "nodes"
-    if per_example and can_split:
-        split = rows_of_examples
-    shape = () if spans is None else (len(spans.names),)
-    at_once = limits.attribution(
-        model,
-        pairs,
-        points=method.points(options),
-        whole=method.whole(options),
-        results=len(steps) * (shape[0] if shape else 1),
-    )
-    if per_example and not can_split:
+    sums = Sums(model, method, [*stops, options.get("steps", 1)], len(pairs), spans, per_example)
+    points, whole = method.points(options), method.whole(options)
+    at_once = limits.attribution(model, pairs, points=points, whole=whole, results=sums.n_results)
+    if per_example and sums.split is None:
         at_once = replace(at_once, examples=1)  # what cannot split a batch can still score one example after another
-    places = None
-    if isinstance(method, Path):
-        places = partial(places_on_path, model, task.metric, method, options)
-    shape = (len(steps), *shape, model.graph.n_sources, model.graph.n_targets)
-    totals = torch.zeros(shape, dtype=torch.float64, device="cpu")
-    passes = [Passes() for _ in steps]
-    # Zeros, so that the sum over ranks puts every example's scores in their place.
-    examples = torch.zeros(len(pairs), *shape[-2:], dtype=torch.float32, device="cpu") if per_example else None
 
-    def score(batch: Pairs) -> list[tuple[Tensor, Passes]]:
-        at = frozenset(stops)
+    def score(batch: Pairs) -> BatchScores:
         results = score_batch(
-            model, task.metric, method, options, batch, ablation=instead, stops=at, at_once=at_once.points, split=split
+            model,
+            task.metric,
+            method,
+            options,
+            batch,
+            ablation=instead,
+            stops=frozenset(stops),
+            at_once=at_once.points,
+            split=sums.split,
         )
-        if examples is None:
-            return results
-        [(own, made)] = results
-        own = own if can_split else own[None]
-        examples[batch.index] = own.float()
-        return [(own.sum(0), made)]
+        return sums.of_batch(batch, results)
 
     def same() -> object:
         names = None if pairs.spans is None else pairs.spans.numpy().tobytes()
         return model.identity, method.name, options, stops, ablation, names
 
-    for parts in sweep(
-        score,
-        pairs,
-        at_once.examples,
-        model=model,
-        task=task,
-        doing=method.name,
-        same=same,
-        places=places,
-        progress=progress,
-    ):
-        for i, (scores, made) in enumerate(parts):
-            totals[i] += scores
-            passes[i] = passes[i].or_more(made)
-    if examples is not None:
-        examples = _by_example(model, method, distributed.all_sum(examples))
-    about = _about(model, task, method, options, ablation, len(pairs), at_once.examples)
-    results = []
-    for k, total, made in zip(steps, distributed.all_sum(totals), passes, strict=True):
-        own = {**about, "steps": k, "passes": made.most_of_any_rank().counted}
-        values = _mean(model, method, total, len(pairs))
-        if spans is None:
-            results.append(Scores(model.graph, values, own, examples=examples))
-        else:
-            by_span = SpanScores(spans.names, values, spans.reach())
-            results.append(Scores.of_spans(model.graph, by_span, {**own, "positions": positions}))
-    return results
+    places = partial(places_on_path, model, task.metric, method, options) if isinstance(method, Path) else None
+    sums.add(
+        sweep(
+            score,
+            pairs,
+            at_once.examples,
+            model=model,
+            task=task,
+            doing=method.name,
+            same=same,
+            places=places,
+            progress=progress,
+        )
+    )
+    return sums.scores(_about(model, task, method, options, ablation, len(pairs), at_once.examples), positions)
 
 
 def _check_fit(model: Transformer, method: Method, ablation: str, positions: str | None, per_example: bool) -> None:
@@ -371,22 +328,3 @@ def _about(
         "d_model": model.arch.d_model,
         **({"plugins": plugins} if (plugins := loaded_plugins()) else {}),
     }
-
-
-def _by_example(model: Transformer, method: Method, values: Tensor) -> Tensor:
-    """The scores of every example, (example, source, target), in the form of ``_mean``."""
-    if method.of == "nodes":
-        return torch.stack([over_edges(model.graph, one[:, model.graph.logits]) for one in values])
-    return values * model.graph.mask
-
-
-def _mean(model: Transformer, method: Method, total: Tensor, examples: int) -> Tensor:
-    values = (total / examples * model.graph.mask).float()
-    if not values.isfinite().all():
-        raise GradpathError(
-            f"{method.name} gave a score that is not a finite number on {model.name or 'this model'}, though "
-            "every batch gave finite ones: the sum is too large. Use a metric that is smaller."
-        )
-    if method.of == "nodes":
-        return over_edges(model.graph, values[:, model.graph.logits])
-    return values

@@ -130,20 +130,12 @@ def measure(
             here = batch_work(model, task, batch, sources, instead)
             rows, length = batch.index, batch.clean.shape[1]
             own = _one_hot(parts.at[rows, :length], width).to(model.device)  # (batch, pos, part)
-            new = {
-                "metric": torch.stack([_metric(here, x) for x in (here.runs.clean.logits, here.runs.corrupted.logits)]),
-                "attention": part_attention(here, plan, own),
-                "effect": part_effects(here, own[:, here.runs.start :]),
-                "direct": direct_effects(here),
-            }
-            behind = normed_writes(here)  # (batch, source, d_model)
-            if answers is not None:
-                new["answers"] = token_logits(model, behind, answers[rows].to(model.device))
+            new = _of_batch(here, plan, own, None if answers is None else answers[rows].to(model.device))
+            totals["write"] += new.pop("write").double().sum(0).cpu()
             new = {name: x.detach().float().cpu() for name, x in new.items()}
             for name, x in new.items():
                 place = (slice(None), rows) if name in ("metric", "attention") else (rows,)
                 totals[name][place] = x
-            totals["write"] += behind.double().sum(0).cpu()
             return new
 
         def same() -> object:
@@ -190,8 +182,20 @@ def batch_work(
     return BatchWork(model, runs, prepared, sources)
 
 
-def _metric(here: BatchWork, logits: Tensor) -> Tensor:
-    return here.runs.metric_of(logits)[0]
+def _of_batch(here: BatchWork, plan: Plan, own: Tensor, answers: Tensor | None) -> dict[str, Tensor]:
+    """All measurements of one batch; ``own`` says which part a position is in."""
+    writes = normed_writes(here)
+    ends = (here.runs.clean.logits, here.runs.corrupted.logits)
+    measured = {
+        "metric": torch.stack([here.runs.metric_of(logits)[0] for logits in ends]),
+        "attention": part_attention(here, plan, own),
+        "effect": part_effects(here, own[:, here.runs.start :]),
+        "direct": direct_effects(here),
+        "write": writes,
+    }
+    if answers is not None:
+        measured["answers"] = token_logits(here.model, writes, answers)
+    return measured
 
 
 def _one_hot(at: Tensor, width: int) -> Tensor:
@@ -270,7 +274,7 @@ def _effects(model: Transformer, writes: Writes, reads: NodeReads, sources: Sequ
 def direct_effects(here: BatchWork) -> Float[Tensor, "batch source"]:
     """The metric less the metric when the edge from a node to ``logits`` alone is corrupted."""
     model, clean = here.model, here.runs.clean
-    final, metric = clean.run.final_in[here.last], _metric(here, clean.logits)
+    final, metric = clean.run.final_in[here.last], here.runs.metric_of(clean.logits)[0]
     effects = []
     for at in range(0, len(here.sources), _TOGETHER):
         lost = [
@@ -278,7 +282,7 @@ def direct_effects(here: BatchWork) -> Float[Tensor, "batch source"]:
             for source in here.sources[at:][:_TOGETHER]
         ]
         logits = model.unembed(final - torch.stack(lost))  # (source, batch, vocab)
-        effects += [metric - _metric(here, rows) for rows in logits]
+        effects += [metric - here.runs.metric_of(rows)[0] for rows in logits]
     return torch.stack(effects, -1)
 
 
