@@ -376,6 +376,20 @@ TINY |= {
     ),
     "glm": (hf.GlmForCausalLM, hf.GlmConfig, {**_TWO_GROUPED, "head_dim": 8}),
     "glm4": (hf.Glm4ForCausalLM, hf.Glm4Config, {**_TWO_GROUPED, "head_dim": 8}),
+    "gpt-oss": (
+        hf.GptOssForCausalLM,
+        hf.GptOssConfig,
+        {
+            **_TWO_GROUPED,
+            **_TWO_TYPES,
+            "head_dim": 8,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 12,
+            "swiglu_limit": 1.5,
+            "attn_implementation": "eager",
+        },
+    ),
     "ministral": (hf.MinistralForCausalLM, hf.MinistralConfig, {**_TWO_GROUPED, "head_dim": 8, **_TWO_TYPES}),
     "ministral3": (hf.Ministral3ForCausalLM, hf.Ministral3Config, _MINISTRAL3),
     "mistral3": (

@@ -212,7 +212,12 @@ def attend(model: Transformer, layer: Layer, head: int, q: Tensor, k: Tensor, v:
     hidden = key > query
     if layer.window is not None:
         hidden |= key <= query - layer.window
-    pattern = softmax(model, logits.masked_fill(hidden, -torch.inf))
+    logits = logits.masked_fill(hidden, -torch.inf)
+    if layer.sinks is None:
+        pattern = softmax(model, logits)
+    else:  # the sink takes its share of the attention, and has nothing to give
+        sink = layer.sinks[head].to(k.dtype).expand(len(q), 1)
+        pattern = softmax(model, torch.cat([sink, logits], -1))[:, 1:]
     return halve_if(model.rules.products, detach_if(model.rules.attention, pattern) @ v)
 
 
@@ -290,7 +295,11 @@ def feed_forward(model: Transformer, y: Tensor, w_in: Tensor, b_in: Tensor | Non
     activation = ACTIVATIONS[model.arch.activation]
     if model.arch.gated:
         gate, value = hidden.chunk(2, -1)
-        hidden = elementwise(model, activation, gate) * value
+        if (limit := model.arch.gate_clamp) is None:
+            hidden = elementwise(model, activation, gate) * value
+        else:
+            value = 1 + elementwise(model, lambda x: torch.clip(x, -limit, limit), value)
+            hidden = elementwise(model, lambda x: activation(torch.clip(x, None, limit)), gate) * value
         hidden = halve_if(model.rules.gate, hidden)
     else:
         hidden = elementwise(model, activation, hidden)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gradpath.errors import GradpathError, UsageError, check_type, whole_number
 from gradpath.graph import QKV
-from gradpath.model.architecture import fields_of
+from gradpath.model.fingerprint import fields_of
 from gradpath.model.transformer import Run, Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import free_memory, return_memory

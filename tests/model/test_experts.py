@@ -14,7 +14,7 @@ from gradpath.errors import InputError
 from gradpath.model.experts import Experts, route, run_experts
 from gradpath.model.families import convert
 
-KINDS = ("glm4-moe", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
+KINDS = ("glm4-moe", "gpt-oss", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
 IDS = torch.randint(3, VOCAB, (3, 12), generator=torch.Generator().manual_seed(3))
 
 

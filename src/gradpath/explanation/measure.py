@@ -224,7 +224,8 @@ def head_patterns(here: BatchWork, plan: Plan) -> list[Float[Tensor, "run batch 
     in_circuit = dict[int, tuple[list[int], Tensor]]()
 
     def watch(layer: int, heads: list[int], q: Tensor, past: Past, place: PositionInfo) -> None:
-        in_circuit[layer] = heads, model.attention_weights(model.layers[layer], q, past.keys, place)
+        own = model.layers[layer].of_heads(heads)
+        in_circuit[layer] = heads, model.attention_weights(own, q, past.keys, place)
 
     run_nodes(prepared, plan, watch)
     seen = []

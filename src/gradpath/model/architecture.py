@@ -10,27 +10,25 @@ projection has mean zero too. Both kinds of norm then have the same Jacobian, ``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
 from torch import Tensor
 
 from gradpath.model.experts import Experts
+from gradpath.model.fingerprint import LATER, known_fields
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
     "relu": F.relu,
     "silu": F.silu,
     "swish": F.silu,
 }
-
-
-# Marks fields that were added after fingerprints were first recorded: at its default, such a field is left out of them.
-_LATER = {"later": True}
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,15 @@ class Architecture:
     qk_norm: Literal["head", "layer"] | None = None  # over each head's query or key, or over all heads of a layer
     attention_cap: float | None = None  # attention logits x become cap * tanh(x / cap)
     logit_cap: float | None = None  # the same for the logits
-    qkv_clip: float | None = field(default=None, metadata=_LATER)  # queries, keys, values are clamped to +-clip
-    max_tokens: int | None = field(default=None, metadata=_LATER)  # longer prompts are computed differently
+    qkv_clip: float | None = field(default=None, metadata=LATER)  # queries, keys, values are clamped to +-clip
+    max_tokens: int | None = field(default=None, metadata=LATER)  # longer prompts are computed differently
+    # Gates x become at most clamp, and values within +-clamp, plus one.
+    gate_clamp: float | None = field(default=None, metadata=LATER)
 
     @property
     def fingerprint(self) -> str:
         """All choices as text, without those that were added later and have their default."""
-        values = {x.name: getattr(self, x.name) for x in fields(self)}
-        later = {x.name for x in fields(self) if x.metadata == _LATER and values[x.name] == x.default}
-        return f"Architecture({', '.join(f'{name}={x!r}' for name, x in values.items() if name not in later)})"
+        return f"Architecture({', '.join(f'{name}={x!r}' for name, x in known_fields(self).items())})"
 
     def projection_row(self, qkv: int, head: int) -> int:
         """The row of blocks of ``Layer.w_qkv`` that computes q, k or v (0, 1, 2) of a query head."""
@@ -107,6 +105,7 @@ class Layer:
     attn_gain: Tensor | None = None  # of the norm after attention, (d_model,)
     mlp_gain: Tensor | None = None  # of the norm after the MLP, (d_model,)
     experts: Experts | None = None  # that the MLP chooses from, besides the weights above
+    sinks: Tensor | None = field(default=None, metadata=LATER)  # (head,): a logit beside those of the keys, of no value
 
     @property
     def w_write(self) -> Tensor:
@@ -114,9 +113,9 @@ class Layer:
         return self.w_o if self.attn_gain is None else self.attn_gain[:, None] * self.w_o
 
     def of_heads(self, heads: Sequence[int]) -> Layer:
-        """The layer with the gains of some of its heads' queries and keys, where each head has its own."""
+        """The layer with what some of its heads have of their own besides projections."""
         q_gain, k_gain = (x[heads] if x is not None and x.ndim == 2 else x for x in (self.q_gain, self.k_gain))
-        return replace(self, q_gain=q_gain, k_gain=k_gain)
+        return replace(self, q_gain=q_gain, k_gain=k_gain, sinks=None if self.sinks is None else self.sinks[heads])
 
     @property
     def d_hidden(self) -> int:
@@ -130,13 +129,6 @@ class Layer:
         if self.experts is None:
             return shared
         return shared + self.experts.per_token * (self.experts.w_in[0].numel() + self.experts.w_out[0].numel())
-
-
-def fields_of(weights: object) -> dict[str, Any]:
-    """The fields of a dataclass of weights, with those of a layer's experts as ``experts.router`` and so on."""
-    own = dict(vars(weights))
-    experts = own.pop("experts", None)
-    return own if experts is None else own | {f"experts.{name}": x for name, x in vars(experts).items()}
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from gradpath.errors import GradpathError, InputError, UsageError, reason
-from gradpath.model.architecture import fields_of
 from gradpath.model.cache import cached_model
 from gradpath.model.families import FAMILIES, check_family, convert
+from gradpath.model.fingerprint import fields_of
 from gradpath.model.gguf import GgufFile
 from gradpath.model.packaged import PACKAGED, Packaged
 from gradpath.model.placement import AUTO, gpus, spread_over
@@ -162,19 +162,25 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Sou
 def _read(source: str, folder: str, file: str | None, dtype: torch.dtype, options: dict[str, Any]) -> _Source:
     """Read a model with ``transformers`` from a folder, the hub's cache or the hub."""
     from transformers import AutoTokenizer, PretrainedConfig
+    from transformers.utils.quantization_config import Mxfp4Config
 
     gguf, family = None if file is None else GgufFile.read(Path(folder, file)), None
+    unpack: dict[str, Any] = {}
     if file is None:  # before any weight is read, or downloaded
         local = {"local_files_only": True} if "local_files_only" in options else {}
-        family = PretrainedConfig.get_config_dict(folder, **local)[0].get("model_type")
+        config = PretrainedConfig.get_config_dict(folder, **local)[0]
+        family = config.get("model_type")
         if family is None:
             raise ValueError("its config.json cannot be read, or names no model_type")
         check_family(str(family))
+        if (config.get("quantization_config") or {}).get("quant_method") == "mxfp4":
+            unpack = {"quantization_config": Mxfp4Config(dequantize=True)}
     if Path(folder).is_dir():
         check_claims(Path(folder), file, bool(options["trust_remote_code"]))
     auto = auto_class(str(family))
-    model, loaded = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+    model, loaded = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options, **unpack)
     _check_all_loaded(source, loaded)
+    model = model.to(dtype) if unpack else model  # what was packed is bfloat16, whatever was asked for
     return _Source(model, _tokenizer(AutoTokenizer, folder, options), source, gguf)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError
-from gradpath.model.architecture import fields_of
+from gradpath.model.fingerprint import fields_of
 from gradpath.model.transformer import Transformer
 
 AUTO = "auto"

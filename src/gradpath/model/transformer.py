@@ -35,8 +35,9 @@ from torch import Tensor
 
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
-from gradpath.model.architecture import ACTIVATIONS, CALCULUS, Architecture, Layer, Rotary, Rules, fields_of
+from gradpath.model.architecture import ACTIVATIONS, CALCULUS, Architecture, Layer, Rotary, Rules
 from gradpath.model.experts import Experts, run_experts
+from gradpath.model.fingerprint import fields_of
 from gradpath.model.tokenizer import Prompts, Tokenizer
 from gradpath.runtime import progress
 
@@ -437,7 +438,8 @@ class Transformer:
         mask, cap, keys = info.masks[layer.window], self.arch.attention_cap, past.keys
         if self.rules.attention:
             q, keys = q.detach(), keys.detach()
-        if cap is None and not self.rules.products and self.rules.temperature == 1:
+        fused = cap is None and layer.sinks is None and not self.rules.products and self.rules.temperature == 1
+        if fused:
             z = F.scaled_dot_product_attention(q, keys, past.values, attn_mask=mask, scale=layer.scale)
         else:
             z = self.attention_weights(layer, q, keys, info).to(q.dtype) @ past.values
@@ -449,7 +451,11 @@ class Transformer:
         logits, cap = q @ keys.transpose(-1, -2) * layer.scale, self.arch.attention_cap
         logits = _halved(logits) if self.rules.products else logits
         logits = logits if cap is None else self._cap(logits, cap)
-        return self._softmax(at_least_float32(logits + info.masks[layer.window]))
+        logits = at_least_float32(logits + info.masks[layer.window])
+        if layer.sinks is None:
+            return self._softmax(logits)
+        sinks = layer.sinks.to(logits)[:, None, None].expand(*logits.shape[:-1], 1)
+        return self._softmax(torch.cat([logits, sinks], -1))[..., :-1]
 
     def attention_out(self, layer: Layer, z: Tensor) -> tuple[Tensor, Tensor]:
         """What attention adds to the residual stream, (batch, pos, d_model), and ``LayerRun.written``."""
@@ -478,7 +484,11 @@ class Transformer:
         hidden = F.linear(y, w_in, b_in)
         if self.arch.gated:
             gate, value = hidden.chunk(2, -1)
-            hidden = self._elementwise(activation, gate) * value
+            if (clamp := self.arch.gate_clamp) is None:
+                hidden = self._elementwise(activation, gate) * value
+            else:
+                value = 1 + self._elementwise(lambda x: x.clamp(-clamp, clamp), value)
+                hidden = self._elementwise(lambda x: activation(x.clamp(max=clamp)), gate) * value
             hidden = _halved(hidden) if self.rules.gate else hidden
         else:
             hidden = self._elementwise(activation, hidden)
@@ -536,7 +546,7 @@ class Transformer:
         """The bias of attention logits for queries from start on and keys from 0 on, (pos, end) or (head, pos, end)."""
         if self.attention_bias is None:
             return self.embedding.new_zeros(end - start, end)
-        bias = self.attention_bias[:, None, :end]
+        bias = self.attention_bias[:, None, :end].to(torch.promote_types(self.dtype, torch.float32))
         # Relative to the query's own position: the same patterns, and close keys keep their precision.
         return (bias - bias[..., start:].mT).to(self.dtype)
 

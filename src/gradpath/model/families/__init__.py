@@ -49,7 +49,6 @@ class Family:
 
 # Families that do not fit the transformer, so that nobody tries to write an adapter.
 _DO_NOT_FIT = {
-    "its attention sinks and clamped experts are not implemented": "gpt_oss",
     "their multi-head latent attention has keys and values that are not linear in the residual stream": """
         deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite longcat_flash minicpm3 mistral4 youtu
     """,
@@ -67,6 +66,7 @@ GUIDE = "docs/own-family.md"  # on the site, "Your own model family"
 
 MODULES = """
     gpt llama mistral gemma olmo phi opt stablelm starcoder2 granite alibi falcon cohere smollm3 glm mixture
+    gpt_oss
 """
 FAMILIES = Registry[Family]("model family", [f"{__name__}.{module}" for module in MODULES.split()])
 

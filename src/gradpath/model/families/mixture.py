@@ -104,7 +104,7 @@ def mixture_layer(
     Returns:
         The layer, with the norm before the MLP folded into router and experts.
     """
-    source.ignore(*_LOSS.split(), *_SIZES.split())
+    ignore_sizes(source)
     prefix = f"{source.stem}.layers.{index}"
     if (router := source.get(f"{prefix}.mlp.gate.weight")) is None:
         return read_layer(source, arch, index, names, window=window)
@@ -126,3 +126,8 @@ def mixture_layer(
         shared_gate=None if shared_gate is None else shared_gate * gain,
     )
     return replace(read_layer(source, arch, index, names, window=window), experts=experts)
+
+
+def ignore_sizes(source: Checkpoint) -> None:
+    """Accept any value of the settings that affect the loss alone, or the shapes of weights."""
+    source.ignore(*_LOSS.split(), *_SIZES.split())
