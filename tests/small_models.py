@@ -257,6 +257,26 @@ _LONGROPE: dict[str, Any] = {
     "long_factor": [2.0, 3.0, 4.0],
     "original_max_position_embeddings": 16,
 }
+# Latent attention, with queries and keys that are wider than values.
+_LATENT: dict[str, Any] = {
+    **_TWO,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}
+# One layer with an ordinary MLP, and one with six experts in groups, if there are any.
+_DEEPSEEK: dict[str, Any] = {
+    **_LATENT,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 3,
+    "topk_group": 2,
+}
 _MINISTRAL3: dict[str, Any] = {
     **_TWO_GROUPED,
     "head_dim": 8,
@@ -376,6 +396,38 @@ TINY |= {
     ),
     "glm": (hf.GlmForCausalLM, hf.GlmConfig, {**_TWO_GROUPED, "head_dim": 8}),
     "glm4": (hf.Glm4ForCausalLM, hf.Glm4Config, {**_TWO_GROUPED, "head_dim": 8}),
+    "deepseek-v2": (
+        hf.DeepseekV2ForCausalLM,
+        hf.DeepseekV2Config,
+        {**_DEEPSEEK, "q_lora_rank": None, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5},
+    ),
+    "deepseek-v3": (
+        hf.DeepseekV3ForCausalLM,
+        hf.DeepseekV3Config,
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 9,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.8,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
+    "glm4-moe-lite": (
+        hf.Glm4MoeLiteForCausalLM,
+        hf.Glm4MoeLiteConfig,
+        {**_DEEPSEEK, "q_lora_rank": 11, "n_group": 1, "topk_group": 1},
+    ),
+    "youtu": (
+        hf.YoutuForCausalLM,
+        hf.YoutuConfig,
+        {**_LATENT, "q_lora_rank": None, "rope_interleave": False, "pad_token_id": None},
+    ),
     "gpt-oss": (
         hf.GptOssForCausalLM,
         hf.GptOssConfig,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gradpath.model.architecture import ACTIVATIONS, Layer
 from gradpath.model.experts import Experts
+from gradpath.model.latent import Latent
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Task, encode
 
@@ -167,6 +168,8 @@ def attention(model: Transformer, layer: Layer, inputs: list[dict[str, Tensor]])
     """The output of each head of a layer, from separate inputs for each head's query, key and value."""
     a = model.arch
     heads = [projections(model, layer, head, x) for head, x in enumerate(inputs)]
+    if layer.latent is not None:
+        heads = [from_latents(model, layer.latent, head, **x) for head, x in enumerate(heads)]
     for kind, gain in (("q", layer.q_gain), ("k", layer.k_gain)):
         if a.qk_norm == "head" and gain is not None:
             for head, x in enumerate(heads):
@@ -187,18 +190,37 @@ def attention(model: Transformer, layer: Layer, inputs: list[dict[str, Tensor]])
 
 
 def projections(model: Transformer, layer: Layer, head: int, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """One head's query, key and value, each from its own input; heads may share the weights of k and v."""
+    """One head's query, key and value, each from its own input; heads may share the weights of k and v.
+
+    In latent attention they are latents, of which all heads share the weights.
+    """
     a = model.arch
-    shared = head // (a.n_heads // a.n_kv_heads)
-    block = {"q": head, "k": a.n_heads + shared, "v": a.n_heads + a.n_kv_heads + shared}
+    shared, n_q = head // (a.n_heads // a.n_kv_heads), 1 if a.latent_queries else a.n_heads
+    block = {"q": min(head, n_q - 1), "k": n_q + shared, "v": n_q + a.n_kv_heads + shared}
     projected = {}
     for kind, x in inputs.items():
-        rows = slice(block[kind] * a.d_head, (block[kind] + 1) * a.d_head)
+        rows = slice(block[kind] * a.d_qkv, (block[kind] + 1) * a.d_qkv)
         projected[kind] = read_norm(model, x) @ layer.w_qkv[rows].T.to(x.dtype)
         if layer.b_qkv is not None:
             projected[kind] = projected[kind] + layer.b_qkv[rows].to(x.dtype)
         projected[kind] = clip(model, projected[kind])
     return projected
+
+
+def from_latents(model: Transformer, latent: Latent, head: int, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """One head's query, key and value from its own latents, each (pos, ...); the rest of a latent is padding."""
+
+    def up(weights: Tensor, x: Tensor) -> Tensor:
+        own = weights[head].to(x.dtype)  # (out, rank)
+        x = x[:, : own.shape[1]]
+        return x / root_mean_square(model, x, latent.eps) @ own.T
+
+    rank, n_rotated = latent.k_up.shape[2], latent.n_rotated
+    return {
+        "q": q[:, : n_rotated + latent.k_up.shape[1]] if latent.q_up is None else up(latent.q_up, q),
+        "k": torch.cat([k[:, rank : rank + n_rotated], up(latent.k_up, k)], -1),
+        "v": up(latent.v_up, v),
+    }
 
 
 def attend(model: Transformer, layer: Layer, head: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -276,14 +298,21 @@ def experts_of_token(model: Transformer, experts: Experts, y: Tensor) -> Tensor:
         logits = logits + experts.router_bias.to(y.dtype)
     weights = logits.softmax(-1) if experts.probabilities == "softmax" else logits.sigmoid()
     rank = weights if experts.choice_bias is None else weights + experts.choice_bias.to(y.dtype)
+    if experts.n_groups > 1:  # only the experts of the best groups can be chosen
+        groups = rank.view(experts.n_groups, -1)
+        of_group = groups.sort(descending=True).values[:, : experts.group_best].sum(-1)
+        best = of_group.argsort(descending=True).tolist()[: experts.groups_per_token]
+        others = [g for g in range(experts.n_groups) if g not in best]
+        rank = groups.index_fill(0, torch.tensor(others, device=rank.device), -torch.inf).flatten()
     chosen = rank.argsort(descending=True).tolist()[: experts.per_token]
     total = sum(weights[e] for e in chosen) if experts.sum_to_one else 1.0
     out = torch.zeros_like(y)
     for e in chosen:
         b_in, b_out = (None if bias is None else bias[e] for bias in (experts.b_in, experts.b_out))
-        output = feed_forward(model, y, experts.w_in[e], b_in, experts.w_out[e])
+        weight = detach_if(model.rules.attention, experts.scale * weights[e] / total)
+        output = feed_forward(model, weight * y if experts.scale_input else y, experts.w_in[e], b_in, experts.w_out[e])
         output = output if b_out is None else output + b_out.to(y.dtype)
-        out = out + detach_if(model.rules.attention, experts.scale * weights[e] / total) * output
+        out = out + (output if experts.scale_input else weight * output)
     return out
 
 
@@ -318,9 +347,10 @@ def read_norm(model: Transformer, x: Tensor) -> Tensor:
     return norm(model, x) if model.arch.norm_before else x
 
 
-def root_mean_square(model: Transformer, x: Tensor) -> Tensor:
+def root_mean_square(model: Transformer, x: Tensor, eps: float | None = None) -> Tensor:
     """The denominator of a norm."""
-    return detach_if(model.rules.norm, torch.sqrt((x**2).mean(-1, keepdim=True) + model.arch.norm_eps))
+    eps = model.arch.norm_eps if eps is None else eps
+    return detach_if(model.rules.norm, torch.sqrt((x**2).mean(-1, keepdim=True) + eps))
 
 
 def clip(model: Transformer, x: Tensor) -> Tensor:

@@ -203,12 +203,14 @@ class _Sizes:
     def __init__(self, model: Transformer) -> None:
         a, layer = model.arch, max(model.layers, key=lambda layer: layer.d_hidden)
         self.layers, self.sources, self.vocab = a.n_layers, model.graph.n_sources, len(model.unembedding)
-        self.model, self.heads = a.d_model, a.n_heads * a.d_head
+        self.model, self.heads, self.qkv = a.d_model, a.n_heads * a.d_head, 3 * a.n_heads * a.d_qkv
         self.number = model.embedding.element_size()
         self.wide = max(4, self.number)  # sums are kept in float32 at least
         # Numbers per row that autograd keeps of one layer: four residual streams or outputs, the projection, queries,
         # keys and values as attention reads them and what it gathers, the hidden layer before and after activation.
         self.layer = 4 * a.d_model + len(layer.w_qkv) + 5 * self.heads + 3 * layer.d_hidden // 2
+        if layer.latent is not None:  # each head has copies of the latents, before and after their norm
+            self.layer += 2 * self.qkv
         if layer.experts is not None:  # a token's input and its output, twice, for each expert that it uses
             self.layer += 3 * layer.experts.per_token * a.d_model
 
@@ -216,7 +218,7 @@ class _Sizes:
         """One graph, the gradients at the targets, their sums over points, and the writes at both ends."""
         prefix = extent.examples * (extent.length - extent.suffix)
         rows = at_once * extent.rows(whole)
-        reads = 3 * self.heads + self.model
+        reads = self.qkv + self.model
         graph = rows * (self.layer + reads) + prefix * 3 * self.heads * (1 if whole else 1 + 2 * at_once)
         sums = extent.rows() * (reads + min(points, SUM_AT_ONCE) * self.model + 3 * (self.heads + self.model))
         logits = 4 * extent.examples * at_once * self.vocab

@@ -14,7 +14,7 @@ from gradpath.errors import InputError
 from gradpath.model.experts import Experts, route, run_experts
 from gradpath.model.families import convert
 
-KINDS = ("glm4-moe", "gpt-oss", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
+KINDS = ("deepseek-v2", "deepseek-v3", "glm4-moe", "gpt-oss", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
 IDS = torch.randint(3, VOCAB, (3, 12), generator=torch.Generator().manual_seed(3))
 
 
@@ -39,6 +39,18 @@ def test_a_correction_changes_the_choice_and_not_the_weight():
     weights, chosen = route(known(sum_to_one=False, choice_bias=torch.tensor([0.0, 0.0, 1.0])), y)
     assert chosen.tolist() == [[2]]
     assert torch.allclose(weights, torch.tensor([2.0, 1.0, -3.0]).softmax(0)[2:][None])
+
+
+@pytest.mark.parametrize(("group_best", "expected"), [(1, [0, 1]), (2, [2, 3])])
+def test_experts_are_chosen_from_the_best_groups_only(group_best, expected):
+    """The best expert is in the first of three groups, and the best two together are the second."""
+    router = torch.tensor([1.0, -1.0, 0.9, 0.8, 0.0, 0.0])[:, None]
+    weights = {"w_in": torch.ones(6, 1, 1), "w_out": torch.ones(6, 1, 1)}
+    groups = {"n_groups": 3, "groups_per_token": 1, "group_best": group_best}
+    experts = Experts(router=router, per_token=2, **weights, **groups)
+    assert route(experts, torch.ones(1, 1))[1].tolist() == [expected]
+    experts = Experts(router=router, per_token=2, **weights, **groups | {"groups_per_token": 3})
+    assert route(experts, torch.ones(1, 1))[1].tolist() == [[0, 2]]
 
 
 def test_each_expert_runs_on_its_own_tokens_only():
@@ -94,17 +106,18 @@ def test_experts_are_part_of_the_digest():
 
 @pytest.mark.parametrize(
     ("kind", "setting", "value"),
-    [("glm4-moe", "n_group", 5), ("glm4-moe", "topk_group", 2), ("olmoe", "clip_qkv", 8.0)],
+    [
+        ("glm4-moe", "n_group", 2),
+        ("glm4-moe", "topk_group", 2),
+        ("deepseek-v3", "n_group", 6),
+        ("deepseek-v2", "num_experts_per_tok", 5),
+        ("deepseek-v2", "topk_method", "noaux_tc"),
+        ("deepseek-v2", "norm_topk_prob", True),
+        ("olmoe", "clip_qkv", 8.0),
+    ],
 )
 def test_routing_that_is_not_implemented_is_refused_by_name(kind, setting, value):
     model = copy.deepcopy(tiny_hf(kind))
     setattr(model.config, setting, value)
-    with pytest.raises(InputError, match=setting):
-        convert(model)
-
-
-def test_latent_attention_is_refused_with_the_reason():
-    model = copy.deepcopy(tiny_hf("mixtral"))
-    model.config.model_type = "deepseek_v3"
-    with pytest.raises(InputError, match=r"'deepseek_v3' are not supported: .*latent attention"):
+    with pytest.raises(InputError, match="n_group" if setting == "num_experts_per_tok" else setting):
         convert(model)

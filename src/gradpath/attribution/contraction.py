@@ -2,7 +2,7 @@ r"""The contraction: differences of writes times gradients of reads, summed over
 
 Neither side is ever kept per head at full width. Of a head's write only z_h (d_head wide) is kept, and
 of the gradient at a head's read only the gradient d_h at its projection's output, which comes through the
-norm of queries and keys where there is one. Their expansions are
+norm of queries and keys where there is one, or through what is made of latents. Their expansions are
 
     x_u           W_O[:, h] z_h        (over its norm, times its gain, where one follows attention)
     dL/d in_h     J^T W_h^T d_h,       J = (I - y y^T / D) / sigma, or I where no norm comes first,
@@ -73,7 +73,7 @@ def write_of(model: Transformer, writes: Writes, source: int) -> Tensor:
 class LayerReads:
     """The gradients at one layer's reads, summed over points as far as they can be."""
 
-    heads: Tensor  # (3 head, row, d_head): sum of d_h / sigma
+    heads: Tensor  # (3 head, row, d_qkv): sum of d_h / sigma
     mlp: Tensor  # (row, d_model)
     correction: list[Tensor]  # per group of points (row, 3 head, point): c_h / sigma; none without a norm
     y: list[Tensor]  # per group of points (row, point, d_model); none without a norm
@@ -138,15 +138,15 @@ def _layer_reads(
     model: Transformer, layer: Layer, run: LayerRun, gradients: Sequence[Tensor], n_points: int
 ) -> LayerReads:
     a = model.arch
-    d = at_least_float32(torch.stack(list(gradients[:3]), -3)).flatten(-3, -2)  # (point batch, pos, 3 head, d_head)
+    d = at_least_float32(torch.stack(list(gradients[:3]), -3)).flatten(-3, -2)  # (point batch, pos, 3 head, d_qkv)
     mlp = summed(gradients[3], n_points)
     rstd = at_least_float32(run.rstd.detach())  # ones where no norm comes first
-    scaled = summed(d * rstd[..., None], n_points).transpose(0, 1).contiguous()  # (3 head, row, d_head)
+    scaled = summed(d * rstd[..., None], n_points).transpose(0, 1).contiguous()  # (3 head, row, d_qkv)
     if not a.norm_before or model.rules.norm:
         return LayerReads(scaled, mlp, [], [])
     out = at_least_float32(torch.stack([run.q, run.k, run.v], -3).detach()).flatten(-3, -2)
     if layer.b_qkv is not None:
-        out = out - _per_query_head(at_least_float32(layer.b_qkv).view(-1, a.d_head), a)
+        out = out - _per_query_head(at_least_float32(layer.b_qkv).view(-1, a.d_qkv), a)
     c = (d * out).sum(-1) * (rstd / a.d_model)  # (point batch, pos, 3 head)
 
     def by_row(x: Tensor) -> Tensor:  # (point batch, pos, ...) -> (row, point, ...)
@@ -158,10 +158,9 @@ def _layer_reads(
 
 
 def _per_query_head(bias: Tensor, a: Architecture) -> Tensor:
-    """A bias (head + 2 kv_head, d_head) of the fused projection for every query head, (3 head, d_head)."""
-    q, k, v = torch.split(bias, [a.n_heads, a.n_kv_heads, a.n_kv_heads])
-    group = a.n_heads // a.n_kv_heads
-    return torch.cat([q, k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)])
+    """A bias (block, d_qkv) of the fused projection for every query head, (3 head, d_qkv)."""
+    parts = torch.split(bias, a.qkv_blocks)
+    return torch.cat([x.repeat_interleave(a.n_heads // len(x), 0) for x in parts])
 
 
 def contract(model: Transformer, writes: Writes, reads: Reads, groups: Sequence[Tensor] | None = None) -> Tensor:
@@ -255,15 +254,11 @@ def _chosen(x: Tensor, rows: Rows, other: Tensor) -> Tensor:
 
 def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: Rows, out: Tensor) -> None:
     """The gradients at the reads of a layer's heads, (3 head, row, d_model), into ``out``."""
-    weights = at_least_float32(layer.w_qkv).view(-1, a.d_head, a.d_model)
-    n_q, n_kv = a.n_heads, a.n_kv_heads
-    sizes = [(n_q, n_q), (n_q, n_kv), (n_q, n_kv)]  # query heads that read, heads that have weights
-    at = 0
-    for (n_reads, n_own), weight in zip(sizes, torch.split(weights, [n_q, n_kv, n_kv]), strict=True):
-        heads = slice(at, at + n_reads)
-        d = reads.heads[heads, rows].reshape(n_own, -1, a.d_head)
-        torch.bmm(d, weight, out=out[heads].view(n_own, -1, a.d_model))
-        at += n_reads
+    weights = at_least_float32(layer.w_qkv).view(-1, a.d_qkv, a.d_model)
+    for qkv, weight in enumerate(torch.split(weights, a.qkv_blocks)):
+        heads = slice(qkv * a.n_heads, (qkv + 1) * a.n_heads)
+        d = reads.heads[heads, rows].reshape(len(weight), -1, a.d_qkv)
+        torch.bmm(d, weight, out=out[heads].view(len(weight), -1, a.d_model))
     if reads.y:
         correction, y = torch.cat(reads.correction, -1)[rows], torch.cat(reads.y, 1)[rows]
         out.transpose(0, 1).baddbmm_(correction, y, alpha=-1)

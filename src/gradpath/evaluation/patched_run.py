@@ -68,17 +68,17 @@ class Prepared:
     def for_circuits(self) -> Prepared:
         """The same without what no circuit reads: parts of the corrupted run, and copies of shared keys and values."""
         none, a = self.input.new_empty(0), self.model.arch
-        group = a.n_heads // a.n_kv_heads
 
-        def once(x: Tensor, axis: int) -> Tensor:
-            first_of_group = torch.arange(0, a.n_heads, group, device=x.device)
-            return x if group == 1 else x.index_select(axis, first_of_group)
+        def once(x: Tensor, axis: int, n_own: int) -> Tensor:
+            first_of_group = torch.arange(0, a.n_heads, a.n_heads // n_own, device=x.device)
+            return x if n_own == a.n_heads else x.index_select(axis, first_of_group)
 
-        layers = [
-            replace(x, k=once(x.k, 2), v=once(x.v, 2), y=none, rstd=none, z=none, past=Past(none, none))
-            for x in self.layers
-        ]
-        prefix = [Past(once(past.keys, 1), once(past.values, 1)) for past in self.prefix]
+        layers = []
+        for x in self.layers:
+            q, k, v = (once(part, 2, n_own) for part, n_own in zip((x.q, x.k, x.v), a.qkv_blocks, strict=True))
+            layers.append(replace(x, q=q, k=k, v=v, y=none, rstd=none, z=none, past=Past(none, none)))
+        n_keys = a.n_kv_heads if a.d_latent is None else a.n_heads  # what is made of a latent differs between heads
+        prefix = [Past(once(past.keys, 1, n_keys), once(past.values, 1, n_keys)) for past in self.prefix]
         return replace(
             self,
             corrupted=replace(self.corrupted, layers=layers),
@@ -245,10 +245,10 @@ def last_reads(prepared: Prepared, plan: Plan, deltas: Tensor) -> tuple[Tensor, 
 class Projected(NamedTuple):
     """Some q, k and v of a layer, each projected from what it reads."""
 
-    weights: Tensor  # (target, d_head, d_model)
-    product: Tensor  # (target, row, d_head): of the weights and x
+    weights: Tensor  # (target, d_qkv, d_model)
+    product: Tensor  # (target, row, d_qkv): of the weights and x
     rstd: Tensor | None  # (target, row, 1): 1/sigma of x, if the family normalises before attention
-    values: Tensor  # (target, row, d_head): the projection
+    values: Tensor  # (target, row, d_qkv): the projection
 
 
 def project(model: Transformer, index: int, targets: list[int], x: Tensor) -> Projected:
@@ -259,7 +259,7 @@ def project(model: Transformer, index: int, targets: list[int], x: Tensor) -> Pr
     """
     a, layer = model.arch, model.layers[index]
     rows = [a.projection_row(*divmod(target, a.n_heads)) for target in targets]
-    weights = layer.w_qkv.view(-1, a.d_head, a.d_model)[rows]
+    weights = layer.w_qkv.view(-1, a.d_qkv, a.d_model)[rows]
     x = x.flatten(1, 2)
     if a.norm_before and a.norm == "layer":
         x -= x.mean(-1, keepdim=True)
@@ -272,7 +272,7 @@ def project(model: Transformer, index: int, targets: list[int], x: Tensor) -> Pr
         rstd = (square + a.norm_eps).rsqrt() + 0 * square  # not finite where the squares are not
         values = (product * rstd).to(x.dtype)
     if layer.b_qkv is not None:
-        values = values + layer.b_qkv.view(-1, a.d_head)[rows][:, None]
+        values = values + layer.b_qkv.view(-1, a.d_qkv)[rows][:, None]
     return Projected(weights, product, rstd, values)
 
 
@@ -290,7 +290,7 @@ def write_weights(model: Transformer, index: int, step: LayerPlan) -> Tensor:
 def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor, watch: Watch | None = None) -> Tensor:
     """The values of a layer's live heads minus those in the corrupted run, (head, row, d_head).
 
-    ``projected`` are their q, k and v that have a kept edge, (target, row, d_head).
+    ``projected`` are their q, k and v that have a kept edge, (target, row, d_qkv).
     """
     model, layer, a = prepared.model, prepared.model.layers[index], prepared.model.arch
     before, heads = prepared.layers[index], step.heads
@@ -298,8 +298,8 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor
     # Every q, k and v as in the corrupted run, but for those that read something else.
     place = {head: row for row, head in enumerate(heads)}
     rows = [qkv * len(heads) + place[head] for qkv, head in (divmod(x, a.n_heads) for x in step.attention.targets)]
-    qkv_heads = torch.cat([q, k, v], 2).permute(2, 0, 1, 3)  # (q, k, v of each head; batch, pos, d_head)
-    fresh = projected.view(-1, *prepared.input.shape[:2], a.d_head)
+    qkv_heads = torch.cat([q, k, v], 2).permute(2, 0, 1, 3)  # (q, k, v of each head; batch, pos, d_qkv)
+    fresh = projected.view(-1, *prepared.input.shape[:2], a.d_qkv)
     qkv_heads = qkv_heads.index_copy(0, torch.tensor(rows, dtype=torch.long, device=fresh.device), fresh)
     q, k, v = torch.split(qkv_heads.permute(1, 2, 0, 3), len(heads), 2)
     positions = prepared.positions.to_device_of(layer.w_qkv)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gradpath.model.experts import Experts
 from gradpath.model.fingerprint import LATER, known_fields
+from gradpath.model.latent import Latent
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -54,17 +55,29 @@ class Architecture:
     max_tokens: int | None = field(default=None, metadata=LATER)  # longer prompts are computed differently
     # Gates x become at most clamp, and values within +-clamp, plus one.
     gate_clamp: float | None = field(default=None, metadata=LATER)
+    # Latent attention: the width of what a head projects, and whether its queries share one latent (``latent``).
+    d_latent: int | None = field(default=None, metadata=LATER)
+    latent_queries: bool = field(default=False, metadata=LATER)
 
     @property
     def fingerprint(self) -> str:
         """All choices as text, without those that were added later and have their default."""
         return f"Architecture({', '.join(f'{name}={x!r}' for name, x in known_fields(self).items())})"
 
+    @property
+    def d_qkv(self) -> int:
+        """The width of a head's projections to q, k and v: that of the head, or of latents."""
+        return self.d_head if self.d_latent is None else self.d_latent
+
+    @property
+    def qkv_blocks(self) -> list[int]:
+        """How many blocks of ``d_qkv`` rows ``Layer.w_qkv`` has for q, k and v; query heads share them in groups."""
+        return [1 if self.latent_queries else self.n_heads, self.n_kv_heads, self.n_kv_heads]
+
     def projection_row(self, qkv: int, head: int) -> int:
         """The row of blocks of ``Layer.w_qkv`` that computes q, k or v (0, 1, 2) of a query head."""
-        if qkv == 0:
-            return head
-        return self.n_heads + (qkv - 1) * self.n_kv_heads + head // (self.n_heads // self.n_kv_heads)
+        blocks = self.qkv_blocks
+        return sum(blocks[:qkv]) + head // (self.n_heads // blocks[qkv])
 
 
 @dataclass(frozen=True)
@@ -89,7 +102,7 @@ CALCULUS = Rules()
 class Layer:
     """The weights of one layer, (out, in), with norms folded in. A fingerprint contains these field names."""
 
-    w_qkv: Tensor  # (head d_head + 2 kv_head d_head, d_model)
+    w_qkv: Tensor  # (head d_head + 2 kv_head d_head, d_model), or as ``latent`` says
     b_qkv: Tensor | None
     w_o: Tensor  # (d_model, head d_head)
     b_o: Tensor | None
@@ -105,6 +118,7 @@ class Layer:
     attn_gain: Tensor | None = None  # of the norm after attention, (d_model,)
     mlp_gain: Tensor | None = None  # of the norm after the MLP, (d_model,)
     experts: Experts | None = None  # that the MLP chooses from, besides the weights above
+    latent: Latent | None = field(default=None, metadata=LATER)
     sinks: Tensor | None = field(default=None, metadata=LATER)  # (head,): a logit beside those of the keys, of no value
 
     @property
@@ -115,7 +129,9 @@ class Layer:
     def of_heads(self, heads: Sequence[int]) -> Layer:
         """The layer with what some of its heads have of their own besides projections."""
         q_gain, k_gain = (x[heads] if x is not None and x.ndim == 2 else x for x in (self.q_gain, self.k_gain))
-        return replace(self, q_gain=q_gain, k_gain=k_gain, sinks=None if self.sinks is None else self.sinks[heads])
+        sinks = None if self.sinks is None else self.sinks[heads]
+        latent = None if self.latent is None else self.latent.of_heads(heads)
+        return replace(self, q_gain=q_gain, k_gain=k_gain, sinks=sinks, latent=latent)
 
     @property
     def d_hidden(self) -> int:

@@ -30,6 +30,7 @@ from gradpath.errors import InputError, reason, warn
 from gradpath.model.architecture import Architecture, Layer, Rotary
 from gradpath.model.experts import Experts
 from gradpath.model.fingerprint import fields_of
+from gradpath.model.latent import Latent
 from gradpath.model.transformer import Transformer
 from gradpath.runtime.files import PART, try_lock
 
@@ -181,9 +182,10 @@ def _model(facts: Mapping[str, Any], tensors: dict[str, Any]) -> Transformer:
         return {name.removeprefix(prefix): tensors.pop(name) for name in [*tensors] if name.startswith(prefix)}
 
     def layer(fields: dict[str, Any]) -> Layer:
-        own = {name: fields.pop(name) for name in [*fields] if name.startswith("experts.")}
-        experts = Experts(**{name.removeprefix("experts."): x for name, x in own.items()}) if own else None
-        return Layer(**fields, experts=experts)
+        for name, kind in (("experts", Experts), ("latent", Latent)):
+            own = {x.removeprefix(f"{name}."): fields.pop(x) for x in [*fields] if x.startswith(f"{name}.")}
+            fields |= {name: kind(**own)} if own else {}
+        return Layer(**fields)
 
     layers = tuple(layer({**scalars, **part(f"layer {i}.")}) for i, scalars in enumerate(facts["layers"]))
     rotary = tuple(Rotary(gain=gain, **part(f"rotary {i}.")) for i, gain in enumerate(facts["rotary"]))

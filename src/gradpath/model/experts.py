@@ -7,6 +7,8 @@ For the normalised input y of one token, with E experts, each a small MLP f_e,
     w_e = p_e, or p_e / sum over S of p       for e in S, times a constant
     out = sum over e in S of w_e f_e(y)       plus what every token gets: the shared expert, if there is one
 
+Some models choose groups of experts first, and S from these alone; some multiply inputs instead of outputs: f_e(w_e y).
+
 The whole block is one node. The choice S is piecewise constant in y. So the gradient flows through the experts in S and
 through their weights w_e, as if S were fixed; a derivative of the choice does not exist where it changes and is zero
 everywhere else. In a patched run S is computed anew from what the node reads there.
@@ -17,12 +19,14 @@ Each expert runs on its own tokens alone: k / E of the work of running all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
 from torch import Tensor
+
+from gradpath.model.fingerprint import LATER
 
 # One MLP on rows (row, d_model), from its weights as in ``Layer``: w_in, b_in, w_out, b_out.
 FeedForward = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor | None], Tensor]
@@ -47,6 +51,10 @@ class Experts:
     b_in: Tensor | None = None  # (expert, d_mlp)
     b_out: Tensor | None = None  # (expert, d_model)
     shared_gate: Tensor | None = None  # (1, d_model): the shared expert is multiplied by the sigmoid of this
+    n_groups: int = field(default=1, metadata=LATER)  # of equally many experts, one after the other
+    groups_per_token: int = field(default=1, metadata=LATER)  # how many of these groups a token chooses from
+    group_best: int = field(default=1, metadata=LATER)  # how many of its best experts a group is judged by
+    scale_input: bool = field(default=False, metadata=LATER)  # the weight of an expert multiplies its input
 
 
 def route(experts: Experts, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,6 +66,12 @@ def route(experts: Experts, y: Tensor) -> tuple[Tensor, Tensor]:
     else:
         p = F.linear(y, experts.router, experts.router_bias).softmax(-1, dtype=wide)
     preferred = p.detach() if experts.choice_bias is None else p.detach() + experts.choice_bias
+    if experts.n_groups > 1:
+        groups = preferred.view(len(preferred), experts.n_groups, -1)
+        of_group = groups.topk(experts.group_best, dim=-1).values.sum(-1)  # (row, group)
+        best = of_group.topk(experts.groups_per_token, dim=-1).indices
+        outside = torch.ones_like(of_group, dtype=torch.bool).scatter(-1, best, False)
+        preferred = groups.masked_fill(outside[..., None], -torch.inf).flatten(-2)
     chosen = preferred.topk(experts.per_token, dim=-1).indices
     weights = p.gather(-1, chosen)
     if experts.sum_to_one:
@@ -84,9 +98,12 @@ def run_experts(experts: Experts, y: Tensor, feed_forward: FeedForward, *, const
     # on every device, unlike adding up in place.
     order = chosen.flatten().argsort(stable=True)
     sizes = chosen.flatten().bincount(minlength=len(experts.router)).tolist()
+    inputs = rows[order // experts.per_token]
+    if experts.scale_input:
+        inputs, weights = inputs * weights.flatten()[order, None], torch.ones_like(weights)
     parts = [
         feed_forward(own, experts.w_in[e], _row(experts.b_in, e), experts.w_out[e], _row(experts.b_out, e))
-        for e, own in enumerate(torch.split(rows[order // experts.per_token], sizes))
+        for e, own in enumerate(torch.split(inputs, sizes))
         if len(own)
     ]
     if not parts:

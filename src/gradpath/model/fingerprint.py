@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 LATER = {"later": True}  # metadata of a field
+PARTS = ("experts", "latent")  # fields of a layer that are dataclasses of weights themselves
 
 
 def known_fields(instance: Any) -> dict[str, Any]:
@@ -26,5 +27,7 @@ def known_fields(instance: Any) -> dict[str, Any]:
 def fields_of(weights: Any) -> dict[str, Any]:
     """The fields of a dataclass of weights, with those of a layer's experts as ``experts.router`` and so on."""
     own = known_fields(weights)
-    experts = own.pop("experts", None)
-    return own if experts is None else own | {f"experts.{name}": x for name, x in known_fields(experts).items()}
+    for part in PARTS:
+        if (inner := own.pop(part, None)) is not None:
+            own |= {f"{part}.{name}": x for name, x in known_fields(inner).items()}
+    return own

@@ -37,14 +37,15 @@ from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
 from gradpath.model.architecture import ACTIVATIONS, CALCULUS, Architecture, Layer, Rotary, Rules
 from gradpath.model.experts import Experts, run_experts
-from gradpath.model.fingerprint import fields_of
+from gradpath.model.fingerprint import PARTS, fields_of
+from gradpath.model.latent import Latent
 from gradpath.model.tokenizer import Prompts, Tokenizer
 from gradpath.runtime import progress
 
 if TYPE_CHECKING:
     from gradpath.model.inspection import Prediction
 
-Weights = TypeVar("Weights", "Transformer", Layer, Rotary, Experts)
+Weights = TypeVar("Weights", "Transformer", Layer, Rotary, Experts, Latent)
 
 
 def to_device_of(x: Tensor, other: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ class Past(NamedTuple):
 class LayerRun:
     """Inputs and outputs of one layer in a run.
 
-    ``q``, ``k``, ``v`` are the projections before any norm or rotation, with k and v repeated for every query head.
+    ``q``, ``k``, ``v`` are the projections before any norm or rotation, repeated for every query head that shares them.
     ``y`` is the normalised input of attention and ``rstd`` its 1/sigma. ``written`` is ``z``, divided by the
     denominator of the norm after attention if there is one: ``Layer.w_write`` maps it to the outputs of the heads.
     """
@@ -109,7 +110,7 @@ class LayerRun:
     attn_in: Tensor  # (batch, pos, d_model), before the norm
     y: Tensor  # (batch, pos, d_model)
     rstd: Tensor  # (batch, pos, 1)
-    q: Tensor  # (batch, pos, head, d_head)
+    q: Tensor  # (batch, pos, head, d_qkv)
     k: Tensor
     v: Tensor
     z: Tensor  # (batch, pos, head, d_head)
@@ -370,17 +371,18 @@ class Transformer:
         """The residual stream for token embeddings at positions start, start + 1, ..."""
         return x if self.positions is None else x + self.positions[start : start + x.shape[1]]
 
-    def norm(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def norm(self, x: Tensor, eps: float | None = None) -> tuple[Tensor, Tensor]:
         """The normalised x and 1/sigma, (..., d_model) and (..., 1), without gain and shift (``fold_norm``)."""
+        eps = self.arch.norm_eps if eps is None else eps
         if self.arch.norm == "layer":
-            y, _, rstd = torch.native_layer_norm(x, [x.shape[-1]], None, None, self.arch.norm_eps)
+            y, _, rstd = torch.native_layer_norm(x, [x.shape[-1]], None, None, eps)
             if self.rules.norm:
                 y = (at_least_float32(x - x.mean(-1, keepdim=True)) * rstd.detach()).to(x.dtype)
             return y, rstd
         wide = at_least_float32(x)
         square = wide.square().mean(-1, keepdim=True)
         # If the squares overflow, rstd would be 0 and hide it: 0 * inf makes it NaN.
-        rstd = (square + self.arch.norm_eps).rsqrt() + 0 * square.detach()
+        rstd = (square + eps).rsqrt() + 0 * square.detach()
         rstd = rstd.detach() if self.rules.norm else rstd
         return (wide * rstd).to(x.dtype), rstd
 
@@ -389,25 +391,33 @@ class Transformer:
         return self.norm(x) if self.arch.norm_before else (x, torch.ones_like(x[..., :1]))
 
     def project(self, layer: Layer, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of every query head, each (batch, pos, head, d_head)."""
-        a = self.arch
+        """Queries, keys and values of every query head, or its latents, each (batch, pos, head, d_qkv)."""
+        n_heads, blocks = self.arch.n_heads, self.arch.qkv_blocks
         qkv = F.linear(y, layer.w_qkv, layer.b_qkv)
-        qkv = qkv.view(*y.shape[:-1], -1, a.d_head)
-        q, k, v = torch.split(qkv, [a.n_heads, a.n_kv_heads, a.n_kv_heads], dim=-2)
-        if a.n_kv_heads < a.n_heads:
-            # A copy for each query head, so that each has its own gradient and its own edges.
-            group = a.n_heads // a.n_kv_heads
-            k, v = k.repeat_interleave(group, -2), v.repeat_interleave(group, -2)
+        qkv = qkv.view(*y.shape[:-1], -1, self.arch.d_qkv)
+        # A copy for each query head, so that each has its own gradient and its own edges.
+        q, k, v = (
+            x if n_own == n_heads else x.repeat_interleave(n_heads // n_own, -2)
+            for x, n_own in zip(torch.split(qkv, blocks, dim=-2), blocks, strict=True)
+        )
         return q, k, v
 
     def queries(self, layer: Layer, q: Tensor, info: PositionInfo) -> Tensor:
-        """Projected queries (batch, pos, head, d_head), normalised and rotated, as (batch, head, pos, d_head)."""
+        """Projected queries (batch, pos, head, d_qkv), normalised and rotated, as (batch, head, pos, d_head)."""
+        if layer.latent is not None:
+            return self._rotate(layer, layer.latent.queries(q, self._latent_norm), info).transpose(1, 2)
         return self._rotate(layer, self._qk_norm(self._clip(q), layer.q_gain), info).transpose(1, 2)
 
     def keys_and_values(self, layer: Layer, k: Tensor, v: Tensor, info: PositionInfo) -> Past:
         """Projected keys, normalised and rotated, and values."""
+        if (latent := layer.latent) is not None:
+            rotated = self._rotate(layer, latent.keys(k, self._latent_norm), info)
+            return Past(rotated.transpose(1, 2), latent.values(v, self._latent_norm).transpose(1, 2))
         rotated = self._rotate(layer, self._qk_norm(self._clip(k), layer.k_gain), info)
         return Past(rotated.transpose(1, 2), self._clip(v).transpose(1, 2))
+
+    def _latent_norm(self, x: Tensor, eps: float) -> Tensor:
+        return self.norm(x, eps)[0]
 
     def _clip(self, x: Tensor) -> Tensor:
         """Clip projected queries, keys or values, if the family does."""
@@ -587,8 +597,9 @@ class Transformer:
 def _move(weights: Weights, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Weights:
     """A copy of a dataclass with its tensors moved."""
     moved: Any = {name: x.to(device, dtype) for name, x in vars(weights).items() if isinstance(x, Tensor)}
-    if isinstance(weights, Layer) and weights.experts is not None:
-        moved["experts"] = _move(weights.experts, device, dtype)
+    if isinstance(weights, Layer):
+        parts = {name: getattr(weights, name) for name in PARTS}
+        moved |= {name: _move(x, device, dtype) for name, x in parts.items() if x is not None}
     if isinstance(weights, Experts) and weights.choice_bias is not None:
         moved["choice_bias"] = weights.choice_bias.to(device)  # its differences are too small for half precision
     return replace(weights, **moved)

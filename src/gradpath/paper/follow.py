@@ -140,7 +140,7 @@ def read_gradient(model: Transformer, run: Run, objective: Tensor, target: int) 
     if qkv == len(QKV):
         return gradient(layer_run.mlp_in)
     d = gradient((layer_run.q, layer_run.k, layer_run.v)[qkv])[..., head, :]
-    w_qkv = at_least_float32(model.layers[layer].w_qkv).view(-1, a.d_head, a.d_model)
+    w_qkv = at_least_float32(model.layers[layer].w_qkv).view(-1, a.d_qkv, a.d_model)
     g = d @ w_qkv[a.projection_row(qkv, head)]
     if not a.norm_before:
         return g

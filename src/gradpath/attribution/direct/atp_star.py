@@ -141,7 +141,7 @@ def _qkv_share(model: Transformer, index: int) -> float:
 def _changed_patterns(runs: BatchRuns) -> Iterator[_Changed]:
     """For every source and every layer above it, as many sources at once as memory should hold."""
     model, graph, x = runs.model, runs.model.graph, runs.clean.suffix
-    width = 2 * model.arch.d_model + 10 * model.arch.n_heads * model.arch.d_head  # of what is alive at once
+    width = 2 * model.arch.d_model + 10 * model.arch.n_heads * model.arch.d_qkv  # of what is alive at once
     size = max(1, CHUNK // (4 * width * x[..., 0].numel()))
     for first in range(0, graph.n_sources, size):
         some = range(first, min(first + size, graph.n_sources))

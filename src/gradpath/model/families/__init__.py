@@ -49,9 +49,8 @@ class Family:
 
 # Families that do not fit the transformer, so that nobody tries to write an adapter.
 _DO_NOT_FIT = {
-    "their multi-head latent attention has keys and values that are not linear in the residual stream": """
-        deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite longcat_flash minicpm3 mistral4 youtu
-    """,
+    "their attention reads only the keys that another small network picks": "deepseek_v32 glm_moe_dsa",
+    "their layers have two attentions and two MLPs each": "longcat_flash",
     "their attention is limited to chunks, and their experts read what the router has scaled": "llama4 llama4_text",
     "they have recurrent layers, and the nodes of a circuit are attention heads and MLPs": """
         mamba mamba2 falcon_mamba falcon_h1 rwkv recurrent_gemma jamba bamba zamba zamba2
@@ -66,7 +65,7 @@ GUIDE = "docs/own-family.md"  # on the site, "Your own model family"
 
 MODULES = """
     gpt llama mistral gemma olmo phi opt stablelm starcoder2 granite alibi falcon cohere smollm3 glm mixture
-    gpt_oss
+    gpt_oss deepseek
 """
 FAMILIES = Registry[Family]("model family", [f"{__name__}.{module}" for module in MODULES.split()])
 

@@ -198,10 +198,10 @@ def _row_order(arch: Architecture, *, grouped: bool, interleaved: int) -> Tensor
         group = rows.view(n_kv, n_heads // n_kv + 2, d_head)
         rows = torch.cat([group[:, :-2].flatten(0, 1), group[:, -2], group[:, -1]])
     rotated, values = rows[: n_heads + n_kv], rows[n_heads + n_kv :]
-    return torch.cat([rotated[:, _halves(d_head, interleaved)], values]).flatten()
+    return torch.cat([rotated[:, halves(d_head, interleaved)], values]).flatten()
 
 
-def _halves(d_head: int, interleaved: int) -> Tensor:
+def halves(d_head: int, interleaved: int) -> Tensor:
     """The dimensions of a head with the first ``interleaved`` of them reordered: even ones, then odd ones."""
     even = torch.arange(0, interleaved, 2)
     return torch.cat([even, even + 1, torch.arange(interleaved, d_head)])
@@ -211,7 +211,7 @@ def _per_head(gain: Tensor | None, arch: Architecture, interleaved: int) -> Tens
     """The gain of a norm of queries or keys: (d_head,) if all heads share it, else (head, d_head)."""
     if gain is None:
         return None
-    order = _halves(arch.d_head, interleaved).to(gain.device)
+    order = halves(arch.d_head, interleaved).to(gain.device)
     if arch.qk_norm == "head" and gain.ndim == 1:
         return gain[order] if interleaved else gain  # of a wrong length, it is refused by name elsewhere
     own = gain.view(-1, arch.d_head)[:, order]

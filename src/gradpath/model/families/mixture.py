@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gradpath.errors import InputError
 from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.experts import Experts
 from gradpath.model.families import family
@@ -64,19 +65,13 @@ def from_qwen3_moe(source: Checkpoint) -> Transformer:
 
 @family("glm4_moe", "GLM-4.5 and 4.6, Air", supports="mixture of experts, a shared expert, partial rotary embeddings")
 def from_glm4_moe(source: Checkpoint) -> Transformer:
-    source.only("n_group", [1])  # a choice of groups of experts before that of experts
-    source.only("topk_group", [1])
     source.ignore("num_mtp_layers", "num_nextn_predict_layers")  # they predict tokens further on
     config, names = source.config, QK_NORM if source.config.use_qk_norm else LLAMA
     arch = replace(read_architecture(source), qk_norm="head" if config.use_qk_norm else None)
     layers = []
     for index in range(arch.n_layers):
         layer = mixture_layer(source, arch, index, names, sum_to_one=config.norm_topk_prob, shared="shared_experts")
-        if layer.experts is not None:
-            bias = source.need(f"{source.stem}.layers.{index}.mlp.gate.e_score_correction_bias").float()
-            experts = replace(layer.experts, probabilities="sigmoid", choice_bias=bias)
-            layer = replace(layer, experts=replace(experts, scale=config.routed_scaling_factor))
-        layers.append(layer)
+        layers.append(with_corrected_sigmoids(source, index, layer))
     return read_model(source, arch, layers)
 
 
@@ -126,6 +121,39 @@ def mixture_layer(
         shared_gate=None if shared_gate is None else shared_gate * gain,
     )
     return replace(read_layer(source, arch, index, names, window=window), experts=experts)
+
+
+def with_corrected_sigmoids(source: Checkpoint, index: int, layer: Layer) -> Layer:
+    """A layer whose router works as in DeepSeek-V3: sigmoids, a correction of the choice, and groups of experts."""
+    if layer.experts is None:
+        return layer
+    bias = source.need(f"{source.stem}.layers.{index}.mlp.gate.e_score_correction_bias").float()
+    scale = source.config.routed_scaling_factor
+    experts = replace(layer.experts, probabilities="sigmoid", choice_bias=bias, scale=scale)
+    return replace(layer, experts=in_groups(source, experts, group_best=2))
+
+
+def in_groups(source: Checkpoint, experts: Experts, *, group_best: int) -> Experts:
+    """The experts with the choice of groups that the configuration describes.
+
+    Args:
+        source: The checkpoint.
+        experts: The experts.
+        group_best: How many of its best experts a group is judged by.
+
+    Returns:
+        The same experts in groups, if there is more than one.
+    """
+    n_groups, per_token = source.config.n_group or 1, source.config.topk_group or 1
+    size, rest = divmod(len(experts.router), n_groups)
+    if rest or size < group_best or per_token > n_groups or experts.per_token > per_token * size:
+        raise InputError(
+            f"this {source.family} model cannot choose {experts.per_token} of its {len(experts.router)} experts with "
+            f"n_group = {n_groups} and topk_group = {per_token}: groups are too small, or too few. Check config.json."
+        )
+    if n_groups == 1:
+        return experts
+    return replace(experts, n_groups=n_groups, groups_per_token=per_token, group_best=group_best)
 
 
 def ignore_sizes(source: Checkpoint) -> None:
