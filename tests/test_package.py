@@ -26,6 +26,7 @@ LAYERS = [
     {"model"},
     {"tasks"},
     {"reference"},
+    {"limits"},
     {"sweep"},
     {"ablation"},
     {"attribution"},

@@ -10,15 +10,15 @@ import pytest
 import torch
 from small_models import prompts, tiny_model
 
-from gradpath import sweep
+from gradpath import limits
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Reads
 from gradpath.attribution.methods import Pair, find_path
 from gradpath.errors import GradpathError, UsageError
 from gradpath.evaluation.evaluate import evaluate
+from gradpath.limits import CHUNK, GRADIENT_ROWS, ROWS, RUN_AT_ONCE, SUM_AT_ONCE, AtOnce, Limits, parse_bytes
 from gradpath.selection import select
-from gradpath.sweep import CHUNK, GRADIENT_ROWS, ROWS, RUN_AT_ONCE, SUM_AT_ONCE, AtOnce, Limits, parse_bytes
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, Task, encode
 
@@ -107,12 +107,12 @@ def test_scores_do_not_depend_on_how_many_points_are_run_at_once(gpt2, monkeypat
 
 
 def test_the_default_budget_is_half_of_what_is_free(gpt2, monkeypatch):
-    monkeypatch.setattr(sweep, "free_memory", lambda: 2 * (2 * CHUNK + 500_000))
+    monkeypatch.setattr(limits, "free_memory", lambda: 2 * (2 * CHUNK + 500_000))
     tight = Limits().attribution(gpt2, of_length(9), points=5)
-    monkeypatch.setattr(sweep, "free_memory", lambda: None)
+    monkeypatch.setattr(limits, "free_memory", lambda: None)
     assert 1 <= tight.examples < Limits().attribution(gpt2, of_length(9), points=5).examples
     # Even a machine that is full runs one example at a time.
-    monkeypatch.setattr(sweep, "free_memory", lambda: 0)
+    monkeypatch.setattr(limits, "free_memory", lambda: 0)
     assert Limits().attribution(gpt2, of_length(9)).examples == Limits().batch(gpt2, of_length(9)) == 1
 
 

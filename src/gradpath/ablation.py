@@ -29,10 +29,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from gradpath import defaults
+from gradpath.limits import Limits
 from gradpath.model.transformer import LayerRun, Run, Transformer, to_device_of
 from gradpath.registry import Registry, owner_of
 from gradpath.runtime import distributed
-from gradpath.sweep import Limits, sweep
+from gradpath.sweep import sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 CORRUPTED = defaults.ABLATION

@@ -2,16 +2,11 @@
 
 ``sweep`` runs a piece of work on every batch of a task's pairs. It
 
-1. takes batches that fit into memory: by an estimate beforehand (``Limits``), and by halving a batch when the
+1. takes batches that fit into memory: by an estimate beforehand (``limits``), and by halving a batch when the
    estimate was wrong;
 2. deals the batches out over the ranks of a distributed run, after checking that all of them do the same work;
 3. stops at a result that is not finite, and says on which example and at which node it first arises;
 4. reports progress.
-
-A batch is as large as it has to be, not as large as it can be: beyond a few hundred rows (one for each position of
-each example) a product takes the same time per row, and memory grows for nothing. The estimate counts what
-autograd keeps of one point, or of a stack of points, and the sums that outlive it (``_Sizes``). It is meant to err on
-the high side.
 """
 
 from __future__ import annotations
@@ -21,20 +16,17 @@ import re
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from gradpath.errors import GradpathError, UsageError, check_type, whole_number
+from gradpath.errors import GradpathError, check_type
 from gradpath.graph import QKV
-from gradpath.model.fingerprint import fields_of
 from gradpath.model.transformer import Run, Transformer
 from gradpath.runtime import distributed
-from gradpath.runtime.machine import free_memory, return_memory
+from gradpath.runtime.machine import return_memory
 from gradpath.runtime.progress import Phase, job
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs, Task, encode
@@ -45,191 +37,6 @@ Progress = Callable[[int], None]  # called with the number of examples that were
 ShowProgress = Progress | bool | None
 # Names of places and the values there, in the order of the computation.
 Places = Generator[tuple[str, Tensor], None, None]
-
-# Points of a stack that are run at once, and points that are summed before a contraction, at most: what bounds
-# memory when a path is long.
-RUN_AT_ONCE = 4
-SUM_AT_ONCE = 8
-# Rows of a batch, by default, of circuits and of gradients: a CPU's time per row is within 5% of its best from 100 on,
-# and memory grows with every further one. Other devices need more.
-ROWS = 120
-GRADIENT_ROWS = 100
-ACCELERATOR = 16
-# The most bytes that the expanded writes of one chunk of rows may take.
-CHUNK = 1 << 27
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
-
-
-@dataclass(frozen=True)
-class AtOnce:
-    """How much of an attribution is computed at once."""
-
-    examples: int  # in a batch
-    points: int = 1  # of a stack that are run together
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much may be computed at once.
-
-    Args:
-        batch_size: The largest number of examples in a batch; by default as many as it takes to use the processor
-            well (``ROWS``), and as fit into memory.
-        memory: A budget in bytes, weights included; by default the weights and half of what the machine has free.
-    """
-
-    batch_size: int | None = None
-    memory: int | None = None
-
-    def batch(self, model: Transformer, pairs: Pairs) -> int:
-        """The number of examples in a batch of runs without autograd graphs, such as those of circuits."""
-        return self._largest(model, len(pairs), _extents(pairs), ROWS, False, _Sizes(model).circuits, 2 * CHUNK)
-
-    def attribution(
-        self, model: Transformer, pairs: Pairs, *, points: int = 1, whole: bool = False, results: int = 1
-    ) -> AtOnce:
-        """How many examples, and points of a path, are attributed at once.
-
-        Args:
-            model: The model to run.
-            pairs: The examples.
-            points: The number of points of the path.
-            whole: Whether the path moves positions before the first difference, too.
-            results: How many matrices of scores are summed at the same time.
-        """
-        # The scores (once in float64, twice in float32) and one chunk of the contraction.
-        scores = 16 * results * model.graph.n_pairs + 2 * CHUNK
-
-        def needed(extent: _Extent, at_once: int = 1) -> int:
-            return _Sizes(model).attribution(extent, points, at_once, whole)
-
-        extents = _extents(pairs)
-        # Few examples and several points need less memory than the reverse: what is summed does not have points.
-        rows = GRADIENT_ROWS if points == 1 or whole else GRADIENT_ROWS // 2
-        examples = self._largest(model, len(pairs), extents, rows, whole, needed, scores)
-        extent = extents(examples)
-        most = min(RUN_AT_ONCE, points, max(1, 2 * _rows_at_once(model, GRADIENT_ROWS) // extent.rows(whole)))
-        left = None if (budget := self._budget(model)) is None else budget - _bytes_of_weights(model) - scores
-        fits = (n for n in range(most, 1, -1) if left is None or needed(extent, n) <= left)
-        return AtOnce(examples, next(fits, 1))
-
-    def _largest(
-        self,
-        model: Transformer,
-        most: int,
-        extents: Callable[[int], _Extent],
-        rows: int,
-        whole: bool,
-        needed: Callable[[_Extent], int],
-        results: int,
-    ) -> int:
-        """The most examples in a batch of that many rows whose estimate stays within the budget."""
-        if self.batch_size is not None:
-            most = min(whole_number("the batch size", self.batch_size), most)
-            if self.memory is None:
-                return most
-        else:
-            most = max(1, _last_that(lambda n: extents(n).rows(whole) <= _rows_at_once(model, rows), most))
-        if (budget := self._budget(model)) is None:
-            return most
-        fixed = _bytes_of_weights(model) + results
-        fits = _last_that(lambda n: fixed + needed(extents(n)) <= budget, most)
-        if not fits and self.memory is not None:
-            raise UsageError(
-                f"a memory budget of {_size(self.memory)} is too small for {model.name or 'this model'}: it "
-                f"needs about {_size(fixed + needed(extents(1)))} to run one example at a time. Allow more, or "
-                "use --dtype bfloat16."
-            )
-        return max(1, fits)
-
-    def _budget(self, model: Transformer) -> int | None:
-        """The budget in bytes. The default is the same on all ranks, and None where it is not known."""
-        if self.memory is not None:
-            return self.memory
-        free = free_memory() if model.device.type == "cpu" else _free_on(model.device)
-        if free is None or distributed.world() > 1:
-            return None
-        return _bytes_of_weights(model) + free // 2
-
-
-@dataclass(frozen=True)
-class _Extent:
-    """The largest batch of some size: its examples, and their positions with and without the shared prefix."""
-
-    examples: int
-    length: int
-    suffix: int
-
-    def rows(self, whole: bool = False) -> int:
-        return self.examples * (self.length if whole else self.suffix)
-
-
-def _extents(pairs: Pairs) -> Callable[[int], _Extent]:
-    """The largest batch for a number of examples, as a function of that number."""
-    last, first = (getattr(pairs.in_order(), name).cpu() for name in ("last", "first"))
-
-    def of(size: int) -> _Extent:
-        padding = (0, -len(last) % size)
-        ends = F.pad(last, padding, value=-1).view(-1, size).amax(1) + 1
-        starts = F.pad(first, padding, value=int(last.max()) + 1).view(-1, size).amin(1)
-        return _Extent(size, int(ends.max()), int((ends - starts).max()))
-
-    return of
-
-
-def _last_that(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to ``most`` for which something holds that holds for smaller ones, or 0."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
-
-
-def _rows_at_once(model: Transformer, rows: int) -> int:
-    return rows if model.device.type == "cpu" else ACCELERATOR * rows
-
-
-def _free_on(device: torch.device) -> int | None:
-    """Bytes that are free on an accelerator, if PyTorch can tell."""
-    info = getattr(torch.get_device_module(device), "mem_get_info", None)
-    return None if info is None else int(info(device)[0])
-
-
-class _Sizes:
-    """Estimates of what is held at once, in bytes, from the sizes of a model's tensors."""
-
-    def __init__(self, model: Transformer) -> None:
-        a, layer = model.arch, max(model.layers, key=lambda layer: layer.d_hidden)
-        self.layers, self.sources, self.vocab = a.n_layers, model.graph.n_sources, len(model.unembedding)
-        self.model, self.heads, self.qkv = a.d_model, a.n_heads * a.d_head, 3 * a.n_heads * a.d_qkv
-        self.number = model.embedding.element_size()
-        self.wide = max(4, self.number)  # sums are kept in float32 at least
-        # Numbers per row that autograd keeps of one layer: four residual streams or outputs, the projection, queries,
-        # keys and values as attention reads them and what it gathers, the hidden layer before and after activation.
-        self.layer = 4 * a.d_model + len(layer.w_qkv) + 5 * self.heads + 3 * layer.d_hidden // 2
-        if layer.latent is not None:  # each head has copies of the latents, before and after their norm
-            self.layer += 2 * self.qkv
-        if layer.experts is not None:  # a token's input and its output, twice, for each expert that it uses
-            self.layer += 3 * layer.experts.per_token * a.d_model
-
-    def attribution(self, extent: _Extent, points: int, at_once: int, whole: bool) -> int:
-        """One graph, the gradients at the targets, their sums over points, and the writes at both ends."""
-        prefix = extent.examples * (extent.length - extent.suffix)
-        rows = at_once * extent.rows(whole)
-        reads = self.qkv + self.model
-        graph = rows * (self.layer + reads) + prefix * 3 * self.heads * (1 if whole else 1 + 2 * at_once)
-        sums = extent.rows() * (reads + min(points, SUM_AT_ONCE) * self.model + 3 * (self.heads + self.model))
-        logits = 4 * extent.examples * at_once * self.vocab
-        return self.number * (self.layers * graph + logits) + self.wide * self.layers * sums
-
-    def circuits(self, extent: _Extent) -> int:
-        """The corrupted run, and what live nodes write, with a gradient and a product of the same size."""
-        prefix = extent.examples * (extent.length - extent.suffix)
-        run = extent.rows() * (self.layer - self.heads) + prefix * 3 * self.heads
-        nodes = extent.rows() * 3 * self.sources * self.model
-        return self.number * (self.layers * run + nodes + 12 * extent.examples * self.vocab)
 
 
 @contextmanager
@@ -258,28 +65,6 @@ def shown(progress: ShowProgress, phase: Callable[[], Phase]) -> Iterator[Progre
     own = phase()
     with job(own.total, shown=True) as bar, bar.phase(own):
         yield None
-
-
-def parse_bytes(text: str) -> int:
-    """'600MB', '16GiB' or '2e9' as a number of bytes.
-
-    >>> parse_bytes("1.5 GB")
-    1500000000
-    """
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([KMG]I?|)B?\s*", text, re.IGNORECASE)
-    try:
-        return int(float(match[1]) * _UNITS[match[2].upper()]) if match else int("")
-    except ValueError:
-        raise UsageError(f"a memory budget is written like 600MB or 16GiB: got {text!r}.") from None
-
-
-def _bytes_of_weights(model: Transformer) -> int:
-    tensors = [t for x in (*model.layers, model) for t in fields_of(x).values() if isinstance(t, Tensor)]
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 10**9:.2f} GB" if n_bytes >= 10**9 else f"{n_bytes / 10**6:.0f} MB"
 
 
 def sweep(

@@ -18,7 +18,7 @@ from gradpath.explanation.known_heads import SCORES, known_head_scores
 from gradpath.explanation.measure import measure
 from gradpath.explanation.roles import sentence
 from gradpath.graph import Graph
-from gradpath.sweep import Limits
+from gradpath.limits import Limits
 
 NAMES = gp.Task(
     torch.tensor([[9, 3, 5, FIRST], [9, 4, 6, FIRST], [8, 7, 2, SECOND]]),

@@ -16,10 +16,10 @@ from gradpath.grid.bench import Bench
 from gradpath.grid.jobs import run_jobs
 from gradpath.grid.request import MethodSpec, Request
 from gradpath.grid.store import Store
+from gradpath.limits import CHUNK, Limits
 from gradpath.paper import find_experiment
 from gradpath.paper.follow import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested
-from gradpath.sweep import CHUNK, Limits
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode
 

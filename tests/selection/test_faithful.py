@@ -11,9 +11,9 @@ from gradpath.errors import UsageError
 from gradpath.evaluation import patched_run
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.patched_run import prepare
+from gradpath.limits import Limits
 from gradpath.selection import faithful, nested_order
 from gradpath.selection.faithful import log_spaced, smallest_faithful
-from gradpath.sweep import Limits
 
 TASK = prompts([6, 9, 6, 7], [[0], [4], [2, 3], [6]])
 

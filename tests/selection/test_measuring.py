@@ -13,6 +13,7 @@ import gradpath as gp
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.evaluate import evaluate
+from gradpath.limits import Limits
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS, nested_order, select, select_many
 from gradpath.selection import refine as refined_module
@@ -20,7 +21,6 @@ from gradpath.selection.balance import balanced, stable
 from gradpath.selection.prune import pruned
 from gradpath.selection.ranking import top
 from gradpath.selection.refine import Ways, exchanged, refined, swap, to_remove
-from gradpath.sweep import Limits
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
 

@@ -37,11 +37,12 @@ from gradpath.attribution.methods import Method, Path, find_method
 from gradpath.attribution.node_scores import NodeReads, contract_nodes
 from gradpath.attribution.sums import BatchScores, Split, Sums
 from gradpath.errors import UsageError
+from gradpath.limits import RUN_AT_ONCE, SUM_AT_ONCE, Limits
 from gradpath.model.transformer import Transformer
 from gradpath.registry import loaded_plugins
 from gradpath.runtime.progress import Phase
 from gradpath.scores import Scores
-from gradpath.sweep import RUN_AT_ONCE, SUM_AT_ONCE, Limits, Progress, ShowProgress, own_settings, shown, sweep, units
+from gradpath.sweep import Progress, ShowProgress, own_settings, shown, sweep, units
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.spans import labels_of
 from gradpath.tasks.task import Pairs, Task, encode

@@ -22,9 +22,10 @@ from gradpath.attribution.contraction import Writes, node_writes, write_differen
 from gradpath.attribution.methods import Pair, Path, Points, Unscored
 from gradpath.errors import InputError
 from gradpath.graph import QKV
+from gradpath.limits import RUN_AT_ONCE
 from gradpath.model.transformer import Past, Run, Transformer
 from gradpath.runtime import distributed
-from gradpath.sweep import RUN_AT_ONCE, Places, places_by_head, places_in_prompts, places_in_run
+from gradpath.sweep import Places, places_by_head, places_in_prompts, places_in_run
 from gradpath.tasks.metrics import Metric, check_metric
 from gradpath.tasks.task import Pairs
 

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError
+from gradpath.limits import CHUNK
 from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.transformer import LayerRun, Run, Transformer, at_least_float32, same_device, to_device_of
-from gradpath.sweep import CHUNK
 
 Rows = slice | Tensor  # some of the rows: a stretch, or their indices
 

@@ -16,9 +16,9 @@ from gradpath import defaults
 from gradpath.errors import UsageError
 
 if TYPE_CHECKING:
+    from gradpath.limits import Limits
     from gradpath.model.transformer import Transformer
     from gradpath.scores import Provenance
-    from gradpath.sweep import Limits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Object = TypeVar("Object")
@@ -217,7 +217,7 @@ def grid_selections(how: str | None, grid: str, default: str) -> str:
 
 def limits_of(batch_size: int | None, memory: str | None) -> Limits:
     """The batch size and the memory budget."""
-    from gradpath.sweep import Limits, parse_bytes
+    from gradpath.limits import Limits, parse_bytes
 
     return Limits(batch_size, None if memory is None else parse_bytes(memory))
 

@@ -15,8 +15,8 @@ from gradpath.errors import InputError, UsageError, warn
 
 if TYPE_CHECKING:
     from gradpath.circuit import Circuit
+    from gradpath.limits import Limits
     from gradpath.model.transformer import Transformer
-    from gradpath.sweep import Limits
     from gradpath.tasks import Task
 
 T = TypeVar("T")

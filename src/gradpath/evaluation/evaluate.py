@@ -30,11 +30,12 @@ from gradpath.errors import InputError, UsageError, check_type
 from gradpath.evaluation.patched_run import SetUps, places_in_circuits, run_circuits
 from gradpath.evaluation.plan import check_same_graph, plan_of
 from gradpath.evaluation.result import Result
+from gradpath.limits import Limits
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import Phase
-from gradpath.sweep import Limits, Places, Progress, ShowProgress, own_settings, places_in_prompts, shown, sweep, units
+from gradpath.sweep import Places, Progress, ShowProgress, own_settings, places_in_prompts, shown, sweep, units
 from gradpath.tasks.metrics import check_metric
 from gradpath.tasks.spans import labels_of
 from gradpath.tasks.task import Pairs, Task, encode

@@ -13,8 +13,9 @@ from gradpath.explanation.measure import Measured, measure
 from gradpath.explanation.parts import names_of_answers
 from gradpath.explanation.roles import Role, roles_of
 from gradpath.formats.content import optional
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
-from gradpath.sweep import Limits, Progress
+from gradpath.sweep import Progress
 from gradpath.tasks.task import Task
 
 

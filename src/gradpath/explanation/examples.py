@@ -26,10 +26,11 @@ from gradpath.evaluation.plan import plan_of
 from gradpath.explanation import Explanation, explanation_of
 from gradpath.explanation.measure import batch_work, head_patterns, measure, normed_writes, token_logits
 from gradpath.explanation.parts import answers_of
+from gradpath.limits import Limits
 from gradpath.model.inspection import token_text
 from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.runtime import distributed
-from gradpath.sweep import Limits, own_settings, sweep
+from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 _TOKENS = 4  # raised, and as many lowered, for each node

@@ -35,10 +35,11 @@ from gradpath.evaluation.evaluate import named_positions
 from gradpath.evaluation.patched_run import Prepared, run_nodes
 from gradpath.evaluation.plan import Plan, check_same_graph, plan_of
 from gradpath.explanation.parts import answers_of, parts_of
+from gradpath.limits import Limits
 from gradpath.model.inspection import output_of, patterns
 from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, at_least_float32
 from gradpath.runtime import distributed
-from gradpath.sweep import Limits, Progress, own_settings, sweep
+from gradpath.sweep import Progress, own_settings, sweep
 from gradpath.tasks.spans import Labels
 from gradpath.tasks.task import Pairs, Task, encode
 

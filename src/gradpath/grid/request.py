@@ -15,9 +15,9 @@ from gradpath.ablation import ABLATIONS, CORRUPTED
 from gradpath.attribution.methods import find_method
 from gradpath.errors import UsageError, unknown
 from gradpath.evaluation import mib
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.selection import find_selection
-from gradpath.sweep import Limits
 from gradpath.tasks import find_metric
 from gradpath.tasks.builtin import PAPER_TASKS
 from gradpath.tasks.load import check_task

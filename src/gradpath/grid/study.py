@@ -31,12 +31,12 @@ from gradpath.grid.faithfulness import RANDOM
 from gradpath.grid.jobs import CircuitJob, Job
 from gradpath.grid.request import CUSTOM, MethodSpec, Request, parse_methods
 from gradpath.grid.store import Store
+from gradpath.limits import parse_bytes
 from gradpath.model.transformer import Transformer
 from gradpath.registry import load_plugin
 from gradpath.runtime.files import recorded_path
 from gradpath.selection import find_selection
 from gradpath.selection.ranking import edge_count
-from gradpath.sweep import parse_bytes
 from gradpath.tasks import TASKS, find_metric
 from gradpath.tasks.load import check_task
 

@@ -22,9 +22,10 @@ from gradpath.attribution.batch import BatchRuns, PointRun, run_path
 from gradpath.attribution.contraction import write_of
 from gradpath.attribution.methods import find_path
 from gradpath.graph import QKV
+from gradpath.limits import Limits
 from gradpath.model.transformer import Run, Transformer, at_least_float32
 from gradpath.runtime import distributed
-from gradpath.sweep import Limits, Progress, sweep
+from gradpath.sweep import Progress, sweep
 from gradpath.tasks import Pairs, Task, encode
 
 QUANTITIES = ("gradient", "score", "metric")

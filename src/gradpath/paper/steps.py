@@ -27,10 +27,11 @@ from gradpath.grid.output import Outcome, Row, grouped, markdown, percent
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.runner import Experiment
 from gradpath.grid.store import Key, digest
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import INK, method_title, task_title
 from gradpath.scores import Scores
-from gradpath.sweep import Limits, Progress
+from gradpath.sweep import Progress
 from gradpath.tasks import Task
 
 if TYPE_CHECKING:

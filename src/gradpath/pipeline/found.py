@@ -15,6 +15,7 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.result import Result
 from gradpath.explanation.examples import Inside, look_inside
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.report.data import (
     CHANCE,
@@ -33,7 +34,6 @@ from gradpath.report.plots import POSITION_FILES, write_spans
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder
-from gradpath.sweep import Limits
 from gradpath.tasks.task import Task
 from gradpath.verdict import Check, Verdict, quick_checks
 

@@ -10,9 +10,9 @@ from gradpath import defaults
 from gradpath.ablation import ABLATIONS
 from gradpath.attribution.methods import find_method
 from gradpath.errors import UsageError, unknown, whole_number
+from gradpath.limits import Limits
 from gradpath.selection import edge_count, find_selection
 from gradpath.selection.faithful import check_share
-from gradpath.sweep import Limits
 from gradpath.tasks.load import check_draw, check_task
 from gradpath.tasks.metrics import Metric, find_metric
 from gradpath.tasks.spans import BY

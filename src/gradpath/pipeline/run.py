@@ -20,6 +20,7 @@ from gradpath.errors import check_type
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.evaluate import phase_of as evaluation_phase
 from gradpath.evaluation.result import Result
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.found import READABLE, Found
 from gradpath.pipeline.notices import Plain, Reporter, notices
@@ -28,7 +29,7 @@ from gradpath.runtime.progress import Phase
 from gradpath.scores import Scores
 from gradpath.selection import SELECTING, NestedOrder, find_selection, nested_order, select_many, select_nodes
 from gradpath.selection.faithful import log_spaced, smallest_faithful
-from gradpath.sweep import Limits, units
+from gradpath.sweep import units
 from gradpath.tasks.load import load_task
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Task

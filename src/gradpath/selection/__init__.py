@@ -16,6 +16,7 @@ from gradpath import defaults
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type
 from gradpath.evaluation.plan import check_same_graph
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores
 from gradpath.selection.ranking import (
@@ -31,7 +32,7 @@ from gradpath.selection.ranking import (
     selection,
     top,
 )
-from gradpath.sweep import Limits, own_settings
+from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task
 
 __all__ = [

@@ -39,13 +39,13 @@ from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.patched_run import Prepared, prepare, run_circuits
 from gradpath.evaluation.plan import plan_of
 from gradpath.graph import Graph
+from gradpath.limits import Limits
 from gradpath.model.packaged import cache_folder
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 from gradpath.selection.ranking import Order, Orders, selection, top
-from gradpath.sweep import Limits
 from gradpath.tasks.task import Pairs, Task, encode
 
 COST = 0.2  # passes over one example that one more circuit takes

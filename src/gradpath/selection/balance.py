@@ -32,11 +32,12 @@ from gradpath.attribution.methods import METHODS, Path
 from gradpath.attribution.sums import rows_of_examples
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import evaluate
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
-from gradpath.sweep import Limits, sweep
+from gradpath.sweep import sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 ROUNDS = 8

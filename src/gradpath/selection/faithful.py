@@ -16,10 +16,11 @@ from gradpath.ablation import ablation_of
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import measure_circuits
 from gradpath.evaluation.patched_run import SetUps
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.selection.ranking import NestedOrder
-from gradpath.sweep import Limits, own_settings
+from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task
 
 RATIO = 1.5  # of neighbouring sizes on the way up

@@ -56,6 +56,7 @@ from torch import Tensor
 
 from gradpath.errors import UsageError, whole_number
 from gradpath.evaluation.plan import Plan, plan_of
+from gradpath.limits import Limits
 from gradpath.model.packaged import cache_folder
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
@@ -63,7 +64,6 @@ from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
 from gradpath.selection.refine import CircuitProbe, refined, start_size
-from gradpath.sweep import Limits
 from gradpath.tasks.load import clean_logits, more_examples
 from gradpath.tasks.metrics import metric_name
 from gradpath.tasks.task import Pairs, Task, judged_by_kl

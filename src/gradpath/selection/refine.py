@@ -56,12 +56,13 @@ from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.patched_run import SetUps, places_in_circuits
 from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.graph import Graph
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.selection.prune import pruned
 from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
-from gradpath.sweep import Limits, Places, places_in_prompts, sweep
+from gradpath.sweep import Places, places_in_prompts, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 START = 0.1  # the share of all edges that the descent starts from

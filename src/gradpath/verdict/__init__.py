@@ -41,8 +41,8 @@ import torch
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.plan import check_same_graph
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
-from gradpath.sweep import Limits
 from gradpath.tasks.task import Task
 from gradpath.verdict import tests
 from gradpath.verdict.effects import measure_effects

@@ -16,9 +16,9 @@ from gradpath.attribution.methods import METHODS
 from gradpath.circuit import Circuit
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.result import Result
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.selection import SELECTIONS, find_selection, select
-from gradpath.sweep import Limits
 from gradpath.tasks.task import Task
 from gradpath.verdict.result import Check
 from gradpath.verdict.statistics import LEVEL, holm, p_value, sign_flip_p, sign_test

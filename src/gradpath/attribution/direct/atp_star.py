@@ -37,9 +37,9 @@ from torch import Tensor
 from gradpath.attribution.batch import BatchRuns, repeated
 from gradpath.attribution.contraction import Reads, contract, write_of
 from gradpath.attribution.methods import method
+from gradpath.limits import CHUNK
 from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.runtime import progress
-from gradpath.sweep import CHUNK
 
 
 def _passes(model: Transformer, options: dict[str, Any]) -> float:

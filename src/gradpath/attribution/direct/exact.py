@@ -25,9 +25,10 @@ from gradpath.attribution.contraction import write_of
 from gradpath.attribution.methods import method
 from gradpath.errors import UsageError
 from gradpath.graph import QKV, Graph
+from gradpath.limits import CHUNK, Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
-from gradpath.sweep import CHUNK, Limits, Progress, sweep
+from gradpath.sweep import Progress, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 # Forward passes over one example that are made without being asked twice: hours on a CPU, with a small model.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradpath.attribution.methods import Pair, Points, path
-from gradpath.sweep import RUN_AT_ONCE
+from gradpath.limits import RUN_AT_ONCE
 
 
 @path("eap", nodes="nap", at_clean=lambda _: True)
