@@ -2,7 +2,8 @@
 
     python benchmarks/learned.py measure OUT --model smollm2 --tasks ioi,sva    one JSON file for each task; continues
     python benchmarks/learned.py table OUT                                      the tables of all files, in Markdown
-    python benchmarks/learned.py figure OUT [LONGER]                            OUT/cost.png: error against CPU time
+    python benchmarks/learned.py steps OUT --tasks ioi,hypernymy                OUT/steps: other numbers of steps
+    python benchmarks/learned.py figure OUT                                     error against CPU time
 
 EAP-IG scores 100 examples of a task's training words, seed 0; all selections start from these scores. Circuits are
 measured on three kinds of examples:
@@ -23,7 +24,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +46,15 @@ TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-t
 SELECTIONS = ("top", "refined", "learned", "random")
 ASKED = (0.01, 0.025)
 FRACTIONS = tuple(sorted({*mib.FRACTIONS[:-1], *ASKED}))
+BY_STEPS = {"learned+steps=30": 30, "learned+steps=60": 60, "learned": 120, "learned+steps=180": 180}
 OTHER_SEED = 1000  # of the pairs of the same words
 MOST = 1112  # examples that ``learned`` can have drawn: none of them is measured
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["measure", "table", "figure"])
+    parser.add_argument("what", choices=["measure", "steps", "table", "figure"])
     parser.add_argument("out", type=Path)
-    parser.add_argument("longer", type=Path, nargs="?", help="measurements with other --examples, for the figure")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--examples", type=int, default=100, help="that are attributed")
@@ -62,21 +63,22 @@ def main() -> None:
     parser.add_argument("--selections", default=",".join(SELECTIONS))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if args.what != "measure":
-        print(tables(args.out)) if args.what == "table" else draw(args.out, args.longer)
+    if args.what in ("table", "figure"):
+        print(tables(args.out)) if args.what == "table" else draw(args.out)
         return
     torch.set_num_threads(1)
     model = gp.load_model(args.model)
     for name in args.tasks.split(","):
-        file = args.out / f"{args.model}-{name}.json"
+        file = args.out / ("steps" if args.what == "steps" else "") / f"{args.model}-{name}.json"
         if file.exists():
             continue
-        measured = measure(model, name, args)
+        measured = measure_steps(model, name, args) if args.what == "steps" else measure(model, name, args)
         about = {
             "commit": commit(),
             "version": gp.__version__,
-            **{k: str(v) for k, v in vars(args).items() if k not in ("what", "out", "longer")},
+            **{k: str(v) for k, v in vars(args).items() if k not in ("what", "out")},
         }
+        file.parent.mkdir(exist_ok=True)
         write_atomically(file, json.dumps({"model": args.model, "task": name, "about": about, **measured}))
         print(f"{file}: {summary(measured)}", flush=True)
 
@@ -92,6 +94,17 @@ def measure(model: Any, name: str, args: Any) -> dict[str, Any]:
     sets = {} if same is None else {"same words": (same, ASKED)}
     sets |= {"held-out words": (held_out, FRACTIONS), "other templates": (reworded, ASKED)}
     return {"seconds": seconds, "sets": evaluate_all(model, orders, sets)}
+
+
+def measure_steps(model: Any, name: str, args: Any) -> dict[str, Any]:
+    """``learned`` with several numbers of steps, next to ``top`` and ``refined``, on new pairs of the same words."""
+    train = gp.load_task(name, model, n=args.examples, seed=args.seed)
+    args.selections = ",".join(("top", "refined", *BY_STEPS))
+    orders, seconds = select_all(model, train, args)
+    return {
+        "seconds": seconds,
+        "sets": evaluate_all(model, orders, {"same words": (unseen(model, train, args.measured), ASKED)}),
+    }
 
 
 def unseen(model: Any, train: gp.Task, n: int) -> gp.Task | None:
@@ -117,7 +130,8 @@ def select_all(model: Any, task: gp.Task, args: Any) -> tuple[dict[str, NestedOr
     for how in args.selections.split(","):
         began, file = time.process_time(), folder / f"{how}.json"
         full = args.learned if how == "learned" else how
-        smallest = 1 if how in ("top", "random") else min(sizes) if how == "learned" else sized(scores, min(FRACTIONS))
+        own = min(sizes) if how.startswith("learned") else sized(scores, min(FRACTIONS))
+        smallest = 1 if how in ("top", "random") else own
         if not file.exists():
             order = nested_order(scores, how=full, smallest=smallest, sizes=sizes, model=model, task=task)
             note(file, order.edges.tolist(), began)
@@ -195,20 +209,33 @@ def tables(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def draw(folder: Path, longer: Path | None) -> None:
-    """Error at 99% sparsity on held-out words against the CPU time of scores and selection, a panel for each task."""
-    runs, others = load_runs(folder, "smollm2"), [] if longer is None else load_runs(longer, "smollm2")
+def draw(folder: Path) -> None:
+    """Error at 99% sparsity against the CPU time of scores and selection, a panel for each task.
+
+    ``cost`` has the selections on held-out words, ``steps`` learned with several numbers of steps on the same words.
+    """
+    hows = ("top", "refined", "learned")
+    print(*save(panel_for_each(load_runs(folder, "smollm2"), "held-out words", hows), folder / "cost"))
+    if runs := load_runs(folder / "steps", "smollm2"):
+        print(*save(panel_for_each(runs, "same words", ("top", "refined", *BY_STEPS)), folder / "steps"))
+
+
+def panel_for_each(runs: list[Any], kind: str, hows: Sequence[str]) -> Any:
     columns, rows = min(3, len(runs)), math.ceil(len(runs) / 3)
     figure, axes = panels(rows, columns, (3.2 * columns, 2.8 * rows), sharey=True)
+    steps = [how for how in hows if how in BY_STEPS]
     for axis, run in zip(axes, runs, strict=False):
-        points = [("top", run, "top"), ("refined", run, "refined"), ("learned", run, "learned")]
-        points += [
-            (f"refined, {x['about']['examples']} examples", x, "refined") for x in others if x["task"] == run["task"]
-        ]
-        for number, (label, one, how) in enumerate(points):
-            seconds = one["seconds"]["eap-ig"] + one["seconds"][how]
-            error = cell_of(one, "held-out words", how, ASKED[0])["error"]
-            axis.plot(seconds, error, "osDP"[number], color=[GREY, INK, BLUE, INK][number], label=label)
+        points = {
+            how: (run["seconds"]["eap-ig"] + run["seconds"][how], cell_of(run, kind, how, ASKED[0])["error"])
+            for how in hows
+        }
+        axis.plot(*points["top"], "o", color=GREY, label="top")
+        axis.plot(*points["refined"], "s", color=INK, label="refined")
+        axis.plot(*zip(*[points[how] for how in steps], strict=True), "D-", color=BLUE, label="learned")
+        for how in steps if len(steps) > 1 else ():
+            axis.annotate(
+                f"{BY_STEPS[how]} steps", points[how], (0, 7), textcoords="offset points", ha="center", fontsize=7
+            )
         axis.axhline(0.15, color=FAINT, zorder=0)
         axis.set_title(TITLES[run["task"]])
         axis.set_xlim(left=0)
@@ -218,7 +245,7 @@ def draw(folder: Path, longer: Path | None) -> None:
     axes[len(runs) - 1].legend()
     axes[0].set_ylabel("error")
     figure.supxlabel("CPU seconds of scores and selection")
-    print(*save(figure, folder / "cost"))
+    return figure
 
 
 def load_runs(folder: Path, model: str) -> list[Any]:
