@@ -43,6 +43,7 @@ from gradpath.selection.refine import start_size
 from gradpath.tasks.load import more_examples
 
 TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
+MODELS = {"smollm2": "SmolLM2", "gemma3-270m": "Gemma 3 270M"}
 SELECTIONS = ("top", "refined", "learned", "random")
 ASKED = (0.01, 0.025)
 FRACTIONS = tuple(sorted({*mib.FRACTIONS[:-1], *ASKED}))
@@ -186,26 +187,22 @@ def summary(measured: Mapping[str, Any]) -> str:
 
 
 def tables(folder: Path) -> str:
-    """All tables of the files in a folder."""
-    files = sorted(folder.glob("*.json"), key=lambda file: [*map(len, file.stem.split("-")[:1]), file.stem])
-    runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    runs.sort(key=lambda run: (run["model"], TASKS.index(run["task"])))
-    lines = []
-    for model in dict.fromkeys(run["model"] for run in sorted(runs, key=lambda run: run["model"], reverse=True)):
-        own = [run for run in runs if run["model"] == model]
+    """All tables of the files in a folder, as a page."""
+    lines = [
+        "# Learned circuits: all tables",
+        "",
+        "A cell is NFS / error; [the page](README.md) says how they were measured.",
+    ]
+    for model, title in MODELS.items():
+        runs = load_runs(folder, model)
         for kind in ("same words", "held-out words", "other templates"):
-            having = [run for run in own if kind in run["sets"]]
+            having = [run for run in runs if kind in run["sets"]]
             for fraction in ASKED if having else ():
-                lines += [
-                    f"\n### {model}, {kind}, {1 - fraction:.1%} sparsity\n",
-                    *faithfulness_table(having, kind, fraction),
-                ]
-        held_out = [run for run in own if "held-out words" in run["sets"]]
-        lines += [
-            f"\n### {model}, held-out words: CMD, and the error of learned in larger circuits\n",
-            *cmd_table(held_out),
-        ]
-        lines += [f"\n### {model}: CPU seconds of one thread\n", *cost_table(held_out)]
+                lines += [f"\n## {title}, {kind}, {1 - fraction:.1%} sparsity\n"]
+                lines += faithfulness_table(having, kind, fraction)
+        if runs:
+            lines += [f"\n## {title}, held-out words: CMD, and the error of learned in larger circuits\n"]
+            lines += [*cmd_table(runs), f"\n## {title}: CPU seconds of one thread\n", *cost_table(runs)]
     return "\n".join(lines)
 
 
