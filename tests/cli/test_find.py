@@ -81,7 +81,7 @@ def test_find_takes_the_methods_options(run, model_folder):
 def test_find_learns_for_as_many_steps_as_the_option_says(run, model_folder):
     options = ("-o", "steps=2", "-o", "examples=8", "-o", "loss=kl")
     ran = run("find", "--model", model_folder, "--examples", 4, "--edges", 30, "--how", "learned", *options, "--json")
-    assert ran.json["selection"] == 'learned+steps=2+examples=8+loss="kl"'
+    assert ran.json["selection"] == "learned+steps=2+examples=8+loss=kl"
     assert ran.json["edges_kept"] <= 30
     refused = run("find", "--model", model_folder, "--how", "learned", "-o", "loss=mse")
     assert refused.code == 2
@@ -129,3 +129,37 @@ def test_scores_at_positions_can_be_selected_from_again(run, model_folder, tmp_p
     assert ran.code == 0, ran.err
     found, again = (load_circuit(tmp_path / name) for name in ("circuit.json", "again.json"))
     assert again.edges == found.edges
+
+
+def test_find_takes_the_smallest_circuit_of_several_thresholds_that_keeps_enough(run, model_folder, tmp_path):
+    arguments = ["find", "--model", model_folder, "--examples", 4, "--split", "same", "--how", "acdc"]
+    arguments += ["-o", "threshold=0.01,0.03,0.1", "-o", "measure=metric", "--out", tmp_path]
+    (tmp_path / "circuit-threshold=7.json").write_text("of an earlier run")
+    ran = run(*arguments, "--faithfulness", 0.5, "--json")
+    rows = ran.json["circuits"]
+    assert sorted(row["edges_kept"] for row in rows) == [row["edges_kept"] for row in rows]
+    [taken] = [row for row in rows if row["file"] == "circuit.json"]
+    keeps = [row for row in rows if abs(1 - row["faithfulness"]) <= 0.5]
+    assert taken == (keeps[0] if keeps else min(rows, key=lambda row: abs(1 - row["faithfulness"])))
+    assert ran.json["selection"] == taken["selection"]
+    assert {row["selection"] for row in rows} == {f"acdc+threshold={x}+measure=metric" for x in ("0.01", "0.03", "0.1")}
+    for row in rows:
+        circuit = load_circuit(tmp_path / row["file"])
+        assert (circuit.provenance.how, len(circuit)) == (row["selection"], row["edges_kept"])
+    assert not (tmp_path / "circuit-threshold=7.json").exists()
+    text = run(*arguments).out
+    assert text.count("<- taken") == 1
+    assert all(f"  {row['selection']} " in text for row in rows)
+
+
+def test_a_threshold_that_keeps_no_edge_is_refused(run, model_folder):
+    ran = run("find", "--model", model_folder, "--examples", 4, "--how", "acdc", "-o", "threshold=50")
+    assert (
+        ran.error
+        == "gradpath: acdc+threshold=50 keeps none of the model's edges on these examples: give a smaller threshold."
+    )
+
+
+def test_a_share_needs_several_thresholds_to_choose_from(run, model_folder):
+    ran = run("find", "--model", model_folder, "--how", "acdc", "--faithfulness", 0.5)
+    assert (ran.code, "several values of threshold" in ran.err) == (2, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import reference
@@ -14,6 +15,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
 from gradpath.model.packaged import cache_folder
 from gradpath.selection import acdc as acdc_module
+from gradpath.selection import select_many
 from gradpath.selection.acdc import acdc_masks
 
 TASK = prompts([6, 7, 6], [[0], [2, 3], [1]])
@@ -82,6 +84,46 @@ def test_select_takes_the_options_in_the_name_and_needs_no_size(found):
     assert circuit.asked == len(circuit)
 
 
+def test_several_thresholds_share_what_their_searches_have_in_common(found, monkeypatch):
+    model, scores = found
+    runs, real = [], acdc_module.run_circuits
+    monkeypatch.setattr(acdc_module, "run_circuits", lambda *given: runs.append(1) or real(*given))
+    counts, alone = [], []
+    for threshold in (0.1, 0.001):
+        alone += acdc_masks(model, TASK, scores, [threshold], among=0.2)
+        counts.append(len(runs))
+    together = acdc_masks(model, TASK, scores, [0.1, 0.001], among=0.2)
+    assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+    assert not torch.equal(*together)
+    assert len(runs) - counts[1] < counts[1]  # the searches meet the same circuits at first
+
+
+def test_select_many_gives_a_circuit_for_each_threshold(found):
+    model, scores = found
+    how = "acdc+threshold=0.05,0.01+among=0.2"
+    circuits = select_many(scores, (), how=how, model=model, task=TASK, prune=False)
+    masks = acdc_masks(model, TASK, scores, [0.05, 0.01], among=0.2)
+    assert all(torch.equal(a.mask, b) for a, b in zip(circuits, masks, strict=True))
+    assert [one.provenance.how for one in circuits] == [
+        "acdc+threshold=0.05+among=0.2",
+        "acdc+threshold=0.01+among=0.2",
+    ]
+    with pytest.raises(UsageError, match="gives 2 circuits"):
+        gp.select(scores, how=how, model=model, task=TASK)
+
+
+def test_distances_of_another_metric_or_ablation_are_not_taken(found, monkeypatch):
+    model, scores = found
+    monkeypatch.setattr(acdc_module, "STORED_EVERY", 0.0)
+    monkeypatch.setattr(acdc_module._Log, "remove", lambda self: None)
+    other = replace(TASK, metric=lambda logits, labels: 2 * TASK.metric(logits, labels) + logits[:, 0])
+    zero = replace(scores, about={**scores.about, "ablation": "zero"})
+    for task, of in ((TASK, scores), (other, scores), (TASK, zero)):
+        acdc_masks(model, task, of, [0.05], among=0.05)
+    acdc_masks(model, TASK, scores, [0.05], among=0.05, measure="kl")
+    assert len(list((cache_folder() / "acdc").iterdir())) == 4
+
+
 def test_a_search_that_was_stopped_continues(found, monkeypatch):
     model, scores = found
     [whole] = acdc_masks(model, TASK, scores, [0.05], among=0.1)
@@ -111,6 +153,8 @@ def test_a_search_that_was_stopped_continues(found, monkeypatch):
     [
         ("acdc+threshold=0.0", "thresholds above 0"),
         ("acdc+threshold=many", "must be of type float"),
+        ("acdc+threshold=0.1,many", "must be of type float: got '0.1,many'"),
+        ("acdc+among=0.1,0.2", "must be of type float: got '0.1,0.2'"),
         ("acdc+measure=mean", "must be one of metric, kl"),
         ("acdc+steps=3", "no option 'steps'. Its options: threshold, among, measure, sure"),
         ("top+seed=3", "Its options: none"),
@@ -125,6 +169,8 @@ def test_a_wrong_option_is_refused(found, how, message):
 def test_what_would_take_very_long_has_to_be_confirmed(found, monkeypatch):
     model, scores = found
     monkeypatch.setattr(acdc_module, "MOST_PASSES", 10)
-    with pytest.raises(UsageError, match="forward passes"):
+    with pytest.raises(UsageError, match=r"visits [\d,]+ edges on 3 examples, which takes about [\d,]+ forward passes"):
         gp.select(scores, how="acdc", model=model, task=TASK)
+    with pytest.raises(UsageError, match=r"at each of 2 thresholds.* or thresholds, or say sure=true"):
+        select_many(scores, (), how="acdc+threshold=0.1,0.2", model=model, task=TASK)
     gp.select(scores, how="acdc+sure=true+among=0.1", model=model, task=TASK)

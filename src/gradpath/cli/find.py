@@ -142,10 +142,34 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
         "held_out": found.measured is not found.attributed,
         **({"positions": found.edges_by_span} if found.edges_by_span else {}),
         **numbers_of(found.model.graph, found.result, max(1, len(found.circuit.spans))),
+        **({"circuits": _circuits(found)} if found.others else {}),
         "batch_size": about["batch_size"],
         "passes": about.get("passes"),
         "seconds": round(seconds, 2),
     }
+
+
+def _circuits(found: Found) -> list[dict[str, Any]]:
+    """The circuits that there were to choose from, one for each threshold, the smallest first."""
+    from gradpath.pipeline.found import other_file
+
+    graph, rows = found.model.graph, list[dict[str, Any]]()
+    for circuit, result in zip([found.circuit, *found.others], [found.result, *found.curve], strict=True):
+        file = "circuit.json" if circuit is found.circuit else other_file(circuit)
+        rows.append({"selection": circuit.provenance.how, "file": file, **numbers_of(graph, result)})
+    return sorted(rows, key=lambda row: int(row["edges_kept"]))
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each circuit that there was to choose from."""
+    wide = max(len(row["selection"]) for row in rows)
+    lines = [f"  {'':<{wide}}  {'edges':>8}  {'faithfulness [95%]':<20}error"]
+    for row in rows:
+        low, high = row["faithfulness_interval"]
+        share = f"{row['faithfulness']:.1%} [{100 * low:.0f}, {100 * high:.0f}]"
+        chosen = "  <- taken" if row["file"] == "circuit.json" else ""
+        lines.append(f"  {row['selection']:<{wide}}  {row['edges_kept']:>8,}  {share:<20}{row['error']:.3f}{chosen}")
+    return lines
 
 
 def _text(s: dict[str, Any], out: Path | None) -> str:
@@ -162,8 +186,13 @@ def _text(s: dict[str, Any], out: Path | None) -> str:
     if "positions" in s:
         counts = ", ".join(f"{count:,} at {name}" for name, count in s["positions"].items())
         lines.insert(2, f"  positions     {counts}")
+    if "circuits" in s:
+        what = "The smallest that keeps the share on the attributed examples is taken; if none does, the nearest."
+        lines += ["All circuits, on the measured examples:", *_table(s["circuits"]), f"  {what}"]
     if out is not None:
         figure = "positions" in s
         lines.append(f"Wrote {out / 'scores.safetensors'} and {out / 'circuit.json'}")
+        if others := [row["file"] for row in s.get("circuits", ()) if row["file"] != "circuit.json"]:
+            lines.append(f"The other circuits: {', '.join(others)}")
         lines.append(f"Open {out / ('positions.svg' if figure else 'report.html')} in a browser.")
     return "\n".join(lines)

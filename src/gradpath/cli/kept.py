@@ -24,10 +24,9 @@ from gradpath.errors import GradpathError, InputError, reason, warn
 from gradpath.grid.bench import task_digest
 from gradpath.model.packaged import cache_folder
 from gradpath.model.transformer import Transformer
-from gradpath.pipeline.found import Found
+from gradpath.pipeline.found import Found, earlier_files
 from gradpath.pipeline.request import FindRequest
 from gradpath.registry import loaded_plugins, owner_of
-from gradpath.report.plots import POSITION_FILES
 from gradpath.runtime import distributed
 from gradpath.runtime.files import digest_of, write_atomically, write_together
 from gradpath.selection import find_selection
@@ -94,7 +93,7 @@ class Entry:
             warn(f"{self.folder} is damaged ({reason(problem)}), so the circuit is computed again.")
             return None
         try:
-            with write_together(out, instead_of=("report.html", *POSITION_FILES)) as draft:
+            with write_together(out, instead_of=earlier_files(out)) as draft:
                 for name in files:
                     shutil.copyfile(self.folder / name, draft / name)
         except OSError as problem:

@@ -33,7 +33,7 @@ from gradpath.report.page import write
 from gradpath.report.plots import POSITION_FILES, write_spans
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
-from gradpath.selection import NestedOrder
+from gradpath.selection import NestedOrder, find_selection, swept
 from gradpath.tasks.task import Task
 from gradpath.verdict import Check, Verdict, quick_checks
 
@@ -58,6 +58,7 @@ class Found:
         limits: How much may be computed at once, for the report too.
         few: The circuit on the few examples that random circuits were measured on, if there are any.
         random: Random circuits on these examples: 19 of the circuit's size, and 3 of each of three other sizes.
+        others: The circuits behind ``curve``, where the selection decides their sizes: those of other thresholds.
     """
 
     model: Transformer
@@ -72,6 +73,7 @@ class Found:
     limits: Limits = Limits()
     few: Result | None = None
     random: list[Result] = field(default_factory=list)
+    others: list[Circuit] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<Found: {self.circuit!r}, {self.result!r}>"
@@ -173,11 +175,24 @@ class Found:
             command: The command that makes the report again, to show in it.
             seconds: How long it took, to show in it.
         """
-        # A report of an earlier run would not belong to these scores.
-        with write_together(Path(folder), instead_of=("report.html", *POSITION_FILES)) as draft:
+        with write_together(Path(folder), instead_of=earlier_files(Path(folder))) as draft:
             self.scores.save(draft / "scores.safetensors")
             self.circuit.save(draft / "circuit.json")
+            for circuit in self.others:
+                circuit.save(draft / other_file(circuit))
             if self.circuit.spans:
                 write_spans(self.circuit, draft)
             else:
                 self.report(draft / "report.html", command=command, seconds=seconds)
+
+
+def other_file(circuit: Circuit) -> str:
+    """The file of a circuit of another threshold: ``circuit-threshold=0.03.json``."""
+    how = circuit.provenance.how
+    [value] = swept(how)
+    return f"circuit-{find_selection(how)[0].sweep}={value:g}.json"
+
+
+def earlier_files(folder: Path) -> tuple[str, ...]:
+    """Files of an earlier run that would not belong to new scores."""
+    return "report.html", *POSITION_FILES, *(file.name for file in folder.glob("circuit-*=*.json"))

@@ -11,7 +11,7 @@ from gradpath.ablation import ABLATIONS
 from gradpath.attribution.methods import find_method
 from gradpath.errors import UsageError, unknown, whole_number
 from gradpath.limits import Limits
-from gradpath.selection import edge_count, find_selection
+from gradpath.selection import edge_count, find_selection, swept
 from gradpath.selection.faithful import check_share
 from gradpath.tasks.load import check_draw, check_task
 from gradpath.tasks.metrics import Metric, find_metric
@@ -71,9 +71,12 @@ class FindRequest:
             if value not in known:
                 raise unknown(what, value, known)
         selection, _ = find_selection(self.selection, spans=self.positions is not None)
-        if not selection.sized and given:
-            raise UsageError(f"{selection.name} decides itself how many edges it keeps: leave {given[0]} out.")
-        if self.faithfulness is not None and not selection.nested:
+        if not selection.sized and given and (given != ["faithfulness"] or not self.several):
+            chosen = ""
+            if given == ["faithfulness"] and selection.sweep is not None:
+                chosen = f", or give several values of {selection.sweep} to choose from"
+            raise UsageError(f"{selection.name} decides itself how many edges it keeps: leave {given[0]} out{chosen}.")
+        if self.faithfulness is not None and selection.sized and not selection.nested:
             raise UsageError(
                 f"faithfulness searches the circuits of one order, and those of how={self.how} are not parts of each "
                 "other: give edges or sparsity instead, or another selection."
@@ -97,7 +100,12 @@ class FindRequest:
         if (self.edges, self.sparsity, self.nodes, self.positions) != (None,) * 4:
             return self.faithfulness
         nested = find_selection(self.selection)[0].nested
-        return self.faithfulness or (defaults.FAITHFULNESS if nested else None)
+        return self.faithfulness or (defaults.FAITHFULNESS if nested or self.several else None)
+
+    @property
+    def several(self) -> bool:
+        """Whether the selection gives several circuits, such as one for each threshold."""
+        return not find_selection(self.selection)[0].sized and len(swept(self.selection)) > 1
 
     def edge_count(self, n_edges: int) -> int:
         """The number of edges to select, out of ``n_edges``."""

@@ -16,7 +16,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.attribution.attribute import phase_of as attribution_phase
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
-from gradpath.errors import check_type
+from gradpath.errors import UsageError, check_type
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.evaluate import phase_of as evaluation_phase
 from gradpath.evaluation.result import Result
@@ -27,8 +27,8 @@ from gradpath.pipeline.notices import Plain, Reporter, notices
 from gradpath.pipeline.request import SPLITS, FindRequest
 from gradpath.runtime.progress import Phase
 from gradpath.scores import Scores
-from gradpath.selection import SELECTING, NestedOrder, find_selection, nested_order, select_many, select_nodes
-from gradpath.selection.faithful import log_spaced, smallest_faithful
+from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes, selecting_passes
+from gradpath.selection.faithful import log_spaced, smallest_faithful, smallest_of
 from gradpath.sweep import units
 from gradpath.tasks.load import load_task
 from gradpath.tasks.metrics import Metric
@@ -173,6 +173,7 @@ def run_find(
         limits=limits,
         few=few,
         random=random,
+        others=others if request.several else [],
     )
 
 
@@ -211,11 +212,9 @@ def _phases(
         options["steps"] = request.steps
     score = attribution_phase(model, to_attribute, method, method.options(options))
     how, share = request.selection, request.share
-    selection, chosen = find_selection(how)
-    measures = selection.measures and request.nodes is None
-    own = SELECTING if selection.passes is None else selection.passes(len(to_attribute), **selection.defaults | chosen)
+    own = 0.0 if request.nodes is not None else selecting_passes(how, len(to_attribute), model.graph.n_edges)
     # A search measures a dozen small circuits, after two set-ups.
-    passes = (own if measures else 0.0) + (0.0 if share is None else 7.0)
+    passes = own + (0.0 if share is None else 7.0)
     what = f"selecting edges ({how})" + ("" if share is None else f" that keep {share:.0%}")
     select = Phase(what, units(model, to_attribute, passes) if passes else 0.0)
     n_circuits = 1 + (3 * SIZES // 2 if curve and request.positions is None else 0)
@@ -253,8 +252,17 @@ def _circuits(
         counts = _node_counts(model.graph.n_sources, request.nodes) if curve else []
         return select_nodes(scores, request.nodes), [select_nodes(scores, n) for n in counts], None
     how = request.selection
-    sizes = _curve_sizes(model.graph.n_edges) if curve and find_selection(how)[0].sized else []
     share = request.share
+    if not find_selection(how)[0].sized:
+        circuits = select_many(scores, (), how=how, model=model, task=task, limits=limits)
+        circuits = [circuit for circuit in circuits if circuit.asked]
+        if not circuits:
+            sweep = find_selection(how)[0].sweep
+            smaller = "" if sweep is None else f": give a smaller {sweep}"
+            raise UsageError(f"{how} keeps none of the model's edges on these examples{smaller}.")
+        circuit = circuits.pop(0 if share is None else smallest_of(model, task, circuits, share, limits))
+        return circuit, circuits, None
+    sizes = _curve_sizes(model.graph.n_edges) if curve else []
     n = None if share is not None else request.edge_count(scores.n_edges)
     if n is not None and not find_selection(how)[0].nested:
         sizes = [size for size in sizes if size >= n // 2]  # each takes a selection of its own

@@ -30,7 +30,9 @@ from gradpath.selection.ranking import (
     edge_count,
     find_selection,
     selection,
+    swept,
     top,
+    with_values,
 )
 from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task
@@ -47,7 +49,10 @@ __all__ = [
     "nested_order",
     "select",
     "select_many",
+    "selecting_passes",
     "selection",
+    "swept",
+    "with_values",
 ]
 
 SELECTING = 12.0  # forward passes that a selection which measures takes, for progress bars: measured on SmolLM2
@@ -96,6 +101,8 @@ def select(
     if not find_selection(how)[0].sized:
         if n is not None or sparsity is not None:
             raise UsageError(f"{how} decides itself how many edges it keeps: leave the size out.")
+        if (several := len(swept(how))) > 1:
+            raise UsageError(f"{how} gives {several} circuits, and select gives one: use selection.select_many.")
         n = scores.n_edges
     counts, limits = [edge_count(scores.n_edges, n, sparsity)], Limits(batch_size, memory)
     return select_many(scores, counts, how=how, prune=prune, model=model, task=task, limits=limits)[0]
@@ -120,7 +127,7 @@ def select_many(
 
     Args:
         scores: The scores that ``attribute`` gave.
-        counts: The numbers of edges.
+        counts: The numbers of edges. A selection that decides itself how many it keeps, such as ``acdc``, needs none.
         how: The selection (``gradpath ls selections``).
         prune: Whether to drop edges that are not on a way from ``input`` to ``logits``.
         model: The model, for selections that measure circuits.
@@ -128,7 +135,7 @@ def select_many(
         limits: The batch size and memory of selections that measure circuits.
 
     Returns:
-        One circuit for each number of edges.
+        One circuit for each number of edges; or for each threshold, as in ``acdc+threshold=0.01,0.1``.
     """
     counts = [edge_count(scores.n_edges, n, None) for n in counts]
     if find_selection(how)[0].nested:
@@ -146,8 +153,17 @@ def select_many(
     scores = checked(scores)
     orders = _orders(scores, counts, how, model, task, limits)
     if not find_selection(how)[0].sized:
-        return [circuit_of(scores, order, how=how, prune=prune) for order in orders]
+        names = swept(how).values()
+        return [circuit_of(scores, order, how=one, prune=prune) for one, order in zip(names, orders, strict=True)]
     return [circuit_of(scores, order, how=how, prune=prune, asked=n) for n, order in zip(counts, orders, strict=True)]
+
+
+def selecting_passes(how: str, examples: int, edges: int) -> float:
+    """About how many forward passes over the examples a selection takes in a model of so many edges."""
+    chosen, options = find_selection(how)
+    if not chosen.measures:
+        return 0.0
+    return SELECTING if chosen.passes is None else chosen.passes(examples, edges, **chosen.defaults | options)
 
 
 def nested_order(

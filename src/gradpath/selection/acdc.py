@@ -14,9 +14,12 @@ d is how far the circuit's output is from the model's, a mean over examples:
 An edge into a node that no kept edge leaves has no effect, and is removed unseen. With ``among`` the search starts from
 that share of the edges, those of largest |score|.
 
-Cost: one run of the circuit for each edge it starts from, less what is removed unseen. That is sequential: every
-decision depends on those before it. The runs share one set-up, whose activations stay in memory. Decisions are stored
-in the cache folder while the search goes on, so one that was stopped continues.
+Several thresholds give one circuit each. Their searches visit the same edges in the same order and share one set-up,
+and all circuits that more than one of them meets, which are those up to the first edge that they decide differently on.
+
+Cost: for each threshold one run of a circuit for each edge that it starts from, less what is removed unseen. That is
+sequential: every decision depends on those before it. The set-up's activations stay in memory. What was measured is
+stored in the cache folder while the search goes on, so one that was stopped continues.
 """
 
 from __future__ import annotations
@@ -54,7 +57,12 @@ STORED_EVERY = 20.0  # seconds
 Mask = Bool[Tensor, "source target"]
 
 
-@selection("acdc", measures=True, nested=False, sized=False)
+def _passes(examples: int, edges: int, *, threshold: float | list[float], among: float, **_: object) -> float:
+    """Forward passes over the examples, for the progress bar and the estimate: at most these."""
+    return COST * max(1, round(among * edges)) * (len(threshold) if isinstance(threshold, list) else 1)
+
+
+@selection("acdc", measures=True, nested=False, sized=False, passes=_passes, sweep="threshold")
 def acdc(
     model: Transformer,
     task: Task,
@@ -62,19 +70,20 @@ def acdc(
     counts: Sequence[int],
     limits: Limits = Limits(),
     *,
-    threshold: float = 0.01,
+    threshold: float | list[float] = 0.01,
     among: float = 1.0,
     measure: Literal["metric", "kl"] = "metric",
     sure: bool = False,
 ) -> Orders:
     """Visit all edges from the logits down, and remove those that change the output by less than a threshold.
 
-    The number of edges follows from the threshold. ``sure`` allows what would take very long.
+    The number of edges follows from the threshold; several thresholds give a circuit each. ``sure`` allows what would
+    take very long.
     """
-    [mask] = acdc_masks(model, task, scores, [threshold], limits=limits, among=among, measure=measure, sure=sure)
-    order = top(scores, scores.graph.n_edges)
-    kept: Order = order[mask.flatten()[order]]
-    return [kept] * len(counts)
+    thresholds = threshold if isinstance(threshold, list) else [threshold]
+    masks = acdc_masks(model, task, scores, thresholds, limits=limits, among=among, measure=measure, sure=sure)
+    order: Order = top(scores, scores.graph.n_edges)
+    return [order[mask.flatten()[order]] for mask in masks]
 
 
 def acdc_masks(
@@ -108,25 +117,28 @@ def acdc_masks(
     graph = scores.graph
     start = graph.mask_of(top(scores, max(1, round(among * graph.n_edges)))).view(graph.n_sources, -1)
     pairs = encode(task, model.tokenizer)
-    _check_affordable(len(thresholds) * int(start.sum()), len(pairs), sure)
+    _check_affordable(len(thresholds), int(start.sum()), len(pairs), sure)
     distance = _Distance.of(model, task, pairs, scores.provenance.ablation, measure, limits)
-    masks = []
-    for threshold in thresholds:
-        key = (model.digest, pairs.clean.tolist(), pairs.corrupted.tolist(), repr(pairs.labels), measure)
-        masks.append(search(graph, start, threshold, distance, _Log.of((*key, start.tolist(), threshold))))
+    log = _Log.of((model.digest, str(model.dtype), pairs.clean.tolist(), pairs.corrupted.tolist(), distance.ends))
+    masks = [search(graph, start, threshold, lambda mask: log.look_up(mask, distance)) for threshold in thresholds]
+    log.remove()
     return masks
 
 
-def _check_affordable(edges: int, examples: int, sure: bool) -> None:
-    cost = COST * edges * examples
+def _check_affordable(thresholds: int, edges: int, examples: int, sure: bool) -> None:
+    cost = COST * thresholds * edges * examples
     if cost > MOST_PASSES and not sure:
+        fewer = "start from fewer edges with among=0.1, take fewer examples"
+        several = ""
+        if thresholds > 1:
+            fewer, several = f"{fewer} or thresholds", f" at each of {thresholds} thresholds"
         raise UsageError(
-            f"acdc visits {edges:,} edges on {examples:,} examples, which takes about {cost:,.0f} forward passes over "
-            "one of them: start from fewer edges with among=0.1, take fewer examples, or say sure=true."
+            f"acdc visits {edges:,} edges on {examples:,} examples{several}, which takes about {cost:,.0f} forward "
+            f"passes over one of them: {fewer}, or say sure=true."
         )
 
 
-def search(graph: Graph, start: Mask, threshold: float, distance: Callable[[Mask], float], log: _Log) -> Mask:
+def search(graph: Graph, start: Mask, threshold: float, distance: Callable[[Mask], float]) -> Mask:
     """The edges that are kept, from those of ``start``."""
     mask = start.clone()
     last = distance(mask)
@@ -136,40 +148,42 @@ def search(graph: Graph, start: Mask, threshold: float, distance: Callable[[Mask
             mask[:, target] = False
             continue
         for source in reversed(mask[:, target].nonzero()[:, 0].tolist()):
-            edge = source * graph.n_targets + target
             mask[source, target] = False
-            value = log.known.get(edge)
-            if value is None:
-                value = distance(mask)
-                log.add(edge, value)
+            value = distance(mask)
             if value - last < threshold:
                 last = value
             else:
                 mask[source, target] = True
-    log.remove()
     return mask
 
 
 @dataclass
 class _Log:
-    """The distances measured so far, in a file while the search goes on."""
+    """The distances of the circuits measured so far, in a file while the search goes on."""
 
     file: Path
-    known: dict[int, float]
+    known: dict[str, float]  # by a digest of the circuit's edges
     written: float = 0.0
 
     @classmethod
     def of(cls, key: object) -> _Log:
         file = cache_folder() / "acdc" / f"{sha256(repr(key).encode()).hexdigest()[:32]}.json"
         try:
-            stored = {int(edge): float(value) for edge, value in json.loads(file.read_text(encoding="utf-8")).items()}
+            stored = {key: float(value) for key, value in json.loads(file.read_text(encoding="utf-8")).items()}
         except (OSError, ValueError, AttributeError, TypeError):
             stored = {}
         # All processes have to decide alike, so all of them use what the first one has read.
         return cls(file, distributed.on_first_rank(lambda: stored), time.monotonic())
 
-    def add(self, edge: int, value: float) -> None:
-        self.known[edge] = value
+    def look_up(self, mask: Mask, distance: Callable[[Mask], float]) -> float:
+        """The distance of a circuit, measured unless it is known."""
+        key = sha256(mask.numpy().tobytes()).hexdigest()[:16]
+        if key not in self.known:
+            self._add(key, distance(mask))
+        return self.known[key]
+
+    def _add(self, key: str, value: float) -> None:
+        self.known[key] = value
         if time.monotonic() - self.written > STORED_EVERY:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.file, json.dumps(self.known))
@@ -187,6 +201,7 @@ class _Distance:
     parts: list[Prepared]
     measure: str
     unit: float
+    ends: str  # a digest of all examples' metric on both prompts: of the metric, the labels and the ablation, too
 
     @classmethod
     @torch.no_grad()
@@ -195,11 +210,11 @@ class _Distance:
         pairs = all_positions(pairs, instead)
         batches = pairs.batches(limits.batch(model, pairs))
         parts = [prepare(model, batch.to(model.device), instead) for batch in batches]
-        gaps = [
-            task.metric(x.clean_logits, x.batch.labels) - task.metric(x.corrupted_logits, x.batch.labels) for x in parts
-        ]
-        unit = float(torch.cat(gaps).double().abs().mean()) if measure == "metric" else 1.0
-        return cls(task, parts, measure, unit or 1.0)
+        clean = torch.cat([task.metric(x.clean_logits, x.batch.labels) for x in parts])
+        corrupted = torch.cat([task.metric(x.corrupted_logits, x.batch.labels) for x in parts])
+        unit = float((clean - corrupted).double().abs().mean()) if measure == "metric" else 1.0
+        ends = sha256(repr((measure, clean.tolist(), corrupted.tolist())).encode()).hexdigest()
+        return cls(task, parts, measure, unit or 1.0, ends)
 
     @torch.no_grad()
     def __call__(self, mask: Mask) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradpath.ablation import ablation_of
+from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import measure_circuits
 from gradpath.evaluation.patched_run import SetUps
@@ -72,6 +73,21 @@ def smallest_faithful(
     below = max([n for n in sizes if n < found[0]], default=below)
     between = [n for n in log_spaced(below + 1, found[0], AT_ONCE + 1) if n < found[0]]
     return min([*found, *(passing(between) if between else [])])
+
+
+def smallest_of(
+    model: Transformer, task: Task, circuits: Sequence[Circuit], share: float, limits: Limits = Limits()
+) -> int:
+    """Which of some circuits is the smallest that keeps a share of the behaviour; the nearest to it if none does."""
+    used = circuits[0].provenance.ablation
+    with own_settings(model):
+        set_ups = SetUps(model, task.metric, ablation_of(used, model, task, limits))
+        results = measure_circuits(set_ups, circuits, task, used, limits)
+    away = distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
+    passing = [i for i, distance in enumerate(away) if distance <= 1 - check_share(share) + 1e-6]
+    if not passing:
+        return min(range(len(away)), key=lambda i: away[i])
+    return min(passing, key=lambda i: len(circuits[i]))
 
 
 def log_spaced(first: int, last: int, n: int) -> list[int]:

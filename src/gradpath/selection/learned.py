@@ -88,7 +88,7 @@ STORED_EVERY = 20.0  # seconds
 ADAM_EPS = 1e-12
 
 
-def _passes(n: int, *, steps: int, batch: int, examples: int, **_: object) -> float:
+def _passes(n: int, edges: int, *, steps: int, batch: int, examples: int, **_: object) -> float:
     """Forward passes over n examples, for the progress bar: a run and its backward pass are counted as one each."""
     return (2 * min(examples, steps * batch // USES) + steps * batch) / n
 

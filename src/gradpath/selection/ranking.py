@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -76,7 +76,8 @@ class Selection:
     spans: bool = False  # whether it can select edges at spans
     nested: bool = True  # whether a smaller circuit is a part of every larger one
     sized: bool = True  # whether it selects as many edges as are asked for
-    passes: Callable[..., float] | None = None  # forward passes, of the number of examples and the options
+    passes: Callable[..., float] | None = None  # forward passes, of the numbers of examples and edges and the options
+    sweep: str | None = None  # the option that may have several values, with a circuit for each; its size follows
 
     @property
     def about(self) -> str:
@@ -91,18 +92,22 @@ class Selection:
 
     def options(self, given: dict[str, Any]) -> dict[str, Any]:
         """The given options, if the selection has them and their types fit."""
+        fitting = dict[str, Any]()
         for name, value in given.items():
             if name not in self.defaults:
                 known = ", ".join(self.defaults) or "none"
                 raise UsageError(f"the selection {self.name!r} has no option {name!r}. Its options: {known}.")
             default = self.defaults[name]
             numbers = (int, float) if type(default) is float else (type(default),)
-            if type(value) not in numbers:
+            values = value if name == self.sweep and isinstance(value, list) and value else [value]
+            if not all(type(one) in numbers for one in values):
                 raise UsageError(f"{name} must be of type {type(default).__name__}: got {value!r}.")
             hint = get_type_hints(self.order).get(name)
             if get_origin(hint) is Literal and value not in get_args(hint):
                 raise UsageError(f"{name} must be one of {', '.join(map(str, get_args(hint)))}: got {value!r}.")
-        return given
+            values = [float(one) if type(default) is float else one for one in values]
+            fitting[name] = values if isinstance(value, list) else values[0]
+        return fitting
 
 
 SELECTIONS = Registry[Selection](
@@ -118,11 +123,12 @@ def selection(
     nested: bool = True,
     sized: bool = True,
     passes: Callable[..., float] | None = None,
+    sweep: str | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the selection ``name``; see ``Selection``."""
 
     def register(order: Callable[..., Any]) -> Callable[..., Any]:
-        SELECTIONS.add(name, Selection(name, order, measures, spans, nested, sized, passes), owner_of(order))
+        SELECTIONS.add(name, Selection(name, order, measures, spans, nested, sized, passes, sweep), owner_of(order))
         return order
 
     return register
@@ -143,8 +149,9 @@ def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, dict[st
     options = dict[str, Any]()
     for text in texts:
         key, _, value = text.partition("=")
+        several = key == chosen.sweep and "," in value and not value.startswith("[")
         try:
-            options[key] = json.loads(value)
+            options[key] = json.loads(f"[{value}]" if several else value)
         except ValueError:
             options[key] = value
     options = chosen.options(options)
@@ -152,6 +159,30 @@ def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, dict[st
         known = " or ".join(x.name for x in SELECTIONS.values() if x.spans)
         raise UsageError(f"the selection {how!r} cannot select edges at positions. Use {known}.")
     return chosen, options
+
+
+def swept(how: str) -> dict[float | None, str]:
+    """The circuits of a selection that has no size: for each value of the option that it sweeps the name of one.
+
+    >>> swept("acdc+threshold=0.01,0.1+among=0.2")
+    {0.01: 'acdc+threshold=0.01+among=0.2', 0.1: 'acdc+threshold=0.1+among=0.2'}
+    """
+    chosen, options = find_selection(how)
+    if chosen.sweep is None:
+        return {None: how}
+    values = options.get(chosen.sweep, chosen.defaults[chosen.sweep])
+    return {value: with_values(how, [value]) for value in values} if isinstance(values, list) else {values: how}
+
+
+def with_values(how: str, values: Sequence[float]) -> str:
+    """The same selection with other values of the option that it sweeps; without the option, if there are none."""
+    sweep = find_selection(how)[0].sweep
+    name, *texts = how.split("+")
+    listed = f"{sweep}={','.join(json.dumps(value) for value in values)}"
+    if not any(text.startswith(f"{sweep}=") for text in texts):
+        return how
+    texts = [listed if text.startswith(f"{sweep}=") else text for text in texts]
+    return "+".join([name, *(text for text in texts if values or text != listed)])
 
 
 def _share(text: str) -> float | None:
