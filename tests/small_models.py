@@ -257,6 +257,19 @@ _LONGROPE: dict[str, Any] = {
     "long_factor": [2.0, 3.0, 4.0],
     "original_max_position_embeddings": 16,
 }
+# One layer with rotary embeddings and an ordinary MLP, and one without and with experts.
+_LLAMA4: dict[str, Any] = {
+    **_TWO_GROUPED,
+    "head_dim": 8,
+    "intermediate_size": 12,
+    "intermediate_size_mlp": 20,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 1,
+    "moe_layers": [1],
+    "no_rope_layers": [1, 0],
+    "attention_chunk_size": 16,
+    "floor_scale": 32,
+}
 # Latent attention, with queries and keys that are wider than values.
 _LATENT: dict[str, Any] = {
     **_TWO,
@@ -427,6 +440,25 @@ TINY |= {
         hf.YoutuForCausalLM,
         hf.YoutuConfig,
         {**_LATENT, "q_lora_rank": None, "rope_interleave": False, "pad_token_id": None},
+    ),
+    "llama4": (hf.Llama4ForCausalLM, hf.Llama4TextConfig, _LLAMA4),
+    "llama4-with-images": (
+        hf.Llama4ForConditionalGeneration,
+        hf.Llama4Config,
+        {
+            "text_config": {**_LLAMA4, "use_qk_norm": False, "num_experts_per_tok": 2},
+            "vision_config": {
+                "hidden_size": 8,
+                "intermediate_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 28,
+                "patch_size": 14,
+                "vision_output_dim": 8,
+                "projector_input_dim": 8,
+                "projector_output_dim": 8,
+            },
+        },
     ),
     "gpt-oss": (
         hf.GptOssForCausalLM,

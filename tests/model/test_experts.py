@@ -14,7 +14,7 @@ from gradpath.errors import InputError
 from gradpath.model.experts import Experts, route, run_experts
 from gradpath.model.families import convert
 
-KINDS = ("deepseek-v2", "deepseek-v3", "glm4-moe", "gpt-oss", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
+KINDS = ("deepseek-v2", "deepseek-v3", "glm4-moe", "gpt-oss", "llama4", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
 IDS = torch.randint(3, VOCAB, (3, 12), generator=torch.Generator().manual_seed(3))
 
 
@@ -64,6 +64,18 @@ def test_each_expert_runs_on_its_own_tokens_only():
     run_experts(layer.experts, y, counting)
     assert sum(seen) == 4 * 6 * 2  # two experts a token
     assert len(seen) <= 5
+
+
+def test_the_weight_of_an_expert_may_multiply_its_input():
+    """Expert 1 squares what it reads."""
+    y = torch.tensor([[1.0, 2.0]])
+    weight = torch.sigmoid(y[0, 1])
+
+    def squared(rows: Tensor, *weights: Tensor | None) -> Tensor:
+        return rows**2
+
+    experts = known(probabilities="sigmoid", sum_to_one=False, scale_input=True)
+    assert torch.allclose(run_experts(experts, y, squared), (weight * y) ** 2)
 
 
 def test_no_tokens_give_no_output():

@@ -247,7 +247,7 @@ def test_an_unknown_family_is_refused_with_the_known_ones():
         convert(model)
 
 
-@pytest.mark.parametrize(("name", "why"), [("llama4_text", "chunks"), ("mamba", "recurrent"), ("bert", "next token")])
+@pytest.mark.parametrize(("name", "why"), [("deepseek_v32", "picks"), ("mamba", "recurrent"), ("bert", "next token")])
 def test_a_family_that_does_not_fit_is_refused_with_the_reason(name, why):
     with pytest.raises(InputError, match=f"'{name}' are not supported: they|their .*{why}"):
         check_family(name)
@@ -257,7 +257,7 @@ def test_no_family_is_both_read_and_refused():
     assert not set(REFUSED) & set(FAMILIES)
 
 
-@pytest.mark.parametrize("kind", ["phi3-longrope", "ministral3", "gptj", "opt", "mpt", "bloom"])
+@pytest.mark.parametrize("kind", ["phi3-longrope", "ministral3", "llama4", "gptj", "opt", "mpt", "bloom"])
 def test_prompts_are_read_up_to_the_length_from_which_on_positions_are_computed_differently(kind):
     model, original = tiny_model(kind), tiny_hf(kind)
     limit = model.max_positions

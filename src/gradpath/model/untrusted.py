@@ -58,4 +58,6 @@ def auto_class(family: str) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     only_with_images = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() - auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    # The other class would read the text model of these alone, and find too many weights in the file.
+    only_with_images = {*only_with_images, "llama4"}
     return AutoModelForImageTextToText if family in only_with_images else AutoModelForCausalLM

@@ -51,7 +51,6 @@ class Family:
 _DO_NOT_FIT = {
     "their attention reads only the keys that another small network picks": "deepseek_v32 glm_moe_dsa",
     "their layers have two attentions and two MLPs each": "longcat_flash",
-    "their attention is limited to chunks, and their experts read what the router has scaled": "llama4 llama4_text",
     "they have recurrent layers, and the nodes of a circuit are attention heads and MLPs": """
         mamba mamba2 falcon_mamba falcon_h1 rwkv recurrent_gemma jamba bamba zamba zamba2
     """,
@@ -65,7 +64,7 @@ GUIDE = "docs/own-family.md"  # on the site, "Your own model family"
 
 MODULES = """
     gpt llama mistral gemma olmo phi opt stablelm starcoder2 granite alibi falcon cohere smollm3 glm mixture
-    gpt_oss deepseek
+    gpt_oss deepseek llama4
 """
 FAMILIES = Registry[Family]("model family", [f"{__name__}.{module}" for module in MODULES.split()])
 

@@ -55,20 +55,28 @@ class Checkpoint:
 
     def __init__(self, hf_model: Any) -> None:
         self.config, self.body = _Config(hf_model.config), hf_model.base_model
-        self.stem = hf_model.base_model_prefix  # the first part of the names of the body's weights
+        # The first part of the names of the body's weights, and the name of the unembedding.
+        self.stem = "" if self.body is hf_model else str(hf_model.base_model_prefix)
+        self.unembedding = "lm_head"
         self.family = str(self.config.model_type)
         self._configs = [self.config]
         self._weights: dict[str, Tensor] = hf_model.state_dict()
         self._weights_read: set[str] = set()
 
-    def enter(self, config: str, body: str, *, skip_config: Sequence[str], skip_modules: Sequence[str]) -> None:
+    def enter(
+        self, body: str, *, config: str | None = None, skip_config: Sequence[str] = (), skip_modules: Sequence[str] = ()
+    ) -> None:
         """Continue with a part of the model; the settings and modules to skip do not affect that part."""
         self.ignore(*skip_config)
-        self.config = _Config(getattr(self.config, config))
-        self._configs.append(self.config)
-        skipped = tuple(f"{self.stem}.{name}." for name in skip_modules)
+        if config is not None:
+            self.config = _Config(getattr(self.config, config))
+            self._configs.append(self.config)
+        above = f"{self.stem}." if self.stem else ""
+        skipped = tuple(f"{above}{name}." for name in skip_modules)
         self._weights_read |= {name for name in self._weights if name.startswith(skipped)}
-        self.body, self.stem = getattr(self.body, body), f"{self.stem}.{body}"
+        self.body, self.stem = getattr(self.body, body), f"{above}{body}"
+        if f"{self.stem}.lm_head.weight" in self._weights:
+            self.unembedding = f"{self.stem}.lm_head"
 
     def ignore(self, *names: str) -> None:
         """Accept any value of settings that this family does not use."""

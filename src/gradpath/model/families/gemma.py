@@ -55,8 +55,8 @@ def from_gemma3(source: Checkpoint) -> Transformer:
 @family("gemma3", "Gemma 3 4B, 12B, 27B: the part that reads text", supports=_GEMMA3, bos=True)
 def from_gemma3_with_images(source: Checkpoint) -> Transformer:
     source.enter(
-        "text_config",
         "language_model",
+        config="text_config",
         skip_config=["vision_config", "mm_tokens_per_image"],
         skip_modules=["vision_tower", "multi_modal_projector"],
     )

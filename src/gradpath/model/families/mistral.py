@@ -36,8 +36,8 @@ def from_ministral3(source: Checkpoint) -> Transformer:
 @family("mistral3", "Mistral Small 3.1 and later, Ministral 3: the part that reads text", supports="as its text model")
 def from_mistral3(source: Checkpoint) -> Transformer:
     source.enter(
-        "text_config",
         "language_model",
+        config="text_config",
         skip_config=["vision_config", "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size"],
         skip_modules=["vision_tower", "multi_modal_projector"],
     )
