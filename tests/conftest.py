@@ -49,12 +49,19 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
+# The tests in these folders and files call what the others check, through commands and pages. Checks would double their time.
+UNCHECKED = {"cli", "docs", "explanation", "formats", "grid", "hostile", "paper", "report", "runtime", "test_verdict"}
+
+
+@pytest.fixture(autouse=True)
+def _checks(request: pytest.FixtureRequest) -> None:
+    jaxtyping.config.update("jaxtyping_disable", bool({request.path.parent.name, request.path.stem} & UNCHECKED))
+
+
 @pytest.fixture
-def unchecked() -> Iterator[None]:
+def unchecked(_checks: None) -> None:
     """No checks of types and shapes, for tests of what users see who pass something else."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    jaxtyping.config.update("jaxtyping_disable", True)  # until the next test
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from covering import some
 
 from gradpath.circuit import load_circuit
 from gradpath.scores import load_scores
@@ -53,7 +54,10 @@ def test_find_keeps_scores_circuit_and_report(found):
     assert "<html" in (out / "report.html").read_text()
 
 
-@pytest.mark.parametrize(("how", "offered"), [(None, "saved"), ("balanced", "saved"), ("greedy", "greedy")])
+HOWS = [(None, "saved"), ("greedy", "greedy"), pytest.param("balanced", "saved", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("how", "offered"), HOWS)
 def test_the_page_shows_the_circuit_however_it_was_chosen(run, model_folder, tmp_path, how, offered):
     arguments = ["--model", model_folder, "--examples", 4, "--edges", 20, *(["--how", how] if how else [])]
     ran = run("find", *arguments, "--out", tmp_path, "--json")
@@ -112,7 +116,10 @@ def test_find_keeps_the_best_nodes_and_all_edges_among_them(run, model_folder, t
     assert "edges and nodes both set the size" in refused.error
 
 
-@pytest.mark.parametrize("method", ["relp", "atp-star", "eap-ig-activations", "exact", "nap"])
+KINDS = ["relp", "atp-star", "eap-ig-activations", "exact", "nap"]
+
+
+@pytest.mark.parametrize("method", some(KINDS, ["relp", "exact", "nap"]))
 def test_find_takes_every_kind_of_method_by_its_name(run, model_folder, method):
     more = ["-o", "edges=40"] if method == "exact" else []
     arguments = ["--model", model_folder, "--examples", 3, "--edges", 40, "--how", "top"]

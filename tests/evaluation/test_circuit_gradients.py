@@ -86,6 +86,7 @@ def test_edges_around_a_circuit_have_the_effects_that_taking_them_in_would_have_
     assert torch.allclose(others[said] / scale, gradients[:, further][said] / scale, rtol=0, atol=1e-10)
 
 
+@families()
 def test_a_circuit_without_edges_has_no_effects(model):
     values, effects = effects_of(model, model.graph.mask & False, 3)
     assert effects.shape == (3, 0)

@@ -41,6 +41,7 @@ def test_manual_needs_one_of_its_tasks(run, shaped, tmp_path):
     assert "of the tasks ioi and greater-than: ask for one" in ran.error
 
 
+@pytest.mark.slow
 def test_manual_compares_with_both_readings_of_a_circuit(run, shaped, tmp_path):
     asked = ("--tasks", "greater-than", "--examples", 2, "--methods", "eap", "--how", "top")
     ran = run("reproduce", "manual", "--model", shaped, *asked, "--out", tmp_path, "--json")

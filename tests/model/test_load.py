@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import BLOCKS, FAMILIES, some
 from safetensors.torch import load_file, save_file
-from small_models import TINY, VOCAB, Numbers, tiny_hf
+from small_models import VOCAB, Numbers, tiny_hf
 
 from gradpath.errors import InputError
 from gradpath.model.load import load_model
@@ -20,7 +21,7 @@ CONFORMANCE = Path(__file__).parent.parent / "data" / "conformance"
 IDS = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("kind", sorted(TINY))
+@pytest.mark.parametrize("kind", some(FAMILIES, BLOCKS))
 def test_a_folder_and_the_loaded_model_give_the_same_logits(kind, tmp_path):
     tiny_hf(kind).save_pretrained(tmp_path)
     expected = load_model(tiny_hf(kind)).logits(IDS)
