@@ -49,7 +49,7 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
-# The tests in these folders and files call what the others check, through commands and pages. Checks would double their time.
+# The tests in these folders and files call what the others check, through commands and pages.
 UNCHECKED = {"cli", "docs", "explanation", "formats", "grid", "hostile", "paper", "report", "runtime", "test_verdict"}
 
 
