@@ -182,13 +182,14 @@ def test_effects_are_those_of_patching_and_the_bound_finds_a_missing_edge():
     assert spoiled.bound_edge == edges[1]
 
 
-def test_the_bound_is_that_of_two_samples():
+def test_the_bound_is_that_of_welchs_test():
     member = torch.tensor([[True] * 10 + [False] * 30, ([True] + [False] * 3) * 10])
     values = torch.arange(40, dtype=torch.float64)
     first, second = upper_bounds(member, values).tolist()
     inside, outside = values[:10], values[10:]
-    pooled = ((inside.var() * 9 + outside.var() * 29) / 38 * (1 / 10 + 1 / 30)).sqrt()
-    assert first == pytest.approx(float(20 + 1.686 * pooled))
+    # By hand: an error of sqrt(3.5), with 37.87 degrees of freedom, whose quantile is 1.6861.
+    error = (inside.var() / 10 + outside.var() / 30).sqrt()
+    assert first == pytest.approx(float(20 + 1.6861 * error), abs=2e-4)
     assert second < first
 
 

@@ -44,7 +44,7 @@ class Effects:
         edges: A sample of the circuit's edges, the strongest first.
         measured: What the circuit loses without each of them.
         estimated: The same to first order, by gradients in the circuit; None if the metric has no gradient.
-        bound: What an edge outside of the circuit adds at most, with 95% confidence; None if there is none outside.
+        bound: By how much an edge outside changes the circuit at most, with 95% confidence; None if there is none.
         bound_edge: The edge that this bound is of.
         subsets: The number of random subsets behind the bound.
     """
@@ -77,7 +77,8 @@ class Effects:
             text += f"; gradients are off by {off:.3f} on average"
             text += "" if both is None else f" (correlation {both:.2f})"
         if self.bound is not None:
-            text += f"; another edge adds at most {self.bound:.3f} (95%, {self.subsets} random subsets)"
+            text += f"; no other edge changes it by more than {self.bound:.3f} (95% confidence, "
+            text += f"{self.subsets} random subsets)"
         return text
 
     def to_json(self) -> dict[str, Any]:
