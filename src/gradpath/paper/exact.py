@@ -192,9 +192,13 @@ Points = tuple[list[float], list[float]]  # estimated and exact scores
 def draw_exact(rows: Sequence[Row], points: Sequence[Points], model: str) -> Figure:
     """A panel for each row, a dot for each edge; on the dotted line the estimate is exact."""
     tasks, labels = list(grouped(rows, "task")), list(grouped(rows, "method"))
-    figure, axes = panels(len(tasks), len(labels), (3.3 * len(labels) + 0.6, 2.9 * len(tasks) + 0.8))
-    for ax, row, scores in zip(axes, rows, points, strict=True):
+    columns = len(labels) if len(tasks) > 1 else min(4, len(labels))
+    lines = -(-len(rows) // columns)
+    figure, axes = panels(lines, columns, (3.3 * columns + 0.6, 2.9 * lines + 0.8))
+    for ax, row, scores in zip(axes, rows, points, strict=False):
         _panel(ax, row, scores, colour(row["method"], labels))
+    for ax in axes[len(rows) :]:
+        ax.set_visible(False)
     edges = f"{rows[0]['edges']:,} of {rows[0]['edges_total']:,} edges"
     figure.suptitle(f"Scores against exact patching in {model} ({edges})", fontsize=12, color=INK)
     return figure
@@ -207,14 +211,16 @@ def _panel(ax: Axes, row: Row, points: Points, paint: str) -> None:
     for scale in (ax.set_xscale, ax.set_yscale):
         scale("symlog", linthresh=limit / 1000)
     ax.plot([-limit, limit], [-limit, limit], color=MUTED, linewidth=0.8, linestyle=":", label="equal")
-    ax.scatter(exact, estimated, s=5, color=paint, alpha=0.45, linewidths=0, label="one edge")
+    many = len(exact) > 2000  # as shapes, they would make a file of megabytes
+    ax.scatter(exact, estimated, s=5, color=paint, alpha=0.45, linewidths=0, label="one edge", rasterized=many)
     power = 10.0 ** exponent(limit)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_ticks([-power, -power / 100, 0.0, power / 100, power])
         axis.set_major_formatter(lambda x, _: f"{x:g}")
         axis.set_tick_params(labelsize=7)
     task = f"{task_title(row['task'])}, {row['examples']} examples"
-    title = f"{method_title(row['method'])}: {task}\nSpearman {row['spearman']:.2f}"
+    title = f"{method_title(row['method'])}: {task}\n"
+    title += f"Spearman {row['spearman']:.2f}, of sizes {row['spearman_size']:.2f}"
     ax.set_title(title, fontsize=8.5, color=INK)
     ax.set_xlabel("exact score (loss of the metric)", fontsize=8)
     ax.set_ylabel("estimated score", fontsize=8)
