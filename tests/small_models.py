@@ -441,6 +441,15 @@ TINY |= {
         hf.YoutuConfig,
         {**_LATENT, "q_lora_rank": None, "rope_interleave": False, "pad_token_id": None},
     ),
+    "llama-dynamic-rope": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {
+            **_TWO_GROUPED,
+            "max_position_embeddings": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
+        },
+    ),
     "llama4": (hf.Llama4ForCausalLM, hf.Llama4TextConfig, _LLAMA4),
     "llama4-with-images": (
         hf.Llama4ForConditionalGeneration,

@@ -90,7 +90,7 @@ def patched_at(model, task, masks, labels):
 
 
 @pytest.mark.parametrize(
-    ("model", "split", "n"), covering(FAMILIES, ["span", "token"], [20, 200], quick=BLOCKS), indirect=["model"]
+    ("model", "split", "n"), covering(FAMILIES, ["span", "token"], [20, 150], quick=BLOCKS), indirect=["model"]
 )
 def test_a_circuit_of_positions_is_patched_where_it_says(model, split, n):
     task, by = SPLITS[split]

@@ -197,8 +197,8 @@ def test_settings_that_do_not_affect_the_logits_are_accepted(kind, settings):
 def test_a_rope_type_that_is_not_implemented_is_refused_by_name(kind):
     model = copy.deepcopy(tiny_hf(kind))
     rotary = model.base_model.rotary_emb
-    rotary.rope_type = {"full_attention": "dynamic"} if kind == "gemma3" else "dynamic"
-    with pytest.raises(InputError, match="rope_type = 'dynamic'"):
+    rotary.rope_type = {"full_attention": "longrope"} if kind == "gemma3" else "longrope"
+    with pytest.raises(InputError, match="rope_type = 'longrope'"):
         convert(model)
 
 
@@ -257,7 +257,9 @@ def test_no_family_is_both_read_and_refused():
     assert not set(REFUSED) & set(FAMILIES)
 
 
-@pytest.mark.parametrize("kind", ["phi3-longrope", "ministral3", "llama4", "gptj", "opt", "mpt", "bloom"])
+@pytest.mark.parametrize(
+    "kind", ["phi3-longrope", "ministral3", "llama4", "llama-dynamic-rope", "gptj", "opt", "mpt", "bloom"]
+)
 def test_prompts_are_read_up_to_the_length_from_which_on_positions_are_computed_differently(kind):
     model, original = tiny_model(kind), tiny_hf(kind)
     limit = model.max_positions
@@ -270,12 +272,15 @@ def test_prompts_are_read_up_to_the_length_from_which_on_positions_are_computed_
         model.logits(torch.cat([ids, ids[:, :1]], 1))
 
 
-def test_a_longer_prompt_before_does_not_change_what_is_read_of_a_model():
-    """transformers replaces the frequencies of LongRoPE when it meets a long prompt."""
-    original = copy.deepcopy(tiny_hf("phi3-longrope"))
+@pytest.mark.parametrize("kind", ["phi3-longrope", "llama-dynamic-rope"])
+def test_a_longer_prompt_before_does_not_change_what_is_read_of_a_model(kind):
+    """transformers replaces the frequencies of LongRoPE, and of dynamic ones, when it meets a long prompt."""
+    original = copy.deepcopy(tiny_hf(kind))
+    before = original.base_model.rotary_emb.inv_freq.clone()
     with torch.no_grad():
         original(IDS.repeat(1, 2))
-    assert torch.equal(convert(original).logits(IDS), tiny_model("phi3-longrope").logits(IDS))
+    assert not torch.equal(original.base_model.rotary_emb.inv_freq, before)
+    assert torch.equal(convert(original).logits(IDS), tiny_model(kind).logits(IDS))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ those who have a family of their own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gradpath.errors import InputError
@@ -95,7 +95,10 @@ def convert(hf_model: Any) -> Transformer:
     check_family(source.family)
     model = FAMILIES[source.family].adapter(source)
     source.check_all_read()
-    return model
+    if source.max_tokens is None:
+        return model
+    limit = min(source.max_tokens, model.max_positions or source.max_tokens)
+    return replace(model, arch=replace(model.arch, max_tokens=limit))
 
 
 def registered() -> list[Family]:

@@ -17,8 +17,9 @@ from torch import Tensor
 from gradpath.errors import InputError
 from gradpath.model.architecture import ACTIVATIONS, Rotary
 
-# Rope types whose frequencies do not depend on the prompt, so that those of transformers can be used.
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+# Rope types whose frequencies do not depend on the prompt, so that those of transformers can be used. Those of
+# "dynamic" do, but only for prompts beyond the context that the model was made for.
+KNOWN_ROPE = ("default", "linear", "llama3", "yarn", "dynamic")
 # Settings from which transformers computes the frequencies, and the type of each layer.
 _ROPE = "rope_parameters rope_scaling rope_theta rope_local_base_freq partial_rotary_factor rotary_pct rotary_emb_base"
 _LAYER_TYPES = "layer_types use_sliding_window max_window_layers sliding_window_pattern"
@@ -58,6 +59,7 @@ class Checkpoint:
         # The first part of the names of the body's weights, and the name of the unembedding.
         self.stem = "" if self.body is hf_model else str(hf_model.base_model_prefix)
         self.unembedding = "lm_head"
+        self.max_tokens: int | None = None  # from which length on rotary frequencies change
         self.family = str(self.config.model_type)
         self._configs = [self.config]
         self._weights: dict[str, Tensor] = hf_model.state_dict()
@@ -100,11 +102,13 @@ class Checkpoint:
         """The name of the activation function, from the setting of that name."""
         return str(self.only(name, ACTIVATIONS))
 
-    def rotary(self, layer_type: str = "", *, known: Sequence[str] = STATIC_ROPE) -> Rotary:
+    def rotary(self, layer_type: str = "", *, known: Sequence[str] = KNOWN_ROPE) -> Rotary:
         """The rotation of queries and keys, or that of one type of layer, if its rope type is known."""
         self.ignore(*_ROPE.split())  # transformers has computed the frequencies from these
         module = self.body.rotary_emb
-        self.check("rope_type", module.rope_type[layer_type] if layer_type else module.rope_type, known)
+        kind = module.rope_type[layer_type] if layer_type else module.rope_type
+        if self.check("rope_type", kind, known) == "dynamic":
+            self.max_tokens = self.config.max_position_embeddings
         prefix = f"{layer_type}_" if layer_type else ""
         gain = float(getattr(module, f"{prefix}attention_scaling"))
         # Those from before any prompt: a long one may have changed the others.

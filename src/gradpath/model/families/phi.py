@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradpath.model.families import family
-from gradpath.model.families.checkpoint import STATIC_ROPE, Checkpoint
+from gradpath.model.families.checkpoint import KNOWN_ROPE, Checkpoint
 from gradpath.model.families.decoder import Names, read_architecture, read_layer, read_model
 from gradpath.model.transformer import Transformer
 
@@ -36,7 +36,7 @@ def from_phi(source: Checkpoint) -> Transformer:
 
 @family("phi3", "Phi-3 mini and medium, Phi-4", supports="sliding windows, LongRoPE up to the original context")
 def from_phi3(source: Checkpoint) -> Transformer:
-    arch, rotary = read_architecture(source), source.rotary(known=[*STATIC_ROPE, "longrope"])
+    arch, rotary = read_architecture(source), source.rotary(known=[*KNOWN_ROPE, "longrope"])
     source.ignore("original_max_position_embeddings")
     if source.body.rotary_emb.rope_type == "longrope":
         arch = replace(arch, max_tokens=source.config.rope_parameters["original_max_position_embeddings"])
