@@ -12,7 +12,7 @@ from gradpath.attribution.methods import Pair, Points
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import Scores
 from gradpath.selection import selection
-from gradpath.tasks import built_in_task, metric
+from gradpath.tasks import metric, named_task
 from gradpath.tasks.pairs import Candidates
 from gradpath.tasks.pairs import Pair as Prompts
 
@@ -47,7 +47,7 @@ def right_probability(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.softmax(-1).gather(1, labels[:, :1]).squeeze(1)
 
 
-@built_in_task(
+@named_task(
     "opposites",
     "Opposites: 'The opposite of hot is' -> cold",
     metric="logit-difference",

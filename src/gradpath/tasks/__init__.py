@@ -1,6 +1,6 @@
 """Tasks: pairs of clean and corrupted prompts, their answers, and the metric that judges them."""
 
-from gradpath.tasks.builtin import TASKS, built_in_task, describe_tasks
+from gradpath.tasks.builtin import TASKS, describe_tasks, named_task
 from gradpath.tasks.load import load_task
 from gradpath.tasks.metrics import (
     METRICS,
@@ -19,7 +19,6 @@ __all__ = [
     "Metric",
     "Pairs",
     "Task",
-    "built_in_task",
     "describe_tasks",
     "encode",
     "find_metric",
@@ -28,5 +27,6 @@ __all__ = [
     "load_task",
     "logit_difference",
     "metric",
+    "named_task",
     "probability_difference",
 ]

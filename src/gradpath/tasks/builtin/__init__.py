@@ -21,7 +21,7 @@ MakeCandidates = Callable[[str, Tokenizer], Candidates]
 
 
 @dataclass(frozen=True)
-class BuiltInTask:
+class NamedTask:
     """One row of ``gradpath ls tasks``, and the function that makes the pairs of the task."""
 
     name: str
@@ -34,7 +34,7 @@ class BuiltInTask:
     answers: tuple[str, str] | None = None  # what the right and the wrong answer are called where the prompt has them
 
 
-TASKS = Registry[BuiltInTask](
+TASKS = Registry[NamedTask](
     "task",
     [
         f"{__name__}.{module}"
@@ -57,8 +57,8 @@ PAPER_TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "gre
 FROM_FILE = {"arc-easy": "ARC-Easy", "arc-challenge": "ARC-Challenge"}
 
 
-def find_task(name: str) -> BuiltInTask:
-    """A built-in task; of one that needs a file, say which."""
+def find_task(name: str) -> NamedTask:
+    """A task by its name; of one that needs a file, say which."""
     if name in FROM_FILE:
         raise UsageError(
             f"{name} needs its questions as a file: save the rows of {FROM_FILE[name]} of the dataset allenai/ai2_arc "
@@ -67,7 +67,7 @@ def find_task(name: str) -> BuiltInTask:
     return TASKS.find(name)
 
 
-def built_in_task(
+def named_task(
     name: str,
     summary: str,
     *,
@@ -77,10 +77,10 @@ def built_in_task(
     reworded: bool = False,
     answers: tuple[str, str] | None = None,
 ) -> Callable[[MakeCandidates], MakeCandidates]:
-    """Register a function as a task that users can name, as a decorator (see ``BuiltInTask``)."""
+    """Register a function as a task that users can name, as a decorator (see ``NamedTask``)."""
 
     def register(candidates: MakeCandidates) -> MakeCandidates:
-        task = BuiltInTask(name, summary, metric, citation, changed, candidates, reworded, answers)
+        task = NamedTask(name, summary, metric, citation, changed, candidates, reworded, answers)
         TASKS.add(name, task, owner_of(candidates))
         return candidates
 

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from itertools import product
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, read_json, templates
+from gradpath.tasks.builtin import named_task, read_json, templates
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 _CITATION = "Mueller et al. 2025, MIB: A Mechanistic Interpretability Benchmark, arXiv:2504.13151"
 _NUMBERS = range(10, 100)
 
 
-@built_in_task(
+@named_task(
     "arithmetic-addition",
     "Sums of two numbers: 'The sum of 13 and 25 is ' -> 38",
     metric="logit-difference",
@@ -34,7 +34,7 @@ def addition(split: str, tokenizer: Tokenizer) -> Candidates:
     return _candidates("arithmetic-addition", split, lambda x, y: x + y)
 
 
-@built_in_task(
+@named_task(
     "arithmetic-subtraction",
     "Differences of two numbers: 'The difference between 48 and 25 is ' -> 23",
     metric="logit-difference",

@@ -14,11 +14,11 @@ import csv
 from itertools import permutations
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_text, templates
+from gradpath.tasks.builtin import half, named_task, read_text, templates
 from gradpath.tasks.pairs import Candidates, Pair
 
 
-@built_in_task(
+@named_task(
     "capital-country",
     "Countries of capitals: 'Kabul, the capital of' -> Afghanistan",
     metric="logit-difference",

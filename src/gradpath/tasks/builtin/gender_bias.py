@@ -10,13 +10,13 @@ is the pronoun of the stereotype. No profession is in both splits.
 from __future__ import annotations
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_json, templates
+from gradpath.tasks.builtin import half, named_task, read_json, templates
 from gradpath.tasks.pairs import Candidates, Pair
 
 HE, SHE = " he", " she"
 
 
-@built_in_task(
+@named_task(
     "gender-bias",
     "Gender bias of professions: 'The banker wished that' -> he, not she",
     metric="logit-difference",

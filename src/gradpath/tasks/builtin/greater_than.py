@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_json, templates
+from gradpath.tasks.builtin import half, named_task, read_json, templates
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 NO_BORDER = "the tokenizer does not split the year where the prompt ends"
@@ -44,7 +44,7 @@ class Year:
     problem: str = ""
 
 
-@built_in_task(
+@named_task(
     "greater-than",
     "Later years: 'The war lasted from the year 1752 to the year 17' -> 53 and above",
     metric="probability-difference",

@@ -12,11 +12,11 @@ from __future__ import annotations
 from itertools import permutations, product
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_json, templates
+from gradpath.tasks.builtin import half, named_task, read_json, templates
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 
-@built_in_task(
+@named_task(
     "hypernymy",
     "Kinds of things: ', gemstones and other' -> stones, jewels",
     metric="probability-difference",

@@ -11,11 +11,11 @@ and BABA). No name is in both splits.
 from __future__ import annotations
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_json, templates
+from gradpath.tasks.builtin import half, named_task, read_json, templates
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 
-@built_in_task(
+@named_task(
     "ioi",
     "Indirect object: 'When Amy and Laura ..., Laura gave it to' -> Amy",
     metric="logit-difference",

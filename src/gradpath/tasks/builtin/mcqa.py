@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_json, templates
+from gradpath.tasks.builtin import half, named_task, read_json, templates
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 FIRST = "ABCDEFGH"
@@ -27,7 +27,7 @@ def prompt(question: str, choices: Sequence[str], symbols: str) -> str:
     return "\n".join([f"Question: {question}", *lines, "Answer:"])
 
 
-@built_in_task(
+@named_task(
     "mcqa",
     "Multiple choice: 'A box is brown. What color is a box? A. gray B. brown ...' -> B",
     metric="logit-difference",

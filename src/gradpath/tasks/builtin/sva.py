@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import built_in_task, half, read_json, templates
+from gradpath.tasks.builtin import half, named_task, read_json, templates
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 
-@built_in_task(
+@named_task(
     "sva",
     "Subject-verb agreement: 'The song that the chef likes' -> is, not are",
     metric="probability-difference",
