@@ -1,4 +1,4 @@
-r"""Ablations: what an edge outside of the circuit carries instead of its node's write.
+r"""Ablations: what an edge outside the circuit carries instead of its node's write.
 
 ``corrupted`` is what the node writes on the corrupted prompt, x'_u, and differs from example to example. The
 others are the same for all examples, and replace x'_u everywhere::

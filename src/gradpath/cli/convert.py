@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command(name="convert")
 @click.argument("source", type=opt.FILE, metavar="IN")
 @click.argument("target", type=opt.FILE, metavar="OUT")
-@click.option("--to", metavar="FORMAT", help="The format of OUT (gradpath ls formats).  [by the name of OUT]")
+@click.option("--to", metavar="FORMAT", help="The format of OUT (gradpath ls formats).  [from the name of OUT]")
 @click.option("--scores", type=opt.FILE, metavar="FILE", help="Scores of all edges, to include in OUT.")
 @click.option("--edges", type=int, metavar="N", help="Select a circuit of N edges from the scores, and prune it.")
 @click.option("--how", help="How edges are selected (gradpath ls selections).  [top]")

@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """Measure circuits of many sizes, found by several methods on one task.
 
-    With --out, a run that was stopped continues where it was.
+    With --out, an interrupted run continues where it stopped.
 
     \b
     gradpath curve --model smollm2 --task ioi --methods eap,eap-ig,eap-gp --out out/ioi-curve

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--method", default=defaults.METHOD, show_default=True, help="How edges are scored (gradpath ls methods)."
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Points of the path.  [the method's own]")
+@click.option("--steps", type=click.IntRange(min=1), help="Number of points on the path.  [depends on the method]")
 @click.option(
     "-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the method or selection."
 )
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
     "--faithfulness",
     type=float,
     metavar="SHARE",
-    help="Share of the behaviour to keep: the smallest circuit that does so on the attributed examples.  "
+    help="Share of the behaviour to keep: select the smallest circuit that keeps it on the attributed examples.  "
     f"[{defaults.FAITHFULNESS}]",
 )
-@click.option("--edges", type=int, metavar="N", help="Number of edges of the circuit, instead.")
-@click.option("--sparsity", type=float, help="Share of edges to leave out, instead.")
-@click.option("--nodes", type=int, metavar="N", help="Number of heads and MLPs, with all edges among them.")
+@click.option("--edges", type=int, metavar="N", help="Number of edges, instead of --faithfulness.")
+@click.option("--sparsity", type=float, help="Share of edges to leave out, instead of --faithfulness.")
+@click.option("--nodes", type=int, metavar="N", help="Number of heads and MLPs, with all edges between them.")
 @click.option(
     "--how",
-    help=f"How edges are selected (gradpath ls selections).  [{defaults.SELECTION}; with --positions "
-    f"{defaults.RANKING}]",
+    help=f"How edges are selected (gradpath ls selections).  [{defaults.SELECTION}; "
+    f"{defaults.RANKING} with --positions]",
 )
 @click.option(
     "--positions",
     type=click.Choice(["span", "token"]),
-    help="Select edges at parts of the prompt, or at tokens.  [off]",
+    help="Score and select edges at each part of the prompt (span), or at each token.  [off]",
 )
 @opt.metric_option
-@opt.examples_option("Pairs to attribute, and as many others to measure on.")
+@opt.examples_option("Pairs to attribute; as many others are held out to measure on.")
 @click.option(
     "--split",
     type=click.Choice(["held-out", "same", "all"]),
     default="held-out",
     show_default=True,
-    help="Measure the circuit on other examples than were attributed, or on the same; all: attribute and measure all.",
+    help="Measure the circuit on held-out examples or on the attributed ones; all: use every example for both.",
 )
 @opt.ablation_option(defaults.ABLATION)
 @opt.data_option

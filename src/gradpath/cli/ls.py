@@ -86,7 +86,7 @@ LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
     "methods": ("How edges are scored, for --method.", _methods),
     "selections": ("How edges are selected, for --how.", _selections),
     "metrics": ("How the behaviour is measured, for --metric.", _metrics),
-    "ablations": ("What edges outside of a circuit carry, for --ablation.", _ablations),
+    "ablations": ("What edges outside the circuit carry, for --ablation.", _ablations),
     "experiments": ("Tables and figures, for reproduce.", _experiments),
     "formats": ("Files that convert reads and writes.", _formats),
 }

@@ -105,20 +105,24 @@ load_options = together(
         help="Spread the layers of a large model over all GPUs of the machine, or over those named.",
     ),
     click.option("--dtype", metavar="TYPE", help="float32, bfloat16 or float16.  [float32]"),
-    click.option("--bos/--no-bos", default=None, help="Put the BOS token in front of prompts.  [by family]"),
+    click.option("--bos/--no-bos", default=None, help="Prepend the BOS token to prompts.  [depends on the family]"),
     click.option("--trust-remote-code", is_flag=True, help="Let a hub model run its own code."),
 )
 
 task_option = click.option("--task", help="A built-in task (gradpath ls tasks).  [ioi, unless --data is given]")
 data_option = click.option("--data", type=FILE, metavar="FILE", help="Your own pairs (.csv, .jsonl).")
-seed_option = click.option("--seed", type=int, default=defaults.SEED, show_default=True, help="Chooses the examples.")
+seed_option = click.option(
+    "--seed", type=int, default=defaults.SEED, show_default=True, help="Seed for drawing the examples."
+)
 batch_options = together(
     click.option(
         "--batch-size",
         type=click.IntRange(min=1),
-        help="Examples in a batch, at most.  [by the length of the prompts and the memory]",
+        help="Maximum number of examples in a batch.  [depends on prompt length and free memory]",
     ),
-    click.option("--memory", metavar="SIZE", help="Memory to use, e.g. 8GB.  [the weights and half of what is free]"),
+    click.option(
+        "--memory", metavar="SIZE", help="Memory to use, e.g. 8GB.  [the weights, and half of the free memory]"
+    ),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 
@@ -155,7 +159,7 @@ plugin_option = click.option(
 
 def examples_option(about: str, *, data: bool = True) -> Decorator[Any]:
     """How many examples to use; with ``data`` the command takes the user's own, of which all are the default."""
-    default = f"  [{defaults.EXAMPLES}{'; of --data all' if data else ''}]"
+    default = f"  [{defaults.EXAMPLES}{'; all of --data' if data else ''}]"
     return click.option("--examples", type=click.IntRange(min=1), help=about + default)
 
 
@@ -165,14 +169,14 @@ def examples_or_default(examples: int | None, data: Path | None) -> int | None:
 
 
 def ablation_option(default: str | None) -> Decorator[Any]:
-    """What edges outside of a circuit carry."""
+    """What edges outside the circuit carry."""
     return click.option(
         "--ablation",
         metavar=f"[{'|'.join(defaults.ABLATIONS)}]",
         default=default,
         show_default=default is not None,
         callback=lambda _, option, name: _check_ablation(name),
-        help="What edges outside of a circuit carry." + ("" if default else "  [the circuit's own]"),
+        help="What edges outside the circuit carry." + ("" if default else "  [the circuit's own]"),
     )
 
 
@@ -204,7 +208,7 @@ def grid_options(*, methods: str, how: str, data: bool) -> Decorator[Any]:
             help="Sparsities of the paper (96.9 to 99.9%), or of the MIB benchmark with its CPR and CMD.",
         ),
         click.option("--how", metavar="A,B", help=f"Selections.  [{how}; with --grid mib top,signed]"),
-        examples_option("Pairs to attribute, and as many others to measure on.", data=data),
+        examples_option("Pairs to attribute; as many others are held out to measure on.", data=data),
         seed_option,
         batch_options,
     )

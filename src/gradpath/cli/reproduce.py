@@ -33,7 +33,7 @@ def _sample(text: str) -> int:
 
 @click.command(
     name="reproduce",
-    help=f"""Make a table or figure of the paper, on any model; a run that was stopped continues.
+    help=f"""Make a table or figure of the paper, on any model. An interrupted run continues where it stopped.
 
     \b
     {NAMES.replace(chr(10), chr(10) + "    ")}

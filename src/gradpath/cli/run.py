@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool) -> None:
     """Measure circuits for all combinations of models, tasks, methods, selections and sizes that a file lists.
 
-    A run that was stopped continues where it was. All mistakes in the file are listed at once.
+    An interrupted run continues where it stopped. All mistakes in the file are listed at once.
 
     \b
     gradpath run study.yaml --dry-run

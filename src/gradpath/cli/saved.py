@@ -34,7 +34,7 @@ def saved_options(examples: str) -> opt.Decorator[Any]:
             type=click.Choice(["train", "test", "all", "reworded"]),
             default="test",
             show_default=True,
-            help="Which examples: train are those that find attributes, reworded the words of test in other templates.",
+            help="train: examples that find attributes; test: held-out ones; reworded: as test, in other templates.",
         ),
         opt.ablation_option(None),
         opt.data_option,

@@ -19,7 +19,7 @@ from gradpath.runtime import distributed
 @click.command(name="test")
 @click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
 @click.option(
-    "--out", type=opt.FILE, metavar="PAGE.html", help="Write the report of the circuit, with the verdict at its top."
+    "--out", type=opt.FILE, metavar="PAGE.html", help="Write the report of the circuit, with the verdict at the top."
 )
 @saved_options("Examples to test on.")
 def command(

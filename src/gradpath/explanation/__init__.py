@@ -110,7 +110,7 @@ def explain(
         batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
         memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
         progress: Called with the number of examples of each finished batch.
-        ablation: What edges outside of the circuit carry; by default as the circuit was found.
+        ablation: What edges outside the circuit carry; by default as the circuit was found.
         mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
 
     Returns:

@@ -101,7 +101,7 @@ def measure(
         task: The examples.
         limits: How many examples may be run at once.
         progress: Called with the number of examples of each finished batch.
-        ablation: What edges outside of the circuit carry; by default as the circuit was found.
+        ablation: What edges outside the circuit carry; by default as the circuit was found.
         mean_over: The task whose clean prompts means are taken over; by default ``task`` itself.
 
     Returns:

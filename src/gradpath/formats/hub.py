@@ -34,7 +34,6 @@ from gradpath.scores import load_scores
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-SCHEME = "hf://"
 CIRCUIT = "circuit.json"
 MAIN = "main"
 MOST_FILES = 1000

@@ -1,9 +1,9 @@
 """A circuit as hooks of TransformerLens, to go on there.
 
 In a ``HookedTransformer`` every head reads the residual stream through hooks of its own, for q, k and v, and so does
-every MLP. A hook takes out of what its target v reads what edges outside of the circuit carry::
+every MLP. A hook takes out of what its target v reads what edges outside the circuit carry::
 
-    in_v = residual stream - sum over the edges u -> v outside of the circuit of (x_u - x'_u)
+    in_v = residual stream - sum over the edges u -> v outside the circuit of (x_u - x'_u)
 
 x_u is what u writes in this run, as hooks record it, x'_u what it writes on the corrupted prompts. This is the patched
 run of ``gradpath.evaluation``, so the logits are the same.
@@ -51,7 +51,7 @@ def circuit_hooks(hooked: Any, circuit: Circuit, corrupted: Tensor) -> Hooks:
         differences[hook.name] = value - x_corrupted[hook.name]
 
     def removed(targets: slice) -> Tensor:
-        """What edges outside of the circuit would carry to some targets, (target, batch, pos, d_model)."""
+        """What edges outside the circuit would carry to some targets, (target, batch, pos, d_model)."""
         known = [differences[name] for name in outputs if name in differences]
         parts = [x if x.ndim == 4 else x.unsqueeze(2) for x in known]  # the heads of a layer are in one tensor
         written = torch.cat(parts, 2)  # (batch, pos, source, d_model)

@@ -34,7 +34,7 @@ def measure_mib(
         batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
         memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
         progress: Called with the number of examples of each finished batch.
-        ablation: What edges outside of a circuit carry, as in ``evaluate``.
+        ablation: What edges outside the circuit carry, as in ``evaluate``.
         mean_over: The task whose clean prompts the means are taken over, as in ``evaluate``.
 
     Returns:

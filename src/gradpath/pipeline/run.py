@@ -73,24 +73,24 @@ def find(
         data: Your own pairs: a CSV or JSONL file, a Hugging Face dataset, or rows as dictionaries.
         method: The method (``gradpath ls methods``); by default ``eap-ig``.
         steps: The number of points of the method's path; by default the method's own.
-        faithfulness: The share of the behaviour to keep: the smallest circuit that does so on the attributed examples;
-            by default 0.85, if no other size is given.
-        edges: The number of edges of the circuit, instead.
-        sparsity: The share of edges to leave out, instead. With ``positions``, and for selections that are not nested,
-            it is the default: 0.975.
-        nodes: The number of heads and MLPs, instead: the circuit has all edges among them.
-        how: The selection (``gradpath ls selections``); by default ``refined``, with ``positions`` ``top``.
-        positions: ``span`` or ``token`` to select edges at parts of the prompt.
+        faithfulness: The share of the behaviour to keep: the smallest circuit is selected that keeps it on the
+            attributed examples; by default 0.85, if no other size is given.
+        edges: The number of edges, instead of ``faithfulness``.
+        sparsity: The share of edges to leave out, instead of ``faithfulness``. With ``positions``, and for selections
+            that are not nested, it is the default: 0.975.
+        nodes: The number of heads and MLPs, instead of ``faithfulness``: the circuit has all edges between them.
+        how: The selection (``gradpath ls selections``); by default ``refined``, or ``top`` with ``positions``.
+        positions: ``span`` or ``token`` to score and select edges at each part of the prompt or at each token.
         metric: The metric (``gradpath ls metrics``), ``FILE.py:function`` or a function; by default the task's own.
         examples: The number of examples to attribute, and to measure on; by default 100, or all of your own data, half
             to attribute and half to measure on.
-        split: ``held-out`` to measure on other examples than were attributed (the default), ``same`` to measure on the
-            attributed ones, or ``all`` to attribute and measure both halves.
-        ablation: What edges outside of the circuit carry: ``corrupted`` (the default), ``zero``, ``mean`` or
+        split: ``held-out`` to measure on held-out examples (the default), ``same`` to measure on those that were
+            attributed, or ``all`` to use every example for both.
+        ablation: What edges outside the circuit carry: ``corrupted`` (the default), ``zero``, ``mean`` or
             ``mean-positional``.
-        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
-        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
-        seed: Chooses the examples; by default 0.
+        batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the free memory.
+        seed: The seed for drawing the examples; by default 0.
         curve: Whether to measure circuits of other sizes, too, for the report.
         progress: Whether to show a progress bar.
         **options: Other options of the method.

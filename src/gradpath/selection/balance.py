@@ -51,7 +51,7 @@ WIDE = 4
 def balanced(
     model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()
 ) -> Orders:
-    """Of the n edges as many positive ones as make the circuit as strong, on average, as the model.
+    """n edges, with the share of positive ones at which the circuit is as strong, on average, as the model.
 
     One order for each size, by |score|; ``task`` holds the examples of the scores.
     """

@@ -208,7 +208,7 @@ def top(scores: Scores, n: int) -> Order:
 
 @selection("greedy")
 def greedy(scores: Scores, n: int) -> Order:
-    """The n edges that a search backwards from ``logits`` takes, always the largest |score| at the frontier.
+    """Search backwards from ``logits``: take the edge of largest |score| at the frontier, n times.
 
     Each target's sources are sorted once; the heap holds one edge per target, so n edges cost n pops.
     """
@@ -256,7 +256,7 @@ def signed(scores: Scores, n: int) -> Order:
 
 @selection("ratio")
 def ratio(scores: Scores, n: int, *, share: float = 0.6) -> Order:
-    """The n edges of largest |score| with 60% positive ones; ratio=0.7 for another share.
+    """The n edges of largest |score|, 60% of them positive; ratio=0.7 sets another share.
 
     The j-th positive edge comes at j / share and the j-th of the others at j / (1 - share), so every first n
     have that share, as far as there are edges of both kinds.
@@ -269,7 +269,7 @@ def ratio(scores: Scores, n: int, *, share: float = 0.6) -> Order:
 
 @selection("random", spans=True)
 def random(scores: Scores, n: int, *, seed: int = 0) -> Order:
-    """n edges drawn at random, whatever their scores: what a circuit has to be better than."""
+    """n edges drawn at random: the baseline that a circuit has to beat."""
     edges, _ = _candidates(scores)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     return edges[torch.randperm(len(edges), generator=generator, device="cpu")[:n]]

@@ -91,7 +91,7 @@ def _estimates(lab: Lab) -> Float[Tensor, " edge"]:
 
 
 def _bound(lab: Lab, task: Task) -> tuple[float | None, str | None]:
-    """What an edge outside of the circuit adds at most, in shares of the behaviour, and the edge with this bound."""
+    """What an edge outside the circuit adds at most, in shares of the behaviour, and the edge with this bound."""
     graph, own = lab.circuit.graph, lab.circuit.mask
     outside = (graph.mask & ~own).flatten().nonzero()[:, 0]
     if not len(outside):

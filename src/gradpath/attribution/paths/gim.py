@@ -29,7 +29,7 @@ def _rules(options: Options) -> Rules:
 
 @path("gim", at_clean=lambda _: True, rules=_rules)
 def gim(pair: Pair, *, temperature: float = 2.0, norm: bool = True, products: bool = True, gate: bool = True) -> Points:
-    """Gradient interaction modifications: at the clean prompt, with softer softmax slopes and divided products.
+    """Gradient interaction modifications: the gradient at the clean prompt, with a softer softmax and split products.
 
     ``temperature`` is that of the softmax in the backward pass; the other options are rules that can be switched
     off. Without any, and at temperature 1, it is EAP.

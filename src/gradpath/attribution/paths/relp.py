@@ -26,7 +26,7 @@ from gradpath.model.architecture import Rules
 def relp(
     pair: Pair, *, norm: bool = True, attention: bool = True, gate: bool = True, activation: bool = True
 ) -> Points:
-    """Relevance patching: at the clean prompt, with constant norms and patterns and secants for slopes.
+    """Relevance patching: the gradient at the clean prompt, with norms and patterns held fixed and secants for slopes.
 
     The options are the rules, each of which can be switched off; without any it is EAP.
     """
