@@ -125,7 +125,7 @@ class Method:
 METHODS = Registry[Method](
     "method",
     [
-        *(f"gradpath.attribution.paths.{module}" for module in ("line", "gradpath", "relp", "gim", "experimental")),
+        *(f"gradpath.attribution.paths.{module}" for module in ("line", "gradpath", "rules", "experimental")),
         *(f"gradpath.attribution.direct.{module}" for module in ("exact", "atp_star", "activations")),
     ],
 )
