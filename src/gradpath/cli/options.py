@@ -87,7 +87,7 @@ class ModelOptions:
 
 
 def recorded_model(about: Provenance) -> str | None:
-    """The model of scores or of a circuit; one outside of the working directory is where it was on this machine."""
+    """The model of scores or of a circuit; a model outside the working directory is looked for at its recorded path."""
     from gradpath.model.packaged import remembered_path
     from gradpath.runtime.files import ELSEWHERE
 

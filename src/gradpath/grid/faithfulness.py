@@ -61,7 +61,7 @@ SELECTION_TITLES = {
 }
 
 
-# Random circuits of the same sizes: what every curve is held against.
+# Random circuits of the same sizes: the baseline of every curve.
 RANDOM = tuple(f"random+seed={seed}" for seed in range(5))
 
 
