@@ -13,6 +13,7 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.circuit import circuit_by_names
+from gradpath.errors import InputError
 from gradpath.explanation import roles
 from gradpath.explanation.known_heads import SCORES, known_head_scores
 from gradpath.explanation.measure import measure
@@ -52,6 +53,15 @@ def test_a_model_with_too_few_positions_has_no_scores():
     model = tiny_model("gpt2")
     short = replace(model, positions=model.positions[:3])
     assert bool(known_head_scores(short, [1]).isnan().all())
+
+
+def test_a_circuit_without_edges_is_not_explained():
+    model = tiny_model("gpt2")
+    none = replace(
+        gp.select(gp.attribute(model, PAIRS, "eap"), 1, how="top"), index=torch.zeros(0, 2, dtype=torch.long)
+    )
+    with pytest.raises(InputError, match="a circuit without edges does nothing that could be explained"):
+        gp.explain(model, replace(none, scores=torch.zeros(0)), PAIRS)
 
 
 def test_a_name_mover_is_told_in_words():

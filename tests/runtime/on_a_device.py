@@ -8,8 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 from covering import some
+from launching import run_here
 from pretend_device import pretend_device
 from small_models import prompts, tiny_model
+from tiny_folder import save_tiny
 
 import gradpath as gp
 from gradpath.attribution.methods import METHODS
@@ -83,3 +85,37 @@ def test_attention_outputs_and_the_logit_lens_are_those_on_the_cpu(device):
     ids = torch.tensor([[5, 6, 7]])
     for look in (lambda m: m.attention(ids, "a1.h0"), lambda m: m.outputs(ids, "m1"), lambda m: m.logit_lens(ids)):
         assert torch.allclose(look(model.to(device)).cpu(), look(model), atol=1e-5)
+
+
+FEW = ["--examples", 4, "--steps", 2]
+GRID = ["--examples", 4, "--sparsities", 0.5, "--how", "top,refined"]
+# Of every command that runs a model; ``run`` does what ``curve`` does.
+COMMANDS = {
+    "find by position": ["find", *FEW, "--positions", "span", "--edges", 30],
+    "find by ACDC": ["find", *FEW, "--how", "acdc+threshold=0.05"],
+    "eval": ["eval", "CIRCUIT", "--examples", 4],
+    "explain": ["explain", "CIRCUIT", "--examples", 4],
+    "test": ["test", "CIRCUIT", "--examples", 10],
+    "curve": ["curve", "--methods", "eap-ig", *GRID],
+    "reproduce": ["reproduce", "faithfulness", "--tasks", "ioi", *GRID],
+    "check": ["check"],
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """A small model in a folder, and a circuit of it that was found on the device."""
+    folder, out = save_tiny(tmp_path_factory.mktemp("tiny")), tmp_path_factory.mktemp("found")
+    with pretend_device() as device:
+        ran = run_here("find", "--model", folder, "--device", device, *FEW, "--edges", 30, "--out", out)
+    assert ran.code == 0, ran.err
+    return folder, out / "circuit.json"
+
+
+@pytest.mark.parametrize("name", some(list(COMMANDS), ["eval", "explain"]))
+def test_commands_run_there(name, found, device, tmp_path):
+    folder, circuit = found
+    arguments = [circuit if x == "CIRCUIT" else x for x in COMMANDS[name]]
+    out = ["--out", tmp_path] if name in ("curve", "reproduce") else []
+    ran = run_here(*arguments, "--model", folder, "--device", device, *out)
+    assert ran.code == 0, ran.err

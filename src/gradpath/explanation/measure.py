@@ -31,6 +31,7 @@ from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Writes
 from gradpath.attribution.node_scores import NodeReads
 from gradpath.circuit import Circuit
+from gradpath.errors import InputError
 from gradpath.evaluation.evaluate import named_positions
 from gradpath.evaluation.patched_run import Prepared, run_nodes
 from gradpath.evaluation.plan import Plan, check_same_graph, plan_of
@@ -109,6 +110,8 @@ def measure(
     """
     check_same_graph(model, circuit)
     model.check_one_device("explaining a circuit")
+    if not len(circuit):
+        raise InputError("a circuit without edges does nothing that could be explained: find a larger one.")
     pairs = encode(task, model.tokenizer)
     parts, answers = parts_of(task, pairs, model.tokenizer), answers_of(task, pairs)
     graph, plan = model.graph, plan_of(model, circuit)
