@@ -103,3 +103,8 @@ def test_many_examples_are_run(benchmark, monkeypatch):
 @pytest.mark.slow
 def test_a_page_is_made_for_the_browser(benchmark):
     assert benchmark("page").report(30).chosen.edges == 30
+
+
+def test_choices_of_experts_are_compared(benchmark):
+    """Equal prompts would give 0, and routing that ignores its input, too."""
+    assert 0.1 < benchmark("routing").share_of_changes(tiny_model("mixtral")) < 0.5
