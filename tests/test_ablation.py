@@ -51,8 +51,8 @@ def test_evaluation_equals_the_plain_reference(model, name, share):
 
 @pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(ABLATIONS), quick=BLOCKS), indirect=["model"])
 def test_nodes_that_read_nothing_of_the_circuit_write_what_follows_from_the_ablation(model, name):
-    mask = model.graph.mask & False
-    for edge in ("a1.h0->logits", "a1.h2->m2", "m2->logits", "m0->logits"):
+    mask, head, last = model.graph.mask & False, model.graph.n_heads - 1, f"m{model.graph.n_layers - 1}"
+    for edge in ("a0.h0->logits", f"a0.h{head}->{last}", f"{last}->logits", "m0->logits"):
         mask[model.graph.index(edge)] = True
     result = evaluate(model, circuit_of(model.graph, mask), MIXED, ablation=name)
     expected = reference.patched_metric(model, MIXED, mask, ABLATIONS[name](model, MIXED))
