@@ -36,6 +36,11 @@ def test_a_true_circuit_passes(name, level):
     assert verdict.necessity.details["moved"] == pytest.approx(1, abs=1e-3)
     assert verdict.minimality.value == 1
     assert verdict.stability.passed is None
+    by_chance = verdict.sufficiency.details
+    assert f"(p = {max(by_chance['p'].values()):.3f})" in verdict.sufficiency.about
+    assert (f"{by_chance['no_path']} of these 40 have no path" in verdict.sufficiency.about) == (
+        by_chance["no_path"] > 0
+    )
     assert verdict.verdict == "passes all 4 tests"
 
 

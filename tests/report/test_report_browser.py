@@ -444,7 +444,7 @@ def test_the_verdict_is_above_the_circuit(visit: Visit, make: Maker, width: int,
     effects = Effects(["input->m0", "m0->logits"], [0.1, 0.9], [0.2, 0.8], 0.05, "input->logits", 40)
     report = replace(make.report(make.scores()), checks=CHECKS, effects=effects)
     page = visit.open(report, width=width, theme=theme)
-    assert "another edge adds at most 0.050" in page.inner_text("#effects")
+    assert "no other edge changes it by more than 0.050" in page.inner_text("#effects")
     assert page.locator("#effects circle").count() == 2
     assert page.inner_text("#verdict-said") == "Fails equivalence; passes 1 of 2 tests"
     assert page.locator(".testrow .sign").all_inner_texts() == ["passed", "failed", "not made", "no test"]

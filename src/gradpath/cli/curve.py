@@ -43,6 +43,7 @@ def command(
     \b
     gradpath curve --model smollm2 --task ioi --methods eap,eap-ig,eap-gp --out out/ioi-curve
     gradpath curve --task sva --methods eap-gp,eap-gp+stride=unit --sparsities 0.99,0.975 --json
+    gradpath curve --task ioi --how refined,acdc+among=0.1+threshold=0.01,0.03,0.1 --out out/acdc
     """
     opt.check_folder(out)
     from gradpath.grid import faithfulness
@@ -86,11 +87,15 @@ def _text(written: Written, out: Path | None) -> str:
     first = rows[0]
     lines = [f"{first['task']}: {examples_of(first)}"]
     for (method, how), group in grouped(rows, "method", "how").items():
-        lines += ["", f"{method}, {how}", f"{'sparsity':>10}{'edges':>10}{'kept':>10}  {'faithfulness [95%]':<22}error"]
+        own_size = "threshold" in group[0]
+        first_column = f"{'threshold':>10}" if own_size else ""
+        heading = f"{first_column}{'sparsity':>10}{'edges':>10}{'kept':>10}  {'faithfulness [95%]':<22}error"
+        lines += ["", f"{method}, {how}", heading]
         for row in group:
             low, high = (f"{100 * row[f'faithfulness_{end}']:.0f}" for end in ("low", "high"))
             share = f"{100 * row['faithfulness']:.1f}% [{low}, {high}]"
-            sizes = f"{row['sparsity']:>10.2%}{row['edges_asked']:>10,}{row['edges_kept']:>10,}"
+            sizes = f"{row['threshold']:>10g}" if own_size else ""
+            sizes += f"{row['sparsity']:>10.2%}{row['edges_asked']:>10,}{row['edges_kept']:>10,}"
             lines.append(f"{sizes}  {share:<22}{row['error']:.3f}")
         own = [row for row in areas if (row["method"], row["how"]) == (method, how)]
         lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in own]
@@ -106,6 +111,10 @@ def _text(written: Written, out: Path | None) -> str:
     return "\n".join([*lines, "", f"Wrote to {out}:", f"  {names}", f"Open {out / 'report.html'} in a browser."])
 
 
+def _size(row: dict[str, Any]) -> int:
+    return int(row["edges_asked"])
+
+
 def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
     """Write ``report.html``: all methods side by side, opened on the last circuit of the first of them."""
     from gradpath.evaluation.mib import Areas
@@ -113,15 +122,24 @@ def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
     from gradpath.grid.jobs import circuit_cell
     from gradpath.pipeline.found import READABLE
     from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
-    from gradpath.report.data import CHANCE, IN_PAGE, SAVED
+    from gradpath.report.data import CHANCE, IN_PAGE, SAVED, selected_by
     from gradpath.report.payload import LIMIT
+    from gradpath.selection import swept
 
     rows = outcome.rows
     task, how = rows[0]["task"], rows[0]["how"]
+    unsized = bench.request.hows[0] in bench.request.unsized
+    # Of circuits that are not parts of each other, the page shows one: the largest that a person can follow.
+    own = [row for row in rows if row["how"] == how and row["method"] == bench.request.methods[0].label]
+    readable = max((row for row in own if row["edges_asked"] <= READABLE), key=_size, default=min(own, key=_size))
+    shown_how = swept(bench.request.hows[0])[readable["threshold"]] if unsized else how
 
     def run_of(method: MethodSpec) -> MethodRun:
         scores = bench.scores(task, method)
         run = MethodRun(scores, points(method.label), name=method.label, areas=areas(method.label))
+        if unsized:
+            kept = bench.circuit(scores, shown_how)
+            return run if kept is None else replace(run, circuit=selected_by(kept, how))
         order = None if how in IN_PAGE else bench.order(scores, how)
         return run if order is None else replace(run, circuit=order[0], smallest=order[1])
 
@@ -136,7 +154,8 @@ def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
         low, high = cell["faithfulness_interval"]
         return CurvePoint(CHANCE, n, cell["edges_kept"], cell["faithfulness"], low, high, cell["error"])
 
-    chance = [random_point(how, n) for how in RANDOM for n in bench.sizes(task)]
+    sizes_of_random = [row["edges_asked"] for row in outcome.facts["random"]]
+    chance = [random_point(how, n) for how in RANDOM for n in sizes_of_random]
 
     def areas(label: str) -> dict[str, Areas]:
         names = [field.name for field in fields(Areas)]
@@ -145,15 +164,18 @@ def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
 
     runs = [run_of(method) for method in bench.request.methods]
     # A page of half of all edges would be large and would show nothing.
-    sizes = [row["edges_asked"] for row in rows if row["edges_asked"] <= LIMIT] or [LIMIT]
+    sizes = [row["edges_asked"] for row in rows if 0 < row["edges_asked"] <= LIMIT] or [LIMIT]
     shown = how if how in IN_PAGE else SAVED if runs[0].circuit is not None else "top"
     opens = max((n for n in sizes if n <= READABLE), default=min(sizes))
+    chosen = Chosen(edges=max(sizes), how=shown, opens=opens)
+    if unsized and shown == SAVED:
+        chosen = Chosen(edges=readable["edges_kept"], how=SAVED)
     report = Report(
         title=f"{task} in {bench.model.name}",
         model=bench.model.name,
         task=task,
         runs=runs,
-        chosen=Chosen(edges=max(sizes), how=shown, opens=opens),
+        chosen=chosen,
         examples=(),
         command=opt.command_line(),
         about={"examples measured": rows[0]["examples"], "seed": bench.request.seed},

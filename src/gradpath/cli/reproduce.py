@@ -75,6 +75,11 @@ def command(name: str, how: str | None, out: Path | None, as_json: bool, **given
 
     loading = opt.pick(opt.ModelOptions, given)
     request = request_of(how=opt.grid_selections(how, given["grid"], SELECTIONS), **given)
+    if request.unsized and name != "faithfulness":
+        raise UsageError(
+            f"{request.unsized[0]} decides itself how many edges it keeps, and {name} needs circuits of given sizes: "
+            "use it with curve or reproduce faithfulness."
+        )
     experiments = [
         find_experiment(one) for one in ([x for x in ABOUT if x not in OWN_MODELS] if name == "all" else [name])
     ]
@@ -100,7 +105,7 @@ def request_of(
     **given: Any,
 ) -> Request:
     """The request of a grid, from the texts that were typed."""
-    from gradpath.grid.request import Request, numbers, parse_methods, whole_numbers, words
+    from gradpath.grid.request import Request, numbers, parse_methods, parse_selections, whole_numbers, words
 
     limits = opt.limits_of(batch_size, memory)
     given["examples"] = opt.examples_or_default(given["examples"], given.get("data"))
@@ -109,7 +114,7 @@ def request_of(
     return Request(
         tasks=None if tasks is None else words(tasks),
         methods=parse_methods(methods),
-        hows=words(how),
+        hows=parse_selections(how),
         sparsities=None if sparsities is None else numbers(sparsities, "--sparsities"),
         batch_size=limits.batch_size,
         memory=limits.memory,

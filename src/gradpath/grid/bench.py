@@ -143,7 +143,11 @@ class Bench:
         train, limits = self.task(task, "train"), self.request.limits
         selection, _ = find_selection(how)
         if not (selection.measures and selection.nested):
-            return select_many(scores, counts, how=how, model=self.model, task=train, limits=limits)
+            circuits = select_many(scores, counts, how=how, model=self.model, task=train, limits=limits)
+            if not selection.sized:  # the report cannot compute these, either
+                for circuit in circuits:
+                    self.store.keep_order(_order_key(scores, circuit.provenance.how), circuit)
+            return circuits
         sizes: dict[str, Any] = {"smallest": min(counts), "largest": max(counts), "sizes": counts}
         order = nested_order(scores, how=how, **sizes, model=self.model, task=train, limits=limits)
         self.store.keep_order(_order_key(scores, how), _whole(order))
@@ -154,6 +158,10 @@ class Bench:
         order = self.store.order(_order_key(scores, how))
         smallest = 0 if order is None else order.provenance.selection.get("smallest")
         return (order, smallest) if order is not None and isinstance(smallest, int) else None
+
+    def circuit(self, scores: Scores, how: str) -> Circuit | None:
+        """A circuit of a selection that decides its size, as it was kept."""
+        return self.store.order(_order_key(scores, how))
 
     def sparsities(self, task: str) -> tuple[float, ...]:
         """The requested sparsities, or those of the grid; the paper's tables of larger models have their own."""

@@ -19,11 +19,12 @@ from gradpath.ablation import CORRUPTED
 from gradpath.evaluation import mib
 from gradpath.evaluation.bootstrap import Cell, Difference, distance_difference, error_difference
 from gradpath.grid.bench import Bench
-from gradpath.grid.jobs import CircuitJob, Job, circuit_cell
+from gradpath.grid.jobs import OWN, CircuitJob, Job, MatchedJob, circuit_cell
 from gradpath.grid.output import Outcome, Row, grouped, markdown, nfs, percent, signed, with_interval
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.runner import Experiment
 from gradpath.report.style import GREY, INK, LINES, MUTED, colour, marker, method_title, panels, task_title
+from gradpath.selection import find_selection, swept, with_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +59,7 @@ SELECTION_TITLES = {
     "stable": "of a stable sign",
     "exchanged": "refined, then edges exchanged",
     "learned": "learned as weights of edges",
+    "acdc": "ACDC, by threshold",
 }
 
 
@@ -71,16 +73,22 @@ def jobs(bench: Bench) -> list[Job]:
     jobs: list[Job] = []
     for task in request.task_names:
         jobs += [CircuitJob(task, (method,), request.hows, bench.sizes(task)) for method in request.methods]
-        jobs.append(CircuitJob(task, request.methods[:1], RANDOM, bench.sizes(task)))
+        jobs += random_jobs(task, request.methods, request.hows, bench.sizes(task))
     return jobs
+
+
+def random_jobs(task: str, methods: tuple[MethodSpec, ...], hows: Sequence[str], sizes: tuple[int, ...]) -> list[Job]:
+    """Random circuits of the given sizes, and of those that selections decided on, which are run before."""
+    unsized = tuple(how for how in hows if not find_selection(how)[0].sized)
+    jobs: list[Job] = [] if len(unsized) == len(hows) else [CircuitJob(task, methods[:1], RANDOM, sizes)]
+    return jobs + ([MatchedJob(task, methods, unsized, RANDOM)] if unsized else [])
 
 
 def random_rows(bench: Bench) -> list[Row]:
     """For every task and sparsity the faithfulness and error of random circuits: mean, worst and best."""
     rows = []
     for task in bench.request.task_names:
-        for sparsity in bench.sparsities(task):
-            n = bench.edges(sparsity)
+        for n, sparsity in _random_sizes(bench, task):
             cells = [circuit_cell(bench, task, bench.request.methods[0], how, n) for how in RANDOM]
             row: Row = {"task": task, "sparsity": sparsity, "edges_asked": n, "circuits": len(cells)}
             for name in ("faithfulness", "error"):
@@ -90,12 +98,23 @@ def random_rows(bench: Bench) -> list[Row]:
     return rows
 
 
+def _random_sizes(bench: Bench, task: str) -> list[tuple[int, float]]:
+    """The numbers of edges and the sparsities of random circuits: those asked for, then those that selections had."""
+    request = bench.request
+    sizes = [(bench.edges(sparsity), sparsity) for sparsity in bench.sparsities(task) if request.sized]
+    for how, method in product(request.unsized, request.methods):
+        own = [(row["edges_asked"], row["sparsity"]) for row in curve(bench, task, method, how)]
+        sizes += [size for size in dict.fromkeys(own) if size[0] and size not in sizes]
+    return sorted(sizes, key=lambda size: -size[1]) if request.unsized else sizes
+
+
 def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
     request = bench.request
     rows = [
-        circuit_row(bench, task, method, how, sparsity)
+        row
         for task in request.task_names
-        for how, method, sparsity in product(request.hows, request.methods, bench.sparsities(task))
+        for how, method in product(request.hows, request.methods)
+        for row in curve(bench, task, method, how)
     ]
     areas, random, prices = _areas(bench) if request.measures_mib else [], random_rows(bench), price_rows(bench)
     random_areas = _random_areas(bench) if areas else []
@@ -107,10 +126,12 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         )
     if bench.paper is not None:
         notes.append(f"Paper: {bench.paper.source}; it does not say how its edges were selected.")
+    # Only circuits of the same sizes can be averaged and compared.
+    alike = [row for row in rows if "threshold" not in row]
     parts = [
-        _methods_table(rows, areas, prices),
+        _methods_table(alike, areas, prices),
         _areas_table(areas, random_areas) if areas else None,
-        _means_table(rows),
+        _means_table(alike) if alike else None,
         _random_table(random),
         comparison(bench),
     ]
@@ -126,6 +147,17 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
     )
 
 
+def curve(bench: Bench, task: str, method: MethodSpec, how: str) -> list[Row]:
+    """The circuits of a method and selection: one for each sparsity, or for each of the selection's own thresholds."""
+    if find_selection(how)[0].sized:
+        return [circuit_row(bench, task, method, how, sparsity) for sparsity in bench.sparsities(task)]
+    rows, total = [], bench.model.graph.n_edges
+    for value, one in swept(how).items():
+        row = measured_row(bench, task, method, one, OWN, {"sparsity": 0.0, "threshold": value})
+        rows.append({**row, "how": with_values(how, ()), "sparsity": round(1 - row["edges_asked"] / total, 6)})
+    return sorted(rows, key=lambda row: -row["sparsity"])
+
+
 def circuit_row(bench: Bench, task: str, method: MethodSpec, how: str, sparsity: float) -> Row:
     """One measured circuit of a sparsity, with the paper's number if there is one."""
     row = measured_row(bench, task, method, how, bench.edges(sparsity), {"sparsity": sparsity})
@@ -134,7 +166,7 @@ def circuit_row(bench: Bench, task: str, method: MethodSpec, how: str, sparsity:
 
 
 def measured_row(
-    bench: Bench, task: str, method: MethodSpec, how: str, n: int, size: Mapping[str, float] = MappingProxyType({})
+    bench: Bench, task: str, method: MethodSpec, how: str, n: int, size: Mapping[str, Any] = MappingProxyType({})
 ) -> Row:
     """One measured circuit of n edges; ``size`` are columns that say how its size was given."""
     cell = circuit_cell(bench, task, method, how, n)
@@ -239,7 +271,7 @@ def price_rows(bench: Bench) -> list[Row]:
 
 def _methods_table(rows: Sequence[Row], areas: Sequence[Row], prices: Sequence[Row]) -> str | None:
     """One line per method and selection: means over tasks and sparsities, and the price of the scores."""
-    if len({(row["method"], row["how"]) for row in rows}) == 1:
+    if len({(row["method"], row["how"]) for row in rows}) <= 1:
         return None
     price, lines = {row["method"]: row for row in prices}, []
     cmd = grouped(areas, "method", "how")
@@ -290,12 +322,13 @@ def _task_section(rows: Sequence[Row]) -> str:
     first = rows[0]
     head = f"## {task_title(first['task'])}, {first['how']}\n\n{examples_of(first)}.\n\n"
     labels = {label: any("paper" in row for row in group) for label, group in grouped(rows, "method").items()}
-    headings = ["sparsity", "edges asked"]
+    size = "threshold" if "threshold" in first else "sparsity"
+    headings = [size] if size == "threshold" else [size, "edges asked"]
     for label, has_paper in labels.items():
         headings += [f"{label} NFS [95%]", "error", "edges"] + (["paper", "difference"] if has_paper else [])
     lines = []
-    for sparsity, group in grouped(rows, "sparsity").items():
-        line = [f"{100 * sparsity:.4g}%", f"{group[0]['edges_asked']:,}"]
+    for value, group in grouped(rows, size).items():
+        line = [f"{value:g}"] if size == "threshold" else [f"{100 * value:.4g}%", f"{group[0]['edges_asked']:,}"]
         for row in {row["method"]: row for row in group}.values():
             line += [nfs(row), f"{row['error']:.3f}", f"{row['edges_kept']:,}"]
             line += [percent(row.get("paper")), signed(row.get("difference"))] if labels[row["method"]] else []
@@ -308,12 +341,12 @@ def comparison(bench: Bench) -> str | None:
 
     Without EAP-IG the first method takes its place. None if there is nothing to compare.
     """
-    request = bench.request
-    pairs = [(method, how) for how, method in product(request.hows, request.methods)]
-    pairs.sort(key=lambda pair: (pair[1] != request.hows[0], pair[0].label != "eap-ig"))
-    if len(pairs) == 1:
+    request, hows = bench.request, bench.request.sized
+    pairs = [(method, how) for how, method in product(hows, request.methods)]
+    pairs.sort(key=lambda pair: (pair[1] != hows[0], pair[0].label != "eap-ig"))
+    if len(pairs) <= 1:
         return None
-    first, *others = [method.label if len(request.hows) == 1 else f"{method.label}, {how}" for method, how in pairs]
+    first, *others = [method.label if len(hows) == 1 else f"{method.label}, {how}" for method, how in pairs]
     reading = (
         f"Means over sparsities minus those of {first}, on the same examples, with the 95% bootstrap interval of "
         "the difference. Below zero is better; bold where the interval excludes zero."

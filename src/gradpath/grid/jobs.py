@@ -6,7 +6,7 @@ over one example; the bar shows them and estimates the remaining time from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from gradpath.evaluation.result import Result
 from gradpath.grid.bench import Bench, timed
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.store import Key, digest
-from gradpath.selection import SELECTING, find_selection
+from gradpath.selection import find_selection, selecting_passes, swept, with_values
 from gradpath.sweep import Progress
 
 # Circuits measured together, after one set-up. With so many the set-up costs little, and a killed run loses few.
@@ -26,6 +26,7 @@ TOGETHER = 64
 Advance = Callable[[float], None]
 Planned = set[str]  # digests of the keys that earlier jobs are going to store
 CircuitSpec = tuple[MethodSpec, str, int]  # the method of its scores, its selection, its number of edges
+OWN = 0  # in place of a number of edges: the selection decides, and gives a circuit for each threshold
 
 
 class Watch(Protocol):
@@ -132,7 +133,7 @@ class CircuitJob:
     def groups(self, bench: Bench) -> list[tuple[list[CircuitSpec], list[CircuitSpec]]]:
         """The circuits that are measured together, and those of them that are missing."""
         counts = dict.fromkeys(self.counts)
-        specs = [(method, how, n) for method in self.methods for how in self.hows for n in counts]
+        specs = [(method, one, n) for method in self.methods for how in self.hows for one, n in points(how, counts)]
         groups = [specs[at : at + TOGETHER] for at in range(0, len(specs), TOGETHER)]
         cell = bench.store.cell
         return [(group, [x for x in group if cell(circuit_key(bench, self.task, *x)) is None]) for group in groups]
@@ -142,7 +143,8 @@ class CircuitJob:
         for _, missing in self.groups(bench):
             new = [spec for spec in missing if _plan(circuit_key(bench, self.task, *spec), planned)]
             cost += sum(ScoreJob(self.task, method).remaining(bench, planned) for method in _methods_of(new))
-            cost += len(bench.task(self.task, "train")) * _selecting_cost(new)
+            train = len(bench.task(self.task, "train"))
+            cost += train * _selecting_cost(new, train, bench.model.graph.n_edges)
             cost += len(bench.task(self.task, "test")) * _cost(new)
         return cost
 
@@ -158,8 +160,10 @@ class CircuitJob:
         for method in _methods_of(missing):
             scores = bench.scores(self.task, method, scaled(advance, method.cost(bench.model)))
             for how in self.hows:
-                if specs := [spec for spec in missing if spec[:2] == (method, how)]:
-                    selected = bench.circuits(scores, self.task, how, [n for _, _, n in specs])
+                own = {one for one, _ in points(how, self.counts)}
+                if specs := [spec for spec in missing if spec[0] == method and spec[1] in own]:
+                    counts = [n for _, _, n in specs if n != OWN]
+                    selected = bench.circuits(scores, self.task, how if counts else joined(specs), counts)
                     circuits |= zip(specs, selected, strict=True)
             del scores  # before those of the next method
         empty = Circuit(
@@ -180,13 +184,58 @@ class CircuitJob:
                 bench.store.keep_cell(circuit_key(bench, self.task, *spec), measured(result))
 
 
+@dataclass(frozen=True)
+class MatchedJob:
+    """Random circuits as large as those of selections that decide themselves how many edges they keep."""
+
+    task: str
+    methods: tuple[MethodSpec, ...]
+    hows: tuple[str, ...]
+    random: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.task}: random circuits"
+
+    def _sizes(self, bench: Bench) -> list[int | None]:
+        """The number of edges of each circuit that is to be matched; None if it is not known yet."""
+        specs = [(method, *point) for method in self.methods for how in self.hows for point in points(how, ())]
+        cells = [bench.store.cell(circuit_key(bench, self.task, *spec)) for spec in specs]
+        return [None if cell is None else int(cell["edges_asked"]) for cell in cells]
+
+    def _job(self, bench: Bench) -> CircuitJob:
+        sizes = tuple(dict.fromkeys(n for n in self._sizes(bench) if n))
+        return CircuitJob(self.task, self.methods[:1], self.random, sizes)
+
+    def remaining(self, bench: Bench, planned: Planned) -> float:
+        unknown = sum(n is None for n in self._sizes(bench))
+        later = unknown * len(self.random) * CIRCUIT * len(bench.task(self.task, "test"))
+        return later + self._job(bench).remaining(bench, planned)
+
+    def run(self, bench: Bench, advance: Advance) -> None:
+        self._job(bench).run(bench, advance)
+
+
 def _methods_of(specs: Sequence[CircuitSpec]) -> list[MethodSpec]:
     return list(dict.fromkeys(method for method, _, _ in specs))
 
 
-def _selecting_cost(specs: Sequence[CircuitSpec]) -> float:
+def points(how: str, counts: Iterable[int]) -> list[tuple[str, int]]:
+    """The circuits of a selection: one for each number of edges, or for each of its own thresholds."""
+    if find_selection(how)[0].sized:
+        return [(how, n) for n in counts]
+    return [(one, OWN) for one in swept(how).values()]
+
+
+def joined(specs: Sequence[CircuitSpec]) -> str:
+    """The selection that gives all of these circuits, which differ in their threshold alone, at once."""
+    values = [value for _, how, _ in specs for value in swept(how) if value is not None]
+    return with_values(specs[0][1], values)
+
+
+def _selecting_cost(specs: Sequence[CircuitSpec], examples: int, edges: int) -> float:
     """Passes over one example of the selections that run circuits."""
-    return SELECTING * len({(method, how) for method, how, _ in specs if find_selection(how)[0].measures})
+    return sum(selecting_passes(how, examples, edges) for _, how in {spec[:2] for spec in specs})
 
 
 def _cost(specs: Sequence[CircuitSpec]) -> float:

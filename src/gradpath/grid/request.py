@@ -6,6 +6,7 @@ A method with its options is one word of the command line (``MethodSpec``): ``ea
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,21 @@ GRIDS = {
 def words(text: str) -> tuple[str, ...]:
     """The words of a list with commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def parse_selections(text: str) -> tuple[str, ...]:
+    """Selections separated by commas. A number belongs to the word before it: thresholds have commas, too.
+
+    >>> parse_selections("top, acdc+threshold=0.01,0.1")
+    ('top', 'acdc+threshold=0.01,0.1')
+    """
+    selections = list[str]()
+    for word in words(text):
+        if selections and "=" in selections[-1] and re.fullmatch(r"[-+.\deE]+", word):
+            selections[-1] += f",{word}"
+        else:
+            selections.append(word)
+    return tuple(selections)
 
 
 @dataclass(frozen=True)
@@ -128,6 +144,16 @@ class Request:
         return Limits(self.batch_size, self.memory)
 
     @property
+    def sized(self) -> tuple[str, ...]:
+        """The selections that select as many edges as are asked for."""
+        return tuple(how for how in self.hows if find_selection(how)[0].sized)
+
+    @property
+    def unsized(self) -> tuple[str, ...]:
+        """The selections that decide themselves how many edges they keep, such as ``acdc``."""
+        return tuple(how for how in self.hows if not find_selection(how)[0].sized)
+
+    @property
     def measures_mib(self) -> bool:
         """Whether the circuits have the sizes that MIB's areas are computed from."""
         return self.grid == "mib" and self.sparsities is None
@@ -137,9 +163,11 @@ class Request:
             check_task(None if name == CUSTOM and self.data is not None else name, self.data)
         if self.metric is not None:
             find_metric(self.metric)
-        for how in self.hows:
-            if not find_selection(how)[0].sized:
-                raise UsageError(f"{how} decides itself how many edges it keeps, so it has no curve over sizes.")
+        for how in self.unsized:
+            if self.measures_mib:
+                raise UsageError(f"{how} decides itself how many edges it keeps, and MIB's areas are over given sizes.")
+            if self.sparsities is not None and not self.sized:
+                raise UsageError(f"{how} decides itself how many edges it keeps: leave the sparsities out.")
         ABLATIONS.find(self.ablation)
         if self.grid not in GRIDS:
             raise unknown("grid of sparsities", self.grid, GRIDS)

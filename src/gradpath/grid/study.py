@@ -3,7 +3,7 @@
     models: [smollm2, gemma3-270m]
     tasks: [ioi, sva, pairs.csv]          # a file of your own pairs is a task, too
     methods: [eap-ig, eap-gp+stride=unit]
-    selections: [top, refined]
+    selections: [top, refined]            # or "acdc+threshold=0.01,0.1", which has its own sizes
     sizes: [500, 0.975]                   # a number of edges, or a sparsity
     examples: 50
     seeds: [0, 1]
@@ -15,7 +15,7 @@ the file. It is YAML without references and without objects, and all mistakes in
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +27,8 @@ from gradpath.ablation import ABLATIONS
 from gradpath.errors import GradpathError, InputError, UsageError, reason, unknown, whole_number
 from gradpath.graph import Graph
 from gradpath.grid.bench import Bench
-from gradpath.grid.faithfulness import RANDOM
-from gradpath.grid.jobs import CircuitJob, Job
+from gradpath.grid.faithfulness import random_jobs
+from gradpath.grid.jobs import CircuitJob, Job, points
 from gradpath.grid.request import CUSTOM, MethodSpec, Request, parse_methods
 from gradpath.grid.store import Store
 from gradpath.limits import parse_bytes
@@ -82,11 +82,15 @@ class Study:
     @property
     def n_cells(self) -> int:
         """The number of circuits, random ones not counted."""
-        parts = (self.models, (*self.tasks, *self.data), self.methods, self.selections, self.sizes, self.seeds)
         count = 1
-        for part in parts:
+        for part in (self.models, (*self.tasks, *self.data), self.methods, self.seeds):
             count *= len(part)
-        return count
+        return count * self.circuits_of(range(1, 1 + len(self.sizes)))
+
+    def circuits_of(self, counts: Iterable[int]) -> int:
+        """The number of circuits of one method on one task: of all sizes, or of all thresholds."""
+        sizes = list(counts)
+        return sum(len(points(how, sizes)) for how in self.selections)
 
     def counts(self, graph: Graph) -> dict[int | float, int]:
         """The number of edges that each size stands for in a model; sizes that it does not have are left out."""
@@ -107,9 +111,9 @@ class Study:
     def jobs(self, bench: Bench) -> list[Job]:
         """A job per task and method, and one per task for random circuits of the same sizes."""
         counts, jobs = tuple(dict.fromkeys(self.counts(bench.model.graph).values())), list[Job]()
-        for task in bench.request.task_names if counts else ():
+        for task in bench.request.task_names if self.circuits_of(counts) else ():
             jobs += [CircuitJob(task, (method,), self.selections, counts) for method in self.methods]
-            jobs.append(CircuitJob(task, self.methods[:1], RANDOM, counts))
+            jobs += random_jobs(task, self.methods, self.selections, counts)
         return jobs
 
 
@@ -285,8 +289,9 @@ def _task(folder: Path, name: str) -> str | Path:
 
 
 def _selection(how: Any) -> str:
-    if not find_selection(_text(how))[0].sized:
-        raise UsageError(f"{how} decides itself how many edges it keeps, so it cannot be measured at several sizes.")
+    if isinstance(how, float):
+        raise UsageError(f"several thresholds need quotes, as in 'acdc+threshold=0.01,0.1': got {how}.")
+    find_selection(_text(how))
     return _text(how)
 
 

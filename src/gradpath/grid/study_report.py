@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradpath.grid.bench import Bench
-from gradpath.grid.faithfulness import RANDOM, READING, draw_curves, examples_of, measured_row
+from gradpath.grid.faithfulness import RANDOM, READING, curve, draw_curves, examples_of, measured_row
 from gradpath.grid.jobs import Watch, run_jobs
 from gradpath.grid.output import Outcome, Row, grouped, markdown, nfs, percent
 from gradpath.grid.runner import Note, Written, environment, write_outcome
@@ -23,6 +23,7 @@ from gradpath.grid.study import Study, model_label
 from gradpath.report.style import task_title
 from gradpath.runtime import distributed
 from gradpath.runtime.files import write_atomically
+from gradpath.selection import find_selection
 from gradpath.tasks import encode
 
 if TYPE_CHECKING:
@@ -80,20 +81,29 @@ def run_study(
 
 def _rows(study: Study, bench: Bench, model: str) -> list[Row]:
     """One row per circuit of a bench."""
+    sizes = study.counts(bench.model.graph).values()
     return [
-        _row(bench, model, task, measured_row(bench, task, method, how, n))
+        _row(bench, model, task, row)
         for task in bench.request.task_names
         for method in study.methods
         for how in study.selections
-        for n in study.counts(bench.model.graph).values()
+        for row in (
+            [measured_row(bench, task, method, how, n) for n in sizes]
+            if find_selection(how)[0].sized
+            else curve(bench, task, method, how)
+        )
     ]
 
 
 def _random_rows(study: Study, bench: Bench, model: str) -> list[Row]:
     """For every task and size the faithfulness and error of random circuits: mean, worst and best."""
     rows = []
+    sizes = study.counts(bench.model.graph).values() if bench.request.sized else ()
     for task in bench.request.task_names:
-        for n in study.counts(bench.model.graph).values():
+        own = [
+            row for how in bench.request.unsized for method in study.methods for row in curve(bench, task, method, how)
+        ]
+        for n in dict.fromkeys([*sizes, *(row["edges_asked"] for row in own if row["edges_asked"])]):
             cells = [measured_row(bench, task, study.methods[0], how, n) for how in RANDOM]
             row = _row(bench, model, task, cells[0])
             for name in ("faithfulness", "error"):
@@ -112,8 +122,12 @@ def _row(bench: Bench, model: str, task: str, row: Row) -> Row:
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
     """One row for circuits that differ in their seed alone: means, and the outermost ends of their intervals."""
     merged = []
-    for group in grouped(rows, "model", "task", "method", "how", "edges_asked").values():
-        row = dict(group[0])
+    keyed = [{**row, "size": row.get("threshold") or row["edges_asked"]} for row in rows]
+    for group in grouped(keyed, "model", "task", "method", "how", "size").values():
+        row = {name: value for name, value in group[0].items() if name != "size"}
+        if "threshold" in row:  # whose circuits have another size for every seed
+            row |= {name: round(sum(one[name] for one in group) / len(group)) for name in ("edges_asked", "edges_kept")}
+            row["sparsity"] = sum(float(one["sparsity"]) for one in group) / len(group)
         for name in ("faithfulness", "error"):
             row[name] = sum(float(one[name]) for one in group) / len(group)
             row[f"{name}_low"] = min(float(one[f"{name}_low"]) for one in group)
@@ -148,10 +162,18 @@ class _Table:
 def study_outcome(study: Study, rows: list[Row], random: list[Row]) -> Outcome:
     """The report on measured rows."""
     shown, chance = over_seeds(rows), over_seeds(random)
-    tables = [_means(shown, chance)] if shown else []
+    # Circuits of thresholds have sizes of their own, and random circuits as many.
+    alike = [row for row in shown if "threshold" not in row]
+    sizes = {row["edges_asked"] for row in alike}
+    beside = [row for row in chance if row["edges_asked"] in sizes]
+    tables = [_means(alike, beside)] if alike else []
     tables += [
-        _sizes(group, [row for row in chance if (row["model"], row["task"]) == key])
-        for key, group in grouped(shown, "model", "task").items()
+        _sizes(group, [row for row in beside if (row["model"], row["task"]) == key])
+        for key, group in grouped(alike, "model", "task").items()
+    ]
+    tables += [
+        _thresholds(group, [row for row in chance if (row["model"], row["task"]) == key[:2]])
+        for key, group in grouped([row for row in shown if "threshold" in row], "model", "task", "how").items()
     ]
     notes = [READING, *([SEEDS] if len(study.seeds) > 1 else [])]
     return Outcome(
@@ -201,6 +223,22 @@ def _sizes(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
     title = f"{task_title(rows[0]['task'])} in {rows[0]['model']}"
     text = f"{examples_of(rows[0])}. NFS in percent [95%] / error."
     return _Table(title, text, ["method, selection", *(f"{n:,} edges" for n in sizes)], lines)
+
+
+def _thresholds(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
+    """The circuits of one model, task and selection without sizes: a line per method and threshold."""
+    lines = []
+    for row in rows:
+        near = min(random, key=lambda one: abs(one["edges_asked"] - row["edges_asked"]), default=None)
+        chance = "" if near is None or not row["edges_asked"] else _pair(near["faithfulness"], near["error"])
+        line = [row["method"], f"{row['threshold']:g}", f"{row['edges_asked']:,}", f"{row['edges_kept']:,}"]
+        lines.append([*line, nfs(row), f"{row['error']:.3f}", chance])
+    title = f"{task_title(rows[0]['task'])} in {rows[0]['model']}, {rows[0]['how']}"
+    text = (
+        f"{examples_of(rows[0])}. One circuit for each threshold. NFS in percent [95%]; random circuits: NFS / error."
+    )
+    headings = ["method", "threshold", "edges", "after pruning", "NFS [95%]", "error", "random, as large"]
+    return _Table(title, text, headings, lines)
 
 
 def _figure(study: Study, rows: Sequence[Row], random: Sequence[Row]) -> Any:
@@ -267,7 +305,7 @@ def estimate(study: Study, out: Path, load: LoadModel) -> list[Estimate]:
             planned: set[str] = set()
             passes += sum(job.remaining(bench, planned) for job in study.jobs(bench))
         tasks = sum(len(bench.request.task_names) for bench in benches)
-        circuits = tasks * len(study.methods) * len(study.selections) * len(study.counts(model.graph))
+        circuits = tasks * len(study.methods) * study.circuits_of(study.counts(model.graph).values())
         estimates.append(Estimate(model_label(name), circuits, passes, passes * _seconds_of_pass(benches[0])))
         del model, benches
     return estimates

@@ -27,13 +27,14 @@ from gradpath.report.data import (
     MethodRun,
     Report,
     evidence,
+    selected_by,
     spread_examples,
 )
 from gradpath.report.page import write
 from gradpath.report.plots import POSITION_FILES, write_spans
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
-from gradpath.selection import NestedOrder, find_selection, swept
+from gradpath.selection import NestedOrder, find_selection, swept, with_values
 from gradpath.tasks.task import Task
 from gradpath.verdict import Check, Verdict, quick_checks
 
@@ -119,6 +120,7 @@ class Found:
             seconds: How long it took, to show in it.
         """
         about, how = self.scores.about, self.circuit.provenance.how
+        how = with_values(how, ()) if self.others else how  # the name of the whole curve
         points = [CurvePoint.of(how, result) for result in [*self.curve, self.result]]
         points += [CurvePoint.of(defaults.RANKING, result) for result in self.top]
         points += [CurvePoint.of(CHANCE, result) for result in self.random]
@@ -149,7 +151,7 @@ class Found:
         """How the page gets the circuits: it selects them itself, or has their order, or only the one found."""
         asked = self.circuit.asked
         if self.circuit.spans or (how not in IN_PAGE and self.order is None):
-            circuit = self.circuit.anywhere()  # edges at spans are drawn once
+            circuit = selected_by(self.circuit.anywhere(), how)  # edges at spans are drawn once
             return MethodRun(self.scores, circuit=circuit), Chosen(len(circuit), SAVED)
         sizes = [result.edges_asked for result in [*self.curve, self.result]]
         opens = asked if asked <= READABLE else max((n for n in sizes if n <= READABLE), default=asked)

@@ -47,6 +47,12 @@ class CurvePoint:
         )
 
 
+def selected_by(circuit: Circuit, how: str) -> Circuit:
+    """The same circuit under another name of its selection: that of the curve on which it is one point of several."""
+    selection = {**circuit.provenance.selection, "how": how}
+    return replace(circuit, about={**circuit.about, "selection": selection})
+
+
 @dataclass(frozen=True)
 class MethodRun:
     """The scores of one method, and the circuits of them that were measured.

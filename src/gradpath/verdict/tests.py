@@ -19,6 +19,7 @@ from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.selection import SELECTIONS, find_selection, select
+from gradpath.selection.prune import pruned
 from gradpath.tasks.task import Task
 from gradpath.verdict.result import Check
 from gradpath.verdict.statistics import LEVEL, holm, p_value, sign_flip_p, sign_test
@@ -65,18 +66,19 @@ class Lab:
 
 def sufficiency(lab: Lab, own: Result) -> Check:
     kinds = {"edges": False, "edges of every layer": True}
-    errors = {
-        kind: [x.error for x in lab.measure([lab.random_mask(by_layer=by_layer) for _ in range(RANDOM // 2)])]
-        for kind, by_layer in kinds.items()
-    }
+    masks = {kind: [lab.random_mask(by_layer=by_layer) for _ in range(RANDOM // 2)] for kind, by_layer in kinds.items()}
+    errors = {kind: [x.error for x in lab.measure(drawn)] for kind, drawn in masks.items()}
+    cut = sum(not pruned(lab.circuit.graph, mask).any() for drawn in masks.values() for mask in drawn)
     p = {kind: p_value(own.error, values) for kind, values in errors.items()}
     medians = {kind: float(torch.tensor(values).median()) for kind, values in errors.items()}
     best = min(min(values) for values in errors.values())
     about = (
         f"error {own.error:.3f} (faithfulness {own.faithfulness:.3f}); random circuits of the same size "
-        f"{medians['edges']:.3f}, of the same layers {medians['edges of every layer']:.3f}, best {best:.3f}"
+        f"{medians['edges']:.3f}, of the same layers {medians['edges of every layer']:.3f}, best {best:.3f} "
+        f"(p = {max(p.values()):.3f})"
     )
-    details = {"faithfulness": own.faithfulness, "p": p, "random_median": medians, "random_best": best}
+    about += f"; {cut} of these {RANDOM} have no path from input to logits" if cut else ""
+    details = {"faithfulness": own.faithfulness, "p": p, "random_median": medians, "random_best": best, "no_path": cut}
     return Check(own.error, min(medians.values()), max(p.values()) <= LEVEL, about, details)
 
 
@@ -106,7 +108,7 @@ def necessity(lab: Lab) -> Check:
         exchanged = replace(lab.task, clean=lab.task.corrupted, corrupted=lab.task.clean, spans=None)
         details["moved"] = lab.measure([own], exchanged)[0].faithfulness
         passed = passed and details["moved"] > 1 - KEPT
-        about += f"; corrupted, it alone moves the metric by {details['moved']:.3f} of it"
+        about += f"; {details['moved']:.3f} is lost if it alone is corrupted and all else is held clean"
     return Check(kept[0], chance, passed, about, details)
 
 
