@@ -220,11 +220,11 @@ def draw(folder: Path) -> None:
 def panel_for_each(runs: list[Any], kind: str, hows: Sequence[str]) -> Any:
     columns, rows = min(3, len(runs)), math.ceil(len(runs) / 3)
     figure, axes = panels(rows, columns, (3.2 * columns, 2.8 * rows), sharey=True)
-    steps = [how for how in hows if how in BY_STEPS]
     for axis, run in zip(axes, runs, strict=False):
+        steps = [how for how in BY_STEPS if how in hows and how in run["seconds"]]
         points = {
             how: (run["seconds"]["eap-ig"] + run["seconds"][how], cell_of(run, kind, how, ASKED[0])["error"])
-            for how in hows
+            for how in ("top", "refined", *steps)
         }
         axis.plot(*points["top"], "o", color=GREY, label="top")
         axis.plot(*points["refined"], "s", color=INK, label="refined")
