@@ -22,7 +22,10 @@ load = cache(load_compiled)
 
 
 def verdict_on(own, edges):
-    return gp.test(own.model, gp.Circuit.from_edges(own.model, edges), own.all_pairs)
+    watched = list[str]()
+    verdict = gp.test(own.model, gp.Circuit.from_edges(own.model, edges), own.all_pairs, watch=watched.append)
+    assert watched == [*verdict.checks, "effects"]
+    return verdict
 
 
 @pytest.mark.parametrize(("name", "level"), [("pattern", "hidden"), ("induction", "curved")])

@@ -68,12 +68,12 @@ class Screen:
             yield Job(_RichBar(progress, progress.add_task("", total=total)))
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """A spinner."""
+    def waiting(self, what: str) -> Iterator[Callable[[str], None]]:
+        """A spinner; call what it gives to say what is done now."""
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=console(), transient=True) as progress:
-            progress.add_task(what, total=None)
-            yield
+            task = progress.add_task(what, total=None)
+            yield lambda now: progress.update(task, description=f"{what}: {now}")
 
     def note(self, text: str) -> None:
         """Something that the user should know and that is not the result."""

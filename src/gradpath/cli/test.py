@@ -42,7 +42,7 @@ def command(
     saved = open_circuit(circuit_file, given)
     data, seed = saved.options.data, saved.options.seed
     circuit = replace(saved.circuit, about={**saved.circuit.about, "ablation": saved.ablation})
-    with Screen().waiting(f"testing {len(circuit):,} edges on {len(saved.task)} examples"):
+    with Screen().waiting(f"testing {len(circuit):,} edges on {len(saved.task)} examples") as watch:
         verdict = test(
             saved.model,
             circuit,
@@ -53,6 +53,7 @@ def command(
             seed=seed,
             batch_size=limits.batch_size,
             memory=limits.memory,
+            watch=watch,
         )
     summary = {
         "circuit_file": str(circuit_file),

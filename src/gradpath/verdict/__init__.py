@@ -34,7 +34,7 @@ ones on a few examples, and ``SAMPLES`` attributions and selections.
 # ruff: noqa: PT028  (it is called test because that is what users type)
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -63,6 +63,7 @@ def test(
     seed: int = 0,
     batch_size: int | None = None,
     memory: int | None = None,
+    watch: Callable[[str], None] = lambda name: None,
 ) -> Verdict:
     """Test whether a circuit should be believed.
 
@@ -76,6 +77,7 @@ def test(
         seed: For random circuits and samples.
         batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
         memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
+        watch: Called with the name of each test before it is made.
 
     Returns:
         The verdict; print it, or see ``.passed``, ``.necessity.value`` and ``.to_json()``.
@@ -91,13 +93,21 @@ def test(
         raise InputError(f"this circuit cannot be tested: it {what}.")
     lab = tests.Lab(model, circuit, task, torch.Generator(device="cpu").manual_seed(seed), Limits(batch_size, memory))
     own = lab.measure([circuit.mask])[0]
+    makers: dict[str, Callable[[], Check]] = {
+        "sufficiency": lambda: tests.sufficiency(lab, own),
+        "equivalence": lambda: tests.equivalence(own),
+        "necessity": lambda: tests.necessity(lab),
+        "minimality": lambda: tests.minimality(lab, own),
+        "stability": lambda: tests.stability(lab, found_on, draws),
+        "transfer": lambda: tests.transfer(lab, own, found_on, reworded),
+    }
+    checks = dict[str, Check]()
+    for name, make in makers.items():
+        watch(name)
+        checks[name] = make()
+    watch("effects")
     return Verdict(
-        sufficiency=tests.sufficiency(lab, own),
-        equivalence=tests.equivalence(own),
-        necessity=tests.necessity(lab),
-        minimality=tests.minimality(lab, own),
-        stability=tests.stability(lab, found_on, draws),
-        transfer=tests.transfer(lab, own, found_on, reworded),
+        **checks,
         effects=measure_effects(lab, own),
         model=model.name,
         task=task.name,
