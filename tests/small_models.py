@@ -436,6 +436,18 @@ TINY |= {
         hf.Glm4MoeLiteConfig,
         {**_DEEPSEEK, "q_lora_rank": 11, "n_group": 1, "topk_group": 1},
     ),
+    "minicpm3": (
+        hf.MiniCPM3ForCausalLM,
+        hf.MiniCPM3Config,
+        {
+            **_LATENT,
+            "q_lora_rank": 8,
+            "dim_model_base": 12,
+            "scale_emb": 2,
+            "max_position_embeddings": 64,
+            "rope_parameters": {**_LONGROPE, "short_factor": [1.0, 1.2], "long_factor": [2.0, 3.0]},
+        },
+    ),
     "youtu": (
         hf.YoutuForCausalLM,
         hf.YoutuConfig,

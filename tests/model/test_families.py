@@ -197,8 +197,8 @@ def test_settings_that_do_not_affect_the_logits_are_accepted(kind, settings):
 def test_a_rope_type_that_is_not_implemented_is_refused_by_name(kind):
     model = copy.deepcopy(tiny_hf(kind))
     rotary = model.base_model.rotary_emb
-    rotary.rope_type = {"full_attention": "longrope"} if kind == "gemma3" else "longrope"
-    with pytest.raises(InputError, match="rope_type = 'longrope'"):
+    rotary.rope_type = {"full_attention": "proportional"} if kind == "gemma3" else "proportional"
+    with pytest.raises(InputError, match="rope_type = 'proportional'"):
         convert(model)
 
 
@@ -258,7 +258,7 @@ def test_no_family_is_both_read_and_refused():
 
 
 @pytest.mark.parametrize(
-    "kind", ["phi3-longrope", "ministral3", "llama4", "llama-dynamic-rope", "gptj", "opt", "mpt", "bloom"]
+    "kind", ["phi3-longrope", "minicpm3", "ministral3", "llama4", "llama-dynamic-rope", "gptj", "opt", "mpt", "bloom"]
 )
 def test_prompts_are_read_up_to_the_length_from_which_on_positions_are_computed_differently(kind):
     model, original = tiny_model(kind), tiny_hf(kind)

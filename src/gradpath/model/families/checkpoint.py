@@ -17,9 +17,9 @@ from torch import Tensor
 from gradpath.errors import InputError
 from gradpath.model.architecture import ACTIVATIONS, Rotary
 
-# Rope types whose frequencies do not depend on the prompt, so that those of transformers can be used. Those of
-# "dynamic" do, but only for prompts beyond the context that the model was made for.
-KNOWN_ROPE = ("default", "linear", "llama3", "yarn", "dynamic")
+# Rope types whose frequencies do not depend on the prompt, so that those of transformers can be used. Those of the last
+# two do, but only for prompts beyond the context that the model was first made for.
+KNOWN_ROPE = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 # Settings from which transformers computes the frequencies, and the type of each layer.
 _ROPE = "rope_parameters rope_scaling rope_theta rope_local_base_freq partial_rotary_factor rotary_pct rotary_emb_base"
 _LAYER_TYPES = "layer_types use_sliding_window max_window_layers sliding_window_pattern"
@@ -106,9 +106,13 @@ class Checkpoint:
         """The rotation of queries and keys, or that of one type of layer, if its rope type is known."""
         self.ignore(*_ROPE.split())  # transformers has computed the frequencies from these
         module = self.body.rotary_emb
-        kind = module.rope_type[layer_type] if layer_type else module.rope_type
+        kind, settings = module.rope_type, self.config.rope_parameters
+        if layer_type:
+            kind, settings = kind[layer_type], settings[layer_type]
         if self.check("rope_type", kind, known) == "dynamic":
             self.max_tokens = self.config.max_position_embeddings
+        elif kind == "longrope":
+            self.max_tokens = settings["original_max_position_embeddings"]
         prefix = f"{layer_type}_" if layer_type else ""
         gain = float(getattr(module, f"{prefix}attention_scaling"))
         # Those from before any prompt: a long one may have changed the others.

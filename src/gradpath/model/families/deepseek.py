@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and models built like them: latent attention, and a mixture of experts with shared ones.
+"""DeepSeek V2 and V3, and models with their latent attention; most have a mixture of experts with shared ones, too.
 
 ``model.latent`` has the equations of the attention, ``model.experts`` those of the choice of experts. V2 chooses groups
 by their best expert, with probabilities from a softmax. V3 chooses them by their two best, with sigmoids and a
@@ -16,6 +16,7 @@ from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.families import family
 from gradpath.model.families.checkpoint import Checkpoint
 from gradpath.model.families.decoder import Names, halves, read_architecture, read_model
+from gradpath.model.families.granite import scaled
 from gradpath.model.families.mixture import in_groups, mixture_layer, with_corrected_sigmoids
 from gradpath.model.latent import Latent
 from gradpath.model.transformer import Transformer
@@ -59,6 +60,17 @@ def from_deepseek_v3(source: Checkpoint) -> Transformer:
     ]
     layers = [with_corrected_sigmoids(source, index, layer) for index, layer in enumerate(layers)]
     return read_model(source, arch, layers)
+
+
+@family("minicpm3", "MiniCPM3 4B", supports="latent attention, multipliers of embeddings, residuals and logits")
+def from_minicpm3(source: Checkpoint) -> Transformer:
+    config, arch = source.config, _architecture(source)
+    depth = config.scale_depth / arch.n_layers**0.5
+    layers = [_layer(source, arch, index, interleaved=False, sum_to_one=False) for index in range(arch.n_layers)]
+    layers = [scaled(layer, depth) for layer in layers]
+    model = read_model(source, arch, layers)
+    gain = model.final_gain * config.dim_model_base / arch.d_model
+    return replace(model, embedding_scale=float(config.scale_emb), final_gain=gain)
 
 
 def _architecture(source: Checkpoint) -> Architecture:

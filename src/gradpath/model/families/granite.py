@@ -21,7 +21,7 @@ from gradpath.model.transformer import Transformer
 def from_granite(source: Checkpoint) -> Transformer:
     config, arch = source.config, read_architecture(source)
     layers = [
-        _scaled(read_layer(source, arch, index, scale=config.attention_multiplier), config.residual_multiplier)
+        scaled(read_layer(source, arch, index, scale=config.attention_multiplier), config.residual_multiplier)
         for index in range(arch.n_layers)
     ]
     model = read_model(source, arch, layers)
@@ -30,7 +30,7 @@ def from_granite(source: Checkpoint) -> Transformer:
     )
 
 
-def _scaled(layer: Layer, multiplier: float) -> Layer:
+def scaled(layer: Layer, multiplier: float) -> Layer:
     """The layer with what attention and MLP write multiplied."""
 
     def times(x: Tensor | None) -> Tensor | None:

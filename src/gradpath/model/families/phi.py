@@ -9,10 +9,8 @@ original context. Shorter prompts are computed exactly, and longer ones are refu
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gradpath.model.families import family
-from gradpath.model.families.checkpoint import KNOWN_ROPE, Checkpoint
+from gradpath.model.families.checkpoint import Checkpoint
 from gradpath.model.families.decoder import Names, read_architecture, read_layer, read_model
 from gradpath.model.transformer import Transformer
 
@@ -36,10 +34,7 @@ def from_phi(source: Checkpoint) -> Transformer:
 
 @family("phi3", "Phi-3 mini and medium, Phi-4", supports="sliding windows, LongRoPE up to the original context")
 def from_phi3(source: Checkpoint) -> Transformer:
-    arch, rotary = read_architecture(source), source.rotary(known=[*KNOWN_ROPE, "longrope"])
     source.ignore("original_max_position_embeddings")
-    if source.body.rotary_emb.rope_type == "longrope":
-        arch = replace(arch, max_tokens=source.config.rope_parameters["original_max_position_embeddings"])
-    window = source.config.sliding_window
+    arch, window = read_architecture(source), source.config.sliding_window
     layers = [read_layer(source, arch, index, PHI3, window=window) for index in range(arch.n_layers)]
-    return read_model(source, arch, layers, PHI3, [rotary])
+    return read_model(source, arch, layers, PHI3)
