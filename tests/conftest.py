@@ -49,13 +49,18 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
-# The tests in these folders and files call what the others check, through commands and pages.
+# The tests in these folders and files call what the others check, through commands and pages. So do the further cases
+# of a parametrised test.
 UNCHECKED = {"cli", "docs", "explanation", "formats", "grid", "hostile", "paper", "report", "runtime", "test_verdict"}
+_seen: set[str] = set()
 
 
 @pytest.fixture(autouse=True)
 def _checks(request: pytest.FixtureRequest) -> None:
-    jaxtyping.config.update("jaxtyping_disable", bool({request.path.parent.name, request.path.stem} & UNCHECKED))
+    test = f"{request.path}::{getattr(request.node, 'originalname', request.node.name)}"
+    unchecked = test in _seen or {request.path.parent.name, request.path.stem} & UNCHECKED
+    jaxtyping.config.update("jaxtyping_disable", bool(unchecked))
+    _seen.add(test)
 
 
 @pytest.fixture

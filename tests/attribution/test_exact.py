@@ -28,6 +28,7 @@ def test_every_edge_is_the_circuit_of_all_others(kind):
     assert close(attribute(model, MIXED, "exact").values, reference.exact_scores(model, MIXED))
 
 
+@pytest.mark.slow
 def test_an_ablation_takes_the_place_of_the_corrupted_prompt(gpt2):
     model = gpt2.to(dtype=torch.float64)
     expected = reference.exact_scores(model, MIXED, reference.zero(model, MIXED))

@@ -18,7 +18,7 @@ TASK = prompts([6, 4, 7, 5], [[2], [1, 3], [3], [0]])
 METHODS = ["eap", "eap-ig", "eap-gp", "nap-ig", "eap-integral", "exact", "atp-star", "eap-ig-activations"]
 
 
-@pytest.mark.parametrize("method", some(METHODS, ["eap-ig", "exact"]))
+@pytest.mark.parametrize("method", some(METHODS, ["eap-ig", "atp-star"]))
 def test_each_example_has_the_scores_of_a_task_of_its_own(method):
     model = tiny_model("gpt2")
     scores = attribute(model, TASK, method, per_example=True, batch_size=3)

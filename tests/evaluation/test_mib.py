@@ -63,6 +63,7 @@ def test_measure_equals_circuits_measured_one_by_one(gpt2, how):
     assert found.cmd_interval[0] <= found.cmd <= found.cmd_interval[1]
 
 
+@pytest.mark.slow
 def test_intervals_are_those_of_drawing_examples_again():
     noise = torch.randn(9, 40, generator=torch.Generator().manual_seed(0))
     clean, corrupted, circuits = torch.ones(40), torch.zeros(40), list(0.5 + 0.2 * noise)

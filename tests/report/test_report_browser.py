@@ -393,7 +393,7 @@ def test_page_cut_in_half_says_so(visit: Visit, make: Maker) -> None:
 
 
 def test_nothing_is_wider_than_the_screen(visit: Visit, make: Maker) -> None:
-    text = render(make.report(make.scores(*SMOLLM2), make.scores(*SMOLLM2, method="eap")))
+    text = render(make.report(make.scores(6, 15), make.scores(6, 15, method="eap")))
     for width in (390, 1440):
         page = visit.open(text, width=width)
         assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -415,7 +415,7 @@ def test_a_page_of_many_edges_is_drawn_once_and_has_few_elements(visit: Visit, m
     assert page.evaluate("document.querySelectorAll('*').length") < 1_000
 
 
-@pytest.mark.parametrize("edges", [3_000, 20_000])
+@pytest.mark.parametrize("edges", [3_000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_a_moving_slider_draws_the_strongest_edges_and_all_when_it_stops(visit: Visit, make: Maker, edges: int) -> None:
     """What makes it answer at once, in counts; ``make bench-page`` has the times."""
     page = visit.open(make.report(make.scores(*SMOLLM2), edges=edges))

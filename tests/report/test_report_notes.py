@@ -112,9 +112,9 @@ def test_a_link_restores_what_was_shown(visit: Visit, make: Maker) -> None:
     page.fill("#note-name", "the last & best = 100%")
     until(page, "location.hash.includes('100')")  # it is written when nothing has changed for a moment
     address = page.evaluate("location.href")
-    again = visit.open(text)
-    again.goto(f"{again.url}#{address.partition('#')[2]}")
-    again.reload()
+    opened = visit.open(text)
+    again = opened.context.new_page()  # an open page would write its own address over the one that it is given
+    again.goto(f"{opened.url}#{address.partition('#')[2]}")
     until(again, "document.getElementById('count').value === '45'")
     assert edges_shown(again) == select(scores, 45, how="greedy").edges
     assert again.inner_text("#details-title") == "the last & best = 100% (m2)"

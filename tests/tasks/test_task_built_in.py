@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from covering import covering
+from covering import covering, some
 
 from gradpath.errors import InputError, UsageError
 from gradpath.tasks import TASKS, describe_tasks, encode, load_task
@@ -92,7 +92,7 @@ def test_reworded_is_refused_where_there_are_no_other_templates(smollm2):
         load_task(None, smollm2, data=[{"clean": "a", "corrupted": "b", "answers": "c"}], split="reworded")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, ["ioi", "mcqa", "sva"]))
 def test_same_seed_same_pairs(name, smollm2):
     once, again = (load_task(name, smollm2, n=50, seed=4) for _ in range(2))
     assert once.clean == again.clean
@@ -101,7 +101,7 @@ def test_same_seed_same_pairs(name, smollm2):
     assert load_task(name, smollm2, n=50, seed=5).clean != once.clean
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, ["ioi", "mcqa", "sva"]))
 def test_more_pairs_begin_with_the_fewer(name, smollm2):
     assert load_task(name, smollm2, n=80).clean[:20] == load_task(name, smollm2, n=20).clean
 

@@ -50,7 +50,7 @@ def eap_gp(
     stride: Literal["matched", "unit"] = "matched",
     move: Literal["auto", "differing", "all"] = "auto",
 ) -> Points:
-    r"""GradPath: gradient descent from the clean prompt on the distance of its output to the corrupted one.
+    r"""GradPath: descend from the clean prompt on the distance between its output and the corrupted one.
 
     The paper's Eq. 7-9 and Algorithm 1, G being the logits::
 
