@@ -15,7 +15,8 @@ difference between clean and corrupted prompts:
                  something outside of H backs it up (OR).
 ``minimality``   The share of H's weakest edges that it needs: without such an edge, the examples are further from M (a
                  sign-flip test over examples, Holm's correction for as many edges). Passed from 0.9 on. An edge that
-                 another one backs up inside of H is not needed by this definition.
+                 another one backs up inside of H is not needed by this definition, and with few examples a small need
+                 is not clear.
 ``stability``    The Jaccard index of the edges of circuits that are found again, in the same way, on bootstrap samples
                  of the examples and on other draws (arXiv 2510.00845). Passed from 0.5 on.
 ``transfer``     The faithfulness on other words, on other words in other templates, and on the examples that the

@@ -70,7 +70,8 @@ class Effects:
     def about(self) -> str:
         """In one line, next to the tests."""
         n = f"{len(self.edges)} of its edges" if len(self.edges) > 1 else "its edge"
-        text = f"without {n}, one at a time, it loses {min(self.measured):+.3f} to {max(self.measured):+.3f}"
+        least, most = min(self.measured), max(self.measured)
+        text = f"without {n}, one at a time, it loses {least:+.3f} to {most:+.3f} of the behaviour"
         if self.estimated is not None:
             off = sum(abs(a - b) for a, b in zip(self.measured, self.estimated, strict=True)) / len(self.edges)
             both = self.correlation

@@ -100,7 +100,9 @@ def necessity(lab: Lab) -> Check:
     masks = [own, *(lab.random_mask(by_layer=False) for _ in range(RANDOM // 2))]
     kept = [x.faithfulness for x in lab.measure([graph.mask & ~mask for mask in masks])]
     chance = float(torch.tensor(kept[1:]).median())
-    about = f"{kept[0]:.3f} of the behaviour is left without it; without as many random edges {chance:.3f}"
+    about = (
+        f"{kept[0]:.3f} of the behaviour is left without it (limit {KEPT}); without as many random edges {chance:.3f}"
+    )
     details: dict[str, Any] = {"p": p_value(kept[0], kept[1:])}
     passed = kept[0] < KEPT and kept[0] <= chance - APART
     if lab.circuit.provenance.ablation == CORRUPTED:
@@ -108,7 +110,9 @@ def necessity(lab: Lab) -> Check:
         exchanged = replace(lab.task, clean=lab.task.corrupted, corrupted=lab.task.clean, spans=None)
         details["moved"] = lab.measure([own], exchanged)[0].faithfulness
         passed = passed and details["moved"] > 1 - KEPT
-        about += f"; {details['moved']:.3f} is lost if it alone is corrupted and all else is held clean"
+        about += (
+            f"; {details['moved']:.3f} is lost if it alone is corrupted and all else is held clean (limit {1 - KEPT})"
+        )
     return Check(kept[0], chance, passed, about, details)
 
 
@@ -127,8 +131,8 @@ def minimality(lab: Lab, own: Result) -> Check:
     needed = holm(sign_flip_p(loss, lab.dice))
     idle = [circuit.edges[i] for i, matters in zip(weakest, needed.tolist(), strict=True) if not matters]
     share = float(needed.double().mean())
-    about = f"{int(needed.sum())} of its {len(weakest)} weakest edges are needed"
-    about += f"; not needed: {', '.join(idle[:3])}{' ...' if len(idle) > 3 else ''}" if idle else ""
+    about = f"{int(needed.sum())} of its {len(weakest)} weakest edges are clearly needed (limit {NEEDED:.0%})"
+    about += f"; not clearly: {', '.join(idle[:3])}{' ...' if len(idle) > 3 else ''}" if idle else ""
     return Check(share, NEEDED, share >= NEEDED, about, {"tested": len(weakest), "not_needed": idle})
 
 
@@ -146,7 +150,8 @@ def stability(lab: Lab, found_on: Task | None, draws: Sequence[Task]) -> Check:
     n, total = len(circuit), circuit.graph.n_edges
     chance = n / (2 * total - n)
     about = (
-        f"Jaccard {bootstrap:.2f} of edges, {nodes:.2f} of nodes over {SAMPLES} bootstrap samples; random {chance:.2f}"
+        f"Jaccard {bootstrap:.2f} of edges (limit {SHARED}), {nodes:.2f} of nodes over {SAMPLES} bootstrap samples; "
+        f"random {chance:.2f}"
     )
     details: dict[str, Any] = {"nodes": nodes}
     if others:
@@ -193,4 +198,5 @@ def transfer(lab: Lab, own: Result, found_on: Task | None, reworded: Task | None
         details["reworded"] = lab.measure([lab.circuit.mask], reworded)[0].faithfulness
         kept.append(details["reworded"])
         about += f", {details['reworded']:.3f} in other templates"
+    about += f"; margin {MARGIN}"
     return Check(min(kept), before, min(kept) >= before - MARGIN, about, details)

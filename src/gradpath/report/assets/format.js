@@ -17,7 +17,7 @@ function sparsityText(share) {
   return `${text.replace(/\.?0+$/, "") || "0"}%`;
 }
 
-const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−"));
+const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(?=[0.]+$)/, "").replace("-", "−"));
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);

@@ -23,7 +23,7 @@ function effectsRow(effects) {
   return element("div", { class: "testrow", id: "effects" },
     element("dt", {}, element("i", { class: "sign none" }, "no test"), element("b", {}, "How exact are its edges?"), element("span", {}, "effects")),
     element("dd", { class: "figure" }, element("span", {}, "correlation"), number(effects.correlation)),
-    element("dd", { class: "figure" }, element("span", {}, "others change it by at most"), number(effects.bound)),
+    element("dd", { class: "figure" }, element("span", {}, "others at most"), number(effects.bound)),
     element("dd", { class: "told" }, effects.about, effects.estimated ? scatter(effects) : null));
 }
 
