@@ -50,7 +50,7 @@ def eap_gp(
     stride: Literal["matched", "unit"] = "matched",
     move: Literal["auto", "differing", "all"] = "auto",
 ) -> Points:
-    r"""GradPath: descend from the clean prompt on the distance between its output and the corrupted one.
+    r"""GradPath: gradient descent from the clean prompt towards the output of the corrupted one.
 
     The paper's Eq. 7-9 and Algorithm 1, G being the logits::
 
