@@ -112,7 +112,7 @@ def whole_job() -> float:
         torch.autograd.grad(logits.sum(), embeddings)
     unit, begin = time.process_time() - begin, time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        find(model, "ioi", examples=JOB, sparsity=0.99).save(folder)
+        find(model, "ioi", examples=JOB).save(folder)
     return (time.process_time() - begin) / unit
 
 

@@ -34,6 +34,7 @@ from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 _TOKENS = 4  # raised, and as many lowered, for each node
+_UNEMBEDDED = 128  # writes at once: the unembedding takes longer to read than to multiply with a few
 
 
 @dataclass(frozen=True)
@@ -140,13 +141,14 @@ def _most_changed(model: Transformer, behind: Float[Tensor, "batch source d_mode
     unembedding = at_least_float32(model.unembedding)
     centre, k = unembedding.mean(0), min(_TOKENS, len(unembedding) // 2)
     ids, values = [], []
-    for x in behind.unbind(1):  # node by node: all logits at once would not fit
-        logits = x @ unembedding.T - (x @ centre)[:, None]
+    # A few nodes at a time: all logits at once would not fit.
+    for x in torch.split(behind, max(1, _UNEMBEDDED // len(behind)), 1):
+        logits = x @ unembedding.T - (x @ centre)[..., None]
         up, down = logits.topk(k), logits.topk(k, largest=False)
         pad = (0, 2 * (_TOKENS - k))
         ids.append(torch.nn.functional.pad(torch.cat([up.indices, down.indices], -1), pad))
         values.append(torch.nn.functional.pad(torch.cat([up.values, down.values], -1), pad))
-    return torch.stack(ids, 1).cpu(), torch.stack(values, 1).float().cpu()
+    return torch.cat(ids, 1).cpu(), torch.cat(values, 1).float().cpu()
 
 
 def _edge_effects(

@@ -36,7 +36,7 @@ from gradpath.tasks.task import Task
 from gradpath.verdict.quick import QUICK, few_examples
 
 # The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to a share of all.
-SMALLEST, LARGEST, SIZES = 20, 0.1, 16
+SMALLEST, LARGEST, SIZES = 20, 0.1, 12
 # Random circuits run on few examples: that is enough to see what chance gives. So many of each size make the grey band.
 BAND = 3
 
@@ -151,8 +151,8 @@ def run_find(
         with job.phase(phases["select"]):
             circuit, others, order = _circuits(model, request, scores, to_attribute, curve)
         compared = others and request.nodes is None and request.selection != defaults.RANKING
-        # Every other size is enough for a line to compare with.
-        top = select_many(scores, [one.asked for one in (*others[::-2], circuit)]) if compared else []
+        # Every third size is enough for a line to compare with.
+        top = select_many(scores, [one.asked for one in (*others[::-3], circuit)]) if compared else []
         with job.phase(phases["measure"]):
             result, *results = _measured(model, [circuit, *others, *top], to_measure, limits, to_attribute)
             few, random = None, list[Result]()
@@ -217,7 +217,7 @@ def _phases(
     passes = own + (0.0 if share is None else 7.0)
     what = f"selecting edges ({how})" + ("" if share is None else f" that keep {share:.0%}")
     select = Phase(what, units(model, to_attribute, passes) if passes else 0.0)
-    n_circuits = 1 + (3 * SIZES // 2 if curve and request.positions is None else 0)
+    n_circuits = 1 + (4 * SIZES // 3 if curve and request.positions is None else 0)
     return {"score": score, "select": select, "measure": evaluation_phase(model, to_measure, n_circuits)}
 
 
