@@ -42,8 +42,12 @@ def share_of_changes(model: Transformer) -> float:
     return float((clean & ~corrupted)[:, behind].sum() / clean[:, behind].sum())
 
 
-if __name__ == "__main__":
+def main() -> None:
     for kind in sorted(TINY):
         model = tiny_model(kind)
         if any(layer.experts is not None for layer in model.layers):
             print(f"{kind:20} {share_of_changes(model):.0%}")
+
+
+if __name__ == "__main__":
+    main()
