@@ -43,7 +43,7 @@ def chosen(model, scores) -> list[Any]:
     return [gp.select(scores, n=n, how=how, model=model, task=TASK) for how, n in (("exchanged", 4), ("balanced", 40))]
 
 
-@pytest.mark.parametrize("name", some(["gpt2", "llama-grouped", "gemma2", "neox"], ["neox"]))
+@pytest.mark.parametrize("name", some(["gpt2", "llama-grouped", "gemma2", "neox", "deepseek-v3", "gpt-oss"], ["neox"]))
 def test_a_spread_model_gives_the_same(name):
     whole = tiny_model(name)
     split = placement.spread_over(whole, [torch.device("cpu"), torch.device("cpu")], [1.0, 1.0])
@@ -110,7 +110,9 @@ class Across(torch.autograd.Function):
         return copy
 
 
-@pytest.mark.parametrize("name", some(["gpt2", "llama-grouped", "gemma2", "neox"], ["gemma2"]))
+@pytest.mark.parametrize(
+    "name", some(["gpt2", "llama-grouped", "gemma2", "neox", "deepseek-v3", "gpt-oss"], ["gemma2"])
+)
 def test_nothing_mixes_devices(name, monkeypatch):
     model = tiny_model(name)
     expected = [x.clone() for x in found(model)]
