@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,13 @@ from rich.progress import (
 )
 
 from gradpath.runtime import distributed
-from gradpath.runtime.progress import Job
+from gradpath.runtime.progress import Bar, Job
 
 if TYPE_CHECKING:
     from gradpath.evaluation.result import Result
     from gradpath.graph import Graph
+
+LOG_EVERY = 60  # seconds between two lines of a log
 
 
 def console() -> Console:
@@ -48,7 +51,6 @@ class Screen:
     @contextmanager
     def counting(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
         """A bar over ``total`` examples; call what it gives with the number of each finished batch."""
-        screen = console()
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -56,22 +58,25 @@ class Screen:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=screen, transient=not screen.is_terminal) as progress:
-            task = progress.add_task(what, total=total)
-            yield lambda done: progress.advance(task, done)
+        with _bar(total, *columns) as bar:
+            bar.describe(what)
+            yield bar.advance
 
     @contextmanager
     def job(self, total: float) -> Iterator[Job]:
         """One bar over all phases of a job, in counted work."""
-        screen = console()
-        with Progress(*_job_columns(), console=screen, transient=not screen.is_terminal) as progress:
-            yield Job(_RichBar(progress, progress.add_task("", total=total)))
+        with _bar(total, *_job_columns()) as bar:
+            yield Job(bar)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[Callable[[str], None]]:
         """A spinner; call what it gives to say what is done now."""
+        screen = console()
+        if not screen.is_terminal:
+            yield lambda now: None
+            return
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=console(), transient=True) as progress:
+        with Progress(*columns, console=screen, transient=True) as progress:
             task = progress.add_task(what, total=None)
             yield lambda now: progress.update(task, description=f"{what}: {now}")
 
@@ -91,6 +96,18 @@ def _job_columns() -> tuple[ProgressColumn, ...]:
     )
 
 
+@contextmanager
+def _bar(total: float, *columns: ProgressColumn, speed_over: float = 30) -> Iterator[Bar]:
+    """A bar on a terminal; lines in a file, such as the log of a cluster's job, where no bar can move."""
+    screen = console()
+    if not screen.is_terminal:
+        now = time.monotonic()
+        yield _Log(screen, total, began=now, last=now)
+        return
+    with Progress(*columns, console=screen, speed_estimate_period=speed_over) as progress:
+        yield _RichBar(progress, progress.add_task("", total=total))
+
+
 @dataclass(frozen=True)
 class _RichBar:
     """A task of a progress display, as the bar of a job."""
@@ -105,34 +122,60 @@ class _RichBar:
         self.progress.advance(self.task, price)
 
 
+@dataclass
+class _Log:
+    """A line now and then: what is being done, how much of the whole is done, and the time that is left."""
+
+    screen: Console
+    total: float
+    began: float
+    last: float  # when the last line was written
+    what: str = ""
+    done: float = 0
+
+    def describe(self, what: str) -> None:
+        self.what = what
+
+    def advance(self, price: float) -> None:
+        self.done += price
+        now = time.monotonic()
+        if now - self.last < LOG_EVERY or not 0 < self.done < self.total:
+            return
+        self.last = now
+        spent = now - self.began
+        left = spent * (self.total / self.done - 1)
+        line = f"{self.what}: {self.done / self.total:.0%} after {_minutes(spent)}, about {_minutes(left)} left"
+        self.screen.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{max(1, round(seconds / 60))} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
+
+
 class GridBar:
     """One bar over all jobs of a grid; it counts passes over one example."""
 
     def __init__(self) -> None:
-        screen = console()
-        # The speed is averaged over minutes, because the cost of some jobs is estimated better than others'.
-        self._progress = Progress(
-            *_job_columns(), console=screen, transient=not screen.is_terminal, speed_estimate_period=600
-        )
-        self._task: TaskID | None = None
+        self._open = ExitStack()
+        self._bar: Bar | None = None
 
     def __enter__(self) -> GridBar:
-        self._progress.start()
         return self
 
     def __exit__(self, kind: type | None, problem: BaseException | None, trace: TracebackType | None) -> None:
-        self._progress.stop()
+        self._open.close()
 
     def begin(self, total: float) -> None:
-        self._task = self._progress.add_task("", total=total)
+        # The speed is averaged over minutes, because the cost of some jobs is estimated better than others'.
+        self._bar = self._open.enter_context(_bar(total, *_job_columns(), speed_over=600))
 
     def start(self, title: str) -> None:
-        assert self._task is not None
-        self._progress.update(self._task, description=title)
+        assert self._bar is not None
+        self._bar.describe(title)
 
     def advance(self, done: float) -> None:
-        assert self._task is not None
-        self._progress.advance(self._task, done)
+        assert self._bar is not None
+        self._bar.advance(done)
 
 
 def numbers_of(graph: Graph, result: Result, n_spans: int = 1) -> dict[str, Any]:
