@@ -245,7 +245,7 @@ def split_options(options: dict[str, Any], how: str | None) -> tuple[dict[str, A
     from gradpath.selection import SELECTIONS
 
     known = SELECTIONS[how].defaults if how is not None and how in SELECTIONS else {}
-    # A list with commas, such as several thresholds, is no JSON and is still a text.
+    # Values that are not JSON, such as several thresholds with commas between them, are still strings.
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
     own = [f"{name}={text}" for name, text in texts.items() if name in known]
     rest = {name: value for name, value in options.items() if name not in known}

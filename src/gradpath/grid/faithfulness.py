@@ -254,7 +254,7 @@ def _random_table(rows: Sequence[Row]) -> str:
 
 
 def price_rows(bench: Bench) -> list[Row]:
-    """The passes that each method's scores took, averaged over tasks; no row if its scores are no longer stored."""
+    """The mean passes over tasks that each method's scores took; a method whose scores were deleted has no row."""
     rows = []
     for method in bench.request.methods:
         keys = [bench.scores_key(task, method) for task in bench.request.task_names]
