@@ -157,6 +157,24 @@ def test_the_last_step_is_measured_on_a_sample_that_nothing_was_learned_from(fou
     assert max(len(batch) for part in learner._split for batch in part) == 2
 
 
+@pytest.mark.parametrize("n_seen", [8, 6])
+def test_the_last_step_costs_the_same_with_many_and_few_examples(found, monkeypatch, n_seen):
+    """Three rounds for each of two sizes on two examples; the last round has no backward pass."""
+    model, scores = found
+    monkeypatch.setattr(learned_module, "UNSEEN", 2)
+    task, made = TASK.take(list(range(n_seen))), []
+    measure_on = refined_module.CircuitProbe.measure_on
+
+    def counted(self, pairs, plan, asked, batches=None):
+        made.append((len(pairs), len(asked) > 0))
+        return measure_on(self, pairs, plan, asked, batches)
+
+    monkeypatch.setattr(refined_module.CircuitProbe, "measure_on", counted)
+    select_many(scores, [30, 60], how="learned+steps=1+batch=2", model=model, task=task)
+    assert sum(n for n, _ in made) == 2 + 2 * 3 * 2
+    assert sum(n for n, has_gradients in made if has_gradients) == 2 + 2 * 2 * 2
+
+
 def test_a_budget_of_seconds_ends_the_steps(found, monkeypatch):
     model, scores = found
     clock = iter(range(10_000))

@@ -44,7 +44,7 @@ def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor) 
     """The metric in the circuit (batch,), and the effects of the edges asked for on it (batch, edge).
 
     ``asked`` are flat positions in the (source, target) matrix, each once. An edge from a node that writes
-    nothing to the circuit, or into a target that reads nothing of it, gets 0.
+    nothing to the circuit, or into a target that reads nothing of it, gets 0. For no edges there is no backward pass.
     """
     run = _TracedRun(prepared, plan)
     for index in range(len(plan.layers)):
@@ -55,6 +55,8 @@ def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor) 
         check_metric(value, len(final))
         (gradient,) = torch.autograd.grad(value.sum(), final)
     effects = _Effects(run, asked)
+    if not len(asked):
+        return value.detach(), effects.values
     run.backward_logits(gradient)
     effects.of_logits(gradient)
     for index in reversed(range(len(plan.layers))):

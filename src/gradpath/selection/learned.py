@@ -26,8 +26,8 @@ again. The set-up of an example costs as much as its step. So a step draws from 
 slowly, and each of them is used ``USES`` times. Sizes are drawn around those that are asked for. The result is one
 order of edges for all sizes.
 
-The last step is exact. The circuits of the sizes asked for are run with hard edges on examples that were not learned
-from, if there are enough, and a penalty lambda brings their mean metric back to the model's: edges are ranked by
+The last step is exact. The circuits of the sizes asked for are run with hard edges on ``UNSEEN`` examples, if possible
+others than those learned from, and a penalty lambda brings their mean metric back to the model's: edges are ranked by
 s_e + lambda a_e, with a_e the mean effect of the edge there, and for each size lambda is found by bisection. Effects
 are first-order, so the circuit is run again, and the one is taken whose error and distance of the mean are smallest.
 
@@ -276,7 +276,7 @@ class _Learner:
 
     @cached_property
     def _split(self) -> tuple[list[Pairs], list[Pairs]]:
-        """The batches to learn from, and those for the last step: others, if there are enough examples."""
+        """The batches to learn from, and those of the last step: with other examples, if there are enough."""
         pairs, n = self.probe.pairs, len(self.probe.pairs) - UNSEEN
 
         def cut(begin: int, end: int) -> list[Pairs]:
@@ -284,7 +284,7 @@ class _Learner:
             return part.tight_batches(self.probe.rows, min(self.probe.most, self.batch))
 
         # The pairs are shuffled, so the last ones are a sample. The last batches would be those of the longest pairs.
-        return (cut(0, n), cut(n, len(pairs))) if n >= 3 * UNSEEN else (cut(0, len(pairs)),) * 2
+        return cut(0, n if n >= 3 * UNSEEN else len(pairs)), cut(max(0, n), len(pairs))
 
     def _examples(self, step: int) -> list[Pairs]:
         """The batches of a step, drawn from a window that moves over all batches, round after round."""
@@ -311,6 +311,7 @@ class _Learner:
 
     def _brought_back(self, values: Tensor) -> Order:
         """The edges by their scores; those of the sizes asked for so that the circuit is as strong as the model."""
+        self.probe.set_ups.keep_only({int(i) for batch in self._split[1] for i in batch.index})  # makes room for them
         left, rest = values.sort(descending=True, stable=True).indices, list[Tensor]()
         for n in self.sizes.measured if self.match else []:
             left = left[self._strong_as_the_model(values[left], self.edges[left], n)]
@@ -322,14 +323,15 @@ class _Learner:
         """The order of edges, given by score, moved towards the model's mean metric if the error allows it."""
         best = order = torch.arange(len(edges), device="cpu")
         least = math.inf
-        for _ in range(ROUNDS):
-            plan = self._plan(edges[order[:n]].sort().values)
-            parts = [self.probe.measure_on(pairs, plan, edges, [pairs]) for pairs in self._split[1]]
+        for remaining in reversed(range(ROUNDS)):
+            plan, asked = self._plan(edges[order[:n]].sort().values), edges if remaining else edges[:0]
+            parts = [self.probe.measure_on(pairs, plan, asked, [pairs]) for pairs in self._split[1]]
             deviations, effects = (torch.cat(x).double() for x in zip(*parts, strict=True))
             gap, error = float(deviations.mean()), float(deviations.abs().mean())
             if error + abs(gap) < least:
                 best, least = order, error + abs(gap)
-            order = distributed.broadcast_first(shifted(values, _shrunk(effects), order[:n], -gap))
+            if remaining:
+                order = distributed.broadcast_first(shifted(values, _shrunk(effects), order[:n], -gap))
         return best
 
     def _key(self) -> object:
