@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradpath.errors import InputError, reason
 from gradpath.evaluation.bootstrap import bootstrap
-from gradpath.runtime.files import digest_of, write_atomically
+from gradpath.runtime.files import digest_of, write_rows
 
 FORMAT = 1
 _LARGEST = torch.finfo(torch.float32).max
@@ -123,11 +123,7 @@ class Result:
         # Nine digits are enough to give every float32 back exactly.
         values = [[float(f"{value:.9g}") for value in run.tolist()] for run in self._values]
         rows = [list(row) for row in zip(*values, *prompts, strict=True)]
-        head["digest"] = digest_of({**head, "examples": rows})
-        lines = [json.dumps(row) for row in rows]
-        text = json.dumps(head, indent=1).removesuffix("\n}")
-        body = ",\n  ".join(lines)
-        write_atomically(Path(file), f'{text},\n "examples": [\n  {body}\n ]\n}}\n')
+        write_rows(Path(file), head, "examples", rows)
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the metric of every example: clean, corrupted and in the circuit.

@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -100,6 +100,21 @@ def digest_of(content: Any, *blobs: Any) -> str:
     for blob in blobs:
         digest.update(blob)
     return digest.hexdigest()[:32]
+
+
+def write_rows(file: Path, head: Mapping[str, Any], name: str, rows: Sequence[Any]) -> None:
+    """Write a JSON object that people can read, atomically: first its head, then a list with one row per line.
+
+    Args:
+        file: The file to write.
+        head: All values of the object but the list. A digest of the whole object is added.
+        name: The name of the list.
+        rows: The list.
+    """
+    digest = digest_of({**head, name: rows})
+    text = json.dumps({**head, "digest": digest}, indent=1).removesuffix("\n}")
+    lines = ",\n  ".join(map(json.dumps, rows))
+    write_atomically(file, f'{text},\n "{name}": [\n  {lines}\n ]\n}}\n')
 
 
 @contextmanager

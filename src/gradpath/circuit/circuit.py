@@ -1,8 +1,7 @@
-"""A circuit: a set of a model's edges, and how they were found. Saved as readable JSON."""
+"""A circuit: a set of a model's edges, and how they were found."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,15 +12,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradpath.errors import InputError, UsageError, reason
-from gradpath.graph import Graph, graph_from_json, node_of
-from gradpath.runtime.files import digest_of, write_atomically
+from gradpath.errors import InputError, UsageError
+from gradpath.graph import Graph, node_of
 from gradpath.scores import LISTED, Provenance, checked_about, listed
 
 if TYPE_CHECKING:
+    from gradpath.circuit.comparison import Comparison
     from gradpath.model.transformer import Transformer
 
-FORMAT = 1
 _LARGEST_SCORE = torch.finfo(torch.float32).max
 
 
@@ -151,6 +149,8 @@ class Circuit:
         Returns:
             The numbers, and the edges on each side: print it, or read ``.jaccard_edges``, ``.both``, ``.only_a``.
         """
+        from gradpath.circuit.comparison import Comparison
+
         self._keys_of(other)
         return Comparison(self, other)
 
@@ -317,162 +317,9 @@ class Circuit:
         Args:
             file: The file to write.
         """
-        graph = self.graph
-        head = {
-            "gradpath_circuit": FORMAT,
-            "graph": {"n_layers": graph.n_layers, "n_heads": graph.n_heads, "parallel": graph.parallel},
-            "about": dict(self.about),
-        }
-        if self.spans:
-            head["spans"] = list(self.spans)
-        # Nine digits are enough to give every float32 back exactly.
-        scores = [float(f"{score:.9g}") for score in self.scores.tolist()]
-        edges = list(zip(self.edges, scores, strict=True))
-        head["digest"] = digest_of({**head, "edges": edges})
-        lines = [json.dumps(edge) for edge in edges]
-        text = json.dumps(head, indent=1).removesuffix("\n}")
-        body = ",\n  ".join(lines)
-        write_atomically(Path(file), f'{text},\n "edges": [\n  {body}\n ]\n}}\n')
+        from gradpath.circuit.file import write_circuit
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two circuits of the same model side by side.
-
-    Args:
-        a: The first circuit.
-        b: The second circuit.
-    """
-
-    a: Circuit
-    b: Circuit
-
-    @cached_property
-    def both(self) -> Circuit:
-        """The edges that both have, with the scores of the first."""
-        return self.a & self.b
-
-    @cached_property
-    def only_a(self) -> Circuit:
-        """The edges that only the first has."""
-        return self.a - self.b
-
-    @cached_property
-    def only_b(self) -> Circuit:
-        """The edges that only the second has."""
-        return self.b - self.a
-
-    @property
-    def jaccard_edges(self) -> float:
-        """The share of the edges of either circuit that both have; 1 for two empty circuits."""
-        return _jaccard(len(self.a), len(self.b), len(self.both))
-
-    @property
-    def jaccard_nodes(self) -> float:
-        """The share of the nodes of either circuit that both have; 1 for two empty circuits."""
-        numbers = self.numbers
-        return _jaccard(numbers["nodes_a"], numbers["nodes_b"], numbers["nodes_both"])
-
-    @property
-    def by_chance(self) -> float:
-        """How many edges two random circuits of these sizes would share on average."""
-        total = self.a.graph.n_edges * max(1, len(self.a.spans))
-        return len(self.a) * len(self.b) / total
-
-    @cached_property
-    def numbers(self) -> dict[str, int]:
-        """How many edges and nodes each circuit has, and how many both have."""
-        nodes_a, nodes_b = set(self.a.nodes), set(self.b.nodes)
-        return {
-            "edges_a": len(self.a),
-            "edges_b": len(self.b),
-            "edges_both": len(self.both),
-            "nodes_a": len(nodes_a),
-            "nodes_b": len(nodes_b),
-            "nodes_both": len(nodes_a & nodes_b),
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """All numbers as plain values."""
-        jaccard = {"jaccard_edges": self.jaccard_edges, "jaccard_nodes": self.jaccard_nodes}
-        return {**self.numbers, **jaccard, "edges_both_by_chance": self.by_chance}
-
-    def __str__(self) -> str:
-        n = self.numbers
-        lines = [f"{'':7}{'A':>9}{'B':>9}{'both':>9}{'only A':>9}{'only B':>9}   Jaccard"]
-        for what, share in (("edges", self.jaccard_edges), ("nodes", self.jaccard_nodes)):
-            a, b, both = (n[f"{what}_{side}"] for side in ("a", "b", "both"))
-            counts = "".join(f"{count:>9,}" for count in (a, b, both, a - both, b - both))
-            lines.append(f"{what:7}{counts}   {share:.3f}")
-        chance = f"{self.by_chance:,.0f}" if self.by_chance >= 10 else f"{self.by_chance:.2g}"
-        return "\n".join([*lines, f"Two random circuits of these sizes share {chance} edges on average."])
-
-    def report(self, file: str | Path) -> None:
-        """Write a page that shows both circuits in one drawing.
-
-        Args:
-            file: The HTML file to write.
-        """
-        from gradpath.report.compare import write_comparison
-
-        write_comparison(self, Path(file))
-
-
-def _jaccard(a: int, b: int, both: int) -> float:
-    return both / (a + b - both) if a or b else 1.0
-
-
-def is_hub_address(file: str | Path) -> bool:
-    """Whether this is the address of a circuit on the hub, and not a file."""
-    return isinstance(file, str) and file.startswith("hf://")
-
-
-def load_circuit(file: str | Path) -> Circuit:
-    """Read the circuit that ``Circuit.save`` wrote; every edge is checked.
-
-    Args:
-        file: A ``circuit.json``, or the address of one on the Hugging Face hub, such as ``hf://owner/name``,
-            ``hf://owner/name@revision`` or ``hf://owner/name/folder``.
-
-    Returns:
-        The circuit.
-    """
-    local = file
-    if is_hub_address(file):
-        from gradpath.formats.hub import download_circuit
-
-        local = download_circuit(str(file))
-    try:
-        return _parsed(json.loads(Path(local).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise InputError(f"there is no file {file}. Give the circuit.json of a find.") from None
-    except InputError as problem:
-        raise InputError(f"{file} cannot be used as a circuit: {problem}") from None
-    except (OSError, ValueError, RecursionError) as problem:
-        raise InputError(
-            f"{file} cannot be read as a gradpath circuit ({reason(problem)}). "
-            "It may be cut off or edited by hand: make it again with gradpath find."
-        ) from None
-
-
-def _parsed(content: Any) -> Circuit:
-    if not isinstance(content, dict) or content.get("gradpath_circuit") != FORMAT:
-        raise InputError(f'it has no "gradpath_circuit": {FORMAT}. Give the circuit.json of a find.')
-    missing = [name for name in ("graph", "edges", "about") if name not in content]
-    if missing:
-        raise InputError(f"it has no {', '.join(missing)}. Make it again with gradpath find.")
-    spans = content.get("spans", [])
-    if not isinstance(spans, list) or len(set(map(str, spans))) != len(spans):
-        raise InputError(f"its spans have to be a list of different names: got {spans!r}.")
-    graph, names = graph_from_json(content["graph"]), tuple(map(str, spans))
-    circuit = circuit_by_names(graph, content["edges"], content["about"], names)
-    digest = content.pop("digest", None)  # files from before 0.2.0, or from other tools, have none
-    if digest not in (None, digest_of(content)):
-        raise InputError(
-            "it was changed or damaged after it was written. Make it again with gradpath find; if you edited it "
-            'yourself, remove its line "digest".'
-        )
-    return circuit
+        write_circuit(self, Path(file))
 
 
 def circuit_by_names(graph: Graph, edges: Any, about: Any, spans: tuple[str, ...] = ()) -> Circuit:
