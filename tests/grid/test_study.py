@@ -144,6 +144,8 @@ plugins: nothing.py
 memory: lots
 title: [a]
 seeds: 1
+device: gpu
+dtype: int8
 """
 
 
@@ -151,7 +153,7 @@ def test_every_mistake_is_listed_with_its_line(write):
     with pytest.raises(UsageError) as raised:
         read_study(write(MISTAKES))
     first, *lines = str(raised.value).splitlines()
-    assert first.endswith("study.yaml has 17 mistakes:")
+    assert first.endswith("study.yaml has 19 mistakes:")
     expected = {
         1: ["there is no task 'oio'. Did you mean 'ioi'?"],
         2: ["there is no key 'taks'. Did you mean 'tasks'?"],
@@ -168,11 +170,18 @@ def test_every_mistake_is_listed_with_its_line(write):
         14: ["lots"],
         15: ["a text was expected: got ['a']"],
         16: ["seeds was given before, in line 8"],
+        17: ["the device 'gpu' cannot be used"],
+        18: ["there is no floating-point type 'int8'"],
     }
     for line, texts in expected.items():
         own = [text for text in lines if text.startswith(f"  line {line}:")]
         assert len(own) == len(texts), own
         assert all(text in found for text, found in zip(texts, own, strict=True)), own
+
+
+def test_a_device_and_a_precision_that_were_typed_take_the_place_of_the_files(write):
+    study = read_study(write("device: gpu\ndtype: int8"), device="cpu", dtype="float64")
+    assert (study.device, study.dtype) == ("cpu", "float64")
 
 
 @pytest.mark.parametrize(

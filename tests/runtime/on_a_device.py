@@ -91,7 +91,8 @@ def test_attention_outputs_and_the_logit_lens_are_those_on_the_cpu(device):
 
 FEW = ["--examples", 4, "--steps", 2]
 GRID = ["--examples", 4, "--sparsities", 0.5, "--how", "top,refined"]
-# Of every command that runs a model; ``run`` does what ``curve`` does.
+MEASURING = ["--edges", 20, "--how", "refined"]
+# Every command that runs a model.
 COMMANDS = {
     "find by position": ["find", *FEW, "--positions", "span", "--edges", 30],
     "find by ACDC": ["find", *FEW, "--how", "acdc+threshold=0.05"],
@@ -101,7 +102,10 @@ COMMANDS = {
     "curve": ["curve", "--methods", "eap-ig", *GRID],
     "reproduce": ["reproduce", "faithfulness", "--tasks", "ioi", *GRID],
     "check": ["check"],
+    "convert": ["convert", "SCORES", "OUT/circuit.json", *MEASURING],
+    "convert to MIB": ["convert", "SCORES", "OUT/mib", "--to", "mib", "--how", "balanced"],
 }
+STUDY = "tasks: ioi\nselections: [top, refined]\nsizes: 0.5\nexamples: 4\nmodels: "
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +118,21 @@ def found(tmp_path_factory):
     return folder, out / "circuit.json"
 
 
+@pytest.mark.filterwarnings("ignore:MIB's leaderboard has no ioi in")
 @pytest.mark.parametrize("name", some(list(COMMANDS), ["eval", "explain"]))
 def test_commands_run_there(name, found, device, tmp_path):
     folder, circuit = found
-    arguments = [circuit if x == "CIRCUIT" else x for x in COMMANDS[name]]
+    paths = {"CIRCUIT": circuit, "SCORES": circuit.with_name("scores.safetensors")}
+    arguments = [paths.get(x, str(x).replace("OUT", str(tmp_path))) for x in COMMANDS[name]]
     out = ["--out", tmp_path] if name in ("curve", "reproduce") else []
     ran = run_here(*arguments, "--model", folder, "--device", device, *out)
     assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize("by_option", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_study_runs_on_the_device_of_its_file_or_of_the_command(by_option, found, device, tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text(f"{STUDY}{found[0]}\ndevice: {'nowhere' if by_option else device}\n")
+    ran = run_here("run", file, "--out", tmp_path / "out", "--json", *(["--device", device] if by_option else []))
+    assert ran.code == 0, ran.err
+    assert [model["device"] for model in ran.json["models"]] == [f"{device}:0"]

@@ -98,7 +98,9 @@ def recorded_model(about: Provenance) -> str | None:
 
 model_option = click.option("--model", default=defaults.MODEL, show_default=True, help=MODEL_HELP)
 load_options = together(
-    click.option("--device", metavar="NAME", help="Where to run: cpu, cuda, mps ...  [the model's own]"),
+    click.option(
+        "--device", metavar="NAME", help="Where to run: cpu, cuda, mps ...  [cpu; with torchrun, a GPU per process]"
+    ),
     click.option(
         "--device-map",
         metavar="auto|A,B",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 @click.argument("study_file", type=opt.FILE, metavar="STUDY.yaml")
 @click.option("--dry-run", is_flag=True, help="Check the file, and print what would be measured and how long it takes.")
 @opt.plugin_option
+@opt.load_options
 @opt.out_option("Write measurements and the report to this folder.  [out/NAME, for NAME.yaml]")
 @opt.json_option
-def command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool) -> None:
+def command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool, **given: Any) -> None:
     """Measure circuits for all combinations of models, tasks, methods, selections and sizes that a file lists.
 
-    An interrupted run continues where it stopped. All mistakes in the file are listed at once.
+    An interrupted run continues where it stopped. All mistakes in the file are listed at once. --device and --dtype
+    take the place of what the file says.
 
     \b
     gradpath run study.yaml --dry-run
@@ -37,11 +39,13 @@ def command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool) ->
     from gradpath.grid.study_report import estimate, run_study
     from gradpath.runtime.files import lock_folder
 
-    study = read_study(study_file)
+    study = read_study(study_file, device=given["device"], dtype=given["dtype"])
     folder = out or Path("out") / study_file.stem
+    # A map of devices takes the place of the file's device; --device beside it is refused when a model is loaded.
+    device = study.device if given["device_map"] is None else given["device"]
 
     def load(name: str) -> Transformer:
-        return opt.ModelOptions(name, device=study.device, dtype=study.dtype).load()
+        return opt.ModelOptions(**{**given, "model": name, "device": device, "dtype": study.dtype}).load()
 
     if dry_run:
         estimates = estimate(study, folder, load)

@@ -32,6 +32,7 @@ from gradpath.grid.jobs import CircuitJob, Job, points
 from gradpath.grid.request import CUSTOM, MethodSpec, Request, parse_methods
 from gradpath.grid.store import Store
 from gradpath.limits import parse_bytes
+from gradpath.model.load import find_device, find_dtype
 from gradpath.model.transformer import Transformer
 from gradpath.registry import load_plugin
 from gradpath.runtime.files import recorded_path
@@ -117,11 +118,13 @@ class Study:
         return jobs
 
 
-def read_study(file: str | Path) -> Study:
+def read_study(file: str | Path, *, device: str | None = None, dtype: str | None = None) -> Study:
     """Read a study and check it, before a model is loaded.
 
     Args:
         file: The YAML file. Its plug-ins are run.
+        device: Where to run, whatever the file says.
+        dtype: The precision, whatever the file says.
 
     Returns:
         The study. An error lists every mistake with its line.
@@ -141,8 +144,8 @@ def read_study(file: str | Path) -> Study:
         sizes=entries.each("sizes", [defaults.SPARSITY], _size),
         seeds=entries.each("seeds", [defaults.SEED], lambda seed: whole_number("a seed", seed, least=0)),
         request=Request(),
-        device=entries.one("device", None, _text),
-        dtype=entries.one("dtype", None, _text),
+        device=device or entries.one("device", None, _device),
+        dtype=dtype or entries.one("dtype", None, _dtype),
         plain=entries.plain,
     )
     shared: dict[str, Any] = {
@@ -304,6 +307,16 @@ def _size(value: Any) -> int | float:
 
 def _ablation(name: Any) -> str:
     ABLATIONS.find(_text(name))
+    return _text(name)
+
+
+def _device(name: Any) -> str:
+    find_device(str(name))  # 0 is a number in YAML
+    return str(name)
+
+
+def _dtype(name: Any) -> str:
+    find_dtype(_text(name))
     return _text(name)
 
 

@@ -71,7 +71,7 @@ def load_model(
     """
     if device is not None and device_map is not None:
         raise UsageError("device and device_map both say where the model goes: give one of them.")
-    precision = _dtype(dtype)
+    precision, placed = find_dtype(dtype), find_device(device)  # before anything is read
     # Weights are prepared in their own precision, and can be used with gradients, whatever the caller has switched on.
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
         if isinstance(source, (str, Path)) and (packaged := _installed(str(source))):
@@ -92,10 +92,7 @@ def load_model(
         text = (
             None if hf_tokenizer is None else Tokenizer(hf_tokenizer, _bos_token(hf_tokenizer, model.arch.family, bos))
         )
-        if device_map is None:
-            model = model.to(_device(device), precision)
-        else:
-            model = _spread(model.to(dtype=precision), device_map)
+        model = model.to(placed, precision) if device_map is None else _spread(model.to(dtype=precision), device_map)
     model = replace(model, tokenizer=text, name=recorded_path(name))
     if digest is not None and precision in (None, torch.float32):
         vars(model)["digest"] = digest  # it was computed when the file was checked
@@ -322,14 +319,15 @@ def _bos_token(tokenizer: Any, family: str, bos: bool | None) -> int | None:
     return token if bos else None
 
 
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The requested precision."""
     named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and not (isinstance(named, torch.dtype) and named.is_floating_point):
         raise InputError(f"there is no floating-point type {dtype!r}. Use float32, bfloat16 or float16.")
     return named
 
 
-def _device(device: torch.device | str | None) -> torch.device | None:
+def find_device(device: torch.device | str | None) -> torch.device | None:
     """The requested device. Each of several processes gets its own GPU, unless the request names one."""
     local = distributed.local_device()
     if device is None or isinstance(device, torch.device):
@@ -352,7 +350,7 @@ def _spread(model: Transformer, device_map: str | Sequence[torch.device | str]) 
         devices, room = gpus(model)
         return spread_over(model, devices, room) if devices else model
     names = device_map.split(",") if isinstance(device_map, str) else device_map
-    devices = [device for name in names if (device := _device(name)) is not None]
+    devices = [device for name in names if (device := find_device(name)) is not None]
     return spread_over(model, devices, [1.0] * len(devices))
 
 
