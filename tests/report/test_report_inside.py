@@ -13,6 +13,7 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.explanation.examples import Inside, look_inside
+from gradpath.model.transformer import Transformer
 from gradpath.report import Chosen, MethodRun, Report, evidence, render
 from gradpath.report.data import spread_examples
 
@@ -24,11 +25,15 @@ TASK = prompts([5, 7, 7, 6], [[2], [3, 4], [5], [1]])
 
 @pytest.fixture(scope="module")
 def looked() -> tuple[Report, Inside]:
-    scores = gp.attribute(MODEL, TASK, "eap-ig", steps=3)
+    return look(MODEL)
+
+
+def look(model: Transformer) -> tuple[Report, Inside]:
+    scores = gp.attribute(model, TASK, "eap-ig", steps=3)
     circuit = gp.select(scores, n=60, how="top")
-    result = gp.evaluate(MODEL, circuit, TASK)
-    inside = look_inside(MODEL, circuit, TASK.take(spread_examples(result, 4)))
-    shown = evidence(TASK, result, MODEL.tokenizer, 4)
+    result = gp.evaluate(model, circuit, TASK)
+    inside = look_inside(model, circuit, TASK.take(spread_examples(result, 4)))
+    shown = evidence(TASK, result, model.tokenizer, 4)
     report = Report("a task", "gpt2", "a task", [MethodRun(scores)], Chosen(60, "top"), shown, inside=inside)
     return report, inside
 
@@ -169,3 +174,18 @@ def test_nothing_is_wider_than_the_page(visit: Visit, looked: tuple[Report, Insi
     page.select_option("#example", "1")
     pick(page, "a1.h0")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_an_mlp_with_experts_shows_their_parts_of_its_effect(visit: Visit) -> None:
+    report, inside = look(tiny_model("qwen2-moe"))
+    role = next(role for role in inside.explanation if len(role.experts) > 2)
+    page = visit.open(report)
+    pick(page, role.node)
+    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#inside .experts tbody tr").all()]
+    for row, expert in zip(rows, role.experts[:6], strict=False):
+        assert row[0] == expert.name
+        assert value(row[1]) == pytest.approx(expert.effect, rel=0.01, abs=0.01)
+        assert row[2:] == [f"{100 * often:.0f}%" for often in (expert.clean, expert.corrupted)]
+    assert sum(value(row[1]) for row in rows) == pytest.approx(role.effect, abs=0.02)
+    pick(page, next(role.node for role in inside.explanation if role.attends))
+    assert not page.locator("#inside .experts").count()

@@ -69,8 +69,9 @@ def test_other_blocks_and_ablations_run_there_too(kind, ablation, device):
     assert results[1] == pytest.approx(results[0], abs=1e-4)
 
 
-def test_a_circuit_is_explained_there(device):
-    model = tiny_model("gpt2").to(device)
+@pytest.mark.parametrize("kind", some(["gpt2", "qwen2-moe"], ["qwen2-moe"]))
+def test_a_circuit_is_explained_there(kind, device):
+    model = tiny_model(kind).to(device)
     circuit = gp.select(gp.attribute(model, TASK, "eap-ig", steps=2), n=40, how="top")
     assert gp.explain(model, circuit, TASK).roles
 

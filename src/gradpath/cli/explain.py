@@ -16,9 +16,11 @@ from gradpath.cli.saved import open_circuit, saved_options
 
 if TYPE_CHECKING:
     from gradpath.explanation import Explanation
+    from gradpath.explanation.experts import Expert
     from gradpath.explanation.roles import Role
 
 _COLUMNS = ("node", "effect", "direct", "attends", "reads most from", "adds to the answers' logits")
+_EXPERTS = 4  # of a node in the table
 
 
 @click.command(name="explain")
@@ -63,11 +65,20 @@ def _text(explanation: Explanation, file: str | Path, top: int) -> str:
         "",
         *("  ".join(["", *map(str.ljust, row, widths)]).rstrip() for row in rows),
     ]
+    if mixtures := [role for role in roles if role.experts]:
+        lines += ["", "Experts, by their part of the node's effect (chosen by clean / corrupted tokens):"]
+        lines += [f"  {role.node:9s} {', '.join(map(_expert, role.experts[:_EXPERTS]))}" for role in mixtures]
     if told := [f"  {role.node:9s} {role.sentence}" for role in roles if role.sentence]:
         lines += ["", "In words, where the numbers are clear:", *told]
     if rest := len(explanation) - len(roles):
         lines += ["", f"{rest} more nodes: --top {len(explanation)} shows all, --json has every number."]
     return "\n".join(lines)
+
+
+def _expert(expert: Expert) -> str:
+    name = expert.name.partition(".")[2] or expert.name
+    chosen = "" if expert.clean is None else f" ({expert.clean:.0%} / {expert.corrupted:.0%})"
+    return f"{name} {expert.effect:+.2f}{chosen}"
 
 
 def _cells(role: Role) -> tuple[str, ...]:

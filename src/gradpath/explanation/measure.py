@@ -35,6 +35,7 @@ from gradpath.errors import InputError
 from gradpath.evaluation.evaluate import named_positions
 from gradpath.evaluation.patched_run import Prepared, run_nodes
 from gradpath.evaluation.plan import Plan, check_same_graph, plan_of
+from gradpath.explanation.experts import NUMBERS, expert_parts, mixtures_of, n_columns
 from gradpath.explanation.parts import answers_of, parts_of
 from gradpath.limits import Limits
 from gradpath.model.inspection import output_of, patterns
@@ -63,6 +64,9 @@ class Measured:
     direct: Float[Tensor, "example source"]
     mean_write: Float[Tensor, "source d_model"]  # at the last position, behind the final norm; the mean over examples
     answer_logits: Float[Tensor, "example source side answer"] | None  # zero for padding
+    mixtures: list[int]  # those nodes that are MLPs with experts
+    experts: Float[Tensor, "number mixture expert"]  # ``experts.NUMBERS``, summed over the examples
+    n_tokens: int  # from the first changed token of each example on
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def measure(
     graph, plan = model.graph, plan_of(model, circuit)
     sources = [graph.source(node) for node in circuit.nodes if node != "logits"]
     heads = [source for source in sources if source and graph.place_of_source(source)[1] < graph.n_heads]
-    n, width = len(pairs), len(parts.names)
+    n, width, mixtures = len(pairs), len(parts.names), mixtures_of(model, sources)
     totals = {
         "metric": torch.zeros(2, n),
         "attention": torch.zeros(len(RUNS), n, len(heads), width, width),
@@ -125,6 +129,7 @@ def measure(
         "direct": torch.zeros(n, len(sources)),
         "answers": torch.zeros(n, len(sources), *(answers.shape[1:] if answers is not None else (0, 0))),
         "write": torch.zeros(len(sources), model.arch.d_model, dtype=torch.float64),
+        "experts": torch.zeros(len(NUMBERS), len(mixtures), n_columns(model, mixtures), dtype=torch.float64),
     }
     with own_settings(model):
         instead = ablation_of(ablation or circuit.provenance.ablation, model, mean_over or task, limits)
@@ -134,8 +139,9 @@ def measure(
             here = batch_work(model, task, batch, sources, instead)
             rows, length = batch.index, batch.clean.shape[1]
             own = _one_hot(parts.at[rows, :length], width).to(model.device)  # (batch, pos, part)
-            new = _of_batch(here, plan, own, None if answers is None else answers[rows].to(model.device))
-            totals["write"] += new.pop("write").double().sum(0).cpu()
+            new = _of_batch(here, plan, own, None if answers is None else answers[rows].to(model.device), mixtures)
+            for name in ("write", "experts"):
+                totals[name] += new.pop(name).double().sum(0).cpu()
             new = {name: x.detach().float().cpu() for name, x in new.items()}
             for name, x in new.items():
                 place = (slice(None), rows) if name in ("metric", "attention") else (rows,)
@@ -161,6 +167,9 @@ def measure(
         direct=done["direct"],
         mean_write=(done["write"] / n).float(),
         answer_logits=None if answers is None else done["answers"],
+        mixtures=mixtures,
+        experts=done["experts"].float(),
+        n_tokens=int((pairs.last - pairs.first + 1).sum()),
     )
 
 
@@ -186,14 +195,17 @@ def batch_work(
     return BatchWork(model, runs, prepared, sources)
 
 
-def _of_batch(here: BatchWork, plan: Plan, own: Tensor, answers: Tensor | None) -> dict[str, Tensor]:
+def _of_batch(
+    here: BatchWork, plan: Plan, own: Tensor, answers: Tensor | None, mixtures: list[int]
+) -> dict[str, Tensor]:
     """All measurements of one batch; ``own`` says which part a position is in."""
-    writes = normed_writes(here)
+    writes, reads = normed_writes(here), node_reads(here)
     ends = (here.runs.clean.logits, here.runs.corrupted.logits)
     measured = {
         "metric": torch.stack([here.runs.metric_of(logits)[0] for logits in ends]),
         "attention": part_attention(here, plan, own),
-        "effect": part_effects(here, own[:, here.runs.start :]),
+        "effect": part_effects(here, reads, own[:, here.runs.start :]),
+        "experts": expert_parts(here, reads, mixtures, n_columns(here.model, mixtures)),
         "direct": direct_effects(here),
         "write": writes,
     }
@@ -250,12 +262,17 @@ def head_patterns(here: BatchWork, plan: Plan) -> list[Float[Tensor, "run batch 
     return seen
 
 
-def part_effects(here: BatchWork, own: Tensor) -> Float[Tensor, "batch source part"]:
+def node_reads(here: BatchWork) -> NodeReads:
+    """The gradients at what the nodes write, on the clean and on the corrupted prompts."""
+    reads = NodeReads()
+    for point in (here.runs.clean, here.runs.corrupted):
+        reads.add(here.model, point.run, here.runs.metric_at(point))
+    return reads
+
+
+def part_effects(here: BatchWork, reads: NodeReads, own: Tensor) -> Float[Tensor, "batch source part"]:
     """What the metric owes to each node's write in each part of a prompt, to first order."""
-    model, runs, reads = here.model, here.runs, NodeReads()
-    for point in (runs.clean, runs.corrupted):
-        reads.add(model, point.run, runs.metric_at(point))
-    by_row = _effects(model, runs.writes, reads, here.sources) / reads.n_points  # (row, source)
+    by_row = _effects(here.model, here.runs.writes, reads, here.sources) / reads.n_points  # (row, source)
     return torch.einsum("bqs,bqp->bsp", by_row.view(*own.shape[:2], -1), own.to(by_row.dtype))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradpath.circuit import Circuit
+from gradpath.explanation.experts import Expert, experts_of
 from gradpath.explanation.known_heads import SCORES
 from gradpath.explanation.measure import RUNS, Measured
 from gradpath.explanation.parts import AFTER, END, FIRST, UNNAMED
@@ -75,6 +76,7 @@ class Role:
         attends: Where a head attends, from the last token and from the part of the prompt that matters most to it.
         writes: What it adds to logits at the last position; None for ``logits``.
         scores: Scores of a head as a previous-token, duplicate-token, induction and copying head.
+        experts: Which experts of an MLP its effect comes from, in a mixture of experts.
         sentence: What it does in words, where the numbers are clear.
     """
 
@@ -85,6 +87,7 @@ class Role:
     attends: Sequence[Attends] = ()
     writes: Writes | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    experts: Sequence[Expert] = ()
     sentence: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -97,6 +100,7 @@ class Role:
             "attends": [one.to_json() for one in self.attends],
             "writes": None if self.writes is None else asdict(self.writes),
             "scores": dict(self.scores),
+            "experts": [asdict(expert) for expert in self.experts],
             "sentence": self.sentence,
         }
 
@@ -133,11 +137,17 @@ def roles_of(
             attends=[] if column is None else _attends(measured, column, effects[row]),
             writes=writes[row],
             scores={name: score for name, score in scores.items() if not math.isnan(score)},
+            experts=_experts(model, measured, source) if source in measured.mixtures else (),
         )
         clear = _is_clear(direct, size)
         roles.append(Role(**{**vars(role), "sentence": sentence(role, names, direct_is_clear=clear)}))
     roles.sort(key=lambda role: -abs(role.effect or 0.0))
     return [*roles, Role("logits", reads=reads.get("logits", {}))] if "logits" in circuit.nodes else roles
+
+
+def _experts(model: Transformer, measured: Measured, source: int) -> list[Expert]:
+    numbers = measured.experts[:, measured.mixtures.index(source)]
+    return experts_of(model, source, numbers, len(measured.clean), measured.n_tokens)
 
 
 def reads_of(circuit: Circuit) -> dict[str, dict[str, list[Read]]]:
@@ -227,7 +237,7 @@ def sentence(role: Role, names: tuple[str, str], *, direct_is_clear: bool) -> st
     ]
     attends, attended = _attends_phrase(role)
     writes = _writes_phrase(role, names, attended) if direct_is_clear else None
-    does = " and ".join(phrase for phrase in (attends, writes) if phrase)
+    does = " and ".join(phrase for phrase in (attends, writes, _experts_phrase(role) if writes else None) if phrase)
     return ": ".join(part for part in (", ".join(kinds), does) if part) or None
 
 
@@ -254,6 +264,13 @@ def _writes_phrase(role: Role, names: tuple[str, str], attended: str | None) -> 
     raises = (name == names[0]) == (sign > 0)
     whose = "its" if name == attended else f"{_the(name)}'s"
     return f"{'raises' if raises else 'lowers'} {whose} logit ({value if raises else -value:+.2f})"
+
+
+def _experts_phrase(role: Role) -> str | None:
+    """The expert that most of the effect comes from, if there is one."""
+    if not role.experts or role.experts[0].share < CLEAR_SHARE:
+        return None
+    return f"owes {role.experts[0].share:.0%} of its effect to {role.experts[0].name}"
 
 
 def _the(part: str) -> str:

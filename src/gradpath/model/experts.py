@@ -92,6 +92,17 @@ def run_experts(experts: Experts, y: Tensor, feed_forward: FeedForward, *, const
         What the routed experts write, in the shape of y.
     """
     rows = y.reshape(-1, y.shape[-1])
+    weights, _, outputs = expert_outputs(experts, rows, feed_forward, constant_weights=constant_weights)
+    return torch.bmm(weights[:, None], outputs).view_as(y)
+
+
+def expert_outputs(
+    experts: Experts, rows: Tensor, feed_forward: FeedForward, *, constant_weights: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row: the weights of its experts, which they are, both (row, chosen), and what each of them computes.
+
+    The last is (row, chosen, d_model). Weights that have multiplied the inputs are 1.
+    """
     weights, chosen = route(experts, rows)
     weights = weights.detach() if constant_weights else weights
     # Rows in the order of their experts, one after the other, and back: sums in a fixed order give the same numbers
@@ -106,10 +117,8 @@ def run_experts(experts: Experts, y: Tensor, feed_forward: FeedForward, *, const
         for e, own in enumerate(torch.split(inputs, sizes))
         if len(own)
     ]
-    if not parts:
-        return torch.zeros_like(y)
-    outputs = torch.cat(parts)[order.argsort()].view(len(rows), experts.per_token, -1)
-    return torch.bmm(weights[:, None], outputs).view_as(y)
+    outputs = torch.cat(parts)[order.argsort()] if parts else inputs  # no rows, no parts
+    return weights, chosen, outputs.view(*chosen.shape, rows.shape[1])
 
 
 def _row(bias: Tensor | None, index: int) -> Tensor | None:

@@ -478,17 +478,20 @@ class Transformer:
     def mlp(self, layer: Layer, x: Tensor) -> Tensor:
         """The output of the MLP for a residual stream x that is not normalised yet."""
         y = self.read_norm(x)[0]
-        out = self._feed_forward(y, layer.w_in, layer.b_in, layer.w_out, layer.b_out)
-        if (experts := layer.experts) is not None:
-            if experts.shared_gate is not None:
-                gate = F.linear(y, experts.shared_gate).sigmoid()
-                out = (gate.detach() if self.rules.attention else gate) * out
-            out = out + run_experts(experts, y, self._feed_forward, constant_weights=self.rules.attention)
+        out = self.shared_expert(layer, y)
+        if layer.experts is not None:
+            out = out + run_experts(layer.experts, y, self.feed_forward, constant_weights=self.rules.attention)
         return out if layer.mlp_gain is None else self.norm(out)[0] * layer.mlp_gain
 
-    def _feed_forward(
-        self, y: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, b_out: Tensor | None
-    ) -> Tensor:
+    def shared_expert(self, layer: Layer, y: Tensor) -> Tensor:
+        """What every normalised input y gets: the whole MLP, or the shared expert of a layer with experts."""
+        out = self.feed_forward(y, layer.w_in, layer.b_in, layer.w_out, layer.b_out)
+        if layer.experts is None or layer.experts.shared_gate is None:
+            return out
+        gate = F.linear(y, layer.experts.shared_gate).sigmoid()
+        return (gate.detach() if self.rules.attention else gate) * out
+
+    def feed_forward(self, y: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, b_out: Tensor | None) -> Tensor:
         """An MLP, or an expert, on normalised inputs."""
         activation = ACTIVATIONS[self.arch.activation]
         hidden = F.linear(y, w_in, b_in)
