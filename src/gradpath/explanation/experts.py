@@ -132,18 +132,18 @@ def experts_of(
         The experts. The shared one is used by every token.
     """
     node, layer = model.graph.sources[source], model.layers[model.graph.place_of_source(source)[0]]
-    n_experts, n = len(_experts(model, source).router), numbers.shape[1]
     effects, *counts = numbers.tolist()
     total = sum(map(abs, effects)) or 1.0
     rows = []
-    for column in range(n_experts):
+    for column in range(len(_experts(model, source).router)):
         if counts[0][column] or counts[1][column]:
             often = [count[column] / n_tokens for count in counts]
             rows.append(Expert(f"{node}.e{column}", effects[column] / n_examples, abs(effects[column]) / total, *often))
-    others = {"ablation": (n + _ABLATION, None)} if effects[_ABLATION] else {}
-    others |= {f"{node}.shared": (n + _SHARED, 1.0)} if layer.w_out.shape[1] else {}
-    for name, (column, always) in others.items():
-        rows.append(Expert(name, effects[column] / n_examples, abs(effects[column]) / total, always, always))
+    if layer.w_out.shape[1]:
+        effect = effects[_SHARED]
+        rows.append(Expert(f"{node}.shared", effect / n_examples, abs(effect) / total, 1.0, 1.0))
+    if effect := effects[_ABLATION]:
+        rows.append(Expert("ablation", effect / n_examples, abs(effect) / total, None, None))
     return sorted(rows, key=lambda row: -abs(row.effect))
 
 
