@@ -83,6 +83,29 @@ def test_no_tokens_give_no_output():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_choices_in_half_precision_are_those_of_transformers(kind):
+    """Some routers compute in float32 whatever the model's precision is, and others round their logits."""
+    original = copy.deepcopy(tiny_hf(kind)).to(torch.bfloat16)
+    routers = [module for name, module in original.named_modules() if name.endswith((".gate", ".router"))]
+    for name, weight in original.named_parameters():
+        if name.endswith("post_attention_layernorm.weight"):
+            weight.data.fill_(1)  # a gain that is folded into the router would be rounded with it
+    layers = [layer.experts for layer in convert(original).layers if layer.experts is not None]
+    rows = torch.randn(20000, 24, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    for router, experts in zip(routers, layers, strict=True):
+        with torch.no_grad():
+            theirs = router(rows)
+        weights, chosen = route(experts, rows)
+        if kind == "llama4":  # it gives all scores, zero where an expert is not chosen
+            expected = theirs[0]
+        else:
+            expected = torch.zeros(len(rows), len(experts.router)).scatter(1, theirs[2], theirs[1].float())
+        ours = torch.zeros(len(rows), len(experts.router)).scatter(1, chosen, weights.float())
+        assert torch.equal(ours > 0, expected > 0)
+        assert torch.allclose(ours, expected.float(), atol=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_routing_differs_between_tokens_and_its_weights_have_gradients(kind):
     """Otherwise the comparisons with transformers and the reference would prove little."""
     model = tiny_model(kind)

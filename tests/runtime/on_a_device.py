@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from covering import some
+from covering import FAMILIES, some
 from launching import run_here
 from pretend_device import pretend_device
 from small_models import prompts, tiny_model
@@ -57,9 +57,7 @@ def test_circuits_and_their_results_are_those_on_the_cpu(how, device):
 
 
 @pytest.mark.parametrize("ablation", some(["corrupted", "zero", "mean", "mean-positional"], ["mean-positional"]))
-@pytest.mark.parametrize(
-    "kind", some(["deepseek-v3", "gemma2", "gpt-oss", "gpt2", "llama4", "mixtral", "olmo2"], ["mixtral"])
-)
+@pytest.mark.parametrize("kind", some(FAMILIES, ["mixtral"]))
 def test_other_blocks_and_ablations_run_there_too(kind, ablation, device):
     model = tiny_model(kind)
     results = []

@@ -55,16 +55,16 @@ class Experts:
     groups_per_token: int = field(default=1, metadata=LATER)  # how many of these groups a token chooses from
     group_best: int = field(default=1, metadata=LATER)  # how many of its best experts a group is judged by
     scale_input: bool = field(default=False, metadata=LATER)  # the weight of an expert multiplies its input
+    float32_router: bool = field(default=False, metadata=LATER)  # logits in float32 in a model of half precision
 
 
 def route(experts: Experts, y: Tensor) -> tuple[Tensor, Tensor]:
     """The weights of the experts of each row of y (row, d_model), and which they are, both (row, chosen)."""
     wide = torch.promote_types(y.dtype, torch.float32)
-    if experts.probabilities == "sigmoid":  # such models compute their router in float32
-        bias = None if experts.router_bias is None else experts.router_bias.to(wide)
-        p = F.linear(y.to(wide), experts.router.to(wide), bias).sigmoid()
-    else:
-        p = F.linear(y, experts.router, experts.router_bias).softmax(-1, dtype=wide)
+    at = wide if experts.float32_router else y.dtype
+    bias = None if experts.router_bias is None else experts.router_bias.to(at)
+    logits = F.linear(y.to(at), experts.router.to(at), bias).to(wide)
+    p = logits.sigmoid() if experts.probabilities == "sigmoid" else logits.softmax(-1)
     preferred = p.detach() if experts.choice_bias is None else p.detach() + experts.choice_bias
     if experts.n_groups > 1:
         groups = preferred.view(len(preferred), experts.n_groups, -1)

@@ -37,7 +37,7 @@ def from_deepseek_v2(source: Checkpoint) -> Transformer:
     for index in range(arch.n_layers):
         layer = _layer(source, arch, index, interleaved=True, sum_to_one=False)
         if layer.experts is not None:
-            experts = replace(layer.experts, scale=source.config.routed_scaling_factor)
+            experts = replace(layer.experts, scale=source.config.routed_scaling_factor, float32_router=True)
             experts = in_groups(source, experts, group_best=1) if method == "group_limited_greedy" else experts
             layer = replace(layer, experts=experts)
         layers.append(layer)

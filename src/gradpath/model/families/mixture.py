@@ -129,7 +129,7 @@ def with_corrected_sigmoids(source: Checkpoint, index: int, layer: Layer) -> Lay
         return layer
     bias = source.need(f"{source.stem}.layers.{index}.mlp.gate.e_score_correction_bias").float()
     scale = source.config.routed_scaling_factor
-    experts = replace(layer.experts, probabilities="sigmoid", choice_bias=bias, scale=scale)
+    experts = replace(layer.experts, probabilities="sigmoid", choice_bias=bias, scale=scale, float32_router=True)
     return replace(layer, experts=in_groups(source, experts, group_best=2))
 
 
