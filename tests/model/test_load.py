@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 import threading
 from pathlib import Path
@@ -27,6 +28,55 @@ def test_a_folder_and_the_loaded_model_give_the_same_logits(kind, tmp_path):
     expected = load_model(tiny_hf(kind)).logits(IDS)
     assert torch.equal(load_model(tmp_path).logits(IDS), expected)
     assert torch.equal(load_model(str(tmp_path)).logits(IDS), expected)
+
+
+def packed_folder(folder: Path, packing: dict[str, object] | None) -> Path:
+    """A small Llama whose projections are 8-bit numbers with a scale each, as FP8 and GPTQ checkpoints have them."""
+    tiny_hf("llama-grouped").save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith("proj.weight")]:
+        stem, weight = name.removesuffix(".weight"), weights.pop(name)
+        scale = weight.abs().max() / 100
+        if packing and packing["quant_method"] == "gptq":
+            weights |= {f"{stem}.qweight": (weight / scale).int(), f"{stem}.scales": scale[None, None].half()}
+        else:
+            weights |= {name: (weight / scale).to(torch.float8_e4m3fn), f"{stem}.weight_scale_inv": scale[None, None]}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if packing is not None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": packing}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "packing",
+    [
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    ],
+    ids=["fp8", "gptq"],
+)
+def test_packed_weights_are_refused_in_a_sentence(packing, tmp_path):
+    with pytest.raises(InputError) as raised:
+        load_model(packed_folder(tmp_path, packing))
+    assert str(raised.value) == (
+        f"the checkpoint {tmp_path} has packed weights ({packing['quant_method']}), and gradpath reads ordinary "
+        "numbers: use a version in bfloat16, or convert the weights first."
+    )
+
+
+def test_packed_weights_that_the_configuration_conceals_are_refused_by_their_scales(tmp_path):
+    with pytest.raises(InputError, match=r"has a weight that its model lacks: .*weight_scale_inv"):
+        load_model(packed_folder(tmp_path, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_packed_weights_in_memory_are_refused(dtype):
+    model = copy.deepcopy(tiny_hf("llama-grouped"))
+    weight = model.model.layers[0].mlp.up_proj.weight
+    model.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+    with pytest.raises(InputError, match=rf"this model has packed weights \({str(dtype).partition('.')[2]}\)"):
+        load_model(model)
 
 
 def test_dtype_and_name_are_the_users(monkeypatch):

@@ -28,6 +28,7 @@ from gradpath.runtime.files import ELSEWHERE, recorded_path
 
 _PATIENCE = 6.0  # seconds to wait for the hub
 # The largest deviation from a model in memory that rounding explains, relative to the largest logit; else 1e-3.
+_ORDINARY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # types of weights
 _SAME_LOGITS = {torch.bfloat16: 0.3, torch.float16: 0.05}
 
 
@@ -170,7 +171,10 @@ def _read(source: str, folder: str, file: str | None, dtype: torch.dtype, option
         if family is None:
             raise ValueError("its config.json cannot be read, or names no model_type")
         check_family(str(family))
-        if (config.get("quantization_config") or {}).get("quant_method") == "mxfp4":
+        if packing := config.get("quantization_config"):
+            method = packing.get("quant_method") if isinstance(packing, dict) else packing
+            if method != "mxfp4":
+                raise _packed(f"the checkpoint {source}", method)
             unpack = {"quantization_config": Mxfp4Config(dequantize=True)}
     if Path(folder).is_dir():
         check_claims(Path(folder), file, bool(options["trust_remote_code"]))
@@ -179,6 +183,14 @@ def _read(source: str, folder: str, file: str | None, dtype: torch.dtype, option
     _check_all_loaded(source, loaded)
     model = model.to(dtype) if unpack else model  # what was packed is bfloat16, whatever was asked for
     return _Source(model, _tokenizer(AutoTokenizer, folder, options), source, gguf)
+
+
+def _packed(model: str, how: object) -> InputError:
+    """The refusal of weights that stand for numbers together with scales, and are not numbers by themselves."""
+    return InputError(
+        f"{model} has packed weights ({how}), and gradpath reads ordinary numbers: use a version in bfloat16, or convert "
+        "the weights first."
+    )
 
 
 def _check_hub(name: str) -> None:
@@ -252,8 +264,12 @@ def _from_object(source: Any) -> _Source:
             f"a model is a name, a folder, a .gguf file or a loaded model of transformers, TransformerLens or nnsight: "
             f"got {type(source)}."
         )
-    if any(weight.is_meta for weight in source.state_dict().values()):
+    weights = source.state_dict()
+    if any(weight.is_meta for weight in weights.values()):
         raise InputError("this model has no weights: they are on the meta device. Load it with its weights first.")
+    types = {x.dtype for name, x in weights.items() if name.endswith("weight") and x.ndim > 1}
+    if packed := [str(dtype).removeprefix("torch.") for dtype in types if dtype not in _ORDINARY]:
+        raise _packed("this model", ", ".join(sorted(packed)))
     name, tokenizer = str(getattr(source.config, "_name_or_path", "") or ""), own_tokenizer
     if name and tokenizer is None:
         from transformers import AutoTokenizer
