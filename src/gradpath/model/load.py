@@ -188,8 +188,8 @@ def _read(source: str, folder: str, file: str | None, dtype: torch.dtype, option
 def _packed(model: str, how: object) -> InputError:
     """The refusal of weights that stand for numbers together with scales, and are not numbers by themselves."""
     return InputError(
-        f"{model} has packed weights ({how}), and gradpath reads ordinary numbers: use a version in bfloat16, or convert "
-        "the weights first."
+        f"{model} has packed weights ({how}), and gradpath reads ordinary numbers: use a version in bfloat16, or "
+        "convert the weights first."
     )
 
 
