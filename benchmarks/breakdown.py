@@ -155,7 +155,7 @@ def evaluation(model: Transformer, task: Any) -> Work:
     @torch.no_grad()
     def work() -> None:
         for stage in stages:
-            list(run_circuits(stage, plans))
+            list(run_circuits(stage, plans, task.metric))
 
     return work
 

@@ -6,10 +6,16 @@ import math
 
 import pytest
 import torch
+from random_circuits import MIXED
+from small_models import tiny_model
 
+from gradpath.attribution.attribute import attribute
 from gradpath.errors import InputError
+from gradpath.evaluation.evaluate import evaluate
+from gradpath.model.transformer import Transformer
+from gradpath.selection import select
 from gradpath.tasks import Task, judged_by_kl, kl_divergence, logit_difference, probability_difference
-from gradpath.tasks.metrics import label_tensor
+from gradpath.tasks.metrics import label_tensor, metric_of
 
 
 def test_logit_difference_is_right_minus_wrong():
@@ -55,3 +61,36 @@ def test_judged_by_kl_refuses_logits_of_other_examples():
 def test_label_tensor_shapes():
     assert label_tensor([((3,), (4,)), ((5,), (6,))], many=False).tolist() == [[3, 4], [5, 6]]
     assert label_tensor([((3,), (4,)), ((5, 6, 7), (8,))], many=True).shape == (2, 2, 3)
+
+
+@pytest.fixture
+def own_gpt2():
+    return tiny_model("gpt2")
+
+
+def test_a_metric_of_a_few_tokens_is_that_of_all_logits(own_gpt2):
+    final, labels = torch.randn(3, len(MIXED), own_gpt2.arch.d_model), MIXED.labels
+    expected = torch.stack([logit_difference(logits, labels) for logits in own_gpt2.unembed(final)])
+    assert torch.allclose(metric_of(own_gpt2, logit_difference, final, labels), expected, atol=1e-5)
+
+
+def test_a_metric_of_a_few_tokens_unembeds_no_others(own_gpt2, monkeypatch):
+    widths, real = [], Transformer.unembed
+
+    def unembed(self, x, tokens=None):
+        logits = real(self, x, tokens)
+        widths.append(logits.shape[-1])
+        return logits
+
+    monkeypatch.setattr(Transformer, "unembed", unembed)
+    scores = attribute(own_gpt2, MIXED, "eap-ig", steps=2, batch_size=2)
+    evaluate(own_gpt2, select(scores, sparsity=0.9, model=own_gpt2, task=MIXED), MIXED, batch_size=2)
+    assert widths
+    assert max(widths) <= 2 * MIXED.labels.shape[1]
+
+
+def test_an_answer_outside_the_vocabulary_is_refused_by_its_number(own_gpt2):
+    labels = MIXED.labels.clone()
+    labels[1, 0] = len(own_gpt2.unembedding)
+    with pytest.raises(InputError, match=f"token {len(own_gpt2.unembedding)} was given"):
+        metric_of(own_gpt2, logit_difference, torch.zeros(1, len(MIXED), own_gpt2.arch.d_model), labels)

@@ -26,7 +26,7 @@ from gradpath.limits import RUN_AT_ONCE
 from gradpath.model.transformer import Past, Run, Transformer
 from gradpath.runtime import distributed
 from gradpath.sweep import Places, places_by_head, places_in_prompts, places_in_run
-from gradpath.tasks.metrics import Metric, check_metric
+from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs
 
 
@@ -68,7 +68,12 @@ class PointRun:
     prefix: Tensor | None  # the leaf (batch, prefix pos, d_model) if the path moves the prefix
     suffix: Tensor  # the leaf (point batch, suffix pos, d_model)
     run: Run
-    logits: Tensor  # (point batch, vocab)
+    final: Tensor  # (point batch, d_model): what logits reads at each prompt's last position
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """The logits of all tokens at each prompt's last position, (point batch, vocab)."""
+        return self.model.unembed(self.final)
 
     def outputs(self, where: Literal["last", "all"]) -> list[Tensor]:
         """Logits at each prompt's last position, or at every real position."""
@@ -192,28 +197,25 @@ class BatchRuns:
 
     def metric_at(self, here: PointRun) -> Tensor:
         """The metric of each example at each stacked point, (point, batch)."""
-        return self.metric_of(here.logits)
+        return self.metric_of(here.final)
 
-    def metric_of(self, logits: Tensor) -> Tensor:
-        """The metric of logits (point batch, vocab), as (point, batch)."""
-        batch = len(self.batch)
-        values = [self.metric(rows, self.batch.labels) for rows in torch.split(logits, batch)]
-        for value in values:
-            check_metric(value, batch)
-        return torch.stack(values)
+    def metric_of(self, final: Tensor) -> Tensor:
+        """The metric, from what ``logits`` reads at each last position, (point batch, d_model), as (point, batch)."""
+        final = final.view(-1, len(self.batch), final.shape[-1])
+        return metric_of(self.model, self.metric, final, self.batch.labels)
 
     def _run(self, point: Tensor, prefix: Tensor | None, past: list[Past]) -> PointRun:
         suffix = self._leaf(point[..., self.start :, :] if self.whole else point)
         run = self.model.run(suffix, start=self.start, past=past)
         self.passes.forward += len(suffix) // len(self.batch)
-        logits = self.logits_of(run.final_in)
-        return PointRun(self.model, self.real, self.start, self.passes, point, prefix, suffix, run, logits)
+        final = self.at_last(run.final_in)
+        return PointRun(self.model, self.real, self.start, self.passes, point, prefix, suffix, run, final)
 
-    def logits_of(self, final_in: Tensor) -> Tensor:
-        """Logits at each prompt's last position, from what ``logits`` reads, (point batch, pos, d_model)."""
+    def at_last(self, final_in: Tensor) -> Tensor:
+        """What ``logits`` reads at each prompt's last position, of what it reads everywhere, (point batch, d_model)."""
         row = torch.arange(len(final_in), device=final_in.device)
         last = (self.batch.last - self.start).repeat(len(final_in) // len(self.batch))
-        return self.model.unembed(final_in[row, last])
+        return final_in[row, last]
 
     @staticmethod
     def _leaf(x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from gradpath.evaluation.patched_run import (
 )
 from gradpath.evaluation.plan import Plan, SpanReads, SparseReads, sum_groups
 from gradpath.model.transformer import to_device_of
-from gradpath.tasks.metrics import Metric, check_metric
+from gradpath.tasks.metrics import Metric, metric_of
 
 # The largest number of rows, examples times positions, whose autograd graphs are kept.
 FEW_ROWS = 256
@@ -51,8 +51,7 @@ def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor) 
         run.forward(index)
     final = run.read_logits().requires_grad_()
     with torch.enable_grad():
-        value = metric(prepared.model.unembed(final), prepared.batch.labels)
-        check_metric(value, len(final))
+        (value,) = metric_of(prepared.model, metric, final[None], prepared.batch.labels)
         (gradient,) = torch.autograd.grad(value.sum(), final)
     effects = _Effects(run, asked)
     if not len(asked):

@@ -36,7 +36,6 @@ from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import Phase
 from gradpath.sweep import Places, Progress, ShowProgress, own_settings, places_in_prompts, shown, sweep, units
-from gradpath.tasks.metrics import check_metric
 from gradpath.tasks.spans import labels_of
 from gradpath.tasks.task import Pairs, Task, encode
 
@@ -184,10 +183,7 @@ def _measure(
 
     def measure(batch: Pairs) -> Tensor:
         prepared, *metrics = set_ups.prepare(batch)
-        # One after another: the logits of many circuits at once would not fit.
-        metrics += [task.metric(logits, prepared.batch.labels) for logits in run_circuits(prepared, plans)]
-        for metric in metrics:
-            check_metric(metric, len(batch))
+        metrics += run_circuits(prepared, plans, task.metric)
         values[:, batch.index] = torch.stack([metric.float().cpu() for metric in metrics])
         return values[:, batch.index]
 

@@ -36,7 +36,7 @@ from gradpath.evaluation.plan import LayerPlan, Plan
 from gradpath.model.transformer import LayerRun, Past, PositionInfo, Run, Transformer, to_device_of
 from gradpath.runtime import progress
 from gradpath.sweep import Places
-from gradpath.tasks.metrics import Metric
+from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs
 
 # Called with a layer, its live heads, and their queries, keys and values in the circuit's run.
@@ -49,7 +49,7 @@ ROOM = 3 * 2**27
 
 @dataclass(frozen=True)
 class Prepared:
-    """One batch, set up for any number of circuits: its corrupted run, and the logits of both ends."""
+    """One batch, set up for any number of circuits: its corrupted run, and what ``logits`` reads at both ends."""
 
     model: Transformer
     batch: Pairs
@@ -57,8 +57,7 @@ class Prepared:
     ablated: bool  # whether its nodes write something else than what follows from their inputs
     prefix: list[Past]  # per layer, or empty if the prompts differ from the first token on
     input: Tensor  # (batch, pos, d_model): x - x' of the node input
-    clean_logits: Tensor  # (batch, vocab)
-    corrupted_logits: Tensor
+    clean_final: Tensor  # (batch, d_model): what logits reads at the last position of the clean prompts
 
     @property
     def spans(self) -> Tensor | None:
@@ -79,13 +78,12 @@ class Prepared:
             layers.append(replace(x, q=q, k=k, v=v, y=none, rstd=none, z=none, past=Past(none, none)))
         n_keys = a.n_kv_heads if a.d_latent is None else a.n_heads  # what is made of a latent differs between heads
         prefix = [Past(once(past.keys, 1, n_keys), once(past.values, 1, n_keys)) for past in self.prefix]
-        return replace(
-            self,
-            corrupted=replace(self.corrupted, layers=layers),
-            prefix=prefix,
-            clean_logits=none,
-            corrupted_logits=none,
-        )
+        return replace(self, corrupted=replace(self.corrupted, layers=layers), prefix=prefix)
+
+    def ends(self, metric: Metric) -> Tensor:
+        """The metric of the examples on the clean prompts, and on the corrupted ones or ablated, (2, batch)."""
+        finals = torch.stack([self.clean_final, self.corrupted.final_in[self.last]])
+        return metric_of(self.model, metric, finals, self.batch.labels)
 
     @property
     def n_bytes(self) -> int:
@@ -128,8 +126,7 @@ def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) 
         ablated=ablation is not None,
         prefix=past,
         input=(clean - corrupted)[:, start:],
-        clean_logits=model.unembed(clean_final[row, at]),
-        corrupted_logits=model.unembed(run.final_in[row, at]),
+        clean_final=clean_final[row, at],
     )
 
 
@@ -156,8 +153,7 @@ class SetUps:
         if key in self._kept:
             return self._kept[key]
         prepared = prepare(self.model, batch.to(self.model.device), self.ablation)
-        ends = (self.metric(x, prepared.batch.labels) for x in (prepared.clean_logits, prepared.corrupted_logits))
-        set_up = SetUp(prepared.for_circuits(), *ends)
+        set_up = SetUp(prepared.for_circuits(), *prepared.ends(self.metric))
         if (n_bytes := set_up.prepared.n_bytes) <= self.room:
             self._kept[key] = set_up
             self.room -= n_bytes
@@ -170,18 +166,18 @@ class SetUps:
             self.room += self._kept.pop(key).prepared.n_bytes
 
 
-def run_circuits(prepared: Prepared, plans: Sequence[Plan]) -> Iterator[Tensor]:
-    """For each circuit the logits at the last position, every other edge corrupted, (batch, vocab).
+def run_circuits(prepared: Prepared, plans: Sequence[Plan], metric: Metric) -> Iterator[Tensor]:
+    """For each circuit the metric of the examples, every other edge corrupted, (batch,).
 
     Several are unembedded together: for one batch alone the unembedding's weights take longer to read
     than to multiply with.
     """
     for at in range(0, len(plans), TOGETHER):
-        finals = torch.stack([_final_read(prepared, plan) for plan in plans[at : at + TOGETHER]])
-        yield from prepared.model.unembed(finals)
+        finals = torch.stack([final_read(prepared, plan) for plan in plans[at : at + TOGETHER]])
+        yield from metric_of(prepared.model, metric, finals, prepared.batch.labels)
 
 
-def _final_read(prepared: Prepared, plan: Plan) -> Tensor:
+def final_read(prepared: Prepared, plan: Plan) -> Tensor:
     """What ``logits`` reads at the last position in the circuit's run, (batch, d_model)."""
     return last_reads(prepared, plan, run_nodes(prepared, plan))[1]
 
@@ -225,9 +221,9 @@ def places_in_circuits(prepared: Prepared, plans: Sequence[Plan], metric: Metric
         where = "in the circuit" + (f" {number} of {len(plans)}" if len(plans) > 1 else "")
         for source, delta in zip(plan.sources.tolist(), run_nodes(prepared, plan), strict=True):
             yield f"{prepared.model.graph.sources[source]} {where}", delta
-        logits = prepared.model.unembed(_final_read(prepared, plan))
-        yield f"logits {where}", logits
-        yield f"the metric {where}", metric(logits, prepared.batch.labels)
+        final = final_read(prepared, plan)
+        yield f"logits {where}", prepared.model.unembed(final)
+        yield f"the metric {where}", metric_of(prepared.model, metric, final[None], prepared.batch.labels)
 
 
 def last_reads(prepared: Prepared, plan: Plan, deltas: Tensor) -> tuple[Tensor, Tensor]:

@@ -189,8 +189,7 @@ def batch_work(
         ablated=ablation is not None,
         prefix=runs.past,
         input=(runs.clean.suffix - corrupted_input).detach(),
-        clean_logits=runs.clean.logits,
-        corrupted_logits=runs.corrupted.logits,
+        clean_final=runs.clean.final,
     )
     return BatchWork(model, runs, prepared, sources)
 
@@ -200,9 +199,9 @@ def _of_batch(
 ) -> dict[str, Tensor]:
     """All measurements of one batch; ``own`` says which part a position is in."""
     writes, reads = normed_writes(here), node_reads(here)
-    ends = (here.runs.clean.logits, here.runs.corrupted.logits)
+    ends = torch.cat([here.runs.clean.final, here.runs.corrupted.final])
     measured = {
-        "metric": torch.stack([here.runs.metric_of(logits)[0] for logits in ends]),
+        "metric": here.runs.metric_of(ends),
         "attention": part_attention(here, plan, own),
         "effect": part_effects(here, reads, own[:, here.runs.start :]),
         "experts": expert_parts(here, reads, mixtures, n_columns(here.model, mixtures)),
@@ -295,17 +294,16 @@ def _effects(model: Transformer, writes: Writes, reads: NodeReads, sources: Sequ
 @torch.no_grad()
 def direct_effects(here: BatchWork) -> Float[Tensor, "batch source"]:
     """The metric less the metric when the edge from a node to ``logits`` alone is corrupted."""
-    model, clean = here.model, here.runs.clean
-    final, metric = clean.run.final_in[here.last], here.runs.metric_of(clean.logits)[0]
+    clean = here.runs.clean
+    final, metric = clean.final, here.runs.metric_at(clean)[0]
     effects = []
     for at in range(0, len(here.sources), _TOGETHER):
         lost = [
             _last_write(here, source) - _last_write(here, source, clean=False)
             for source in here.sources[at:][:_TOGETHER]
         ]
-        logits = model.unembed(final - torch.stack(lost))  # (source, batch, vocab)
-        effects += [metric - here.runs.metric_of(rows)[0] for rows in logits]
-    return torch.stack(effects, -1)
+        effects.append(metric - here.runs.metric_of(final - torch.stack(lost)))  # (source, batch)
+    return torch.cat(effects).T
 
 
 @torch.no_grad()

@@ -507,11 +507,20 @@ class Transformer:
             hidden = self._elementwise(activation, hidden)
         return F.linear(hidden, w_out, b_out)
 
-    def unembed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
-        """Logits for the final residual stream. This is costly: pass only the positions that are needed."""
+    def unembed(
+        self, x: Float[Tensor, "*batch d_model"], tokens: Int[Tensor, " token"] | None = None
+    ) -> Float[Tensor, "*batch vocab"]:
+        """Logits for the final residual stream, of some tokens or of all.
+
+        This is costly: pass only the positions and the tokens that are needed.
+        """
         y = self.norm(to_device_of(x, self.final_gain))[0] * self.final_gain
         y = y if self.final_shift is None else y + self.final_shift
-        logits, cap = F.linear(y, self.unembedding, self.unembedding_bias), self.arch.logit_cap
+        weights, bias, cap = self.unembedding, self.unembedding_bias, self.arch.logit_cap
+        if tokens is not None:
+            tokens = to_device_of(tokens, weights)
+            weights, bias = weights[tokens], None if bias is None else bias[tokens]
+        logits = F.linear(y, weights, bias)
         return to_device_of(logits if cap is None else self._cap(logits, cap), x)
 
     def _cap(self, x: Tensor, cap: float) -> Tensor:

@@ -39,7 +39,7 @@ from torch import Tensor
 from gradpath.ablation import ablation_of, all_positions
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
-from gradpath.evaluation.patched_run import Prepared, prepare, run_circuits
+from gradpath.evaluation.patched_run import Prepared, final_read, prepare
 from gradpath.evaluation.plan import plan_of
 from gradpath.graph import Graph
 from gradpath.limits import Limits
@@ -49,6 +49,7 @@ from gradpath.runtime import distributed
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 from gradpath.selection.ranking import Order, Orders, selection, top
+from gradpath.tasks.metrics import metric_of
 from gradpath.tasks.task import Pairs, Task, encode
 
 COST = 0.2  # passes over one example that one more circuit takes
@@ -199,6 +200,7 @@ class _Distance:
 
     task: Task
     parts: list[Prepared]
+    goals: list[Tensor]  # the model's own output on the examples of each part: their metric, or log-probabilities
     measure: str
     unit: float
     ends: str  # a digest of all examples' metric on both prompts: of the metric, the labels and the ablation, too
@@ -210,11 +212,11 @@ class _Distance:
         pairs = all_positions(pairs, instead)
         batches = pairs.batches(limits.batch(model, pairs))
         parts = [prepare(model, batch.to(model.device), instead) for batch in batches]
-        clean = torch.cat([task.metric(x.clean_logits, x.batch.labels) for x in parts])
-        corrupted = torch.cat([task.metric(x.corrupted_logits, x.batch.labels) for x in parts])
+        clean, corrupted = torch.cat([part.ends(task.metric) for part in parts], 1)
         unit = float((clean - corrupted).double().abs().mean()) if measure == "metric" else 1.0
         ends = sha256(repr((measure, clean.tolist(), corrupted.tolist())).encode()).hexdigest()
-        return cls(task, parts, measure, unit or 1.0, ends)
+        goals = [_output(part, task, measure, part.clean_final) for part in parts]
+        return cls(task, parts, goals, measure, unit or 1.0, ends)
 
     @torch.no_grad()
     def __call__(self, mask: Mask) -> float:
@@ -222,17 +224,18 @@ class _Distance:
         index = mask.nonzero()
         plan = plan_of(self.parts[0].model, Circuit(graph, index, torch.zeros(len(index), device="cpu")))
         values = []
-        for part in self.parts:
-            [logits] = run_circuits(part, [plan])
-            values.append(self._distances(part, logits).double())
+        for part, goal in zip(self.parts, self.goals, strict=True):
+            output = _output(part, self.task, self.measure, final_read(part, plan))
+            apart = (goal.exp() * (goal - output)).sum(-1) if self.measure == "kl" else (output - goal).abs()
+            values.append(apart.double())
         mean = float(torch.cat(values).mean()) / self.unit
         if mean != mean:
             raise InputError(f"acdc cannot go on: a circuit's output on {self.task.name!r} is not a finite number.")
         return mean
 
-    def _distances(self, part: Prepared, logits: Tensor) -> Tensor:
-        if self.measure == "kl":
-            model, circuit = (x.double().log_softmax(-1) for x in (part.clean_logits, logits))
-            return (model.exp() * (model - circuit)).sum(-1)
-        labels = part.batch.labels
-        return (self.task.metric(logits, labels) - self.task.metric(part.clean_logits, labels)).abs()
+
+def _output(part: Prepared, task: Task, measure: str, final: Tensor) -> Tensor:
+    """What distances are taken of, from what ``logits`` reads: the metric (batch,), or log-probabilities."""
+    if measure == "kl":
+        return part.model.unembed(final).double().log_softmax(-1)
+    return metric_of(part.model, task.metric, final[None], part.batch.labels)[0]

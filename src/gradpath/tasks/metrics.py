@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.errors import InputError, UsageError
+from gradpath.model.transformer import Transformer
 from gradpath.registry import Registry, load_function, owner_of
 
 Metric = Callable[[Any, Any], Tensor]
@@ -24,7 +25,7 @@ _PADDING = -1  # fills the shorter list of answers
 
 def logit_difference(logits: Float[Tensor, "batch vocab"], labels: Int[Tensor, "batch 2"]) -> Float[Tensor, " batch"]:
     """The logit of the right answer, labels[:, 0], minus that of the wrong one, labels[:, 1]."""
-    _check_vocabulary(labels, logits)
+    _check_vocabulary(labels, logits.shape[-1])
     pair = logits.gather(1, labels.long())  # (batch, 2)
     return pair[:, 0] - pair[:, 1]
 
@@ -36,7 +37,7 @@ def probability_difference(
 
     Both are lists of token ids, and the shorter one is padded with -1.
     """
-    _check_vocabulary(labels, logits)
+    _check_vocabulary(labels, logits.shape[-1])
     batch = torch.arange(len(logits), device=logits.device)[:, None, None]
     picked = logits.softmax(-1)[batch, labels.clamp(min=0)]  # (batch, 2, width)
     right, wrong = torch.where(labels >= 0, picked, 0).sum(-1).unbind(1)
@@ -60,6 +61,26 @@ METRICS = Registry[Metric]("metric", [__name__])
 METRICS.add("logit-difference", logit_difference, __name__)
 METRICS.add("probability-difference", probability_difference, __name__)
 METRICS.add("kl", kl_divergence, __name__)
+AT_LABELS = frozenset({logit_difference})  # metrics that read no logits but those of the tokens in the labels
+
+
+def metric_of(
+    model: Transformer, metric: Metric, final: Float[Tensor, "run batch d_model"], labels: Tensor
+) -> Float[Tensor, "run batch"]:
+    """The metric of each example in several runs, from what ``logits`` reads at the last position in each.
+
+    The unembedding can be larger than all layers together. So a metric of a few tokens gets the logits of these alone.
+    """
+    if metric in AT_LABELS:
+        _check_vocabulary(labels, len(model.unembedding))
+        tokens, labels = torch.unique(labels, return_inverse=True)
+        logits = model.unembed(final, tokens)
+    else:
+        logits = model.unembed(final)
+    values = [metric(rows, labels) for rows in logits]
+    for value in values:
+        check_metric(value, final.shape[1])
+    return torch.stack(values)
 
 
 def metric(name: str) -> Callable[[Metric], Metric]:
@@ -155,8 +176,7 @@ def _check_answers(name: str, example: int, right: list[int], wrong: list[int], 
         )
 
 
-def _check_vocabulary(labels: Tensor, logits: Tensor) -> None:
-    size = logits.shape[-1]
+def _check_vocabulary(labels: Tensor, size: int) -> None:
     if labels.numel() and (largest := int(labels.max())) >= size:
         raise InputError(
             f"an answer has to be a token of the model, which has {size:,} of them: token {largest} was given. "

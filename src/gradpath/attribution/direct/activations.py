@@ -122,7 +122,7 @@ def _walk(runs: BatchRuns, place: _Place, fractions: Sequence[float]) -> tuple[R
         x = torch.cat([clean - (1 - f) * difference for f in some]).requires_grad_()
         run = _run_from(runs, place, x, len(some))
         reads.first = n_layers - len(run.layers)
-        metric = runs.metric_of(runs.logits_of(run.final_in))
+        metric = runs.metric_of(runs.at_last(run.final_in))
         (grad,) = reads.add(runs.model, run, metric, also=[x])
         grad_out += grad.view(len(some), *clean.shape).sum(0)
         share = len(some) * (n_layers - max(place.layer + (not place.heads), 0)) / n_layers

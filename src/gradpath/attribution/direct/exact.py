@@ -145,7 +145,7 @@ def _losses(runs: BatchRuns, edges: Sequence[Edge]) -> Tensor:
 
 def _metric(runs: BatchRuns, final_in: Tensor) -> Tensor:
     """The summed metric of each edge, from what ``logits`` reads, (edge batch, pos, d_model)."""
-    return runs.metric_of(runs.logits_of(final_in)).double().sum(1)
+    return runs.metric_of(runs.at_last(final_in)).double().sum(1)
 
 
 def _difference(runs: BatchRuns, source: int) -> Tensor:
