@@ -10,34 +10,62 @@ from gradpath.report import Report, render
 LIMIT = 300_000  # milliseconds: a page that hangs fails
 
 
-class Visit:
-    """Opens pages in one browser and remembers what went wrong and what was asked of the network."""
+class Windows:
+    """Pages of one browser that tests use one after another: a new one costs more than what most of them do."""
 
-    def __init__(self, browser: Any, folder: Path) -> None:
-        self.browser, self.folder = browser, folder
+    def __init__(self, browser: Any) -> None:
+        self.browser = browser
+        self.free: dict[tuple[int, str], list[Any]] = {}
         self.problems: list[str] = []
         self.requests: list[str] = []
-        self.contexts: list[Any] = []
 
-    def open(self, report: Report | str, *, width: int = 1440, theme: str = "light") -> Any:
-        """The page of a report (or of a file's text), ready to be used."""
-        file = self.folder / f"report{len(self.contexts)}.html"
-        file.write_text(report if isinstance(report, str) else render(report), encoding="utf-8")
+    def new(self, width: int, theme: str) -> Any:
         size = {"width": width, "height": 900}
-        context = self.browser.new_context(viewport=size, color_scheme=theme, accept_downloads=True)
-        context.set_default_timeout(LIMIT)
-        self.contexts.append(context)
-        page = context.new_page()
+        page = self.browser.new_page(viewport=size, color_scheme=theme, accept_downloads=True)
+        page.set_default_timeout(LIMIT)
         page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda problem: self.problems.append(str(problem)))
         page.on("request", lambda request: self.requests.append(request.url))
         page.on("dialog", lambda dialog: self.problems.append(dialog.message))
-        page.goto(file.as_uri())
+        return page
+
+    def take(self, width: int, theme: str) -> Any:
+        free = self.free.setdefault((width, theme), [])
+        return free.pop() if free else self.new(width, theme)
+
+
+class Visit:
+    """Opens reports, and gives the pages back."""
+
+    def __init__(self, windows: Windows, folder: Path) -> None:
+        self.windows, self.folder, self.files = windows, folder, 0
+        self.taken: list[tuple[tuple[int, str], Any]] = []
+        windows.problems.clear()
+        windows.requests.clear()
+
+    def open(
+        self, report: Report | str, *, width: int = 1440, theme: str = "light", address: str = "", script: str = ""
+    ) -> Any:
+        """The page of a report (or of a file's text), ready to be used.
+
+        Its address ends with ``address``, and ``script`` runs before its own.
+        """
+        file = self.folder / f"report{self.files}.html"
+        self.files += 1
+        file.write_text(report if isinstance(report, str) else render(report), encoding="utf-8")
+        if script:  # it stays with the page: nobody else gets that one
+            page = self.windows.new(width, theme)
+            page.add_init_script(script)
+        else:
+            page = self.windows.take(width, theme)
+            self.taken.append(((width, theme), page))
+        page.mouse.move(0, 0)
+        page.goto(file.as_uri() + address)
         return page
 
     def close(self) -> None:
-        for context in self.contexts:
-            context.close()
+        for kind, page in self.taken:
+            self.windows.free[kind].append(page)
 
 
 def number(page: Any, name: str) -> int:

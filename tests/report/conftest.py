@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Visit
+from browsing import Visit, Windows
 from making import Maker
 
 
@@ -15,14 +15,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "browser: drives headless Chromium (needs chromium and playwright)")
 
 
+@pytest.fixture(scope="session")
+def windows(chromium: Any) -> Windows:
+    return Windows(chromium)
+
+
 @pytest.fixture
-def visit(chromium: Any, tmp_path: Path) -> Iterator[Visit]:
+def visit(windows: Windows, tmp_path: Path) -> Iterator[Visit]:
     """Open reports; afterwards: no console error, no request to any host."""
-    visit = Visit(chromium, tmp_path)
+    visit = Visit(windows, tmp_path)
     yield visit
     visit.close()
-    assert visit.problems == []
-    assert [url for url in visit.requests if not url.startswith(("file://", "blob:"))] == []
+    assert windows.problems == []
+    assert [url for url in windows.requests if not url.startswith(("file://", "blob:"))] == []
 
 
 @pytest.fixture

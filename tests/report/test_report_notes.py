@@ -111,10 +111,7 @@ def test_a_link_restores_what_was_shown(visit: Visit, make: Maker) -> None:
     pick(page, "m2")
     page.fill("#note-name", "the last & best = 100%")
     until(page, "location.hash.includes('100')")  # it is written when nothing has changed for a moment
-    address = page.evaluate("location.href")
-    opened = visit.open(text)
-    again = opened.context.new_page()  # an open page would write its own address over the one that it is given
-    again.goto(f"{opened.url}#{address.partition('#')[2]}")
+    again = visit.open(text, address=page.evaluate("location.hash"))
     until(again, "document.getElementById('count').value === '45'")
     assert edges_shown(again) == select(scores, 45, how="greedy").edges
     assert again.inner_text("#details-title") == "the last & best = 100% (m2)"
@@ -126,9 +123,7 @@ def test_a_link_restores_what_was_shown(visit: Visit, make: Maker) -> None:
 )
 def test_an_address_that_means_nothing_here_is_ignored(visit: Visit, make: Maker, address: str) -> None:
     scores = make.scores(4, 4)
-    page = visit.open(make.report(scores, edges=60))
-    page.goto(page.url.partition("#")[0] + address)
-    page.reload()
+    page = visit.open(make.report(scores, edges=60), address=address)
     assert edges_shown(page) == select(scores, 60).edges
     assert not page.is_visible("#fatal")
 
