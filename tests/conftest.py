@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -25,6 +26,12 @@ with nullcontext() if os.environ.get("GRADPATH_UNCHECKED") else install_import_h
         module = ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts)
         if module.startswith(tuple(CHECKED)):
             importlib.import_module(module.removesuffix(".__init__"))
+
+# gguf imports mistral_common where it finds it, for what nobody here uses, and that takes seconds.
+sys.modules["mistral_common"] = None
+import gguf  # noqa: E402, F401
+
+del sys.modules["mistral_common"]
 
 from chromium import chromium  # noqa: E402, F401 (a fixture)
 from small_models import TINY, tiny_model  # noqa: E402

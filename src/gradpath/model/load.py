@@ -390,8 +390,8 @@ def _quiet() -> Iterator[None]:
     level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hub = logging.getLogger("huggingface_hub")
     hub_level = hub.level
-    hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
     hub.setLevel(logging.ERROR)
     gguf_bar = vars(gguf_reading).get("tqdm")  # a bar that knows no switch
     vars(gguf_reading)["tqdm"] = lambda items, **_: items
@@ -402,4 +402,4 @@ def _quiet() -> Iterator[None]:
         hf_logging.set_verbosity(level)
         hub.setLevel(hub_level)
         if bars:
-            hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            hf_logging.enable_progress_bar()

@@ -436,7 +436,7 @@ def hf_model(program: Program, level: str) -> Any:
 
     config, state = build(program, level)
     with torch.random.fork_rng(devices=[]):
-        model: Any = GPT2LMHeadModel(GPT2Config(**config))  # type: ignore[no-untyped-call]
+        model: Any = GPT2LMHeadModel(GPT2Config(**config))
     model.load_state_dict(state)
     return model.eval()
 

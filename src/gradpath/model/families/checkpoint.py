@@ -169,7 +169,7 @@ def _unread_settings(config: _Config) -> dict[str, Any]:
         defaults = type(original)().to_dict()
     except Exception:  # a class from the checkpoint's own code may need arguments
         defaults = {}
-    generation = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
+    generation = GenerationConfig().to_dict()
     harmless = {*_HARMLESS.split(), *PretrainedConfig().to_dict(), *generation}
     harmless |= {original.attribute_map.get(name, name) for name in config.names_read}
     return {
