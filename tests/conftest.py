@@ -34,6 +34,7 @@ import gguf  # noqa: E402, F401
 del sys.modules["mistral_common"]
 
 from chromium import chromium  # noqa: E402, F401 (a fixture)
+from serving import Server  # noqa: E402
 from small_models import TINY, tiny_model  # noqa: E402
 
 # The models are tiny: threads would only wait for each other.
@@ -49,6 +50,14 @@ def model(request: pytest.FixtureRequest) -> gradpath.model.transformer.Transfor
 @pytest.fixture
 def gpt2() -> gradpath.model.transformer.Transformer:
     return tiny_model("gpt2")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Starts commands and scripts in processes of their own."""
+    started = Server(tmp_path_factory.mktemp("server"))
+    yield started
+    started.close()
 
 
 @pytest.fixture(autouse=True)

@@ -19,17 +19,10 @@ TESTS = Path(__file__).parent
 LIMIT = 600  # seconds: a run that hangs fails
 
 
-def save_tiny(folder: Path) -> Path:
-    """A tiny GPT-2 in a folder; it is made by the tests of the experiments."""
-    made = "import pathlib, sys, tiny_folder; tiny_folder.save_tiny(pathlib.Path(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", made, str(folder)], env=environment(), check=True, timeout=LIMIT)
-    return folder
-
-
 def environment(**more: str) -> dict[str, str]:
     """This process's own, with the package and the helpers of the tests in reach, and no ranks of its own."""
     ours = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    paths = [str(Path(gradpath.__file__).parents[1]), str(TESTS), str(TESTS / "grid")]
+    paths = [str(Path(gradpath.__file__).parents[1]), str(TESTS)]
     return {**ours, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "COLUMNS": "200", **more}
 
 

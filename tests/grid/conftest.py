@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from jaxtyping import install_import_hook
 from launching import Ran, run_here
-from serving import Server
 from tiny_folder import save_tiny
 
 import gradpath.grid.faithfulness  # without checks: only the modules below have shapes in their signatures
@@ -49,13 +48,6 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_folder: Path) -> Transformer:
     return load_model(str(tiny_folder))
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server"))
-    yield made
-    made.close()
 
 
 @dataclass(frozen=True)

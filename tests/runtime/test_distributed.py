@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import pytest
 import rank_work
 import torch
 from covering import some
-from launching import TESTS, finished, gradpath_command, save_tiny, torchrun
+from launching import TESTS, finished, gradpath_command, torchrun
+from tiny_folder import save_tiny
 
 from gradpath.runtime import distributed
 
@@ -20,20 +20,17 @@ def one():
     return rank_work.everything()
 
 
-# Forked ranks import everything once; those that torchrun starts, each for itself.
-STARTS = {
-    "2 forked": (2, lambda n, script, out: [sys.executable, str(script), str(out), str(n)]),
-    "3 by torchrun": (3, torchrun),
-}
-
-
-@pytest.fixture(scope="module", params=some(list(STARTS), ["2 forked"]))
-def many(request, tmp_path_factory):
+# Forked ranks import nothing again; those that torchrun starts, everything.
+@pytest.fixture(scope="module", params=some(["2 forked", "3 by torchrun"], ["2 forked"]))
+def many(request, server, tmp_path_factory):
     """What each of several ranks found."""
-    n_ranks, command = STARTS[request.param]
-    out = tmp_path_factory.mktemp("ranks") / "found"
-    done = finished(command(n_ranks, TESTS / "rank_work.py", out))
-    assert done.returncode == 0, done.stderr
+    n_ranks = int(request.param[0])
+    out, work = tmp_path_factory.mktemp("ranks") / "found", str(TESTS / "rank_work.py")
+    if request.param == "2 forked":
+        assert server.run(out, n_ranks, script=work) == 0, server.err.read_text()
+    else:
+        done = finished(torchrun(n_ranks, work, out))
+        assert done.returncode == 0, done.stderr
     return [json.loads(out.with_name(f"found-{rank}.json").read_text()) for rank in range(n_ranks)]
 
 

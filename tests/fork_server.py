@@ -1,9 +1,10 @@
-"""Runs the command line in forked processes, so that the libraries are imported once for all of them.
+"""Runs the command line and scripts in forked processes, so that the libraries are imported once for all of them.
 
 One JSON object a line on stdin, one on stdout: ``{"start": [arguments], "out": file, "err": file}`` gives the
 process's id, ``{"wait": id}`` its exit code (negative for the signal that killed it), ``{"ended": id}``
-whether it has one. With ``"hold"``, patterns, and ``"files"``, a number, a process stops at the first file
-that it opens once so many files match, and makes the folder ``err.held-id``.
+whether it has one. With ``"script"``, a module or a file runs in place of the command line. With ``"hold"``,
+patterns, and ``"files"``, a number, a process stops at the first file that it opens once so many files match, and
+makes the folder ``err.held-id``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import runpy
 import signal
 import sys
 import time
@@ -52,7 +54,7 @@ def hold_at(patterns: list[str], files: int, told: str) -> None:
     sys.addaudithook(hold)
 
 
-def start(arguments: list[str], out: str, err: str, most: int | None, hold: list[str], files: int) -> int:
+def start(arguments: list[str], out: str, err: str, script: str, most: int | None, hold: list[str], files: int) -> int:
     child = os.fork()
     if child:
         return child
@@ -66,7 +68,11 @@ def start(arguments: list[str], out: str, err: str, most: int | None, hold: list
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     try:
-        cli.main(arguments)
+        if script:
+            sys.argv = [script, *arguments]
+            (runpy.run_path if script.endswith(".py") else runpy.run_module)(script, run_name="__main__")
+        else:
+            cli.main(arguments)
     except SystemExit as leave:
         sys.stdout.flush()
         os._exit(int(leave.code or 0))
