@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from covering import some
@@ -13,6 +15,8 @@ from gradpath.evaluation import patched_run
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.patched_run import prepare
 from gradpath.limits import Limits
+from gradpath.pipeline.request import FindRequest
+from gradpath.pipeline.run import run_find
 from gradpath.selection import faithful, nested_order
 from gradpath.selection.faithful import log_spaced, smallest_faithful
 
@@ -48,6 +52,16 @@ def test_a_search_runs_the_prompts_once_while_there_is_room(circuits, monkeypatc
     monkeypatch.setattr(patched_run, "prepare", lambda *args: made.append(args[1]) or prepare(*args))
     smallest_faithful(model, TASK, order, 0.85, Limits(batch_size=2))
     assert [len(batch) for batch in made] == [2, 2]
+
+
+def test_find_sets_its_examples_up_once_for_the_selection_and_the_search(circuits, monkeypatch):
+    model, _, _ = circuits
+    to_measure, made = replace(TASK), []
+    monkeypatch.setattr(patched_run, "prepare", lambda *args: made.append(args[1]) or prepare(*args))
+    found = run_find(model, FindRequest(how="refined"), curve=False, examples=(TASK, to_measure))
+    assert found.circuit.provenance.how == "refined"
+    assert sum(len(batch) for batch in made) == len(TASK) + len(to_measure)
+    assert not list(patched_run._HELD)
 
 
 def test_the_whole_model_keeps_everything(circuits):

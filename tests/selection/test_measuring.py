@@ -20,7 +20,7 @@ from gradpath.selection import refine as refined_module
 from gradpath.selection.balance import balanced, stable
 from gradpath.selection.prune import pruned
 from gradpath.selection.ranking import top
-from gradpath.selection.refine import Ways, exchanged, refined, swap, to_remove
+from gradpath.selection.refine import CircuitProbe, Ways, exchanged, refined, swap, to_remove
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
 
@@ -121,6 +121,27 @@ def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, mon
         order.circuit(4)
     with pytest.raises(UsageError, match="not parts of each other"):
         nested_order(scores, how="balanced", model=model, task=TASK)
+
+
+def test_large_circuits_are_measured_on_one_half_of_the_examples_after_the_other(found, monkeypatch):
+    for name, value in {"START": 0.6, "LARGE": 0.1, "FEW": 4}.items():
+        monkeypatch.setattr(refined_module, name, value)
+    measured, measure_on = [], CircuitProbe.measure_on
+
+    def seen(self, pairs, plan, asked, batches):
+        assert sorted(torch.cat([batch.index for batch in batches]).tolist()) == sorted(pairs.index.tolist())
+        measured.append((len(asked), set(pairs.index.tolist())))
+        return measure_on(self, pairs, plan, asked, batches)
+
+    monkeypatch.setattr(CircuitProbe, "measure_on", seen)
+    model, scores = found
+    refined(model, TASK, scores, [5])
+    large = [examples for size, examples in measured if size > 0.1 * scores.graph.n_edges]
+    small = [examples for size, examples in measured if size <= 0.1 * scores.graph.n_edges]
+    assert len(large) > 2
+    assert all(one.isdisjoint(other) and len(one | other) == len(TASK) for one, other in pairwise(large))
+    assert small
+    assert all(len(examples) == len(TASK) for examples in small)
 
 
 def test_refined_gives_as_many_edges_as_asked_for_whatever_else_was_asked_for(found):

@@ -201,6 +201,7 @@ def _measure(
         same=lambda: (model.identity, [one.masks.numpy().tobytes() for one in circuits], ablation is None),
         places=places,
         progress=progress,
+        batches=set_ups.batches,
     ):
         pass
     values = distributed.all_sum(values)

@@ -27,17 +27,19 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from gradpath.ablation import Ablation
+from gradpath.ablation import Ablation, ablation_of
 from gradpath.evaluation.plan import LayerPlan, Plan
+from gradpath.limits import Limits
 from gradpath.model.transformer import LayerRun, Past, PositionInfo, Run, Transformer, to_device_of
 from gradpath.runtime import progress
 from gradpath.sweep import Places
 from gradpath.tasks.metrics import Metric, metric_of
-from gradpath.tasks.task import Pairs
+from gradpath.tasks.task import Pairs, Task
 
 # Called with a layer, its live heads, and their queries, keys and values in the circuit's run.
 Watch = Callable[[int, list[int], Tensor, Past, PositionInfo], None]
@@ -144,7 +146,19 @@ class SetUps:
     def __init__(self, model: Transformer, metric: Metric, ablation: Ablation | None, room: int = ROOM) -> None:
         """``room`` is the memory in bytes that may be kept."""
         self.model, self.metric, self.ablation, self.room = model, metric, ablation, room
+        self.task: Task | None = None
+        self.batches: list[Pairs] | None = None  # all examples, in the batches in which they were set up
         self._kept = dict[tuple[int, ...], SetUp]()
+
+    @classmethod
+    def of(cls, model: Transformer, task: Task, ablation: str, limits: Limits) -> SetUps:
+        """The set-ups of a task's examples, which all share that ask for them while someone holds them."""
+        key = id(model), id(task), ablation
+        held = _HELD.get(key)
+        if held is None:
+            held = _HELD[key] = cls(model, task.metric, ablation_of(ablation, model, task, limits))
+            held.task = task  # so that no other task gets its id
+        return held
 
     @torch.no_grad()
     def prepare(self, batch: Pairs) -> SetUp:
@@ -164,6 +178,9 @@ class SetUps:
         inside = set(examples)
         for key in [key for key in self._kept if not inside.issuperset(key)]:
             self.room += self._kept.pop(key).prepared.n_bytes
+
+
+_HELD = WeakValueDictionary[tuple[int, int, str], SetUps]()
 
 
 def run_circuits(prepared: Prepared, plans: Sequence[Plan], metric: Metric) -> Iterator[Tensor]:

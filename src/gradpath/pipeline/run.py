@@ -19,6 +19,7 @@ from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.evaluate import phase_of as evaluation_phase
+from gradpath.evaluation.patched_run import SetUps
 from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
@@ -29,7 +30,7 @@ from gradpath.runtime.progress import Phase
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes, selecting_passes
 from gradpath.selection.faithful import log_spaced, smallest_faithful, smallest_of
-from gradpath.sweep import units
+from gradpath.sweep import own_settings, units
 from gradpath.tasks.load import load_task
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Task
@@ -270,10 +271,13 @@ def _circuits(
         return circuit, others, None
     smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
     asked = () if n is None else (n,)
+    with own_settings(model):
+        set_ups = SetUps.of(model, task, scores.provenance.ablation, limits)  # held for both of what follows
     order = nested_order(scores, how=how, smallest=smallest, sizes=asked, model=model, task=task, limits=limits)
     if n is None:
         assert share is not None
         n = smallest_faithful(model, task, order, share, limits)
+    del set_ups
     return order.circuit(n), [order.circuit(size) for size in sizes if size != n], order
 
 

@@ -5,14 +5,14 @@ then sizes between it and the one below. A circuit that exaggerates the behaviou
 loses some of it, so a share of 0.85 asks for a faithfulness from 0.85 to 1.15. The whole model has 1, so some size
 always passes.
 
-Cost: one set-up, and a run of each circuit, which is cheap because small ones come first.
+Cost: one set-up, unless that of the selection is still held, and a run of each circuit, which is cheap because small
+ones come first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradpath.ablation import ablation_of
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import measure_circuits
@@ -54,7 +54,7 @@ def smallest_faithful(
     """
     used = order.scores.provenance.ablation
     with own_settings(model):
-        set_ups = SetUps(model, task.metric, ablation_of(used, model, task, limits))
+        set_ups = SetUps.of(model, task, used, limits)
 
     def passing(sizes: Sequence[int]) -> list[int]:
         with own_settings(model):
@@ -81,7 +81,7 @@ def smallest_of(
     """Which of some circuits is the smallest that keeps a share of the behaviour; the nearest to it if none does."""
     used = circuits[0].provenance.ablation
     with own_settings(model):
-        set_ups = SetUps(model, task.metric, ablation_of(used, model, task, limits))
+        set_ups = SetUps.of(model, task, used, limits)
         results = measure_circuits(set_ups, circuits, task, used, limits)
     away = distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
     passing = [i for i, distance in enumerate(away) if distance <= 1 - check_share(share) + 1e-6]

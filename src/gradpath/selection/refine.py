@@ -24,8 +24,8 @@ removed down to the middle of the next rung; those above the lower end are gone 
 from this prediction, mostly in one direction, because many effects near zero add up. Half of the difference is added
 to the drift that is assumed on the next rung.
 
-Large circuits lose edges that matter little, which few examples show: a circuit is measured on a share of the
-examples that grows as it shrinks (``WHOLE``).
+Large circuits lose edges that matter little, which few examples show. So while a circuit is ``LARGE``, it is measured
+on one half of the examples and then on the other, in turn.
 
 ``exchanged`` goes on from there. An edge that was removed early does not come back in ``refined``, though the
 smaller circuit may need it. So the circuit is measured once more, together with the edges around it: those that
@@ -43,15 +43,15 @@ through it on the rung's share of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
-from math import ceil
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradpath.ablation import ablation_of, all_positions
+from gradpath.ablation import all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.patched_run import SetUps, places_in_circuits
 from gradpath.evaluation.plan import Plan, plan_of
@@ -67,12 +67,12 @@ from gradpath.tasks.task import Pairs, Task, encode
 
 START = 0.1  # the share of all edges that the descent starts from
 RUNG = 0.6  # the share of a rung's edges that are left at its lower end
+LARGE = 0.02  # circuits of more than this share of all edges
 CAUTION = 1.0
 GROUPS = 200  # sweeps over all effects on a rung; between them edges are taken from the best of the last sweep
 SWAP_ROUNDS = 4
 SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
-WHOLE = 0.03  # circuits of at most this share of all edges are measured on all examples, larger ones on fewer
-FEWEST = 12  # examples that every circuit is measured on, if there are so many
+FEW = 24  # examples that are not halved
 ROWS = 80  # examples times positions in a batch: more are hardly faster, and take more memory
 MAX_EFFECTS = 2**27  # kept at once, one for every example and edge: half a gigabyte
 
@@ -111,16 +111,21 @@ class CircuitProbe:
     rows: int  # examples times positions in a batch
     most: int  # the most examples in a batch
     set_ups: SetUps
-    batches: dict[int, list[Pairs]] = field(default_factory=dict)  # of the first so many pairs
 
     @classmethod
     def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits, *, rows: int = ROWS) -> CircuitProbe:
         """A probe on the examples of the task, or on as many as there is memory for, in batches of so many rows."""
-        ablation = ablation_of(scores.provenance.ablation, model, task, limits)
-        pairs = all_positions(encode(task, model.tokenizer), ablation)
+        set_ups = SetUps.of(model, task, scores.provenance.ablation, limits)
+        pairs = all_positions(encode(task, model.tokenizer), set_ups.ablation)
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores))])
-        set_ups = SetUps(model, task.metric, ablation)
         return cls(model, task, scores, pairs, rows, limits.batch(model, pairs), set_ups)
+
+    @cached_property
+    def halves(self) -> list[tuple[Pairs, list[Pairs]]]:
+        """Both halves of the examples, or all of them if they are few, each as a whole and in batches."""
+        n = len(self.pairs)
+        halves = torch.arange(n, device="cpu").tensor_split(2 if n >= FEW else 1)
+        return [(half, half.tight_batches(self.rows, self.most)) for half in map(self.pairs.rows, halves)]
 
     @property
     def batch(self) -> int:
@@ -129,20 +134,26 @@ class CircuitProbe:
         return min(self.most, max(1, self.rows // suffix))
 
     def measure(
-        self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"], share: float = 1.0
+        self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"], half: int | None = None
     ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
         """Measure the pruned circuit of some edges.
 
         Args:
             edges: The circuit's edges.
             asked: The edges whose effects are wanted.
-            share: The share of the examples to measure on, at least; it is rounded up to 1/8, 1/4, 1/2 or all.
+            half: Which half of the examples to measure on, 0 or 1, if there are enough; by default both.
 
         Returns:
             The deviations of the examples, and the effects of the edges asked for.
         """
-        pairs, batches = self._sample(share)
-        return self.measure_on(pairs, plan_of(self.model, circuit_of(self.scores, edges, prune=False)), asked, batches)
+        plan = plan_of(self.model, circuit_of(self.scores, edges, prune=False))
+        if half is not None and len(self.halves) == 2:
+            pairs, batches = self.halves[half]
+            return self.measure_on(pairs, plan, asked, batches)
+        batches = [batch for _, batches in self.halves for batch in batches]
+        if len(self.pairs) == len(self.task):
+            self.set_ups.batches = batches  # a search for the size of the circuit uses them again
+        return self.measure_on(self.pairs, plan, asked, batches)
 
     def measure_on(
         self, pairs: Pairs, plan: Plan, asked: Int[Tensor, " edge"], batches: Sequence[Pairs] | None = None
@@ -185,19 +196,6 @@ class CircuitProbe:
             pass
         return distributed.all_sum(deviations), distributed.all_sum(effects)
 
-    def _sample(self, share: float) -> tuple[Pairs, list[Pairs]]:
-        """At least a share of the examples, and the same in batches."""
-        total = len(self.pairs)
-        sizes = (ceil(total / 2**halvings) for halvings in (3, 2, 1))
-        n = next((n for n in sizes if n >= max(share * total, FEWEST)), total)
-        pairs = self.pairs.rows(torch.arange(n, device="cpu"))
-        if n not in self.batches:
-            # Samples grow, so the batches of a smaller one are not needed again.
-            self.batches.clear()
-            self.set_ups.keep_only(())
-            self.batches[n] = pairs.tight_batches(self.rows, self.most)
-        return pairs, self.batches[n]
-
 
 def start_size(scores: Scores) -> int:
     """The number of edges that the descent starts from."""
@@ -223,13 +221,14 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
     left = _whole(graph, graph.mask_of(ranked[:n_start]))
     middle = _whole(graph, graph.mask_of(ranked[: round(RUNG**0.5 * n_start)]))
     removed = [ranked[~left[ranked]].flip(0)]  # first removed first
-    drift, predicted = 0.0, torch.empty(0, device="cpu")
+    drift, predicted, half = 0.0, torch.empty(0, device="cpu"), 0
     while int(left.sum()) > smallest:
         edges = left.nonzero()[:, 0]
-        share = WHOLE * graph.n_edges / len(edges)
-        deviations, effects = probe.measure(middle.nonzero()[:, 0], edges, share)
+        large = len(edges) > LARGE * graph.n_edges
+        deviations, effects = probe.measure(middle.nonzero()[:, 0], edges, half if large else None)
+        half = 1 - half
         if len(predicted):
-            drift += float((deviations[: len(predicted)] - predicted).mean()) / 2
+            drift += float(deviations.mean() - predicted.mean()) / 2  # perhaps of different examples
         # From the middle, where the circuit was measured, up to the upper end; then down.
         deviations = deviations + effects[:, ~middle[edges]].sum(1)
         n_left, n_next = (int(RUNG**power * len(edges)) for power in (1, 1.5))
