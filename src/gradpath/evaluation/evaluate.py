@@ -191,17 +191,20 @@ def _measure(
         yield from places_in_prompts(model, task.metric, single)
         yield from places_in_circuits(set_ups.prepare(single).prepared, plans, task.metric)
 
+    size, batches = limits.batch(model, pairs), set_ups.batches
+    if batches is None and model.device.type == "cpu":  # elsewhere a few more rows cost less than another batch
+        batches = pairs.tight_batches(size * pairs.clean.shape[1], size)
     for _ in sweep(
         measure,
         pairs,
-        limits.batch(model, pairs),
+        size,
         model=model,
         task=task,
         doing="evaluation",
         same=lambda: (model.identity, [one.masks.numpy().tobytes() for one in circuits], ablation is None),
         places=places,
         progress=progress,
-        batches=set_ups.batches,
+        batches=batches,
     ):
         pass
     values = distributed.all_sum(values)
