@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_models import prompts, tiny_model
+import transformers as hf
+from small_models import prompts, random_hf, tiny_model
 
 from gradpath import limits
 from gradpath.attribution.attribute import attribute
@@ -18,6 +19,9 @@ from gradpath.attribution.methods import Pair, find_path
 from gradpath.errors import GradpathError, UsageError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.limits import CHUNK, GRADIENT_ROWS, ROWS, RUN_AT_ONCE, SUM_AT_ONCE, AtOnce, Limits, parse_bytes
+from gradpath.model.families import convert
+from gradpath.model.fingerprint import fields_of
+from gradpath.model.transformer import Transformer
 from gradpath.selection import select
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, Task, encode
@@ -236,3 +240,34 @@ def test_half_precision_scores_are_close_and_float32(gpt2):
     edges = gpt2.graph.mask
     correlation = torch.corrcoef(torch.stack([exact[edges], half[edges]]))[0, 1]
     assert float(correlation) > 0.99
+
+
+def bytes_kept(model: Transformer, ids: torch.Tensor) -> int:
+    """What autograd keeps of a forward pass, weights apart."""
+    weights = [x for layer in (*model.layers, model) for x in fields_of(layer).values() if isinstance(x, torch.Tensor)]
+    known, kept = {x.untyped_storage().data_ptr() for x in weights}, {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage  # alive, so that its place is not given to another
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        run = model.run(model.embed(ids).requires_grad_())
+    for layer in run.layers:
+        for x in (layer.q, layer.k, layer.v, layer.written, layer.mlp_out):
+            pack(x)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("rank", [None, 192])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_estimate_of_latent_attention_is_what_autograd_keeps(rank, dtype):
+    sizes = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 50}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": rank, "kv_lora_rank": 128}
+    heads |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "first_k_dense_replace": 2}
+    model = convert(random_hf(hf.DeepseekV3ForCausalLM, hf.DeepseekV3Config, {**sizes, **heads})).to(dtype=dtype)
+    estimated = limits._Sizes(model)
+    expected = estimated.number * 60 * estimated.layers * estimated.layer
+    assert expected == pytest.approx(bytes_kept(model, torch.arange(60).view(2, 30) % 50), rel=0.25)

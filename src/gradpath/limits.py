@@ -185,8 +185,10 @@ class _Sizes:
         # Numbers per row that autograd keeps of one layer: four residual streams or outputs, the projection, queries,
         # keys and values as attention reads them and what it gathers, the hidden layer before and after activation.
         self.layer = 4 * a.d_model + len(layer.w_qkv) + 5 * self.heads + 3 * layer.d_hidden // 2
-        if layer.latent is not None:  # each head has copies of the latents, before and after their norm
-            self.layer += 2 * self.qkv
+        if (latent := layer.latent) is not None:  # each head has copies of the latents; their norm is in float32
+            ranks = 2 * latent.v_up.shape[2] + (0 if latent.q_up is None else latent.q_up.shape[2])
+            self.layer += (2 if latent.q_up is None else 3) * a.n_heads * a.d_qkv
+            self.layer += 0 if self.number >= 4 else 4 // self.number * a.n_heads * ranks
         if layer.experts is not None:  # a token's input and its output, twice, for each expert that it uses
             self.layer += 3 * layer.experts.per_token * a.d_model
 
