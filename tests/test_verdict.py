@@ -141,7 +141,7 @@ def test_the_page_of_a_verdict_has_to_be_a_page(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["test", str(tmp_path / "circuit.json"), "--out", str(tmp_path / "verdict.pdf")])
     assert ended.value.code == 2
-    assert "--out has to end in .html, and is verdict.pdf" in capsys.readouterr().err
+    assert "--out has to end in .html, got verdict.pdf" in capsys.readouterr().err
 
 
 def test_too_few_examples_and_another_model_are_refused_in_one_sentence():

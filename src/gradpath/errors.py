@@ -10,7 +10,7 @@ import difflib
 import operator
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 _MAX_LENGTH = 900  # characters of a message: a damaged file can put megabytes into one
 _MAX_DETAILS = 20
@@ -78,6 +78,26 @@ def check_type(what: str, value: Any, kind: type) -> None:
         raise UsageError(
             f"{what} has to be a {kind.__name__}: got a {type(value).__name__}. Check the order of the arguments."
         )
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def check_option(owner: str, name: str, value: Any, hint: Any, *, several: bool = False) -> None:
+    """Refuse a value that the annotation of an option does not allow, if it is a simple one.
+
+    >>> check_option("eap-ig", "steps", "many", int)
+    Traceback (most recent call last):
+    gradpath.errors.UsageError: the option steps of eap-ig must be a whole number: got 'many'.
+    """
+    if get_origin(hint) is Literal:
+        expected = "" if value in get_args(hint) else f"one of {', '.join(map(str, get_args(hint)))}"
+    else:
+        fits = type(value) in ((int, float) if hint is float else (hint,))
+        expected = "" if fits else _KINDS.get(hint, "")
+    if expected:
+        more = ", or several separated by commas" if several else ""
+        raise UsageError(f"the option {name} of {owner} must be {expected}{more}: got {value!r}.")
 
 
 def whole_number(what: str, value: Any, least: int = 1) -> int:

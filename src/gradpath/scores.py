@@ -113,7 +113,7 @@ class SpanScores:
         """The place of a span's name; ``edge`` is for the error message."""
         if span not in self.names:
             raise InputError(
-                f"{edge!r} names no span: write it as source->target@span, one of {', '.join(self.names)}."
+                f"{edge!r} has no known span: write it as source->target@span, span one of {', '.join(self.names)}."
             )
         return self.names.index(span)
 
@@ -254,7 +254,7 @@ def load_scores(file: str | Path) -> Scores:
         if not isinstance(about, dict) or not isinstance(about.get("data", {}), dict):
             raise ValueError("its 'about' or its 'data' is not an object")
     except FileNotFoundError:
-        raise InputError(f"there is no file {file}. Give the scores.safetensors of a find.") from None
+        raise InputError(f"there is no file {file}. Give a scores.safetensors that gradpath find wrote.") from None
     except InputError as problem:
         raise InputError(f"{wrong}: {problem} {again}") from None
     except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:

@@ -76,7 +76,11 @@ def test_the_softmax_sees_what_repairs_itself(gpt2):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"temperature": 0.0}, "above 0"), ({"temperature": "hot"}, "must be a number"), ({"gate": 1}, "of type bool")],
+    [
+        ({"temperature": 0.0}, "above 0"),
+        ({"temperature": "hot"}, "must be a number"),
+        ({"gate": 1}, "must be true or false"),
+    ],
 )
 def test_wrong_options_are_refused(gpt2, options, words):
     with pytest.raises(UsageError, match=words):

@@ -188,7 +188,7 @@ def test_what_cannot_be_split_is_refused_in_words(gpt2, tmp_path):
     scores = attribute(gpt2, MIXED, "eap", positions="span")
     with pytest.raises(UsageError, match=r"cannot select edges at positions\. Use top or signed"):
         gp.select(scores, 5, how="refined")
-    with pytest.raises(InputError, match="names no span"):
+    with pytest.raises(InputError, match="has no known span"):
         scores["input->m0@nowhere"]
     assert scores["input->m0"] == pytest.approx(sum(scores[f"input->m0@{span}"] for span in scores.by_span.names))
     by_token = gp.select(attribute(gpt2, EVEN, "eap", positions="token"), 5)

@@ -159,7 +159,7 @@ def test_edges_at_spans_are_different_edges(at_spans):
     assert at_spans.without(f"{edge}@{other}") <= at_spans
     assert name in at_spans.without(f"{edge}@{other}")
     assert (at_spans | at_spans.without(name)) == at_spans
-    with pytest.raises(InputError, match="names no span"):
+    with pytest.raises(InputError, match="has no known span"):
         at_spans.without(f"{edge}@nowhere")
 
 

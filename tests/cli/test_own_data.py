@@ -126,7 +126,7 @@ MISTAKES = {
     "task": (["find", "--task", "oio"], 2, "there is no task 'oio'"),
     "method": (["find", "--method", "epa"], 2, "there is no method 'epa'"),
     "option": (["find", "-o", "strid=matched"], 2, "no option 'strid'"),
-    "steps": (["find", "-o", "end=nowhere"], 2, "end must be one of"),
+    "steps": (["find", "-o", "end=nowhere"], 2, "the option end of"),
     "selection": (["find", "--how", "tpo"], 2, "there is no selection 'tpo'"),
     "metric": (["find", "--metric", "lk"], 2, "there is no metric 'lk'"),
     "metric of a file": (["find", "--metric", "nothing.py:f"], 1, "there is no such file nothing.py"),

@@ -228,12 +228,12 @@ def test_damaged_and_hostile_repositories_are_refused_and_nothing_is_written(hub
 def test_a_file_that_is_too_large_is_not_downloaded(hub, folder, tmp_path, monkeypatch):
     hub.add("me/ioi", files_of(hub, folder))
     hub.claimed["circuit.json"] = 1 << 40
-    with pytest.raises(InputError, match=r"circuit.json has 1,099,511,627,776 bytes, and such a file may have"):
+    with pytest.raises(InputError, match=r"circuit.json has 1,099,511,627,776 bytes: such a file may have at most"):
         gp.load_circuit("hf://me/ioi")
     assert not any("resolve" in request for request in hub.requests)
     hub.claimed["circuit.json"] = 1  # the hub may be wrong
     monkeypatch.setitem(hub_module.MOST_BYTES, ".json", 50)
-    with pytest.raises(InputError, match="such a file may have 50"):
+    with pytest.raises(InputError, match="such a file may have at most 50"):
         gp.load_circuit("hf://me/ioi")
 
 

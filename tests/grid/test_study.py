@@ -158,7 +158,7 @@ def test_every_mistake_is_listed_with_its_line(write):
         1: ["there is no task 'oio'. Did you mean 'ioi'?"],
         2: ["there is no key 'taks'. Did you mean 'tasks'?"],
         4: ["there is no method 'eap-gg'. Did you mean"],
-        5: ["steps must be of type int: got 'x'"],
+        5: ["the option steps of eap-ig must be a whole number: got 'x'"],
         6: ["several thresholds need quotes, as in 'acdc+threshold=0.01,0.1': got 0.1"],
         7: ["got 1.5", "got True", "got 0"],
         8: ["a seed must be a whole number, 0 or above: got -1"],

@@ -152,9 +152,9 @@ def test_a_search_that_was_stopped_continues(found, monkeypatch):
     ("how", "message"),
     [
         ("acdc+threshold=0.0", "thresholds above 0"),
-        ("acdc+threshold=many", "must be of type float"),
-        ("acdc+threshold=0.1,many", "must be of type float: got '0.1,many'"),
-        ("acdc+among=0.1,0.2", "must be of type float: got '0.1,0.2'"),
+        ("acdc+threshold=many", "the option threshold of acdc must be a number, or several separated by commas"),
+        ("acdc+threshold=0.1,many", "must be a number, or several separated by commas: got '0.1,many'"),
+        ("acdc+among=0.1,0.2", "the option among of acdc must be a number: got '0.1,0.2'"),
         ("acdc+measure=mean", "must be one of metric, kl"),
         ("acdc+steps=3", "no option 'steps'. Its options: threshold, among, measure, sure"),
         ("top+seed=3", "Its options: none"),
@@ -171,6 +171,6 @@ def test_what_would_take_very_long_has_to_be_confirmed(found, monkeypatch):
     monkeypatch.setattr(acdc_module, "MOST_PASSES", 10)
     with pytest.raises(UsageError, match=r"visits [\d,]+ edges on 3 examples, which takes about [\d,]+ forward passes"):
         gp.select(scores, how="acdc", model=model, task=TASK)
-    with pytest.raises(UsageError, match=r"at each of 2 thresholds.* or thresholds, or say sure=true"):
+    with pytest.raises(UsageError, match=r"at each of 2 thresholds.* or thresholds, or confirm with sure=true"):
         select_many(scores, (), how="acdc+threshold=0.1,0.2", model=model, task=TASK)
     gp.select(scores, how="acdc+sure=true+among=0.1", model=model, task=TASK)

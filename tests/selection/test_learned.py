@@ -197,7 +197,7 @@ def test_a_budget_of_seconds_ends_the_steps(found, monkeypatch):
         ("loss=mse", "match, metric, kl"),
         ("start=top", "scores, refined"),
         ("speed=2", "has no option 'speed'"),
-        ("steps=many", "must be of type int"),
+        ("steps=many", "must be a whole number"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_in_a_sentence(found, option, message):

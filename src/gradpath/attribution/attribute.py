@@ -104,7 +104,7 @@ def score_batch(
             if n_points in stops:
                 results.append(((total / n_points).cpu(), replace(runs.passes)))
         if total is None:
-            raise UsageError(f"the method {method.name!r} yielded no point to take a gradient at.")
+            raise UsageError(f"a path has to yield at least one point: the method {method.name!r} yielded none.")
         # 4. Take the mean over the points. Increments along a path are an integral: they are summed.
         return [*results, ((total if method.increments else total / n_points).cpu(), runs.passes)]
 
@@ -296,11 +296,13 @@ def attribute_at_steps(
 def _check_fit(model: Transformer, method: Method, ablation: str, positions: str | None, per_example: bool) -> None:
     """Refuse what a method cannot do, before anything is run."""
     if per_example and positions is not None:
-        raise UsageError("scores can be given per example or per position, not both: leave one of them out.")
+        raise UsageError(
+            "scores can be kept per example or split by position, not both: leave out per_example or positions."
+        )
     if isinstance(method, Path) and method.increments and ablation != CORRUPTED:
         raise UsageError(
-            f"{method.name} multiplies by what nodes write along its own path, which ends at the corrupted "
-            f"prompt: it cannot be used with the ablation {ablation!r}. Use eap-ig."
+            f"{method.name} integrates along a path that ends at the corrupted prompt, so it cannot be used with the "
+            f"ablation {ablation!r}. Use eap-ig, or the ablation {CORRUPTED!r}."
         )
     if not isinstance(method, Path) or method.of == "nodes":
         model.check_one_device(method.name)

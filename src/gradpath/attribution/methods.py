@@ -49,12 +49,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
+from typing import Any, Literal, Protocol, get_type_hints, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gradpath.errors import UsageError
+from gradpath.errors import UsageError, check_option
 from gradpath.model.architecture import CALCULUS, Rules
 from gradpath.model.transformer import Transformer
 from gradpath.registry import Registry, owner_of
@@ -110,14 +110,7 @@ class Method:
 
     def _check(self, name: str, value: Any) -> None:
         """Refuse a value that the option's annotation does not allow, if it is a simple one."""
-        hint = get_type_hints(self.build).get(name)
-        choices = get_args(hint) if get_origin(hint) is Literal else ()
-        if choices and value not in choices:
-            raise UsageError(f"{name} must be one of {', '.join(map(str, choices))}: got {value!r}.")
-        if hint in (bool, int, str) and type(value) is not hint:
-            raise UsageError(f"{name} must be of type {hint.__name__}: got {value!r}.")
-        if hint is float and type(value) not in (int, float):
-            raise UsageError(f"{name} must be a number: got {value!r}.")
+        check_option(self.name, name, value, get_type_hints(self.build).get(name))
         if name == "steps" and value < 1:
             raise UsageError(f"steps must be a whole number of at least 1: got {value!r}.")
 

@@ -118,8 +118,8 @@ class Sums:
         values = (total / self.n_examples * graph.mask).float()
         if not values.isfinite().all():
             raise GradpathError(
-                f"{self.method.name} gave a score that is not a finite number on {self.model.name or 'this model'}, "
-                "though every batch gave finite ones: the sum is too large. Use a metric that is smaller."
+                f"the sum of {self.method.name}'s scores on {self.model.name or 'this model'} is too large for "
+                "float32, though the scores of every batch are finite. Scale the metric down."
             )
         if self.method.of == "nodes":
             return over_edges(graph, values[:, graph.logits])

@@ -348,7 +348,9 @@ def _place(graph: Graph, name: Any, spans: tuple[str, ...]) -> tuple[int, int, i
         return (*graph.index(name), 0)
     edge, at, span = str(name).rpartition("@")
     if not at or span not in spans:
-        raise InputError(f"{name!r} names no span: write it as source->target@span, one of {', '.join(spans)}.")
+        raise InputError(
+            f"{name!r} has no known span: write it as source->target@span, span one of {', '.join(spans)}."
+        )
     return (*graph.index(edge), spans.index(span))
 
 

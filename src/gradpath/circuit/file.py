@@ -47,7 +47,7 @@ def load_circuit(file: str | Path) -> Circuit:
     try:
         return _parsed(json.loads(Path(local).read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise InputError(f"there is no file {file}. Give the circuit.json of a find.") from None
+        raise InputError(f"there is no file {file}. Give a circuit.json that gradpath find wrote.") from None
     except InputError as problem:
         raise InputError(f"{file} cannot be used as a circuit: {problem}") from None
     except (OSError, ValueError, RecursionError) as problem:
@@ -59,7 +59,7 @@ def load_circuit(file: str | Path) -> Circuit:
 
 def _parsed(content: Any) -> Circuit:
     if not isinstance(content, dict) or content.get("gradpath_circuit") != FORMAT:
-        raise InputError(f'it has no "gradpath_circuit": {FORMAT}. Give the circuit.json of a find.')
+        raise InputError(f'it has no "gradpath_circuit": {FORMAT}. Give a circuit.json that gradpath find wrote.')
     missing = [name for name in ("graph", "edges", "about") if name not in content]
     if missing:
         raise InputError(f"it has no {', '.join(missing)}. Make it again with gradpath find.")

@@ -19,7 +19,7 @@ from gradpath.cli.progress import Screen, print_result
 def command(address: str, revision: str | None, out: Path | None, as_json: bool) -> None:
     """Download a circuit from the Hugging Face hub, check its files and write them to a folder.
 
-    Only JSON and safetensors files are taken, and all are checked; all are written, or none.
+    Only JSON and safetensors files are downloaded. Each is checked, and either all of them are written or none.
 
     \b
     gradpath pull owner/smollm2-ioi

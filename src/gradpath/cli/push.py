@@ -16,14 +16,14 @@ from gradpath.cli.progress import Screen, print_result
 @click.argument("address", metavar="OWNER/NAME[/FOLDER]")
 @click.option("--private", is_flag=True, help="Make the repository private, if it is new.")
 @click.option("--revision", metavar="BRANCH", help="The branch to commit to, created if necessary.  [main]")
-@click.option("--message", metavar="TEXT", help="The commit message.  [what the circuit is]")
+@click.option("--message", metavar="TEXT", help="The commit message.  [a description of the circuit]")
 @opt.json_option
 def command(
     circuit_dir: Path, address: str, private: bool, revision: str | None, message: str | None, as_json: bool
 ) -> None:
     """Upload the folder that find --out wrote, with a card that says how the circuit was made.
 
-    JSON and safetensors files are uploaded. A README.md in the folder takes the place of the card. You need to be
+    JSON and safetensors files are uploaded. A README.md in the folder is used instead of the card. You need to be
     logged in (hf auth login), or to have a token in HF_TOKEN.
 
     \b

@@ -37,7 +37,7 @@ def _sample(text: str) -> int:
 
     \b
     {NAMES.replace(chr(10), chr(10) + "    ")}
-    all           All of them but truth, which has models of its own.
+    all           All of the above except truth, which has its own models.
 
     \b
     gradpath reproduce faithfulness --model smollm2 --tasks ioi,sva --out out/smollm2

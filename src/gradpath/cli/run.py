@@ -28,7 +28,7 @@ def command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool, **
     """Measure circuits for all combinations of models, tasks, methods, selections and sizes that a file lists.
 
     An interrupted run continues where it stopped. All mistakes in the file are listed at once. --device and --dtype
-    take the place of what the file says.
+    override the file.
 
     \b
     gradpath run study.yaml --dry-run

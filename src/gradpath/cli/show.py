@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.option("--out", type=opt.FILE, metavar="FILE", help="The file to write.  [CIRCUIT.html]")
 @click.option("--notes", type=opt.FILE, metavar="NOTES.json", help="Names, colours and groups, saved in the report.")
 @click.option("--edges", type=click.IntRange(min=1), metavar="N", help="Draw only the first N edges of the file.")
-@click.option("--rows", is_flag=True, help="A figure of the circuit's nodes alone, in rows by their depth.")
+@click.option("--rows", is_flag=True, help="Draw a figure with the circuit's nodes only, in rows by depth.")
 @click.option(
     "--attention",
     multiple=True,

@@ -37,7 +37,7 @@ def command(
     from gradpath.verdict import test
 
     if out is not None and out.suffix.lower() != ".html":
-        raise UsageError(f"the verdict is written into a page: --out has to end in .html, and is {out.name}.")
+        raise UsageError(f"the verdict is written as an HTML page: --out has to end in .html, got {out.name}.")
     limits = opt.limits_of(batch_size, memory)
     saved = open_circuit(circuit_file, given)
     data, seed = saved.options.data, saved.options.seed

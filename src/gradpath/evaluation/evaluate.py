@@ -165,7 +165,7 @@ def common_ablation(circuits: Sequence[Circuit]) -> str:
     if len(names) > 1:
         raise UsageError(
             f"these circuits were found with different ablations ({', '.join(sorted(names))}): measure them "
-            "separately, or say which one to use."
+            "separately, or choose one with ablation=."
         )
     return names.pop()
 

@@ -60,7 +60,9 @@ def patch(
 def _named(graph: Graph, edges: list[str], nodes: list[str], *, among: bool) -> Bool[Tensor, "source target"]:
     """The edges that are named, and those out of, or among, the nodes that are."""
     if not edges and not nodes:
-        raise UsageError("patch needs the names of edges or nodes: got none.")
+        raise UsageError(
+            "patch needs edges or nodes: got none. Name some, as in edges=['input->m0'] or nodes=['a0.h1']."
+        )
     mask = torch.zeros_like(graph.mask)
     for source, target in map(graph.index, edges):
         mask[source, target] = True

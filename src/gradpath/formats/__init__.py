@@ -84,7 +84,7 @@ def read(file: str | Path) -> Content:
         _warn_of_loose_edges(content.circuit, path.name)
         return content
     except FileNotFoundError:
-        raise InputError(f"there is no file {file}.") from None
+        raise InputError(f"there is no file {file}. Check its name.") from None
     except InputError as problem:
         message = str(problem)
         raise InputError(message if str(file) in message else f"{file} cannot be used: {message}") from None

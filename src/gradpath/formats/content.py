@@ -36,7 +36,9 @@ class Content:
         if self.circuit.span is not None and spans is not None and spans.names == self.circuit.spans:
             values = spans.values.cpu()[self.circuit.span, *index]
         if not torch.equal(values, self.circuit.scores.cpu()):
-            raise InputError("the circuit was not selected from these scores: its edges have other scores.")
+            raise InputError(
+                "the circuit was not selected from these scores: its edges have others. Give those of the same find."
+            )
 
     @classmethod
     def of(cls, content: Content | Scores | Circuit) -> Content:
@@ -103,7 +105,7 @@ def parsed(text: Any, what: str) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError):
         notes = None
     if not isinstance(notes, dict):
-        raise InputError(f"{what} has no notes of gradpath that can be read. Make it again with gradpath.")
+        raise InputError(f"{what} has no gradpath metadata that can be read. Write it again with gradpath.")
     return notes
 
 

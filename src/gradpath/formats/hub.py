@@ -227,7 +227,7 @@ def _download(api: HfApi, address: Address, path: str, size: int | None) -> Path
 def _check_size(path: str, size: int) -> None:
     most = MOST_BYTES.get(PurePosixPath(path).suffix, 0)
     if size > most:
-        raise InputError(f"{path} has {size:,} bytes, and such a file may have {most:,}.")
+        raise InputError(f"{path} has {size:,} bytes: such a file may have at most {most:,}.")
 
 
 def _check(file: Path, name: str, title: str) -> None:

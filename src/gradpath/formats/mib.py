@@ -54,7 +54,9 @@ def write_circuits(circuits: Sequence[Circuit], folder: Path, d_model: int | Non
 def folder_name(made: Provenance) -> str:
     """MIB's name for a task and a model, such as ``arc-easy_llama3``."""
     if not made.task or not made.model:
-        raise InputError("a submission to MIB has folders by task and model, which this file does not record.")
+        raise InputError(
+            "a submission to MIB is filed by task and model, which this file does not record. Give one that find wrote."
+        )
     task, model = made.task.replace("_", "-"), MODELS.get(made.model)
     if task not in TASKS or model is None:
         warn(

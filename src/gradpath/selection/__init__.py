@@ -93,7 +93,7 @@ def select(
     check_type("the first argument", scores, Scores)
     if nodes is not None:
         if n is not None or sparsity is not None:
-            raise UsageError("say how large the circuit should be: by its nodes, its edges or its sparsity.")
+            raise UsageError("n, sparsity and nodes all set the size of the circuit: give one of them.")
         if how is not None:
             raise UsageError(f"how={how!r} selects edges, and nodes={nodes} selects nodes: give one of them.")
         return select_nodes(scores, nodes, prune=prune)

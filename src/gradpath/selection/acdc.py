@@ -114,7 +114,9 @@ def acdc_masks(
         One mask of edges for each threshold.
     """
     if not 0 < among <= 1 or not all(x > 0 for x in thresholds):
-        raise UsageError(f"acdc needs thresholds above 0 and among from 0 to 1: got {list(thresholds)} and {among}.")
+        raise UsageError(
+            f"acdc needs thresholds above 0, and among above 0 and up to 1: got {list(thresholds)} and {among}."
+        )
     graph = scores.graph
     start = graph.mask_of(top(scores, max(1, round(among * graph.n_edges)))).view(graph.n_sources, -1)
     pairs = encode(task, model.tokenizer)
@@ -129,13 +131,13 @@ def acdc_masks(
 def _check_affordable(thresholds: int, edges: int, examples: int, sure: bool) -> None:
     cost = COST * thresholds * edges * examples
     if cost > MOST_PASSES and not sure:
-        fewer = "start from fewer edges with among=0.1, take fewer examples"
+        fewer = "start from fewer edges with among=0.1, use fewer examples"
         several = ""
         if thresholds > 1:
             fewer, several = f"{fewer} or thresholds", f" at each of {thresholds} thresholds"
         raise UsageError(
             f"acdc visits {edges:,} edges on {examples:,} examples{several}, which takes about {cost:,.0f} forward "
-            f"passes over one of them: {fewer}, or say sure=true."
+            f"passes of one example: {fewer}, or confirm with sure=true."
         )
 
 
@@ -230,7 +232,10 @@ class _Distance:
             values.append(apart.double())
         mean = float(torch.cat(values).mean()) / self.unit
         if mean != mean:
-            raise InputError(f"acdc cannot go on: a circuit's output on {self.task.name!r} is not a finite number.")
+            raise InputError(
+                f"acdc cannot go on: the output of a circuit on {self.task.name!r} is not a finite number. "
+                "Use --dtype float32, or another metric."
+            )
         return mean
 
 

@@ -17,14 +17,14 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError, whole_number
+from gradpath.errors import InputError, UsageError, check_option, whole_number
 from gradpath.graph import Graph
 from gradpath.registry import Registry, owner_of
 from gradpath.scores import Scores
@@ -98,13 +98,11 @@ class Selection:
                 known = ", ".join(self.defaults) or "none"
                 raise UsageError(f"the selection {self.name!r} has no option {name!r}. Its options: {known}.")
             default = self.defaults[name]
-            numbers = (int, float) if type(default) is float else (type(default),)
             values = value if name == self.sweep and isinstance(value, list) and value else [value]
-            if not all(type(one) in numbers for one in values):
-                raise UsageError(f"{name} must be of type {type(default).__name__}: got {value!r}.")
             hint = get_type_hints(self.order).get(name)
-            if get_origin(hint) is Literal and value not in get_args(hint):
-                raise UsageError(f"{name} must be one of {', '.join(map(str, get_args(hint)))}: got {value!r}.")
+            kind = hint if get_origin(hint) is Literal else type(default)
+            for one in values:
+                check_option(self.name, name, one, kind, several=name == self.sweep)
             values = [float(one) if type(default) is float else one for one in values]
             fitting[name] = values if isinstance(value, list) else values[0]
         return fitting
@@ -288,7 +286,7 @@ def checked(scores: Scores) -> Scores:
 def edge_count(n_edges: int, n: int | None, sparsity: float | None) -> int:
     """The number of edges that a number, or a sparsity, asks for, out of ``n_edges``."""
     if (n is None) == (sparsity is None):
-        raise UsageError("say how large the circuit should be: either a number of edges or a sparsity.")
+        raise UsageError("the circuit needs a size: give either a number of edges or a sparsity.")
     if sparsity is not None:
         if not 0 <= sparsity < 1:
             raise UsageError(

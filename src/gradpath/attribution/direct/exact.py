@@ -42,8 +42,8 @@ def _affordable(model: Transformer, pairs: Pairs, options: dict[str, Any]) -> No
     cost = len(pairs) * passes(model, edges)
     if cost > MOST_PASSES and not options["sure"]:
         raise UsageError(
-            f"patching {len(edges):,} edges on {len(pairs):,} examples takes about {cost:,.0f} forward "
-            "passes over one of them: patch fewer with edges=1000, take fewer examples, or say sure=true."
+            f"patching {len(edges):,} edges on {len(pairs):,} examples takes about {cost:,.0f} forward passes of one "
+            "example: patch fewer edges with edges=1000, use fewer examples, or confirm with sure=true."
         )
 
 

@@ -236,7 +236,9 @@ def _whole(row: Row, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{row.where} has half of a character in its prompt or choices. Correct it.") from None
+        raise InputError(
+            f"{row.where} has an incomplete Unicode character in its prompt or choices. Correct it."
+        ) from None
     return text
 
 
