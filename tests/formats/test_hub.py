@@ -244,6 +244,8 @@ def test_a_damaged_folder_is_not_pushed(hub, folder):
     assert "was changed or damaged after it was written" in run_here("push", folder, "me/ioi").error
     (folder / "circuit.json").unlink()
     assert "there is no file" in run_here("push", folder, "me/ioi").error
+    for path in (folder / "scores.safetensors", folder / "nothing"):
+        assert f"push takes the folder that find --out wrote: {path} is not" in run_here("push", path, "me/ioi").error
     assert hub.requests == []
 
 

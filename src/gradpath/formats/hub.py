@@ -163,6 +163,8 @@ def push(
     from huggingface_hub import CommitOperationAdd, get_token
 
     address = parse_address(text, revision)
+    if not folder.is_dir():
+        raise InputError(f"push takes the folder that find --out wrote: {folder} is not a folder.")
     circuit = load_circuit(folder / CIRCUIT)
     files = sorted(file for file in folder.iterdir() if file.suffix in (".json", ".safetensors") and file.is_file())
     for file in files:
