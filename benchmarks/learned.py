@@ -61,9 +61,11 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=100, help="that are attributed")
     parser.add_argument("--measured", type=int, default=100, help="of each kind")
     parser.add_argument("--learned", default="learned", help="with options: learned+steps=200")
-    parser.add_argument("--selections", default=",".join(SELECTIONS))
+    parser.add_argument("--selections", help="by default those of the tables, or of the figure by steps")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    shown = ("top", "refined", *BY_STEPS) if args.what == "steps" else SELECTIONS
+    args.selections = args.selections or ",".join(shown)
     if args.what in ("table", "figure"):
         print(tables(args.out)) if args.what == "table" else draw(args.out)
         return
@@ -101,7 +103,6 @@ def measure(model: Any, name: str, args: Any) -> dict[str, Any]:
 def measure_steps(model: Any, name: str, args: Any) -> dict[str, Any]:
     """``learned`` with several numbers of steps, next to ``top`` and ``refined``, on new pairs of the same words."""
     train = gp.load_task(name, model, n=args.examples, seed=args.seed)
-    args.selections = ",".join(("top", "refined", *BY_STEPS))
     orders, seconds = select_all(model, train, args)
     return {
         "seconds": seconds,
