@@ -41,7 +41,7 @@ def test_a_true_circuit_passes(name, level):
     assert verdict.stability.passed is None
     by_chance = verdict.sufficiency.details
     assert f"(p = {max(by_chance['p'].values()):.3f})" in verdict.sufficiency.about
-    assert (f"{by_chance['no_path']} of these 40 have no path" in verdict.sufficiency.about) == (
+    assert (f"{by_chance['no_path']} of these 60 have no path" in verdict.sufficiency.about) == (
         by_chance["no_path"] > 0
     )
     assert verdict.verdict == "passes all 4 tests"

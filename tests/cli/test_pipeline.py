@@ -131,7 +131,7 @@ def test_find_measures_random_circuits_and_makes_two_tests_of_its_own(model, tmp
     assert Counter(result.edges_asked for result in found.random).most_common(1) == [(40, 19)]
     assert sorted(Counter(result.edges_asked for result in found.random).values()) == [3, 3, 3, 19]
     assert all(len(result.clean_values) == 12 for result in [found.few, *found.random])
-    again = gp.select(found.scores, 40, how="random+seed=1")
+    again = gp.select(found.scores, 40, how="random-paths+seed=1")
     assert found.random[4].circuit_values.tolist() == pytest.approx(
         gp.evaluate(model, again, found.measured[:12]).circuit_values.tolist(), abs=1e-5
     )

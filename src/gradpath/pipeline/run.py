@@ -179,10 +179,11 @@ def run_find(
 
 
 def _random_circuits(scores: Scores, n: int, sizes: list[int]) -> list[Circuit]:
-    """Random circuits of n edges, and a few of each of three other sizes."""
+    """Circuits of n edges on random paths, and a few of each of three other sizes."""
     others = [size for size in sizes if size != n][:: -max(1, len(sizes) // 3)][:3]
     drawn = [
-        select_many(scores, [n, *(others if seed < BAND else ())], how=f"random+seed={seed}") for seed in range(QUICK)
+        select_many(scores, [n, *(others if seed < BAND else ())], how=f"random-paths+seed={seed}")
+        for seed in range(QUICK)
     ]
     return [circuit for circuits in drawn for circuit in circuits]
 

@@ -4,8 +4,9 @@ A high faithfulness says little by itself: a circuit can be too large, fit its e
 up, or be one of many. With H the circuit, M the model, m_i the metric of example i, and the behaviour the mean
 difference between clean and corrupted prompts:
 
-``sufficiency``  The error of H against that of random circuits: with as many edges, and with as many into every
-                 layer. Passed if at most 5% of them are as good (Shi et al. 2024, arXiv 2410.13032).
+``sufficiency``  The error of H against that of random circuits: with as many edges, with as many into every layer,
+                 and of random paths from ``input`` to ``logits``. Passed if at most 5% of each kind are as good (Shi et
+                 al. 2024, arXiv 2410.13032).
 ``equivalence``  How far H's mean metric is from M's, in shares of the behaviour. Passed if the 95% interval over
                  examples is within a margin of 0.1. And how often H beats M, with the p value of a sign test (Shi et
                  al.).
@@ -28,8 +29,8 @@ outside of H could add: see ``verdict.effects``.
 What faithfulness means depends on the ablation and on what is ablated (Miller et al. 2024, arXiv 2407.08734); all tests
 use the circuit's own ablation. A test that cannot be made says why, and does not count.
 
-Cost: ``RANDOM`` circuits and half as many complements, at most ``WEAKEST`` and ``SAMPLE`` circuits, ``SUBSETS`` large
-ones on a few examples, and ``SAMPLES`` attributions and selections.
+Cost: three times ``RANDOM`` circuits, ``RANDOM`` complements, at most ``WEAKEST`` and ``SAMPLE`` circuits, ``SUBSETS``
+large ones on a few examples, and ``SAMPLES`` attributions and selections.
 """
 
 # ruff: noqa: PT028  (it is called test because that is what users type)

@@ -31,22 +31,21 @@ def quick_checks(result: Result, few: Result, random: Sequence[Result]) -> dict[
     Args:
         result: The circuit on all examples.
         few: The circuit on the examples that the random circuits ran on.
-        random: Random circuits of the same size on these examples.
+        random: Circuits of random paths, of the same size, on these examples.
 
     Returns:
-        The tests of sufficiency, against random edges alone, and of equivalence.
+        The tests of sufficiency, against random paths alone, and of equivalence.
     """
     n = len(result.clean_values)
     if n < FEWEST:
         reason = f"needs at least {FEWEST} examples to measure on: there {'is' if n == 1 else 'are'} {n}"
         return dict.fromkeys(("sufficiency", "equivalence"), Check(None, None, None, reason))
-    errors, empty = [other.error for other in random], sum(not other.edges_kept for other in random)
+    errors = [other.error for other in random]
     p = p_value(few.error, errors)
     about = (
-        f"error {result.error:.3f} (faithfulness {result.faithfulness:.3f}); {len(random)} random circuits of the same "
-        f"size, on {len(few.clean_values)} examples, {min(errors):.3f} to {max(errors):.3f}"
+        f"error {result.error:.3f} (faithfulness {result.faithfulness:.3f}); {len(random)} circuits of random paths "
+        f"with as many edges, on {len(few.clean_values)} examples, {min(errors):.3f} to {max(errors):.3f}"
     )
-    about += f"; {empty} of them have no path from input to logits" if empty else ""
     median = float(torch.tensor(errors, device="cpu").median())
     sufficiency = Check(result.error, median, p <= LEVEL, about, {"faithfulness": result.faithfulness, "p": p})
     return {"sufficiency": sufficiency, "equivalence": equivalence(result)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
 from typing import Any
 
 import torch
@@ -20,11 +22,12 @@ from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.selection import SELECTIONS, find_selection, select
 from gradpath.selection.prune import pruned
+from gradpath.selection.random_paths import random_circuit
 from gradpath.tasks.task import Task
 from gradpath.verdict.result import Check
 from gradpath.verdict.statistics import LEVEL, holm, p_value, sign_flip_p, sign_test
 
-RANDOM = 40  # random circuits, half of each kind
+RANDOM = 20  # random circuits of each kind
 WEAKEST = 20  # edges that are removed one by one
 SAMPLES = 4
 MARGIN, KEPT, APART, NEEDED, SHARED = 0.1, 0.2, 0.5, 0.9, 0.5
@@ -63,10 +66,19 @@ class Lab:
             drawn.view(-1)[chosen] = True
         return drawn
 
+    def random_paths(self) -> Bool[Tensor, "source target"]:
+        """A circuit of random paths from ``input`` to ``logits``, with as many edges."""
+        seed = int(torch.randint(2**31, (), generator=self.dice, device="cpu"))
+        return random_circuit(self.circuit.graph, len(self.circuit), Random(seed))
+
 
 def sufficiency(lab: Lab, own: Result) -> Check:
-    kinds = {"edges": False, "edges of every layer": True}
-    masks = {kind: [lab.random_mask(by_layer=by_layer) for _ in range(RANDOM // 2)] for kind, by_layer in kinds.items()}
+    draw: dict[str, Callable[[], Tensor]] = {
+        "edges": partial(lab.random_mask, by_layer=False),
+        "edges of every layer": partial(lab.random_mask, by_layer=True),
+        "paths": lab.random_paths,
+    }
+    masks = {kind: [one() for _ in range(RANDOM)] for kind, one in draw.items()}
     errors = {kind: [x.error for x in lab.measure(drawn)] for kind, drawn in masks.items()}
     cut = sum(not pruned(lab.circuit.graph, mask).any() for drawn in masks.values() for mask in drawn)
     p = {kind: p_value(own.error, values) for kind, values in errors.items()}
@@ -74,10 +86,10 @@ def sufficiency(lab: Lab, own: Result) -> Check:
     best = min(min(values) for values in errors.values())
     about = (
         f"error {own.error:.3f} (faithfulness {own.faithfulness:.3f}); random circuits of the same size "
-        f"{medians['edges']:.3f}, of the same layers {medians['edges of every layer']:.3f}, best {best:.3f} "
-        f"(p = {max(p.values()):.3f})"
+        f"{medians['edges']:.3f}, of the same layers {medians['edges of every layer']:.3f}, of random paths "
+        f"{medians['paths']:.3f}, best {best:.3f} (p = {max(p.values()):.3f})"
     )
-    about += f"; {cut} of these {RANDOM} have no path from input to logits" if cut else ""
+    about += f"; {cut} of these {len(masks) * RANDOM} have no path from input to logits" if cut else ""
     details = {"faithfulness": own.faithfulness, "p": p, "random_median": medians, "random_best": best, "no_path": cut}
     return Check(own.error, min(medians.values()), max(p.values()) <= LEVEL, about, details)
 
@@ -97,7 +109,7 @@ def equivalence(own: Result) -> Check:
 
 def necessity(lab: Lab) -> Check:
     graph, own = lab.circuit.graph, lab.circuit.mask
-    masks = [own, *(lab.random_mask(by_layer=False) for _ in range(RANDOM // 2))]
+    masks = [own, *(lab.random_mask(by_layer=False) for _ in range(RANDOM))]
     kept = [x.faithfulness for x in lab.measure([graph.mask & ~mask for mask in masks])]
     chance = float(torch.tensor(kept[1:]).median())
     about = (
