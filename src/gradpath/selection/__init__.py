@@ -209,8 +209,8 @@ def _orders(
     """The order of each size."""
     chosen, options = find_selection(how, spans=scores.by_span is not None)
     if not chosen.measures:
-        order = chosen.order(scores, max(counts), **options)
-        return [order[:n] for n in counts]
+        largest = chosen.order(scores, max(counts), **options) if chosen.nested else None
+        return [chosen.order(scores, n, **options) if largest is None else largest[:n] for n in counts]
     if model is None or task is None:
         raise UsageError(
             f"the selection {how!r} measures circuits while it selects: give it model= and task=, the "
