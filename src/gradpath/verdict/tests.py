@@ -143,7 +143,9 @@ def minimality(lab: Lab, own: Result) -> Check:
     needed = holm(sign_flip_p(loss, lab.dice))
     idle = [circuit.edges[i] for i, matters in zip(weakest, needed.tolist(), strict=True) if not matters]
     share = float(needed.double().mean())
-    about = f"{int(needed.sum())} of its {len(weakest)} weakest edges are clearly needed (limit {NEEDED:.0%})"
+    n_needed = int(needed.sum())
+    verb = "is" if n_needed == 1 else "are"
+    about = f"{n_needed} of its {len(weakest)} weakest edges {verb} clearly needed (limit {NEEDED:.0%})"
     about += f"; not clearly: {', '.join(idle[:3])}{' ...' if len(idle) > 3 else ''}" if idle else ""
     return Check(share, NEEDED, share >= NEEDED, about, {"tested": len(weakest), "not_needed": idle})
 
