@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,9 +18,10 @@ from gradpath.cli.reproduce import as_json_text, request_of
 
 if TYPE_CHECKING:
     from gradpath.grid.bench import Bench
-    from gradpath.grid.output import Outcome
+    from gradpath.grid.output import Outcome, Row
     from gradpath.grid.request import MethodSpec
     from gradpath.grid.runner import Written
+    from gradpath.report import Chosen, CurvePoint, MethodRun
 
 
 @click.command(name="curve")
@@ -111,74 +113,92 @@ def _text(written: Written, out: Path | None) -> str:
     return "\n".join([*lines, "", f"Wrote to {out}:", f"  {names}", f"Open {out / 'report.html'} in a browser."])
 
 
-def _size(row: dict[str, Any]) -> int:
+def _size(row: Row) -> int:
     return int(row["edges_asked"])
 
 
 def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
     """Write ``report.html``: all methods side by side, opened on the last circuit of the first of them."""
-    from gradpath.evaluation.mib import Areas
-    from gradpath.grid.faithfulness import RANDOM
-    from gradpath.grid.jobs import circuit_cell
+    from gradpath.report import Report, write
+
+    rows, request = outcome.rows, bench.request
+    readable = _readable(rows, request.methods[0].label)
+    runs = _runs(bench, outcome, readable)
+    report = Report(
+        title=f"{rows[0]['task']} in {bench.model.name}",
+        model=bench.model.name,
+        task=rows[0]["task"],
+        runs=runs,
+        chosen=_chosen(rows, runs[0], readable, unsized=request.hows[0] in request.unsized),
+        examples=(),
+        command=opt.command_line(),
+        about={"examples measured": rows[0]["examples"], "seed": request.seed},
+    )
+    write(report, folder / "report.html")
+    return folder / "report.html"
+
+
+def _readable(rows: Sequence[Row], method: str) -> Row:
+    """Of circuits that are not parts of each other, the page shows one: the largest that a person can follow."""
     from gradpath.pipeline.found import READABLE
-    from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
-    from gradpath.report.data import CHANCE, IN_PAGE, SAVED, selected_by
-    from gradpath.report.payload import LIMIT
+
+    own = [row for row in rows if row["how"] == rows[0]["how"] and row["method"] == method]
+    return max((row for row in own if row["edges_asked"] <= READABLE), key=_size, default=min(own, key=_size))
+
+
+def _runs(bench: Bench, outcome: Outcome, readable: Row) -> list[MethodRun]:
+    """The scores, the points of the curve and the circuits of every method."""
+    from gradpath.evaluation.mib import Areas
+    from gradpath.report import CurvePoint, MethodRun
+    from gradpath.report.data import IN_PAGE, selected_by
     from gradpath.selection import swept
 
-    rows = outcome.rows
+    rows, hows = outcome.rows, bench.request.hows
     task, how = rows[0]["task"], rows[0]["how"]
-    unsized = bench.request.hows[0] in bench.request.unsized
-    # Of circuits that are not parts of each other, the page shows one: the largest that a person can follow.
-    own = [row for row in rows if row["how"] == how and row["method"] == bench.request.methods[0].label]
-    readable = max((row for row in own if row["edges_asked"] <= READABLE), key=_size, default=min(own, key=_size))
-    shown_how = swept(bench.request.hows[0])[readable["threshold"]] if unsized else how
+    chance = _random_points(bench, outcome)
+    names = ["how", "edges_asked", "edges_kept", "faithfulness", "faithfulness_low", "faithfulness_high", "error"]
+    area_names = [field.name for field in fields(Areas)]
 
     def run_of(method: MethodSpec) -> MethodRun:
-        scores = bench.scores(task, method)
-        run = MethodRun(scores, points(method.label), name=method.label, areas=areas(method.label))
-        if unsized:
-            kept = bench.circuit(scores, shown_how)
+        label, scores = method.label, bench.scores(task, method)
+        points = [CurvePoint(*(row[name] for name in names)) for row in rows if row["method"] == label]
+        own = [row for row in outcome.facts.get("mib", ()) if row["method"] == label]
+        areas = {row["how"]: Areas(*(row[name] for name in area_names)) for row in own}
+        run = MethodRun(scores, points + chance, name=label, areas=areas)
+        if hows[0] in bench.request.unsized:
+            kept = bench.circuit(scores, swept(hows[0])[readable["threshold"]])
             return run if kept is None else replace(run, circuit=selected_by(kept, how))
         order = None if how in IN_PAGE else bench.order(scores, how)
         return run if order is None else replace(run, circuit=order[0], smallest=order[1])
 
-    def points(label: str) -> list[CurvePoint]:
-        names = ["how", "edges_asked", "edges_kept", "faithfulness"]
-        names += ["faithfulness_low", "faithfulness_high", "error"]
-        own = [[row[name] for name in names] for row in rows if row["method"] == label]
-        return [CurvePoint(*values) for values in own] + chance
+    return [run_of(method) for method in bench.request.methods]
 
-    def random_point(how: str, n: int) -> CurvePoint:
-        cell = circuit_cell(bench, task, bench.request.methods[0], how, n)
+
+def _random_points(bench: Bench, outcome: Outcome) -> list[CurvePoint]:
+    from gradpath.grid.faithfulness import RANDOM
+    from gradpath.grid.jobs import circuit_cell
+    from gradpath.report import CurvePoint
+    from gradpath.report.data import CHANCE
+
+    def point(how: str, n: int) -> CurvePoint:
+        cell = circuit_cell(bench, outcome.rows[0]["task"], bench.request.methods[0], how, n)
         low, high = cell["faithfulness_interval"]
         return CurvePoint(CHANCE, n, cell["edges_kept"], cell["faithfulness"], low, high, cell["error"])
 
-    sizes_of_random = [row["edges_asked"] for row in outcome.facts["random"]]
-    chance = [random_point(how, n) for how in RANDOM for n in sizes_of_random]
+    return [point(how, row["edges_asked"]) for how in RANDOM for row in outcome.facts["random"]]
 
-    def areas(label: str) -> dict[str, Areas]:
-        names = [field.name for field in fields(Areas)]
-        own = [row for row in outcome.facts.get("mib", ()) if row["method"] == label]
-        return {row["how"]: Areas(*(row[name] for name in names)) for row in own}
 
-    runs = [run_of(method) for method in bench.request.methods]
+def _chosen(rows: Sequence[Row], run: MethodRun, readable: Row, *, unsized: bool) -> Chosen:
+    """The circuit that the page opens with."""
+    from gradpath.pipeline.found import READABLE
+    from gradpath.report import Chosen
+    from gradpath.report.data import IN_PAGE, SAVED
+    from gradpath.report.payload import LIMIT
+
+    how = rows[0]["how"]
+    shown = how if how in IN_PAGE else SAVED if run.circuit is not None else "top"
+    if unsized and shown == SAVED:
+        return Chosen(edges=readable["edges_kept"], how=SAVED)
     # A page of half of all edges would be large and would show nothing.
     sizes = [row["edges_asked"] for row in rows if 0 < row["edges_asked"] <= LIMIT] or [LIMIT]
-    shown = how if how in IN_PAGE else SAVED if runs[0].circuit is not None else "top"
-    opens = max((n for n in sizes if n <= READABLE), default=min(sizes))
-    chosen = Chosen(edges=max(sizes), how=shown, opens=opens)
-    if unsized and shown == SAVED:
-        chosen = Chosen(edges=readable["edges_kept"], how=SAVED)
-    report = Report(
-        title=f"{task} in {bench.model.name}",
-        model=bench.model.name,
-        task=task,
-        runs=runs,
-        chosen=chosen,
-        examples=(),
-        command=opt.command_line(),
-        about={"examples measured": rows[0]["examples"], "seed": bench.request.seed},
-    )
-    write(report, folder / "report.html")
-    return folder / "report.html"
+    return Chosen(edges=max(sizes), how=shown, opens=max((n for n in sizes if n <= READABLE), default=min(sizes)))
