@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -30,26 +30,75 @@ def interrupted_at(place: int, work: Callable[[], None]) -> bool:
     """Do the work, and raise an exception in front of one bytecode; whether there are that many."""
     count = 0
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+    def step(*_: Any) -> None:
         nonlocal count
-        if frame.f_code.co_filename not in SOURCES:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            count += 1
-            if count == place:
-                raise Interrupted
-        return trace
+        count += 1
+        if count == place:
+            raise Interrupted
 
-    before = sys.gettrace()
-    sys.settrace(trace)
     try:
-        work()
+        with before_every_bytecode(step):
+            work()
     except Interrupted:
         return True
-    finally:
-        sys.settrace(before)
     return count >= place  # raised while a generator was closed, which nobody sees
+
+
+@contextlib.contextmanager
+def before_every_bytecode(step: Callable[..., None]) -> Iterator[None]:
+    """Call ``step`` in front of every bytecode of the modules that are watched."""
+    if sys.version_info < (3, 12):
+        before = sys.gettrace()
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            if frame.f_code.co_filename not in SOURCES:
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            if event == "opcode":
+                step()
+            return trace
+
+        sys.settrace(trace)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+        return
+    # From 3.12 on, a trace function sees the bytecodes of a function only when it is called again.
+    monitoring, tool = sys.monitoring, 4
+    monitoring.use_tool_id(tool, "interruptions")
+    monitoring.register_callback(tool, monitoring.events.INSTRUCTION, step)
+    for code in CODES:
+        monitoring.set_local_events(tool, code, monitoring.events.INSTRUCTION)
+    try:
+        yield
+    finally:
+        for code in CODES:
+            monitoring.set_local_events(tool, code, 0)
+        monitoring.register_callback(tool, monitoring.events.INSTRUCTION, None)
+        monitoring.free_tool_id(tool)
+
+
+def codes_of(x: Any, seen: set[CodeType]) -> set[CodeType]:
+    """The code of a module, a class or a function, and of all functions in it."""
+    if isinstance(x, CodeType):
+        if x.co_filename in SOURCES and x not in seen:
+            seen.add(x)
+            for constant in x.co_consts:
+                codes_of(constant, seen)
+    elif isinstance(x, FunctionType):
+        codes_of(x.__code__, seen)
+        codes_of(getattr(x, "__wrapped__", None), seen)
+    elif isinstance(x, (type, ModuleType)) and (
+        isinstance(x, ModuleType) or x.__module__ in ("contextlib", files.__name__)
+    ):
+        for value in list(vars(x).values()):
+            if not isinstance(value, ModuleType):
+                codes_of(value, seen)
+    return seen
+
+
+CODES = codes_of(files, set()) | codes_of(contextlib, set())
 
 
 def interruptions(work: Callable[[], None]) -> Iterator[int]:
@@ -68,8 +117,6 @@ def test_an_interrupted_write_leaves_the_old_file_or_the_new_and_nothing_else(tm
     def work() -> None:
         write_atomically(file, "new")
 
-    interrupted_at(0, work)  # Python 3.13 reports the bytecodes of a function only after it was traced once
-    file.unlink()
     seen = set()
     for place in interruptions(work):
         assert list(tmp_path.iterdir()) in ([], [file]), place
