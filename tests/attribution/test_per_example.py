@@ -64,5 +64,5 @@ def test_a_file_whose_examples_do_not_fit_is_refused(tmp_path, examples, words):
 
 
 def test_examples_and_positions_are_not_combined():
-    with pytest.raises(UsageError, match="per example or per position"):
+    with pytest.raises(UsageError, match="per example or split by position"):
         attribute(tiny_model("gpt2"), TASK, "eap", positions="token", per_example=True)

@@ -172,5 +172,5 @@ def test_metrics_labels_and_prompts_that_a_model_cannot_use_end_in_a_sentence(gp
 @pytest.mark.parametrize("n", [20.0, "20", True, None])
 @pytest.mark.usefixtures("unchecked")
 def test_a_number_of_edges_that_is_not_whole_ends_in_a_sentence(gpt2, n):
-    with pytest.raises(UsageError, match=r"whole number|how large"):
+    with pytest.raises(UsageError, match=r"whole number|needs a size"):
         select(attribute(gpt2, MIXED, "eap"), n)

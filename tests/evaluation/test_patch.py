@@ -47,7 +47,7 @@ def names(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "names of edges or nodes: got none"),
+        ({}, "patch needs edges or nodes: got none"),
         ({"edges": ["a9.h0->m0"]}, "no edge 'a9.h0->m0'"),
         ({"nodes": ["m7"]}, "no node 'm7'"),
         ({"nodes": "m0"}, r"a list of names: got 'm0'. Write nodes=\['m0'\]"),

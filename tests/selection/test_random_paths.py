@@ -27,8 +27,10 @@ def test_every_edge_is_on_a_path_and_there_are_as_many_as_asked_for(graph, share
         assert n - 1 <= int(mask.sum()) <= n
 
 
-def test_all_edges_can_be_asked_for():
-    graph = GRAPHS[0]
+@pytest.mark.parametrize("graph", [Graph(2, 1), Graph(2, 1, parallel=True)])
+def test_every_number_of_edges_can_be_asked_for(graph):
+    for n in range(1, graph.n_edges + 1):
+        assert n - 1 <= int(random_circuit(graph, n, Random(n)).sum()) <= n
     assert random_circuit(graph, graph.n_edges, Random(0)).equal(graph.mask)
 
 
