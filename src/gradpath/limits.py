@@ -85,7 +85,7 @@ class Limits:
         rows = GRADIENT_ROWS if points == 1 or whole else GRADIENT_ROWS // 2
         examples = self._largest(model, len(pairs), extents, rows, whole, needed, scores)
         extent = extents(examples)
-        most = min(RUN_AT_ONCE, points, max(1, 2 * _rows_at_once(model, GRADIENT_ROWS) // extent.rows(whole)))
+        most = min(RUN_AT_ONCE, points, max(1, 2 * rows_at_once(model, GRADIENT_ROWS) // extent.rows(whole)))
         left = None if (budget := self._budget(model)) is None else budget - _bytes_of_weights(model) - scores
         fits = (n for n in range(most, 1, -1) if left is None or needed(extent, n) <= left)
         return AtOnce(examples, next(fits, 1))
@@ -106,7 +106,7 @@ class Limits:
             if self.memory is None:
                 return most
         else:
-            most = max(1, _last_that(lambda n: extents(n).rows(whole) <= _rows_at_once(model, rows), most))
+            most = max(1, _last_that(lambda n: extents(n).rows(whole) <= rows_at_once(model, rows), most))
         if (budget := self._budget(model)) is None:
             return most
         fixed = _bytes_of_weights(model) + results
@@ -163,7 +163,8 @@ def _last_that(holds: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _rows_at_once(model: Transformer, rows: int) -> int:
+def rows_at_once(model: Transformer, rows: int) -> int:
+    """The rows of a batch on the model's device, where a CPU takes so many."""
     return rows if model.device.type == "cpu" else ACCELERATOR * rows
 
 

@@ -1,9 +1,10 @@
 """``random-paths``: random circuits in which every edge lies on a path from ``input`` to ``logits``.
 
-A few edges drawn one by one are a weak baseline: in a large model hardly any of them meet, nothing reaches ``logits``,
-and every circuit beats that. So these circuits grow by paths, as those of Shi et al. (2024) do. A path begins at a
-random target of the circuit and goes back, each time to a random source that the target reads and to a random q, k or v
-of that head, until it meets the circuit or ``input``. Paths are added until there are n edges.
+A few edges drawn one by one are a weak baseline: in a large model they hardly ever form a path, so nothing reaches
+``logits`` and every circuit beats them. So these circuits grow by whole paths, like the random circuits of Shi et al.
+(2024, arXiv 2410.13032). A path begins at a random target of the circuit and goes back, each time to a random source
+that the target reads and to a random q, k or v of that head, until it meets the circuit or ``input``. Paths are added
+until there are n edges. (In the code of Shi et al. paths go forward from the input, and the last one may exceed n.)
 """
 
 from __future__ import annotations

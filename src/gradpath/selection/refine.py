@@ -56,7 +56,7 @@ from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.patched_run import SetUps, places_in_circuits
 from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.graph import Graph
-from gradpath.limits import Limits
+from gradpath.limits import Limits, rows_at_once
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
@@ -74,7 +74,6 @@ SWAP_ROUNDS = 4
 SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
 FEW = 24  # examples that are not halved
 ROWS = 80  # examples times positions in a batch on a CPU: more are hardly faster, and take more memory
-ROWS_ELSEWHERE = 1024  # where starting an operation takes longer than a few rows of it
 MAX_EFFECTS = 2**27  # kept at once, one for every example and edge: half a gigabyte
 
 
@@ -114,15 +113,15 @@ class CircuitProbe:
     set_ups: SetUps
 
     @classmethod
-    def of(
-        cls, model: Transformer, task: Task, scores: Scores, limits: Limits, *, rows: int | None = None
-    ) -> CircuitProbe:
-        """A probe on the examples of the task, or on as many as there is memory for, in batches of so many rows."""
+    def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits, *, rows: int = ROWS) -> CircuitProbe:
+        """A probe on the examples of the task, or on as many as there is memory for.
+
+        ``rows`` are those of a batch on a CPU; other devices take more.
+        """
         set_ups = SetUps.of(model, task, scores.provenance.ablation, limits)
         pairs = all_positions(encode(task, model.tokenizer), set_ups.ablation)
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores))])
-        rows = rows or (ROWS if model.device.type == "cpu" else ROWS_ELSEWHERE)
-        return cls(model, task, scores, pairs, rows, limits.batch(model, pairs), set_ups)
+        return cls(model, task, scores, pairs, rows_at_once(model, rows), limits.batch(model, pairs), set_ups)
 
     @cached_property
     def halves(self) -> list[tuple[Pairs, list[Pairs]]]:
