@@ -17,7 +17,7 @@ from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.model.packaged import cache_folder
 from gradpath.selection import learned as learned_module
-from gradpath.selection import nested_order, select_many
+from gradpath.selection import nested_order, select_many, selecting_passes
 from gradpath.selection import refine as refined_module
 from gradpath.selection.learned import Sizes, gradient_by_values, shifted, sizes_of, weights_of
 from gradpath.selection.ranking import top
@@ -157,22 +157,30 @@ def test_the_last_step_is_measured_on_a_sample_that_nothing_was_learned_from(fou
     assert max(len(batch) for part in learner._split for batch in part) == 2
 
 
-@pytest.mark.parametrize("n_seen", [8, 6])
-def test_the_last_step_costs_the_same_with_many_and_few_examples(found, monkeypatch, n_seen):
-    """Three rounds for each of two sizes on two examples; the last round has no backward pass."""
+@pytest.mark.parametrize(("n_seen", "sizes"), [(8, [30, 60]), (6, [30, 60]), (8, [])])
+def test_the_last_step_takes_a_few_examples_and_the_estimate_counts_its_passes(found, monkeypatch, n_seen, sizes):
+    """Some rounds for each size on two examples, of which the last has no backward pass."""
     model, scores = found
     monkeypatch.setattr(learned_module, "UNSEEN", 2)
-    task, made = TASK.take(list(range(n_seen))), []
+    task, made, set_up = TASK.take(list(range(n_seen))), [], set()
     measure_on = refined_module.CircuitProbe.measure_on
 
     def counted(self, pairs, plan, asked, batches=None):
         made.append((len(pairs), len(asked) > 0))
+        set_up.update(pairs.index.tolist())
         return measure_on(self, pairs, plan, asked, batches)
 
     monkeypatch.setattr(refined_module.CircuitProbe, "measure_on", counted)
-    select_many(scores, [30, 60], how="learned+steps=1+batch=2", model=model, task=task)
-    assert sum(n for n, _ in made) == 2 + 2 * 3 * 2
-    assert sum(n for n, has_gradients in made if has_gradients) == 2 + 2 * 2 * 2
+    how = f"learned+steps=1+batch=2+examples={n_seen}"
+    nested_order(scores, how=how, smallest=5, sizes=sizes, model=model, task=task)
+    n_measured = len(sizes) or learned_module.LADDER
+    forward, backward = sum(n for n, _ in made), sum(n for n, has_gradients in made if has_gradients)
+    rounds = learned_module.ROUNDS
+    assert (forward, backward) == (2 + n_measured * rounds * 2, 2 + n_measured * (rounds - 1) * 2)
+    runs = learned_module.RUN_PASSES * (forward + backward) / 2
+    expected = selecting_passes(how, n_seen, scores.graph.n_edges, len(sizes)) * n_seen
+    assert expected == pytest.approx(runs + learned_module.SET_UP_PASSES * n_seen)
+    assert len(set_up) <= n_seen
 
 
 def test_a_budget_of_seconds_ends_the_steps(found, monkeypatch):

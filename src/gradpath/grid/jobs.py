@@ -6,6 +6,7 @@ over one example; the bar shows them and estimates the remaining time from them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -235,7 +236,8 @@ def joined(specs: Sequence[CircuitSpec]) -> str:
 
 def _selecting_cost(specs: Sequence[CircuitSpec], examples: int, edges: int) -> float:
     """Passes over one example of the selections that run circuits."""
-    return sum(selecting_passes(how, examples, edges) for _, how in {spec[:2] for spec in specs})
+    sizes = Counter(spec[:2] for spec in specs)
+    return sum(selecting_passes(how, examples, edges, n) for (_, how), n in sizes.items())
 
 
 def _cost(specs: Sequence[CircuitSpec]) -> float:

@@ -214,7 +214,8 @@ def _phases(
         options["steps"] = request.steps
     score = attribution_phase(model, to_attribute, method, method.options(options))
     how, share = request.selection, request.share
-    own = 0.0 if request.nodes is not None else selecting_passes(how, len(to_attribute), model.graph.n_edges)
+    sizes = 1 if share is None else 0
+    own = 0.0 if request.nodes is not None else selecting_passes(how, len(to_attribute), model.graph.n_edges, sizes)
     # A search measures a dozen small circuits, after two set-ups.
     passes = own + (0.0 if share is None else 7.0)
     what = f"selecting edges ({how})" + ("" if share is None else f" that keep {share:.0%}")

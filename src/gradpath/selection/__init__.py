@@ -158,12 +158,17 @@ def select_many(
     return [circuit_of(scores, order, how=how, prune=prune, asked=n) for n, order in zip(counts, orders, strict=True)]
 
 
-def selecting_passes(how: str, examples: int, edges: int) -> float:
-    """About how many forward passes over the examples a selection takes in a model of so many edges."""
+def selecting_passes(how: str, examples: int, edges: int, sizes: int = 0) -> float:
+    """About how many forward passes over the examples a selection takes in a model of so many edges.
+
+    ``sizes`` is how many sizes of circuits are asked for, or 0 for a range of them.
+    """
     chosen, options = find_selection(how)
     if not chosen.measures:
         return 0.0
-    return SELECTING if chosen.passes is None else chosen.passes(examples, edges, **chosen.defaults | options)
+    if chosen.passes is None:
+        return SELECTING
+    return chosen.passes(examples, edges, sizes=sizes, **chosen.defaults | options)
 
 
 def nested_order(

@@ -76,7 +76,9 @@ class Selection:
     spans: bool = False  # whether it can select edges at spans
     nested: bool = True  # whether a smaller circuit is a part of every larger one
     sized: bool = True  # whether it selects as many edges as are asked for
-    passes: Callable[..., float] | None = None  # forward passes, of the numbers of examples and edges and the options
+    passes: Callable[..., float] | None = (
+        None  # forward passes, by the numbers of examples, edges, sizes and the options
+    )
     sweep: str | None = None  # the option that may have several values, with a circuit for each; its size follows
 
     @property
