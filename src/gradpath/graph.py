@@ -34,7 +34,12 @@ QKV = ("q", "k", "v")
 
 @dataclass(frozen=True)
 class Graph:
-    """The nodes and edges of a transformer, as names, positions in them, and one mask.
+    """The nodes and edges of a transformer: their names, their indices, and the mask of all edges.
+
+    Args:
+        n_layers: The number of layers.
+        n_heads: The number of attention heads in a layer.
+        parallel: Whether attention and MLP of a layer read the same residual stream.
 
     >>> graph = Graph(n_layers=12, n_heads=12)
     >>> graph.n_edges
@@ -49,18 +54,22 @@ class Graph:
 
     @property
     def n_sources(self) -> int:
+        """The number of sources."""
         return 1 + self.n_layers * (self.n_heads + 1)
 
     @property
     def n_targets(self) -> int:
+        """The number of targets."""
         return self.n_layers * (3 * self.n_heads + 1) + 1
 
     @cached_property
     def n_edges(self) -> int:
+        """The number of edges."""
         return int(self.sources_before_target.sum())
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
+        """The names of all sources, in order."""
         names = ["input"]
         for layer in range(self.n_layers):
             names += [f"a{layer}.h{head}" for head in range(self.n_heads)] + [f"m{layer}"]
@@ -68,6 +77,7 @@ class Graph:
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
+        """The names of all targets, in order."""
         names = []
         for layer in range(self.n_layers):
             names += [f"a{layer}.h{head}<{x}>" for x in QKV for head in range(self.n_heads)]
@@ -75,29 +85,31 @@ class Graph:
         return (*names, "logits")
 
     def source_head(self, layer: int, head: int = 0) -> int:
-        """Index of the source ``a{layer}.h{head}``; a layer's heads are consecutive."""
+        """The index of the source ``a{layer}.h{head}``; the heads of a layer are consecutive."""
         return 1 + layer * (self.n_heads + 1) + head
 
     def source_mlp(self, layer: int) -> int:
+        """The index of the source ``m{layer}``."""
         return self.source_head(layer, self.n_heads)
 
     def source_heads(self, layer: int) -> slice:
-        """The sources that are heads of a layer."""
+        """The indices of the sources that are heads of a layer."""
         return slice(self.source_head(layer), self.source_mlp(layer))
 
     def target_head(self, layer: int, qkv: int = 0, head: int = 0) -> int:
-        """Index of the target ``a{layer}.h{head}<q|k|v>``; a layer's 3 H are consecutive."""
+        """The index of the target ``a{layer}.h{head}<q|k|v>``; the 3 H of a layer are consecutive."""
         return layer * (3 * self.n_heads + 1) + qkv * self.n_heads + head
 
     def target_mlp(self, layer: int) -> int:
+        """The index of the target ``m{layer}``."""
         return self.target_head(layer, 3)
 
     def target_heads(self, layer: int) -> slice:
-        """The targets that heads of a layer read at: all queries, all keys, all values."""
+        """The indices of the targets of a layer's heads: all queries, all keys, all values."""
         return slice(self.target_head(layer), self.target_mlp(layer))
 
     def layer_of_target(self, target: int) -> int:
-        """The layer that a target is in; n_layers for ``logits``."""
+        """The layer of a target; n_layers for ``logits``."""
         return target // (len(QKV) * self.n_heads + 1)
 
     def place_in_layer(self, target: int) -> tuple[int, int]:
@@ -110,11 +122,12 @@ class Graph:
 
     @property
     def logits(self) -> int:
+        """The index of the target ``logits``."""
         return self.n_targets - 1
 
     @cached_property
     def sources_before_target(self) -> Tensor:
-        """How many sources each target reads. They are always the first ones, (target,)."""
+        """The number of sources that each target reads, (target,). They are always the first ones."""
         counts = []
         for layer in range(self.n_layers):
             below = self.source_head(layer)
@@ -130,7 +143,7 @@ class Graph:
 
     @cached_property
     def node_of_target(self) -> Tensor:
-        """For each target the source index of the same node; for ``logits`` n_sources, (target,)."""
+        """The source index of each target's node, (target,); n_sources for ``logits``."""
         nodes = []
         for layer in range(self.n_layers):
             nodes += [self.source_head(layer, head) for _ in QKV for head in range(self.n_heads)]
@@ -161,7 +174,7 @@ class Graph:
         return {name: i for i, name in enumerate(self.targets)}
 
     def to_json(self) -> dict[str, int]:
-        """The shape as plain values, for files."""
+        """The shape as values that JSON can store."""
         return {"n_layers": self.n_layers, "n_heads": self.n_heads, "parallel": self.parallel}
 
     def layer_of(self, node: str) -> int:
@@ -171,6 +184,7 @@ class Graph:
         return int(node[1:].partition(".")[0])
 
     def edge(self, source: int, target: int) -> str:
+        """The name of an edge."""
         return f"{self.sources[source]}->{self.targets[target]}"
 
     def source(self, node: str) -> int:
@@ -183,7 +197,7 @@ class Graph:
         return self._source_index[node]
 
     def index(self, edge: str) -> tuple[int, int]:
-        """The (source, target) position of an edge's name, or an error that says what is wrong."""
+        """The (source, target) indices of an edge by name, or an error that says what is wrong."""
         if not isinstance(edge, str):  # a name may come from any file
             raise InputError(f"an edge is written as 'source->target': got {edge!r}.")
         source, arrow, target = edge.partition("->")

@@ -128,8 +128,8 @@ class Scores:
         graph: The model's graph.
         values: The scores, (source, target).
         about: How the scores were made (model, task, method, steps, ...): enough to make them again.
-        by_span: The same scores split by where in the prompt an edge is, if ``attribute`` was asked to.
-        examples: The scores of every example, (example, source, target), if ``attribute`` was asked to.
+        by_span: The same scores split by position in the prompt, with ``attribute(..., positions=...)``.
+        examples: The scores of every example, (example, source, target), with ``attribute(..., per_example=True)``.
     """
 
     graph: Graph
@@ -140,7 +140,7 @@ class Scores:
 
     @classmethod
     def of_spans(cls, graph: Graph, spans: SpanScores, about: Mapping[str, Any]) -> Scores:
-        """Scores that are split by span; over all positions they are the sum."""
+        """Make scores from scores at spans: the score of an edge is the sum over the spans."""
         return cls(graph, spans.values.sum(0), about, spans)
 
     def __repr__(self) -> str:
@@ -167,21 +167,21 @@ class Scores:
 
     @property
     def n_edges(self) -> int:
-        """How many edges there are to choose from: each one at every span, where there are spans."""
+        """The number of edges to select from; with spans, every edge counts once per span."""
         return self.graph.n_edges * (1 if self.by_span is None else len(self.by_span.names))
 
     @property
     def by_node(self) -> Float[Tensor, " source"]:
-        """One score for each node: its own, or, where edges were scored, the sum over those that leave it."""
+        """One score for each source: its node score or, for edge scores, the sum over its out-edges."""
         return self.values[:, self.graph.logits] if self.provenance.of_nodes else self.values.sum(1)
 
     @property
     def provenance(self) -> Provenance:
-        """How the scores were made, with types."""
+        """How the scores were made, as a typed object."""
         return Provenance(self.about)
 
     def plot(self, ax: Any = None) -> Any:
-        """Plot the scores.
+        """Plot the sum of |score| over the out-edges of each node, by layer and head.
 
         Args:
             ax: The matplotlib axes to draw on; new ones by default.

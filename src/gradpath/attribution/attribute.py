@@ -186,14 +186,14 @@ def attribute(
         task: The examples to attribute.
         method: The method (``gradpath ls methods``); by default ``eap-ig``.
         steps: The number of points of the path; by default the method's own. Methods without steps ignore it.
-        positions: ``span`` or ``token`` to split the scores by where in the prompt an edge is.
-        per_example: Whether to give the scores of every example, too, as ``scores.examples``. They take four bytes
+        positions: ``span`` or ``token`` to split the scores by part of the prompt or by token.
+        per_example: Whether to store the scores of every example, too, in ``scores.examples``. They take four bytes
             for each example, source and target: 1 MB per example with SmolLM2.
-        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
-        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
+        batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the free memory.
         progress: True for a progress bar; or a function, called with the number of examples of each finished batch.
-        ablation: What replaces a node's write on an edge that is left out, as in ``evaluate``: ``corrupted``,
-            ``zero``, ``mean`` or ``mean-positional``.
+        ablation: What an edge outside the circuit carries instead of its source's output: ``corrupted``, ``zero``,
+            ``mean`` or ``mean-positional``.
         mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
         **options: Other options of the method.
 

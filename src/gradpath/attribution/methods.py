@@ -188,13 +188,13 @@ def path(
 
     Args:
         name: The name of the method.
-        whole: Whether the path gets the embeddings of all positions, not only of those from the first difference
+        whole: Whether the path gets the embeddings of all positions, not only of those from the first differing token
             on; may be a function of the options.
-        rules: Rules of the backward pass other than those of calculus, as a function of the options.
-        increments: Whether to multiply gradients by the change of the nodes' writes from point to point.
-        at_clean: Whether the clean prompt is the only point, as a function of the options. A metric such as kl has no
-            gradient there, and is then refused.
-        check: Called before anything is run; may warn, or refuse with an error.
+        rules: Rules of the backward pass that replace ordinary derivatives, as a function of the options.
+        increments: Whether to multiply gradients by the change of the nodes' outputs from point to point.
+        at_clean: Whether the clean prompt is the only point, as a function of the options. The metric kl, which has no
+            gradient there, is then refused.
+        check: A function that is called before anything is run. It may warn or raise an error.
         nodes: The name of a second method that scores nodes along the same path.
 
     Returns:

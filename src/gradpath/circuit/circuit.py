@@ -27,9 +27,9 @@ _LARGEST_SCORE = torch.finfo(torch.float32).max
 class Circuit:
     """A set of edges, in the order in which they were selected, with their scores.
 
-    ``len``, ``in``, iteration, ``&``, ``|``, ``-``, ``<=``, ``==`` and ``hash`` are those of a set of edges: order and
-    scores do not count. What ``&``, ``|`` and ``-`` give has the order and the scores of the left circuit, and is not
-    pruned.
+    ``len``, ``in``, iteration, ``&``, ``|``, ``-``, ``<=``, ``==`` and ``hash`` work as on a set of edges: order and
+    scores do not count. The result of ``&``, ``|`` and ``-`` has the order and the scores of the left circuit, and is
+    not pruned.
 
     >>> graph = Graph(n_layers=1, n_heads=1)
     >>> a = Circuit.from_edges(graph, ["input->m0", "m0->logits"])
@@ -42,8 +42,8 @@ class Circuit:
         index: The (source, target) of each edge.
         scores: The score of each edge.
         about: How the scores were made and how the edges were selected: enough to find the circuit again.
-        spans: The names of the spans of a prompt, for a circuit that has an edge at some of them only.
-        span: For such a circuit the span of each edge; an edge may then occur several times.
+        spans: The names of the spans of a prompt, for a circuit with edges at spans.
+        span: The span of each edge, for such a circuit. An edge may then occur several times.
     """
 
     graph: Graph
@@ -55,11 +55,11 @@ class Circuit:
 
     @classmethod
     def from_edges(cls, model: Transformer | Graph, names: Iterable[str]) -> Circuit:
-        """The circuit of edges that you name. It is not pruned, and its scores are 0.
+        """Make a circuit of named edges. It is not pruned, and its scores are 0.
 
         Args:
-            model: The model that the edges are of, or its graph.
-            names: The names of the edges, such as ``a0.h1->m3``; each is checked.
+            model: The model, or its graph.
+            names: The names of the edges, such as ``a0.h1->m3``. Each is checked.
 
         Returns:
             The circuit, with its edges in this order.
@@ -125,12 +125,12 @@ class Circuit:
         return both._shared_with(other)._selected_by("union")
 
     def without(self, *names: str) -> Circuit:
-        """The circuit without some nodes or edges. It is not pruned again.
+        """Remove some nodes or edges. The circuit is not pruned again.
 
         Args:
-            *names: Edges (``a0.h1->m3``); nodes, which lose all edges (``a0.h1``); or a head's query, key or value,
-                which loses those that feed it (``a5.h1<k>``). What the circuit does not have is ignored; what the
-                model does not have is an error.
+            *names: Edges (``a0.h1->m3``), nodes (``a0.h1``, with all their edges), or the query, key or value of a head
+                (``a5.h1<k>``, with the edges into it). Names that the circuit does not have are ignored; names that
+                the model does not have are an error.
 
         Returns:
             The circuit of the other edges.
@@ -147,7 +147,7 @@ class Circuit:
             other: The other circuit.
 
         Returns:
-            The numbers, and the edges on each side: print it, or read ``.jaccard_edges``, ``.both``, ``.only_a``.
+            The comparison. Print it, or use ``.jaccard_edges``, ``.both``, ``.only_a``.
         """
         from gradpath.circuit.comparison import Comparison
 
@@ -226,7 +226,7 @@ class Circuit:
 
     @property
     def edges(self) -> list[str]:
-        """The names of the edges, first selected first, with their span if they have one: ``input->m0@subject``."""
+        """The names of the edges in the order of selection, with their span if they have one: ``input->m0@subject``."""
         names = [self.graph.edge(source, target) for source, target in self.index.tolist()]
         if self.span is None:
             return names
@@ -234,7 +234,7 @@ class Circuit:
 
     @property
     def masks(self) -> Bool[Tensor, "span source target"]:
-        """Which edges are in at each span; without spans there is one mask for all positions."""
+        """The mask of the circuit's edges at each span; without spans, one mask for all positions."""
         if self.span is None:
             return self.mask[None]
         shape = (len(self.spans), self.graph.n_sources, self.graph.n_targets)
@@ -244,13 +244,13 @@ class Circuit:
 
     @property
     def mask(self) -> Bool[Tensor, "source target"]:
-        """Which edges are in, at any position."""
+        """The mask of the circuit's edges, (source, target); with spans, at any position."""
         mask = torch.zeros(self.graph.n_sources, self.graph.n_targets, dtype=torch.bool, device="cpu")
         mask[self.index[:, 0], self.index[:, 1]] = True
         return mask
 
     def anywhere(self) -> Circuit:
-        """The same edges at any position, each once, with the sum of its scores."""
+        """The circuit without spans: each edge once, at all positions, with the sum of its scores."""
         if self.span is None:
             return self
         totals = dict[tuple[int, int], float]()
@@ -262,12 +262,12 @@ class Circuit:
 
     @property
     def asked(self) -> int:
-        """How many edges were requested, before pruning."""
+        """The number of edges that were requested, before pruning."""
         return int(self.provenance.selection.get("edges_asked", len(self)))
 
     @property
     def provenance(self) -> Provenance:
-        """How the circuit was found, with types."""
+        """How the circuit was found, as a typed object."""
         return Provenance(self.about)
 
     def named_edges(self) -> Iterator[tuple[str, str, float]]:

@@ -12,7 +12,7 @@ from gradpath.circuit.circuit import Circuit
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two circuits of the same model side by side.
+    """A comparison of two circuits of the same model.
 
     Args:
         a: The first circuit.
@@ -50,13 +50,13 @@ class Comparison:
 
     @property
     def by_chance(self) -> float:
-        """How many edges two random circuits of these sizes would share on average."""
+        """The number of edges that two random circuits of these sizes share on average."""
         total = self.a.graph.n_edges * max(1, len(self.a.spans))
         return len(self.a) * len(self.b) / total
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """How many edges and nodes each circuit has, and how many both have."""
+        """The numbers of edges and nodes of each circuit and of their intersection."""
         nodes_a, nodes_b = set(self.a.nodes), set(self.b.nodes)
         return {
             "edges_a": len(self.a),
@@ -68,7 +68,7 @@ class Comparison:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers as plain values."""
+        """All numbers as a dictionary."""
         jaccard = {"jaccard_edges": self.jaccard_edges, "jaccard_nodes": self.jaccard_nodes}
         return {**self.numbers, **jaccard, "edges_both_by_chance": self.by_chance}
 

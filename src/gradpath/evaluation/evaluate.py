@@ -77,14 +77,14 @@ def evaluate(
     ablation: str | None = None,
     mean_over: Task | None = None,
 ) -> Result | list[Result]:
-    """Run a circuit on a task, with every other edge ablated, and measure what is left.
+    """Run a circuit on a task, with every other edge ablated, and measure how much of the behaviour it keeps.
 
     Args:
         model: The model that the circuit is of.
-        circuit: The circuit, or several, which share one set-up.
+        circuit: The circuit, or a list of circuits, which is faster than one call for each.
         task: The examples to measure on. Use other examples than those that were attributed.
-        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
-        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
+        batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the free memory.
         progress: True for a progress bar; or a function, called with the number of examples of each finished batch.
         ablation: What the other edges carry: ``corrupted``, ``zero``, ``mean`` or ``mean-positional``. By
             default the ablation that the circuit was found with.

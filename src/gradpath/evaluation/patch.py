@@ -36,17 +36,17 @@ def patch(
         model: The model.
         task: The examples to measure on.
         edges: Names of edges, such as ``a5.h1->m6`` or ``input->a0.h0<k>``.
-        nodes: Names of nodes, such as ``a5.h1`` or ``m3``: all edges out of them, or with ``keep`` all edges among
-            them, ``input`` and ``logits``.
+        nodes: Names of nodes, such as ``a5.h1`` or ``m3``. They stand for all edges out of them or, with ``keep``, for
+            all edges among them, ``input`` and ``logits``.
         keep: Keep these edges and corrupt all others, instead of corrupting these.
         ablation: What a corrupted edge carries: ``corrupted``, ``zero``, ``mean`` or ``mean-positional``.
-        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
-        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
+        batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the free memory.
         mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
 
     Returns:
-        The result. ``circuit_values`` has the metric of each example in the patched run, beside ``clean_values`` and
-        ``corrupted_values``.
+        The result. ``circuit_values`` has the metric of each example in the patched run, ``clean_values`` and
+        ``corrupted_values`` that on the two prompts.
     """
     for name, value in (("edges", edges), ("nodes", nodes)):
         if isinstance(value, str):

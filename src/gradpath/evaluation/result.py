@@ -23,13 +23,13 @@ _LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """One circuit on one task: the metric of every example, and what follows from it.
+    """The result of one circuit on one task: the metric of every example, and what follows from it.
 
     Args:
         clean_values: The metric of each example on the clean prompt.
         corrupted_values: The metric of each example on the corrupted prompt, or with every node ablated.
         circuit_values: The metric of each example in the circuit.
-        edges_asked: The number of edges that the circuit was asked to have.
+        edges_asked: The number of edges that were requested.
         edges_kept: The number of edges after pruning.
         clean_prompts: The clean prompts as text.
         corrupted_prompts: The corrupted prompts as text.

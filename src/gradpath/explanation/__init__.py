@@ -21,10 +21,19 @@ from gradpath.tasks.task import Task
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What every node of a circuit does on a task: one ``Role`` per node, strongest first.
+    """What every node of a circuit does on a task.
 
-    ``explanation["a5.h1"]`` is one role; iteration gives all of them. ``parts`` are the parts of a prompt, and
-    ``answers`` what the right and the wrong answer are called.
+    ``explanation["a5.h1"]`` is the role of one node; iteration gives all roles.
+
+    Args:
+        roles: One ``Role`` per node, the one with the strongest effect first.
+        parts: The names of the parts of a prompt.
+        answers: What the correct and the wrong answer are called.
+        model: The name of the model.
+        task: The name of the task.
+        examples: The number of examples.
+        clean: The mean metric on the clean prompts.
+        corrupted: The mean metric on the corrupted prompts.
     """
 
     roles: tuple[Role, ...]
@@ -56,7 +65,7 @@ class Explanation:
         return "\n".join(lines + told[:8] + ([f"  ... and {len(told) - 8} more"] if len(told) > 8 else []))
 
     def to_json(self) -> dict[str, Any]:
-        """All rows as plain values, as ``gradpath explain --json`` prints them."""
+        """All roles as a dictionary, as ``gradpath explain --json`` prints them."""
         return {
             "model": self.model,
             "task": self.task,
@@ -69,9 +78,10 @@ class Explanation:
         }
 
     def to_pandas(self) -> Any:
-        """One row per node as a pandas DataFrame.
+        """The roles as a pandas DataFrame, one row per node.
 
-        Columns ``attends X`` are weights from the last token on the clean prompts.
+        Returns:
+            The table. Its columns ``attends X`` are attention weights from the last token on the clean prompts.
         """
         pandas = optional("pandas", "a table of pandas")
         return pandas.DataFrame([_flat(role) for role in self.roles])
@@ -103,16 +113,16 @@ def explain(
     ablation: str | None = None,
     mean_over: Task | None = None,
 ) -> Explanation:
-    """Say what each node of a circuit does: what it reads, where it attends, what it writes.
+    """Explain what each node of a circuit does: what it reads, where it attends, what it writes.
 
     Args:
         model: The model that the circuit is of.
         circuit: The circuit.
         task: The examples to look at.
-        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
-        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
-        progress: Called with the number of examples of each finished batch.
-        ablation: What edges outside the circuit carry; by default as the circuit was found.
+        batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the free memory.
+        progress: A function that is called with the number of examples of each finished batch.
+        ablation: What edges outside the circuit carry; by default the ablation that the circuit was found with.
         mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
 
     Returns:

@@ -70,14 +70,14 @@ class Role:
 
     Args:
         node: Its name.
-        effect: What the metric owes to its write, to first order; summed over the prompt.
-        direct_effect: What the metric loses when only its edge to ``logits`` is corrupted; None for ``logits``.
+        effect: Its contribution to the metric, to first order, summed over the prompt.
+        direct_effect: The drop of the metric when only its edge to ``logits`` is corrupted; None for ``logits``.
         reads: Its strongest incoming edges in the circuit, by ``q``, ``k``, ``v``, ``mlp`` or ``logits``.
         attends: Where a head attends, from the last token and from the part of the prompt that matters most to it.
         writes: What it adds to logits at the last position; None for ``logits``.
         scores: Scores of a head as a previous-token, duplicate-token, induction and copying head.
         experts: Which experts of an MLP its effect comes from, in a mixture of experts.
-        sentence: What it does in words, where the numbers are clear.
+        sentence: What it does, in words, if the numbers are clear.
     """
 
     node: str
@@ -91,7 +91,7 @@ class Role:
     sentence: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The row as plain values."""
+        """The role as a dictionary."""
         return {
             "node": self.node,
             "effect": self.effect,

@@ -68,7 +68,7 @@ def read(file: str | Path) -> Content:
     """Read scores, a circuit or both.
 
     Args:
-        file: A file whose suffix says its format. JSON is recognised by its content.
+        file: The file. Its suffix determines the format; JSON formats are distinguished by their content.
 
     Returns:
         ``content.scores`` and ``content.circuit``, each None if the file does not have it.
@@ -112,7 +112,7 @@ def write(
     Args:
         content: Scores, a circuit, or ``Content(scores, circuit)``.
         file: The file to write.
-        to: The name of the format (``gradpath ls formats``); by default that of the file's suffix.
+        to: The name of the format (``gradpath ls formats``); by default it follows from the suffix of the file.
         d_model: The model's width, for files of the EAP-IG library, if the content does not record it.
     """
     path, content = Path(file), Content.of(content)

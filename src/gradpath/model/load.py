@@ -54,10 +54,10 @@ def load_model(
     """Load a model.
 
     Args:
-        source: ``smollm2`` or ``gemma3-270m``, which are Python packages, a name on the Hugging Face hub, a local
+        source: ``smollm2`` or ``gemma3-270m`` (installed as Python packages), a name on the Hugging Face hub, a local
             folder, a ``.gguf`` file, a loaded ``transformers`` model, a ``HookedTransformer`` or bridge of
             TransformerLens, or a model of nnsight.
-        device: Where to put the model. By default the CPU, or under torchrun the GPU of the process.
+        device: The device of the model. By default the CPU, or under torchrun the GPU of the process.
         device_map: Several devices for a model that is too large for one: ``auto`` for all GPUs of the machine, or a
             list such as "0,1".
         dtype: The precision. By default float32; a loaded model keeps its own.
@@ -67,8 +67,8 @@ def load_model(
         trust_remote_code: Whether to run the code of a hub repository.
 
     Returns:
-        The model. Its ``name`` is the source, a path without the folders of this machine: ``./tiny`` inside of the
-        working directory, ``.../tiny`` elsewhere.
+        The model. Its ``name`` is the source. A path is shortened to ``./tiny`` in the working directory and to
+        ``.../tiny`` elsewhere, so that files do not contain folder names of this machine.
     """
     if device is not None and device_map is not None:
         raise UsageError("device and device_map both say where the model goes: give one of them.")

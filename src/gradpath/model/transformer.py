@@ -252,36 +252,36 @@ class Transformer:
             node: The head, such as ``a5.h1``.
 
         Returns:
-            The weight of every earlier position (last axis) for every position; zero behind the end of a prompt.
+            The weight of each earlier position (last axis) at each position; zero after the end of a prompt.
         """
         from gradpath.model.inspection import attention
 
         return attention(self, prompts, node)
 
     def outputs(self, prompts: Prompts, node: str) -> Float[Tensor, "prompt pos d_model"]:
-        """What a node writes to the residual stream.
+        """The output of a node, which it adds to the residual stream.
 
         Args:
             prompts: One or several prompts: text, or token ids (prompt, pos).
-            node: ``input``, a head such as ``a5.h1``, or an MLP such as ``m3``. The bias of an MLP is part of what it
-                writes, that of attention belongs to no head.
+            node: ``input``, a head such as ``a5.h1``, or an MLP such as ``m3``. The output of an MLP includes its bias;
+                the bias of attention belongs to no head.
 
         Returns:
-            The output at every position; zero behind the end of a prompt.
+            The output at each position; zero after the end of a prompt.
         """
         from gradpath.model.inspection import outputs
 
         return outputs(self, prompts, node)
 
     def logit_lens(self, prompts: Prompts, position: int = -1) -> Float[Tensor, "prompt layer vocab"]:
-        """The residual stream before every layer, and after the last, through the final norm and the unembedding.
+        """Apply the final norm and the unembedding to the residual stream before every layer and after the last.
 
         Args:
             prompts: One or several prompts: text, or token ids (prompt, pos).
-            position: The token of each prompt to look at; negative numbers count from its end.
+            position: The position in each prompt; negative numbers count from its end.
 
         Returns:
-            Logits for 1 + n_layers places in the stream. The last ones are the logits of the model.
+            Logits at 1 + n_layers places of the stream. The last ones are the logits of the model.
         """
         from gradpath.model.inspection import logit_lens
 

@@ -53,13 +53,14 @@ class Found:
         circuit: The circuit.
         result: The circuit's result on the measured examples.
         curve: The results of circuits of other sizes, by size.
-        order: The order of edges that all of these circuits are beginnings of, if the selection is nested:
-            ``found.order.circuit(n)`` is a circuit of another size.
-        top: The results of the circuits of ``top`` of these sizes, to compare with.
-        limits: How much may be computed at once, for the report too.
-        few: The circuit on the few examples that random circuits were measured on, if there are any.
-        random: Random circuits on these examples: 19 of the circuit's size, and 3 of each of three other sizes.
-        others: The circuits behind ``curve``, where the selection decides their sizes: those of other thresholds.
+        order: The order of edges, if the selection is nested: ``found.order.circuit(n)`` is the circuit of its
+            first n edges.
+        top: The results of circuits of ``top``, for comparison.
+        limits: The batch size and memory, also for the report.
+        few: The result of the circuit on the few examples that random circuits are measured on, if there are any.
+        random: The results of random circuits on these examples: 19 of the circuit's size, and 3 of each of three
+            other sizes.
+        others: The circuits of other thresholds, for a selection that decides the size itself.
     """
 
     model: Transformer
@@ -96,7 +97,7 @@ class Found:
 
     @property
     def edges_by_span(self) -> dict[str, int]:
-        """How many edges the circuit has at each span of a prompt, if it has spans."""
+        """The number of edges at each span of a prompt, if the circuit has spans."""
         if self.circuit.span is None:
             return {}
         counts = self.circuit.span.bincount(minlength=len(self.circuit.spans)).tolist()
@@ -104,7 +105,7 @@ class Found:
 
     @property
     def checks(self) -> dict[str, Check]:
-        """The tests that need no more runs: whether the circuit is better than chance, and like the model."""
+        """The two quick tests of the report: whether the circuit is better than chance, and equivalent to the model."""
         same_size = [result for result in self.random if result.edges_asked == self.result.edges_asked]
         return {} if self.few is None else quick_checks(self.result, self.few, same_size)
 
@@ -115,7 +116,7 @@ class Found:
 
         Args:
             file: The HTML file to write.
-            verdict: What ``gp.test`` gave for the circuit, to show instead of the two quick tests.
+            verdict: The verdict of ``gp.test``, to show instead of the two quick tests.
             command: The command that makes the report again, to show in it.
             seconds: How long it took, to show in it.
         """
@@ -170,7 +171,7 @@ class Found:
             return str(problem)  # a metric without a gradient, or a model on several devices: the report has all else
 
     def save(self, folder: str | Path, *, command: str = "", seconds: float | None = None) -> None:
-        """Write the scores, the circuit and the report (or the figure of positions): all of them, or none.
+        """Write the scores, the circuit and the report (with positions, a figure instead): all files, or none.
 
         Args:
             folder: The folder to write to.

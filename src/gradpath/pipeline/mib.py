@@ -31,8 +31,8 @@ def measure_mib(
         scores: The scores of all edges.
         task: The examples to measure on.
         rankings: How edges are ranked: ``top``, ``signed``, or both.
-        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
-        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
+        batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the free memory.
         progress: Called with the number of examples of each finished batch.
         ablation: What edges outside the circuit carry, as in ``evaluate``.
         mean_over: The task whose clean prompts the means are taken over, as in ``evaluate``.

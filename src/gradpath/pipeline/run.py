@@ -74,11 +74,11 @@ def find(
         data: Your own pairs: a CSV or JSONL file, a Hugging Face dataset, or rows as dictionaries.
         method: The method (``gradpath ls methods``); by default ``eap-ig``.
         steps: The number of points of the method's path; by default the method's own.
-        faithfulness: The share of the behaviour to keep: the smallest circuit is selected that keeps it on the
-            attributed examples; by default 0.85, if no other size is given.
+        faithfulness: The share of the behaviour to keep. ``find`` selects the smallest circuit that keeps it on the
+            attributed examples. By default 0.85, if no other size is given.
         edges: The number of edges, instead of ``faithfulness``.
-        sparsity: The share of edges to leave out, instead of ``faithfulness``. With ``positions``, and for selections
-            that are not nested, it is the default: 0.975.
+        sparsity: The share of edges to leave out, instead of ``faithfulness``. It is the default, 0.975, with
+            ``positions`` and for selections that are not nested.
         nodes: The number of heads and MLPs, instead of ``faithfulness``: the circuit has all edges between them.
         how: The selection (``gradpath ls selections``); by default ``refined``, or ``top`` with ``positions``.
         positions: ``span`` or ``token`` to score and select edges at each part of the prompt or at each token.
@@ -92,12 +92,12 @@ def find(
         batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
         seed: The seed for drawing the examples; by default 0.
-        curve: Whether to measure circuits of other sizes, too, for the report.
+        curve: Whether to measure circuits of other sizes as well, for the report.
         progress: Whether to show a progress bar.
-        **options: Other options of the method.
+        **options: Other options of the method. Those of a selection are part of ``how``: ``acdc+threshold=0.01``.
 
     Returns:
-        The scores, the circuit and its result, and how to save them.
+        The scores, the circuit and its result, with methods that save them and write the report.
     """
     check_type("the model", model, Transformer)
     request = FindRequest(

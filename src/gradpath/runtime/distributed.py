@@ -40,7 +40,7 @@ _alone = ContextVar("alone", default=False)
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Opt out of shared work: inside this context the process computes by itself, on its own examples."""
+    """A context in which this process does not share its work with other ranks."""
     token = _alone.set(True)
     try:
         yield

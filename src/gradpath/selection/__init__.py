@@ -74,21 +74,21 @@ def select(
     """Select a circuit by its scores.
 
     Args:
-        scores: The scores that ``attribute`` gave.
-        n: The number of edges. ``acdc`` needs none: its threshold decides.
+        scores: The scores from ``attribute``.
+        n: The number of edges. ``acdc`` takes none: its threshold determines the size.
         sparsity: The share of edges to leave out, instead of ``n``.
-        nodes: The number of heads and MLPs, instead: the circuit has all edges among them.
+        nodes: The number of heads and MLPs, instead of ``n``: the circuit has all edges among them.
         how: The selection (``gradpath ls selections``), with options as in ``acdc+threshold=0.01``. By default
             ``refined``, or ``top`` where ``model`` or ``task`` is missing or the scores are split by span.
-        prune: Whether to drop edges that are not on a way from ``input`` to ``logits``.
+        prune: Whether to remove edges that are on no path from ``input`` to ``logits``.
         model: The model, for selections that measure circuits.
-        task: The examples that were attributed, for selections that measure circuits. Not those that the
+        task: The attributed examples, for selections that measure circuits. Do not pass the examples that the
             circuit will be evaluated on.
-        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
-        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
+        batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the free memory.
 
     Returns:
-        The circuit. Its ``about`` has how it was selected.
+        The circuit. Its ``about`` records how it was selected.
     """
     check_type("the first argument", scores, Scores)
     if nodes is not None:
@@ -129,7 +129,7 @@ def select_many(
         scores: The scores that ``attribute`` gave.
         counts: The numbers of edges. A selection that decides itself how many it keeps, such as ``acdc``, needs none.
         how: The selection (``gradpath ls selections``).
-        prune: Whether to drop edges that are not on a way from ``input`` to ``logits``.
+        prune: Whether to remove edges that are on no path from ``input`` to ``logits``.
         model: The model, for selections that measure circuits.
         task: The examples that were attributed, for selections that measure circuits.
         limits: The batch size and memory of selections that measure circuits.
@@ -233,7 +233,7 @@ def select_nodes(scores: Scores, n: int, *, prune: bool = True) -> Circuit:
     Args:
         scores: The scores of nodes, or of edges, whose sum over the edges that leave a node is then its score.
         n: The number of heads and MLPs to select, by |score|.
-        prune: Whether to drop edges that are not on a way from ``input`` to ``logits``.
+        prune: Whether to remove edges that are on no path from ``input`` to ``logits``.
 
     Returns:
         The circuit of these nodes, ``input`` and ``logits``, with all edges among them.

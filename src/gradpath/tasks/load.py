@@ -62,14 +62,14 @@ def load_task(
             your own data has fewer than ``n``, all of them are used.
         seed: The seed of the draw.
         split: "train" for attribution, "test" for evaluation, or "all". Train and test share no pair, and in built-in
-            tasks no name, noun or country. With fewer than 8 pairs of your own data nothing can be held out: then both
-            are all of them. "reworded" puts the words of the test split of a built-in task into other templates.
+            tasks no name, noun or country. With fewer than 8 pairs of your own data, both splits have all pairs.
+            "reworded" has the words of the test split of a built-in task in other templates.
         data: A CSV or JSONL file, a Hugging Face dataset or its name, or rows as dictionaries.
         metric: The name of a metric (``gradpath ls metrics``), ``FILE.py:function`` or a function, instead of the
             task's own. ``kl`` runs the model on the clean prompts.
 
     Returns:
-        The task. ``task.about`` says which pairs were dropped and why.
+        The task. ``task.about["dropped"]`` counts the pairs that were dropped, by reason.
     """
     if n == "auto":
         n = defaults.EXAMPLES if data is None else None

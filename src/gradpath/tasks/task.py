@@ -47,7 +47,7 @@ class Task:
         metric: A function of the logits at the last position, (batch, vocab), and the labels of the same rows that
             returns (batch,).
         name: The name of the task in saved files.
-        about: More facts for saved files.
+        about: Further facts to store in saved files.
         spans: Named parts of each clean prompt in characters, such as {"subject": (4, 9)} (``tasks.spans``).
     """
 
@@ -140,7 +140,7 @@ class Task:
         return PromptPair(self.clean[place], self.corrupted[place], self.labels[place])
 
     def take(self, rows: Sequence[int]) -> Task:
-        """A task with the pairs of these numbers, in this order."""
+        """A task with the pairs at these indices, in this order."""
 
         def chosen(column: Any) -> Any:
             return column[list(rows)] if isinstance(column, Tensor) else [column[i] for i in rows]
@@ -153,7 +153,7 @@ class Task:
 
     @property
     def prompts(self) -> Sequence[str] | Tensor:
-        """The clean prompts: what the model is asked."""
+        """The clean prompts."""
         return self.clean
 
 

@@ -72,17 +72,17 @@ def test(
     Args:
         model: The model that the circuit is of.
         circuit: The circuit.
-        task: The examples to test on; not those that the circuit was found with. At least 10.
-        found_on: The examples that the circuit was found with, for the tests of stability and transfer.
+        task: The examples to test on, at least 10. Use other examples than those that the circuit was found on.
+        found_on: The examples that the circuit was found on, for the tests of stability and transfer.
         draws: Other draws of those examples, for the test of stability.
         reworded: Examples in other templates, for the test of transfer: ``load_task(..., split="reworded")``.
-        seed: For random circuits and samples.
-        batch_size: The largest number of examples in a batch; by default it follows from the prompts and the memory.
-        memory: A budget in bytes, weights included; by default the weights and half of the memory that is free.
-        watch: Called with the name of each test before it is made.
+        seed: The seed for random circuits and samples.
+        batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
+        memory: A budget in bytes, weights included; by default the weights and half of the free memory.
+        watch: A function that is called with the name of each test before it is run.
 
     Returns:
-        The verdict; print it, or see ``.passed``, ``.necessity.value`` and ``.to_json()``.
+        The verdict. Print it, or use ``.passed``, ``.necessity.value`` and ``.to_json()``.
     """
     check_same_graph(model, circuit)
     if len(task) < FEWEST:

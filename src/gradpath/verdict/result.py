@@ -22,9 +22,14 @@ NAMES = tuple(QUESTIONS)
 
 @dataclass(frozen=True)
 class Check:
-    """One test: its number, what that would be by chance or at most, whether it is passed, and what it means.
+    """The result of one test.
 
-    ``passed`` is None if the test could not be made; ``about`` then says why.
+    Args:
+        value: The measured value.
+        null: The value expected by chance, or the limit.
+        passed: Whether the test is passed; None if it could not be run.
+        about: The result in one line, or the reason why the test could not be run.
+        details: Further numbers.
     """
 
     value: float | None
@@ -101,7 +106,21 @@ def sentence(checks: Mapping[str, Check]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """The six tests of a circuit on a task, and the effects of its edges, which are no test."""
+    """The six tests of a circuit on a task, and the effects of its edges.
+
+    Args:
+        sufficiency: Is the circuit better than random circuits?
+        equivalence: Does it behave like the model?
+        necessity: Does the model need it?
+        minimality: Does it need all its edges?
+        stability: Is it found again on other samples?
+        transfer: Does it do the same on other examples?
+        effects: The effects of a sample of edges, measured and estimated, and a bound for all other edges.
+        model: The name of the model.
+        task: The name of the task.
+        examples: The number of examples.
+        edges: The number of edges of the circuit.
+    """
 
     sufficiency: Check
     equivalence: Check
@@ -122,16 +141,16 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether every test that could be made is passed."""
+        """Whether every test that could be run is passed."""
         return all(check.passed is not False for check in self.checks.values())
 
     @property
     def verdict(self) -> str:
-        """One line: which tests are passed."""
+        """Which tests are passed, in one line."""
         return sentence(self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers as plain values, as ``gradpath test --json`` prints them."""
+        """All numbers as a dictionary, as ``gradpath test --json`` prints them."""
         facts = {"model": self.model, "task": self.task, "examples": self.examples, "edges": self.edges}
         checks = {name: asdict(check) for name, check in self.checks.items()}
         return {**facts, **checks, "effects": self.effects.to_json(), "verdict": self.verdict}
