@@ -13,10 +13,10 @@ FAITHFULNESS = 0.85  # of the circuit that find looks for, where no size is give
 SPARSITY = 0.975  # where sizes are not searched: curves, selections that are not nested, positions
 ABLATION = "corrupted"
 ABLATIONS = {
-    ABLATION: "What the node writes on the corrupted prompt.",
-    "zero": "Nothing.",
-    "mean": "The mean of what it writes on a data set's clean prompts, over all positions.",
-    "mean-positional": "The same mean, position by position.",
+    ABLATION: "The output of the node on the corrupted prompt.",
+    "zero": "Zero.",
+    "mean": "The mean output over the clean prompts of a data set and all positions.",
+    "mean-positional": "The mean output over these prompts at each position.",
 }
 EXAMPLES = 100
 SEED = 0

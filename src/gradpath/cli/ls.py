@@ -17,7 +17,7 @@ def _models() -> Rows:
     from gradpath.model.packaged import PACKAGED
 
     packaged = [
-        {"name": x.name, "about": f"{x.hub_name} ({x.about}), from pip's {x.installed_by} if installed, else the hub"}
+        {"name": x.name, "about": f"{x.hub_name} ({x.about}), from the package {x.installed_by}, or the hub"}
         for x in PACKAGED.values()
     ]
     families = [

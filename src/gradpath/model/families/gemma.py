@@ -52,7 +52,7 @@ def from_gemma3(source: Checkpoint) -> Transformer:
     return _model(source, arch, GEMMA3, rotations, [types.index(name) for name in source.config.layer_types])
 
 
-@family("gemma3", "Gemma 3 4B, 12B, 27B: the part that reads text", supports=_GEMMA3, bos=True)
+@family("gemma3", "Gemma 3 4B, 12B, 27B, text only", supports=_GEMMA3, bos=True)
 def from_gemma3_with_images(source: Checkpoint) -> Transformer:
     source.enter(
         "language_model",

@@ -15,7 +15,7 @@ from gradpath.model.transformer import Transformer
 QWEN3 = Names(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 
 
-@family("llama", "SmolLM2, Llama 2 and 3, TinyLlama and others of the kind", supports="rope scaling, biases")
+@family("llama", "SmolLM2, Llama 2 and 3, TinyLlama and similar models", supports="rope scaling, biases")
 def from_llama(source: Checkpoint) -> Transformer:
     arch = read_architecture(source)
     return read_model(source, arch, [read_layer(source, arch, index) for index in range(arch.n_layers)])

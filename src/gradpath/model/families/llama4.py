@@ -46,7 +46,7 @@ def from_llama4_text(source: Checkpoint) -> Transformer:
     return read_model(source, arch, layers, rotary=[rotary])
 
 
-@family("llama4", "Llama 4 Scout and Maverick: the part that reads text", supports=_SUPPORTS)
+@family("llama4", "Llama 4 Scout and Maverick, text only", supports=_SUPPORTS)
 def from_llama4(source: Checkpoint) -> Transformer:
     source.enter(
         "language_model",

@@ -33,7 +33,7 @@ def from_ministral3(source: Checkpoint) -> Transformer:
     return replace(model, arch=replace(model.arch, max_tokens=limit))
 
 
-@family("mistral3", "Mistral Small 3.1 and later, Ministral 3: the part that reads text", supports="as its text model")
+@family("mistral3", "Mistral Small 3.1 and later, Ministral 3, text only", supports="as its text model")
 def from_mistral3(source: Checkpoint) -> Transformer:
     source.enter(
         "language_model",
