@@ -27,6 +27,7 @@ from gradpath.evaluation.patched_run import (
     Projected,
     count_nodes,
     project,
+    read_mlp,
     run_heads,
     write_heads,
     write_weights,
@@ -120,11 +121,11 @@ class _TracedRun:
             self.gradients[self.rows[2 * index]] = to_device_of(x, deltas)
             self.heads[index] = _Heads(projected, change if self.keep_graphs else None)
         if step.mlp is not None:
-            at = self._positions(index)
-            x = step.mlp.read(before.mlp_in[at], deltas[:, *at])[0].requires_grad_()
+            x, at = self._read_mlp(index, step.mlp).requires_grad_(), self._positions(index)
             with torch.set_grad_enabled(self.keep_graphs):
                 written = model.mlp(layer, x)
-            deltas[step.mlp_row, *at] = to_device_of(written.detach() - before.mlp_out[at], deltas)
+            mlp_out = to_device_of(before.mlp_out, deltas)[at]
+            deltas[step.mlp_row, *at] = to_device_of(written.detach(), deltas) - mlp_out
             self.mlps[index] = x, written if self.keep_graphs else None
 
     def read_logits(self) -> Tensor:
@@ -147,7 +148,7 @@ class _TracedRun:
                 with torch.enable_grad():
                     written = model.mlp(model.layers[index], x)
             grad_out = to_device_of(self._at_writes(slice(step.mlp_row, step.mlp_row + 1))[0, *at], written)
-            if at != EVERYWHERE:
+            if isinstance(at[0], Tensor):  # not everywhere
                 self.gradients[row] = 0
             self.gradients[row, *at] = to_device_of(torch.autograd.grad(written, x, grad_out)[0], self.deltas)
         if step.attention.targets:
@@ -169,12 +170,17 @@ class _TracedRun:
         weights = self.weights[begin:end] if self.weighted else None
         return sum_groups(self.gradients, self.readers[begin:end], self.begins[rows] - begin, weights)
 
+    def _read_mlp(self, index: int, reads: SparseReads | SpanReads) -> Tensor:
+        """What a layer's MLP reads at its positions, (row, d_model) if these are not all."""
+        if index + 1 < len(self.plan.layers):
+            return read_mlp(self.prepared, index, reads, self.deltas)
+        mlp_in, at = self.prepared.layers[index].mlp_in, self.prepared.last
+        x = reads.read(to_device_of(mlp_in, self.deltas)[at], self.deltas[:, *at])[0]
+        return to_device_of(x, mlp_in)
+
     def _positions(self, index: int) -> tuple[slice | Tensor, slice | Tensor]:
-        """Where a layer's MLP is read, (batch, pos): everywhere, but of the last one only the last position."""
-        return self.prepared.last if index + 1 == len(self.plan.layers) else EVERYWHERE
-
-
-EVERYWHERE = (slice(None), slice(None))
+        """Where a layer's MLP is run, (batch, pos): where examples can differ; of the last layer at the last token."""
+        return self.prepared.last if index + 1 == len(self.plan.layers) else self.prepared.differing
 
 
 def _sparse(reads: SparseReads | SpanReads) -> SparseReads:

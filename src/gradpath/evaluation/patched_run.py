@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from gradpath.ablation import Ablation, ablation_of
-from gradpath.evaluation.plan import LayerPlan, Plan
+from gradpath.evaluation.plan import LayerPlan, Plan, SpanReads, SparseReads
 from gradpath.limits import Limits
 from gradpath.model.transformer import LayerRun, Past, PositionInfo, Run, Transformer, to_device_of
 from gradpath.runtime import progress
@@ -108,6 +108,19 @@ class Prepared:
         """The index of each example's last token in the suffix."""
         at = self.batch.last - self.batch.start
         return torch.arange(len(at), device=at.device), at
+
+    @cached_property
+    def differing(self) -> tuple[slice | Tensor, slice | Tensor]:
+        """The positions of the suffix where an example can differ from its corrupted run, (batch, pos).
+
+        They are those from its first differing token to its last token; the rest is padding, or before that token.
+        """
+        pos = torch.arange(self.batch.start, self.batch.start + self.input.shape[1], device=self.batch.last.device)
+        inside = (self.batch.first[:, None] <= pos) & (pos <= self.batch.last[:, None])
+        if bool(inside.all()):
+            return slice(None), slice(None)
+        row, at = inside.nonzero().unbind(1)
+        return row, at
 
 
 def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) -> Prepared:
@@ -221,9 +234,18 @@ def run_nodes(prepared: Prepared, plan: Plan, watch: Watch | None = None) -> Ten
                 deltas[step.head_rows]
             )
         if step.mlp is not None and index + 1 < len(plan.layers):
-            x = step.mlp.read(before.mlp_in, deltas, prepared.spans)[0]
-            deltas[step.mlp_row] = to_device_of(model.mlp(model.layers[index], x) - before.mlp_out, deltas)
+            x = read_mlp(prepared, index, step.mlp, deltas)
+            at = prepared.differing
+            written = to_device_of(model.mlp(model.layers[index], x), deltas)
+            deltas[step.mlp_row, *at] = written - to_device_of(before.mlp_out, deltas)[at]
     return deltas
+
+
+def read_mlp(prepared: Prepared, index: int, reads: SparseReads | SpanReads, deltas: Tensor) -> Tensor:
+    """What a layer's MLP reads where examples can differ from their corrupted run, (row, d_model) if not everywhere."""
+    mlp_in = prepared.layers[index].mlp_in
+    x = reads.read(mlp_in, deltas, prepared.spans)[0]
+    return to_device_of(to_device_of(x, deltas)[prepared.differing], mlp_in)
 
 
 def count_nodes(prepared: Prepared, step: LayerPlan) -> None:
