@@ -85,7 +85,17 @@ ABLATIONS = Registry[NamedAblation]("ablation", [__name__])
 
 
 def ablation(name: str) -> Callable[[MakeAblation], MakeAblation]:
-    """Register a function as an ablation, as a decorator. Its first docstring line describes it."""
+    """Register a function as an ablation.
+
+    The function takes the model, the examples and the ``Limits``, and returns an ``Ablation``. The first line of its
+    docstring is what ``gradpath ls ablations`` shows.
+
+    Args:
+        name: The name of the ablation.
+
+    Returns:
+        A decorator.
+    """
 
     def register(make: MakeAblation) -> MakeAblation:
         ABLATIONS.add(name, NamedAblation((make.__doc__ or "").partition("\n")[0], make), owner_of(make))

@@ -121,7 +121,7 @@ def load_plugin(file: str | Path) -> ModuleType:
         file: The file. It is run once, and again after it was changed.
 
     Returns:
-        The module that it becomes.
+        The module.
     """
     path = Path(file)
     if path.suffix != ".py" or not os.path.isfile(path):

@@ -220,7 +220,21 @@ def method(
     points: Callable[[Options], int] = Method.points,
     passes: Callable[[Transformer, Options], float] = Method.passes,
 ) -> Callable[[Scorer], Scorer]:
-    """Register a function of one batch as a method; its first parameter is the ``BatchRuns``, then its options."""
+    """Register a function of one batch as a method.
+
+    The function's first parameter is the ``BatchRuns``; the others are the method's options with their defaults. It
+    returns the scores of all edges, (source, target), summed over the examples of the batch.
+
+    Args:
+        name: The name of the method.
+        at_clean: Whether gradients are taken only at the clean prompt, as a function of the options.
+        check: A function that is called before anything is run. It may warn or raise an error.
+        points: The number of points, for the estimate of memory, as a function of the options.
+        passes: The number of forward passes, for the progress bar, as a function of the model and the options.
+
+    Returns:
+        A decorator.
+    """
 
     def register(score: Scorer) -> Scorer:
         entry = Method(name, score, at_clean=at_clean, check=check, points=points, passes=passes)

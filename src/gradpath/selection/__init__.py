@@ -123,11 +123,11 @@ def select_many(
     task: Task | None = None,
     limits: Limits = Limits(),
 ) -> list[Circuit]:
-    """Select circuits of several sizes, for little more than the price of one.
+    """Select circuits of several sizes at little more than the cost of one.
 
     Args:
-        scores: The scores that ``attribute`` gave.
-        counts: The numbers of edges. A selection that decides itself how many it keeps, such as ``acdc``, needs none.
+        scores: The scores from ``attribute``.
+        counts: The numbers of edges; empty for a selection that determines the size itself, such as ``acdc``.
         how: The selection (``gradpath ls selections``).
         prune: Whether to remove edges that are on no path from ``input`` to ``logits``.
         model: The model, for selections that measure circuits.
@@ -185,7 +185,7 @@ def nested_order(
     """Select edges once for circuits of all sizes: each is a part of every larger one.
 
     Args:
-        scores: The scores that ``attribute`` gave.
+        scores: The scores from ``attribute``.
         how: The selection: one that is nested, such as ``refined``, ``top`` or ``greedy``.
         smallest: The smallest number of edges that will be used. ``refined`` takes longer for smaller ones; the
             circuits of larger sizes do not depend on it.

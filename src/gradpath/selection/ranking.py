@@ -126,7 +126,24 @@ def selection(
     passes: Callable[..., float] | None = None,
     sweep: str | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the selection ``name``; see ``Selection``."""
+    """Register a function as a selection.
+
+    The function takes the scores and a number of edges, and returns an order of edges, as positions in the flattened
+    (source, target) matrix. Its keyword-only parameters are the options of the selection.
+
+    Args:
+        name: The name of the selection.
+        measures: Whether it runs circuits. Its function then takes the model, the task, the scores, all sizes and the
+            ``Limits``, and returns one order for each size.
+        spans: Whether it can select edges at spans.
+        nested: Whether a smaller circuit is a part of every larger one.
+        sized: Whether it selects as many edges as are requested.
+        passes: The number of forward passes, as a function of the numbers of examples and edges and of the options.
+        sweep: The option that may have several values, each of which gives a circuit.
+
+    Returns:
+        A decorator.
+    """
 
     def register(order: Callable[..., Any]) -> Callable[..., Any]:
         SELECTIONS.add(name, Selection(name, order, measures, spans, nested, sized, passes, sweep), owner_of(order))

@@ -77,7 +77,22 @@ def named_task(
     reworded: bool = False,
     answers: tuple[str, str] | None = None,
 ) -> Callable[[MakeCandidates], MakeCandidates]:
-    """Register a function as a task that users can name, as a decorator (see ``NamedTask``)."""
+    """Register a function as a task.
+
+    The function takes a split ("train", "test" or "reworded") and a tokenizer, and returns the ``Candidates``.
+
+    Args:
+        name: The name of the task.
+        summary: One line for ``gradpath ls tasks``.
+        metric: The name of the task's metric.
+        citation: The source of the task.
+        changed: The name of the part of a prompt in which the two prompts of a pair differ, such as "subject".
+        reworded: Whether the task has other templates, for the split "reworded".
+        answers: What the correct and the wrong answer are called, if the prompt contains them.
+
+    Returns:
+        A decorator.
+    """
 
     def register(candidates: MakeCandidates) -> MakeCandidates:
         task = NamedTask(name, summary, metric, citation, changed, candidates, reworded, answers)
