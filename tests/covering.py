@@ -13,6 +13,8 @@ FAMILIES = sorted(TINY)
 # One of every kind of block. The others differ from these in what is read from a checkpoint and in positions,
 # and their logits are held against transformers, and one method and circuit against the reference, in every run.
 BLOCKS = ("gpt2", "llama-grouped", "neox", "gemma2", "olmo2", "qwen2-moe", "mpt", "stablelm-parallel")
+# Of these the ones with the most parts, for what follows from something that all of them are tested for.
+FEW_BLOCKS = ("llama-grouped", "gemma2", "qwen2-moe", "stablelm-parallel")
 
 
 def some(values: Sequence[Any], quick: Sequence[Any]) -> list[Any]:

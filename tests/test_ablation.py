@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
-from covering import BLOCKS, FAMILIES, covering
+from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering
 from random_circuits import MIXED, circuit_of, random_mask
 from small_models import prompts
 
@@ -49,7 +49,7 @@ def test_evaluation_equals_the_plain_reference(model, name, share):
         assert torch.allclose(result.circuit_values.double(), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(ABLATIONS), quick=BLOCKS), indirect=["model"])
+@pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(ABLATIONS), quick=FEW_BLOCKS), indirect=["model"])
 def test_nodes_that_read_nothing_of_the_circuit_write_what_follows_from_the_ablation(model, name):
     mask, head, last = model.graph.mask & False, model.graph.n_heads - 1, f"m{model.graph.n_layers - 1}"
     for edge in ("a0.h0->logits", f"a0.h{head}->{last}", f"{last}->logits", "m0->logits"):
@@ -69,7 +69,9 @@ METHODS = {
 
 
 @pytest.mark.parametrize(
-    ("model", "name", "method"), covering(FAMILIES, list(ABLATIONS), list(METHODS), quick=BLOCKS), indirect=["model"]
+    ("model", "name", "method"),
+    covering(FAMILIES, list(ABLATIONS), list(METHODS), quick=FEW_BLOCKS),
+    indirect=["model"],
 )
 def test_attribution_equals_the_plain_reference(model, name, method):
     options, path = METHODS[method]

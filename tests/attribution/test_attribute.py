@@ -66,12 +66,12 @@ def test_scores_and_circuits_of_every_family_equal_the_reference(model):
 
 @pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(METHODS), quick=BLOCKS), indirect=["model"])
 def test_engine_equals_the_plain_reference(model, name):
-    method, options, points = METHODS[name]
-    expected = reference.scores(model, MIXED, points)
+    (method, options, points), task = METHODS[name], MIXED[:3]
+    expected = reference.scores(model, task, points)
     if name not in ROUGH:
-        assert close(attribute(model, MIXED, method, batch_size=3, **options).values, expected)
+        assert close(attribute(model, task, method, batch_size=2, **options).values, expected)
     # In double precision nothing is left of the difference but the rounding of the result.
-    exact = attribute(model.to(dtype=torch.float64), MIXED, method, batch_size=3, **options).values
+    exact = attribute(model.to(dtype=torch.float64), task, method, batch_size=2, **options).values
     assert close(exact, expected, 2e-7)
 
 
@@ -122,7 +122,7 @@ DEFINED = ["gpt2", "llama-grouped", "neox", "qwen3", "gemma2", "gemma3", "olmo2"
 
 @pytest.mark.parametrize("kind", some(DEFINED, ["gemma3"]))
 def test_eap_is_the_slope_of_exact_patching(kind):
-    """Corrupt one edge at a time, by so little that the metric is linear in it.
+    """Corrupt one edge at a time (every third one), by so little that the metric is linear in it.
 
     This also fixes the sign: a positive score means that corrupting the edge lowers the metric.
     """
@@ -133,14 +133,15 @@ def test_eap_is_the_slope_of_exact_patching(kind):
     task = Task(torch.tensor([[7, 4, 9, 8]]), torch.tensor([[7, 5, 9, 8]]), torch.tensor([[11, 12]]))
     all_edges = model.graph.mask
     clean = reference.patched_metric(model, task, all_edges)
-    exact = torch.zeros(all_edges.shape, dtype=torch.float64)
-    for u, v in all_edges.nonzero().tolist():
+    edges = all_edges.nonzero()[::3]
+    exact = []
+    for u, v in edges.tolist():
         without = all_edges.clone()
         without[u, v] = False
-        exact[u, v] = (clean - reference.patched_metric(model, task, without)).mean()
-    values = attribute(model, task, "eap").values
-    assert float(exact.abs().max()) > 0
-    assert close(values, exact, 2e-3)
+        exact.append(float((clean - reference.patched_metric(model, task, without)).mean()))
+    values = attribute(model, task, "eap").values[tuple(edges.T)]
+    assert max(map(abs, exact)) > 0
+    assert close(values, torch.tensor(exact, dtype=torch.float64), 2e-3)
 
 
 @pytest.mark.parametrize("kind", some(DEFINED, ["llama-grouped", "olmo2"]))

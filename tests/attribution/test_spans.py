@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from covering import BLOCKS, FAMILIES, covering, families
+from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, families
 from small_models import prompts
 
 import gradpath as gp
@@ -90,7 +90,7 @@ def patched_at(model, task, masks, labels):
 
 
 @pytest.mark.parametrize(
-    ("model", "split", "n"), covering(FAMILIES, ["span", "token"], [20, 150], quick=BLOCKS), indirect=["model"]
+    ("model", "split", "n"), covering(FAMILIES, ["span", "token"], [20, 150], quick=FEW_BLOCKS), indirect=["model"]
 )
 def test_a_circuit_of_positions_is_patched_where_it_says(model, split, n):
     task, by = SPLITS[split]
@@ -103,7 +103,7 @@ def test_a_circuit_of_positions_is_patched_where_it_says(model, split, n):
     assert (result.edges_asked, result.edges_kept) == (n, len(circuit))
 
 
-@families()
+@families(*FEW_BLOCKS)
 def test_all_edges_everywhere_are_the_model_and_none_the_corrupted_run(model):
     scores = attribute(model, MIXED, "eap", positions="span")
     whole = gp.select(scores, scores.n_edges, prune=False)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from covering import families
+from covering import FEW_BLOCKS, families
 from safetensors.torch import save
 from small_models import prompts
 
@@ -42,7 +42,7 @@ def test_a_circuit_comes_back_as_it_was(circuit, tmp_path):
     assert back.about == circuit.about
 
 
-@families()
+@families(*FEW_BLOCKS)
 def test_circuits_and_scores_of_every_family_come_back(model, tmp_path):
     task = prompts([6, 6], [[2], [3]])
     scores = attribute(model, task, "eap")

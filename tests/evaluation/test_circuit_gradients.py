@@ -7,7 +7,7 @@ import itertools
 import pytest
 import reference
 import torch
-from covering import BLOCKS, FAMILIES, covering, families
+from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, families
 from random_circuits import circuit_of, random_mask
 from small_models import prompts
 
@@ -49,7 +49,7 @@ def test_effects_are_the_gradients_of_the_patched_run_by_the_edges_weights(model
         assert torch.allclose(effects.double() / scale, torch.stack(gradients) / scale, rtol=0, atol=most)
 
 
-@pytest.mark.parametrize(("model", "share"), covering(FAMILIES, [0.3, 0.9], quick=BLOCKS), indirect=["model"])
+@pytest.mark.parametrize(("model", "share"), covering(FAMILIES, [0.3, 0.9], quick=FEW_BLOCKS), indirect=["model"])
 def test_edges_may_have_weights_and_effects_are_the_gradients_there(model, share):
     model = model.to(dtype=torch.float64)
     mask = pruned(model.graph, random_mask(model.graph, share))
@@ -65,7 +65,7 @@ def test_edges_may_have_weights_and_effects_are_the_gradients_there(model, share
     assert all(torch.equal(a, b) for a, b in zip(whole, effects_of(model, mask, 2), strict=True))
 
 
-@families()
+@families(*FEW_BLOCKS)
 def test_edges_around_a_circuit_have_the_effects_that_taking_them_in_would_have_at_first(model):
     model = model.to(dtype=torch.float64)
     mask = pruned(model.graph, random_mask(model.graph, 0.3))
@@ -87,7 +87,7 @@ def test_edges_around_a_circuit_have_the_effects_that_taking_them_in_would_have_
     assert torch.allclose(others[said] / scale, gradients[:, further][said] / scale, rtol=0, atol=1e-10)
 
 
-@families()
+@families(*FEW_BLOCKS)
 def test_a_circuit_without_edges_has_no_effects(model):
     values, effects = effects_of(model, model.graph.mask & False, 3)
     assert effects.shape == (3, 0)

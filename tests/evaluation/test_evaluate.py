@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
-from covering import BLOCKS, FAMILIES, covering, families
+from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, families
 from random_circuits import MIXED, circuit_of, random_mask
 from small_models import prompts, tiny_model
 
@@ -21,7 +21,7 @@ from gradpath.selection import select
 from gradpath.tasks.task import Task
 
 
-@families()
+@families(*FEW_BLOCKS)
 def test_all_edges_give_the_clean_run_and_none_the_corrupted_one(model):
     everything, nothing = (circuit_of(model.graph, mask) for mask in (model.graph.mask, model.graph.mask & False))
     full, empty = evaluate(model, [everything, nothing], MIXED, batch_size=3)

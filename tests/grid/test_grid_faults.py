@@ -134,9 +134,7 @@ STOPS = {signal.SIGINT: (130, "stopped by the user"), signal.SIGTERM: (143, "sto
 
 
 @pytest.mark.parametrize("when", [pytest.param("at the start", marks=pytest.mark.slow), "in the work"])
-@pytest.mark.parametrize(
-    "how", some([*STOPS, signal.SIGKILL], [signal.SIGTERM, signal.SIGKILL]), ids=lambda how: how.name
-)
+@pytest.mark.parametrize("how", some([*STOPS, signal.SIGKILL], [signal.SIGTERM]), ids=lambda how: how.name)
 @pytest.mark.parametrize("verb", verbs("reproduce"))
 def test_a_signal_ends_a_run_that_can_go_on(server, tiny_folder, tmp_path, verb, how, when):
     out = tmp_path / "out"

@@ -19,7 +19,7 @@ from readers import READERS, Reader
 
 from gradpath.errors import GradpathError
 
-CASES = int(os.environ.get("GRADPATH_FUZZ", "300"))
+CASES = int(os.environ.get("GRADPATH_FUZZ", "200"))
 MOST_MEMORY = 1 << 30  # bytes above what is in use before: a file of a few kilobytes has no claim to more
 MOST_SECONDS = 20  # of CPU time for one file
 
@@ -74,7 +74,7 @@ def test_a_damaged_file_ends_in_a_sentence_or_a_result(name, tmp_path):
         max_examples=max(5, reader.share * CASES // 10_000),
         deadline=None,
         database=None,
-        derandomize=CASES <= 300,
+        derandomize=CASES <= 200,
         suppress_health_check=list(HealthCheck),
     )
     @given(st.one_of(damaged_bytes(whole), reader.inside(whole)))

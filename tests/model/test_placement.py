@@ -23,15 +23,15 @@ from gradpath.errors import InputError, UsageError
 from gradpath.model import placement, transformer
 from gradpath.model.load import load_model
 
-TASK = prompts([6, 9, 6, 7], [[0], [4], [2, 3], [6]])
+TASK = prompts([6, 8, 6], [[0], [4], [2, 3]])
 SAME_LENGTH = prompts([6, 6], [[2], [3]])
 
 
 def found(model) -> list[Tensor]:
     """Numbers of everything that a split model can be used for."""
-    made = [gp.attribute(model, TASK, method, batch_size=3) for method in ("eap", "eap-ig", "eap-gp")]
-    made += [gp.attribute(model, TASK, "eap-ig", ablation=name) for name in ("zero", "mean-positional")]
-    circuits = [gp.select(made[0], n=60), gp.select(made[3], n=60), *chosen(model, made[0])]
+    made = [gp.attribute(model, TASK, method, steps=2, batch_size=2) for method in ("eap-ig", "eap-gp")]
+    made += [gp.attribute(model, TASK, "eap", ablation=name) for name in ("zero", "mean-positional")]
+    circuits = [gp.select(made[0], n=60), gp.select(made[2], n=60), *chosen(model, made[0])]
     at_tokens = gp.attribute(model, SAME_LENGTH, "eap", positions="token")
     made.append(at_tokens)
     results = [gp.evaluate(model, one, TASK) for one in circuits]

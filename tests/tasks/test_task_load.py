@@ -39,9 +39,9 @@ def test_no_model_and_no_tokenizer(words):
 
 
 def test_more_pairs_than_there_are_says_how_many(smollm2):
-    kept = load_task("capital-country", smollm2, n=None).about["kept"]
+    kept = load_task("gender-bias", smollm2, n=None).about["kept"]
     with pytest.raises(UsageError, match=f"{kept + 1} pairs were asked for.* has {kept} in split 'train'"):
-        load_task("capital-country", smollm2, n=kept + 1)
+        load_task("gender-bias", smollm2, n=kept + 1)
 
 
 def test_far_too_many_pairs_are_refused_at_once(words):
