@@ -16,7 +16,7 @@ from gradpath.paper.compiled import load_compiled
 from gradpath.verdict import quick_checks
 from gradpath.verdict.effects import upper_bounds
 from gradpath.verdict.result import NAMES
-from gradpath.verdict.statistics import holm, sign_flip_p, sign_test
+from gradpath.verdict.tests import holm, sign_flip_p, sign_test
 
 load = cache(load_compiled)
 

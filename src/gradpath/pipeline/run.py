@@ -34,7 +34,7 @@ from gradpath.sweep import own_settings, units
 from gradpath.tasks.load import load_task
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Task
-from gradpath.verdict.quick import QUICK, few_examples
+from gradpath.verdict.tests import QUICK, few_examples
 
 # The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to a share of all.
 SMALLEST, LARGEST, SIZES = 20, 0.1, 12

@@ -48,10 +48,10 @@ from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Task
 from gradpath.verdict import tests
 from gradpath.verdict.effects import measure_effects
-from gradpath.verdict.quick import FEWEST
-from gradpath.verdict.quick import quick_checks as quick_checks
 from gradpath.verdict.result import Check as Check
 from gradpath.verdict.result import Verdict as Verdict
+from gradpath.verdict.tests import FEWEST
+from gradpath.verdict.tests import quick_checks as quick_checks
 
 
 def test(

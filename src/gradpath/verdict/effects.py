@@ -42,9 +42,8 @@ from gradpath.evaluation.plan import plan_of
 from gradpath.evaluation.result import Result
 from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task, encode
-from gradpath.verdict.quick import few_examples
 from gradpath.verdict.result import Effects
-from gradpath.verdict.tests import Lab
+from gradpath.verdict.tests import Lab, few_examples
 
 SAMPLE = 24  # edges of the circuit that are patched one by one
 SUBSETS = 40

@@ -1,7 +1,12 @@
-"""The six tests, in the order in which a verdict lists them; the room's docstring defines them."""
+"""The six tests, in the order in which a verdict lists them; the room's docstring defines them.
+
+Then their p values, which are exact or by resampling, so that nothing is assumed to be normal; and ``quick_checks``,
+the two tests that ``find`` makes of every circuit, from what it measures and a few runs of random circuits.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +14,7 @@ from random import Random
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradpath.ablation import CORRUPTED
@@ -25,12 +30,15 @@ from gradpath.selection.prune import pruned
 from gradpath.selection.random_paths import random_circuit
 from gradpath.tasks.task import Task
 from gradpath.verdict.result import Check
-from gradpath.verdict.statistics import LEVEL, holm, p_value, sign_flip_p, sign_test
 
 RANDOM = 20  # random circuits of each kind
 WEAKEST = 20  # edges that are removed one by one
 SAMPLES = 4
+FLIPS, LEVEL = 4096, 0.05  # random signs, and the level of all tests
 MARGIN, KEPT, APART, NEEDED, SHARED = 0.1, 0.2, 0.5, 0.9, 0.5
+FEWEST = 10  # examples: with fewer, no test could reject anything
+FEW, NO_BEHAVIOUR = 12, 0.01  # examples for what needs few; a share of the whole behaviour
+QUICK = 19  # random circuits: with fewer, no circuit could be better than chance at 5%
 
 
 @dataclass(frozen=True)
@@ -214,3 +222,74 @@ def transfer(lab: Lab, own: Result, found_on: Task | None, reworded: Task | None
         about += f", {details['reworded']:.3f} in other templates"
     about += f"; margin {MARGIN}"
     return Check(min(kept), before, min(kept) >= before - MARGIN, about, details)
+
+
+def p_value(own: float, others: Sequence[float]) -> float:
+    """The share of random circuits that are at least as good, the circuit itself among them."""
+    return (1 + sum(other <= own for other in others)) / (1 + len(others))
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """The two-sided p value of as uneven a split of wins and losses, if both were as likely.
+
+    >>> sign_test(0, 6), sign_test(3, 3)
+    (0.03125, 1.0)
+    """
+    n, extreme = wins + losses, max(wins, losses)
+    ways = sum(math.comb(n, k) for k in range(extreme, n + 1))
+    return min(1.0, 2.0 * ways / 2.0**n)
+
+
+def sign_flip_p(losses: Float[Tensor, "example edge"], dice: torch.Generator) -> Float[Tensor, " edge"]:
+    """For each edge how often the mean loss is as large when the signs of the examples are random."""
+    signs = 2.0 * torch.randint(2, (FLIPS, len(losses)), generator=dice, device="cpu") - 1
+    observed, random = losses.double().mean(0), signs.double() @ losses.double() / len(losses)
+    return (1 + (random >= observed - 1e-12).sum(0)) / (1 + FLIPS)
+
+
+def holm(p: Float[Tensor, " edge"], level: float = LEVEL) -> Bool[Tensor, " edge"]:
+    """Which hypotheses are rejected by Holm's step-down procedure.
+
+    >>> holm(torch.tensor([0.01, 0.04, 0.03])).tolist()
+    [True, False, False]
+    """
+    order = p.argsort()
+    steps = p[order] <= level / torch.arange(len(p), 0, -1, device="cpu")
+    rejected = torch.zeros_like(steps)
+    rejected[order] = steps.cumprod(0).bool()
+    return rejected
+
+
+def few_examples(task: Task, result: Result) -> Task:
+    """The first examples, as many as it takes to have a behaviour: a metric such as accuracy has few values."""
+    n, behaviour = FEW, (result.clean_values - result.corrupted_values).double()
+    while n < len(task) and abs(float(behaviour[:n].mean())) < NO_BEHAVIOUR * abs(float(behaviour.mean())):
+        n *= 2
+    return task[:n]
+
+
+def quick_checks(result: Result, few: Result, random: Sequence[Result]) -> dict[str, Check]:
+    """Test whether a circuit is better than chance, and equivalent to the model.
+
+    Args:
+        result: The circuit on all examples.
+        few: The circuit on the examples that the random circuits ran on.
+        random: Circuits of random paths, of the same size, on these examples.
+
+    Returns:
+        The tests of sufficiency, against random paths alone, and of equivalence.
+    """
+    n = len(result.clean_values)
+    if n < FEWEST:
+        reason = f"needs at least {FEWEST} examples to measure on: there {'is' if n == 1 else 'are'} {n}"
+        return dict.fromkeys(("sufficiency", "equivalence"), Check(None, None, None, reason))
+    errors = [other.error for other in random]
+    p = p_value(few.error, errors)
+    about = (
+        f"error {result.error:.3f} (faithfulness {result.faithfulness:.3f}); {len(random)} circuits of random paths "
+        f"with as many edges, on {len(few.clean_values)} examples, {min(errors):.3f} to {max(errors):.3f}"
+    )
+    median = float(torch.tensor(errors, device="cpu").median())
+    details = {"faithfulness": result.faithfulness, "p": p}
+    sufficient = Check(result.error, median, p <= LEVEL, about, details)
+    return {"sufficiency": sufficient, "equivalence": equivalence(result)}
