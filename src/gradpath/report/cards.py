@@ -8,7 +8,7 @@ from typing import Any
 
 from gradpath.circuit import Circuit
 from gradpath.evaluation.result import Result
-from gradpath.formats.layout import COLOURS
+from gradpath.formats.graphs import COLOURS
 from gradpath.graph import kind
 from gradpath.scores import Scores
 from gradpath.selection.ranking import top

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.formats.layout import COLOURS, KINDS, column, position
+from gradpath.formats.graphs import COLOURS, KINDS, column, position
 from gradpath.graph import Graph, kind, node_of
 from gradpath.report.style import FAINT, INK, MUTED, PAPER, save_as
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.formats.layout import COLOURS, column
+from gradpath.formats.graphs import COLOURS, column
 from gradpath.graph import Graph, kind, node_of
 from gradpath.report.drawing import DASHED, legend
 from gradpath.report.notes import Notes
