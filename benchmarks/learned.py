@@ -47,7 +47,8 @@ MODELS = {"smollm2": "SmolLM2", "gemma3-270m": "Gemma 3 270M"}
 SELECTIONS = ("top", "refined", "learned", "random")
 ASKED = (0.01, 0.025)
 FRACTIONS = tuple(sorted({*mib.FRACTIONS[:-1], *ASKED}))
-BY_STEPS = {"learned+steps=30": 30, "learned+steps=60": 60, "learned": 120, "learned+steps=180": 180}
+BY_STEPS = {f"learned+steps={n}": n for n in (30, 60, 120, 180)}
+KINDS = ("same words", "held-out words", "other templates")
 OTHER_SEED = 1000  # of the pairs of the same words
 MOST = 1112  # examples that ``learned`` can have drawn: none of them is measured
 
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--measured", type=int, default=100, help="of each kind")
     parser.add_argument("--learned", default="learned", help="with options: learned+steps=200")
     parser.add_argument("--selections", help="by default those of the tables, or of the figure by steps")
+    parser.add_argument("--only-asked", action="store_true", help="the sizes of the tables alone, without CMD")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     shown = ("top", "refined", *BY_STEPS) if args.what == "steps" else SELECTIONS
@@ -96,7 +98,8 @@ def measure(model: Any, name: str, args: Any) -> dict[str, Any]:
         gp.load_task(name, model, n=args.measured, seed=args.seed, split=split) for split in ("test", "reworded")
     )
     sets = {} if same is None else {"same words": (same, ASKED)}
-    sets |= {"held-out words": (held_out, FRACTIONS), "other templates": (reworded, ASKED)}
+    sizes = ASKED if args.only_asked else FRACTIONS
+    sets |= {"held-out words": (held_out, sizes), "other templates": (reworded, ASKED)}
     return {"seconds": seconds, "sets": evaluate_all(model, orders, sets)}
 
 
@@ -197,14 +200,17 @@ def tables(folder: Path) -> str:
     ]
     for model, title in MODELS.items():
         runs = load_runs(folder, model)
-        for kind in ("same words", "held-out words", "other templates"):
+        if runs:
+            lines += [f"\n## {title}: mean error over the tasks\n", *mean_table(runs)]
+        for kind in KINDS:
             having = [run for run in runs if kind in run["sets"]]
             for fraction in ASKED if having else ():
                 lines += [f"\n## {title}, {kind}, {1 - fraction:.1%} sparsity\n"]
                 lines += faithfulness_table(having, kind, fraction)
+        if whole := [run for run in runs if run["about"].get("only_asked") != "True"]:
+            lines += [f"\n## {title}, held-out words: CMD\n", *cmd_table(whole)]
+            lines += [f"\n## {title}, held-out words: larger circuits\n", *larger_table(whole)]
         if runs:
-            lines += [f"\n## {title}, held-out words: CMD\n", *cmd_table(runs)]
-            lines += [f"\n## {title}, held-out words: larger circuits\n", *larger_table(runs)]
             lines += [f"\n## {title}: CPU seconds of one thread\n", *cost_table(runs)]
     return "\n".join(lines)
 
@@ -224,7 +230,7 @@ def panel_for_each(runs: list[Any], kind: str, hows: Sequence[str]) -> Any:
     columns, rows = min(3, len(runs)), math.ceil(len(runs) / 3)
     figure, axes = panels(rows, columns, (3.2 * columns, 2.8 * rows), sharey=True)
     for axis, run in zip(axes, runs, strict=False):
-        steps = [how for how in BY_STEPS if how in hows and how in run["seconds"]]
+        steps = [how for how in ("learned", *BY_STEPS) if how in hows and how in run["seconds"]]
         points = {
             how: (run["seconds"]["eap-ig"] + run["seconds"][how], cell_of(run, kind, how, ASKED[0])["error"])
             for how in ("top", "refined", *steps)
@@ -276,6 +282,28 @@ def faithfulness_table(runs: list[Any], kind: str, fraction: float) -> list[str]
         text = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
         shown.append(f"**{text}**" if gap.is_clear else text)
         lines.append(f"| {TITLES[run['task']]} | {run['sets'][kind]['examples']} | {' | '.join(shown)} |")
+    return lines
+
+
+def mean_table(runs: list[Any]) -> list[str]:
+    """The mean error over the tasks; the intervals of the tasks, which are independent, add in squares."""
+    lines = [
+        "| sparsity | examples | tasks | top | refined | learned | learned - refined |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for fraction in ASKED:
+        for kind in KINDS:
+            having = [run for run in runs if kind in run["sets"]]
+            cells = {
+                how: [cell_of(run, kind, how, fraction) for run in having] for how in ("top", "refined", "learned")
+            }
+            shown = [f"{sum(cell['error'] for cell in own) / len(own):.3f}" for own in cells.values()]
+            gaps = [error_difference([a], [b]) for a, b in zip(cells["learned"], cells["refined"], strict=True)]
+            mean = sum(gap.value for gap in gaps) / len(gaps)
+            half = math.hypot(*((gap.high - gap.low) / 2 for gap in gaps)) / len(gaps)
+            text = f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+            shown.append(f"**{text}**" if abs(mean) > half else text)
+            lines.append(f"| {1 - fraction:.1%} | {kind} | {len(having)} | {' | '.join(shown)} |")
     return lines
 
 

@@ -68,7 +68,7 @@ from gradpath.tasks.load import clean_logits, more_examples
 from gradpath.tasks.metrics import metric_name
 from gradpath.tasks.task import Pairs, Task, judged_by_kl
 
-STEPS = 120
+STEPS = 60
 EXAMPLES = 1000  # to learn from, at most
 BATCH = 16
 ROWS = 96  # examples times positions that are run at once
@@ -88,7 +88,7 @@ STORED_EVERY = 20.0  # seconds
 ADAM_EPS = 1e-12
 # For progress bars, in forward passes over the positions of a prompt that are not shared: what the set-up of an example
 # takes, and a run of a circuit with its backward pass. Measured on SmolLM2.
-SET_UP_PASSES, RUN_PASSES = 2.5, 0.75
+SET_UP_PASSES, RUN_PASSES = 2.5, 0.85
 
 
 def _passes(n: int, edges: int, *, sizes: int = 0, steps: int, batch: int, examples: int, **_: object) -> float:
