@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,17 +56,21 @@ def room(parts: tuple[str, ...]) -> str:
     return parts[0].removesuffix(".py")
 
 
+@cache
+def nodes_of(file: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
 def imported(file: Path) -> set[str]:
     """The rooms of the package that a file imports, anywhere in it, but for type checking."""
-    tree = ast.parse(file.read_text())
     ignored = {
         id(child)
-        for node in ast.walk(tree)
+        for node in nodes_of(file)
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for child in ast.walk(node)
     }
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(file):
         if id(node) in ignored:
             continue
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -137,8 +142,7 @@ def node_module(node: ast.Import | ast.ImportFrom) -> str:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
 def test_nothing_is_unpickled_and_no_device_is_named(file):
-    tree = ast.parse(file.read_text())
-    for node in ast.walk(tree):
+    for node in nodes_of(file):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = {alias.name for alias in node.names} | {node_module(node)}
             assert not {name.partition(".")[0] for name in names} & UNPICKLERS, ast.unparse(node)
@@ -173,7 +177,7 @@ def declared(requirements: list[str]) -> set[str]:
 def test_what_is_imported_is_installed_and_what_is_installed_is_imported():
     used = set()
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes_of(file):
             if isinstance(node, ast.Import):
                 used |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:

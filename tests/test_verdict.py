@@ -12,17 +12,19 @@ import torch
 import gradpath as gp
 from gradpath import cli
 from gradpath.errors import InputError
+from gradpath.limits import Limits
 from gradpath.paper.compiled import load_compiled
 from gradpath.verdict import quick_checks
 from gradpath.verdict.effects import upper_bounds
 from gradpath.verdict.result import NAMES
-from gradpath.verdict.tests import holm, sign_flip_p, sign_test
+from gradpath.verdict.tests import Lab, holm, sign_flip_p, sign_test, transfer
 
 load = cache(load_compiled)
 
 
-def verdict_on(own, edges):
-    watched = list[str]()
+@cache
+def verdict_on(name, level, *edges):
+    own, watched = load(name, level), list[str]()
     verdict = gp.test(own.model, gp.Circuit.from_edges(own.model, edges), own.all_pairs, watch=watched.append)
     assert watched == [*verdict.checks, "effects"]
     return verdict
@@ -31,7 +33,7 @@ def verdict_on(own, edges):
 @pytest.mark.parametrize(("name", "level"), [("pattern", "hidden"), ("induction", "curved")])
 def test_a_true_circuit_passes(name, level):
     own = load(name, level)
-    verdict = verdict_on(own, own.kinds)
+    verdict = verdict_on(name, level, *own.kinds)
     assert verdict.passed, verdict
     assert verdict.sufficiency.value == pytest.approx(0, abs=1e-3)
     assert verdict.sufficiency.null > 0.5
@@ -48,8 +50,8 @@ def test_a_true_circuit_passes(name, level):
 
 
 def test_a_circuit_with_a_missing_edge_fails():
-    own = load("pattern", "hidden")
-    missing = verdict_on(own, list(own.kinds)[:1] + list(own.kinds)[2:])
+    first, _, *others = load("pattern", "hidden").kinds
+    missing = verdict_on("pattern", "hidden", first, *others)
     assert not missing.passed
     assert missing.equivalence.passed is False
     assert "fails" in missing.verdict
@@ -59,7 +61,7 @@ def test_a_circuit_with_idle_edges_is_not_minimal():
     own = load("pattern", "hidden")
     graph = own.model.graph
     idle = [edge for u, v in graph.mask.nonzero().tolist() if (edge := graph.edge(u, v)) not in own.kinds][40:44]
-    larger = verdict_on(own, [*own.kinds, *idle])
+    larger = verdict_on("pattern", "hidden", *own.kinds, *idle)
     assert larger.sufficiency.passed
     assert larger.equivalence.passed
     assert larger.minimality.passed is False
@@ -80,12 +82,12 @@ def test_a_backup_outside_of_the_circuit_shows_in_necessity():
     copies = [edge for edge, kind in own.kinds.items() if kind == "redundant"]
     heads = sorted({edge.split("->")[1].partition("<")[0] for edge in copies if edge.startswith("input")})
     one = [edge for edge in own.kinds if heads[1] not in edge]
-    verdict = verdict_on(own, one)
+    verdict = verdict_on("two-copies", "hidden", *one)
     assert verdict.sufficiency.value == pytest.approx(0, abs=1e-3)
     assert verdict.equivalence.passed
     assert verdict.necessity.passed is False
     assert verdict.necessity.details["moved"] == pytest.approx(0, abs=1e-3)
-    both = verdict_on(own, own.kinds)
+    both = verdict_on("two-copies", "hidden", *own.kinds)
     assert both.necessity.passed
     assert both.necessity.details["moved"] == pytest.approx(1, abs=1e-3)
     assert set(both.minimality.details["not_needed"]) == set(copies)  # each has a backup inside of the circuit
@@ -151,7 +153,7 @@ def test_too_few_examples_and_another_model_are_refused_in_one_sentence():
     with pytest.raises(InputError, match="the circuit is of another model"):
         gp.test(other.model, own.circuit, other.task)
     with pytest.raises(InputError, match="it has no edges"):
-        verdict_on(own, [])
+        verdict_on("pattern", "hidden")
 
 
 def test_a_circuit_that_fits_one_kind_of_prompt_does_not_transfer():
@@ -167,15 +169,16 @@ def test_a_circuit_that_fits_one_kind_of_prompt_does_not_transfer():
     assert verdict.transfer.passed is False
     assert verdict.transfer.value == verdict.transfer.details["reworded"] < 0.5
     assert "in other templates" in verdict.transfer.about
-    assert gp.test(own.model, partial, easy, found_on=easy).transfer.passed
     true = gp.Circuit.from_edges(own.model, edges)
-    assert gp.test(own.model, true, easy, found_on=easy, reworded=hard).transfer.passed
+    for circuit, reworded in ((partial, None), (true, hard)):
+        lab = Lab(own.model, circuit, easy, torch.Generator(), Limits())
+        assert transfer(lab, gp.evaluate(own.model, circuit, easy), easy, reworded).passed
 
 
 def test_effects_are_those_of_patching_and_the_bound_finds_a_missing_edge():
     own = load("pattern", "hidden")
     edges, task = list(own.kinds), own.all_pairs
-    whole = verdict_on(own, edges).effects
+    whole = verdict_on("pattern", "hidden", *edges).effects
     model, circuit = own.model, gp.Circuit.from_edges(own.model, edges)
     result = gp.evaluate(model, circuit, task)
     for edge, measured in zip(whole.edges, whole.measured, strict=True):
@@ -185,7 +188,7 @@ def test_effects_are_those_of_patching_and_the_bound_finds_a_missing_edge():
     assert whole.estimated[whole.edges.index("m1->logits")] == pytest.approx(1, abs=1e-4)  # the metric is linear there
     assert whole.correlation > 0.9
     assert whole.bound == pytest.approx(0, abs=1e-5)  # nothing else matters in a compiled model
-    spoiled = verdict_on(own, edges[:1] + edges[2:]).effects
+    spoiled = verdict_on("pattern", "hidden", edges[0], *edges[2:]).effects
     assert spoiled.bound > 0.3
     assert spoiled.bound_edge == edges[1]
 
