@@ -31,6 +31,8 @@ SUM_AT_ONCE = 8
 ROWS = 120
 GRADIENT_ROWS = 100
 ACCELERATOR = 16
+# What one more batch of circuits costs, in rows of padding.
+BATCH = 60
 # The most bytes that the expanded writes of one chunk of rows may take.
 CHUNK = 1 << 27
 
@@ -61,6 +63,17 @@ class Limits:
     def batch(self, model: Transformer, pairs: Pairs) -> int:
         """The number of examples in a batch of runs without autograd graphs, such as those of circuits."""
         return self._largest(model, len(pairs), _extents(pairs), ROWS, False, _Sizes(model).circuits, 2 * CHUNK)
+
+    def tight_batches(self, model: Transformer, pairs: Pairs) -> list[Pairs]:
+        """All pairs in batches for circuits, cut where that leaves little padding.
+
+        Padding takes less time than other rows, because no MLP runs there.
+        """
+        return pairs.tight_batches(rows_at_once(model, ROWS), self.fitting(model, pairs), BATCH)
+
+    def fitting(self, model: Transformer, pairs: Pairs) -> int:
+        """As ``batch``, if the number of rows is bounded elsewhere."""
+        return self._largest(model, len(pairs), _extents(pairs), None, False, _Sizes(model).circuits, 2 * CHUNK)
 
     def attribution(
         self, model: Transformer, pairs: Pairs, *, points: int = 1, whole: bool = False, results: int = 1
@@ -95,18 +108,19 @@ class Limits:
         model: Transformer,
         most: int,
         extents: Callable[[int], _Extent],
-        rows: int,
+        rows: int | None,
         whole: bool,
         needed: Callable[[_Extent], int],
         results: int,
     ) -> int:
-        """The most examples in a batch of that many rows whose estimate stays within the budget."""
+        """The most examples in a batch of at most that many rows, if any, whose estimate stays within the budget."""
         if self.batch_size is not None:
             most = min(whole_number("the batch size", self.batch_size), most)
             if self.memory is None:
                 return most
-        else:
-            most = max(1, _last_that(lambda n: extents(n).rows(whole) <= rows_at_once(model, rows), most))
+        elif rows is not None:
+            most_rows = rows_at_once(model, rows)
+            most = max(1, _last_that(lambda n: extents(n).rows(whole) <= most_rows, most))
         if (budget := self._budget(model)) is None:
             return most
         fixed = _bytes_of_weights(model) + results

@@ -123,25 +123,45 @@ def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, mon
         nested_order(scores, how="balanced", model=model, task=TASK)
 
 
-def test_large_circuits_are_measured_on_one_half_of_the_examples_after_the_other(found, monkeypatch):
-    for name, value in {"START": 0.6, "LARGE": 0.1, "FEW": 4}.items():
+def test_rungs_are_measured_on_one_quarter_of_the_examples_after_another(found, monkeypatch):
+    for name, value in {"START": 0.6, "PART": 2, "SMALL": 0.06}.items():
         monkeypatch.setattr(refined_module, name, value)
-    measured, measure_on = [], CircuitProbe.measure_on
+    measured, decided, measure_on = [], [], CircuitProbe.measure_on
 
     def seen(self, pairs, plan, asked, batches):
         assert sorted(torch.cat([batch.index for batch in batches]).tolist()) == sorted(pairs.index.tolist())
         measured.append((len(asked), set(pairs.index.tolist())))
         return measure_on(self, pairs, plan, asked, batches)
 
+    def decide(deviations, effects, n, without, **options):
+        decided.append((len(deviations), [round(float(x), 3) for x in sorted(set(options["weights"].tolist()))]))
+        return to_remove(deviations, effects, n, without, **options)
+
     monkeypatch.setattr(CircuitProbe, "measure_on", seen)
+    monkeypatch.setattr(refined_module, "to_remove", decide)
     model, scores = found
     refined(model, TASK, scores, [5])
-    large = [examples for size, examples in measured if size > 0.1 * scores.graph.n_edges]
-    small = [examples for size, examples in measured if size <= 0.1 * scores.graph.n_edges]
-    assert len(large) > 2
-    assert all(one.isdisjoint(other) and len(one | other) == len(TASK) for one, other in pairwise(large))
-    assert small
-    assert all(len(examples) == len(TASK) for examples in small)
+    large = [examples for size, examples in measured if size > 0.06 * scores.graph.n_edges]
+    small = [examples for size, examples in measured if size <= 0.06 * scores.graph.n_edges]
+    for rungs, n_rungs in ((large, 4), (small, 2)):
+        assert len(rungs) >= n_rungs
+        assert {len(examples) for examples in rungs} == {len(TASK) // n_rungs}
+        for first in range(len(rungs) - n_rungs + 1):
+            assert set.union(*rungs[first : first + n_rungs]) == set(range(len(TASK)))
+    # Decisions use all examples that were measured so far; those of earlier rungs count less.
+    weights = [round(refined_module.KEPT**age, 3) for age in (3, 2, 1, 0)]
+    assert decided[:4] == [(2 * n, weights[4 - n :]) for n in (1, 2, 3, 4)]
+    assert decided[-1] == (len(TASK), weights[2:])
+
+
+def test_weights_of_examples_are_as_good_as_repetitions():
+    generator = torch.Generator().manual_seed(0)
+    deviations, effects = torch.randn(3, generator=generator), torch.randn(3, 12, generator=generator)
+    twice = [0, 1, 1, 2]
+    removed, left = to_remove(deviations, effects, 6, lambda edge: [edge], drift=0.1, weights=torch.tensor([1.0, 2, 1]))
+    again, repeated = to_remove(deviations[twice], effects[twice], 6, lambda edge: [edge], drift=0.1)
+    assert removed.tolist() == again.tolist()
+    assert torch.allclose(left, repeated[[0, 1, 3]], atol=1e-5)
 
 
 def test_refined_gives_as_many_edges_as_asked_for_whatever_else_was_asked_for(found):

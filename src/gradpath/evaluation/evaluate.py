@@ -193,7 +193,7 @@ def _measure(
 
     size, batches = limits.batch(model, pairs), set_ups.batches
     if batches is None and model.device.type == "cpu":  # elsewhere a few more rows cost less than another batch
-        batches = pairs.tight_batches(size * pairs.clean.shape[1], size)
+        batches = limits.tight_batches(model, pairs)
     for _ in sweep(
         measure,
         pairs,

@@ -25,7 +25,8 @@ from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task
 
 RATIO = 1.5  # of neighbouring sizes on the way up
-AT_ONCE = 6  # sizes measured before the next ones are chosen
+SIZES = 6  # on each part of the way
+AT_ONCE = 3  # sizes measured before it is known whether the next ones are needed
 
 
 def check_share(share: float) -> float:
@@ -56,23 +57,31 @@ def smallest_faithful(
     with own_settings(model):
         set_ups = SetUps.of(model, task, used, limits)
 
-    def passing(sizes: Sequence[int]) -> list[int]:
+    def passes(sizes: Sequence[int]) -> list[bool]:
         with own_settings(model):
             results = measure_circuits(set_ups, [order.circuit(n) for n in sizes], task, used, limits)
         away = distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
-        return [n for n, distance in zip(sizes, away, strict=True) if distance <= 1 - check_share(share) + 1e-6]
+        return [distance <= 1 - check_share(share) + 1e-6 for distance in away]
+
+    def first_passing(sizes: Sequence[int]) -> int | None:
+        for at in range(0, len(sizes), AT_ONCE):
+            some = sizes[at : at + AT_ONCE]
+            for n, is_enough in zip(some, passes(some), strict=True):
+                if is_enough:
+                    return n
+        return None
 
     below, last = order.smallest - 1, len(order.edges)
     while True:
-        sizes = log_spaced(below + 1, round(min(last, (below + 1) * RATIO**AT_ONCE)), AT_ONCE)
-        if found := passing(sizes):
+        sizes = log_spaced(below + 1, round(min(last, (below + 1) * RATIO**SIZES)), SIZES)
+        if (n := first_passing(sizes)) is not None:
             break
         if sizes[-1] == last:
             return last
         below = sizes[-1]
-    below = max([n for n in sizes if n < found[0]], default=below)
-    between = [n for n in log_spaced(below + 1, found[0], AT_ONCE + 1) if n < found[0]]
-    return min([*found, *(passing(between) if between else [])])
+    below = max([size for size in sizes if size < n], default=below)
+    between = [size for size in log_spaced(below + 1, n, SIZES + 1) if size < n]
+    return first_passing(between) or n
 
 
 def smallest_of(

@@ -24,8 +24,11 @@ removed down to the middle of the next rung; those above the lower end are gone 
 from this prediction, mostly in one direction, because many effects near zero add up. Half of the difference is added
 to the drift that is assumed on the next rung.
 
-Large circuits lose edges that matter little, which few examples show. So while a circuit is ``LARGE``, it is measured
-on one half of the examples and then on the other, in turn.
+A rung measures one quarter of the examples, and the next rung the next quarter. Of the other examples it takes the
+effects of when they were last measured, and the deviations that follow from the edges removed since, corrected by what
+the measured quarter shows. They count the less the longer ago that was (``KEPT``). So every decision uses all examples
+at a quarter of the cost, as in stochastic average gradients (Schmidt, Le Roux and Bach, 2017). In ``SMALL`` circuits
+effects change faster, and a run takes less time: there a rung measures one half of the examples.
 
 ``exchanged`` goes on from there. An edge that was removed early does not come back in ``refined``, though the
 smaller circuit may need it. So the circuit is measured once more, together with the edges around it: those that
@@ -36,8 +39,8 @@ are not in it, between nodes that are. A swap that removes e and adds f leaves r
 is swapped as long as it brings the examples nearer to the model. Then the circuit is measured again, and this
 repeats until the error stops falling; the best circuit that was measured is kept.
 
-Cost: one set-up of the examples; per rung, and per round of swaps, one run of the circuit and one backward pass
-through it on the rung's share of them.
+Cost: one set-up of the examples; per rung, one run of the circuit and one backward pass through it on a quarter or a
+half of them; per round of swaps, the same on all of them.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from itertools import cycle, islice
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -56,7 +60,7 @@ from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.patched_run import SetUps, places_in_circuits
 from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.graph import Graph
-from gradpath.limits import Limits, rows_at_once
+from gradpath.limits import BATCH, Limits, rows_at_once
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
@@ -67,14 +71,16 @@ from gradpath.tasks.task import Pairs, Task, encode
 
 START = 0.1  # the share of all edges that the descent starts from
 RUNG = 0.6  # the share of a rung's edges that are left at its lower end
-LARGE = 0.02  # circuits of more than this share of all edges
 CAUTION = 1.0
 GROUPS = 200  # sweeps over all effects on a rung; between them edges are taken from the best of the last sweep
 SWAP_ROUNDS = 4
 SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
-FEW = 24  # examples that are not halved
-ROWS = 80  # examples times positions in a batch on a CPU: more are hardly faster, and take more memory
-MAX_EFFECTS = 2**27  # kept at once, one for every example and edge: half a gigabyte
+PARTS = 4  # of the examples, which are measured in turn
+SMALL = 0.003  # circuits of at most this share of all edges are measured on two parts at a time
+PART = 12  # examples of a part at least
+KEPT = 0.7  # what the weight of an example is multiplied by on every rung that does not measure it
+ROWS = 130  # examples times positions in a batch on a CPU: more are hardly faster, and take more memory
+MAX_EFFECTS = 2**26  # kept at once, one for every example and edge: a quarter of a gigabyte
 
 
 @selection("refined", measures=True)
@@ -121,14 +127,14 @@ class CircuitProbe:
         set_ups = SetUps.of(model, task, scores.provenance.ablation, limits)
         pairs = all_positions(encode(task, model.tokenizer), set_ups.ablation)
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores))])
-        return cls(model, task, scores, pairs, rows_at_once(model, rows), limits.batch(model, pairs), set_ups)
+        return cls(model, task, scores, pairs, rows_at_once(model, rows), limits.fitting(model, pairs), set_ups)
 
     @cached_property
-    def halves(self) -> list[tuple[Pairs, list[Pairs]]]:
-        """Both halves of the examples, or all of them if they are few, each as a whole and in batches."""
-        n = len(self.pairs)
-        halves = torch.arange(n, device="cpu").tensor_split(2 if n >= FEW else 1)
-        return [(half, half.tight_batches(self.rows, self.most)) for half in map(self.pairs.rows, halves)]
+    def parts(self) -> list[tuple[Int[Tensor, " example"], list[Pairs]]]:
+        """All examples in ``PARTS`` parts, or fewer if they are few: their rows, and the same in batches."""
+        n_parts = min(PARTS, max(1, len(self.pairs) // PART))
+        parts = torch.arange(len(self.pairs), device="cpu").tensor_split(n_parts)
+        return [(rows, self.pairs.rows(rows).tight_batches(self.rows, self.most, BATCH)) for rows in parts]
 
     @property
     def batch(self) -> int:
@@ -137,26 +143,24 @@ class CircuitProbe:
         return min(self.most, max(1, self.rows // suffix))
 
     def measure(
-        self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"], half: int | None = None
+        self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"], parts: Sequence[int] | None = None
     ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
         """Measure the pruned circuit of some edges.
 
         Args:
             edges: The circuit's edges.
             asked: The edges whose effects are wanted.
-            half: Which half of the examples to measure on, 0 or 1, if there are enough; by default both.
+            parts: The numbers of the parts of the examples to measure on; by default all.
 
         Returns:
             The deviations of the examples, and the effects of the edges asked for.
         """
         plan = plan_of(self.model, circuit_of(self.scores, edges, prune=False))
-        if half is not None and len(self.halves) == 2:
-            pairs, batches = self.halves[half]
-            return self.measure_on(pairs, plan, asked, batches)
-        batches = [batch for _, batches in self.halves for batch in batches]
-        if len(self.pairs) == len(self.task):
-            self.set_ups.batches = batches  # a search for the size of the circuit uses them again
-        return self.measure_on(self.pairs, plan, asked, batches)
+        if len(self.pairs) == len(self.task):  # a search for the size of the circuit uses the same batches
+            self.set_ups.batches = [batch for _, batches in self.parts for batch in batches]
+        chosen = self.parts if parts is None else [self.parts[part] for part in parts]
+        pairs = self.pairs.rows(torch.cat([rows for rows, _ in chosen]))
+        return self.measure_on(pairs, plan, asked, [batch for _, batches in chosen for batch in batches])
 
     def measure_on(
         self, pairs: Pairs, plan: Plan, asked: Int[Tensor, " edge"], batches: Sequence[Pairs] | None = None
@@ -224,18 +228,21 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
     left = _whole(graph, graph.mask_of(ranked[:n_start]))
     middle = _whole(graph, graph.mask_of(ranked[: round(RUNG**0.5 * n_start)]))
     removed = [ranked[~left[ranked]].flip(0)]  # first removed first
-    drift, predicted, half = 0.0, torch.empty(0, device="cpu"), 0
+    examples, drift, turn = _Examples(len(probe.pairs), left.nonzero()[:, 0]), 0.0, cycle(range(len(probe.parts)))
     while int(left.sum()) > smallest:
         edges = left.nonzero()[:, 0]
-        large = len(edges) > LARGE * graph.n_edges
-        deviations, effects = probe.measure(middle.nonzero()[:, 0], edges, half if large else None)
-        half = 1 - half
-        if len(predicted):
-            drift += float(deviations.mean() - predicted.mean()) / 2  # perhaps of different examples
+        n_parts = min(2 if len(edges) <= SMALL * graph.n_edges else 1, len(probe.parts))
+        parts = list(islice(turn, n_parts))
+        measured = probe.measure(middle.nonzero()[:, 0], edges, parts)
+        drift += examples.update(torch.cat([probe.parts[part][0] for part in parts]), edges, *measured) / 2
         # From the middle, where the circuit was measured, up to the upper end; then down.
-        deviations = deviations + effects[:, ~middle[edges]].sum(1)
+        effects = examples.effects
+        deviations = examples.deviations + effects[:, ~middle[edges]].sum(1)
         n_left, n_next = (int(RUNG**power * len(edges)) for power in (1, 1.5))
-        going, predicted = to_remove(deviations, effects, len(edges) - n_next, Ways(graph, edges).without, drift=drift)
+        going, predicted = to_remove(
+            deviations, effects, len(edges) - n_next, Ways(graph, edges).without, drift=drift, weights=examples.weights
+        )
+        examples.predict(predicted)
         going = distributed.broadcast_first(going)
         middle = left.clone()
         middle[edges[going]] = False
@@ -245,6 +252,61 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
         left, middle = whole, middle & whole
     removed.append(ranked[left[ranked]].flip(0))
     return torch.cat(removed).flip(0)
+
+
+class _Examples:
+    """What is known of the examples during the descent: those that were measured, however long ago."""
+
+    def __init__(self, n: int, edges: Int[Tensor, " edge"]) -> None:
+        """Nothing yet of ``n`` examples; ``edges`` are those that the descent begins with."""
+        self._edges = edges
+        self._deviations = torch.zeros(n, device="cpu")  # in the circuit that is measured next, as predicted
+        self._effects = torch.zeros(n, len(edges), device="cpu")  # when they were last measured
+        self._age = torch.full_like(self._deviations, torch.inf)  # the rungs since then
+
+    def update(
+        self,
+        rows: Int[Tensor, " row"],
+        edges: Int[Tensor, " edge"],
+        deviations: Float[Tensor, " row"],
+        effects: Float[Tensor, "row edge"],
+    ) -> float:
+        """Take in the measurements of a rung, of some examples and the edges that are left.
+
+        Returns by how much the predictions were off in the mean. Examples that are not measured now are corrected by
+        this; where no measured one has a prediction, it is the difference between different examples.
+        """
+        off, known = 0.0, self._seen[rows]
+        if known.any():
+            off = float((deviations - self._deviations[rows])[known].mean())
+            self._deviations += off
+        elif self._seen.any():
+            off = float(deviations.mean() - self._deviations[self._seen].mean())
+        self._effects = self._effects[:, torch.searchsorted(self._edges, edges)]
+        self._edges, self._age = edges, self._age + 1
+        self._deviations[rows], self._effects[rows], self._age[rows] = deviations, effects, 0
+        return off
+
+    @property
+    def _seen(self) -> Bool[Tensor, " example"]:
+        return self._age.isfinite()
+
+    @property
+    def deviations(self) -> Float[Tensor, " seen"]:
+        return self._deviations[self._seen]
+
+    @property
+    def effects(self) -> Float[Tensor, "seen edge"]:
+        return self._effects[self._seen]
+
+    @property
+    def weights(self) -> Float[Tensor, " seen"]:
+        """How much they count: less the longer ago they were measured."""
+        return KEPT ** self._age[self._seen]
+
+    def predict(self, deviations: Float[Tensor, " seen"]) -> None:
+        """Take in what the deviations are expected to be in the circuit that is measured next."""
+        self._deviations[self._seen] = deviations
 
 
 def _whole(graph: Graph, edges: Bool[Tensor, " flat"]) -> Bool[Tensor, " flat"]:
@@ -294,6 +356,7 @@ def to_remove(
     *,
     caution: float = CAUTION,
     drift: float = 0.0,
+    weights: Float[Tensor, " example"] | None = None,
 ) -> tuple[Int[Tensor, " removed"], Float[Tensor, " example"]]:
     """Choose edges to remove from a circuit.
 
@@ -305,11 +368,13 @@ def to_remove(
             with an edge acted through it alone, so its effect is a part of that edge's.
         caution: The weight of the edges' own effects.
         drift: By how much every deviation will change besides, until all ``n`` are removed.
+        weights: How much each example counts; by default all the same.
 
     Returns:
         The edges in order, ``n`` and those that go with the last of them, and the deviations without them.
     """
-    left, effects = deviations.clone(), effects.T.contiguous()  # (edge, example)
+    root = torch.ones_like(deviations) if weights is None else weights.sqrt()
+    left, effects = deviations * root, (effects * root[:, None]).T.contiguous()  # (edge, example)
     cost, removed = (1 + caution) * effects.square().sum(1), list[int]()
     group = max(1, n // GROUPS)
     while len(removed) < n:
@@ -324,10 +389,10 @@ def to_remove(
                 break
             own_cost[best] = torch.inf
             if gone := without(int(few[best])):
-                left += drift * len(gone) / n - own[best]
+                left += drift * len(gone) / n * root - own[best]
                 removed += gone
                 cost[gone] = torch.inf
-    return torch.tensor(removed, dtype=torch.long, device="cpu"), left
+    return torch.tensor(removed, dtype=torch.long, device="cpu"), left / root
 
 
 def _swapped(probe: CircuitProbe, order: Int[Tensor, " before"]) -> Order:
