@@ -11,6 +11,8 @@ import torch
 from small_models import tiny_model
 from transformers import GPT2Config
 
+import gradpath as gp
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 PEERS = {"peers", "peer_auto_circuit"}  # need packages of their own
 NAMES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in PEERS)
@@ -75,6 +77,16 @@ def test_memory_and_growth_are_measured(benchmark):
         make(model, sizes[0])()
     for sizes, work in growth.MEMORY.values():
         work(model, sizes[0])
+
+
+def test_two_versions_of_refined_are_compared(benchmark, model_folder, monkeypatch):
+    compared = benchmark("refined")
+    monkeypatch.setattr(compared, "HELD_OUT", 4)
+    row = compared.measure(gp.load_model(str(model_folder)), "ioi", examples=4, seed=0)
+    runs = {"commit": "abc", "tasks": {"ioi, seed 0": row}}
+    lines = compared.tables(runs, runs)
+    assert sum("+0.000 [+0.000, +0.000]" in line for line in lines) == len(compared.SPARSITIES)
+    assert sum(line.startswith("| mean |") for line in lines) == len(compared.SPARSITIES)
 
 
 def test_long_prompts_are_measured(benchmark, capsys):

@@ -79,7 +79,7 @@ PARTS = 4  # of the examples, which are measured in turn
 SMALL = 0.003  # circuits of at most this share of all edges are measured on two parts at a time
 PART = 12  # examples of a part at least
 KEPT = 0.7  # what the weight of an example is multiplied by on every rung that does not measure it
-ROWS = 130  # examples times positions in a batch on a CPU: more are hardly faster, and take more memory
+ROWS = 110  # examples times positions in a batch on a CPU: more are hardly faster, and take more memory
 MAX_EFFECTS = 2**26  # kept at once, one for every example and edge: a quarter of a gigabyte
 
 
