@@ -3,10 +3,10 @@
     python benchmarks/refined.py > before.json
     python benchmarks/refined.py --against before.json > now.json      prints the tables, in Markdown, to stderr
 
-SmolLM2, the six built-in tasks, one thread. EAP-IG scores the examples, one order of ``refined`` gives the circuits of all
-sizes down to 20 edges, and those of three sizes are measured on 100 held-out examples. Differences are paired: the same
-examples are drawn on both sides of the bootstrap. Rounding alone moves the circuit of one task, so the means over tasks
-and seeds say more than a row.
+SmolLM2, the six built-in tasks, one thread. EAP-IG scores the examples, one order of ``refined`` gives the circuits of
+all sizes down to 20 edges, and those of three sizes are measured on 100 held-out examples. Differences are paired: the
+same examples are drawn on both sides of the bootstrap. Rounding alone moves the circuit of one task, so the means over
+tasks and seeds say more than a row.
 """
 
 from __future__ import annotations
