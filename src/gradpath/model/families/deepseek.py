@@ -16,7 +16,7 @@ from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.families import family
 from gradpath.model.families.checkpoint import Checkpoint
 from gradpath.model.families.decoder import Names, halves, read_architecture, read_model
-from gradpath.model.families.granite import scaled
+from gradpath.model.families.llama import scaled
 from gradpath.model.families.mixture import in_groups, mixture_layer, with_corrected_sigmoids
 from gradpath.model.latent import Latent
 from gradpath.model.transformer import Transformer

@@ -1,12 +1,26 @@
-"""Mixtures of experts: Mixtral, OLMoE, Qwen 2 and 3 MoE and GLM-4.5, Llama-like models with a router in their layers.
+"""Mixtures of experts: Mixtral, OLMoE, Qwen 2 and 3 MoE, GLM-4.5, gpt-oss and Llama 4: a router in Llama-like layers.
 
 ``model.experts`` has the equations. The families differ in the router's probabilities and weights, and in a shared
 expert that every token uses. A layer without router has an ordinary MLP.
+
+gpt-oss also has attention sinks, clamped gates, biases, and alternating sliding windows. A sink is a learned logit of a
+head. It takes part in the softmax beside the logits of the keys, and has no value, so that a head can attend to less
+than everything. Gates are clamped from above and values from both sides, and one is added to the values. The published
+checkpoints have their experts in MXFP4. They are loaded as what they stand for, in ordinary numbers; a model in memory
+whose experts are still packed is refused.
+
+Llama 4 scales the inputs of its experts, and has layers without rotary embeddings. Queries and keys are normalised
+after their rotation, which does not change their length: the same as before it. Two things depend on the length of a
+prompt: layers with rotary embeddings see chunks, and the others scale their queries by position. Both begin thousands
+of tokens into a prompt. Shorter ones are computed exactly without, and longer ones are refused.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from gradpath.errors import InputError
 from gradpath.model.architecture import Architecture, Layer
@@ -23,6 +37,13 @@ _SIZES = """
     num_experts num_local_experts n_routed_experts moe_intermediate_size shared_expert_intermediate_size
     decoder_sparse_step mlp_only_layers first_k_dense_replace n_shared_experts
 """
+GPT_OSS = Names(mlp_out=None)  # no expert that every token uses
+_IN, _OUT = ("gate_proj", "up_proj"), "down_proj"
+LLAMA4_DENSE = Names(mlp_in=[f"feed_forward.{name}" for name in _IN], mlp_out=f"feed_forward.{_OUT}")
+LLAMA4_SHARED = Names(
+    mlp_in=[f"feed_forward.shared_expert.{name}" for name in _IN], mlp_out=f"feed_forward.shared_expert.{_OUT}"
+)
+_LLAMA4 = "mixture of experts, layers without rotary, prompts up to the length of a chunk"
 
 
 @family("mixtral", "Mixtral 8x7B and 8x22B", supports="mixture of experts, sliding windows")
@@ -159,3 +180,96 @@ def in_groups(source: Checkpoint, experts: Experts, *, group_best: int) -> Exper
 def ignore_sizes(source: Checkpoint) -> None:
     """Accept any value of the settings that affect the loss alone, or the shapes of weights."""
     source.ignore(*_LOSS.split(), *_SIZES.split())
+
+
+@family(
+    "gpt_oss", "gpt-oss 20B, 120B", supports="mixture of experts, attention sinks, clamped gates, sliding windows, YaRN"
+)
+def from_gpt_oss(source: Checkpoint) -> Transformer:
+    source.only("hidden_act", ["silu"])  # the experts' own activation is that of swiglu_alpha
+    source.only("swiglu_alpha", [1.702])
+    ignore_sizes(source)
+    arch = read_architecture(source, activation="quick_gelu")
+    arch = replace(arch, gate_clamp=source.config.swiglu_limit)
+    layers = [_gpt_oss_layer(source, arch, index, window) for index, window in enumerate(source.windows())]
+    return read_model(source, arch, layers)
+
+
+def _gpt_oss_layer(source: Checkpoint, arch: Architecture, index: int, window: int | None) -> Layer:
+    prefix = f"{source.stem}.layers.{index}"
+    experts = f"{prefix}.mlp.experts"
+    if source.get(f"{experts}.gate_up_proj") is None:
+        raise InputError(
+            "this gpt_oss model keeps its experts packed (MXFP4), and gradpath reads ordinary numbers: load it with "
+            "quantization_config=Mxfp4Config(dequantize=True), or give gradpath its name or folder."
+        )
+    gain = source.need(f"{prefix}.post_attention_layernorm.weight")
+
+    def gates_above_values(alternating: Tensor) -> Tensor:
+        return torch.cat([alternating[..., ::2], alternating[..., 1::2]], -1)
+
+    return replace(
+        read_layer(source, arch, index, GPT_OSS, window=window),
+        sinks=source.need(f"{prefix}.self_attn.sinks"),
+        experts=Experts(
+            router=source.need(f"{prefix}.mlp.router.weight") * gain,
+            router_bias=source.need(f"{prefix}.mlp.router.bias"),
+            w_in=gates_above_values(source.need(f"{experts}.gate_up_proj")).mT.contiguous() * gain,
+            b_in=gates_above_values(source.need(f"{experts}.gate_up_proj_bias")),
+            w_out=source.need(f"{experts}.down_proj").mT.contiguous(),
+            b_out=source.need(f"{experts}.down_proj_bias"),
+            per_token=source.config.num_experts_per_tok,
+        ),
+    )
+
+
+@family("llama4_text", "the text model of Llama 4", supports=_LLAMA4)
+def from_llama4_text(source: Checkpoint) -> Transformer:
+    source.enter("model")
+    source.ignore("no_rope_layer_interval", "interleave_moe_layer_step", "moe_layers")  # lists and weights have these
+    source.ignore("intermediate_size_mlp", "attn_scale", "for_llm_compressor")
+    ignore_sizes(source)
+    config, arch = source.config, read_architecture(source)
+    types = [source.check("layer_types", x, ("chunked_attention", "full_attention")) for x in config.layer_types]
+    chunk, floor = config.attention_chunk_size, config.floor_scale
+    limits = [chunk] if chunk is not None and "chunked_attention" in types else []
+    limits += [floor - 1] if config.attn_temperature_tuning else []
+    normed = bool(config.use_qk_norm)
+    arch = replace(arch, qk_norm="head" if normed else None, max_tokens=min(limits, default=None))
+    rotary = source.rotary(known=("default", "linear", "llama3"))  # these have no gain, which the norm would remove
+    layers = [_llama4_layer(source, arch, index, rotated=bool(x)) for index, x in enumerate(config.no_rope_layers)]
+    return read_model(source, arch, layers, rotary=[rotary])
+
+
+@family("llama4", "Llama 4 Scout and Maverick, text only", supports=_LLAMA4)
+def from_llama4(source: Checkpoint) -> Transformer:
+    source.enter(
+        "language_model",
+        config="text_config",
+        skip_config=["vision_config"],
+        skip_modules=["vision_model", "multi_modal_projector"],
+    )
+    return from_llama4_text(source)
+
+
+def _llama4_layer(source: Checkpoint, arch: Architecture, index: int, *, rotated: bool) -> Layer:
+    prefix = f"{source.stem}.layers.{index}"
+    router = source.get(f"{prefix}.feed_forward.router.weight")
+    names, rotary = LLAMA4_DENSE if router is None else LLAMA4_SHARED, 0 if rotated else None
+    layer = read_layer(source, arch, index, names, rotary=rotary, interleaved=arch.d_head)
+    if rotated and arch.qk_norm is not None:
+        ones = torch.ones_like(layer.w_qkv[: arch.d_head, 0])
+        layer = replace(layer, q_gain=ones, k_gain=ones.clone())
+    if router is None:
+        return layer
+    gain = source.need(f"{prefix}.post_attention_layernorm.weight")
+    experts = Experts(
+        router=router * gain,
+        w_in=source.need(f"{prefix}.feed_forward.experts.gate_up_proj").mT.contiguous() * gain,
+        w_out=source.need(f"{prefix}.feed_forward.experts.down_proj").mT.contiguous(),
+        per_token=source.config.num_experts_per_tok,
+        probabilities="sigmoid",
+        sum_to_one=False,
+        scale_input=True,
+    )
+    return replace(layer, experts=experts)
