@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gradpath.circuit import load_circuit as load_circuit
     from gradpath.errors import GradpathError as GradpathError
     from gradpath.evaluation.evaluate import evaluate as evaluate
-    from gradpath.evaluation.patch import patch as patch
+    from gradpath.evaluation.evaluate import patch as patch
     from gradpath.evaluation.result import load_result as load_result
     from gradpath.explanation import explain as explain
     from gradpath.model.load import load_model as load_model
@@ -48,7 +48,7 @@ _HOMES = {
     "load_result": "gradpath.evaluation.result",
     "load_scores": "gradpath.scores",
     "load_task": "gradpath.tasks",
-    "patch": "gradpath.evaluation.patch",
+    "patch": "gradpath.evaluation.evaluate",
     "path": "gradpath.attribution.methods",
     "select": "gradpath.selection",
     "test": "gradpath.verdict",
