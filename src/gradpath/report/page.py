@@ -21,9 +21,8 @@ from gradpath.formats.graphs import dot, graphml
 from gradpath.report.data import Report, circuit_report
 from gradpath.report.drawing import draw
 from gradpath.report.figure import Attention, draw_figure
-from gradpath.report.inside import inside_payload
 from gradpath.report.notes import load_notes
-from gradpath.report.payload import LIMIT, asset, payload
+from gradpath.report.payload import LIMIT, asset, inside_payload, payload
 from gradpath.runtime.files import write_atomically
 from gradpath.selection.prune import pruned
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from gradpath._version import __version__
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
+from gradpath.explanation.examples import Inside
 from gradpath.report.data import IN_PAGE, SAVED, MethodRun, Report
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS
@@ -29,6 +30,7 @@ from gradpath.verdict.result import NAMES, QUESTIONS, Check, sentence
 
 LIMIT = 30_000
 _POINT = ("how", "asked", "kept", "faithfulness", "low", "high", "error")  # the page's names for a CurvePoint
+_DIGITS = 4  # of the numbers of roles
 
 
 def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
@@ -180,3 +182,42 @@ def bibtex(methods: Iterable[str]) -> str:
 def asset(name: str) -> str:
     """The text of a file in ``report/assets``."""
     return (files("gradpath.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def inside_payload(inside: Inside) -> dict[str, Any]:
+    """What the page knows of single examples, as one JSON object with the same columns.
+
+    Args:
+        inside: What the circuit does on the examples of the report.
+
+    Returns:
+        Values that strict JSON can represent.
+    """
+    number = {token: at for at, token in enumerate(inside.texts)}
+    used = inside.tokens.flatten().tolist()
+    explanation = inside.explanation
+    return {
+        "nodes": [_rounded(role.to_json()) for role in explanation],
+        "parts": list(explanation.parts),
+        "answers": list(explanation.answers) if inside.answers is not None else None,
+        "sources": inside.sources,
+        "heads": inside.heads,
+        "edges": packed(flat_index(inside.circuit), "<u4"),
+        "effects": packed(inside.effects, "<f4"),
+        "patterns": [packed(pattern, "u1") for pattern in inside.patterns],
+        "vocabulary": list(inside.texts.values()),
+        "tokens": packed(torch.tensor([number[token] for token in used], device="cpu"), "<u4"),
+        "logits": packed(inside.logits, "<f4"),
+        "sides": None if inside.answers is None else packed(inside.answers, "<f4"),
+    }
+
+
+def _rounded(value: Any) -> Any:
+    """Floats with a few digits: a page has thousands of them."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return value
