@@ -16,8 +16,7 @@ import gradpath as gp
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, GradpathWarning, InputError, UsageError
 from gradpath.formats import hub as hub_module
-from gradpath.formats.card import card
-from gradpath.formats.hub import Address, parse_address
+from gradpath.formats.hub import Address, card, parse_address
 from gradpath.graph import Graph
 
 # huggingface_hub uploads large files with an argument that its HTTP library has renamed.

@@ -8,7 +8,7 @@ An address is ``hf://owner/name``, with ``@revision`` after the name and a folde
 Files of others cannot be trusted. Only JSON and safetensors are read or written, neither of which can contain code; a
 folder with files that run code when they are opened is refused. Sizes are checked before anything is downloaded, and
 every file is checked as one from disk would be. All files of a pull come from one commit, and all or none are
-written. A push is one commit.
+written. A push is one commit, with a card (``README.md``) that is made from the circuit's provenance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from gradpath._version import __version__
-from gradpath.circuit import load_circuit
+from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import GradpathError, InputError, UsageError, reason, warn
-from gradpath.formats.card import CARD, card
-from gradpath.runtime.files import write_together
+from gradpath.model.packaged import PACKAGED
+from gradpath.runtime.files import ELSEWHERE, write_together
 from gradpath.scores import load_scores
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-CIRCUIT = "circuit.json"
+CIRCUIT, CARD = "circuit.json", "README.md"
 MAIN = "main"
 MOST_FILES = 1000
 MOST_BYTES = {".json": 1 << 30, ".safetensors": 8 << 30, ".md": 1 << 20}  # of one file
@@ -298,3 +298,89 @@ _MEANING: Mapping[int, str] = {
 def _status(problem: Any) -> str:
     code = getattr(getattr(problem, "response", None), "status_code", None)
     return _MEANING.get(code, f"{reason(problem)}.") if isinstance(code, int) else f"{reason(problem)}."
+
+
+def card(circuit: Circuit, address: str, files: Sequence[str]) -> str:
+    """The card's text.
+
+    Args:
+        circuit: The circuit.
+        address: Its place on the hub.
+        files: The names of the files beside the card.
+
+    Returns:
+        Markdown after a block of YAML metadata, whose values are written as JSON.
+    """
+    made, about, graph = circuit.provenance, circuit.about, circuit.graph
+    base = _hub_name(made.model)
+    tags = ["gradpath", "mechanistic-interpretability", "circuit", *filter(None, (made.task, made.method))]
+    metadata: dict[str, Any] = {"library_name": "gradpath", "tags": tags}
+    if base is not None:
+        metadata["base_model"] = base
+    selection = made.selection
+    options = about.get("options")
+    facts = {
+        "model": base or made.model,
+        "weights": about.get("weights"),
+        "task": made.task,
+        "metric": _inside(about.get("data"), "metric"),
+        "method": made.method,
+        "steps": about.get("steps"),
+        "options": ", ".join(f"{name}={value}" for name, value in options.items()) if isinstance(options, dict) else "",
+        "selection": made.how,
+        "ablation": made.ablation,
+        "examples attributed": about.get("examples"),
+        "seed": _inside(about.get("data"), "seed"),
+        "edges": f"{len(circuit):,} of {graph.n_edges * max(1, len(circuit.spans)):,}",
+        "edges requested": selection.get("edges_asked"),
+        "plug-ins": ", ".join(map(str, about["plugins"])) if isinstance(about.get("plugins"), dict) else "",
+        "gradpath": about.get("version"),
+    }
+    lines = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")]
+    title = " in ".join(_cell(part) for part in (made.task or "A circuit", base or made.model) if part)
+    return "\n".join(
+        [
+            "---",
+            *(f"{name}: {json.dumps(value)}" for name, value in metadata.items()),
+            "---",
+            "",
+            f"# {title}",
+            "",
+            f"A circuit of {len(circuit):,} edges, found with gradpath. Its files are {', '.join(files)}.",
+            "",
+            "```python",
+            "import gradpath as gp",
+            "",
+            f'circuit = gp.load_circuit("hf://{address}")',
+            "```",
+            "",
+            "```bash",
+            f"gradpath pull {address}",
+            "```",
+            "",
+            "| made with | |",
+            "|---|---|",
+            *lines,
+            "",
+        ]
+    )
+
+
+def _hub_name(model: str | None) -> str | None:
+    """The model's name on the hub, if it has one."""
+    if model in PACKAGED:
+        return PACKAGED[model].hub_name
+    is_name = model is not None and model.count("/") == 1 and not model.startswith((".", "/", "~", ELSEWHERE))
+    return model if is_name and not os.path.exists(str(model)) else None
+
+
+def _inside(data: Any, name: str) -> Any:
+    return data.get(name) if isinstance(data, dict) else None
+
+
+def _cell(value: Any) -> str:
+    """A value in a table: a file can put anything into its provenance, and it stays one line of text."""
+    text = " ".join(str(value).split())[:200]
+    for sign in ("\\", "|", "`", "*", "_", "[", "<"):
+        text = text.replace(sign, f"\\{sign}")
+    return text
