@@ -24,13 +24,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from gradpath.attribution.attribute import attribute
 from gradpath.circuit import load_circuit
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.graph import Graph
+from gradpath.graph import Graph, pruned
 from gradpath.grid.runner import commit
 from gradpath.model.load import load_model
 from gradpath.report import Chosen, MethodRun, Report, write
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import select
-from gradpath.selection.prune import pruned
 from gradpath.tasks.task import Task
 
 EXAMPLES, SHORTEST, LONGEST, BATCH, VOCAB, SEED = 100_000, 4, 24, 500, 101, 0

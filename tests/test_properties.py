@@ -21,13 +21,12 @@ from small_models import TINY, Numbers, prompts, random_hf
 from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.graph import Graph
+from gradpath.graph import Graph, pruned
 from gradpath.model.families import convert
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import select, select_many
-from gradpath.selection.prune import pruned
 from gradpath.selection.ranking import SELECTIONS, greedy, top
 
 PATHS: dict[str, Callable[[int], Any]] = {

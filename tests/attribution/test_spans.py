@@ -14,10 +14,9 @@ from gradpath import formats
 from gradpath.attribution.attribute import attribute
 from gradpath.circuit import load_circuit
 from gradpath.errors import InputError, UsageError
-from gradpath.graph import Graph
+from gradpath.graph import Graph, pruned_spans
 from gradpath.reference import examples, forward, input_gradients, metric_of, read_all
 from gradpath.scores import load_scores
-from gradpath.selection.prune import pruned_spans
 from gradpath.tasks.spans import Labels, labels_of
 from gradpath.tasks.task import encode
 

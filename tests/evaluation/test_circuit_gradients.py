@@ -14,7 +14,7 @@ from small_models import prompts
 from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.patched_run import prepare, run_circuits
 from gradpath.evaluation.plan import plan_of
-from gradpath.selection.prune import pruned
+from gradpath.graph import pruned
 from gradpath.tasks.task import encode
 
 MIXED = prompts([6, 9, 6], [[0], [4], [2, 3, 5]])

@@ -13,12 +13,12 @@ import gradpath as gp
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.evaluate import evaluate
+from gradpath.graph import pruned
 from gradpath.limits import Limits
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS, nested_order, select, select_many
 from gradpath.selection import refine as refined_module
 from gradpath.selection.balance import balanced, stable
-from gradpath.selection.prune import pruned
 from gradpath.selection.ranking import top
 from gradpath.selection.refine import CircuitProbe, Ways, exchanged, refined, swap, to_remove
 

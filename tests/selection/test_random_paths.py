@@ -8,9 +8,8 @@ import pytest
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath.graph import Graph
+from gradpath.graph import Graph, pruned
 from gradpath.selection import select_many
-from gradpath.selection.prune import pruned
 from gradpath.selection.random_paths import random_circuit
 
 GRAPHS = [Graph(3, 4), Graph(3, 4, parallel=True), Graph(1, 1)]

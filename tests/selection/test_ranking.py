@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from gradpath.errors import InputError, UsageError
-from gradpath.graph import Graph
+from gradpath.graph import Graph, pruned
 from gradpath.scores import Scores
 from gradpath.selection import select, select_many
-from gradpath.selection.prune import pruned
 from gradpath.selection.ranking import edge_count, greedy, signed, top
 
 GRAPH = Graph(3, 2)

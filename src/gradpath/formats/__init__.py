@@ -31,10 +31,10 @@ from gradpath.formats.eap_ig import eap_ig_bytes, eap_ig_content, eap_ig_text, i
 from gradpath.formats.graphs import dot, from_networkx, graphml, read_graphml, to_networkx
 from gradpath.formats.mib import write_importances
 from gradpath.formats.table import csv_text, from_pandas, read_csv, to_pandas
+from gradpath.graph import pruned
 from gradpath.registry import Registry
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores, load_scores
-from gradpath.selection.prune import pruned
 
 __all__ = ["FORMATS", "Content", "Format", "from_networkx", "from_pandas", "read", "to_networkx", "to_pandas", "write"]
 

@@ -18,13 +18,13 @@ from typing import Any
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.formats.graphs import dot, graphml
+from gradpath.graph import pruned
 from gradpath.report.data import Report, circuit_report
 from gradpath.report.drawing import draw
 from gradpath.report.figure import Attention, draw_figure
 from gradpath.report.notes import load_notes
 from gradpath.report.payload import LIMIT, asset, inside_payload, payload
 from gradpath.runtime.files import write_atomically
-from gradpath.selection.prune import pruned
 
 _SCRIPTS = (
     "graph select format layout paint svg scene view curve controls details inside pattern notes address "

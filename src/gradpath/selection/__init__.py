@@ -2,7 +2,7 @@
 
 A selection either uses the scores alone (``ranking``), or it measures: it runs circuits on the attribution
 examples while it selects, so it needs the model and those examples as well, and costs a few more passes
-(``balance``, ``refine``). What is selected is then pruned (``prune``).
+(``balance``, ``refine``). What is selected is then pruned (``graph.pruned``).
 """
 
 from __future__ import annotations

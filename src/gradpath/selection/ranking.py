@@ -25,10 +25,9 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_option, whole_number
-from gradpath.graph import Graph
+from gradpath.graph import Graph, pruned, pruned_spans
 from gradpath.registry import Registry, owner_of
 from gradpath.scores import Scores
-from gradpath.selection.prune import pruned, pruned_spans
 
 Order = Int[Tensor, " edge"]
 Orders = list[Order]  # one for each size

@@ -59,12 +59,11 @@ from gradpath.ablation import all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.patched_run import SetUps, places_in_circuits
 from gradpath.evaluation.plan import Plan, plan_of
-from gradpath.graph import Graph
+from gradpath.graph import Graph, pruned
 from gradpath.limits import BATCH, Limits, rows_at_once
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
-from gradpath.selection.prune import pruned
 from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
 from gradpath.sweep import Places, places_in_prompts, sweep
 from gradpath.tasks.task import Pairs, Task, encode

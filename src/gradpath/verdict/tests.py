@@ -23,10 +23,10 @@ from gradpath.attribution.methods import METHODS
 from gradpath.circuit import Circuit
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.result import Result
+from gradpath.graph import pruned
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.selection import SELECTIONS, find_selection, select
-from gradpath.selection.prune import pruned
 from gradpath.selection.random_paths import random_circuit
 from gradpath.tasks.task import Task
 from gradpath.verdict.result import Check
