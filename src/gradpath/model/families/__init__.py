@@ -62,7 +62,7 @@ _DO_NOT_FIT = {
 REFUSED = {name: reason for reason, names in _DO_NOT_FIT.items() for name in names.split()}
 GUIDE = "docs/own-family.md"  # on the site, "Your own model family"
 
-MODULES = "gpt llama gemma olmo phi opt stablelm starcoder2 alibi falcon cohere mixture deepseek"
+MODULES = "gpt llama gemma olmo phi stablelm starcoder2 alibi falcon cohere mixture deepseek"
 FAMILIES = Registry[Family]("model family", [f"{__name__}.{module}" for module in MODULES.split()])
 
 
