@@ -311,32 +311,11 @@ def card(circuit: Circuit, address: str, files: Sequence[str]) -> str:
     Returns:
         Markdown after a block of YAML metadata, whose values are written as JSON.
     """
-    made, about, graph = circuit.provenance, circuit.about, circuit.graph
-    base = _hub_name(made.model)
+    made, base = circuit.provenance, _hub_name(circuit.provenance.model)
     tags = ["gradpath", "mechanistic-interpretability", "circuit", *filter(None, (made.task, made.method))]
     metadata: dict[str, Any] = {"library_name": "gradpath", "tags": tags}
     if base is not None:
         metadata["base_model"] = base
-    selection = made.selection
-    options = about.get("options")
-    facts = {
-        "model": base or made.model,
-        "weights": about.get("weights"),
-        "task": made.task,
-        "metric": _inside(about.get("data"), "metric"),
-        "method": made.method,
-        "steps": about.get("steps"),
-        "options": ", ".join(f"{name}={value}" for name, value in options.items()) if isinstance(options, dict) else "",
-        "selection": made.how,
-        "ablation": made.ablation,
-        "examples attributed": about.get("examples"),
-        "seed": _inside(about.get("data"), "seed"),
-        "edges": f"{len(circuit):,} of {graph.n_edges * max(1, len(circuit.spans)):,}",
-        "edges requested": selection.get("edges_asked"),
-        "plug-ins": ", ".join(map(str, about["plugins"])) if isinstance(about.get("plugins"), dict) else "",
-        "gradpath": about.get("version"),
-    }
-    lines = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")]
     title = " in ".join(_cell(part) for part in (made.task or "A circuit", base or made.model) if part)
     return "\n".join(
         [
@@ -360,10 +339,33 @@ def card(circuit: Circuit, address: str, files: Sequence[str]) -> str:
             "",
             "| made with | |",
             "|---|---|",
-            *lines,
+            *(f"| {name} | {_cell(value)} |" for name, value in _facts(circuit).items() if value not in (None, "")),
             "",
         ]
     )
+
+
+def _facts(circuit: Circuit) -> dict[str, Any]:
+    """How the circuit was made, in the order of the card's table."""
+    made, about = circuit.provenance, circuit.about
+    options, plugins = about.get("options"), about.get("plugins")
+    return {
+        "model": _hub_name(made.model) or made.model,
+        "weights": about.get("weights"),
+        "task": made.task,
+        "metric": _inside(about.get("data"), "metric"),
+        "method": made.method,
+        "steps": about.get("steps"),
+        "options": ", ".join(f"{name}={value}" for name, value in options.items()) if isinstance(options, dict) else "",
+        "selection": made.how,
+        "ablation": made.ablation,
+        "examples attributed": about.get("examples"),
+        "seed": _inside(about.get("data"), "seed"),
+        "edges": f"{len(circuit):,} of {circuit.graph.n_edges * max(1, len(circuit.spans)):,}",
+        "edges requested": made.selection.get("edges_asked"),
+        "plug-ins": ", ".join(map(str, plugins)) if isinstance(plugins, dict) else "",
+        "gradpath": about.get("version"),
+    }
 
 
 def _hub_name(model: str | None) -> str | None:
