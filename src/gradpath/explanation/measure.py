@@ -122,15 +122,9 @@ def measure(
     sources = [graph.source(node) for node in circuit.nodes if node != "logits"]
     heads = [source for source in sources if source and graph.place_of_source(source)[1] < graph.n_heads]
     n, width, mixtures = len(pairs), len(parts.names), mixtures_of(model, sources)
-    totals = {
-        "metric": torch.zeros(2, n),
-        "attention": torch.zeros(len(RUNS), n, len(heads), width, width),
-        "effect": torch.zeros(n, len(sources), width),
-        "direct": torch.zeros(n, len(sources)),
-        "answers": torch.zeros(n, len(sources), *(answers.shape[1:] if answers is not None else (0, 0))),
-        "write": torch.zeros(len(sources), model.arch.d_model, dtype=torch.float64),
-        "experts": torch.zeros(len(NUMBERS), len(mixtures), n_columns(model, mixtures), dtype=torch.float64),
-    }
+    totals = _zeros(n, len(sources), len(heads), width, answers)
+    totals["write"] = torch.zeros(len(sources), model.arch.d_model, dtype=torch.float64)
+    totals["experts"] = torch.zeros(len(NUMBERS), len(mixtures), n_columns(model, mixtures), dtype=torch.float64)
     with own_settings(model):
         instead = ablation_of(ablation or circuit.provenance.ablation, model, mean_over or task, limits)
         pairs = all_positions(named_positions(pairs, [circuit], task, model), instead)
@@ -171,6 +165,17 @@ def measure(
         experts=done["experts"].float(),
         n_tokens=int((pairs.last - pairs.first + 1).sum()),
     )
+
+
+def _zeros(n: int, n_sources: int, n_heads: int, width: int, answers: Tensor | None) -> dict[str, Tensor]:
+    """Room for what is measured of each of n examples, whose prompts have ``width`` parts."""
+    return {
+        "metric": torch.zeros(2, n),
+        "attention": torch.zeros(len(RUNS), n, n_heads, width, width),
+        "effect": torch.zeros(n, n_sources, width),
+        "direct": torch.zeros(n, n_sources),
+        "answers": torch.zeros(n, n_sources, *(answers.shape[1:] if answers is not None else (0, 0))),
+    }
 
 
 def batch_work(
