@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import pkgutil
+from pathlib import Path
 
 import pytest
 
 import gradpath
 
-MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages(gradpath.__path__, "gradpath.")
-    if not module.name.endswith("__main__")
-)
+SOURCE = Path(gradpath.__file__).parent
+MODULES = [
+    ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for file in sorted(SOURCE.rglob("*.py"))
+    if ">>> " in file.read_text(encoding="utf-8")
+]
 
 
-@pytest.mark.parametrize("name", ["gradpath", *MODULES])
+@pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_hold(name):
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    done = doctest.testmod(importlib.import_module(name))
+    assert done.attempted
+    assert done.failed == 0
 
 
 def test_there_are_examples():
-    finder = doctest.DocTestFinder(exclude_empty=True)
-    modules = [importlib.import_module(name) for name in MODULES]
-    assert sum(bool(test.examples) for module in modules for test in finder.find(module)) >= 5
+    assert len(MODULES) > 20
