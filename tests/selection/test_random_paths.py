@@ -10,7 +10,7 @@ from small_models import prompts, tiny_model
 import gradpath as gp
 from gradpath.graph import Graph, pruned
 from gradpath.selection import select_many
-from gradpath.selection.random_paths import random_circuit
+from gradpath.selection.ranking import random_circuit
 
 GRAPHS = [Graph(3, 4), Graph(3, 4, parallel=True), Graph(1, 1)]
 

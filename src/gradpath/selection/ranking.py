@@ -6,6 +6,13 @@ edge into a node that is in, it takes the one of largest |score|, and when that 
 incoming edges join the frontier. Each is one nested sequence, computed once for circuits of all sizes. Ties go
 to the lower index.
 
+``random`` draws edges one by one. That is a weak baseline: in a large model they hardly ever form a path, so nothing
+reaches ``logits`` and every circuit beats them. So the circuits of ``random-paths`` grow by whole paths, like the
+random circuits of Shi et al. (2024, arXiv 2410.13032). A path begins at a random target of the circuit and goes back,
+each time to a random source that the target reads and to a random q, k or v of that head, until it meets the circuit or
+``input``. Paths are added until there are n edges. (In the code of Shi et al. paths go forward from the input, and the
+last one may exceed n.)
+
 An order holds positions in the flattened (source, target) matrix, or in the flattened (span, source, target)
 one where the scores are split by span.
 """
@@ -17,10 +24,11 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, Literal, get_origin, get_type_hints
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from gradpath.circuit import Circuit
@@ -31,6 +39,7 @@ from gradpath.scores import Scores
 
 Order = Int[Tensor, " edge"]
 Orders = list[Order]  # one for each size
+TRIES = 50  # paths that do not fit, one after another, before single edges fill the circuit up
 
 
 @dataclass(frozen=True)
@@ -110,8 +119,7 @@ class Selection:
 
 
 SELECTIONS = Registry[Selection](
-    "selection",
-    [f"gradpath.selection.{module}" for module in ("ranking", "random_paths", "balance", "refine", "learned", "acdc")],
+    "selection", [f"gradpath.selection.{module}" for module in ("ranking", "balance", "refine", "learned", "acdc")]
 )
 
 
@@ -290,6 +298,52 @@ def random(scores: Scores, n: int, *, seed: int = 0) -> Order:
     edges, _ = _candidates(scores)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     return edges[torch.randperm(len(edges), generator=generator, device="cpu")[:n]]
+
+
+@selection("random-paths", nested=False)
+def random_paths(scores: Scores, n: int, *, seed: int = 0) -> Order:
+    """n edges of random paths from input to logits: a stronger baseline than random edges."""
+    return random_circuit(scores.graph, n, Random(seed)).flatten().nonzero()[:, 0]
+
+
+def random_circuit(graph: Graph, n: int, dice: Random) -> Bool[Tensor, "source target"]:
+    """A circuit of n random edges, each on a path from ``input`` to ``logits``.
+
+    Args:
+        graph: The graph of the model.
+        n: The number of edges.
+        dice: The source of randomness.
+
+    Returns:
+        The edges; fewer than n only where no further edge fits.
+    """
+    edges, nodes, readers, failed = set[tuple[int, int]](), {0}, [graph.logits], 0
+    before, targets_of = graph.sources_before_target.tolist(), _targets_of_nodes(graph)
+    while len(edges) < n:
+        path, target = list[tuple[int, int]](), dice.choice(readers)
+        while not path or path[-1][0] not in nodes:
+            source = dice.randrange(before[target])
+            path.append((source, target))
+            target = dice.choice(targets_of[source]) if source else target
+        new = set(path) - edges
+        if failed == TRIES:
+            between = [(u, v) for v in readers for u in nodes if u < before[v] and (u, v) not in edges]
+            new = set(dice.sample(sorted(between), min(len(between), n - len(edges))))
+            failed = 0
+            if not new and (len(nodes) == graph.n_sources or n - len(edges) < 2):
+                break  # another node takes two edges
+        if not new or len(edges) + len(new) > n:
+            failed += 1
+            continue
+        failed = 0
+        edges |= new
+        for source in {source for source, _ in new} - nodes:
+            nodes.add(source)
+            readers += targets_of[source]
+    mask = torch.zeros_like(graph.mask)
+    for edge in edges:
+        mask[edge] = True
+    return mask
 
 
 def checked(scores: Scores) -> Scores:

@@ -27,7 +27,7 @@ from gradpath.graph import pruned
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.selection import SELECTIONS, find_selection, select
-from gradpath.selection.random_paths import random_circuit
+from gradpath.selection.ranking import random_circuit
 from gradpath.tasks.task import Task
 from gradpath.verdict.result import Check
 
