@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
-from covering import BLOCKS, FAMILIES, covering, families, some
+from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, families, some
 from random_circuits import circuit_of, random_mask
 from small_models import prompts, tiny_model
 
@@ -86,7 +86,7 @@ BACKWARDS = replace(MIXED, clean=MIXED.clean[::-1], corrupted=MIXED.corrupted[::
 
 
 @pytest.mark.parametrize(
-    ("model", "method"), covering(FAMILIES, ["eap-ig", "eap-gp"], quick=BLOCKS), indirect=["model"]
+    ("model", "method"), covering(FAMILIES, ["eap-ig", "eap-gp"], quick=FEW_BLOCKS), indirect=["model"]
 )
 def test_scores_of_every_family_do_not_depend_on_batch_size_order_or_padding(model, method):
     # In double precision: GradPath's steps amplify rounding, and that is not what is asked here.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
-from covering import families, some
+from covering import FEW_BLOCKS, families, some
 from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
@@ -27,7 +27,7 @@ def expected(model, options: dict) -> torch.Tensor:
     return reference.scores(replace(model, rules=Rules(**options)), MIXED, reference.straight_line([1.0]))
 
 
-@families()
+@families(*FEW_BLOCKS)
 def test_engine_equals_the_plain_model_with_the_same_rules(model):
     assert close(attribute(model, MIXED, "gim", batch_size=2).values, expected(model, ON))
 

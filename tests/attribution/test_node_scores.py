@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
-from covering import BLOCKS, FAMILIES, covering
+from covering import FAMILIES, FEW_BLOCKS, covering
 from small_models import prompts, tiny_model
 from toys import TASK, saturated
 
@@ -29,7 +29,7 @@ def close(values: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5)
     return bool((values - expected).abs().max() <= tolerance * expected.abs().max())
 
 
-@pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(PATHS), quick=BLOCKS), indirect=["model"])
+@pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(PATHS), quick=FEW_BLOCKS), indirect=["model"])
 def test_engine_equals_gradients_at_what_the_nodes_write(model, name):
     options, path = PATHS[name]
     scores = attribute(model, MIXED, name, batch_size=2, **options)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
-from covering import families, some
+from covering import FEW_BLOCKS, families, some
 from small_models import prompts, tiny_model
 from toys import TASK, at_its_lowest
 
@@ -28,7 +28,7 @@ def expected(model, task: Task, *rules: str) -> torch.Tensor:
     return reference.scores(held, task, reference.straight_line([1.0]))
 
 
-@families()
+@families(*FEW_BLOCKS)
 def test_engine_equals_a_forward_pass_with_constants(model):
     assert close(attribute(model, MIXED, "relp", batch_size=2).values, expected(model, MIXED, *RULES))
 
