@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import operator
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 _MAX_LENGTH = 900  # characters of a message: a damaged file can put megabytes into one
@@ -67,9 +67,23 @@ def reason(problem: BaseException) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for an unknown name, with the closest known one and a list of all."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return UsageError(f"there is no {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+    return UsageError(f"there is no {kind} {name!r}.{_nearest(name, names)} Known: {', '.join(names)}.")
+
+
+def unknown_option(name: str, owners: Mapping[str, Iterable[str]]) -> UsageError:
+    """The error for an unknown option of all that could have it, such as "the method 'eap-ig'", by their options."""
+    hint = _nearest(name, sorted({option for options in owners.values() for option in options}))
+    lists = {owner: ", ".join(options) or "none" for owner, options in owners.items()}
+    if len(lists) == 1:
+        [(owner, options)] = lists.items()
+        return UsageError(f"{owner} has no option {name!r}.{hint} Its options: {options}.")
+    every = " ".join(f"Options of {owner}: {options}." for owner, options in lists.items())
+    return UsageError(f"neither {' nor '.join(lists)} has an option {name!r}.{hint} {every}")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def check_type(what: str, value: Any, kind: type) -> None:

@@ -54,7 +54,7 @@ from typing import Any, Literal, Protocol, get_type_hints, runtime_checkable
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gradpath.errors import UsageError, check_option
+from gradpath.errors import UsageError, check_option, unknown_option
 from gradpath.model.architecture import CALCULUS, Rules
 from gradpath.model.transformer import Transformer
 from gradpath.registry import Registry, owner_of
@@ -93,9 +93,7 @@ class Method:
     def options(self, given: Options) -> Options:
         """The defaults, updated by the given options, whose names and types are checked."""
         for name in given.keys() - self.defaults.keys():
-            raise UsageError(
-                f"the method {self.name!r} has no option {name!r}. Its options: {', '.join(self.defaults) or 'none'}."
-            )
+            raise unknown_option(name, {f"the method {self.name!r}": self.defaults})
         for name, value in given.items():
             self._check(name, value)
         return {**self.defaults, **given}

@@ -85,7 +85,7 @@ def command(
 
     loading = opt.pick(opt.ModelOptions, given)
     limits = opt.limits_of(batch_size, memory)
-    own, given["how"] = opt.split_options(opt.method_options(options), given["how"])
+    own, given["how"] = opt.split_options(opt.method_options(options), given["method"], given["how"])
     request = FindRequest(options=own, limits=limits, **given)
     with lock_folder(out):
         model, screen, command_line = loading.load(), Screen(), opt.command_line()

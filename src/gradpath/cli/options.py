@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gradpath import defaults
-from gradpath.errors import UsageError
+from gradpath.errors import UsageError, unknown_option
 
 if TYPE_CHECKING:
     from gradpath.limits import Limits
@@ -242,11 +242,17 @@ def method_options(texts: tuple[str, ...]) -> dict[str, Any]:
     return options
 
 
-def split_options(options: dict[str, Any], how: str | None) -> tuple[dict[str, Any], str | None]:
+def split_options(options: dict[str, Any], method: str, how: str | None) -> tuple[dict[str, Any], str | None]:
     """The options of the method, and the selection with its own: ``acdc+threshold=0.01``."""
+    from gradpath.attribution.methods import METHODS
     from gradpath.selection import SELECTIONS
 
     known = SELECTIONS[how].defaults if how is not None and how in SELECTIONS else {}
+    if known and method in METHODS:
+        owners = {f"the method {method!r}": METHODS[method].defaults, f"the selection {how!r}": known}
+        for name in options:
+            if not any(name in its_options for its_options in owners.values()):
+                raise unknown_option(name, owners)
     # Values that are not JSON, such as several thresholds with commas between them, are still strings.
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
     own = [f"{name}={text}" for name, text in texts.items() if name in known]

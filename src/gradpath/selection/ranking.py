@@ -32,7 +32,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError, check_option, whole_number
+from gradpath.errors import InputError, UsageError, check_option, unknown_option, whole_number
 from gradpath.graph import Graph, pruned, pruned_spans
 from gradpath.registry import Registry, owner_of
 from gradpath.scores import Scores
@@ -105,8 +105,7 @@ class Selection:
         fitting = dict[str, Any]()
         for name, value in given.items():
             if name not in self.defaults:
-                known = ", ".join(self.defaults) or "none"
-                raise UsageError(f"the selection {self.name!r} has no option {name!r}. Its options: {known}.")
+                raise unknown_option(name, {f"the selection {self.name!r}": self.defaults})
             default = self.defaults[name]
             values = value if name == self.sweep and isinstance(value, list) and value else [value]
             hint = get_type_hints(self.order).get(name)
