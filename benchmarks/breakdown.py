@@ -28,8 +28,9 @@ from gradpath.attribution import attribute as one_batch
 from gradpath.attribution import batch
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.contraction import Reads
-from gradpath.evaluation.patched_run import TOGETHER, prepare, run_circuits
+from gradpath.evaluation.patched_run import TOGETHER, run_circuits
 from gradpath.evaluation.plan import SparseReads, plan_of
+from gradpath.evaluation.prepared import prepare
 from gradpath.grid.runner import commit
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer

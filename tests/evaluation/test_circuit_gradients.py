@@ -9,11 +9,12 @@ import reference
 import torch
 from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, families
 from random_circuits import circuit_of, random_mask
-from small_models import prompts
+from small_models import prompts, tiny_model
 
 from gradpath.evaluation.circuit_gradients import edge_effects
-from gradpath.evaluation.patched_run import prepare, run_circuits
+from gradpath.evaluation.patched_run import run_circuits
 from gradpath.evaluation.plan import plan_of
+from gradpath.evaluation.prepared import prepare
 from gradpath.graph import pruned
 from gradpath.tasks.task import encode
 
@@ -114,3 +115,27 @@ def test_mlps_run_only_where_an_example_can_differ(model, monkeypatch):
         list(run_circuits(prepared, [plan], MIXED.metric))
     once = [differing] * (model.graph.n_layers - 1) + [len(MIXED)]
     assert rows == once * 2
+
+
+def test_mlps_run_only_where_they_can_differ_and_are_read(monkeypatch):
+    model, rows = tiny_model("gpt2").to(dtype=torch.float64), []
+    real = type(model).mlp
+    [batch] = encode(prompts([6], [[1, 3]]), model.tokenizer).batches(1)
+    with torch.no_grad():
+        stage = prepare(model, batch)
+    monkeypatch.setattr(type(model), "mlp", lambda self, layer, x: rows.append(len(x)) or real(self, layer, x))
+
+    def run(*edges):
+        rows.clear()
+        mask = torch.zeros_like(model.graph.mask)
+        for edge in edges:
+            mask[model.graph.index(edge)] = True
+        list(run_circuits(stage, [plan_of(model, circuit_of(model.graph, mask))], MIXED.metric))
+        return list(rows)
+
+    # The two changed tokens are read by a key of the last token's head, but m0 itself is not at the last token.
+    assert run("input->m0", "m0->a1.h0<k>", "a1.h0->logits") == [2]
+    assert run("input->m0", "m0->a1.h0<q>", "a1.h0->logits") == []
+    # A head carries them to all later tokens, of which only the last one is read.
+    assert run("input->a0.h0<v>", "a0.h0->m0", "m0->logits") == [1]
+    assert run("input->a0.h0<v>", "a0.h0->m0", "m0->a1.h1<v>", "a1.h1->logits") == [5]

@@ -86,8 +86,8 @@ def test_select_takes_the_options_in_the_name_and_needs_no_size(found):
 
 def test_several_thresholds_share_what_their_searches_have_in_common(found, monkeypatch):
     model, scores = found
-    runs, real = [], acdc_module.final_read
-    monkeypatch.setattr(acdc_module, "final_read", lambda *given: runs.append(1) or real(*given))
+    runs, real = [], acdc_module.final_reads
+    monkeypatch.setattr(acdc_module, "final_reads", lambda *given: runs.append(1) or real(*given))
     counts, alone = [], []
     for threshold in (0.1, 0.001):
         alone += acdc_masks(model, TASK, scores, [threshold], among=0.2)
@@ -128,7 +128,7 @@ def test_a_search_that_was_stopped_continues(found, monkeypatch):
     model, scores = found
     [whole] = acdc_masks(model, TASK, scores, [0.05], among=0.1)
     monkeypatch.setattr(acdc_module, "STORED_EVERY", 0.0)
-    runs, real = [], acdc_module.final_read
+    runs, real = [], acdc_module.final_reads
 
     def stopped(prepared, plans):
         runs.append(1)
@@ -136,7 +136,7 @@ def test_a_search_that_was_stopped_continues(found, monkeypatch):
             raise KeyboardInterrupt
         return real(prepared, plans)
 
-    monkeypatch.setattr(acdc_module, "final_read", stopped)
+    monkeypatch.setattr(acdc_module, "final_reads", stopped)
     with pytest.raises(KeyboardInterrupt):
         acdc_masks(model, TASK, scores, [0.05], among=0.1)
     [stored] = (cache_folder() / "acdc").iterdir()

@@ -11,9 +11,9 @@ from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.evaluation import patched_run
+from gradpath.evaluation import prepared
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.evaluation.patched_run import prepare
+from gradpath.evaluation.prepared import prepare
 from gradpath.limits import Limits
 from gradpath.pipeline.request import FindRequest
 from gradpath.pipeline.run import run_find
@@ -49,7 +49,7 @@ def test_the_size_found_keeps_the_share_and_no_measured_smaller_one_does(circuit
 def test_a_search_runs_the_prompts_once_while_there_is_room(circuits, monkeypatch):
     model, order, _ = circuits
     made = []
-    monkeypatch.setattr(patched_run, "prepare", lambda *args: made.append(args[1]) or prepare(*args))
+    monkeypatch.setattr(prepared, "prepare", lambda *args: made.append(args[1]) or prepare(*args))
     smallest_faithful(model, TASK, order, 0.85, Limits(batch_size=2))
     assert [len(batch) for batch in made] == [2, 2]
 
@@ -57,11 +57,11 @@ def test_a_search_runs_the_prompts_once_while_there_is_room(circuits, monkeypatc
 def test_find_sets_its_examples_up_once_for_the_selection_and_the_search(circuits, monkeypatch):
     model, _, _ = circuits
     to_measure, made = replace(TASK), []
-    monkeypatch.setattr(patched_run, "prepare", lambda *args: made.append(args[1]) or prepare(*args))
+    monkeypatch.setattr(prepared, "prepare", lambda *args: made.append(args[1]) or prepare(*args))
     found = run_find(model, FindRequest(how="refined"), curve=False, examples=(TASK, to_measure))
     assert found.circuit.provenance.how == "refined"
     assert sum(len(batch) for batch in made) == len(TASK) + len(to_measure)
-    assert not list(patched_run._HELD)
+    assert not list(prepared._HELD)
 
 
 def test_the_whole_model_keeps_everything(circuits):

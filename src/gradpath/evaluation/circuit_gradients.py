@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from gradpath.evaluation.patched_run import (
-    Prepared,
     Projected,
     count_nodes,
+    input_only,
     project,
     read_mlp,
     run_heads,
@@ -33,6 +33,8 @@ from gradpath.evaluation.patched_run import (
     write_weights,
 )
 from gradpath.evaluation.plan import Plan, SpanReads, SparseReads, sum_groups
+from gradpath.evaluation.prepared import Positions, Prepared
+from gradpath.evaluation.reach import mlp_positions
 from gradpath.model.transformer import to_device_of
 from gradpath.tasks.metrics import Metric, metric_of
 
@@ -47,7 +49,8 @@ def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor) 
     ``asked`` are flat positions in the (source, target) matrix, each once. An edge from a node that writes
     nothing to the circuit, or into a target that reads nothing of it, gets 0. For no edges there is no backward pass.
     """
-    run = _TracedRun(prepared, plan)
+    edges = plan.edges.flatten().index_fill(0, asked, True).view_as(plan.edges)
+    run = _TracedRun(prepared, plan, mlp_positions(prepared, plan, edges))
     for index in range(len(plan.layers)):
         run.forward(index)
     final = run.read_logits().requires_grad_()
@@ -79,11 +82,10 @@ class _TracedRun:
     or v reads, until the backward pass has come to it; then the gradient there.
     """
 
-    def __init__(self, prepared: Prepared, plan: Plan) -> None:
-        self.prepared, self.plan, self.model = prepared, plan, prepared.model
-        self.deltas = prepared.input.new_zeros(len(plan.sources), *prepared.input.shape)
-        if len(plan.sources) and plan.sources[0] == 0:
-            self.deltas[0] = prepared.input
+    def __init__(self, prepared: Prepared, plan: Plan, positions: list[Positions | None]) -> None:
+        """``positions`` are those at which the MLP of each layer is run."""
+        self.prepared, self.plan, self.model, self.positions = prepared, plan, prepared.model, positions
+        self.deltas = input_only(prepared, plan)
         self.keep_graphs = prepared.input.shape[:2].numel() <= FEW_ROWS
         self.heads, self.mlps = dict[int, _Heads](), dict[int, tuple[Tensor, Tensor | None]]()
         self.rows = list[slice]()  # of the heads' targets of each layer; its MLP's comes next
@@ -120,8 +122,9 @@ class _TracedRun:
             deltas[step.head_rows] = to_device_of(writes, deltas).view(-1, *deltas.shape[1:])
             self.gradients[self.rows[2 * index]] = to_device_of(x, deltas)
             self.heads[index] = _Heads(projected, change if self.keep_graphs else None)
-        if step.mlp is not None:
-            x, at = self._read_mlp(index, step.mlp).requires_grad_(), self._positions(index)
+        at = self.positions[index]
+        if step.mlp is not None and at is not None:
+            x = read_mlp(prepared, index, step.mlp, deltas, at).requires_grad_()
             with torch.set_grad_enabled(self.keep_graphs):
                 written = model.mlp(layer, x)
             mlp_out = to_device_of(before.mlp_out, deltas)[at]
@@ -141,16 +144,18 @@ class _TracedRun:
         """Fill in the gradients at what a layer's targets read; those of all later targets have to be there."""
         step, model = self.plan.layers[index], self.model
         count_nodes(self.prepared, step)
-        if step.mlp is not None:
+        at, own = self.positions[index], self.rows[2 * index + 1]
+        if at is None:
+            self.gradients[own] = 0
+        else:
             x, written = self.mlps.pop(index)
-            at, row = self._positions(index), self.rows[2 * index + 1].start
             if written is None:
                 with torch.enable_grad():
                     written = model.mlp(model.layers[index], x)
             grad_out = to_device_of(self._at_writes(slice(step.mlp_row, step.mlp_row + 1))[0, *at], written)
             if isinstance(at[0], Tensor):  # not everywhere
-                self.gradients[row] = 0
-            self.gradients[row, *at] = to_device_of(torch.autograd.grad(written, x, grad_out)[0], self.deltas)
+                self.gradients[own] = 0
+            self.gradients[own.start, *at] = to_device_of(torch.autograd.grad(written, x, grad_out)[0], self.deltas)
         if step.attention.targets:
             projected, change = self.heads.pop(index)
             if change is None:
@@ -169,18 +174,6 @@ class _TracedRun:
         begin, end = int(self.begins[rows.start]), int(self.begins[rows.stop])
         weights = self.weights[begin:end] if self.weighted else None
         return sum_groups(self.gradients, self.readers[begin:end], self.begins[rows] - begin, weights)
-
-    def _read_mlp(self, index: int, reads: SparseReads | SpanReads) -> Tensor:
-        """What a layer's MLP reads at its positions, (row, d_model) if these are not all."""
-        if index + 1 < len(self.plan.layers):
-            return read_mlp(self.prepared, index, reads, self.deltas)
-        mlp_in, at = self.prepared.layers[index].mlp_in, self.prepared.last
-        x = reads.read(to_device_of(mlp_in, self.deltas)[at], self.deltas[:, *at])[0]
-        return to_device_of(x, mlp_in)
-
-    def _positions(self, index: int) -> tuple[slice | Tensor, slice | Tensor]:
-        """Where a layer's MLP is run, (batch, pos): where examples can differ; of the last layer at the last token."""
-        return self.prepared.last if index + 1 == len(self.plan.layers) else self.prepared.differing
 
 
 def _sparse(reads: SparseReads | SpanReads) -> SparseReads:

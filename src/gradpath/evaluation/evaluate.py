@@ -31,8 +31,9 @@ from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, ablation_of, all_positions
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_type
-from gradpath.evaluation.patched_run import SetUps, places_in_circuits, run_circuits
+from gradpath.evaluation.patched_run import places_in_circuits, run_circuits
 from gradpath.evaluation.plan import check_same_graph, plan_of
+from gradpath.evaluation.prepared import SetUps
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
 from gradpath.limits import Limits

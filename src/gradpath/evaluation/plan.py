@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradpath.circuit import Circuit
@@ -124,6 +124,7 @@ class LayerPlan:
 class Plan:
     """A circuit's edges, laid out in the order of the computation."""
 
+    edges: Bool[Tensor, "source target"]
     sources: Tensor  # the live ones, in order
     layers: list[LayerPlan]
     logits: SparseReads | SpanReads
@@ -170,7 +171,7 @@ def plan_of(model: Transformer, circuit: Circuit, weights: Float[Tensor, "source
         mlp = reads([0], torch.tensor([graph.target_mlp(layer)], device="cpu"), below) if live[last] else None
         layers.append(LayerPlan(heads, attention, rows, mlp, row[last]))
     logits = reads([0], torch.tensor([graph.logits], device="cpu"), edges.shape[-1])
-    return Plan(live.nonzero()[:, 0], layers, logits)
+    return Plan(mask, live.nonzero()[:, 0], layers, logits)
 
 
 def check_same_graph(model: Transformer, circuit: Circuit) -> None:

@@ -33,8 +33,9 @@ from gradpath.attribution.node_scores import NodeReads
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.evaluate import named_positions
-from gradpath.evaluation.patched_run import Prepared, run_nodes
+from gradpath.evaluation.patched_run import run_nodes
 from gradpath.evaluation.plan import Plan, check_same_graph, plan_of
+from gradpath.evaluation.prepared import Prepared
 from gradpath.explanation.experts import NUMBERS, expert_parts, mixtures_of, n_columns
 from gradpath.explanation.parts import answers_of, parts_of
 from gradpath.limits import Limits
@@ -247,7 +248,7 @@ def head_patterns(here: BatchWork, plan: Plan) -> list[Float[Tensor, "run batch 
         own = model.layers[layer].of_heads(heads)
         in_circuit[layer] = heads, model.attention_weights(own, q, past.keys, place)
 
-    run_nodes(prepared, plan, watch)
+    run_nodes(prepared, [plan], watch)
     seen = []
     for layer in range(model.arch.n_layers):
         heads = here.heads_of(layer)

@@ -19,7 +19,7 @@ from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.evaluate import phase_of as evaluation_phase
-from gradpath.evaluation.patched_run import SetUps
+from gradpath.evaluation.prepared import SetUps
 from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer

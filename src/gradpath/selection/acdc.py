@@ -39,8 +39,9 @@ from torch import Tensor
 from gradpath.ablation import ablation_of, all_positions
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
-from gradpath.evaluation.patched_run import Prepared, final_read, prepare
+from gradpath.evaluation.patched_run import final_reads
 from gradpath.evaluation.plan import plan_of
+from gradpath.evaluation.prepared import Prepared, prepare
 from gradpath.graph import Graph
 from gradpath.limits import Limits
 from gradpath.model.packaged import cache_folder
@@ -227,7 +228,7 @@ class _Distance:
         plan = plan_of(self.parts[0].model, Circuit(graph, index, torch.zeros(len(index), device="cpu")))
         values = []
         for part, goal in zip(self.parts, self.goals, strict=True):
-            output = _output(part, self.task, self.measure, final_read(part, plan))
+            output = _output(part, self.task, self.measure, final_reads(part, [plan])[0])
             apart = (goal.exp() * (goal - output)).sum(-1) if self.measure == "kl" else (output - goal).abs()
             values.append(apart.double())
         mean = float(torch.cat(values).mean()) / self.unit

@@ -57,8 +57,9 @@ from torch import Tensor
 
 from gradpath.ablation import all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects
-from gradpath.evaluation.patched_run import SetUps, places_in_circuits
+from gradpath.evaluation.patched_run import places_in_circuits
 from gradpath.evaluation.plan import Plan, plan_of
+from gradpath.evaluation.prepared import SetUps
 from gradpath.graph import Graph, pruned
 from gradpath.limits import BATCH, Limits, rows_at_once
 from gradpath.model.transformer import Transformer

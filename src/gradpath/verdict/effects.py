@@ -37,8 +37,8 @@ from torch import Tensor
 
 from gradpath.ablation import ablation_of, all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects
-from gradpath.evaluation.patched_run import prepare
 from gradpath.evaluation.plan import plan_of
+from gradpath.evaluation.prepared import prepare
 from gradpath.evaluation.result import Result
 from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task, encode
