@@ -155,7 +155,7 @@ class _TracedRun:
             grad_out = to_device_of(self._at_writes(slice(step.mlp_row, step.mlp_row + 1))[0, *at], written)
             if isinstance(at[0], Tensor):  # not everywhere
                 self.gradients[own] = 0
-            self.gradients[own.start, *at] = to_device_of(torch.autograd.grad(written, x, grad_out)[0], self.deltas)
+            self.gradients[own.start, *at] = to_device_of(_gradient(written, x, grad_out), self.deltas)
         if step.attention.targets:
             projected, change = self.heads.pop(index)
             if change is None:
@@ -163,7 +163,7 @@ class _TracedRun:
                     change = run_heads(self.prepared, index, step, projected.values)
             grad_out = to_device_of(self._at_writes(step.head_rows), change).flatten(1, 2)
             grad_out = torch.bmm(grad_out, write_weights(model, index, step).mT)
-            (at_values,) = torch.autograd.grad(change, projected.values, grad_out)
+            at_values = _gradient(change, projected.values, grad_out)
             kept = self.gradients[self.rows[2 * index]]
             gradient = _through_projection(projected, to_device_of(kept, at_values).flatten(1, 2), at_values)
             if gradient.data_ptr() != kept.data_ptr():  # else it is in its place
@@ -179,6 +179,13 @@ class _TracedRun:
 def _sparse(reads: SparseReads | SpanReads) -> SparseReads:
     assert isinstance(reads, SparseReads), "effects of edges at spans are not implemented"
     return reads
+
+
+def _gradient(written: Tensor, x: Tensor, grad_out: Tensor) -> Tensor:
+    """The gradient at x. Through a sum, because PyTorch imports sympy when it is given ``grad_outputs``: a second."""
+    with torch.enable_grad():
+        along = (written * grad_out).sum()
+    return torch.autograd.grad(along, x)[0]
 
 
 def _through_projection(projected: Projected, x: Tensor, grad_out: Tensor) -> Tensor:

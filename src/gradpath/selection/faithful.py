@@ -26,7 +26,7 @@ from gradpath.tasks.task import Task
 
 RATIO = 1.5  # of neighbouring sizes on the way up
 SIZES = 6  # on each part of the way
-AT_ONCE = 3  # sizes measured before it is known whether the next ones are needed
+AT_ONCE = 2  # sizes measured before it is known whether the next ones are needed
 
 
 def check_share(share: float) -> float:
