@@ -16,11 +16,13 @@ from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.model.packaged import cache_folder
+from gradpath.runtime.progress import Job, Phase
 from gradpath.selection import learned as learned_module
 from gradpath.selection import nested_order, select_many, selecting_passes
 from gradpath.selection import refine as refined_module
 from gradpath.selection.learned import Sizes, gradient_by_values, shifted, sizes_of, weights_of
 from gradpath.selection.ranking import top
+from gradpath.sweep import units
 from gradpath.tasks.load import more_examples
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
@@ -79,7 +81,7 @@ def test_the_gradient_by_scores_is_that_of_finite_differences_on_the_slow_model(
         return (loss(values + step) - loss(values - step)) / 2e-4
 
     probe = refined_module.CircuitProbe.of(model, TASK, scores, refined_module.Limits(3))
-    learner = learned_module._Learner(probe, edges, Sizes((15,), 15, 40), True, 1, 0.0, len(TASK), 0.1, 0)
+    learner = learned_module._Learner(probe, edges, Sizes((15,), 15, 40), True, 0.5, 1, 0.0, len(TASK), 0.1, 0)
     weights = weights_of(values, size, temperature)
     learner_gradient = 2 * gradient_by_values(weights, learner._gradient(weights, 0), temperature)
     checked = [0, 3, 11, 25, 39]
@@ -149,7 +151,7 @@ def test_the_last_step_is_measured_on_a_sample_that_nothing_was_learned_from(fou
     model, scores = found
     monkeypatch.setattr(learned_module, "UNSEEN", 2)
     probe = refined_module.CircuitProbe.of(model, TASK, scores, refined_module.Limits(3))
-    learner = learned_module._Learner(probe, top(scores, 40), Sizes((15,), 15, 40), True, 1, 0.0, 2, 0.1, 0)
+    learner = learned_module._Learner(probe, top(scores, 40), Sizes((15,), 15, 40), True, 0.5, 1, 0.0, 2, 0.1, 0)
     seen, unseen = ([int(i) for batch in part for i in batch.index] for part in learner._split)
     # Not the longest pairs: the last ones of an order that looks random.
     assert sorted(unseen) == sorted(probe.pairs.index[-2:].tolist())
@@ -157,11 +159,16 @@ def test_the_last_step_is_measured_on_a_sample_that_nothing_was_learned_from(fou
     assert max(len(batch) for part in learner._split for batch in part) == 2
 
 
-@pytest.mark.parametrize(("n_seen", "sizes"), [(8, [30, 60]), (6, [30, 60]), (8, [])])
-def test_the_last_step_takes_a_few_examples_and_the_estimate_counts_its_passes(found, monkeypatch, n_seen, sizes):
-    """Some rounds for each size on two examples, of which the last has no backward pass."""
+@pytest.mark.parametrize(("n_seen", "sizes", "clear"), [(8, [30, 60], 0.0), (6, [30, 60], 1e9), (8, [], 0.0)])
+def test_the_last_step_takes_a_few_examples_and_the_estimate_counts_its_passes(
+    found, monkeypatch, n_seen, sizes, clear
+):
+    """A run for each size on two examples; two more, of which one has a backward pass, where the mean is off."""
     model, scores = found
     monkeypatch.setattr(learned_module, "UNSEEN", 2)
+    monkeypatch.setattr(learned_module, "CLEAR", clear)
+    is_off = not clear
+    monkeypatch.setattr(learned_module, "LAST_RUNS", 0.5 + 1.5 * is_off)
     task, made, set_up = TASK.take(list(range(n_seen))), [], set()
     measure_on = refined_module.CircuitProbe.measure_on
 
@@ -171,16 +178,69 @@ def test_the_last_step_takes_a_few_examples_and_the_estimate_counts_its_passes(f
         return measure_on(self, pairs, plan, asked, batches)
 
     monkeypatch.setattr(refined_module.CircuitProbe, "measure_on", counted)
-    how = f"learned+steps=1+batch=2+examples={n_seen}"
+    how = f"learned+steps=1+batch=2+examples={n_seen}+start=scores"
     nested_order(scores, how=how, smallest=5, sizes=sizes, model=model, task=task)
     n_measured = len(sizes) or learned_module.LADDER
     forward, backward = sum(n for n, _ in made), sum(n for n, has_gradients in made if has_gradients)
-    rounds = learned_module.ROUNDS
-    assert (forward, backward) == (2 + n_measured * rounds * 2, 2 + n_measured * (rounds - 1) * 2)
-    runs = learned_module.RUN_PASSES * (forward + backward) / 2
+    assert (forward, backward) == (2 + 2 * n_measured * (1 + 2 * is_off), 2 + 2 * n_measured * is_off)
+    runs = refined_module.RUN_PASSES * (forward + backward) / 2
     expected = selecting_passes(how, n_seen, scores.graph.n_edges, len(sizes)) * n_seen
-    assert expected == pytest.approx(runs + learned_module.SET_UP_PASSES * n_seen)
+    assert expected == pytest.approx(runs + refined_module.SET_UP_PASSES * n_seen)
     assert len(set_up) <= n_seen
+
+
+@pytest.mark.parametrize("part", [12, 2])
+def test_the_estimate_of_refined_counts_its_rungs_and_learned_starts_with_them(found, monkeypatch, part):
+    model, scores = found
+    monkeypatch.setattr(refined_module, "PART", part)
+    monkeypatch.setattr(refined_module, "SMALL", 0.3)
+    measure_on, made = refined_module.CircuitProbe.measure_on, []
+
+    def counted(self, pairs, plan, asked, batches=None):
+        made.append(len(pairs))
+        return measure_on(self, pairs, plan, asked, batches)
+
+    monkeypatch.setattr(refined_module.CircuitProbe, "measure_on", counted)
+    n, edges = len(TASK), scores.graph.n_edges
+    nested_order(scores, how="refined", smallest=20, model=model, task=TASK)
+    runs = (selecting_passes("refined", n, edges) - refined_module.SET_UP_PASSES) * n / refined_module.RUN_PASSES
+    assert sum(made) <= runs * (1 + 1e-9) <= sum(made) + max(made) + 1e-6  # pruning can save a rung
+    begun, how = len(made), "learned+steps=1+batch=2+start="
+    nested_order(scores, how=how + "refined", smallest=20, model=model, task=TASK)
+    assert made[begun : 2 * begun] == made[:begun]
+    with_start, alone = (selecting_passes(how + start, n, edges) for start in ("refined", "scores"))
+    assert with_start - alone == pytest.approx(selecting_passes("refined", n, edges))
+
+
+def test_the_bar_of_a_budget_of_seconds_moves_with_the_time(found, monkeypatch):
+    """A budget for two steps and a half: before each step, and at the end, the bar is as far as the time."""
+    model, scores = found
+    clock, shown, at_steps = iter(range(10_000)), list[float](), list[float]()
+    monkeypatch.setattr(learned_module.time, "monotonic", lambda: float(next(clock)))
+    step, brought_back = learned_module._Learner._next, learned_module._Learner._brought_back
+
+    class Bar:
+        def describe(self, what): ...
+
+        def advance(self, price):
+            shown.append(price)
+
+    def noted(work):
+        def run(self, given):
+            at_steps.append(sum(shown) / self._planned)
+            return work(self, given)
+
+        return run
+
+    monkeypatch.setattr(learned_module._Learner, "_next", noted(step))
+    monkeypatch.setattr(learned_module._Learner, "_brought_back", noted(brought_back))
+    with Job(Bar()).phase(Phase("selecting", 1e12)):
+        gp.select(scores, 30, how="learned+seconds=2.5+start=scores", model=model, task=TASK)
+    assert at_steps == pytest.approx([0.0, 0.4, 0.8, 1.0])
+    # What the estimate takes the steps for, at the default number of them.
+    per_pass = units(model, TASK, 1.0) - units(model, TASK, 0.0)
+    runs = refined_module.RUN_PASSES * learned_module.STEPS * learned_module.BATCH / len(TASK)
+    assert sum(shown[:3]) == pytest.approx(units(model, TASK, 0.0) + per_pass * runs, rel=0.01)
 
 
 def test_a_budget_of_seconds_ends_the_steps(found, monkeypatch):
@@ -243,13 +303,13 @@ def test_a_shift_changes_the_sum_of_effects_by_as_much_as_asked_for_and_little_e
 def test_the_mean_of_a_circuit_is_brought_back_to_the_models(found, monkeypatch):
     model, scores = found
     helpful = replace(scores, values=scores.values.clamp_min(0))  # a circuit of these alone is far too strong
-    how = {"how": "learned+steps=1+rate=0.000001", "model": model, "task": TASK}
+    how = {"how": "learned+steps=1+rate=0.000001+start=scores", "model": model, "task": TASK}
     gaps = {}
-    for rounds in (1, 4):
-        monkeypatch.setattr(learned_module, "ROUNDS", rounds)
+    for clear in (0.0, math.inf):
+        monkeypatch.setattr(learned_module, "CLEAR", clear)
         circuits = select_many(helpful, [30, 60], **how)
-        gaps[rounds] = [abs(1 - result.faithfulness) for result in evaluate(model, circuits, TASK)]
-    assert sum(gaps[4]) < 0.7 * sum(gaps[1])
+        gaps[clear] = [abs(1 - result.faithfulness) for result in evaluate(model, circuits, TASK)]
+    assert sum(gaps[0.0]) < 0.7 * sum(gaps[math.inf])
 
 
 def test_a_task_of_its_own_has_no_further_examples(found):

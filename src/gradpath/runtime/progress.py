@@ -25,6 +25,16 @@ def count(units: float) -> None:
         listener(units)
 
 
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Count nothing within the block: the caller counts its work by another measure."""
+    token = _listener.set(None)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
 class Bar(Protocol):
     """What a job is shown on."""
 

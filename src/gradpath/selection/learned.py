@@ -27,9 +27,10 @@ slowly, and each of them is used ``USES`` times. Sizes are drawn around those th
 order of edges for all sizes.
 
 The last step is exact. The circuits of the sizes asked for are run with hard edges on ``UNSEEN`` examples, if possible
-others than those learned from, and a penalty lambda brings their mean metric back to the model's: edges are ranked by
-s_e + lambda a_e, with a_e the mean effect of the edge there, and for each size lambda is found by bisection. Effects
-are first-order, so the circuit is run again, and the one is taken whose error and distance of the mean are smallest.
+others than those learned from. Where the mean metric of one is off the model's by more than chance, a penalty lambda
+brings it back: edges are ranked by s_e + lambda a_e, with a_e the mean effect of the edge there, and lambda is found by
+bisection. Effects are first-order, so the circuit is run again, and is taken if its error and distance of the mean are
+smaller.
 
 Cost per step: the set-up of ``batch / USES`` examples, and on ``batch`` examples one run of the circuit and one
 backward pass. The state is stored in the cache folder while the scores are learned, so a run that was stopped
@@ -41,7 +42,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -59,11 +60,12 @@ from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.limits import Limits
 from gradpath.model.packaged import cache_folder
 from gradpath.model.transformer import Transformer
-from gradpath.runtime import distributed
+from gradpath.runtime import distributed, progress
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
-from gradpath.selection.refine import CircuitProbe, refined, start_size
+from gradpath.selection.refine import RUN_PASSES, SET_UP_PASSES, CircuitProbe, descent_passes, refined, start_size
+from gradpath.sweep import units
 from gradpath.tasks.load import clean_logits, more_examples
 from gradpath.tasks.metrics import metric_name
 from gradpath.tasks.task import Pairs, Task, judged_by_kl
@@ -76,26 +78,34 @@ USES = 4  # steps that an example is used in, on average, before another takes i
 WINDOW = 64  # examples that a step draws from: their set-ups are kept
 RATE = 0.1  # of Adam
 DECAY = 0.9, 0.99  # of Adam's two means
-WARM, COLD = 0.5, 0.1  # the temperature T at the first and the last step
+WARM = {"scores": 0.5, "refined": 0.2}  # the temperature T at the first step, by where it starts from
+COLD = 0.1  # and at the last step
 SPREAD = 1.5  # sizes are drawn up to this factor from those asked for
 SPACING = 0.5  # s of the edge of rank r at the start: -SPACING log(r / n)
 NEGLIGIBLE = 0.01  # an edge of less weight is left out of the run
 AVERAGED = 0.1  # the share of steps, the last ones, whose scores are averaged
-UNSEEN = 64  # examples that the last step is measured on
-ROUNDS = 3  # circuits that are measured to find lambda, for each size
+UNSEEN = 48  # examples that the last step is measured on
+CLEAR = 2.0  # a circuit's mean is off the model's if they differ by more standard errors than this
 LADDER = 4  # sizes that are brought back to the model's mean, where only a range of sizes is asked for
 STORED_EVERY = 20.0  # seconds
 ADAM_EPS = 1e-12
-# For progress bars, in forward passes over the positions of a prompt that are not shared: what the set-up of an example
-# takes, and a run of a circuit with its backward pass. Measured on SmolLM2.
-SET_UP_PASSES, RUN_PASSES = 2.5, 0.85
+LAST_RUNS = 1.25  # for progress bars: runs of the last step for each size, with their backward passes, on average
 
 
-def _passes(n: int, edges: int, *, sizes: int = 0, steps: int, batch: int, examples: int, **_: object) -> float:
-    """Forward passes over n examples, for the progress bar. Each circuit of the last step is run ``ROUNDS`` times."""
-    rounds = ROUNDS - 0.5  # the last one has no backward pass
-    last = (sizes or LADDER) * rounds * min(examples, UNSEEN)
-    return (SET_UP_PASSES * min(examples, _drawn(steps, batch)) + RUN_PASSES * (steps * batch + last)) / n
+def _passes(
+    n: int, edges: int, *, sizes: int = 0, steps: int, batch: int, examples: int, start: str, **_: object
+) -> float:
+    """Forward passes over n examples, for the progress bar; a budget of ``seconds`` counts like the steps."""
+    n_last = min(examples, UNSEEN)
+    last = SET_UP_PASSES * n_last + RUN_PASSES * LAST_RUNS * (sizes or LADDER) * n_last
+    own = (_passes_of_steps(steps, batch, examples) + last) / n
+    return own + (descent_passes(n, edges, sizes=sizes) if start == "refined" else 0.0)
+
+
+def _passes_of_steps(steps: int, batch: int, examples: int) -> float:
+    """Forward passes over one example: the set-ups of the examples that the steps learn from, and their runs."""
+    n_set_up = min(examples, _drawn(steps, batch)) - min(examples, UNSEEN)
+    return SET_UP_PASSES * n_set_up + RUN_PASSES * steps * batch
 
 
 def _drawn(steps: int, batch: int) -> int:
@@ -123,7 +133,7 @@ def learned(
     """Learn how much of every edge the circuit needs, on masks between 0 and 1 and on new examples at every step.
 
     One order for each size, best first. ``counts`` are the smallest size, those that matter most, and the largest.
-    ``seconds`` is a budget of time instead of ``steps``, and ``examples`` the number of examples to learn from.
+    ``seconds`` is a budget of time for the steps, however many, and ``examples`` the number of examples to learn from.
     """
     for name, number in (("steps", steps), ("examples", examples), ("batch", batch)):
         whole_number(f"{name} of learned", number)
@@ -140,7 +150,16 @@ def learned(
         top(scores, n_edges) if start == "scores" else refined(model, task, scores, [min(counts), n_edges], limits)[1]
     )
     learner = _Learner(
-        probe, ranked[:n_start], sizes_of(counts, n_start), loss == "match", steps, seconds, batch, rate, seed
+        probe,
+        ranked[:n_start],
+        sizes_of(counts, n_start),
+        match=loss == "match",
+        warm=WARM[start],
+        steps=steps,
+        seconds=seconds,
+        batch=batch,
+        rate=rate,
+        seed=seed,
     )
     order = torch.cat([learner.order(), ranked[n_start:]])
     return [order[:n] for n in counts]
@@ -217,6 +236,7 @@ class _Learner:
     edges: Order
     sizes: Sizes
     match: bool
+    warm: float
     steps: int
     seconds: float
     batch: int
@@ -227,11 +247,15 @@ class _Learner:
         """The edges, best first."""
         stored = _Stored.of(self._key(), len(self.edges))
         state = stored.state or self._first()
-        while self._done(state) < 1:
+        while (done := self._done(state)) < 1:
             began = time.monotonic()
-            state = self._next(state)
+            # Nobody knows how many steps a budget of time is for: the bar moves by the share of the time instead.
+            with progress.uncounted() if self.seconds else nullcontext():
+                state = self._next(state)
             took = distributed.on_first_rank(lambda: time.monotonic() - began)  # noqa: B023
             state = replace(state, elapsed=state.elapsed + took)
+            if self.seconds:
+                progress.count((min(1.0, self._done(state)) - done) * self._planned)
             stored.put(state)
         values = state.total / state.n_total if state.n_total else state.values
         order = self._brought_back(distributed.broadcast_first(values))
@@ -241,6 +265,13 @@ class _Learner:
     def _done(self, state: _State) -> float:
         """The share of the work that is done."""
         return state.elapsed / self.seconds if self.seconds else state.step / self.steps
+
+    @cached_property
+    def _planned(self) -> float:
+        """The work of the steps, as ``_passes`` estimates it."""
+        probe = self.probe
+        n = len(probe.task)
+        return units(probe.model, probe.task, _passes_of_steps(self.steps, self.batch, n) / n)
 
     def _first(self) -> _State:
         n = len(self.edges)
@@ -252,7 +283,7 @@ class _Learner:
         """The state after one more step."""
         done, n = min(1.0, self._done(state)), state.step
         generator = _generator(self.seed, "size", n)
-        temperature = WARM * (COLD / WARM) ** done
+        temperature = self.warm * (COLD / self.warm) ** done
         weights = weights_of(state.values, self.sizes.draw(generator), temperature)
         by_weights = self._gradient(weights, n)
         gradient = gradient_by_values(weights, by_weights, temperature)
@@ -324,31 +355,43 @@ class _Learner:
         self.probe.set_ups.keep_only({int(i) for batch in self._split[1] for i in batch.index})  # makes room for them
         left, rest = values.sort(descending=True, stable=True).indices, list[Tensor]()
         for n in self.sizes.measured if self.match else []:
-            left = left[self._strong_as_the_model(values[left], self.edges[left], n)]
-            rest.insert(0, left[n:])
-            left = left[:n]
+            moved = left[self._strong_as_the_model(values[left], self.edges[left], n)]
+            rest.insert(0, moved[n:])
+            left = moved[:n]
+            left = left[values[left].sort(descending=True, stable=True).indices]
         return self.edges[torch.cat([left, *rest])]
 
     def _strong_as_the_model(self, values: Tensor, edges: Order, n: int) -> Int[Tensor, " edge"]:
-        """The order of edges, given by score, moved towards the model's mean metric if the error allows it."""
-        best = order = torch.arange(len(edges), device="cpu")
-        least = math.inf
-        for remaining in reversed(range(ROUNDS)):
-            plan, asked = self._plan(edges[order[:n]].sort().values), edges if remaining else edges[:0]
-            parts = [self.probe.measure_on(pairs, plan, asked, [pairs]) for pairs in self._split[1]]
-            deviations, effects = (torch.cat(x).double() for x in zip(*parts, strict=True))
-            gap, error = float(deviations.mean()), float(deviations.abs().mean())
-            if error + abs(gap) < least:
-                best, least = order, error + abs(gap)
-            if remaining:
-                order = distributed.broadcast_first(shifted(values, _shrunk(effects), order[:n], -gap))
-        return best
+        """The order of edges, given by score, moved towards the model's mean metric where that is clearly another."""
+        order = torch.arange(len(edges), device="cpu")
+        gap, error, chance = self._off(edges[:n])
+        if abs(gap) <= CLEAR * chance:
+            return order
+        _, effects = self._measured(edges[:n], edges)
+        moved = distributed.broadcast_first(shifted(values, _shrunk(effects), order[:n], -gap))
+        new_gap, new_error, _ = self._off(edges[moved[:n]])
+        return moved if new_error + abs(new_gap) < error + abs(gap) else order
+
+    def _off(self, edges: Order) -> tuple[float, float, float]:
+        """By how much a circuit is off the model: in the mean, per example, and the standard error of the mean."""
+        deviations, _ = self._measured(edges, edges[:0])
+        spread = float(deviations.std(correction=min(1, len(deviations) - 1)))
+        return float(deviations.mean()), float(deviations.abs().mean()), spread / math.sqrt(len(deviations))
+
+    def _measured(
+        self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"]
+    ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
+        """The deviations of a circuit on the examples of the last step, and the effects of the edges asked for."""
+        plan = self._plan(edges.sort().values)
+        parts = [self.probe.measure_on(pairs, plan, asked, [pairs]) for pairs in self._split[1]]
+        deviations, effects = (torch.cat(x).double() for x in zip(*parts, strict=True))
+        return deviations, effects
 
     def _key(self) -> object:
         """Everything that the scores depend on."""
         probe = self.probe
         pairs = [probe.pairs.clean.tolist(), probe.pairs.corrupted.tolist(), repr(probe.pairs.labels)]
-        options = [self.match, self.steps, self.seconds, self.batch, probe.most, self.rate, self.seed]
+        options = [self.match, self.warm, self.steps, self.seconds, self.batch, probe.most, self.rate, self.seed]
         ablation = probe.scores.provenance.ablation
         return (
             probe.model.digest,
