@@ -70,7 +70,7 @@ from gradpath.tasks.load import clean_logits, more_examples
 from gradpath.tasks.metrics import metric_name
 from gradpath.tasks.task import Pairs, Task, judged_by_kl
 
-STEPS = 60
+STEPS = 40
 EXAMPLES = 1000  # to learn from, at most
 BATCH = 16
 ROWS = 96  # examples times positions that are run at once
@@ -78,7 +78,7 @@ USES = 4  # steps that an example is used in, on average, before another takes i
 WINDOW = 64  # examples that a step draws from: their set-ups are kept
 RATE = 0.1  # of Adam
 DECAY = 0.9, 0.99  # of Adam's two means
-WARM = {"scores": 0.5, "refined": 0.2}  # the temperature T at the first step, by where it starts from
+WARM = {"scores": 0.5, "refined": 0.2}  # T at the first step: less where the order it starts from is good already
 COLD = 0.1  # and at the last step
 SPREAD = 1.5  # sizes are drawn up to this factor from those asked for
 SPACING = 0.5  # s of the edge of rank r at the start: -SPACING log(r / n)
