@@ -68,7 +68,7 @@ def contraction(m: Transformer, points: int) -> Callable[[], object]:
     runs = BatchRuns(m, encode(task, None), task.metric, whole=False)
     writes, reads = runs.writes, Reads()
     for _ in range(points):
-        reads.add(m, runs.clean.run, runs.metric_at(runs.clean))
+        reads.add(m, runs.clean.run, runs.metric_of(runs.clean.final))
     return lambda: contract(m, writes, reads)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradpath.attribution.methods import Pair, Points, Unscored, path
-from gradpath.attribution.paths.gradpath import downhill
+from gradpath.attribution.paths import downhill
 
 
 @path("gp", whole=lambda options: options["move"] == "all")

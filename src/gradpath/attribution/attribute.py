@@ -12,7 +12,7 @@ the EAP-IG library and we have it at x; ``clean-corrupted`` takes both). ``gradp
 sum by its definition.
 
 ``score_batch`` is the equation for one batch, parts A and B of the paper's Algorithm 1. ``attribute`` sums over
-batches (``sums``). Both sides of the product are kept per head only as far as they have to be (``contraction``).
+batches (``Sums``). Both sides of the product are kept per head only as far as they have to be (``contraction``).
 
 Cost: the path's own passes (``methods``), and one contraction per batch whatever the number of points. A path
 that is integrated along (``increments``) needs one contraction per point instead.
@@ -20,7 +20,7 @@ that is integrated along (``increments``) needs one contraction per point instea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,23 +31,34 @@ from torch import Tensor
 from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
-from gradpath.attribution.batch import BatchRuns, places_on_path, run_path
-from gradpath.attribution.contraction import Reads, Writes, contract, node_writes, write_differences
+from gradpath.attribution.batch import (
+    BatchRuns,
+    Passes,
+    Writes,
+    node_writes,
+    places_on_path,
+    run_path,
+    write_differences,
+)
+from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import Method, Path, find_method
-from gradpath.attribution.node_scores import NodeReads, contract_nodes
-from gradpath.attribution.sums import BatchScores, Split, Sums
-from gradpath.errors import UsageError
+from gradpath.attribution.node_scores import NodeReads, contract_nodes, over_edges
+from gradpath.errors import GradpathError, UsageError
 from gradpath.limits import RUN_AT_ONCE, SUM_AT_ONCE, Limits
 from gradpath.model.transformer import Transformer
 from gradpath.registry import loaded_plugins
+from gradpath.runtime import distributed
 from gradpath.runtime.progress import Phase
-from gradpath.scores import Scores
+from gradpath.scores import Scores, SpanScores
 from gradpath.sweep import Progress, ShowProgress, own_settings, shown, sweep, units
 from gradpath.tasks.metrics import Metric
-from gradpath.tasks.spans import labels_of
+from gradpath.tasks.spans import Labels, labels_of
 from gradpath.tasks.task import Pairs, Task, encode
 
 Options = dict[str, Any]
+# Splits a batch's rows, (batch, suffix position) flattened, into groups that are scored separately.
+Split = Callable[[Pairs], list[Tensor]]
+BatchScores = list[tuple[Tensor, Passes]]  # after each number of points
 PRICE = 1.5  # of a counted layer, in those of a measured circuit, for the progress bar: measured on SmolLM2
 
 
@@ -118,7 +129,7 @@ def _sums(
     for here, scored in run_path(runs, path, options):
         if scored:
             # Nothing comes back for a stack, so no other backward pass needs its graph.
-            reads.add(runs.model, here.run, runs.metric_at(here), retain=here.point.ndim < 4)
+            reads.add(runs.model, here.run, runs.metric_of(here.final), retain=here.point.ndim < 4)
             runs.passes.backward += len(here.suffix) // len(runs.batch)
         del here  # and with it its autograd graph, before the next point is run
         n_points = n_before + reads.n_points
@@ -150,7 +161,7 @@ def _increments(runs: BatchRuns, path: Path, options: Options) -> Iterator[tuple
             if waiting is not None:
                 yield _half_change(written[0], written[-1]), waiting
             waiting = Reads()
-            waiting.add(runs.model, here.run, runs.metric_at(here))
+            waiting.add(runs.model, here.run, runs.metric_of(here.final))
             runs.passes.backward += 1
         del here  # and with it its autograd graph, before the next point is run
     if waiting is not None:
@@ -244,12 +255,9 @@ def attribute_at_steps(
     ``options`` are all of the method's. The other arguments are those of ``attribute``.
     """
     _check_fit(model, method, ablation, positions, per_example)
-    pairs, spans = encode(task, model.tokenizer), None
     method.check_metric(task.metric, options)
-    if positions is not None:
-        spans = labels_of(task, pairs, model.tokenizer, positions)
-        pairs = replace(pairs, spans=spans.at)
     instead = ablation_of(ablation, model, mean_over or task, limits)
+    pairs, spans = _encoded(model, task, positions)
     pairs = all_positions(pairs, instead)
     method.check(model, pairs, options)
     sums = Sums(model, method, [*stops, options.get("steps", 1)], len(pairs), spans, per_example)
@@ -272,25 +280,28 @@ def attribute_at_steps(
         )
         return sums.of_batch(batch, results)
 
-    def same() -> object:
-        names = None if pairs.spans is None else pairs.spans.numpy().tobytes()
-        return model.identity, method.name, options, stops, ablation, names
-
-    places = partial(places_on_path, model, task.metric, method, options) if isinstance(method, Path) else None
-    sums.add(
-        sweep(
-            score,
-            pairs,
-            at_once.examples,
-            model=model,
-            task=task,
-            doing=method.name,
-            same=same,
-            places=places,
-            progress=progress,
-        )
-    )
+    for results in sweep(
+        score,
+        pairs,
+        at_once.examples,
+        model=model,
+        task=task,
+        doing=method.name,
+        same=lambda: (model.identity, method.name, options, stops, ablation, spans and spans.at.numpy().tobytes()),
+        places=partial(places_on_path, model, task.metric, method, options),
+        progress=progress,
+    ):
+        sums.add(results)
     return sums.scores(_about(model, task, method, options, ablation, len(pairs), at_once.examples), positions)
+
+
+def _encoded(model: Transformer, task: Task, positions: str | None) -> tuple[Pairs, Labels | None]:
+    """The token ids, and the spans of their positions if the scores are split by them."""
+    pairs = encode(task, model.tokenizer)
+    if positions is None:
+        return pairs, None
+    spans = labels_of(task, pairs, model.tokenizer, positions)
+    return replace(pairs, spans=spans.at), spans
 
 
 def _check_fit(model: Transformer, method: Method, ablation: str, positions: str | None, per_example: bool) -> None:
@@ -331,3 +342,108 @@ def _about(
         "d_model": model.arch.d_model,
         **({"plugins": plugins} if (plugins := loaded_plugins()) else {}),
     }
+
+
+class Sums:
+    """The scores of a task's batches, summed: one sum for each number of points, split by span or by example.
+
+    Args:
+        model: The model.
+        method: The method that scores the batches.
+        steps: The numbers of points after which there are scores.
+        n_examples: The number of examples of the task.
+        spans: The spans that the scores are split by.
+        per_example: Whether the scores of every example are kept, too.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        method: Method,
+        steps: Sequence[int],
+        n_examples: int,
+        spans: Labels | None,
+        per_example: bool,
+    ) -> None:
+        self.model, self.method, self.steps, self.n_examples, self.spans = model, method, steps, n_examples, spans
+        self.split: Split | None = None
+        if spans is not None:
+            self.split = partial(_rows_of_spans, len(spans.names))
+        elif per_example and isinstance(method, Path) and method.of != "nodes":
+            self.split = rows_of_examples
+        shape = () if spans is None else (len(spans.names),)
+        pairs = (model.graph.n_sources, model.graph.n_targets)
+        self._totals = torch.zeros((len(steps), *shape, *pairs), dtype=torch.float64, device="cpu")
+        # Forward and backward passes. Batches of one task may differ where a path depends on the prompts.
+        self._passes = torch.zeros((len(steps), 2), device="cpu")
+        # Zeros, so that the sum over ranks puts every example's scores in their place.
+        self._examples = torch.zeros((n_examples, *pairs), dtype=torch.float32, device="cpu") if per_example else None
+
+    @property
+    def n_results(self) -> int:
+        """How many matrices of scores are summed."""
+        return len(self.steps) * (1 if self.spans is None else len(self.spans.names))
+
+    def of_batch(self, batch: Pairs, results: BatchScores) -> BatchScores:
+        """The sums over a batch; the scores of its examples are kept if they were asked for."""
+        if self._examples is None:
+            return results
+        [(scores, passes)] = results
+        scores = scores[None] if self.split is None else scores
+        self._examples[batch.index] = scores.float()
+        return [(scores.sum(0), passes)]
+
+    def add(self, results: BatchScores) -> None:
+        """Add the scores of a batch."""
+        for i, (scores, passes) in enumerate(results):
+            self._totals[i] += scores
+            self._passes[i] = self._passes[i].maximum(torch.tensor([passes.forward, passes.backward], device="cpu"))
+
+    def scores(self, about: dict[str, Any], positions: str | None) -> list[Scores]:
+        """The means over the examples of all ranks, for each number of points."""
+        graph, results = self.model.graph, []
+        totals, most = distributed.all_sum(self._totals), distributed.all_max(self._passes)
+        examples = None if self._examples is None else self._of_examples(distributed.all_sum(self._examples))
+        for steps, total, passes in zip(self.steps, totals, most.tolist(), strict=True):
+            counts = dict(zip(("forward", "backward"), (round(n, 2) for n in passes), strict=True))
+            whole = {name: int(n) if n.is_integer() else n for name, n in counts.items()}
+            own = {**about, "steps": steps, "passes": whole}
+            values = self._mean(total)
+            if self.spans is None:
+                results.append(Scores(graph, values, own, examples=examples))
+            else:
+                by_span = SpanScores(self.spans.names, values, self.spans.reach())
+                results.append(Scores.of_spans(graph, by_span, {**own, "positions": positions}))
+        return results
+
+    def _of_examples(self, values: Tensor) -> Tensor:
+        """The scores of every example, (example, source, target), in the form of ``_mean``."""
+        graph = self.model.graph
+        if self.method.of == "nodes":
+            return torch.stack([over_edges(graph, one[:, graph.logits]) for one in values])
+        return values * graph.mask
+
+    def _mean(self, total: Tensor) -> Tensor:
+        graph = self.model.graph
+        values = (total / self.n_examples * graph.mask).float()
+        if not values.isfinite().all():
+            raise GradpathError(
+                f"the sum of {self.method.name}'s scores on {self.model.name or 'this model'} is too large for "
+                "float32, though the scores of every batch are finite. Scale the metric down."
+            )
+        if self.method.of == "nodes":
+            return over_edges(graph, values[:, graph.logits])
+        return values
+
+
+def rows_of_examples(batch: Pairs) -> list[Tensor]:
+    """The rows of each example of a batch."""
+    length = batch.clean.shape[1] - batch.start
+    return [torch.arange(i * length, (i + 1) * length, device="cpu") for i in range(len(batch))]
+
+
+def _rows_of_spans(n_spans: int, batch: Pairs) -> list[Tensor]:
+    """The rows of a batch's suffix that are in each span."""
+    assert batch.spans is not None
+    at = batch.spans[:, batch.start :].flatten()
+    return [(at == i).nonzero()[:, 0] for i in range(n_spans)]

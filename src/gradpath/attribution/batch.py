@@ -9,7 +9,7 @@ itself moves it (``whole``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from gradpath.ablation import Ablation
-from gradpath.attribution.contraction import Writes, node_writes, write_differences
-from gradpath.attribution.methods import Pair, Path, Points, Unscored
+from gradpath.attribution.methods import Method, Pair, Path, Unscored
 from gradpath.errors import InputError
 from gradpath.graph import QKV
 from gradpath.limits import RUN_AT_ONCE
-from gradpath.model.transformer import Past, Run, Transformer
-from gradpath.runtime import distributed
+from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32
 from gradpath.sweep import Places, places_by_head, places_in_prompts, places_in_run
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs
@@ -37,19 +35,40 @@ class Passes:
     forward: float = 0.0
     backward: float = 0.0
 
-    @property
-    def counted(self) -> dict[str, int | float]:
-        """As plain numbers, integers where they are whole."""
-        rounded = {name: round(n, 2) for name, n in vars(self).items()}
-        return {name: int(n) if n.is_integer() else n for name, n in rounded.items()}
 
-    def or_more(self, other: Passes) -> Passes:
-        """The larger of each count: batches of one task may differ where a path depends on the prompts."""
-        return Passes(max(self.forward, other.forward), max(self.backward, other.backward))
+@dataclass(frozen=True)
+class Writes:
+    """What the nodes wrote on the clean prompts minus what they wrote on the corrupted ones."""
 
-    def most_of_any_rank(self) -> Passes:
-        most = distributed.all_max(torch.tensor([self.forward, self.backward], device="cpu"))
-        return Passes(*most.tolist())
+    input: Tensor  # (row, d_model)
+    heads: list[Tensor]  # per layer (head, row, d_head): ``written``
+    mlps: list[Tensor]  # per layer (row, d_model)
+
+
+def node_writes(x: Tensor, layers: Iterable[LayerRun]) -> list[Tensor]:
+    """What the nodes of a run write, (batch, pos, ...), detached: input, then every layer's heads, then every MLP."""
+    written = [(layer.written.detach(), layer.mlp_out.detach()) for layer in layers]
+    return [x.detach(), *(heads for heads, _ in written), *(mlp for _, mlp in written)]
+
+
+def write_differences(before: list[Tensor], after: list[Tensor]) -> Writes:
+    """The differences of all nodes' writes in two runs, as ``node_writes`` gives them."""
+    parts = [(at_least_float32(a) - at_least_float32(b)).flatten(0, 1) for a, b in zip(before, after, strict=True)]
+    n_layers = len(parts) // 2
+    heads = [part.transpose(0, 1).contiguous() for part in parts[1 : 1 + n_layers]]
+    return Writes(parts[0], heads, parts[1 + n_layers :])
+
+
+def write_of(model: Transformer, writes: Writes, source: int) -> Tensor:
+    """x_u - x'_u of one source, (row, d_model)."""
+    if source == 0:
+        return writes.input
+    layer, head = model.graph.place_of_source(source)
+    if head == model.arch.n_heads:
+        return writes.mlps[layer]
+    a = model.arch
+    w_o = at_least_float32(model.layers[layer].w_write).view(a.d_model, a.n_heads, a.d_head)[:, head]
+    return writes.heads[layer][head] @ w_o.T
 
 
 @dataclass(frozen=True)
@@ -195,10 +214,6 @@ class BatchRuns:
         prefix = self._leaf(point[..., : self.start, :])
         return self._run(point, prefix, self.model.prefix(prefix))
 
-    def metric_at(self, here: PointRun) -> Tensor:
-        """The metric of each example at each stacked point, (point, batch)."""
-        return self.metric_of(here.final)
-
     def metric_of(self, final: Tensor) -> Tensor:
         """The metric, from what ``logits`` reads at each last position, (point batch, d_model), as (point, batch)."""
         final = final.view(-1, len(self.batch), final.shape[-1])
@@ -229,28 +244,24 @@ def run_path(runs: BatchRuns, path: Path, options: dict[str, Any]) -> Iterator[t
     Of a stack, ``runs.at_once`` points are run at a time. A ``PointRun`` holds its autograd graph: it is freed
     before the next point is run, provided that the caller drops it too.
     """
-    points = path.build(runs.pair, **options)
-    requested = next(points, None)
-    while requested is not None:
+    points, here = path.build(runs.pair, **options), None
+    while True:
+        try:
+            requested = points.send(here)  # nothing comes back for a stack
+        except StopIteration:
+            requested = None
+        here = None
+        runs.release()
+        if requested is None:
+            return
         scored = not isinstance(requested, Unscored)
         point = requested.point if isinstance(requested, Unscored) else requested
         if isinstance(point, Tensor) and point.ndim == 4:
             for group in torch.split(point, runs.at_once):
                 yield runs.run_point(group), scored
-            requested = _next(points, None)
         else:
             here = runs.run_point(point)
             yield here, scored
-            requested = _next(points, here)
-            del here
-        runs.release()
-
-
-def _next(points: Points, here: PointRun | None) -> Tensor | Unscored | None:
-    try:
-        return points.send(here)  # type: ignore[arg-type]  # nothing comes back for a stack
-    except StopIteration:
-        return None
 
 
 def repeated(past: Past, n_points: int) -> Past:
@@ -260,16 +271,20 @@ def repeated(past: Past, n_points: int) -> Past:
     return Past(past.keys.repeat(n_points, 1, 1, 1), past.values.repeat(n_points, 1, 1, 1))
 
 
-def places_on_path(model: Transformer, metric: Metric, path: Path, options: dict[str, Any], single: Pairs) -> Places:
-    """All of one example's attribution: the two prompts, every point of the path, the gradients there."""
+def places_on_path(
+    model: Transformer, metric: Metric, method: Method, options: dict[str, Any], single: Pairs
+) -> Places:
+    """All of one example's attribution: the two prompts, every point of a path, the gradients there."""
     yield from places_in_prompts(model, metric, single)
+    if not isinstance(method, Path):
+        return
     with torch.enable_grad():
-        model = replace(model, rules=path.rules(options))
-        runs = BatchRuns(model, single.to(model.device), metric, path.whole(options))
-        for number, (here, scored) in enumerate(run_path(runs, path, options), start=1):
+        model = replace(model, rules=method.rules(options))
+        runs = BatchRuns(model, single.to(model.device), metric, method.whole(options))
+        for number, (here, scored) in enumerate(run_path(runs, method, options), start=1):
             where = f"at {'point' if scored else 'an unscored point,'} {number} of the path"
             yield from places_in_run(where, here.point, here.run, here.logits)
-            value = runs.metric_at(here)
+            value = runs.metric_of(here.final)
             yield f"the metric {where}", value
             if scored and value.requires_grad:
                 yield from _places_in_gradients(where, here.run, value)

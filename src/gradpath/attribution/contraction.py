@@ -20,53 +20,19 @@ at a time, in float32 (in float64 for a model that is).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from gradpath.attribution.batch import Writes
 from gradpath.errors import InputError
 from gradpath.limits import CHUNK
 from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.transformer import LayerRun, Run, Transformer, at_least_float32, same_device, to_device_of
 
 Rows = slice | Tensor  # some of the rows: a stretch, or their indices
-
-
-@dataclass(frozen=True)
-class Writes:
-    """What the nodes wrote on the clean prompts minus what they wrote on the corrupted ones."""
-
-    input: Tensor  # (row, d_model)
-    heads: list[Tensor]  # per layer (head, row, d_head): ``written``
-    mlps: list[Tensor]  # per layer (row, d_model)
-
-
-def node_writes(x: Tensor, layers: Iterable[LayerRun]) -> list[Tensor]:
-    """What the nodes of a run write, (batch, pos, ...), detached: input, then every layer's heads, then every MLP."""
-    written = [(layer.written.detach(), layer.mlp_out.detach()) for layer in layers]
-    return [x.detach(), *(heads for heads, _ in written), *(mlp for _, mlp in written)]
-
-
-def write_differences(before: list[Tensor], after: list[Tensor]) -> Writes:
-    """The differences of all nodes' writes in two runs, as ``node_writes`` gives them."""
-    parts = [(at_least_float32(a) - at_least_float32(b)).flatten(0, 1) for a, b in zip(before, after, strict=True)]
-    n_layers = len(parts) // 2
-    heads = [part.transpose(0, 1).contiguous() for part in parts[1 : 1 + n_layers]]
-    return Writes(parts[0], heads, parts[1 + n_layers :])
-
-
-def write_of(model: Transformer, writes: Writes, source: int) -> Tensor:
-    """x_u - x'_u of one source, (row, d_model)."""
-    if source == 0:
-        return writes.input
-    layer, head = model.graph.place_of_source(source)
-    if head == model.arch.n_heads:
-        return writes.mlps[layer]
-    a = model.arch
-    w_o = at_least_float32(model.layers[layer].w_write).view(a.d_model, a.n_heads, a.d_head)[:, head]
-    return writes.heads[layer][head] @ w_o.T
 
 
 @dataclass

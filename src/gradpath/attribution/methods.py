@@ -116,7 +116,7 @@ class Method:
 METHODS = Registry[Method](
     "method",
     [
-        *(f"gradpath.attribution.paths.{module}" for module in ("line", "gradpath", "rules", "experimental")),
+        "gradpath.attribution.paths",
         *(f"gradpath.attribution.direct.{module}" for module in ("exact", "atp_star", "activations")),
     ],
 )

@@ -20,7 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradpath.attribution.contraction import Writes, gradients_at, summed
+from gradpath.attribution.batch import Writes
+from gradpath.attribution.contraction import gradients_at, summed
 from gradpath.graph import Graph
 from gradpath.model.transformer import Run, Transformer, at_least_float32
 

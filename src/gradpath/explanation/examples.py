@@ -16,9 +16,8 @@ from torch import Tensor
 
 from gradpath import defaults
 from gradpath.ablation import Ablation, ablation_of, all_positions
-from gradpath.attribution.attribute import score_batch
+from gradpath.attribution.attribute import rows_of_examples, score_batch
 from gradpath.attribution.methods import Path, find_method
-from gradpath.attribution.sums import rows_of_examples
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError
 from gradpath.evaluation.evaluate import named_positions

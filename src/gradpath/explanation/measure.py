@@ -27,8 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.ablation import Ablation, ablation_of, all_positions
-from gradpath.attribution.batch import BatchRuns
-from gradpath.attribution.contraction import Writes
+from gradpath.attribution.batch import BatchRuns, Writes
 from gradpath.attribution.node_scores import NodeReads
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
@@ -271,7 +270,7 @@ def node_reads(here: BatchWork) -> NodeReads:
     """The gradients at what the nodes write, on the clean and on the corrupted prompts."""
     reads = NodeReads()
     for point in (here.runs.clean, here.runs.corrupted):
-        reads.add(here.model, point.run, here.runs.metric_at(point))
+        reads.add(here.model, point.run, here.runs.metric_of(point.final))
     return reads
 
 
@@ -301,7 +300,7 @@ def _effects(model: Transformer, writes: Writes, reads: NodeReads, sources: Sequ
 def direct_effects(here: BatchWork) -> Float[Tensor, "batch source"]:
     """The metric less the metric when the edge from a node to ``logits`` alone is corrupted."""
     clean = here.runs.clean
-    final, metric = clean.final, here.runs.metric_at(clean)[0]
+    final, metric = clean.final, here.runs.metric_of(clean.final)[0]
     effects = []
     for at in range(0, len(here.sources), _TOGETHER):
         lost = [

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradpath.attribution.batch import BatchRuns, PointRun, run_path
-from gradpath.attribution.contraction import write_of
+from gradpath.attribution.batch import BatchRuns, PointRun, run_path, write_of
 from gradpath.attribution.methods import find_path
 from gradpath.graph import QKV
 from gradpath.limits import Limits
@@ -119,7 +118,7 @@ def _follow(
 
 def _quantities(runs: BatchRuns, here: PointRun, difference: Tensor, target: int) -> Tensor:
     """The three quantities at a point, (quantity, batch)."""
-    metric = runs.metric_at(here)[0]
+    metric = runs.metric_of(here.final)[0]
     at = torch.arange(runs.start, runs.start + here.suffix.shape[1], device=metric.device)
     # Positions before an example's first difference are in the suffix only because of others in the batch.
     counts = at >= runs.batch.first[:, None]

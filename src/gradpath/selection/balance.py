@@ -26,10 +26,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.ablation import ablation_of, all_positions
-from gradpath.attribution.attribute import score_batch
+from gradpath.attribution.attribute import rows_of_examples, score_batch
 from gradpath.attribution.batch import places_on_path
 from gradpath.attribution.methods import METHODS, Path
-from gradpath.attribution.sums import rows_of_examples
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.limits import Limits

@@ -34,8 +34,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradpath.attribution.batch import BatchRuns, repeated
-from gradpath.attribution.contraction import Reads, contract, write_of
+from gradpath.attribution.batch import BatchRuns, repeated, write_of
+from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import method
 from gradpath.limits import CHUNK
 from gradpath.model.transformer import Transformer, at_least_float32
@@ -95,7 +95,7 @@ def _slopes(runs: BatchRuns, drop: bool) -> Iterator[tuple[Reads, list[Tensor]]]
     streams = [*(layer.attn_in for layer in run.layers[1:]), run.final_in]  # above each layer
     gathered = [layer.z for layer in run.layers]
     reads = Reads()
-    plain = reads.add(runs.model, run, runs.metric_at(runs.clean), also=[*gathered, *streams])
+    plain = reads.add(runs.model, run, runs.metric_of(runs.clean.final), also=[*gathered, *streams])
     runs.passes.backward += 1
     yield reads, list(plain[:n_layers])
     for layer in range(1, n_layers if drop else 1):

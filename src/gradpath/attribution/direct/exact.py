@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradpath.attribution.batch import BatchRuns, repeated
-from gradpath.attribution.contraction import write_of
+from gradpath.attribution.batch import BatchRuns, repeated, write_of
 from gradpath.attribution.methods import method
 from gradpath.errors import UsageError
 from gradpath.graph import QKV, Graph

@@ -1,0 +1,305 @@
+"""The built-in paths: the straight line between the prompts, GradPath, one point with rules of its own.
+
+The last ones were tried and did not win: docs/results has what they measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradpath.attribution.methods import Options, Pair, Points, PointView, Unscored, path
+from gradpath.errors import UsageError, warn
+from gradpath.limits import RUN_AT_ONCE
+from gradpath.model.architecture import Rules
+from gradpath.model.transformer import Transformer
+from gradpath.tasks.task import Pairs
+
+# Literal steps are out of scale where the whole path is longer, or shorter, than the way to x' by this factor.
+OUT_OF_SCALE = 1.5
+
+
+@path("eap", nodes="nap", at_clean=lambda _: True)
+def eap(pair: Pair) -> Points:
+    """Edge attribution patching: the gradient at the clean prompt."""
+    yield pair.clean
+
+
+@path("clean-corrupted")
+def clean_corrupted(pair: Pair) -> Points:
+    """The mean of the gradients at the clean and at the corrupted prompt."""
+    yield pair.clean
+    yield pair.corrupted
+
+
+@path("eap-ig", nodes="nap-ig", at_clean=lambda options: options["steps"] == 1 and options["end"] == "clean")
+def eap_ig(pair: Pair, *, steps: int = 5, end: Literal["clean", "corrupted", "middle"] = "clean") -> Points:
+    """Integrated gradients: the straight line x' + (j/k)(x - x'), j = 1..k.
+
+    The paper's Eq. 3 and 5. ``end`` is the end of each of the k stretches that is a point: ``clean`` as in the
+    paper, ``corrupted`` for j = 0..k-1 as in the current EAP-IG library, or the ``middle``.
+    """
+    if end == "middle":
+        inner = [(j + 0.5) / steps for j in range(steps)]
+    else:
+        yield pair.clean if end == "clean" else pair.corrupted
+        inner = [j / steps for j in range(1, steps)]
+    yield from stacks(pair, inner)
+
+
+def stacks(pair: Pair, fractions: Sequence[float | Tensor]) -> Points:
+    """Points of the line in stacks: they do not depend on each other, and a long line never exists as a whole."""
+    for at in range(0, len(fractions), RUN_AT_ONCE):
+        some = fractions[at : at + RUN_AT_ONCE]
+        yield torch.stack([pair.corrupted + f * (pair.clean - pair.corrupted) for f in some])
+
+
+def warn_of_scale(model: Transformer, pairs: Pairs, options: Options) -> None:
+    """Say so where unit steps have nothing to do with the distance between the prompts."""
+    if options["stride"] != "unit":
+        return
+    differs = pairs.clean != pairs.corrupted
+    clean, corrupted = (model.embed(ids[differs][None].to(model.device))[0] for ids in (pairs.clean, pairs.corrupted))
+    squares = torch.zeros(len(pairs), dtype=torch.float64, device="cpu")
+    squares.index_add_(0, differs.nonzero()[:, 0], (clean - corrupted).double().square().sum(-1).cpu())
+    apart, length = float(squares.sqrt().median()), options["steps"] - options["start"] - options["pin_end"]
+    if 0 < apart * OUT_OF_SCALE < length or apart > OUT_OF_SCALE * length > 0:
+        warn(
+            f"literal GradPath is out of scale here: its {length} steps of length 1 go {length / apart:.3g} times as "
+            f"far as the corrupted prompts lie from the clean ones (median {apart:.3g}). Leave stride=unit out for "
+            "steps that fit."
+        )
+
+
+def _moves_all(options: Options) -> bool:
+    return bool(options["move"] == "all" or (options["move"] == "auto" and options["stride"] == "unit"))
+
+
+@path("eap-gp", nodes="nap-gp", whole=_moves_all, check=warn_of_scale)
+def eap_gp(
+    pair: Pair,
+    *,
+    steps: int = 5,
+    start: bool = False,
+    pin_end: bool = False,
+    norm: Literal["example", "position"] = "example",
+    outputs: Literal["last", "all"] = "last",
+    stride: Literal["matched", "unit"] = "matched",
+    move: Literal["auto", "differing", "all"] = "auto",
+) -> Points:
+    r"""GradPath: gradient descent from the clean prompt towards the output of the corrupted one.
+
+    The paper's Eq. 7-9 and Algorithm 1, G being the logits::
+
+        gamma_0 = x,   g_j = d ||G(gamma_(j-1)) - G(x')||^2 / d gamma_(j-1)
+        gamma_j = gamma_(j-1) - s g_j / ||g_j||,   points gamma_1 .. gamma_k
+
+    The equations have s = 1, a length that means something else in the embedding space of each model, and do not
+    lead to x', where the text says that the path ends. By default the path is tied to the prompts instead: the
+    steps have length s = ||x - x'|| / k, only positions in which the prompts differ move, and gamma_k = x'.
+    ``steps`` is always the number k of scored points. What the paper leaves open are options:
+
+    ``stride``   ``matched`` to the distance of the prompts, as above; or of length 1, as in the equations.
+    ``start``    gamma_0 is the first point, so that k = 1 is EAP and, with ``matched``, k = 2 is the mean of clean
+                 and corrupted, as the paper says of both. There are k - 1 steps.
+    ``pin_end``  with ``unit``, the last point is x' itself. ``matched`` steps always end there.
+    ``norm``     lengths are taken over an example's positions and dimensions, or per position. Never over
+                 the batch: a score would then depend on the batch size.
+    ``outputs``  G is the logits at the last position, or at all real positions.
+    ``move``     the positions that move: those that differ, or all; ``auto`` is all with ``unit`` alone.
+    """
+    axes = (-2, -1) if norm == "example" else (-1,)
+    moves = steps - start
+    ends = (stride == "matched" or pin_end) and moves > 0  # at x', which is the goal, too: one run serves both
+    goal = [x.detach() for x in (yield pair.corrupted if ends else Unscored(pair.corrupted)).outputs(outputs)]
+    everywhere = _moves_all({"move": move, "stride": stride})
+
+    def descended(here: PointView) -> Tensor:
+        g = downhill(here, goal, outputs)
+        if not everywhere:
+            g = g * pair.differs[..., None]
+        # An example without a gradient has no direction: it stays where it is.
+        tiny = torch.finfo(g.dtype).tiny
+        step = g / g.norm(dim=axes, keepdim=True).clamp_min(tiny)
+        if stride == "matched":
+            step = step * (pair.clean - pair.corrupted).norm(dim=axes, keepdim=True) / moves
+        moved: Tensor = here.point - step
+        return moved
+
+    point: Tensor | Unscored = pair.clean if start else Unscored(pair.clean)
+    for _ in range(moves - ends):
+        # The run at the point gets no name, so its autograd graph is freed before the next point is run.
+        point = descended((yield point))
+    yield point
+
+
+def downhill(here: PointView, goal: Sequence[Tensor], where: Literal["last", "all"]) -> Tensor:
+    """The gradient at a point of the squared distance of its output from the goal."""
+    gap = sum(((a - b) ** 2).flatten(1).sum(1) for a, b in zip(here.outputs(where), goal, strict=True))
+    assert isinstance(gap, Tensor)
+    return here.gradient(gap)
+
+
+@path("relp", at_clean=lambda _: True, rules=lambda options: Rules(**options))
+def relp(
+    pair: Pair, *, norm: bool = True, attention: bool = True, gate: bool = True, activation: bool = True
+) -> Points:
+    r"""Relevance patching: the gradient at the clean prompt, with norms and patterns held fixed and secants for slopes.
+
+    Jafari, Eberle, Khakzar and Nanda (2025, arXiv 2508.21258) replace the gradient of attribution patching by the
+    coefficients of layer-wise relevance propagation. Each rule is the gradient of a forward pass in which some
+    quantities, marked [ ], are held constant::
+
+        norm        y = (x - mean) / [sigma]                   LN-rule: Ali et al. 2022
+        attention   z = sum over keys of [pattern] v           AH-rule: Ali et al. 2022
+        gate        a b = (a b + [a b]) / 2                    half-rule: Arras et al. 2019, Jafari et al. 2024
+        activation  f(x) = x [f(x) / x]                        identity-rule: Jafari et al. 2024
+        linear      unchanged, the bias getting nothing        0-rule
+
+    The rule for norms holds for all of them: before and after attention and MLP, the last one, and those of
+    queries and keys. That for activations is the rule for soft caps, too. Constant patterns mean that nothing
+    comes back to queries and keys: all edges into <q> and <k> score 0. With ``attention=false`` they have the
+    gradient's. The weights with which a router adds up experts are held constant by the same rule.
+
+    The options are the rules, each of which can be switched off; without any it is EAP.
+    """
+    yield pair.clean
+
+
+def _gim_rules(options: Options) -> Rules:
+    if options["temperature"] <= 0:
+        raise UsageError(f"temperature must be above 0: got {options['temperature']!r}.")
+    return Rules(**options)
+
+
+@path("gim", at_clean=lambda _: True, rules=_gim_rules)
+def gim(pair: Pair, *, temperature: float = 2.0, norm: bool = True, products: bool = True, gate: bool = True) -> Points:
+    r"""Gradient interaction modifications: the gradient at the clean prompt, with a softer softmax and split products.
+
+    They account for self-repair. Edin, Csordás, Ruotsalo, Wu, Maistro, Huang, Christensen and Maaløe (2025, arXiv
+    2505.17630) find that a softmax hides what matters: where two keys carry the same, attention moves to the other
+    one when either is taken away, so the gradient of both is small. GIM changes the backward pass in three ways::
+
+        softmax     its slope is taken at the logits divided by T = 2: d p_i = s_i (d l_i - sum over j of s_j d l_j),
+                    s = softmax(l / T)
+        norm        y = (x - mean) / [sigma]
+        products    a b = (a b + [a b]) / 2, for queries times keys, patterns times values, and gated products
+
+    The last rule gives queries and keys a quarter of their gradient, since it passes two products, and values and the
+    two sides of a gated MLP half of theirs. The forward pass is the model's. In the authors' code the factors for
+    gated products came later than the others; ``gate=false`` leaves them out.
+
+    ``temperature`` is that of the softmax in the backward pass; the other options are rules that can be switched
+    off. Without any, and at temperature 1, it is EAP.
+    """
+    yield pair.clean
+
+
+# Paths that were tried and did not win.
+
+
+@path("eap-moves")
+def eap_moves(pair: Pair, *, steps: int = 5) -> Points:
+    r"""The straight line, sampled where the output moves: at equal shares of the distance the logits travel.
+
+    Where the logits hardly change along the line, gradients say little, and equal distances waste points there.
+    So 2 k forward passes along the line measure how far the logits travel between them, and the k points lie at
+    the shares (j - 1/2) / k of that distance, for each example separately.
+    """
+    probes = 2 * steps
+    line = pair.clean - pair.corrupted
+    before = (yield Unscored(pair.corrupted)).outputs("last")[0].detach()
+    legs = []
+    for i in range(1, probes + 1):
+        at = pair.clean if i == probes else pair.corrupted + i / probes * line
+        here = (yield Unscored(at)).outputs("last")[0].detach()
+        legs.append((here - before).norm(dim=-1))
+        before = here
+    way = torch.stack(legs).cumsum(0)  # (probe, batch)
+    fractions = [_where(way, (j + 0.5) / steps) for j in range(steps)]
+    yield from stacks(pair, [f[:, None, None].to(line.dtype) for f in fractions])
+
+
+def _where(way: Tensor, share: float) -> Tensor:
+    """The fraction of the line at which the logits have travelled this share of ``way`` (probe, batch), (batch,)."""
+    goal = share * way[-1]
+    leg = (way < goal).sum(0).clamp(max=len(way) - 1)[None]
+    end = way.gather(0, leg)[0]
+    begin = torch.where(leg[0] > 0, way.gather(0, (leg - 1).clamp(min=0))[0], 0)
+    # Where the output does not move at all, the middle is as good as any.
+    part = torch.where(end > begin, (goal - begin) / (end - begin), 0.5)
+    return torch.where(way[-1] > 0, (leg[0] + part) / len(way), share)
+
+
+@path("eap-boxed")
+def eap_boxed(pair: Pair, *, steps: int = 5) -> Points:
+    """GradPath that stays between the prompts: steps of ||x - x'|| / k, clipped to the box of x and x'.
+
+    Each coordinate stays in the interval between its two ends.
+    """
+    goal = [logits.detach() for logits in (yield Unscored(pair.corrupted)).outputs("last")]
+    low, high = torch.minimum(pair.clean, pair.corrupted), torch.maximum(pair.clean, pair.corrupted)
+    length = (high - low).norm(dim=(-2, -1), keepdim=True) / steps
+
+    def descended(here: PointView) -> Tensor:
+        g = downhill(here, goal, "last")
+        # Coordinates that are the same in both prompts, or that would leave the box at once, have no say.
+        g = torch.where(g > 0, g * (here.point > low), g * (here.point < high))
+        tiny = torch.finfo(g.dtype).tiny
+        moved = here.point - length * g / g.norm(dim=(-2, -1), keepdim=True).clamp_min(tiny)
+        return torch.minimum(torch.maximum(moved, low), high)
+
+    point: Tensor | Unscored = Unscored(pair.clean)
+    for _ in range(steps):
+        point = descended((yield point))
+    yield point
+
+
+@path("eap-monotone")
+def eap_monotone(pair: Pair, *, steps: int = 5) -> Points:
+    r"""From x to x', moving the coordinates that change the output least first, 1/k of the distance at a time.
+
+    After guided integrated gradients (Kapishnikov et al. 2021). The distance is the sum of |x - x'| over an
+    example's coordinates. Each step sets those of smallest gradient to x' until another 1/k of it is done.
+    The gradient is that of the squared distance of the logits from the corrupted prompt's. The points are
+    gamma_0 = x .. gamma_(k-1); gamma_k would be x'.
+    """
+    goal = [logits.detach() for logits in (yield Unscored(pair.corrupted)).outputs("last")]
+    total = (pair.clean - pair.corrupted).abs().flatten(1).sum(1, keepdim=True)
+
+    def moved(here: PointView, behind: float) -> Tensor:
+        order = downhill(here, goal, "last").abs().flatten(1).argsort(dim=1, stable=True)
+        left = (here.point - pair.corrupted).abs().flatten(1)
+        # What is there already has no way left: it may come first in the order, and moves nothing.
+        after = left.gather(1, order).cumsum(1) + total - left.sum(1, keepdim=True)
+        going = torch.zeros_like(left, dtype=torch.bool)
+        going.scatter_(1, order, after <= total * behind)
+        return torch.where(going.view_as(here.point), pair.corrupted, here.point)
+
+    point = pair.clean
+    for step in range(1, steps):
+        point = moved((yield point), step / steps)
+    yield point
+
+
+@path("eap-average")
+def eap_average(pair: Pair, *, steps: int = 5) -> Points:
+    """The mean of three paths of k points: eap-ig, eap-moves and eap-gp.
+
+    All three have the same number of points, so this is the mean of their scores.
+    """
+    yield from eap_ig(pair, steps=steps)
+    yield from eap_moves(pair, steps=steps)
+    yield from eap_gp(pair, steps=steps)
+
+
+@path("eap-integral", increments=True)
+def eap_integral(pair: Pair, *, steps: int = 5) -> Points:
+    """The path integral along the straight line: gradients times the change of the nodes' own writes."""
+    yield pair.clean
+    for j in range(1, steps):
+        yield pair.clean + j / steps * (pair.corrupted - pair.clean)
+    yield pair.corrupted
