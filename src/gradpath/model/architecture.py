@@ -84,7 +84,7 @@ class Architecture:
 class Rules:
     """Backward rules for the nonlinear parts of the model: the derivative, or, where true, another rule.
 
-    The forward pass is the same under all of them. ``relp`` and ``gim`` in ``attribution.paths`` explain why they exist.
+    The forward pass is the same under all of them. ``attribution.paths`` explains them (``relp``, ``gim``).
     """
 
     norm: bool = False  # the denominator of a norm is a constant

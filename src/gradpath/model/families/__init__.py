@@ -2,8 +2,8 @@
 
 An adapter is a function of a ``Checkpoint``, registered with ``@family`` under the ``model_type`` of its
 configuration. It refuses by name what it does not implement (``checkpoint``), and leaves most of the work to
-``decoder``. To add a family, write its file and add it to ``MODULES`` below. ``docs/own-family.md`` explains it for
-those who have a family of their own.
+``decoder``. Related families share a file; a new file is added to ``MODULES`` below. ``docs/own-family.md`` explains
+how to write an adapter.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _DO_NOT_FIT = {
 REFUSED = {name: reason for reason, names in _DO_NOT_FIT.items() for name in names.split()}
 GUIDE = "docs/own-family.md"  # on the site, "Your own model family"
 
-MODULES = "gpt llama gemma olmo phi stablelm starcoder2 alibi falcon cohere mixture deepseek"
+MODULES = "gpt llama gemma bloom mixture deepseek"
 FAMILIES = Registry[Family]("model family", [f"{__name__}.{module}" for module in MODULES.split()])
 
 

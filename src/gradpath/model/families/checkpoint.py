@@ -98,7 +98,7 @@ class Checkpoint:
             )
         return value
 
-    def activation(self, name: str = "hidden_act") -> str:
+    def activation(self, name: str) -> str:
         """The name of the activation function, from the setting of that name."""
         return str(self.only(name, ACTIVATIONS))
 

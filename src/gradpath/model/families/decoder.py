@@ -48,6 +48,7 @@ class Names:
 
 
 LLAMA = Names()
+_EPS = {"rms": ("rms_norm_eps",), "layer": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "rms_norm_eps")}
 
 
 def read_architecture(
@@ -65,26 +66,30 @@ def read_architecture(
     Args:
         source: The checkpoint.
         norm: The kind of its norms.
-        eps: The constant in the norms; ``rms_norm_eps`` by default.
-        activation: The activation of the MLP; ``hidden_act`` by default.
+        eps: The constant in the norms; by default ``rms_norm_eps``, or ``layer_norm_eps`` and the like.
+        activation: The activation of the MLP; by default ``hidden_act`` or ``activation_function``.
         gated: Whether the MLP has a gate.
-        n_kv_heads: The number of heads with keys and values of their own; ``num_key_value_heads`` by default.
+        n_kv_heads: The number of heads with keys and values of their own; by default ``num_key_value_heads``, or all.
         parallel: Whether attention and MLP read the same residual stream.
 
     Returns:
         The architecture.
     """
     config = source.config
+    if eps is None:
+        eps = next(getattr(config, name) for name in _EPS[norm] if hasattr(config, name))
+    if activation is None:
+        activation = source.activation("hidden_act" if hasattr(config, "hidden_act") else "activation_function")
     return Architecture(
         family=source.family,
         n_layers=config.num_hidden_layers,
         n_heads=config.num_attention_heads,
-        n_kv_heads=config.num_key_value_heads if n_kv_heads is None else n_kv_heads,
+        n_kv_heads=n_kv_heads or getattr(config, "num_key_value_heads", config.num_attention_heads),
         d_head=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         d_model=config.hidden_size,
         norm=norm,
-        norm_eps=config.rms_norm_eps if eps is None else eps,
-        activation=source.activation() if activation is None else activation,
+        norm_eps=eps,
+        activation=activation,
         gated=gated,
         parallel=parallel,
     )
@@ -160,22 +165,24 @@ def read_layer(
 def read_model(
     source: Checkpoint,
     arch: Architecture,
-    layers: Sequence[Layer],
+    layers: Sequence[Layer] | None = None,
     names: Names = LLAMA,
     rotary: Sequence[Rotary] | None = None,
 ) -> Transformer:
-    """The model with these layers.
+    """The model with some layers.
 
     Args:
         source: The checkpoint.
         arch: Its architecture.
-        layers: Its layers.
-        names: The names of the embedding and of the last norm.
+        layers: Its layers; by default those of ``read_layer`` without further options.
+        names: The names of the weights.
         rotary: The rotations that its layers choose from; by default the one of the configuration.
 
     Returns:
         The model.
     """
+    if layers is None:
+        layers = [read_layer(source, arch, index, names) for index in range(arch.n_layers)]
     embedding, final = source.need(f"{source.stem}.{names.embedding}.weight"), f"{source.stem}.{names.final_norm}"
     ones = torch.ones_like(embedding[0])
     return Transformer(

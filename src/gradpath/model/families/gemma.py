@@ -31,8 +31,7 @@ def from_gemma(source: Checkpoint) -> Transformer:
     source.only("use_bidirectional_attention", [None, False])
     source.ignore("hidden_activation")  # in some configurations, but transformers uses hidden_act
     arch = read_architecture(source)
-    layers = [read_layer(source, arch, index, GEMMA) for index in range(arch.n_layers)]
-    return replace(read_model(source, arch, layers, GEMMA), embedding_scale=arch.d_model**0.5)
+    return replace(read_model(source, arch, names=GEMMA), embedding_scale=arch.d_model**0.5)
 
 
 @family("gemma2", "Gemma 2 2B, 9B, 27B", supports=f"{_SHARED}, soft caps", bos=True)

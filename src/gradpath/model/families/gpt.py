@@ -121,14 +121,7 @@ def from_gpt_neo(source: Checkpoint) -> Transformer:
     config = source.config
     source.ignore("attention_types")  # transformers has computed attention_layers from it
     kinds = [source.check("attention_layers", kind, ["global", "local"]) for kind in config.attention_layers]
-    arch = read_architecture(
-        source,
-        norm="layer",
-        eps=config.layer_norm_epsilon,
-        activation=source.activation("activation_function"),
-        gated=False,
-        n_kv_heads=config.num_attention_heads,
-    )
+    arch = read_architecture(source, norm="layer", gated=False)
     layers = [
         read_layer(source, arch, index, GPT_NEO, scale=1.0, window=config.window_size if kind == "local" else None)
         for index, kind in enumerate(kinds)
@@ -140,15 +133,7 @@ def from_gpt_neo(source: Checkpoint) -> Transformer:
 @family("gptj", "GPT-J 6B", supports="parallel attention and MLP, partial interleaved rotary, biased logits")
 def from_gptj(source: Checkpoint) -> Transformer:
     config = source.config
-    arch = read_architecture(
-        source,
-        norm="layer",
-        eps=config.layer_norm_epsilon,
-        activation=source.activation("activation_function"),
-        gated=False,
-        n_kv_heads=config.num_attention_heads,
-        parallel=True,
-    )
+    arch = read_architecture(source, norm="layer", gated=False, parallel=True)
     width = int(source.check("rotary_dim", config.rotary_dim, range(2, arch.d_head + 1, 2)))
     rotary = Rotary(10000.0 ** (-torch.arange(0, width, 2, device=source.body.wte.weight.device) / width))
     layers = [read_layer(source, arch, index, GPTJ, interleaved=width) for index in range(arch.n_layers)]
@@ -158,17 +143,9 @@ def from_gptj(source: Checkpoint) -> Transformer:
 
 @family("gpt_neox", "Pythia, GPT-NeoX-20B", supports="parallel attention and MLP or not, partial rotary")
 def from_gpt_neox(source: Checkpoint) -> Transformer:
-    config = source.config
-    arch = read_architecture(
-        source,
-        norm="layer",
-        eps=config.layer_norm_eps,
-        gated=False,
-        n_kv_heads=config.num_attention_heads,
-        parallel=bool(config.use_parallel_residual),
-    )
-    layers = [read_layer(source, arch, index, GPT_NEOX) for index in range(arch.n_layers)]
-    return read_model(source, arch, layers, GPT_NEOX)
+    parallel = bool(source.config.use_parallel_residual)
+    arch = read_architecture(source, norm="layer", gated=False, parallel=parallel)
+    return read_model(source, arch, names=GPT_NEOX)
 
 
 @family("opt", "OPT 125m, 1.3b and larger, Galactica", supports="learned positions")
@@ -181,14 +158,6 @@ def from_opt(source: Checkpoint) -> Transformer:
     names = OPT
     if not config.layer_norm_elementwise_affine:
         names = replace(OPT, before_attention=None, before_mlp=None, final_norm=None)
-    arch = read_architecture(
-        source,
-        norm="layer",
-        eps=1e-5,  # the class of its norms is left with its default
-        activation=source.activation("activation_function"),
-        gated=False,
-        n_kv_heads=config.num_attention_heads,
-    )
-    layers = [read_layer(source, arch, index, names) for index in range(arch.n_layers)]
+    arch = read_architecture(source, norm="layer", eps=1e-5, gated=False)  # its norms have the default of their class
     positions = source.need("model.decoder.embed_positions.weight")[FIRST_POSITION:]
-    return replace(read_model(source, arch, layers, names, rotary=()), positions=positions)
+    return replace(read_model(source, arch, names=names, rotary=()), positions=positions)

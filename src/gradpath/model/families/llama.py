@@ -8,6 +8,19 @@ embeddings of neighbouring dimensions, fused gates and, since 0414, norms after 
 Granite has four multipliers: of embeddings, attention logits, what layers add, and logits. The last two are folded into
 the weights: that of what layers add into the output of attention and MLP, that of the logits into the gain of the last
 norm.
+
+The families at the end of this file change more. StarCoder2, StableLM, Phi-1 and 2, OLMo 1 and Cohere have LayerNorm,
+some with partial rotary embeddings, without a gate, or with attention and MLP in parallel after one shared norm.
+
+Phi-3 and 4 are Llama with fused weights. LongRoPE, in the Phi-3 models with a long context and in Phi-4 mini, has other
+frequencies for prompts beyond the original context. Shorter prompts are computed exactly, and longer ones are refused.
+
+OLMo 1 has LayerNorms without weights, and may clip queries, keys and values. OLMo 2 and 3 have their norms after
+attention and MLP instead of before, and one norm over all queries, or keys, of a layer. OLMo 3 adds sliding windows.
+
+Cohere's Command models have LayerNorm without shift, scaled logits, and rotate neighbouring dimensions of a head.
+Command R+ normalises the queries and keys of every head. In Cohere 2 (Command R7B and A) layers with a sliding window
+are rotated and the others are not.
 """
 
 from __future__ import annotations
@@ -15,9 +28,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from gradpath.model.architecture import Layer
+from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.families import family
 from gradpath.model.families.checkpoint import Checkpoint
 from gradpath.model.families.decoder import LLAMA, Names, read_architecture, read_layer, read_model
@@ -134,3 +148,148 @@ def _glm(source: Checkpoint, names: Names) -> Transformer:
     width = 2 * len(rotary.frequencies)
     layers = [read_layer(source, arch, index, names, interleaved=width) for index in range(arch.n_layers)]
     return read_model(source, arch, layers, names, [rotary])
+
+
+STARCODER2 = Names(mlp_in=["mlp.c_fc"], mlp_out="mlp.c_proj")
+
+
+@family("starcoder2", "StarCoder2 3B, 7B, 15B", supports="sliding windows, biases")
+def from_starcoder2(source: Checkpoint) -> Transformer:
+    source.ignore("use_bias")  # seen in the weights
+    arch = read_architecture(source, norm="layer", gated=False)
+    window = source.config.sliding_window
+    layers = [read_layer(source, arch, index, STARCODER2, window=window) for index in range(arch.n_layers)]
+    return read_model(source, arch, layers, STARCODER2)
+
+
+PHI = Names(
+    before_mlp="input_layernorm",  # the shared norm is folded into both projections, because each is a separate target
+    attention_out="self_attn.dense",
+    mlp_in=["mlp.fc1"],
+    mlp_out="mlp.fc2",
+    final_norm="final_layernorm",
+)
+PHI3 = Names(qkv=["self_attn.qkv_proj"], mlp_in=["mlp.gate_up_proj"])
+
+
+@family("phi", "Phi-1, Phi-1.5, Phi-2", supports="parallel attention and MLP, partial rotary, biased logits")
+def from_phi(source: Checkpoint) -> Transformer:
+    source.only("qk_layernorm", [False])
+    arch = read_architecture(source, norm="layer", gated=False, parallel=True)
+    return read_model(source, arch, names=PHI)
+
+
+@family("phi3", "Phi-3 mini and medium, Phi-4", supports="sliding windows, LongRoPE up to the original context")
+def from_phi3(source: Checkpoint) -> Transformer:
+    source.ignore("original_max_position_embeddings")
+    arch, window = read_architecture(source), source.config.sliding_window
+    layers = [read_layer(source, arch, index, PHI3, window=window) for index in range(arch.n_layers)]
+    return read_model(source, arch, layers, PHI3)
+
+
+@family(
+    "stablelm", "StableLM 2, StableLM 3B", supports="parallel attention and MLP or not, partial rotary, norms of heads"
+)
+def from_stablelm(source: Checkpoint) -> Transformer:
+    config = source.config
+    source.ignore("use_qkv_bias")  # seen in the weights
+    parallel = bool(config.use_parallel_residual)
+    names = replace(LLAMA, before_mlp="input_layernorm") if parallel else LLAMA
+    arch = read_architecture(source, norm="layer", parallel=parallel)
+    arch = replace(arch, qk_norm="head" if config.qk_layernorm else None)
+    layers = [read_layer(source, arch, index, names) for index in range(arch.n_layers)]
+    if config.qk_layernorm:
+        layers = [_with_norms_of_heads(source, arch, index, layer) for index, layer in enumerate(layers)]
+    return read_model(source, arch, layers, names)
+
+
+def _with_norms_of_heads(source: Checkpoint, arch: Architecture, index: int, layer: Layer) -> Layer:
+    """The layer with a gain for the queries and keys of every head; each is stored by itself."""
+
+    def gains(kind: str, n_heads: int) -> Tensor:
+        prefix = f"model.layers.{index}.self_attn.{kind}_layernorm.norms"
+        own = torch.stack([source.need(f"{prefix}.{head}.weight") for head in range(n_heads)])
+        return own.repeat_interleave(arch.n_heads // n_heads, 0)
+
+    return replace(layer, q_gain=gains("q", arch.n_heads), k_gain=gains("k", arch.n_kv_heads))
+
+
+OLMO = Names(before_attention=None, before_mlp=None, final_norm=None)
+OLMO2 = Names(
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_mlp=None,
+    after_mlp="post_feedforward_layernorm",
+    q_norm="self_attn.q_norm",
+    k_norm="self_attn.k_norm",
+)
+_OLMO2 = "norms after attention and MLP, norms over all queries and keys of a layer"
+
+
+@family("olmo", "OLMo 1B, 7B", supports="norms without weights, clipped queries, keys and values")
+def from_olmo(source: Checkpoint) -> Transformer:
+    arch = read_architecture(source, norm="layer", eps=1e-5)  # the class of its norms has no other value
+    arch = replace(arch, qkv_clip=source.config.clip_qkv)
+    return read_model(source, arch, names=OLMO)
+
+
+@family("olmo2", "OLMo 2", supports=_OLMO2)
+def from_olmo2(source: Checkpoint) -> Transformer:
+    n_layers = source.config.num_hidden_layers
+    return _olmo(source, [None] * n_layers, [""] * n_layers)
+
+
+@family("olmo3", "OLMo 3", supports=f"{_OLMO2}, sliding windows")
+def from_olmo3(source: Checkpoint) -> Transformer:
+    return _olmo(source, source.windows(), source.config.layer_types)
+
+
+def _olmo(source: Checkpoint, windows: list[int | None], layer_types: list[str]) -> Transformer:
+    """OLMo 2 or 3; the types of layers have a rotation each."""
+    source.only("attention_bias", [False])  # a bias before the norm after attention would belong to no node
+    arch = replace(read_architecture(source), norm_before=False, qk_norm="layer")
+    types = sorted(set(layer_types))
+    layers = [
+        read_layer(source, arch, index, OLMO2, window=window, rotary=types.index(layer_type))
+        for index, (window, layer_type) in enumerate(zip(windows, layer_types, strict=True))
+    ]
+    return read_model(source, arch, layers, OLMO2, [source.rotary(name) for name in types])
+
+
+COHERE = Names(before_mlp="input_layernorm")
+COHERE_PLUS = replace(COHERE, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
+_COHERE = "parallel attention and MLP, interleaved rotary, scaled logits"
+# Names of what the architecture always has, in some configurations.
+_COHERE_ALWAYS = """
+    layer_switch order_of_interleaved_layers position_embedding_type use_embedding_sharing use_gated_activation
+    use_parallel_block use_parallel_embedding
+"""
+
+
+@family("cohere", "Command R, Command R+, Aya 23", supports=f"{_COHERE}, norms of queries and keys")
+def from_cohere(source: Checkpoint) -> Transformer:
+    n_layers = source.config.num_hidden_layers
+    names = COHERE_PLUS if source.config.use_qk_norm else COHERE
+    return _cohere(source, names, [None] * n_layers, [0] * n_layers)
+
+
+@family("cohere2", "Command R7B, Command A", supports=f"{_COHERE}, sliding windows, layers without rotary")
+def from_cohere2(source: Checkpoint) -> Transformer:
+    windows = source.windows()
+    return _cohere(source, COHERE, windows, [None if window is None else 0 for window in windows])
+
+
+def _cohere(
+    source: Checkpoint, names: Names, windows: Sequence[int | None], rotary: Sequence[int | None]
+) -> Transformer:
+    source.ignore(*_COHERE_ALWAYS.split())
+    arch = read_architecture(source, norm="layer", parallel=True)
+    arch = replace(arch, qk_norm=None if names.q_norm is None else "head")
+    rotation = source.rotary()
+    width = 2 * len(rotation.frequencies)
+    layers = [
+        read_layer(source, arch, index, names, window=windows[index], rotary=rotary[index], interleaved=width)
+        for index in range(arch.n_layers)
+    ]
+    model = read_model(source, arch, layers, names, [rotation])
+    return replace(model, final_gain=model.final_gain * source.config.logit_scale)
