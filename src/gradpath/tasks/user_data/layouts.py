@@ -17,8 +17,8 @@ from typing import Any
 
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import TASKS, greater_than, mcqa, sva
-from gradpath.tasks.builtin.gender_bias import HE, SHE
+from gradpath.tasks.builtin import TASKS, greater_than, mib
+from gradpath.tasks.builtin.paper import HE, SHE, verb_forms
 from gradpath.tasks.pairs import Pair
 from gradpath.tasks.user_data import rows
 from gradpath.tasks.user_data.rows import Row
@@ -53,7 +53,7 @@ class AnswerReader:
     @cached_property
     def verbs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The singular and the plural verb forms that count."""
-        return ((), ()) if self._tokenizer is None else sva.verb_forms(self._tokenizer)[0]
+        return ((), ()) if self._tokenizer is None else verb_forms(self._tokenizer)[0]
 
     def year(self, number: str, shown: int) -> greater_than.Year:
         """A year after which the prompt ends with ``shown`` digits."""
@@ -214,9 +214,9 @@ def _choices(row: Row) -> Pair:
     """A question with its choices, as in ARC; the corrupted prompt has other letters in front of them."""
     choices, key = row.values.get("choices"), row.values.get("answerkey")
     texts, labels = (choices.get(name) if isinstance(choices, dict) else None for name in ("text", "label"))
-    if not (isinstance(texts, list) and isinstance(labels, list) and 2 <= len(texts) == len(labels) <= len(mcqa.FIRST)):
+    if not (isinstance(texts, list) and isinstance(labels, list) and 2 <= len(texts) == len(labels) <= len(mib.FIRST)):
         raise InputError(
-            f"{row.where} needs 'choices' with two to {len(mcqa.FIRST)} entries in 'text' and as many in 'label': got "
+            f"{row.where} needs 'choices' with two to {len(mib.FIRST)} entries in 'text' and as many in 'label': got "
             f"{str(choices)[:80]}. Correct it."
         )
     places = [str(label) for label in labels]
@@ -224,10 +224,10 @@ def _choices(row: Row) -> Pair:
     if not 0 <= place < len(texts):
         raise InputError(f"{row.where} has the answer {key!r}, and the labels are {', '.join(places)}. Correct it.")
     question = rows.text(row, "question")
-    begin = len(mcqa.FIRST) + sum(question.encode()) % (26 - 2 * len(mcqa.FIRST))  # the same letters in every run
+    begin = len(mib.FIRST) + sum(question.encode()) % (26 - 2 * len(mib.FIRST))  # the same letters in every run
     letters = [chr(ord("A") + begin + i) for i in range(len(texts))]
-    symbols = mcqa.FIRST[: len(texts)], "".join(letters)
-    clean, corrupted = (_whole(row, mcqa.prompt(question, [str(text) for text in texts], each)) for each in symbols)
+    symbols = mib.FIRST[: len(texts)], "".join(letters)
+    clean, corrupted = (_whole(row, mib.prompt(question, [str(text) for text in texts], each)) for each in symbols)
     return Pair(clean, corrupted, (f" {symbols[0][place]}",), (f" {symbols[1][place]}",), where=row.where)
 
 

@@ -1,0 +1,220 @@
+"""The tasks of the paper whose words are in data files; ``greater_than`` has the sixth. No word is in both splits."""
+
+from __future__ import annotations
+
+import csv
+from itertools import permutations, product
+
+from gradpath.errors import InputError
+from gradpath.model.tokenizer import Tokenizer
+from gradpath.tasks.builtin import half, named_task, read_json, read_text, templates
+from gradpath.tasks.pairs import Candidates, Combinations, Pair
+
+HE, SHE = " he", " she"
+
+
+@named_task(
+    "ioi",
+    "Indirect object: 'When Amy and Laura ..., Laura gave it to' -> Amy",
+    metric="logit-difference",
+    citation="Wang et al. 2023, Interpretability in the Wild, arXiv:2211.00593",
+    reworded=True,
+    changed="subject again",
+    answers=("indirect object", "subject"),
+)
+def ioi(split: str, tokenizer: Tokenizer) -> Candidates:
+    """Indirect object identification: the receiver is the person who is not the giver.
+
+        clean      When Amy and Laura got a snack at the house, Laura decided to give it to   -> Amy
+        corrupted  When Amy and Laura got a snack at the house, Nicholas decided to give it to
+
+    The second mention of the subject becomes a third name, after which both first names are about equally likely
+    (appendix of the paper, after Wang et al.). The indirect object is first in half of the pairs and second in the
+    other half (ABBA and BABA). No name is in both splits.
+
+    The pairs: every template, order, place and object with every three names of the split.
+    """
+    facts = read_json("ioi.json")
+    names = half(facts["names"], split)
+    texts, places, objects = templates("ioi", split, facts["templates"]), facts["places"], facts["objects"]
+
+    def build(template: int, order: int, place: int, thing: int, i: int, j: int, k: int) -> Pair:
+        left = list(names)
+        receiver, subject, third = left.pop(i), left.pop(j), left.pop(k)
+        first, second = (receiver, subject) if order == 0 else (subject, receiver)
+        words = {"A": first, "B": second, "place": places[place], "object": objects[thing]}
+        return Pair(
+            clean=texts[template].format(S=subject, **words),
+            corrupted=texts[template].format(S=third, **words),
+            right=(f" {receiver}",),
+            wrong=(f" {subject}",),
+        )
+
+    count = len(names)
+    sizes = (len(texts), 2, len(places), len(objects), count, count - 1, count - 2)
+    return Candidates(Combinations(sizes, build))
+
+
+@named_task(
+    "sva",
+    "Subject-verb agreement: 'The song that the chef likes' -> is, not are",
+    metric="probability-difference",
+    citation="Newman et al. 2021, Refining Targeted Syntactic Evaluation, arXiv:2104.09635",
+    reworded=True,
+    changed="subject",
+)
+def sva(split: str, tokenizer: Tokenizer) -> Candidates:
+    """Subject-verb agreement: the verb agrees with the subject in number, not with the words between them.
+
+        clean      The song that the chef likes    -> is, has, plays, ...
+        corrupted  The songs that the chef likes   (would be: are, have, play, ...)
+
+    Right answers are all verb forms of the data file that agree with the clean subject, wrong ones those that agree
+    with the corrupted one. A verb counts only if both of its forms are single tokens, so that both sums run over the
+    same verbs. No noun is in both splits.
+
+    The pairs: every phrase with every two nouns of the split, in both numbers.
+    """
+    facts = read_json("sva.json")
+    nouns, acts = half(facts["nouns"], split), facts["acts"]
+    texts = templates("sva", split, facts["templates"])
+    # Each template with each verb that it has a place for; templates without a place come once.
+    phrases = [(text, act) for text in texts for act in (acts if "{acts}" in text else acts[:1])]
+    forms, note = verb_forms(tokenizer)
+
+    def build(phrase: int, number: int, other_number: int, i: int, j: int) -> Pair:
+        left = list(nouns)
+        subject, other = left.pop(i), left.pop(j)
+        template, act = phrases[phrase]
+        words = {"other": other[other_number], "acts": act[other_number]}
+        return Pair(
+            clean=template.format(subject=subject[number], **words),
+            corrupted=template.format(subject=subject[1 - number], **words),
+            right=forms[number],
+            wrong=forms[1 - number],
+        )
+
+    sizes = (len(phrases), 2, 2, len(nouns), len(nouns) - 1)
+    return Candidates(Combinations(sizes, build), (note,))
+
+
+def verb_forms(tokenizer: Tokenizer) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], str]:
+    """The singular and the plural verb forms that count under a tokenizer, and a note on how many there are."""
+    verbs = read_json("sva.json")["verbs"]
+    tokens = tokenizer.continuations([f" {form}" for verb in verbs for form in verb])
+    single = [len(ids) == 1 for ids in tokens]
+    usable = [verb for verb, *both in zip(verbs, single[0::2], single[1::2], strict=True) if all(both)]
+    if not usable:
+        raise InputError(
+            "subject-verb agreement needs verbs whose singular and plural are single tokens: this "
+            "model's tokenizer has none of those in the data file. Use another task."
+        )
+    singular, plural = (tuple(f" {verb[number]}" for verb in usable) for number in (0, 1))
+    return (singular, plural), f"{len(usable)} of {len(verbs)} verbs count: both forms are single tokens"
+
+
+@named_task(
+    "gender-bias",
+    "Gender bias of professions: 'The banker wished that' -> he, not she",
+    metric="logit-difference",
+    citation="Vig et al. 2020, Investigating Gender Bias Using Causal Mediation Analysis, arXiv:2004.12265; "
+    "Chintam et al. 2023, Identifying and Adapting Components Responsible for Gender Bias, arXiv:2310.12611",
+    reworded=True,
+    changed="person",
+)
+def gender_bias(split: str, tokenizer: Tokenizer) -> Candidates:
+    """Gender bias: the pronoun that a model predicts for a profession.
+
+        clean      The banker wished that   -> he
+        corrupted  The woman wished that    (would be: she)
+
+    The profession becomes "woman" if it is stereotyped as male and "man" if it is stereotyped as female. The right
+    answer is the pronoun of the stereotype. No profession is in both splits.
+
+    The pairs: every template with every profession of the split.
+    """
+    facts = read_json("gender_bias.json")
+    people = [(person, "woman", HE, SHE) for person in half(facts["male"], split)]
+    people += [(person, "man", SHE, HE) for person in half(facts["female"], split)]
+    return Candidates(
+        [
+            Pair(template.format(person=person), template.format(person=opposite), (right,), (wrong,))
+            for template in templates("gender-bias", split, facts["templates"])
+            for person, opposite, right, wrong in people
+        ]
+    )
+
+
+@named_task(
+    "capital-country",
+    "Countries of capitals: 'Kabul, the capital of' -> Afghanistan",
+    metric="logit-difference",
+    citation="Hanna et al. 2024, Have Faith in Faithfulness, arXiv:2403.17806",
+    reworded=True,
+    changed="capital",
+)
+def capital_country(split: str, tokenizer: Tokenizer) -> Candidates:
+    """Capitals and countries: the country that a capital belongs to.
+
+        clean      Kabul, the capital of    -> Afghanistan
+        corrupted  London, the capital of   (would be: the United Kingdom)
+
+    The answer is the first token of the country. Countries that are named with an article have it in the prompt
+    ("London, the capital of the"), and two countries make a pair only if both or neither have one. The data file leaves
+    out capitals that contain the name of their country, such as Mexico City. No country is in both splits.
+
+    The pairs: every ordered pair of countries of the split.
+    """
+    rows = half(list(csv.DictReader(read_text("capital_country.csv").splitlines())), split)
+    alike = [(a, b) for a, b in permutations(rows, 2) if a["article"] == b["article"]]
+    texts = templates("capital-country", split, ["{capital}, the capital of"])
+    return Candidates([_capital_pair(text, a, b) for text in texts for a, b in alike])
+
+
+def _capital_pair(template: str, clean: dict[str, str], corrupted: dict[str, str]) -> Pair:
+    text = f"{template} {clean['article']}".rstrip()
+    return Pair(
+        clean=text.format(capital=clean["capital"]),
+        corrupted=text.format(capital=corrupted["capital"]),
+        right=(f" {clean['country']}",),
+        wrong=(f" {corrupted['country']}",),
+        by_first=True,
+    )
+
+
+@named_task(
+    "hypernymy",
+    "Kinds of things: ', gemstones and other' -> stones, jewels",
+    metric="probability-difference",
+    citation="Hanna et al. 2024, Have Faith in Faithfulness, arXiv:2403.17806",
+    reworded=True,
+    changed="word",
+)
+def hypernymy(split: str, tokenizer: Tokenizer) -> Candidates:
+    """Hypernymy: the kind of thing that a thing is.
+
+        clean      , gemstones and other        -> stones, jewels
+        corrupted  , vice presidents and other  (would be: officials, leaders)
+
+    Right answers are all names of the clean word's kind, wrong ones all names of the corrupted word's kind. Two kinds
+    that share a name never make a pair. No kind, and so no word, is in both splits.
+
+    The pairs: every template with every two words of the split whose kinds share no name.
+    """
+    facts = read_json("hypernymy.json")
+    texts = templates("hypernymy", split, facts["templates"])
+    names = [tuple(f" {name}" for name in kind["kinds"]) for kind in half(facts["kinds"], split)]
+    words = [kind["examples"] for kind in half(facts["kinds"], split)]
+    couples = [
+        (word, other, a, b)
+        for a, b in permutations(range(len(names)), 2)
+        if not set(names[a]) & set(names[b])
+        for word, other in product(words[a], words[b])
+    ]
+
+    def build(template: int, couple: int) -> Pair:
+        word, other, a, b = couples[couple]
+        clean, corrupted = (texts[template].format(example=example) for example in (word, other))
+        return Pair(clean, corrupted, names[a], names[b])
+
+    return Candidates(Combinations((len(texts), len(couples)), build))
