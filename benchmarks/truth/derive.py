@@ -2,7 +2,7 @@
 
     python benchmarks/truth/derive.py [PROGRAM ...]
 
-The plain model of a program is small enough for every edge and every pair of edges (``gradpath.paper.true_edges``).
+The plain model of a program is small enough for every edge and every pair of edges (``true_edges``).
 A hidden or curved model computes the same with the same nodes at other places, so its true edges are those, moved.
 That is checked here: every edge by itself matters there if it matters by itself in the plain model, and no other does;
 and corrupting all other edges together, or random sets of them, changes no example's metric.
@@ -19,7 +19,7 @@ import torch
 
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.paper.compiled import LEVELS, Compiled, layout_of, load_compiled, program_names
-from gradpath.paper.true_edges import CHANGE, true_edges, without
+from true_edges import CHANGE, true_edges, without
 
 FILE = Path(__file__).parents[2] / "src" / "gradpath" / "paper" / "data" / "truth" / "truth.json"
 SETS = 200

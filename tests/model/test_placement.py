@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradpath as gp
 from gradpath.errors import InputError, UsageError
-from gradpath.model import placement, transformer
+from gradpath.model import load, transformer
 from gradpath.model.load import load_model
 
 TASK = prompts([6, 8, 6], [[0], [4], [2, 3]])
@@ -46,7 +46,7 @@ def chosen(model, scores) -> list[Any]:
 @pytest.mark.parametrize("name", some(["gpt2", "llama-grouped", "gemma2", "neox", "deepseek-v3", "gpt-oss"], ["neox"]))
 def test_a_spread_model_gives_the_same(name):
     whole = tiny_model(name)
-    split = placement.spread_over(whole, [torch.device("cpu"), torch.device("cpu")], [1.0, 1.0])
+    split = load.spread_over(whole, [torch.device("cpu"), torch.device("cpu")], [1.0, 1.0])
     for one, other in zip(found(whole), found(split), strict=True):
         assert torch.equal(one, other)
 
@@ -136,9 +136,9 @@ def test_nothing_mixes_devices(name, monkeypatch):
 
 
 def test_devices_are_filled_by_their_room():
-    assert placement.shares([1] * 6, [1, 1, 1]) == [0, 0, 1, 1, 2, 2]
-    assert placement.shares([4, 1, 1, 1, 1], [1, 1]) == [0, 1, 1, 1, 1]
-    assert placement.shares([1, 1, 1], [1]) == [0, 0, 0]
+    assert load.shares([1] * 6, [1, 1, 1]) == [0, 0, 1, 1, 2, 2]
+    assert load.shares([4, 1, 1, 1, 1], [1, 1]) == [0, 1, 1, 1, 1]
+    assert load.shares([1, 1, 1], [1]) == [0, 0, 0]
 
 
 def test_a_device_map_is_a_list_of_devices(tmp_path):
@@ -157,7 +157,7 @@ def test_a_model_that_the_gpus_cannot_hold_is_refused(monkeypatch):
 
     monkeypatch.setattr(accelerate.utils, "get_max_memory", lambda: {0: 1000, 1: 500, "cpu": 10**12})
     with pytest.raises(InputError, match=r"the GPUs here have 0\.0 GB free"):
-        placement.gpus(tiny_model("gpt2"))
+        load.gpus(tiny_model("gpt2"))
     assert transformer.same_device(torch.zeros(1), torch.zeros(1))
 
 

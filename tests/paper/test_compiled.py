@@ -17,8 +17,8 @@ from gradpath.grid.store import Store
 from gradpath.paper import compiled as compiled_module
 from gradpath.paper import truth
 from gradpath.paper.compiled import LEVELS, hf_model, layout_of, load_program, program_names, rotation_of
-from gradpath.paper.true_edges import CHANGE, true_edges, without
 from gradpath.paper.truth import agreement, circuits_of_ranking
+from true_edges import CHANGE, true_edges, without
 
 load_compiled = cache(compiled_module.load_compiled)
 # What auto-circuit has (Miller et al. 2024); reverse is read at the last position, as everything here.
