@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from itertools import chain
@@ -12,7 +11,7 @@ import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
-from gradpath.cli.progress import Screen
+from gradpath.cli.progress import Screen, print_result
 
 if TYPE_CHECKING:
     import torch
@@ -61,21 +60,20 @@ def command(task: str, examples: int, as_json: bool, **given: Any) -> None:
             done.append(check)
             if not as_json:
                 sign = "ok    " if check.passed else "WRONG "
-                click.echo(f"{sign} {check.what}: off by {check.off:.1e}, may be {check.limit:.0e}")
+                print_result(f"{sign} {check.what}: off by {check.off:.1e}, may be {check.limit:.0e}")
     passed = all(check.passed for check in done)
     if as_json:
         rows = [{**vars(check), "passed": check.passed} for check in done]
         summary = {"model": model, "dtype": str(loaded.dtype), "passed": passed, "checks": rows}
         if speeds:
             summary |= {"device": _device_name(loaded.device), "seconds": [vars(speed) for speed in speeds]}
-        click.echo(json.dumps(summary, indent=1))
+        print_result(summary)
         sys.exit(0 if passed else 1)
     if speeds:
-        click.echo(_table(speeds, loaded))
-    if passed:
-        click.echo(f"{model} is computed as it should be.")
-    else:
-        click.echo(f"{model} is NOT computed as it should be: do not use its scores, and please report this.")
+        print_result(_table(speeds, loaded))
+    verdict = "is computed" if passed else "is NOT computed"
+    advice = "" if passed else ": do not use its scores, and please report this"
+    print_result(f"{model} {verdict} as it should be{advice}.")
     sys.exit(0 if passed else 1)
 
 

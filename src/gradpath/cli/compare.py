@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from gradpath.cli import options as opt
-from gradpath.cli.progress import Screen
+from gradpath.cli.progress import Screen, print_result
 from gradpath.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,11 +42,10 @@ def command(file_a: str | Path, file_b: str | Path, out: Path | None, as_json: b
         write_comparison(comparison, out, _names(file_a, file_b))
     if as_json:
         files = {"file_a": str(file_a), "file_b": str(file_b), "out": None if out is None else str(out)}
-        click.echo(json.dumps({**files, **comparison.to_json()}, indent=1))
+        print_result({**files, **comparison.to_json()})
         return
-    click.echo(f"A  {_described(file_a, a)}\nB  {_described(file_b, b)}\n{comparison}")
-    if out is not None:
-        click.echo(f"Open {out} in a browser.")
+    wrote = "" if out is None else f"\nOpen {out} in a browser."
+    print_result(f"A  {_described(file_a, a)}\nB  {_described(file_b, b)}\n{comparison}{wrote}")
 
 
 def _names(file_a: str | Path, file_b: str | Path) -> tuple[str, str]:

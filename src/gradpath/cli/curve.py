@@ -14,7 +14,7 @@ import click
 from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import GridBar, Screen, print_result
-from gradpath.cli.reproduce import as_json_text, request_of
+from gradpath.cli.reproduce import as_json_object, request_of
 
 if TYPE_CHECKING:
     from gradpath.grid.bench import Bench
@@ -77,7 +77,7 @@ def command(
             written = reproduce(bench, [curve], folder, command=opt.command_line(), watch=bar, note=Screen().note)
         if out is None:
             written = [Written(one.outcome, one.record, []) for one in written]
-        print_result(as_json_text(written) if as_json else _text(written[0], out))
+        print_result(as_json_object(written) if as_json else _text(written[0], out))
 
 
 def _text(written: Written, out: Path | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from gradpath.cli.saved import open_circuit, saved_options
 @click.command(name="eval")
 @click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
 @saved_options("Examples to measure on.")
-def command(circuit_file: str | Path, batch_size: int | None, memory: str | None, as_json: bool, **given: Any) -> None:
+def command(circuit_file: str | Path, as_json: bool, **given: Any) -> None:
     """Run a saved circuit with every other edge corrupted and measure what is left.
 
     \b
@@ -26,9 +25,8 @@ def command(circuit_file: str | Path, batch_size: int | None, memory: str | None
     """
     from gradpath.evaluation.evaluate import evaluate
 
-    begin, limits = time.monotonic(), opt.limits_of(batch_size, memory)
-    saved = open_circuit(circuit_file, given)
-    result = saved.run(evaluate, "measuring the circuit", limits)
+    begin, saved = time.monotonic(), open_circuit(circuit_file, given)
+    result = saved.run(evaluate, "measuring the circuit")
     about = saved.circuit.about
     summary = {
         "version": about.get("version"),
@@ -45,7 +43,7 @@ def command(circuit_file: str | Path, batch_size: int | None, memory: str | None
         **numbers_of(saved.circuit.graph, result, max(1, len(saved.circuit.spans))),
         "seconds": round(time.monotonic() - begin, 2),
     }
-    print_result(json.dumps(summary, indent=1) if as_json else _text(summary))
+    print_result(summary if as_json else _text(summary))
 
 
 def _text(s: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +26,7 @@ _EXPERTS = 4  # of a node in the table
 @click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
 @click.option("--top", type=click.IntRange(min=1), default=25, show_default=True, help="Nodes to show in the table.")
 @saved_options("Examples to look at.")
-def command(
-    circuit_file: str | Path, top: int, batch_size: int | None, memory: str | None, as_json: bool, **given: Any
-) -> None:
+def command(circuit_file: str | Path, top: int, as_json: bool, **given: Any) -> None:
     """Say what each node of a saved circuit reads, where it attends and what it writes.
 
     \b
@@ -38,20 +35,15 @@ def command(
     """
     from gradpath.explanation import explain
 
-    begin, limits = time.monotonic(), opt.limits_of(batch_size, memory)
-    saved = open_circuit(circuit_file, given)
-    explanation = saved.run(explain, "looking at the nodes", limits)
+    begin, saved = time.monotonic(), open_circuit(circuit_file, given)
+    explanation = saved.run(explain, "looking at the nodes")
     if not as_json:
         print_result(_text(explanation, circuit_file, top))
         return
-    facts = {
-        "version": __version__,
-        "circuit_file": str(circuit_file),
-        "seed": saved.options.seed,
-        "split": saved.options.split,
-    }
-    facts |= {"ablation": saved.ablation, "seconds": round(time.monotonic() - begin, 2)}
-    print_result(json.dumps({**facts, **explanation.to_json()}, indent=1))
+    facts: dict[str, Any] = {"version": __version__, "circuit_file": str(circuit_file)}
+    facts |= {"seed": saved.options.seed, "split": saved.options.split, "ablation": saved.ablation}
+    facts |= {"seconds": round(time.monotonic() - begin, 2)}
+    print_result({**facts, **explanation.to_json()})
 
 
 def _text(explanation: Explanation, file: str | Path, top: int) -> str:

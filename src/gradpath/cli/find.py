@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ import click
 from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import Screen, lines_of, numbers_of, print_result
+from gradpath.errors import UsageError, unknown_option
 from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
@@ -85,7 +88,7 @@ def command(
 
     loading = opt.pick(opt.ModelOptions, given)
     limits = opt.limits_of(batch_size, memory)
-    own, given["how"] = opt.split_options(opt.method_options(options), given["method"], given["how"])
+    own, given["how"] = _split_options(_values(options), given["method"], given["how"])
     request = FindRequest(options=own, limits=limits, **given)
     with lock_folder(out):
         model, screen, command_line = loading.load(), Screen(), opt.command_line()
@@ -105,12 +108,44 @@ def command(
                     distributed.on_first_rank(lambda: found.save(out, command=command_line, seconds=summary["seconds"]))
     # Files have the model's name without the folders of this machine.
     printed = {**summary, "model": loading.model}
-    print_result(json.dumps(printed, indent=1) if as_json else _text(printed, out))
+    print_result(printed if as_json else _text(printed, out))
     if out is None and found is not None:  # the result is on the screen before its report is made
         with screen.waiting(_INSIDE):
             kept = entry is not None and distributed.on_first_rank(lambda: entry.keep(found, summary, command_line))
         if not as_json:
-            print_result(_how_to_write(summary["task"], opt.typed_command() if kept else None))
+            print_result(_how_to_write(summary["task"], shlex.join(["gradpath", *sys.argv[1:]]) if kept else None))
+
+
+def _values(texts: tuple[str, ...]) -> dict[str, Any]:
+    """``-o stride=unit -o start=true`` as a dictionary of values."""
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"an option is written NAME=VALUE, such as stride=unit: got {text!r}.")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def _split_options(options: dict[str, Any], method: str, how: str | None) -> tuple[dict[str, Any], str | None]:
+    """The options of the method, and the selection with its own: ``acdc+threshold=0.01``."""
+    from gradpath.attribution.methods import METHODS
+    from gradpath.selection import SELECTIONS
+
+    known = SELECTIONS[how].defaults if how is not None and how in SELECTIONS else {}
+    if known and method in METHODS:
+        owners = {f"the method {method!r}": METHODS[method].defaults, f"the selection {how!r}": known}
+        for name in options:
+            if not any(name in its_options for its_options in owners.values()):
+                raise unknown_option(name, owners)
+    # Values that are not JSON, such as several thresholds with commas between them, are still strings.
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
+    own = [f"{name}={text}" for name, text in texts.items() if name in known]
+    rest = {name: value for name, value in options.items() if name not in known}
+    return rest, "+".join([how, *own]) if how else how
 
 
 _INSIDE = "looking inside the circuit for the report"

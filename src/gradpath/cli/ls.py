@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import importlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradpath.cli.options import json_option, plugin_option
+from gradpath.cli.progress import print_result
+
+if TYPE_CHECKING:
+    from gradpath.attribution.methods import Method
+    from gradpath.formats import Format
 
 Rows = list[dict[str, str]]
 
@@ -36,59 +42,46 @@ def _tasks() -> Rows:
     ]
 
 
-def _methods() -> Rows:
-    from gradpath.attribution.methods import METHODS
-
-    def options(defaults: dict[str, object]) -> str:
-        shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
-        return f" [{shown}]" if shown else ""
-
-    return [{"name": x.name, "about": x.about + options(x.defaults)} for x in METHODS.values()]
+def _first_line(metric: Callable[..., object]) -> str:
+    return (metric.__doc__ or "").partition("\n")[0].replace("``", "")
 
 
-def _selections() -> Rows:
-    from gradpath.selection import SELECTIONS
-
-    return [{"name": x.name, "about": x.about} for x in SELECTIONS.values()]
+def _about(entry: Any) -> str:
+    return str(entry.about)
 
 
-def _metrics() -> Rows:
-    from gradpath.tasks.metrics import METRICS
-
-    return [{"name": name, "about": _first_line(metric)} for name, metric in METRICS.items()]
+def _format(entry: Format) -> str:
+    return f"{entry.about} [{entry.suffix}]"
 
 
-def _ablations() -> Rows:
-    from gradpath.ablation import ABLATIONS
-
-    return [{"name": name, "about": x.about} for name, x in ABLATIONS.items()]
-
-
-def _experiments() -> Rows:
-    from gradpath.paper import EXPERIMENTS
-
-    return [{"name": name, "about": x.about} for name, x in EXPERIMENTS.items()]
+def _method(method: Method) -> str:
+    options = ", ".join(f"{name}={value}" for name, value in method.defaults.items())
+    return method.about + (f" [{options}]" if options else "")
 
 
-def _formats() -> Rows:
-    from gradpath.formats import FORMATS
+def _entries(where: str, about: Callable[[Any], str]) -> Callable[[], Rows]:
+    """The rows of a registry, which is imported when it is listed; ``about`` describes an entry."""
 
-    return [{"name": name, "about": f"{x.about} [{x.suffix}]"} for name, x in FORMATS.items()]
+    def rows() -> Rows:
+        module, _, name = where.partition(":")
+        registry = getattr(importlib.import_module(f"gradpath.{module}"), name)
+        return [{"name": key, "about": about(entry)} for key, entry in registry.items()]
 
-
-def _first_line(function: Callable[..., object]) -> str:
-    return (function.__doc__ or "").partition("\n")[0].replace("``", "")
+    return rows
 
 
 LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
     "models": ("Models and model families that can be loaded.", _models),
     "tasks": ("Built-in tasks, for --task.", _tasks),
-    "methods": ("How edges are scored, for --method.", _methods),
-    "selections": ("How edges are selected, for --how.", _selections),
-    "metrics": ("How the behaviour is measured, for --metric.", _metrics),
-    "ablations": ("What edges outside the circuit carry, for --ablation.", _ablations),
-    "experiments": ("Tables and figures, for reproduce.", _experiments),
-    "formats": ("Files that convert reads and writes.", _formats),
+    "methods": ("How edges are scored, for --method.", _entries("attribution.methods:METHODS", _method)),
+    "selections": ("How edges are selected, for --how.", _entries("selection:SELECTIONS", _about)),
+    "metrics": ("How the behaviour is measured, for --metric.", _entries("tasks.metrics:METRICS", _first_line)),
+    "ablations": (
+        "What edges outside the circuit carry, for --ablation.",
+        _entries("ablation:ABLATIONS", lambda x: x.about),
+    ),
+    "experiments": ("Tables and figures, for reproduce.", _entries("paper:EXPERIMENTS", _about)),
+    "formats": ("Files that convert reads and writes.", _entries("formats:FORMATS", _format)),
 }
 
 
@@ -105,9 +98,6 @@ def command(what: str | None, as_json: bool) -> None:
     gradpath ls tasks --json
     """
     rows = LISTS[what][1]() if what else [{"name": name, "about": about} for name, (about, _) in LISTS.items()]
-    if as_json:
-        click.echo(json.dumps({what or "lists": rows}, indent=1))
-        return
     width = max(len(row["name"]) for row in rows)
-    for row in rows:
-        click.echo(f"{row['name']:<{width}}  {row['about']}")
+    lines = [f"{row['name']:<{width}}  {row['about']}" for row in rows]
+    print_result({what or "lists": rows} if as_json else "\n".join(lines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gradpath import defaults
-from gradpath.errors import UsageError, unknown_option
+from gradpath.errors import UsageError
 
 if TYPE_CHECKING:
     from gradpath.limits import Limits
@@ -228,38 +227,6 @@ def limits_of(batch_size: int | None, memory: str | None) -> Limits:
     return Limits(batch_size, None if memory is None else parse_bytes(memory))
 
 
-def method_options(texts: tuple[str, ...]) -> dict[str, Any]:
-    """``-o stride=unit -o start=true`` as a dictionary of values."""
-    options: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"an option is written NAME=VALUE, such as stride=unit: got {text!r}.")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
-
-
-def split_options(options: dict[str, Any], method: str, how: str | None) -> tuple[dict[str, Any], str | None]:
-    """The options of the method, and the selection with its own: ``acdc+threshold=0.01``."""
-    from gradpath.attribution.methods import METHODS
-    from gradpath.selection import SELECTIONS
-
-    known = SELECTIONS[how].defaults if how is not None and how in SELECTIONS else {}
-    if known and method in METHODS:
-        owners = {f"the method {method!r}": METHODS[method].defaults, f"the selection {how!r}": known}
-        for name in options:
-            if not any(name in its_options for its_options in owners.values()):
-                raise unknown_option(name, owners)
-    # Values that are not JSON, such as several thresholds with commas between them, are still strings.
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
-    own = [f"{name}={text}" for name, text in texts.items() if name in known]
-    rest = {name: value for name, value in options.items() if name not in known}
-    return rest, "+".join([how, *own]) if how else how
-
-
 def check_folder(out: Path | None) -> None:
     """Refuse, before a model is loaded, a folder that cannot be written to."""
     if out is None:
@@ -267,11 +234,6 @@ def check_folder(out: Path | None) -> None:
     nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not nearest.is_dir():
         raise UsageError(f"--out has to be a folder: {nearest} is a file.")
-
-
-def typed_command() -> str:
-    """What was typed, to be typed again."""
-    return shlex.join(["gradpath", *sys.argv[1:]])
 
 
 def command_line() -> str:

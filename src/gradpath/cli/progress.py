@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -39,10 +40,10 @@ def console() -> Console:
     return Console(stderr=True, quiet=distributed.rank() > 0)
 
 
-def print_result(text: str) -> None:
-    """Print the result on stdout, once, however many processes have it."""
+def print_result(result: str | Mapping[str, Any]) -> None:
+    """Print the result on stdout, as text or as one JSON object, once, however many processes have it."""
     if distributed.rank() == 0:
-        click.echo(text)
+        click.echo(result if isinstance(result, str) else json.dumps(result, indent=1))
 
 
 class Screen:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -31,6 +30,6 @@ def command(address: str, revision: str | None, out: Path | None, as_json: bool)
     with Screen().waiting(f"downloading {address}"):
         folder, files = pull(address, out, revision)
     if as_json:
-        print_result(json.dumps({"address": address, "folder": str(folder), "files": files}, indent=1))
+        print_result({"address": address, "folder": str(folder), "files": files})
     else:
         print_result(f"Wrote to {folder}: {', '.join(files)}\nMeasure it: gradpath eval {folder / CIRCUIT}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -35,6 +34,4 @@ def command(
     with Screen().waiting(f"uploading to {address}"):
         url, files = push(circuit_dir, address, private=private, revision=revision, message=message)
     lines = [f"Uploaded {', '.join(files)}", url]
-    print_result(
-        json.dumps({"address": address, "url": url, "files": files}, indent=1) if as_json else "\n".join(lines)
-    )
+    print_result({"address": address, "url": url, "files": files} if as_json else "\n".join(lines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +89,7 @@ def command(name: str, how: str | None, out: Path | None, as_json: bool, **given
         bench = Bench(model, request, Store(folder), published(model))
         with GridBar() as bar:
             written = reproduce(bench, experiments, folder, command=opt.command_line(), watch=bar, note=Screen().note)
-    print_result(as_json_text(written) if as_json else as_text(written))
+    print_result(as_json_object(written) if as_json else as_text(written))
 
 
 def request_of(
@@ -122,15 +121,15 @@ def request_of(
     )
 
 
-def as_json_text(written: list[Written]) -> str:
-    """One JSON object: the record and the rows of each experiment, and its files."""
+def as_json_object(written: list[Written]) -> dict[str, Any]:
+    """The object that ``--json`` prints: the record and the rows of each experiment, and its files."""
     experiments = {}
     for one in written:
         entry = {"title": one.outcome.title, "files": [str(file) for file in one.files]}
         facts = {"notes": list(one.outcome.notes), **one.outcome.facts, "rows": one.outcome.rows}
         experiments[one.outcome.name] = {**entry, **facts}
     record = written[0].record if written else {}
-    return json.dumps({**record, "experiments": experiments}, indent=1)
+    return {**record, "experiments": experiments}
 
 
 def as_text(written: list[Written]) -> str:

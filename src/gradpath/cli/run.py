@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +54,7 @@ def command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool, **
         written = run_study(study, folder, load, command=opt.command_line(), watch=GridBar, note=Screen().note)
     if as_json:
         files = [str(file) for file in written.files]
-        print_result(json.dumps({**written.record, "files": files, "rows": written.outcome.rows}, indent=1))
+        print_result({**written.record, "files": files, "rows": written.outcome.rows})
     else:
         names = ", ".join(file.name for file in written.files)
         print_result(
@@ -63,9 +62,8 @@ def command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool, **
         )
 
 
-def _estimate_json(study: Study, estimates: list[Estimate]) -> str:
-    models = [vars(one) for one in estimates]
-    return json.dumps({"study": dict(study.plain), "circuits": study.n_cells, "models": models}, indent=1)
+def _estimate_json(study: Study, estimates: list[Estimate]) -> dict[str, Any]:
+    return {"study": dict(study.plain), "circuits": study.n_cells, "models": [vars(one) for one in estimates]}
 
 
 def _estimate_text(study: Study, estimates: list[Estimate]) -> str:

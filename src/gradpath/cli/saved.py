@@ -70,16 +70,17 @@ class SavedCircuit:
     mean_over: Task | None
     draw: Callable[[str, int], Task]  # examples of a split, drawn by another seed
     options: ExampleOptions
+    limits: Limits
 
-    def run(self, function: Callable[..., T], what: str, limits: Limits) -> T:
+    def run(self, function: Callable[..., T], what: str) -> T:
         """What ``evaluate`` or ``explain`` gives for the circuit on the examples, with a progress bar."""
         with Screen().counting(what, len(self.task)) as progress:
             return function(
                 self.model,
                 self.circuit,
                 self.task,
-                batch_size=limits.batch_size,
-                memory=limits.memory,
+                batch_size=self.limits.batch_size,
+                memory=self.limits.memory,
                 progress=progress,
                 ablation=self.ablation,
                 mean_over=self.mean_over,
@@ -107,7 +108,7 @@ def open_circuit(file: str | Path, given: dict[str, Any]) -> SavedCircuit:
     from gradpath.tasks import load_task
     from gradpath.tasks.load import check_task
 
-    chosen = opt.pick(ExampleOptions, given)
+    chosen, limits = opt.pick(ExampleOptions, given), opt.limits_of(given.get("batch_size"), given.get("memory"))
     data, seed, split = chosen.data, chosen.seed, chosen.split
     circuit = load_circuit(file)
     about, made = circuit.about, circuit.provenance
@@ -138,7 +139,7 @@ def open_circuit(file: str | Path, given: dict[str, Any]) -> SavedCircuit:
         # Over the examples that the circuit was found on, or as many of another task.
         drawn = {"n": about.get("examples", n), "seed": about.get("data", {}).get("seed", seed)}
         mean_over = load_task(task, model, split="train", data=data, **drawn)
-    return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, chosen)
+    return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, chosen, limits)
 
 
 def _task(circuit: Circuit, file: str | Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ from gradpath.runtime import distributed
     "--out", type=opt.FILE, metavar="PAGE.html", help="Write the report of the circuit, with the verdict at the top."
 )
 @saved_options("Examples to test on.")
-def command(
-    circuit_file: str | Path, out: Path | None, batch_size: int | None, memory: str | None, as_json: bool, **given: Any
-) -> None:
+def command(circuit_file: str | Path, out: Path | None, as_json: bool, **given: Any) -> None:
     """Test a saved circuit: is it better than chance, equivalent to the model, necessary, minimal, stable?
 
     \b
@@ -38,7 +35,6 @@ def command(
 
     if out is not None and out.suffix.lower() != ".html":
         raise UsageError(f"the verdict is written as an HTML page: --out has to end in .html, got {out.name}.")
-    limits = opt.limits_of(batch_size, memory)
     saved = open_circuit(circuit_file, given)
     data, seed = saved.options.data, saved.options.seed
     circuit = replace(saved.circuit, about={**saved.circuit.about, "ablation": saved.ablation})
@@ -51,17 +47,12 @@ def command(
             draws=[] if data else [saved.draw("train", seed + 1)],
             reworded=saved.draw(REWORDED, seed) if saved.has_templates else None,
             seed=seed,
-            batch_size=limits.batch_size,
-            memory=limits.memory,
+            batch_size=saved.limits.batch_size,
+            memory=saved.limits.memory,
             watch=watch,
         )
-    summary = {
-        "circuit_file": str(circuit_file),
-        "seed": saved.options.seed,
-        "split": saved.options.split,
-        **verdict.to_json(),
-    }
+    facts = {"circuit_file": str(circuit_file), "seed": seed, "split": saved.options.split}
     if out is not None:
         distributed.on_first_rank(lambda: write(verdict_report(circuit, verdict, opt.command_line()), out))
     wrote = "" if out is None else f"\nOpen {out} in a browser."
-    print_result(json.dumps(summary, indent=1) if as_json else f"{circuit_file}:\n{verdict!r}{wrote}")
+    print_result({**facts, **verdict.to_json()} if as_json else f"{circuit_file}:\n{verdict!r}{wrote}")
