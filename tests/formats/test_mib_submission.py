@@ -11,7 +11,7 @@ from launching import run_here
 import gradpath as gp
 from gradpath import formats
 from gradpath.errors import GradpathWarning, InputError
-from gradpath.formats.mib import folder_name
+from gradpath.formats.eap_ig import mib_folder
 from gradpath.graph import Graph
 from gradpath.scores import Provenance
 
@@ -65,8 +65,8 @@ def test_what_is_not_a_submission_is_refused(scores, tmp_path):
 
 def test_folders_have_the_names_of_mib():
     made = {"task": "arc_easy", "model": "meta-llama/Llama-3.1-8B"}
-    assert folder_name(Provenance(made)) == "arc-easy_llama3"
+    assert mib_folder(Provenance(made)) == "arc-easy_llama3"
     with pytest.warns(GradpathWarning, match="MIB's leaderboard has no sva in ./my model"):
-        assert folder_name(Provenance({"task": "sva", "model": "./my model"})) == "sva_my-model"
+        assert mib_folder(Provenance({"task": "sva", "model": "./my model"})) == "sva_my-model"
     with pytest.raises(InputError, match="does not record"):
-        folder_name(Provenance({}))
+        mib_folder(Provenance({}))

@@ -1,7 +1,425 @@
-"""A circuit: a set of a model's edges, read from and written to files, and compared with others."""
+"""A circuit: a set of a model's edges, and how they were found. Its file is readable JSON with one edge per line."""
 
-from gradpath.circuit.circuit import Circuit as Circuit
-from gradpath.circuit.circuit import circuit_by_names as circuit_by_names
-from gradpath.circuit.circuit import is_hub_address as is_hub_address
-from gradpath.circuit.circuit import load_circuit as load_circuit
-from gradpath.circuit.comparison import Comparison as Comparison
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gradpath.errors import InputError, UsageError, reason
+from gradpath.graph import Graph, graph_from_json, node_of
+from gradpath.runtime.files import digest_of, write_rows
+from gradpath.scores import LISTED, Provenance, checked_about, listed
+
+if TYPE_CHECKING:
+    from gradpath.circuit.comparison import Comparison
+    from gradpath.model.transformer import Transformer
+
+FORMAT = 1
+_LARGEST_SCORE = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Circuit:
+    """A set of edges, in the order in which they were selected, with their scores.
+
+    ``len``, ``in``, iteration, ``&``, ``|``, ``-``, ``<=``, ``==`` and ``hash`` work as on a set of edges: order and
+    scores do not count. The result of ``&``, ``|`` and ``-`` has the order and the scores of the left circuit, and is
+    not pruned.
+
+    >>> graph = Graph(n_layers=1, n_heads=1)
+    >>> a = Circuit.from_edges(graph, ["input->m0", "m0->logits"])
+    >>> b = Circuit.from_edges(graph, ["m0->logits", "input->logits"])
+    >>> "input->m0" in a, list(a & b), len(a | b), a - b == a.without("m0->logits")
+    (True, ['m0->logits'], 3, True)
+
+    Args:
+        graph: The model's graph.
+        index: The (source, target) of each edge.
+        scores: The score of each edge.
+        about: How the scores were made and how the edges were selected: enough to find the circuit again.
+        spans: The names of the spans of a prompt, for a circuit with edges at spans.
+        span: The span of each edge, for such a circuit. An edge may then occur several times.
+    """
+
+    graph: Graph
+    index: Int[Tensor, "edge 2"]
+    scores: Float[Tensor, " edge"]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    spans: tuple[str, ...] = ()
+    span: Int[Tensor, " edge"] | None = None
+
+    @classmethod
+    def from_edges(cls, model: Transformer | Graph, names: Iterable[str]) -> Circuit:
+        """Make a circuit of named edges. It is not pruned, and its scores are 0.
+
+        Args:
+            model: The model, or its graph.
+            names: The names of the edges, such as ``a0.h1->m3``. Each is checked.
+
+        Returns:
+            The circuit, with its edges in this order.
+        """
+        if isinstance(names, str):
+            raise UsageError(f"edges are given as a list of names: got the text {names!r}. Write [{names!r}].")
+        graph = model if isinstance(model, Graph) else model.graph
+        about = {} if isinstance(model, Graph) else {"model": model.name}
+        return circuit_by_names(graph, [(name, 0.0) for name in names], about)._selected_by("named edges")
+
+    def __repr__(self) -> str:
+        return f"<Circuit of {len(self):,} edges: {self.provenance}>"
+
+    def __str__(self) -> str:
+        n_edges = self.graph.n_edges * max(1, len(self.spans))
+        asked = f", {self.asked:,} requested" if self.asked != len(self) else ""
+        title = (
+            f"Circuit of {len(self):,} edges between {len(self.nodes):,} nodes{asked}; the model has {n_edges:,} edges"
+        )
+        best = self.scores.abs().sort(descending=True, stable=True).indices[:LISTED].tolist()
+        edges = listed([self.edges[i] for i in best], self.scores[best].tolist())
+        return "\n".join([title, f"  found on   {self.provenance}", *edges])
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.edges)
+
+    def __contains__(self, edge: object) -> bool:
+        """Whether an edge is in the circuit; without a span in its name, at any span."""
+        return edge in self._names
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Circuit):
+            return NotImplemented
+        return self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __le__(self, other: Circuit) -> bool:
+        """Whether all edges are in the other circuit, too."""
+        return bool(torch.isin(self._keys, self._keys_of(other)).all())
+
+    def __and__(self, other: Circuit) -> Circuit:
+        """The edges that are in both."""
+        return self._part(torch.isin(self._keys, self._keys_of(other)), "intersection")._shared_with(other)
+
+    def __sub__(self, other: Circuit) -> Circuit:
+        """The edges that are not in the other circuit."""
+        return self._part(~torch.isin(self._keys, self._keys_of(other)), "difference")
+
+    def __or__(self, other: Circuit) -> Circuit:
+        """The edges of this circuit, then those that only the other one has."""
+        new = ~torch.isin(self._keys_of(other), self._keys)
+        both = replace(
+            self,
+            index=torch.cat([self.index, other.index[new]]),
+            scores=torch.cat([self.scores, other.scores[new]]),
+            span=None if self.span is None or other.span is None else torch.cat([self.span, other.span[new]]),
+        )
+        return both._shared_with(other)._selected_by("union")
+
+    def without(self, *names: str) -> Circuit:
+        """Remove some nodes or edges. The circuit is not pruned again.
+
+        Args:
+            *names: Edges (``a0.h1->m3``), nodes (``a0.h1``, with all their edges), or the query, key or value of a head
+                (``a5.h1<k>``, with the edges into it). Names that the circuit does not have are ignored; names that
+                the model does not have are an error.
+
+        Returns:
+            The circuit of the other edges.
+        """
+        keep = torch.ones(len(self), dtype=torch.bool, device="cpu")
+        for name in names:
+            keep &= ~self._edges_named(name)
+        return self._part(keep, "without " + ", ".join(names))
+
+    def compare(self, other: Circuit) -> Comparison:
+        """Compare with another circuit of the same model: which edges and nodes both have.
+
+        Args:
+            other: The other circuit.
+
+        Returns:
+            The comparison. Print it, or use ``.jaccard_edges``, ``.both``, ``.only_a``.
+        """
+        from gradpath.circuit.comparison import Comparison
+
+        self._keys_of(other)
+        return Comparison(self, other)
+
+    def _edges_named(self, name: str) -> Bool[Tensor, " edge"]:
+        """Which edges a name means: that of an edge, a node, or a head's query, key or value."""
+        sources, targets = self.index.unbind(1)
+        if "->" in name:
+            at_span = self.span is not None and "@" in name
+            source, target, span = _place(self.graph, name, self.spans if at_span else ())
+            found = (sources == source) & (targets == target)
+            return found & (self.span == span) if at_span else found
+        nodes = (*self.graph.sources, "logits")
+        if name in self.graph.targets and name not in nodes:
+            return targets == self.graph.targets.index(name)
+        if name not in nodes:
+            raise InputError(
+                f"a model with {self.graph.n_layers} layers of {self.graph.n_heads} heads has no node or edge "
+                f"{name!r}: write a node as a0.h1, m0, input or logits, and an edge as a0.h1->m0."
+            )
+        node = nodes.index(name)
+        return (sources == node) | (self.graph.node_of_target[targets] == node)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """The names of the edges, with and without their span."""
+        edges = self.edges
+        return frozenset(edges if self.span is None else [*edges, *(name.rpartition("@")[0] for name in edges)])
+
+    @property
+    def _keys(self) -> Int[Tensor, " edge"]:
+        """One number for each edge: equal for the same edge at the same span."""
+        flat = self.index[:, 0] * self.graph.n_targets + self.index[:, 1]
+        return flat if self.span is None else self.span * self.graph.n_pairs + flat
+
+    @cached_property
+    def _identity(self) -> tuple[Graph, tuple[str, ...], frozenset[int]]:
+        return self.graph, self.spans, frozenset(self._keys.tolist())
+
+    def _keys_of(self, other: Circuit) -> Int[Tensor, " edge"]:
+        """The keys of another circuit, if they mean the same edges as ours."""
+        if not isinstance(other, Circuit):
+            raise UsageError(
+                f"a circuit can be combined with another circuit: got {type(other).__name__}. "
+                "Make one from names with gp.Circuit.from_edges(model, names)."
+            )
+        if self.graph != other.graph:
+            raise InputError(
+                f"circuits can be combined if they are of models of the same shape: got {self.graph} and {other.graph}."
+            )
+        if self.spans != other.spans:
+            raise InputError(
+                "these circuits have their edges at different parts of the prompt "
+                f"({', '.join(self.spans) or 'everywhere'}; {', '.join(other.spans) or 'everywhere'}): "
+                "combine circuit.anywhere() of both."
+            )
+        return other._keys
+
+    def _part(self, keep: Bool[Tensor, " edge"], how: str) -> Circuit:
+        """Some of the edges; ``how`` is for the record."""
+        span = None if self.span is None else self.span[keep]
+        part = replace(self, index=self.index[keep], scores=self.scores[keep], span=span)
+        return part._selected_by(how)
+
+    def _selected_by(self, how: str) -> Circuit:
+        """The same edges, with a record that they were put together by hand and not pruned."""
+        selection = {"how": how, "pruned": False, "edges_asked": len(self), "edges_kept": len(self)}
+        return replace(self, about={**self.about, "selection": selection})
+
+    def _shared_with(self, other: Circuit) -> Circuit:
+        """The same edges; what is recorded about them is what holds for the other circuit, too."""
+        about = {k: v for k, v in self.about.items() if k == "selection" or (k in other.about and other.about[k] == v)}
+        return replace(self, about=about)
+
+    @property
+    def edges(self) -> list[str]:
+        """The names of the edges in the order of selection, with their span if they have one: ``input->m0@subject``."""
+        names = [self.graph.edge(source, target) for source, target in self.index.tolist()]
+        if self.span is None:
+            return names
+        return [f"{name}@{self.spans[i]}" for name, i in zip(names, self.span.tolist(), strict=True)]
+
+    @property
+    def masks(self) -> Bool[Tensor, "span source target"]:
+        """The mask of the circuit's edges at each span; without spans, one mask for all positions."""
+        if self.span is None:
+            return self.mask[None]
+        shape = (len(self.spans), self.graph.n_sources, self.graph.n_targets)
+        masks = torch.zeros(shape, dtype=torch.bool, device="cpu")
+        masks[self.span, self.index[:, 0], self.index[:, 1]] = True
+        return masks
+
+    @property
+    def mask(self) -> Bool[Tensor, "source target"]:
+        """The mask of the circuit's edges, (source, target); with spans, at any position."""
+        mask = torch.zeros(self.graph.n_sources, self.graph.n_targets, dtype=torch.bool, device="cpu")
+        mask[self.index[:, 0], self.index[:, 1]] = True
+        return mask
+
+    def anywhere(self) -> Circuit:
+        """The circuit without spans: each edge once, at all positions, with the sum of its scores."""
+        if self.span is None:
+            return self
+        totals = dict[tuple[int, int], float]()
+        for (source, target), score in zip(self.index.tolist(), self.scores.tolist(), strict=True):
+            totals[source, target] = totals.get((source, target), 0.0) + score
+        index = torch.tensor(list(totals), dtype=torch.long, device="cpu").view(-1, 2)
+        scores = torch.tensor(list(totals.values()), dtype=torch.float32, device="cpu")
+        return Circuit(self.graph, index, scores, self.about)
+
+    @property
+    def asked(self) -> int:
+        """The number of edges that were requested, before pruning."""
+        return int(self.provenance.selection.get("edges_asked", len(self)))
+
+    @property
+    def provenance(self) -> Provenance:
+        """How the circuit was found, as a typed object."""
+        return Provenance(self.about)
+
+    def named_edges(self) -> Iterator[tuple[str, str, float]]:
+        """Each edge as the names of its source and target, and its score."""
+        for (source, target), score in zip(self.index.tolist(), self.scores.tolist(), strict=True):
+            yield self.graph.sources[source], self.graph.targets[target], score
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes that have an edge in the circuit, from ``input`` to ``logits``."""
+        names = {end for source, target, _ in self.named_edges() for end in (source, node_of(target))}
+        return [name for name in (*self.graph.sources, "logits") if name in names]
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the circuit.
+
+        Args:
+            ax: The matplotlib axes to draw on; new ones by default.
+
+        Returns:
+            The matplotlib axes.
+        """
+        from gradpath.report.plots import plot_circuit
+
+        return plot_circuit(self, ax)
+
+    def to_networkx(self) -> Any:
+        """The circuit as a networkx ``MultiDiGraph`` of nodes."""
+        from gradpath.formats.graphs import to_networkx
+
+        return to_networkx(self)
+
+    def to_pandas(self) -> Any:
+        """The edges as a pandas DataFrame with the columns edge, source, target, score and rank."""
+        from gradpath.formats.table import to_pandas
+
+        return to_pandas(self)
+
+    def _repr_html_(self) -> str:
+        from gradpath.report.cards import circuit_card
+
+        return circuit_card(self)
+
+    def save(self, file: str | Path) -> None:
+        """Write JSON with one edge per line, atomically.
+
+        Args:
+            file: The file to write.
+        """
+        write_circuit(self, Path(file))
+
+
+def circuit_by_names(graph: Graph, edges: Any, about: Any, spans: tuple[str, ...] = ()) -> Circuit:
+    """The circuit of a list of (edge name, score), in this order; every one is checked."""
+    index, scores, seen = [], [], set()
+    if not isinstance(edges, (list, tuple)):
+        raise InputError(f"its edges must be a list: got {edges!r}.")
+    for edge in edges:
+        if not isinstance(edge, (list, tuple)) or len(edge) != 2:
+            raise InputError(f"an edge is a name and a score: got {edge!r}.")
+        name, score = edge
+        place = _place(graph, name, spans)
+        if place in seen:
+            raise InputError(f"the edge {name!r} occurs twice. Remove one of them.")
+        seen.add(place)
+        index.append(place)
+        scores.append(_finite(name, score))
+    places = torch.tensor(index, dtype=torch.long, device="cpu").view(-1, 3)
+    values = torch.tensor(scores, dtype=torch.float32, device="cpu")
+    return Circuit(graph, places[:, :2], values, checked_about(about), spans, places[:, 2] if spans else None)
+
+
+def _place(graph: Graph, name: Any, spans: tuple[str, ...]) -> tuple[int, int, int]:
+    """The source, the target and the span of an edge's name; the span is 0 where there are none."""
+    if not spans:
+        return (*graph.index(name), 0)
+    edge, at, span = str(name).rpartition("@")
+    if not at or span not in spans:
+        raise InputError(
+            f"{name!r} has no known span: write it as source->target@span, span one of {', '.join(spans)}."
+        )
+    return (*graph.index(edge), spans.index(span))
+
+
+def _finite(name: str, score: Any) -> float:
+    """The score, if it is finite in float32."""
+    if not isinstance(score, (int, float)) or not abs(score) <= _LARGEST_SCORE:
+        raise InputError(f"the score of {name!r} is {score!r}: it must be a finite number.")
+    return float(score)
+
+
+def write_circuit(circuit: Circuit, file: Path) -> None:
+    """Write the circuit, atomically."""
+    head = {"gradpath_circuit": FORMAT, "graph": circuit.graph.to_json(), "about": dict(circuit.about)}
+    if circuit.spans:
+        head["spans"] = list(circuit.spans)
+    # Nine digits are enough to give every float32 back exactly.
+    scores = [float(f"{score:.9g}") for score in circuit.scores.tolist()]
+    write_rows(file, head, "edges", list(zip(circuit.edges, scores, strict=True)))
+
+
+def is_hub_address(file: str | Path) -> bool:
+    """Whether this is the address of a circuit on the hub, and not a file."""
+    return isinstance(file, str) and file.startswith("hf://")
+
+
+def load_circuit(file: str | Path) -> Circuit:
+    """Read the circuit that ``Circuit.save`` wrote; every edge is checked.
+
+    Args:
+        file: A ``circuit.json``, or the address of one on the Hugging Face hub, such as ``hf://owner/name``,
+            ``hf://owner/name@revision`` or ``hf://owner/name/folder``.
+
+    Returns:
+        The circuit.
+    """
+    local = file
+    if is_hub_address(file):
+        from gradpath.formats.hub import download_circuit
+
+        local = download_circuit(str(file))
+    try:
+        return _parsed(json.loads(Path(local).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise InputError(f"there is no file {file}. Give a circuit.json that gradpath find wrote.") from None
+    except InputError as problem:
+        raise InputError(f"{file} cannot be used as a circuit: {problem}") from None
+    except (OSError, ValueError, RecursionError) as problem:
+        raise InputError(
+            f"{file} cannot be read as a gradpath circuit ({reason(problem)}). "
+            "It may be cut off or edited by hand: make it again with gradpath find."
+        ) from None
+
+
+def _parsed(content: Any) -> Circuit:
+    if not isinstance(content, dict) or content.get("gradpath_circuit") != FORMAT:
+        raise InputError(f'it has no "gradpath_circuit": {FORMAT}. Give a circuit.json that gradpath find wrote.')
+    missing = [name for name in ("graph", "edges", "about") if name not in content]
+    if missing:
+        raise InputError(f"it has no {', '.join(missing)}. Make it again with gradpath find.")
+    spans = content.get("spans", [])
+    if not isinstance(spans, list) or len(set(map(str, spans))) != len(spans):
+        raise InputError(f"its spans have to be a list of different names: got {spans!r}.")
+    graph, names = graph_from_json(content["graph"]), tuple(map(str, spans))
+    circuit = circuit_by_names(graph, content["edges"], content["about"], names)
+    digest = content.pop("digest", None)  # files from before 0.2.0, or from other tools, have none
+    if digest not in (None, digest_of(content)):
+        raise InputError(
+            "it was changed or damaged after it was written. Make it again with gradpath find; if you edited it "
+            'yourself, remove its line "digest".'
+        )
+    return circuit

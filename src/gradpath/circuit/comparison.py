@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gradpath.circuit.circuit import Circuit
+from gradpath.circuit import Circuit
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,10 @@ def command(
         content = Content(read(scores).need_scores(), content.circuit)
     loading = opt.pick(opt.ModelOptions, given)
     if how is not None and format_ == MIB:
-        from gradpath.formats.mib import sizes, write_circuits
+        from gradpath.formats.eap_ig import mib_sizes, write_mib_circuits
 
         every = content.need_scores()
-        write_circuits(_select(every, sizes(every.graph), how, loading, data, source), target, d_model)
+        write_mib_circuits(_select(every, mib_sizes(every.graph), how, loading, data, source), target, d_model)
     else:
         if edges is not None:
             every = content.need_scores()

@@ -27,9 +27,15 @@ from typing import Any
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError, reason, warn
 from gradpath.formats.content import Content
-from gradpath.formats.eap_ig import eap_ig_bytes, eap_ig_content, eap_ig_text, is_eap_ig, read_eap_ig_pt
+from gradpath.formats.eap_ig import (
+    eap_ig_bytes,
+    eap_ig_content,
+    eap_ig_text,
+    is_eap_ig,
+    read_eap_ig_pt,
+    write_mib_scores,
+)
 from gradpath.formats.graphs import dot, from_networkx, graphml, read_graphml, to_networkx
-from gradpath.formats.mib import write_importances
 from gradpath.formats.table import csv_text, from_pandas, read_csv, to_pandas
 from gradpath.graph import pruned
 from gradpath.registry import Registry
@@ -173,7 +179,7 @@ _BUILT_IN = {
     "mib": Format(
         ".mib",
         "A submission to the MIB leaderboard, a folder; written only: scores, or with --how nine circuits.",
-        write_importances,
+        write_mib_scores,
     ),
     "graphml": Format(
         ".graphml",

@@ -18,6 +18,14 @@ one leaves it. How scores and circuit were made, and the order of the edges, go 
 which the library ignores. Files with a selection of neurons are refused.
 
 A PyTorch file can contain code, so it is opened with ``weights_only``: only tensors, numbers, text and containers.
+
+MIB's submission is a folder per task and model, with importances of all edges or with nine circuits::
+
+    SUBMISSION/ioi_gpt2/importances.json       the scores of all edges: MIB ranks by them
+    SUBMISSION/ioi_gpt2/circuit_0.1.json ...   or circuits with at most 0.1, 0.2, 0.5, 1, 2, 5, 10, 20 and 50% of them
+
+Its leaderboard takes submissions of at least two tasks and two models: convert into the same folder several times,
+then push it to the hub.
 """
 
 from __future__ import annotations
@@ -25,8 +33,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +43,26 @@ import torch
 from torch import Tensor
 
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import InputError, UsageError, warn
+from gradpath.evaluation.mib import FRACTIONS, edges_at
 from gradpath.formats.content import Content, check_named, graph_in, parsed
 from gradpath.graph import Graph
-from gradpath.scores import Scores, checked_about
+from gradpath.runtime.files import write_atomically, write_together
+from gradpath.scores import Provenance, Scores, checked_about
 
 NOTES = "gradpath"
 NEEDED = ("cfg", "src_nodes", "dst_nodes", "edges_scores", "edges_in_graph", "nodes_in_graph")
 NEURONS = "it selects neurons, but circuits of gradpath consist of edges. Save it without neurons."
 _SHAPE = ("n_layers", "n_heads", "parallel_attn_mlp", "d_model")
+# Of MIB's leaderboard.
+MIB_TASKS = ("ioi", "mcqa", "arithmetic-addition", "arithmetic-subtraction", "arc-easy", "arc-challenge")
+MIB_MODELS = {
+    "gpt2": "gpt2",
+    "openai-community/gpt2": "gpt2",
+    "Qwen/Qwen2.5-0.5B": "qwen2.5",
+    "google/gemma-2-2b": "gemma2",
+    "meta-llama/Llama-3.1-8B": "llama3",
+}
 
 
 def eap_ig_bytes(content: Content, d_model: int | None = None) -> bytes:
@@ -207,3 +227,39 @@ def _order(graph: Graph, values: Tensor, inside: Tensor, names: list[str]) -> Te
     if torch.equal(named.sort().values, flat):
         return named
     return flat[values.flatten()[flat].abs().sort(descending=True, stable=True).indices]
+
+
+def write_mib_scores(content: Content, folder: Path, d_model: int | None) -> None:
+    """Write the scores of all edges into the folder of their task and model."""
+    scores = content.need_scores()
+    place = folder / mib_folder(scores.provenance)
+    write_atomically(place / "importances.json", eap_ig_text(Content(scores), d_model))
+
+
+def mib_sizes(graph: Graph) -> list[int]:
+    """The numbers of edges of the nine circuits."""
+    return [edges_at(graph, fraction) for fraction in FRACTIONS[:-1]]
+
+
+def write_mib_circuits(circuits: Sequence[Circuit], folder: Path, d_model: int | None) -> None:
+    """Write nine circuits, of ``mib_sizes``, into the folder of their task and model: all or none."""
+    with write_together(folder / mib_folder(circuits[0].provenance)) as draft:
+        for fraction, circuit in zip(FRACTIONS[:-1], circuits, strict=True):
+            write_atomically(draft / f"circuit_{100 * fraction:g}.json", eap_ig_text(Content(circuit=circuit), d_model))
+
+
+def mib_folder(made: Provenance) -> str:
+    """MIB's name for a task and a model, such as ``arc-easy_llama3``."""
+    if not made.task or not made.model:
+        raise InputError(
+            "a submission to MIB is filed by task and model, which this file does not record. Give one that find wrote."
+        )
+    task, model = made.task.replace("_", "-"), MIB_MODELS.get(made.model)
+    if task not in MIB_TASKS or model is None:
+        warn(
+            f"MIB's leaderboard has no {task} in {made.model}: its tasks are {', '.join(MIB_TASKS)}, its models "
+            f"{', '.join(dict.fromkeys(MIB_MODELS.values()))}. The file is written, and can be evaluated with MIB's "
+            "code."
+        )
+    model = model or made.model.rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^\w.-]", "-", f"{task}_{model}")

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradpath.circuit import Circuit, Comparison
+from gradpath.circuit import Circuit
+from gradpath.circuit.comparison import Comparison
 from gradpath.errors import InputError
 from gradpath.report.data import SAVED, Chosen, MethodRun, Report
 from gradpath.report.page import filled
