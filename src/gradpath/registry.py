@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,14 @@ def owner_of(function: Callable[..., object]) -> str:
     """The place where a function is defined, by which a repeated definition is recognised."""
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}:{name}"
+
+
+def option_value(text: str) -> Any:
+    """The value of an option that was typed: what it is in JSON, such as a number, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):

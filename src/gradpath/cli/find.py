@@ -15,6 +15,7 @@ from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import Screen, lines_of, numbers_of, print_result
 from gradpath.errors import UsageError, unknown_option
+from gradpath.registry import option_value
 from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
@@ -123,10 +124,7 @@ def _values(texts: tuple[str, ...]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise UsageError(f"an option is written NAME=VALUE, such as stride=unit: got {text!r}.")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
+        options[name] = option_value(value)
     return options
 
 

@@ -20,7 +20,7 @@ from gradpath.evaluation import mib
 from gradpath.evaluation.bootstrap import Cell, Difference, distance_difference, error_difference
 from gradpath.grid.bench import Bench
 from gradpath.grid.jobs import OWN, CircuitJob, Job, MatchedJob, circuit_cell
-from gradpath.grid.output import Outcome, Row, grouped, markdown, nfs, percent, signed, with_interval
+from gradpath.grid.output import Outcome, Row, grouped, markdown, mean_of, nfs, percent, signed, spread, with_interval
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.runner import Experiment
 from gradpath.report.style import GREY, INK, LINES, MUTED, colour, marker, method_title, panels, task_title
@@ -91,10 +91,7 @@ def random_rows(bench: Bench) -> list[Row]:
         for n, sparsity in _random_sizes(bench, task):
             cells = [circuit_cell(bench, task, bench.request.methods[0], how, n) for how in RANDOM]
             row: Row = {"task": task, "sparsity": sparsity, "edges_asked": n, "circuits": len(cells)}
-            for name in ("faithfulness", "error"):
-                values = [float(cell[name]) for cell in cells]
-                row |= {name: sum(values) / len(values), f"{name}_low": min(values), f"{name}_high": max(values)}
-            rows.append(row)
+            rows.append({**row, **spread(cells, "faithfulness", "error")})
     return rows
 
 
@@ -232,8 +229,7 @@ def _areas_table(rows: Sequence[Row], random: Sequence[Row]) -> str:
 
 def _means_table(rows: Sequence[Row]) -> str:
     def cells(group: Sequence[Row]) -> list[str]:
-        nfs, error = (sum(float(row[name]) for row in group) / len(group) for name in ("faithfulness", "error"))
-        return [percent(nfs), f"{error:.3f}"]
+        return [percent(mean_of(group, "faithfulness")), f"{mean_of(group, 'error'):.3f}"]
 
     return "## Means\n\n" + _by_method("mean over sparsities", ("NFS", "error"), rows, cells)
 
@@ -244,10 +240,8 @@ def _random_table(rows: Sequence[Row]) -> str:
     for task, group in grouped(rows, "task").items():
         line = [task_title(task)]
         for name, text in (("faithfulness", percent), ("error", lambda x: f"{x:.3f}")):
-            low, value, high = (
-                sum(row[key] for row in group) / len(group) for key in (f"{name}_low", name, f"{name}_high")
-            )
-            line.append(f"{text(value)} ({text(low)} to {text(high)})")
+            low, value, high = (text(mean_of(group, key)) for key in (f"{name}_low", name, f"{name}_high"))
+            line.append(f"{value} ({low} to {high})")
         lines.append(line)
     headings = [f"mean over sparsities, {rows[0]['circuits']} circuits each", "NFS (from, to)", "error (from, to)"]
     return "## Random circuits\n\nWith as many edges, drawn at random and pruned.\n\n" + markdown(headings, lines)
@@ -277,18 +271,14 @@ def _methods_table(rows: Sequence[Row], areas: Sequence[Row], prices: Sequence[R
     cmd = grouped(areas, "method", "how")
     for (method, how), group in grouped(rows, "method", "how").items():
         line = [f"{method_title(method)}, {how}"]
-        line += [percent(_mean(group, "faithfulness")), f"{_mean(group, 'error'):.3f}"]
-        line += [f"{_mean(cmd[method, how], 'cmd'):.3f}"] if areas else []
+        line += [percent(mean_of(group, "faithfulness")), f"{mean_of(group, 'error'):.3f}"]
+        line += [f"{mean_of(cmd[method, how], 'cmd'):.3f}"] if areas else []
         if method in price:
             line += [f"{price[method][key]:.4g}" for key in ("forward", "backward", "units")]
         lines.append(line)
     headings = ["mean over tasks and sparsities", "NFS", "error", *(["CMD"] if areas else [])]
     headings += ["forward", "backward", "units"] if prices else []
     return "## Methods\n\n" + markdown(headings, lines)
-
-
-def _mean(rows: Sequence[Row], name: str) -> float:
-    return sum(float(row[name]) for row in rows) / len(rows)
 
 
 def _by_method(

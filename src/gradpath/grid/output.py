@@ -43,6 +43,20 @@ def grouped(rows: Sequence[Row], *columns: str) -> dict[Any, list[Row]]:
     return groups
 
 
+def mean_of(rows: Sequence[Row], column: str) -> float:
+    """The mean of a column."""
+    return sum(float(row[column]) for row in rows) / len(rows)
+
+
+def spread(rows: Sequence[Row], *columns: str) -> Row:
+    """The mean, smallest and largest value of each column: ``error``, ``error_low``, ``error_high``."""
+    row: Row = {}
+    for name in columns:
+        values = [float(one[name]) for one in rows]
+        row |= {name: mean_of(rows, name), f"{name}_low": min(values), f"{name}_high": max(values)}
+    return row
+
+
 def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
     """A Markdown table with a line for each row."""
     return markdown([heading for heading, _ in columns], [[cell(row) for _, cell in columns] for row in rows])

@@ -18,6 +18,7 @@ from gradpath.errors import UsageError, unknown
 from gradpath.evaluation import mib
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.registry import option_value
 from gradpath.selection import find_selection
 from gradpath.tasks import find_metric
 from gradpath.tasks.builtin import PAPER_TASKS
@@ -103,10 +104,7 @@ def _parse_method(word: str) -> MethodSpec:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UsageError(f"a method's option is written +NAME=VALUE, as in eap-gp+steps=10: got {word!r}.")
-        try:
-            changes.append((key, json.loads(value)))
-        except ValueError:
-            changes.append((key, value))
+        changes.append((key, option_value(value)))
     method = MethodSpec(name, tuple(changes))
     _ = method.options  # raises if the method or one of its options is unknown
     return method

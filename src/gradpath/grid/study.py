@@ -35,7 +35,6 @@ from gradpath.limits import parse_bytes
 from gradpath.model.load import find_device, find_dtype
 from gradpath.model.transformer import Transformer
 from gradpath.registry import load_plugin
-from gradpath.runtime.files import recorded_path
 from gradpath.selection import find_selection
 from gradpath.selection.ranking import edge_count
 from gradpath.tasks import TASKS, find_metric
@@ -144,13 +143,13 @@ def read_study(file: str | Path, *, device: str | None = None, dtype: str | None
         sizes=entries.each("sizes", [defaults.SPARSITY], _size),
         seeds=entries.each("seeds", [defaults.SEED], lambda seed: whole_number("a seed", seed, least=0)),
         request=Request(),
-        device=device or entries.one("device", None, _device),
-        dtype=dtype or entries.one("dtype", None, _dtype),
+        device=device or entries.one("device", None, _known(find_device)),
+        dtype=dtype or entries.one("dtype", None, _known(find_dtype)),
         plain=entries.plain,
     )
     shared: dict[str, Any] = {
         "examples": entries.one("examples", defaults.EXAMPLES, lambda n: whole_number("the number of examples", n)),
-        "ablation": entries.one("ablation", defaults.ABLATION, _ablation),
+        "ablation": entries.one("ablation", defaults.ABLATION, _known(ABLATIONS.find)),
         "metric": entries.one("metric", None, lambda name: _metric(folder, _text(name))),
         "batch_size": entries.one("batch_size", None, lambda n: whole_number("the batch size", n)),
         "memory": entries.one("memory", None, lambda size: parse_bytes(str(size))),
@@ -267,6 +266,17 @@ def _text(value: Any) -> str:
     return value
 
 
+def _known(find: Callable[[str], object]) -> Callable[[Any], str]:
+    """A text that ``find`` does not refuse."""
+
+    def parse(value: Any) -> str:
+        name = str(value) if isinstance(value, int) else _text(value)  # the device 0 is a number in YAML
+        find(name)
+        return name
+
+    return parse
+
+
 def _beside(folder: Path, name: str) -> Path:
     """A path of the file, which is relative to its folder."""
     return folder / os.path.expanduser(name)
@@ -294,8 +304,7 @@ def _task(folder: Path, name: str) -> str | Path:
 def _selection(how: Any) -> str:
     if isinstance(how, float):
         raise UsageError(f"several thresholds need quotes, as in 'acdc+threshold=0.01,0.1': got {how}.")
-    find_selection(_text(how))
-    return _text(how)
+    return _known(find_selection)(how)
 
 
 def _size(value: Any) -> int | float:
@@ -305,28 +314,8 @@ def _size(value: Any) -> int | float:
     raise UsageError(f"a size is a number of edges, such as 500, or a sparsity below 1, such as 0.975: got {value!r}.")
 
 
-def _ablation(name: Any) -> str:
-    ABLATIONS.find(_text(name))
-    return _text(name)
-
-
-def _device(name: Any) -> str:
-    find_device(str(name))  # 0 is a number in YAML
-    return str(name)
-
-
-def _dtype(name: Any) -> str:
-    find_dtype(_text(name))
-    return _text(name)
-
-
 def _metric(folder: Path, name: str) -> str:
     """The name of a metric, or ``FILE.py:function`` with the file's path from here."""
     own = str(_beside(folder, name)) if ".py:" in name else name
     find_metric(own)
     return own
-
-
-def model_label(model: str) -> str:
-    """A model's name in tables: without the folders of this machine."""
-    return recorded_path(model)

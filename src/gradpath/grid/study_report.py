@@ -16,13 +16,13 @@ import torch
 from gradpath.grid.bench import Bench
 from gradpath.grid.faithfulness import RANDOM, READING, curve, draw_curves, examples_of, measured_row
 from gradpath.grid.jobs import Watch, run_jobs
-from gradpath.grid.output import Outcome, Row, grouped, markdown, nfs, percent
+from gradpath.grid.output import Outcome, Row, grouped, markdown, mean_of, nfs, percent, spread
 from gradpath.grid.runner import Note, Written, environment, write_outcome
 from gradpath.grid.store import Store
-from gradpath.grid.study import Study, model_label
+from gradpath.grid.study import Study
 from gradpath.report.style import task_title
 from gradpath.runtime import distributed
-from gradpath.runtime.files import write_atomically
+from gradpath.runtime.files import recorded_path, write_atomically
 from gradpath.selection import find_selection
 from gradpath.tasks import encode
 
@@ -59,7 +59,7 @@ def run_study(
     rows, random, models = list[Row](), list[Row](), list[dict[str, Any]]()
     for name in study.models:
         model = load(name)
-        label, counts = model_label(name), study.counts(model.graph)
+        label, counts = recorded_path(name), study.counts(model.graph)
         if left_out := [size for size in study.sizes if size not in counts]:
             sizes = ", ".join(f"{size:,}" for size in left_out)
             note(f"{label} has {model.graph.n_edges:,} edges, so there are no circuits of {sizes} edges in it.")
@@ -105,10 +105,7 @@ def _random_rows(study: Study, bench: Bench, model: str) -> list[Row]:
         ]
         for n in dict.fromkeys([*sizes, *(row["edges_asked"] for row in own if row["edges_asked"])]):
             cells = [measured_row(bench, task, study.methods[0], how, n) for how in RANDOM]
-            row = _row(bench, model, task, cells[0])
-            for name in ("faithfulness", "error"):
-                values = [float(cell[name]) for cell in cells]
-                row |= {name: sum(values) / len(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+            row = {**_row(bench, model, task, cells[0]), **spread(cells, "faithfulness", "error")}
             rows.append({**row, "method": "random", "how": "", "circuits": len(cells)})
     return rows
 
@@ -126,10 +123,10 @@ def over_seeds(rows: Sequence[Row]) -> list[Row]:
     for group in grouped(keyed, "model", "task", "method", "how", "size").values():
         row = {name: value for name, value in group[0].items() if name != "size"}
         if "threshold" in row:  # whose circuits have another size for every seed
-            row |= {name: round(sum(one[name] for one in group) / len(group)) for name in ("edges_asked", "edges_kept")}
-            row["sparsity"] = sum(float(one["sparsity"]) for one in group) / len(group)
+            row |= {name: round(mean_of(group, name)) for name in ("edges_asked", "edges_kept")}
+            row["sparsity"] = mean_of(group, "sparsity")
         for name in ("faithfulness", "error"):
-            row[name] = sum(float(one[name]) for one in group) / len(group)
+            row[name] = mean_of(group, name)
             row[f"{name}_low"] = min(float(one[f"{name}_low"]) for one in group)
             row[f"{name}_high"] = max(float(one[f"{name}_high"]) for one in group)
         merged.append(row)
@@ -201,9 +198,7 @@ def _means(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
     places = list(grouped(rows, "model", "task"))
 
     def cell(group: Sequence[Row]) -> str:
-        if not group:
-            return ""
-        return _pair(*(sum(float(row[name]) for row in group) / len(group) for name in ("faithfulness", "error")))
+        return _pair(mean_of(group, "faithfulness"), mean_of(group, "error")) if group else ""
 
     lines = []
     for group in grouped([*rows, *random], "method", "how").values():
@@ -306,7 +301,7 @@ def estimate(study: Study, out: Path, load: LoadModel) -> list[Estimate]:
             passes += sum(job.remaining(bench, planned) for job in study.jobs(bench))
         tasks = sum(len(bench.request.task_names) for bench in benches)
         circuits = tasks * len(study.methods) * study.circuits_of(study.counts(model.graph).values())
-        estimates.append(Estimate(model_label(name), circuits, passes, passes * _seconds_of_pass(benches[0])))
+        estimates.append(Estimate(recorded_path(name), circuits, passes, passes * _seconds_of_pass(benches[0])))
         del model, benches
     return estimates
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_option, unknown_option, whole_number
 from gradpath.graph import Graph, pruned, pruned_spans
-from gradpath.registry import Registry, owner_of
+from gradpath.registry import Registry, option_value, owner_of
 from gradpath.scores import Scores
 
 Order = Int[Tensor, " edge"]
@@ -174,10 +174,8 @@ def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, dict[st
     for text in texts:
         key, _, value = text.partition("=")
         several = key == chosen.sweep and "," in value and not value.startswith("[")
-        try:
-            options[key] = json.loads(f"[{value}]" if several else value)
-        except ValueError:
-            options[key] = value
+        listed = option_value(f"[{value}]") if several else None
+        options[key] = listed if isinstance(listed, list) else option_value(value)
     options = chosen.options(options)
     if spans and not chosen.spans:
         known = " or ".join(x.name for x in SELECTIONS.values() if x.spans)
