@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from gradpath.errors import GradpathWarning
-from gradpath.grid.bench import task_digest
 from gradpath.grid.store import Store, digest
 from gradpath.model.load import load_model
 from gradpath.runtime.files import digest_of
 from gradpath.scores import Scores
 from gradpath.tasks import load_task
+from gradpath.tasks.task import task_digest
 
 
 def test_a_kept_cell_is_found_by_its_key(tmp_path):
@@ -89,6 +89,6 @@ def test_the_digest_changes_with_any_weight(tiny, tiny_folder):
 
 def test_the_tasks_digest_changes_with_examples_and_bos(tiny, tiny_folder):
     task = load_task("ioi", tiny, n=4)
-    assert task_digest(task, tiny) == task_digest(load_task("ioi", tiny, n=4), tiny)
-    assert task_digest(task, tiny) != task_digest(load_task("ioi", tiny, n=4, seed=1), tiny)
-    assert task_digest(task, tiny) != task_digest(task, load_model(str(tiny_folder), bos=False))
+    assert task_digest(task, tiny.tokenizer) == task_digest(load_task("ioi", tiny, n=4), tiny.tokenizer)
+    assert task_digest(task, tiny.tokenizer) != task_digest(load_task("ioi", tiny, n=4, seed=1), tiny.tokenizer)
+    assert task_digest(task, tiny.tokenizer) != task_digest(task, load_model(str(tiny_folder), bos=False).tokenizer)

@@ -21,7 +21,6 @@ import torch
 import gradpath
 from gradpath.attribution.methods import find_method
 from gradpath.errors import GradpathError, InputError, reason, warn
-from gradpath.grid.bench import task_digest
 from gradpath.model.packaged import cache_folder
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.found import Found, earlier_files
@@ -30,7 +29,7 @@ from gradpath.registry import loaded_plugins, owner_of
 from gradpath.runtime import distributed
 from gradpath.runtime.files import digest_of, write_atomically, write_together
 from gradpath.selection import find_selection
-from gradpath.tasks.task import Task
+from gradpath.tasks.task import Task, task_digest
 
 MOST = 20
 _RECORD = "kept.json"
@@ -58,7 +57,7 @@ class Entry:
                 "model": model.name,
                 "weights": model.digest,
                 "computed": f"{model.dtype} on {model.device}",
-                "tokens": [task_digest(task, model) for task in tasks],
+                "tokens": [task_digest(task, model.tokenizer) for task in tasks],
                 "data": [digest_of(dict(task.about)) for task in tasks],
                 "options": options,
             }

@@ -10,10 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from torch import Tensor
 
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED
@@ -30,7 +27,8 @@ from gradpath.scores import Scores
 from gradpath.selection import find_selection, nested_order, select_many
 from gradpath.selection.ranking import NestedOrder, edge_count
 from gradpath.sweep import Progress
-from gradpath.tasks import Task, encode, load_task
+from gradpath.tasks import Task, load_task
+from gradpath.tasks.task import task_digest
 
 if TYPE_CHECKING:
     from gradpath.paper.published import Published
@@ -96,7 +94,7 @@ class Bench:
         """All that a result on a task depends on, apart from what is computed."""
         task = self.task(name, split)
         if (name, split) not in self._digests:
-            self._digests[name, split] = task_digest(task, self.model)
+            self._digests[name, split] = task_digest(task, self.model.tokenizer)
         return {
             **({"plugins": plugins} if (plugins := loaded_plugins()) else {}),
             "version": __version__,
@@ -198,16 +196,3 @@ def timed(work: Callable[[], Value]) -> tuple[Value, float]:
     begin = time.process_time()
     value = work()
     return value, distributed.total_over_ranks(time.process_time() - begin)
-
-
-def task_digest(task: Task, model: Transformer) -> str:
-    """A digest of the prompts' tokens (so of BOS, too), the labels and the metric."""
-    pairs = encode(task, model.tokenizer)
-    labels: Any = pairs.labels
-    if isinstance(labels, Tensor) and labels.is_floating_point():  # such as the clean output: many numbers
-        labels = sha256(labels.double().numpy().tobytes()).hexdigest()
-    else:
-        labels = labels.tolist() if isinstance(labels, Tensor) else [x.tolist() for x in labels]
-    metric = task.about.get("metric", getattr(task.metric, "__name__", "custom"))
-    content = (pairs.clean.tolist(), pairs.corrupted.tolist(), pairs.last.tolist(), labels, metric)
-    return sha256(repr(content).encode()).hexdigest()[:16]

@@ -25,7 +25,7 @@ import torch
 from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.attribution.attribute import attribute
-from gradpath.grid.bench import Bench, task_digest
+from gradpath.grid.bench import Bench
 from gradpath.grid.jobs import Advance, CellJob, Job, Planned, finished
 from gradpath.grid.output import Outcome, Row, grouped, markdown
 from gradpath.grid.request import MethodSpec, parse_methods
@@ -37,6 +37,7 @@ from gradpath.report.style import BLUE, INK, MUTED, colour, marker, method_title
 from gradpath.scores import Scores
 from gradpath.selection import select_many
 from gradpath.selection.acdc import acdc_masks
+from gradpath.tasks.task import task_digest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,7 +120,7 @@ def _key(cell: Cell) -> Key:
         "kind": "truth",
         "version": __version__,
         "weights": own.model.digest,
-        "tokens": task_digest(own.task, own.model),
+        "tokens": task_digest(own.task, own.model.tokenizer),
         "truth": sorted(own.kinds.items()),
         "method": method.name,
         "options": method.options,

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any, NamedTuple, SupportsIndex, overload
 
@@ -304,6 +305,19 @@ def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
     labels = _labels(task, tokenizer)
     check_labels(task.metric, labels)
     return Pairs(clean_ids, corrupted_ids, last, first, labels, torch.arange(len(task), device="cpu"))
+
+
+def task_digest(task: Task, tokenizer: Tokenizer | None) -> str:
+    """A digest of the prompts' tokens (so of BOS, too), the labels and the metric."""
+    pairs = encode(task, tokenizer)
+    labels: Any = pairs.labels
+    if isinstance(labels, Tensor) and labels.is_floating_point():  # such as the clean output: many numbers
+        labels = sha256(labels.double().numpy().tobytes()).hexdigest()
+    else:
+        labels = labels.tolist() if isinstance(labels, Tensor) else [x.tolist() for x in labels]
+    metric = task.about.get("metric", getattr(task.metric, "__name__", "custom"))
+    content = (pairs.clean.tolist(), pairs.corrupted.tolist(), pairs.last.tolist(), labels, metric)
+    return sha256(repr(content).encode()).hexdigest()[:16]
 
 
 def _labels(task: Task, tokenizer: Tokenizer | None) -> Any:
