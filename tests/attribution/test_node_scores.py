@@ -10,7 +10,7 @@ from small_models import prompts, tiny_model
 from toys import TASK, saturated
 
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.node_scores import over_edges
+from gradpath.attribution.contraction import over_edges
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.graph import Graph

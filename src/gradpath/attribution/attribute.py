@@ -40,9 +40,8 @@ from gradpath.attribution.batch import (
     run_path,
     write_differences,
 )
-from gradpath.attribution.contraction import Reads, contract
+from gradpath.attribution.contraction import NodeReads, Reads, contract, over_edges
 from gradpath.attribution.methods import Method, Path, find_method
-from gradpath.attribution.node_scores import NodeReads, contract_nodes, over_edges
 from gradpath.errors import GradpathError, UsageError
 from gradpath.limits import RUN_AT_ONCE, SUM_AT_ONCE, Limits
 from gradpath.model.transformer import Transformer
@@ -105,10 +104,7 @@ def score_batch(
         terms = _increments(runs, method, options) if method.increments else _sums(runs, method, options, stops)
         for writes, reads in terms:
             # 3. Multiply the writes of every u by the gradients at every v, summed over positions.
-            if isinstance(reads, NodeReads):
-                part = contract_nodes(model, writes, reads)
-            else:
-                part = contract(model, writes, reads, groups)
+            part = contract(model, writes, reads, groups)
             total = part if total is None else total + part
             n_points += reads.n_points
             del writes, reads  # before the next ones are summed

@@ -16,6 +16,15 @@ points p of a path, with c_hp = d_hp . (W_h y_p) / D and W_h y_p the projection'
 so the d_h are summed over the points before they are expanded, and the number of points costs one
 column of y each. Expansion and contraction are matrix products, made one layer and a few thousand rows
 at a time, in float32 (in float64 for a model that is).
+
+Node scores say what the metric loses, to first order, when everything that a node writes is corrupted:
+
+    score(u) = mean over examples of  sum over positions of
+               (x_u - x'_u) . mean over path points p of  dL/d (what u writes to the residual stream) (p)
+
+All targets that read u read the same stream, so this is the sum of the scores of u's out-edges. It needs the
+gradients at the residual stream alone (``NodeReads``): no targets, and no contraction of all sources with all targets.
+Node scores are kept as ``Scores`` of edges, so that all that is done with those can be done with them (``over_edges``).
 """
 
 from __future__ import annotations
@@ -24,10 +33,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.attribution.batch import Writes
 from gradpath.errors import InputError
+from gradpath.graph import Graph
 from gradpath.limits import CHUNK
 from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.transformer import LayerRun, Run, Transformer, at_least_float32, same_device, to_device_of
@@ -129,18 +140,45 @@ def _per_query_head(bias: Tensor, a: Architecture) -> Tensor:
     return torch.cat([x.repeat_interleave(a.n_heads // len(x), 0) for x in parts])
 
 
-def contract(model: Transformer, writes: Writes, reads: Reads, groups: Sequence[Tensor] | None = None) -> Tensor:
+@dataclass
+class NodeReads:
+    """The sum over points of the gradients at the residual stream, where nodes write to it."""
+
+    n_points: int = 0
+    input: Tensor | None = None  # (row, d_model)
+    heads: list[Tensor] = field(default_factory=list)  # per layer (row, d_model)
+    mlps: list[Tensor] = field(default_factory=list)  # per layer (row, d_model)
+
+    def add(self, model: Transformer, run: Run, metric: Tensor, *, retain: bool = True) -> None:
+        """Add the gradients of ``metric``, (point, batch), at the residual stream of the run that gave it."""
+        streams = [*(layer.attn_in for layer in run.layers), run.final_in]
+        taps = [*streams, *(layer.mlp_in for layer in run.layers)]
+        first, *rest = (summed(x, len(metric)) for x in gradients_at(metric, taps, retain=retain))
+        above, mlps = rest[: len(run.layers)], rest[len(run.layers) :]
+        # A head's write goes on along the stream, and into its own layer's MLP unless that runs beside it.
+        heads = above if model.arch.parallel else [a + b for a, b in zip(above, mlps, strict=True)]
+        self.input = first if self.input is None else self.input + first
+        self.heads = [a + b for a, b in zip(self.heads, heads, strict=True)] if self.n_points else list(heads)
+        self.mlps = [a + b for a, b in zip(self.mlps, above, strict=True)] if self.n_points else list(above)
+        self.n_points += len(metric)
+
+
+def contract(
+    model: Transformer, writes: Writes, reads: Reads | NodeReads, groups: Sequence[Tensor] | None = None
+) -> Tensor:
     """Writes times reads, summed over rows, for every source and target.
 
     Args:
         model: The model.
         writes: The differences of what the nodes write.
-        reads: The gradients at the targets.
+        reads: The gradients at the targets; or at the nodes' outputs, whose products are in the column of ``logits``.
         groups: Indices of rows to sum separately; by default one sum over all rows.
 
     Returns:
         The products, (source, target), or (group, source, target) with ``groups``.
     """
+    if isinstance(reads, NodeReads):
+        return _contract_nodes(model, writes, reads)
     assert reads.logits is not None, "a path has to be run before it is contracted"
     if groups is not None:
         return torch.stack([_contract_rows(model, writes, reads, rows) for rows in groups])
@@ -228,3 +266,32 @@ def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: Rows, 
     if reads.y:
         correction, y = torch.cat(reads.correction, -1)[rows], torch.cat(reads.y, 1)[rows]
         out.transpose(0, 1).baddbmm_(correction, y, alpha=-1)
+
+
+def _contract_nodes(model: Transformer, writes: Writes, reads: NodeReads) -> Tensor:
+    assert reads.input is not None, "a path has to be walked before it is contracted"
+    a, graph = model.arch, model.graph
+    scores = writes.input.new_zeros(graph.n_sources, graph.n_targets)
+    column = scores[:, graph.logits]
+    column[0] = (writes.input * reads.input).sum()
+    for index, layer in enumerate(model.layers):
+        grad_out = (reads.heads[index] @ at_least_float32(layer.w_write)).view(-1, a.n_heads, a.d_head)  # (row, ...)
+        first, mlp = graph.source_head(index), graph.source_mlp(index)
+        column[first:mlp] = torch.einsum("hrd,rhd->h", writes.heads[index], grad_out)
+        column[mlp] = (writes.mlps[index] * reads.mlps[index]).sum()
+    return scores
+
+
+def over_edges(graph: Graph, nodes: Float[Tensor, " source"]) -> Float[Tensor, "source target"]:
+    """Node scores as edge scores: for each edge the smaller, in size, of its two nodes' scores.
+
+    An edge is in a circuit when both of its nodes are, so it has the score of the one that comes in later. ``logits``
+    is always in: an edge into it has its source's score, and that column is all node scores. ``input`` is always in,
+    too: an edge out of it has its target's.
+    """
+    always = torch.full_like(nodes[:1], torch.inf)
+    targets = torch.cat([nodes, always])[graph.node_of_target]  # the last is ``logits``
+    sources = torch.cat([always, nodes[1:]])[:, None].expand(-1, graph.n_targets)
+    values = torch.where(sources.abs() <= targets.abs(), sources, targets)
+    values[0, graph.logits] = nodes[0]
+    return torch.where(graph.mask, values, 0)

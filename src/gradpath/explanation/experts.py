@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float
 from torch import Tensor
 
-from gradpath.attribution.node_scores import NodeReads
+from gradpath.attribution.contraction import NodeReads
 from gradpath.model.architecture import Layer
 from gradpath.model.experts import Experts, expert_outputs
 from gradpath.model.transformer import Transformer, at_least_float32

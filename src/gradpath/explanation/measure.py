@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gradpath.ablation import Ablation, ablation_of, all_positions
 from gradpath.attribution.batch import BatchRuns, Writes
-from gradpath.attribution.node_scores import NodeReads
+from gradpath.attribution.contraction import NodeReads
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.evaluate import named_positions
