@@ -41,6 +41,8 @@ from gradpath.verdict.tests import QUICK, few_examples
 SMALLEST, LARGEST, SIZES = 20, 0.05, 10
 # Random circuits run on few examples: that is enough to see what chance gives. So many of each size make the grey band.
 BAND = 3
+# The requested circuit, those of other sizes for the curve, and their order, if there is one.
+Selected = tuple[Circuit, list[Circuit], NestedOrder | None]
 
 
 def find(
@@ -151,17 +153,32 @@ def run_find(
         if limits.memory is not None:
             reporter.note(f"batches of {scores.about['batch_size']} examples fit into the memory budget")
         with job.phase(phases["select"]):
-            circuit, others, order = _circuits(model, request, scores, to_attribute, curve)
-        compared = others and request.nodes is None and request.selection != defaults.RANKING
-        # Every third size is enough for a line to compare with.
-        top = select_many(scores, [one.asked for one in (*others[::-3], circuit)]) if compared else []
+            selected = _circuits(model, request, scores, to_attribute, curve)
         with job.phase(phases["measure"]):
-            result, *results = _measured(model, [circuit, *others, *top], to_measure, limits, to_attribute)
-            few, random = None, list[Result]()
-            if curve and scores.by_span is None:
-                random_circuits = _random_circuits(scores, circuit.asked, [one.asked for one in others])
-                some = few_examples(to_measure, result)
-                few, *random = _measured(model, [circuit, *random_circuits], some, limits, to_attribute)
+            return _measured(model, request, scores, selected, to_attribute, to_measure, curve)
+
+
+def _measured(
+    model: Transformer,
+    request: FindRequest,
+    scores: Scores,
+    selected: Selected,
+    to_attribute: Task,
+    to_measure: Task,
+    curve: bool,
+) -> Found:
+    """Measure the circuit, and for the report those of other sizes, of ``top``, and random ones."""
+    circuit, others, order = selected
+    compared = others and request.nodes is None and request.selection != defaults.RANKING
+    # Every third size is enough for a line to compare with.
+    top = select_many(scores, [one.asked for one in (*others[::-3], circuit)]) if compared else []
+    limits = request.limits
+    result, *results = _results(model, [circuit, *others, *top], to_measure, limits, to_attribute)
+    few, random = None, list[Result]()
+    if curve and scores.by_span is None:
+        random_circuits = _random_circuits(scores, circuit.asked, [one.asked for one in others])
+        some = few_examples(to_measure, result)
+        few, *random = _results(model, [circuit, *random_circuits], some, limits, to_attribute)
     return Found(
         model,
         to_attribute,
@@ -189,7 +206,7 @@ def _random_circuits(scores: Scores, n: int, sizes: list[int]) -> list[Circuit]:
     return [circuit for circuits in drawn for circuit in circuits]
 
 
-def _measured(
+def _results(
     model: Transformer, circuits: Sequence[Circuit], task: Task, limits: Limits, mean_over: Task
 ) -> list[Result]:
     """The result of each circuit. Equal circuits are run once; they record the ablation to measure them with."""
@@ -247,10 +264,7 @@ def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) 
     return to_attribute, to_measure
 
 
-def _circuits(
-    model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool
-) -> tuple[Circuit, list[Circuit], NestedOrder | None]:
-    """The requested circuit, those of other sizes for the curve, and their order, if there is one."""
+def _circuits(model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool) -> Selected:
     limits, curve = request.limits, curve and scores.by_span is None
     if request.nodes is not None:
         counts = _node_counts(model.graph.n_sources, request.nodes) if curve else []
