@@ -21,7 +21,7 @@ import torch.distributed
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath.attribution.direct.exact import exact_scores
+from gradpath.attribution.exact import exact_scores
 from gradpath.limits import Limits
 from gradpath.paper.follow import follow_line
 from gradpath.runtime import distributed

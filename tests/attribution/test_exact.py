@@ -9,9 +9,9 @@ from covering import some
 from small_models import prompts, tiny_model
 from toys import TASK, saturated
 
+from gradpath.attribution import exact as module
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.direct import exact as module
-from gradpath.attribution.direct.exact import exact_scores, passes, sample
+from gradpath.attribution.exact import exact_scores, passes, sample
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 

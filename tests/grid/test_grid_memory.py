@@ -10,7 +10,7 @@ import torch
 from covering import some
 from small_models import prompts
 
-from gradpath.attribution.direct.exact import exact_scores
+from gradpath.attribution.exact import exact_scores
 from gradpath.errors import UsageError
 from gradpath.grid.bench import Bench
 from gradpath.grid.jobs import run_jobs

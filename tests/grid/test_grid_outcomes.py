@@ -12,7 +12,7 @@ import torch
 
 from gradpath import defaults
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.direct.exact import exact_scores
+from gradpath.attribution.exact import exact_scores
 from gradpath.circuit import load_circuit
 from gradpath.evaluation import mib
 from gradpath.evaluation.evaluate import evaluate

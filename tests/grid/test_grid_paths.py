@@ -8,7 +8,7 @@ from covering import BLOCKS, FAMILIES, covering, families
 from small_models import prompts
 
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.direct.exact import exact_scores, passes
+from gradpath.attribution.exact import exact_scores, passes
 from gradpath.circuit import Circuit
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.grid.request import MethodSpec, parse_methods

@@ -114,11 +114,7 @@ class Method:
 
 
 METHODS = Registry[Method](
-    "method",
-    [
-        "gradpath.attribution.paths",
-        *(f"gradpath.attribution.direct.{module}" for module in ("exact", "atp_star", "activations")),
-    ],
+    "method", [f"gradpath.attribution.{module}" for module in ("paths", "exact", "atp_star", "activations")]
 )
 
 

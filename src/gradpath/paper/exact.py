@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradpath.attribution.direct.exact import Edge, exact_scores, passes, sample
+from gradpath.attribution.exact import Edge, exact_scores, passes, sample
 from gradpath.grid.bench import Bench
 from gradpath.grid.jobs import Advance, CellJob, Job, finished, scaled
 from gradpath.grid.output import Column, Outcome, Row, grouped, interval_column, markdown, percent

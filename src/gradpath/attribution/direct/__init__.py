@@ -1,1 +1,0 @@
-"""Methods that are not paths: each is a function of one batch."""
