@@ -251,9 +251,9 @@ def attribute_at_steps(
     ``options`` are all of the method's. The other arguments are those of ``attribute``.
     """
     _check_fit(model, method, ablation, positions, per_example)
+    pairs, spans = _encoded(model, task, positions)
     method.check_metric(task.metric, options)
     instead = ablation_of(ablation, model, mean_over or task, limits)
-    pairs, spans = _encoded(model, task, positions)
     pairs = all_positions(pairs, instead)
     method.check(model, pairs, options)
     sums = Sums(model, method, [*stops, options.get("steps", 1)], len(pairs), spans, per_example)
