@@ -23,7 +23,7 @@ from small_models import prompts, tiny_model
 import gradpath as gp
 from gradpath.attribution.exact import exact_scores
 from gradpath.limits import Limits
-from gradpath.paper.follow import follow_line
+from gradpath.paper.saturation import follow_line
 from gradpath.runtime import distributed
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6], [[0], [4], [2, 3], [6], [1, 8], [5], [3]])

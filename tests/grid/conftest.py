@@ -18,7 +18,7 @@ import gradpath.grid.faithfulness  # without checks: only the modules below have
 
 with install_import_hook("gradpath", "beartype.beartype"):
     import gradpath.paper.exact
-    import gradpath.paper.follow
+    import gradpath.paper.saturation
     import gradpath.paper.steps  # noqa: F401
 
 from gradpath.model.load import load_model

@@ -18,7 +18,7 @@ from gradpath.grid.request import MethodSpec, Request
 from gradpath.grid.store import Store
 from gradpath.limits import CHUNK, Limits
 from gradpath.paper import find_experiment
-from gradpath.paper.follow import follow_gradpath, follow_line
+from gradpath.paper.saturation import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode

@@ -13,7 +13,7 @@ from gradpath.circuit import Circuit
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.grid.request import MethodSpec, parse_methods
 from gradpath.limits import Limits
-from gradpath.paper.follow import follow_gradpath, follow_line
+from gradpath.paper.saturation import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested, is_nested
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])

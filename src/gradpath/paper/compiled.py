@@ -399,7 +399,7 @@ class Compiled:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The true edges, and how each is known: ``saturated``, ``redundant`` or ``open`` (``true_edges``)."""
+        """The true edges, and how each is known: ``saturated``, ``redundant`` or ``open`` (``benchmarks/truth``)."""
         layout = layout_of(self.program, self.level)
         kinds: dict[str, str] = _facts()[self.program.name]
         return {layout.edge(edge): kind for edge, kind in kinds.items()}

@@ -1,8 +1,8 @@
 """Methods and selections against models whose circuit is known. The paper has no such table.
 
-Every compiled model (``compiled``) has true edges, derived by interventions and stored (``true_edges``). A method ranks
-all edges by |score|, and every group of equal scores ends a circuit; a selection gives circuits of several sizes. For
-each circuit, and for all edges at last,
+Every compiled model (``compiled``) has true edges, derived by interventions and stored (``benchmarks/truth``). A
+method ranks all edges by |score|, and every group of equal scores ends a circuit; a selection gives circuits of several
+sizes. For each circuit, and for all edges at last,
 
     precision = true edges in it / edges in it        recall = true edges in it / true edges
 
