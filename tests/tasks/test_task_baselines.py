@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradpath.paper.published import _data
+from gradpath.paper import _data
 from gradpath.tasks import encode, load_task
 from gradpath.tasks.builtin import PAPER_TASKS
 

@@ -320,7 +320,12 @@ class Circuit:
         Args:
             file: The file to write.
         """
-        write_circuit(self, Path(file))
+        head = {"gradpath_circuit": FORMAT, "graph": self.graph.to_json(), "about": dict(self.about)}
+        if self.spans:
+            head["spans"] = list(self.spans)
+        # Nine digits are enough to give every float32 back exactly.
+        scores = [float(f"{score:.9g}") for score in self.scores.tolist()]
+        write_rows(Path(file), head, "edges", list(zip(self.edges, scores, strict=True)))
 
 
 def circuit_by_names(graph: Graph, edges: Any, about: Any, spans: tuple[str, ...] = ()) -> Circuit:
@@ -360,16 +365,6 @@ def _finite(name: str, score: Any) -> float:
     if not isinstance(score, (int, float)) or not abs(score) <= _LARGEST_SCORE:
         raise InputError(f"the score of {name!r} is {score!r}: it must be a finite number.")
     return float(score)
-
-
-def write_circuit(circuit: Circuit, file: Path) -> None:
-    """Write the circuit, atomically."""
-    head = {"gradpath_circuit": FORMAT, "graph": circuit.graph.to_json(), "about": dict(circuit.about)}
-    if circuit.spans:
-        head["spans"] = list(circuit.spans)
-    # Nine digits are enough to give every float32 back exactly.
-    scores = [float(f"{score:.9g}") for score in circuit.scores.tolist()]
-    write_rows(file, head, "edges", list(zip(circuit.edges, scores, strict=True)))
 
 
 def is_hub_address(file: str | Path) -> bool:

@@ -52,7 +52,7 @@ def command(
     from gradpath.grid.bench import Bench
     from gradpath.grid.runner import Experiment, Written, reproduce
     from gradpath.grid.store import Store
-    from gradpath.paper.published import published
+    from gradpath.paper import published
     from gradpath.pipeline.notices import notices
     from gradpath.runtime.files import lock_folder
 

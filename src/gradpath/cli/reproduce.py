@@ -69,7 +69,7 @@ def command(name: str, how: str | None, out: Path | None, as_json: bool, **given
     from gradpath.grid.bench import Bench
     from gradpath.grid.runner import reproduce
     from gradpath.grid.store import Store
-    from gradpath.paper.published import published
+    from gradpath.paper import published
     from gradpath.runtime.files import lock_folder
 
     loading = opt.pick(opt.ModelOptions, given)

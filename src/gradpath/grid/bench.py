@@ -31,7 +31,7 @@ from gradpath.tasks import Task, load_task
 from gradpath.tasks.task import task_digest
 
 if TYPE_CHECKING:
-    from gradpath.paper.published import Published
+    from gradpath.paper import Published
 
 Value = TypeVar("Value")
 
