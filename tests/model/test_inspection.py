@@ -89,7 +89,7 @@ def test_more_prompts_than_a_batch_are_all_there():
         (lambda model: model.attention(IDS, "input"), "only heads have an attention pattern"),
         (lambda model: model.attention(IDS, "a3.h0"), "3 layers of 3 heads has no node 'a3.h0'"),
         (lambda model: model.outputs(IDS, "logits"), "has no node 'logits' that writes"),
-        (lambda model: model.outputs(IDS + VOCAB, "m0"), "token ids must be from 0 to 60"),
+        (lambda model: model.outputs(IDS + VOCAB, "m0"), "a token id of this model is 0 to 60"),
         (lambda model: model.outputs([], "m0"), "at least one token"),
         (lambda model: model.logit_lens(["5 6 7", "5"], position=-2), "no token -2 in a prompt of 1 tokens"),
         (lambda model: model.predict("5", top=0), "top must be from 1 to 61"),
