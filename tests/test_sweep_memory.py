@@ -19,8 +19,8 @@ from gradpath.attribution.methods import Pair, find_path
 from gradpath.errors import GradpathError, UsageError
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.limits import CHUNK, GRADIENT_ROWS, ROWS, RUN_AT_ONCE, SUM_AT_ONCE, AtOnce, Limits, parse_bytes
+from gradpath.model.architecture import fields_of
 from gradpath.model.families import convert
-from gradpath.model.fingerprint import fields_of
 from gradpath.model.transformer import Transformer
 from gradpath.selection import select
 from gradpath.tasks.metrics import logit_difference

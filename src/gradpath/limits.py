@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from gradpath.errors import UsageError, whole_number
-from gradpath.model.fingerprint import fields_of
+from gradpath.model.architecture import fields_of
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import free_memory

@@ -10,17 +10,17 @@ projection has mean zero too. Both kinds of norm then have the same Jacobian, ``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
 from torch import Tensor
 
-from gradpath.model.experts import Experts
-from gradpath.model.fingerprint import LATER, known_fields
+from gradpath.model.experts import LATER, Experts
 from gradpath.model.latent import Latent
 
+PARTS = ("experts", "latent")  # fields of a layer that are dataclasses of weights themselves
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -164,3 +164,24 @@ def fold_norm(
         bias = moved if bias is None else bias + moved
     weight = weight * gain
     return (weight - weight.mean(1, keepdim=True) if centre else weight), bias
+
+
+def known_fields(instance: Any) -> dict[str, Any]:
+    """The fields of a dataclass, without those that were added later and have their default.
+
+    A digest of a model hashes the names and values of the fields of its architecture and its layers. So that digests
+    which were recorded before a field existed remain valid, a field that is added later is marked with ``LATER``.
+    """
+    values = {x.name: getattr(instance, x.name) for x in fields(instance)}
+    later = {x.name: x.default for x in fields(instance) if x.metadata == LATER}
+    at_default = {name for name, x in later.items() if not isinstance(values[name], Tensor) and values[name] == x}
+    return {name: x for name, x in values.items() if name not in at_default}
+
+
+def fields_of(weights: Any) -> dict[str, Any]:
+    """The fields of a dataclass of weights, with those of a layer's experts as ``experts.router`` and so on."""
+    own = known_fields(weights)
+    for part in PARTS:
+        if (inner := own.pop(part, None)) is not None:
+            own |= {f"{part}.{name}": x for name, x in known_fields(inner).items()}
+    return own

@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError, reason, warn
-from gradpath.model.architecture import Architecture, Layer, Rotary
+from gradpath.model.architecture import Architecture, Layer, Rotary, fields_of
 from gradpath.model.experts import Experts
-from gradpath.model.fingerprint import fields_of
 from gradpath.model.latent import Latent
 from gradpath.model.transformer import Transformer
 from gradpath.runtime.files import PART, try_lock

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
 from torch import Tensor
 
-from gradpath.model.fingerprint import LATER
-
+# Metadata of a field that was added when models had been recorded already (``architecture.known_fields``).
+LATER = {"later": True}
 # One MLP on rows (row, d_model), from its weights as in ``Layer``: w_in, b_in, w_out, b_out.
 FeedForward = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor | None], Tensor]
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from gradpath.errors import GradpathError, InputError, UsageError, reason
+from gradpath.model.architecture import fields_of
 from gradpath.model.cache import cached_model
 from gradpath.model.families import FAMILIES, check_family, convert
-from gradpath.model.fingerprint import fields_of
 from gradpath.model.gguf import GgufFile
 from gradpath.model.packaged import PACKAGED, Packaged
 from gradpath.model.tokenizer import Tokenizer, panics_as_errors

@@ -35,9 +35,8 @@ from torch import Tensor
 
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
-from gradpath.model.architecture import ACTIVATIONS, CALCULUS, Architecture, Layer, Rotary, Rules
+from gradpath.model.architecture import ACTIVATIONS, CALCULUS, PARTS, Architecture, Layer, Rotary, Rules, fields_of
 from gradpath.model.experts import Experts, run_experts
-from gradpath.model.fingerprint import PARTS, fields_of
 from gradpath.model.latent import Latent
 from gradpath.model.tokenizer import Prompts, Tokenizer
 from gradpath.runtime import progress
