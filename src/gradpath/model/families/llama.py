@@ -48,6 +48,7 @@ def from_llama(source: Checkpoint) -> Transformer:
     return _with_windows(source, [None] * source.config.num_hidden_layers)
 
 
+@family("ministral", "Ministral 8B", supports="sliding windows in some layers")
 @family("qwen2", "Qwen 2 and 2.5", supports="biases, sliding windows, rope scaling")
 def from_qwen2(source: Checkpoint) -> Transformer:
     return _with_windows(source, source.windows())
@@ -61,11 +62,6 @@ def from_qwen3(source: Checkpoint) -> Transformer:
 @family("mistral", "Mistral 7B, Mistral Nemo and Small", supports="sliding windows")
 def from_mistral(source: Checkpoint) -> Transformer:
     return _with_windows(source, [source.config.sliding_window] * source.config.num_hidden_layers)
-
-
-@family("ministral", "Ministral 8B", supports="sliding windows in some layers")
-def from_ministral(source: Checkpoint) -> Transformer:
-    return _with_windows(source, source.windows())
 
 
 @family("ministral3", "the text model of Ministral 3", supports="YaRN, prompts up to the length before query scaling")
@@ -91,7 +87,7 @@ def from_mistral3(source: Checkpoint) -> Transformer:
 def _with_windows(source: Checkpoint, windows: Sequence[int | None], names: Names = LLAMA) -> Transformer:
     arch = replace(read_architecture(source), qk_norm=None if names.q_norm is None else "head")
     layers = [read_layer(source, arch, index, names, window=window) for index, window in enumerate(windows)]
-    return read_model(source, arch, layers)
+    return read_model(source, arch, layers, names)
 
 
 @family("smollm3", "SmolLM3 3B", supports="layers without rotary, sliding windows, rope scaling")
@@ -182,9 +178,7 @@ def from_phi(source: Checkpoint) -> Transformer:
 @family("phi3", "Phi-3 mini and medium, Phi-4", supports="sliding windows, LongRoPE up to the original context")
 def from_phi3(source: Checkpoint) -> Transformer:
     source.ignore("original_max_position_embeddings")
-    arch, window = read_architecture(source), source.config.sliding_window
-    layers = [read_layer(source, arch, index, PHI3, window=window) for index in range(arch.n_layers)]
-    return read_model(source, arch, layers, PHI3)
+    return _with_windows(source, [source.config.sliding_window] * source.config.num_hidden_layers, PHI3)
 
 
 @family(
