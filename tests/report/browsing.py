@@ -61,6 +61,8 @@ class Visit:
             self.taken.append(((width, theme), page))
         page.mouse.move(0, 0)
         page.goto(file.as_uri() + address)
+        # The page lays itself out again when it first learns its size, which is before the second frame.
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         return page
 
     def close(self) -> None:

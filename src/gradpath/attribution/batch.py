@@ -22,6 +22,7 @@ from gradpath.attribution.methods import Method, Pair, Path, Unscored
 from gradpath.errors import InputError
 from gradpath.graph import QKV
 from gradpath.limits import RUN_AT_ONCE
+from gradpath.model.prompt_cache import keep_final, prefix_of
 from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32
 from gradpath.sweep import Places, places_by_head, places_in_prompts, places_in_run
 from gradpath.tasks.metrics import Metric, metric_of
@@ -141,10 +142,11 @@ class BatchRuns:
     @cached_property
     def _front(self) -> tuple[Tensor | None, list[Past]]:
         """The prefix of both prompts: its leaf, if the path moves it, and its keys and values."""
-        front = self._embeddings[:, : self.start]
-        prefix = self._leaf(front) if self.whole and self.start else None
-        with torch.set_grad_enabled(self.whole and torch.is_grad_enabled()):
-            return prefix, self.model.prefix(front if prefix is None else prefix) if self.start else []
+        if self.whole and self.start:
+            prefix = self._leaf(self._embeddings[:, : self.start])
+            return prefix, self.model.prefix(prefix)
+        with torch.no_grad():
+            return None, prefix_of(self.model, self.batch.clean, self.batch.last, self.start)
 
     @property
     def past(self) -> list[Past]:
@@ -154,7 +156,9 @@ class BatchRuns:
     @cached_property
     def clean(self) -> PointRun:
         """The run on the clean prompts."""
-        return self._run(self.pair.clean, *self._front)
+        here = self._run(self.pair.clean, *self._front)
+        keep_final(self.model, self.batch.clean, self.batch.last, here.final)
+        return here
 
     @cached_property
     def corrupted(self) -> PointRun:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gradpath.ablation import Ablation, ablation_of
 from gradpath.limits import Limits
+from gradpath.model.prompt_cache import keep_final, known_final, prefix_of
 from gradpath.model.transformer import LayerRun, Past, PositionInfo, Run, Transformer
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs, Task
@@ -109,9 +110,12 @@ def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) 
     """Run the clean and the corrupted prompts of a batch; or take an ablation for the corrupted run."""
     start = batch.start
     clean, corrupted = model.embed(batch.clean), model.embed(batch.corrupted)
-    past = model.prefix(clean[:, :start]) if start else []
-    row, at = torch.arange(len(batch), device=model.device), batch.last - start
-    clean_final = model.final_in(clean[:, start:], start=start, past=past)
+    past = prefix_of(model, batch.clean, batch.last, start)
+    clean_final = known_final(model, batch.clean, batch.last)
+    if clean_final is None:
+        row, at = torch.arange(len(batch), device=model.device), batch.last - start
+        clean_final = model.final_in(clean[:, start:], start=start, past=past)[row, at]
+        keep_final(model, batch.clean, batch.last, clean_final)
     if ablation is None:
         run = model.run(corrupted[:, start:], start=start, past=past)
     else:
@@ -123,7 +127,7 @@ def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) 
         ablated=ablation is not None,
         prefix=past,
         input=(clean - corrupted)[:, start:],
-        clean_final=clean_final[row, at],
+        clean_final=clean_final,
     )
 
 

@@ -7,10 +7,11 @@ method with which the circuit was found if that follows a path, else by EAP-IG.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
@@ -21,12 +22,12 @@ from gradpath.attribution.methods import Path, find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError
 from gradpath.evaluation.evaluate import named_positions
-from gradpath.evaluation.plan import plan_of
 from gradpath.explanation import Explanation, explanation_of
-from gradpath.explanation.measure import batch_work, head_patterns, measure, normed_writes, token_logits
+from gradpath.explanation.measure import RUNS, BatchWork, measure, token_logits
 from gradpath.explanation.parts import answers_of
 from gradpath.limits import Limits
-from gradpath.model.inspection import token_text
+from gradpath.model.inspection import patterns, token_text
+from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.runtime import distributed
 from gradpath.sweep import own_settings, sweep
@@ -81,36 +82,27 @@ def look_inside(
     Returns:
         What its nodes and edges do on each of them.
     """
-    with distributed.alone(), own_settings(model):
-        measured = measure(model, circuit, task, limits=limits, mean_over=mean_over)
-        ablation = ablation_of(circuit.provenance.ablation, model, mean_over or task, limits)
+    with distributed.alone(), own_settings(model), keep_prompts(model):
         pairs = named_positions(encode(task, model.tokenizer), [circuit], task, model)
-        answers, plan, n = answers_of(task, pairs), plan_of(model, circuit), len(task)
-        shape = (n, len(measured.sources))
-        patterns: list[Tensor] = [torch.empty(0)] * n
+        answers, n = answers_of(task, pairs), len(task)
+        shape = n, sum(node != "logits" for node in circuit.nodes)
+        seen: list[Tensor] = [torch.empty(0)] * n
         tokens = torch.zeros(*shape, 2 * _TOKENS, dtype=torch.long, device="cpu")
         logits = torch.zeros(*shape, 2 * _TOKENS, device="cpu")
         sides = torch.zeros(*shape, 2, device="cpu")
 
-        def work(batch: Pairs) -> Tensor:
-            here = batch_work(model, task, batch, measured.sources, ablation)
-            seen = head_patterns(here, plan)
-            weights = torch.cat(seen, 2) if seen else torch.zeros(3, len(batch), 0, 0, 0, device="cpu")
+        def see(here: BatchWork) -> None:
+            batch, weights = here.runs.batch, _all_patterns(here)
             for row, example in enumerate(batch.index.tolist()):
-                patterns[example] = _triangle(weights[:, row], int(batch.last[row]) + 1)
-            behind = normed_writes(here)
-            tokens[batch.index], logits[batch.index] = _most_changed(model, behind)
+                seen[example] = _triangle(weights[:, row], int(batch.last[row]) + 1)
+            tokens[batch.index], logits[batch.index] = _most_changed(model, here.writes)
             if answers is not None:
                 own = answers[batch.index].to(model.device)
-                added = token_logits(model, behind, own).sum(-1) / (own >= 0).sum(-1).clamp(min=1)[:, None]
+                added = token_logits(model, here.writes, own).sum(-1) / (own >= 0).sum(-1).clamp(min=1)[:, None]
                 sides[batch.index] = added.float().cpu()
-            return behind
 
-        # From the first token on, so that patterns have a row for every token.
-        whole = replace(pairs, first=torch.zeros_like(pairs.first))
-        size = limits.batch(model, whole)
-        for _ in sweep(work, whole, size, model=model, task=task, doing="looking inside", same=lambda: None):
-            pass
+        measured = measure(model, circuit, task, limits=limits, mean_over=mean_over, see=see)
+        ablation = ablation_of(circuit.provenance.ablation, model, mean_over or task, limits)
         effects = _edge_effects(model, circuit, task, all_positions(pairs, ablation), ablation, limits)
         return Inside(
             circuit=circuit,
@@ -118,12 +110,31 @@ def look_inside(
             explanation=explanation_of(model, circuit, task, measured),
             sources=measured.sources,
             heads=measured.heads,
-            patterns=patterns,
+            patterns=seen,
             tokens=tokens,
             logits=logits,
             answers=None if answers is None else sides,
             effects=effects,
         )
+
+
+@torch.no_grad()
+def _all_patterns(here: BatchWork) -> Float[Tensor, "run batch head query key"]:
+    """The attention patterns in the three runs, with a row for every token.
+
+    Before the first difference of the pairs, the runs attend alike.
+    """
+    model, start, ids = here.model, here.runs.start, here.runs.batch.clean
+    if not here.patterns:
+        return torch.zeros(len(RUNS), len(ids), 0, 0, 0, device="cpu")
+    later = torch.cat(here.patterns, 2)
+    if not start:
+        return later
+    before, info = model.run(model.embed(ids[:, :start])), model.position_info(0, start)
+    layers = [(layer, heads) for layer in range(model.arch.n_layers) if (heads := here.heads_of(layer))]
+    earlier = torch.cat([patterns(model, layer, before.layers[layer], info)[:, heads] for layer, heads in layers], 1)
+    earlier = F.pad(earlier, (0, ids.shape[1] - start))  # (batch, head, query, key)
+    return torch.cat([earlier.expand(len(later), *earlier.shape), later], 3)
 
 
 def _triangle(weights: Float[Tensor, "run head query key"], length: int) -> UInt8[Tensor, "run head pair"]:
@@ -142,11 +153,11 @@ def _most_changed(model: Transformer, behind: Float[Tensor, "batch source d_mode
     ids, values = [], []
     # A few nodes at a time: all logits at once would not fit.
     for x in torch.split(behind, max(1, _UNEMBEDDED // len(behind)), 1):
-        logits = x @ unembedding.T - (x @ centre)[..., None]
+        logits, mean = x @ unembedding.T, (x @ centre)[..., None]
         up, down = logits.topk(k), logits.topk(k, largest=False)
         pad = (0, 2 * (_TOKENS - k))
-        ids.append(torch.nn.functional.pad(torch.cat([up.indices, down.indices], -1), pad))
-        values.append(torch.nn.functional.pad(torch.cat([up.values, down.values], -1), pad))
+        ids.append(F.pad(torch.cat([up.indices, down.indices], -1), pad))
+        values.append(F.pad(torch.cat([up.values, down.values], -1) - mean, pad))
     return torch.cat(ids, 1).cpu(), torch.cat(values, 1).float().cpu()
 
 

@@ -18,8 +18,9 @@ position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -76,7 +77,18 @@ class BatchWork:
     model: Transformer
     runs: BatchRuns
     prepared: Prepared
+    plan: Plan
     sources: list[int]
+
+    @cached_property
+    def patterns(self) -> list[Float[Tensor, "run batch head query key"]]:
+        """See ``head_patterns``."""
+        return head_patterns(self)
+
+    @cached_property
+    def writes(self) -> Float[Tensor, "batch source d_model"]:
+        """See ``normed_writes``."""
+        return normed_writes(self)
 
     @property
     def last(self) -> tuple[Tensor, Tensor]:
@@ -97,6 +109,7 @@ def measure(
     progress: Progress | None = None,
     ablation: str | None = None,
     mean_over: Task | None = None,
+    see: Callable[[BatchWork], None] | None = None,
 ) -> Measured:
     """Measure what every node of a circuit does on every example of a task.
 
@@ -108,6 +121,7 @@ def measure(
         progress: Called with the number of examples of each finished batch.
         ablation: What edges outside the circuit carry; by default as the circuit was found.
         mean_over: The task whose clean prompts means are taken over; by default ``task`` itself.
+        see: Called with everything that is run for a batch.
 
     Returns:
         The measurements.
@@ -130,10 +144,12 @@ def measure(
         pairs = all_positions(named_positions(pairs, [circuit], task, model), instead)
 
         def work(batch: Pairs) -> dict[str, Tensor]:
-            here = batch_work(model, task, batch, sources, instead)
+            here = batch_work(model, task, batch, plan, sources, instead)
+            if see is not None:
+                see(here)
             rows, length = batch.index, batch.clean.shape[1]
             own = _one_hot(parts.at[rows, :length], width).to(model.device)  # (batch, pos, part)
-            new = _of_batch(here, plan, own, None if answers is None else answers[rows].to(model.device), mixtures)
+            new = _of_batch(here, own, None if answers is None else answers[rows].to(model.device), mixtures)
             for name in ("write", "experts"):
                 totals[name] += new.pop(name).double().sum(0).cpu()
             new = {name: x.detach().float().cpu() for name, x in new.items()}
@@ -179,7 +195,7 @@ def _zeros(n: int, n_sources: int, n_heads: int, width: int, answers: Tensor | N
 
 
 def batch_work(
-    model: Transformer, task: Task, batch: Pairs, sources: list[int], ablation: Ablation | None
+    model: Transformer, task: Task, batch: Pairs, plan: Plan, sources: list[int], ablation: Ablation | None
 ) -> BatchWork:
     """Run the clean and the corrupted prompts of a batch, with gradients, and prepare it for the circuit's run."""
     with torch.enable_grad():
@@ -196,18 +212,16 @@ def batch_work(
         input=(runs.clean.suffix - corrupted_input).detach(),
         clean_final=runs.clean.final,
     )
-    return BatchWork(model, runs, prepared, sources)
+    return BatchWork(model, runs, prepared, plan, sources)
 
 
-def _of_batch(
-    here: BatchWork, plan: Plan, own: Tensor, answers: Tensor | None, mixtures: list[int]
-) -> dict[str, Tensor]:
+def _of_batch(here: BatchWork, own: Tensor, answers: Tensor | None, mixtures: list[int]) -> dict[str, Tensor]:
     """All measurements of one batch; ``own`` says which part a position is in."""
-    writes, reads = normed_writes(here), node_reads(here)
+    writes, reads = here.writes, node_reads(here)
     ends = torch.cat([here.runs.clean.final, here.runs.corrupted.final])
     measured = {
         "metric": here.runs.metric_of(ends),
-        "attention": part_attention(here, plan, own),
+        "attention": part_attention(here, own),
         "effect": part_effects(here, reads, own[:, here.runs.start :]),
         "experts": expert_parts(here, reads, mixtures, n_columns(here.model, mixtures)),
         "direct": direct_effects(here),
@@ -224,17 +238,15 @@ def _one_hot(at: Tensor, width: int) -> Tensor:
 
 
 @torch.no_grad()
-def part_attention(here: BatchWork, plan: Plan, own: Tensor) -> Float[Tensor, "run batch head part part"]:
+def part_attention(here: BatchWork, own: Tensor) -> Float[Tensor, "run batch head part part"]:
     """The mean attention of every head from each part of a prompt to each part, in the three runs."""
     queries = own[:, here.runs.start :]
     mean = queries / queries.sum(1, keepdim=True).clamp(min=1)
-    return torch.cat(
-        [torch.einsum("bqp,rbhqk,bkt->rbhpt", mean, seen, own) for seen in head_patterns(here, plan)], dim=2
-    )
+    return torch.cat([torch.einsum("bqp,rbhqk,bkt->rbhpt", mean, seen, own) for seen in here.patterns], dim=2)
 
 
 @torch.no_grad()
-def head_patterns(here: BatchWork, plan: Plan) -> list[Float[Tensor, "run batch head query key"]]:
+def head_patterns(here: BatchWork) -> list[Float[Tensor, "run batch head query key"]]:
     """The attention patterns of the heads that are looked at, layer by layer, in the three runs.
 
     Queries are the positions from the first difference of the pairs on.
@@ -247,7 +259,7 @@ def head_patterns(here: BatchWork, plan: Plan) -> list[Float[Tensor, "run batch 
         own = model.layers[layer].of_heads(heads)
         in_circuit[layer] = heads, model.attention_weights(own, q, past.keys, place)
 
-    run_nodes(prepared, [plan], watch)
+    run_nodes(prepared, [here.plan], watch)
     seen = []
     for layer in range(model.arch.n_layers):
         heads = here.heads_of(layer)

@@ -22,6 +22,7 @@ from gradpath.evaluation.evaluate import phase_of as evaluation_phase
 from gradpath.evaluation.prepared import SetUps
 from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
+from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.found import READABLE, Found
 from gradpath.pipeline.notices import Plain, Reporter, notices
@@ -138,23 +139,24 @@ def run_find(
     to_attribute, to_measure = examples or load_examples(model, request, reporter)
     phases = _phases(model, request, to_attribute, to_measure, curve)
     with reporter.job(sum(phase.total for phase in phases.values())) as job:
-        with job.phase(phases["score"]):
-            scores = attribute(
-                model,
-                to_attribute,
-                request.method,
-                steps=request.steps,
-                positions=request.positions,
-                batch_size=limits.batch_size,
-                memory=limits.memory,
-                ablation=request.ablation,
-                **request.options,
-            )
-        if limits.memory is not None:
-            reporter.note(f"batches of {scores.about['batch_size']} examples fit into the memory budget")
-        with job.phase(phases["select"]):
-            selected = _circuits(model, request, scores, to_attribute, curve)
-        with job.phase(phases["measure"]):
+        with keep_prompts(model):  # a selection that measures runs the prompts of the attribution again
+            with job.phase(phases["score"]):
+                scores = attribute(
+                    model,
+                    to_attribute,
+                    request.method,
+                    steps=request.steps,
+                    positions=request.positions,
+                    batch_size=limits.batch_size,
+                    memory=limits.memory,
+                    ablation=request.ablation,
+                    **request.options,
+                )
+            if limits.memory is not None:
+                reporter.note(f"batches of {scores.about['batch_size']} examples fit into the memory budget")
+            with job.phase(phases["select"]):
+                selected = _circuits(model, request, scores, to_attribute, curve)
+        with keep_prompts(model), job.phase(phases["measure"]):
             return _measured(model, request, scores, selected, to_attribute, to_measure, curve)
 
 
