@@ -26,13 +26,15 @@ from gradpath.tasks.task import Pairs
 # memory when a path is long.
 RUN_AT_ONCE = 4
 SUM_AT_ONCE = 8
-# Rows of a batch, by default, of circuits and of gradients: a CPU's time per row is within 5% of its best from 100 on,
-# and memory grows with every further one. Other devices need more.
+# Rows of a batch, by default, of circuits, of gradients at one point and at stacked ones: from 100 on a CPU's time per
+# row is within a few percent of its best, and memory grows with every further one. Other devices need more.
 ROWS = 120
 GRADIENT_ROWS = 100
+STACKED_ROWS = 85
 ACCELERATOR = 16
-# What one more batch of circuits costs, in rows of padding.
+# What one more batch costs, in rows of padding: of circuits, which run no MLP there, and of gradients.
 BATCH = 60
+GRADIENT_BATCH = 20
 # The most bytes that the expanded writes of one chunk of rows may take.
 CHUNK = 1 << 27
 
@@ -43,8 +45,14 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 2
 class AtOnce:
     """How much of an attribution is computed at once."""
 
-    examples: int  # in a batch
+    examples: int  # in a batch, if batches are cut evenly
     points: int = 1  # of a stack that are run together
+    batches: list[Pairs] | None = None  # all examples, cut where that leaves little padding; None to cut evenly
+
+    @property
+    def largest(self) -> int:
+        """The number of examples in the largest batch."""
+        return self.examples if self.batches is None else max(map(len, self.batches))
 
 
 @dataclass(frozen=True)
@@ -93,15 +101,18 @@ class Limits:
         def needed(extent: _Extent, at_once: int = 1) -> int:
             return _Sizes(model).attribution(extent, points, at_once, whole)
 
-        extents = _extents(pairs)
-        # Few examples and several points need less memory than the reverse: what is summed does not have points.
-        rows = GRADIENT_ROWS if points == 1 or whole else GRADIENT_ROWS // 2
+        extents, batches = _extents(pairs), None
+        rows = GRADIENT_ROWS if points == 1 or whole else STACKED_ROWS
         examples = self._largest(model, len(pairs), extents, rows, whole, needed, scores)
         extent = extents(examples)
+        if self.batch_size is None and not whole and model.device.type == "cpu":
+            fitting = self._largest(model, len(pairs), extents, None, whole, needed, scores)
+            batches = pairs.tight_batches(rows, fitting, GRADIENT_BATCH)
+            extent = max(map(_extent, batches), key=needed)
         most = min(RUN_AT_ONCE, points, max(1, 2 * rows_at_once(model, GRADIENT_ROWS) // extent.rows(whole)))
         left = None if (budget := self._budget(model)) is None else budget - _bytes_of_weights(model) - scores
         fits = (n for n in range(most, 1, -1) if left is None or needed(extent, n) <= left)
-        return AtOnce(examples, next(fits, 1))
+        return AtOnce(examples, next(fits, 1), batches)
 
     def _largest(
         self,
@@ -153,6 +164,11 @@ class _Extent:
 
     def rows(self, whole: bool = False) -> int:
         return self.examples * (self.length if whole else self.suffix)
+
+
+def _extent(batch: Pairs) -> _Extent:
+    length = int(batch.last.max()) + 1
+    return _Extent(len(batch), length, length - int(batch.first.min()))
 
 
 def _extents(pairs: Pairs) -> Callable[[int], _Extent]:

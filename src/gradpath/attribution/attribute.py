@@ -260,7 +260,8 @@ def attribute_at_steps(
     points, whole = method.points(options), method.whole(options)
     at_once = limits.attribution(model, pairs, points=points, whole=whole, results=sums.n_results)
     if per_example and sums.split is None:
-        at_once = replace(at_once, examples=1)  # what cannot split a batch can still score one example after another
+        # What cannot split a batch can still score one example after another.
+        at_once = replace(at_once, examples=1, batches=None)
 
     def score(batch: Pairs) -> BatchScores:
         results = score_batch(
@@ -286,9 +287,10 @@ def attribute_at_steps(
         same=lambda: (model.identity, method.name, options, stops, ablation, spans and spans.at.numpy().tobytes()),
         places=partial(places_on_path, model, task.metric, method, options),
         progress=progress,
+        batches=at_once.batches,
     ):
         sums.add(results)
-    return sums.scores(_about(model, task, method, options, ablation, len(pairs), at_once.examples), positions)
+    return sums.scores(_about(model, task, method, options, ablation, len(pairs), at_once.largest), positions)
 
 
 def _encoded(model: Transformer, task: Task, positions: str | None) -> tuple[Pairs, Labels | None]:

@@ -153,7 +153,8 @@ def _most_changed(model: Transformer, behind: Float[Tensor, "batch source d_mode
     ids, values = [], []
     # A few nodes at a time: all logits at once would not fit.
     for x in torch.split(behind, max(1, _UNEMBEDDED // len(behind)), 1):
-        logits, mean = x @ unembedding.T, (x @ centre)[..., None]
+        logits = (x.reshape(-1, x.shape[-1]) @ unembedding.T).view(*x.shape[:2], -1)
+        mean = (x @ centre)[..., None]
         up, down = logits.topk(k), logits.topk(k, largest=False)
         pad = (0, 2 * (_TOKENS - k))
         ids.append(F.pad(torch.cat([up.indices, down.indices], -1), pad))
@@ -171,7 +172,14 @@ def _edge_effects(
 
     def work(batch: Pairs) -> Tensor:
         [(scores, _)] = score_batch(
-            model, task.metric, method, options, batch, ablation=ablation, split=rows_of_examples
+            model,
+            task.metric,
+            method,
+            options,
+            batch,
+            ablation=ablation,
+            at_once=at_once.points,
+            split=rows_of_examples,
         )
         effects[batch.index] = scores[:, source, target].float()
         return effects[batch.index]
@@ -179,7 +187,16 @@ def _edge_effects(
     at_once = limits.attribution(
         model, pairs, points=method.points(options), whole=method.whole(options), results=len(pairs)
     )
-    for _ in sweep(work, pairs, at_once.examples, model=model, task=task, doing=method.name, same=lambda: None):
+    for _ in sweep(
+        work,
+        pairs,
+        at_once.examples,
+        model=model,
+        task=task,
+        doing=method.name,
+        same=lambda: None,
+        batches=at_once.batches,
+    ):
         pass
     return effects
 

@@ -19,11 +19,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.model.inspection import patterns
-from gradpath.model.transformer import LayerRun, Transformer
+from gradpath.model.transformer import Run, Transformer
 
 SCORES = ("previous_token", "duplicate_token", "induction", "copying")
 _PROMPTS, _LENGTH = 8, 24
 _COPIED = 32  # tokens for the copying score: each costs an unembedding per head
+_TOGETHER = 4  # heads that are unembedded at once
 _TOP = 5
 
 
@@ -54,9 +55,12 @@ def known_head_scores(model: Transformer, heads: Sequence[int], seed: int = 0) -
         for row, source in enumerate(heads):
             own_layer, head = model.graph.place_of_source(source)
             if own_layer == layer:
-                attended = [weights[:, head, query, key].mean() for query, key in places]
-                copied = _copying(model, layer, head, run.layers[layer], ids[:, front:], front)
-                scores[row] = torch.tensor([*map(float, attended), copied], device="cpu")
+                attended = [float(weights[:, head, query, key].mean()) for query, key in places]
+                scores[row, :-1] = torch.tensor(attended, device="cpu")
+    tokens = ids[:, front : front + length].flatten()[:_COPIED].to(model.device)
+    for at in range(0, len(heads), _TOGETHER):
+        written = torch.stack([_written(model, run, source, front, length) for source in heads[at : at + _TOGETHER]])
+        scores[at : at + _TOGETHER, -1] = _copying(model, written, tokens)
     return scores
 
 
@@ -75,16 +79,20 @@ def repeated_tokens(model: Transformer, seed: int) -> tuple[Int[Tensor, "prompt 
     return torch.stack(rows), len(front)
 
 
-def _copying(model: Transformer, layer: int, head: int, run: LayerRun, tokens: Tensor, front: int) -> float:
+def _written(model: Transformer, run: Run, source: int, front: int, length: int) -> Float[Tensor, "token d_model"]:
+    """What a head writes when it attends to one of the first tokens alone, for some of them."""
+    a, (layer, head) = model.arch, model.graph.place_of_source(source)
+    values = run.layers[layer].past.values[:, head, front : front + length].flatten(0, 1)[:_COPIED]  # (token, d_head)
+    return values @ model.layers[layer].w_write.view(a.d_model, a.n_heads, a.d_head)[:, head].T
+
+
+def _copying(
+    model: Transformer, written: Float[Tensor, "head token d_model"], tokens: Int[Tensor, " token"]
+) -> Float[Tensor, " head"]:
     """The share of tokens that a head raises among the most when it attends to them alone."""
-    a, weights = model.arch, model.layers[layer]
-    half = tokens.shape[1] // 2
-    values = run.past.values[:, head, front : front + half].flatten(0, 1)[:_COPIED]  # (token, d_head)
-    written = values @ weights.w_write.view(a.d_model, a.n_heads, a.d_head)[:, head].T
-    written = written - written.mean(-1, keepdim=True) if a.norm == "layer" else written
+    written = written - written.mean(-1, keepdim=True) if model.arch.norm == "layer" else written
     # The scale of the norm is the same for all tokens of the vocabulary, so it does not change their order.
-    raised = (written * model.final_gain) @ model.unembedding.T
-    own = tokens[:, :half].flatten()[:_COPIED].to(raised.device)
-    most = raised.topk(min(_TOP, raised.shape[1])).values[:, -1]
-    value = raised.gather(1, own[:, None])[:, 0]
-    return float(((value >= most) & (value > raised.mean(1))).float().mean())
+    raised = (written * model.final_gain) @ model.unembedding.T  # (head, token, vocabulary)
+    most = raised.topk(min(_TOP, raised.shape[-1])).values[..., -1]
+    value = raised.gather(2, tokens[None, :, None].expand(len(raised), -1, 1))[..., 0]
+    return ((value >= most) & (value > raised.mean(-1))).float().mean(1).cpu()
