@@ -43,8 +43,9 @@ def test_find_prints_one_object_with_what_the_contract_names(found, model_folder
     assert summary["faithfulness"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_an_option_of_neither_method_nor_selection_lists_the_options_of_both(run, model_folder):
-    ran = run("find", "--model", model_folder, "--how", "learned", "-o", "stps=3")
+@pytest.mark.parametrize("how", ["learned", "learned+rate=0.2"])
+def test_an_option_of_neither_method_nor_selection_lists_the_options_of_both(run, model_folder, how):
+    ran = run("find", "--model", model_folder, "--how", how, "-o", "stps=3")
     assert ran.code == 2
     assert "neither the method 'eap-ig' nor the selection 'learned' has an option 'stps'." in ran.err
     assert "Did you mean 'steps'? Options of the method 'eap-ig': steps, end. Options of the selection" in ran.err

@@ -370,7 +370,7 @@ class Sums:
         elif per_example and isinstance(method, Path) and method.of != "nodes":
             self.split = rows_of_examples
         shape = () if spans is None else (len(spans.names),)
-        pairs = (model.graph.n_sources, model.graph.n_targets)
+        pairs = model.graph.mask.shape  # (source, target)
         self._totals = torch.zeros((len(steps), *shape, *pairs), dtype=torch.float64, device="cpu")
         # Forward and backward passes. Batches of one task may differ where a path depends on the prompts.
         self._passes = torch.zeros((len(steps), 2), device="cpu")

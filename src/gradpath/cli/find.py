@@ -133,9 +133,10 @@ def _split_options(options: dict[str, Any], method: str, how: str | None) -> tup
     from gradpath.attribution.methods import METHODS
     from gradpath.selection import SELECTIONS
 
-    known = SELECTIONS[how].defaults if how is not None and how in SELECTIONS else {}
+    selection = (how or "").partition("+")[0]
+    known = SELECTIONS[selection].defaults if selection in SELECTIONS else {}
     if known and method in METHODS:
-        owners = {f"the method {method!r}": METHODS[method].defaults, f"the selection {how!r}": known}
+        owners = {f"the method {method!r}": METHODS[method].defaults, f"the selection {selection!r}": known}
         for name in options:
             if not any(name in its_options for its_options in owners.values()):
                 raise unknown_option(name, owners)
