@@ -101,9 +101,10 @@ def look_inside(
                 added = token_logits(model, here.writes, own).sum(-1) / (own >= 0).sum(-1).clamp(min=1)[:, None]
                 sides[batch.index] = added.float().cpu()
 
-        measured = measure(model, circuit, task, limits=limits, mean_over=mean_over, see=see)
         ablation = ablation_of(circuit.provenance.ablation, model, mean_over or task, limits)
+        # First, because its batches have the longer prefixes, which are kept.
         effects = _edge_effects(model, circuit, task, all_positions(pairs, ablation), ablation, limits)
+        measured = measure(model, circuit, task, limits=limits, mean_over=mean_over, see=see)
         return Inside(
             circuit=circuit,
             texts={token: token_text(model, token) for token in sorted(set(tokens.flatten().tolist()))},

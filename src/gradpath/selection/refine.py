@@ -64,6 +64,7 @@ from gradpath.graph import Graph, pruned
 from gradpath.limits import BATCH, Limits, rows_at_once
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
+from gradpath.runtime.machine import return_memory
 from gradpath.scores import Scores
 from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
 from gradpath.sweep import Places, places_in_prompts, sweep
@@ -218,6 +219,7 @@ class CircuitProbe:
             same=same,
             places=places,
             batches=batches,
+            give_back=False,
         ):
             pass
         return distributed.all_sum(deviations), distributed.all_sum(effects)
@@ -270,6 +272,7 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
         removed += [edges[going[: len(edges) - n_left]], ranked[(left & ~whole)[ranked]].flip(0)]
         left, middle = whole, middle & whole
     removed.append(ranked[left[ranked]].flip(0))
+    return_memory()
     return torch.cat(removed).flip(0)
 
 
