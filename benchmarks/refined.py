@@ -24,6 +24,7 @@ import gradpath as gp
 from gradpath.evaluation.bootstrap import Difference, distance_difference, error_difference
 from gradpath.grid.jobs import measured
 from gradpath.grid.runner import commit
+from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
 from gradpath.selection import nested_order
 
@@ -56,11 +57,12 @@ def measure(model: Transformer, name: str, examples: int, seed: int) -> dict[str
     """CPU seconds of the attribution and of the selection, and the circuits' results on held-out examples."""
     task = gp.load_task(name, model, n=examples, seed=seed, split="train")
     held_out = gp.load_task(name, model, n=HELD_OUT, seed=seed, split="test")
-    begin = time.process_time()
-    scores = gp.attribute(model, task)
-    scored = time.process_time()
-    order = nested_order(scores, how="refined", smallest=min(SMALLEST, scores.n_edges), model=model, task=task)
-    seconds = {"eap-ig": scored - begin, "refined": time.process_time() - scored}
+    with keep_prompts(model):  # as ``find`` does
+        begin = time.process_time()
+        scores = gp.attribute(model, task)
+        scored = time.process_time()
+        order = nested_order(scores, how="refined", smallest=min(SMALLEST, scores.n_edges), model=model, task=task)
+        seconds = {"eap-ig": scored - begin, "refined": time.process_time() - scored}
     circuits = [order.circuit(round((1 - sparsity) * scores.n_edges)) for sparsity in SPARSITIES]
     return {"seconds": seconds, "cells": [measured(result) for result in gp.evaluate(model, circuits, held_out)]}
 
