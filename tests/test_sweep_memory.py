@@ -81,6 +81,17 @@ def test_by_default_longer_prompts_make_smaller_batches(gpt2, points, whole):
     assert [Limits().batch(gpt2, of_length(n)) for n in (3, 9, 55)] == [60, ROWS // 8, ROWS // 54]
 
 
+def test_attributions_cut_batches_where_that_leaves_little_padding(gpt2):
+    task = replace(prompts(7 * [3] + 13 * [20], 7 * [[1]] + 13 * [[18]]), labels=torch.tensor(20 * [[3, 4]]))
+    pairs = encode(task, gpt2.tokenizer)
+    batches = Limits().attribution(gpt2, pairs, points=5).batches
+    assert sorted(int(example) for batch in batches for example in batch.index) == list(range(20))
+    rows = [len(batch) * int(batch.last.max() - batch.first.min() + 1) for batch in batches]
+    assert sum(rows) == int((pairs.last - pairs.first + 1).sum())  # no padding at all
+    assert attribute(gpt2, task).about["batch_size"] == max(map(len, batches))
+    assert Limits(5).attribution(gpt2, pairs, points=5).batches is None
+
+
 def test_a_batch_size_that_was_asked_for_is_kept(gpt2):
     assert Limits(50).attribution(gpt2, of_length(55)).examples == 50
     assert Limits(50).batch(gpt2, of_length(55)) == 50

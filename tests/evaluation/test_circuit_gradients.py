@@ -117,6 +117,21 @@ def test_mlps_run_only_where_an_example_can_differ(model, monkeypatch):
     assert rows == once * 2
 
 
+def mask_of(graph, edges):
+    mask = torch.zeros_like(graph.mask)
+    for edge in edges:
+        mask[graph.index(edge)] = True
+    return mask
+
+
+@pytest.mark.parametrize("model", ["gemma2", "olmo2"], indirect=True)
+def test_a_head_that_shares_a_norm_differs_where_its_neighbours_do(model):
+    model = model.to(dtype=torch.float64)
+    mask = mask_of(model.graph, ("input->a0.h0<v>", "a0.h0->logits", "a0.h1->m0", "m0->logits"))
+    expected = reference.patched_metric(model, MIXED, mask.double())
+    assert torch.allclose(effects_of(model, mask, 3)[0], expected, rtol=0, atol=1e-10)
+
+
 def test_mlps_run_only_where_they_can_differ_and_are_read(monkeypatch):
     model, rows = tiny_model("gpt2").to(dtype=torch.float64), []
     real = type(model).mlp
@@ -125,12 +140,10 @@ def test_mlps_run_only_where_they_can_differ_and_are_read(monkeypatch):
         stage = prepare(model, batch)
     monkeypatch.setattr(type(model), "mlp", lambda self, layer, x: rows.append(len(x)) or real(self, layer, x))
 
-    def run(*edges):
+    def run(*edges, times=1):
         rows.clear()
-        mask = torch.zeros_like(model.graph.mask)
-        for edge in edges:
-            mask[model.graph.index(edge)] = True
-        list(run_circuits(stage, [plan_of(model, circuit_of(model.graph, mask))], MIXED.metric))
+        plan = plan_of(model, circuit_of(model.graph, mask_of(model.graph, edges)))
+        list(run_circuits(stage, times * [plan], MIXED.metric))
         return list(rows)
 
     # The two changed tokens are read by a key of the last token's head, but m0 itself is not at the last token.
@@ -139,3 +152,5 @@ def test_mlps_run_only_where_they_can_differ_and_are_read(monkeypatch):
     # A head carries them to all later tokens, of which only the last one is read.
     assert run("input->a0.h0<v>", "a0.h0->m0", "m0->logits") == [1]
     assert run("input->a0.h0<v>", "a0.h0->m0", "m0->a1.h1<v>", "a1.h1->logits") == [5]
+    # Small circuits share one product.
+    assert run("input->a0.h0<v>", "a0.h0->m0", "m0->logits", times=2) == [2]

@@ -1,4 +1,4 @@
-"""What was computed of prompts, for whoever runs the same prompts again.
+"""A cache of what was computed for a prompt, for jobs that run the same prompts more than once.
 
 ``find`` runs its prompts more than once: to attribute, and to select a circuit. Two things are the same each time: the
 keys and values of a prompt's prefix, before the first token in which the pair differs, and what ``logits`` reads on the
