@@ -26,6 +26,7 @@ from gradpath.evaluation.patched_run import (
     Projected,
     count_nodes,
     input_only,
+    products,
     project,
     read_mlp,
     run_heads,
@@ -162,7 +163,7 @@ class _TracedRun:
                 with torch.enable_grad():
                     change = run_heads(self.prepared, index, step, projected.values)
             grad_out = to_device_of(self._at_writes(step.head_rows), change).flatten(1, 2)
-            grad_out = torch.bmm(grad_out, write_weights(model, index, step).mT)
+            grad_out = products(grad_out, write_weights(model, index, step), model.arch.d_head)
             at_values = _gradient(change, projected.values, grad_out)
             kept = self.gradients[self.rows[2 * index]]
             gradient = _through_projection(projected, to_device_of(kept, at_values).flatten(1, 2), at_values)
@@ -191,10 +192,13 @@ def _gradient(written: Tensor, x: Tensor, grad_out: Tensor) -> Tensor:
 def _through_projection(projected: Projected, x: Tensor, grad_out: Tensor) -> Tensor:
     """The gradient at x, which it replaces, of a projection W x / sigma: W^T g / sigma - x (W x . g) / (d sigma^3)."""
     if projected.rstd is None:
-        return torch.bmm(grad_out, projected.weights)
+        return products(grad_out, projected.weights, x.shape[-1])
     along = (projected.product * grad_out).sum(-1, keepdim=True, dtype=projected.rstd.dtype)
     along = -along * projected.rstd.pow(3) / x.shape[-1]
-    return x.mul_(along.to(x.dtype)).baddbmm_((grad_out * projected.rstd).to(x.dtype), projected.weights)
+    x.mul_(along.to(x.dtype))
+    for rows, own, weights in zip(x, (grad_out * projected.rstd).to(x.dtype), projected.weights, strict=True):
+        rows.addmm_(own, weights)
+    return x
 
 
 class _Effects:

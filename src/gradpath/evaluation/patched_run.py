@@ -157,7 +157,7 @@ def places_in_circuits(prepared: Prepared, plans: Sequence[Plan], metric: Metric
 class Projected(NamedTuple):
     """Some q, k and v of a layer, each projected from what it reads."""
 
-    weights: Tensor  # (target, d_qkv, d_model)
+    weights: list[Tensor]  # of each target, (d_qkv, d_model)
     product: Tensor  # (target, row, d_qkv): of the weights and x
     rstd: Tensor | None  # (target, row, 1): 1/sigma of x, if the family normalises before attention
     values: Tensor  # (target, row, d_qkv): the projection
@@ -171,12 +171,13 @@ def project(model: Transformer, index: int, targets: list[int], x: Tensor) -> Pr
     """
     a, layer = model.arch, model.layers[index]
     rows = [a.projection_row(*divmod(target, a.n_heads)) for target in targets]
-    weights = layer.w_qkv.view(-1, a.d_qkv, a.d_model)[rows]
+    of_heads = layer.w_qkv.view(-1, a.d_qkv, a.d_model).unbind()
+    weights = [of_heads[row] for row in rows]
     x = x.flatten(1, 2)
     if a.norm_before and a.norm == "layer":
         x -= x.mean(-1, keepdim=True)
-        weights = weights - weights.mean(-1, keepdim=True)  # again, in the precision of this run
-    product = values = torch.bmm(x, weights.mT)
+        weights = [w - w.mean(-1, keepdim=True) for w in weights]  # again, in the precision of this run
+    product = values = products(x, [w.T for w in weights], a.d_qkv)
     rstd = None
     if a.norm_before:
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -188,15 +189,27 @@ def project(model: Transformer, index: int, targets: list[int], x: Tensor) -> Pr
     return Projected(weights, product, rstd, values)
 
 
+def products(x: Tensor, weights: list[Tensor], d_out: int) -> Tensor:
+    """Each x (row, d_in) of several times its own weights (d_in, d_out), as (each, row, d_out)."""
+    if x.device.type != "cpu" and weights:
+        return torch.bmm(x, torch.stack(weights))
+    # One by one: to gather the weights takes longer than a product with a small batch.
+    out = x.new_empty(*x.shape[:2], d_out)
+    for rows, own, product in zip(x, weights, out, strict=True):
+        torch.mm(rows, own, out=product)
+    return out
+
+
 def write_heads(model: Transformer, index: int, step: LayerPlan, change: Tensor) -> Tensor:
     """What a layer's live heads write, (head, row, d_model), of their values, (head, row, d_head)."""
-    return torch.bmm(change, write_weights(model, index, step))
+    return products(change, [w.T for w in write_weights(model, index, step)], model.arch.d_model)
 
 
-def write_weights(model: Transformer, index: int, step: LayerPlan) -> Tensor:
-    """The maps from the live heads' values to what they write, (head, d_head, d_model)."""
+def write_weights(model: Transformer, index: int, step: LayerPlan) -> list[Tensor]:
+    """The maps from the live heads' values to what they write, (d_model, d_head) each."""
     a = model.arch
-    return model.layers[index].w_write.view(a.d_model, a.n_heads, a.d_head)[:, step.heads].permute(1, 2, 0)
+    of_heads = model.layers[index].w_write.view(a.d_model, a.n_heads, a.d_head).unbind(1)
+    return [of_heads[head] for head in step.heads]
 
 
 def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor, watch: Watch | None = None) -> Tensor:

@@ -18,6 +18,8 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.model.transformer import Transformer, to_device_of
 
+FEW = 48  # members, up to which it takes longer to split a sum by example than to sum
+
 
 def sum_groups(rows: Tensor, members: Tensor, begins: Tensor, weights: Tensor | None = None) -> Tensor:
     """The sum of each group of rows, (group, batch, ...).
@@ -28,6 +30,10 @@ def sum_groups(rows: Tensor, members: Tensor, begins: Tensor, weights: Tensor | 
         begins: Where each group begins among the members.
         weights: What each member is multiplied by; by default 1.
     """
+    if len(begins) == 1 or len(members) <= FEW:
+        return F.embedding_bag(members, rows.flatten(1), begins, mode="sum", per_sample_weights=weights).view(
+            -1, *rows.shape[1:]
+        )
     # Each example is summed apart from the others: its part of a row stays in the processor's cache.
     batch, n_groups = rows.shape[1], len(begins)
     sizes = torch.diff(begins, append=begins.new_tensor([len(members)]))
