@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
@@ -16,6 +16,7 @@ from gradpath import registry
 from gradpath.ablation import ABLATIONS
 from gradpath.attribution.methods import METHODS
 from gradpath.cli import VERBS
+from gradpath.cli import gradpath as command_line
 from gradpath.formats import FORMATS
 from gradpath.model.families import FAMILIES
 from gradpath.paper import EXPERIMENTS
@@ -84,7 +85,8 @@ def write(tmp_path):
 
 def test_every_command_takes_a_plugin():
     for verb in VERBS.keys() - {"push", "pull"}:  # these move files, and look up no name
-        options = [word for one in importlib.import_module(f"gradpath.cli.{verb}").command.params for word in one.opts]
+        command = command_line.get_command(click.Context(command_line), verb)
+        options = [word for one in command.params for word in one.opts]
         assert "--plugin" in options, verb
 
 

@@ -12,7 +12,7 @@ from test_explanation import whole
 from torch import Tensor
 
 import gradpath as gp
-from gradpath.cli.explain import _text
+from gradpath.cli.circuits import _roles_text
 from gradpath.explanation.experts import Expert
 from gradpath.explanation.measure import measure
 from gradpath.explanation.roles import Role, Writes, sentence
@@ -138,7 +138,7 @@ def test_experts_are_told_in_json_tables_and_text():
     assert role.to_json()["experts"][0] == vars(best)
     table = explanation.to_pandas()
     assert table.set_index("node")["experts"][role.node].startswith(f"{best.name} {best.effect:+.2f}, ")
-    section = _text(explanation, "circuit.json", 25).partition("Experts, by their part")[2]
+    section = _roles_text(explanation, "circuit.json", 25).partition("Experts, by their part")[2]
     chosen = f"({best.clean:.0%} / {best.corrupted:.0%})"
     assert f"  {role.node:9s} {best.name.split('.')[1]} {best.effect:+.2f} {chosen}, " in section
 

@@ -1,4 +1,4 @@
-"""The command line: one file per command, each imported when it is called, so that help is quick.
+"""The command line. A command's file is imported when it is called, so that help is quick.
 
 Results go to stdout, progress and notices to stderr. The exit code is 0 for success, 1 for a failure, 2 for
 wrong usage, 130 after Ctrl-C and 143 after SIGTERM. An error is one sentence; ``GRADPATH_DEBUG=1`` adds the
@@ -26,21 +26,22 @@ from gradpath.errors import GradpathError, GradpathWarning, UsageError, unknown
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import set_threads
 
+# Each command with its file and what it does.
 VERBS = {
-    "find": "Score every edge, select a circuit and measure it.",
-    "eval": "Measure a saved circuit again.",
-    "test": "Test whether a saved circuit should be believed.",
-    "explain": "Say what each node of a saved circuit does.",
-    "show": "Draw a saved circuit as a page, a figure or a graph file.",
-    "compare": "Compare two saved circuits, in numbers and in one drawing.",
-    "curve": "Measure faithfulness against sparsity, for several methods.",
-    "run": "Run a study: models, tasks, methods, selections and sizes, from a file.",
-    "convert": "Convert scores and circuits to and from other tools' formats.",
-    "push": "Upload a circuit to the Hugging Face hub.",
-    "pull": "Download a circuit from the Hugging Face hub.",
-    "reproduce": "Reproduce a table or figure of the paper, on any model.",
-    "check": "Check that gradpath computes a model correctly.",
-    "ls": "List models, tasks, methods, selections and formats.",
+    "find": ("find", "Score every edge, select a circuit and measure it."),
+    "eval": ("circuits", "Measure a saved circuit again."),
+    "test": ("circuits", "Test whether a saved circuit should be believed."),
+    "explain": ("circuits", "Say what each node of a saved circuit does."),
+    "show": ("circuits", "Draw a saved circuit as a page, a figure or a graph file."),
+    "compare": ("circuits", "Compare two saved circuits, in numbers and in one drawing."),
+    "curve": ("grids", "Measure faithfulness against sparsity, for several methods."),
+    "run": ("grids", "Run a study: models, tasks, methods, selections and sizes, from a file."),
+    "convert": ("exchange", "Convert scores and circuits to and from other tools' formats."),
+    "push": ("exchange", "Upload a circuit to the Hugging Face hub."),
+    "pull": ("exchange", "Download a circuit from the Hugging Face hub."),
+    "reproduce": ("grids", "Reproduce a table or figure of the paper, on any model."),
+    "check": ("installed", "Check that gradpath computes a model correctly."),
+    "ls": ("installed", "List models, tasks, methods, selections and formats."),
 }
 
 
@@ -54,12 +55,12 @@ class Verbs(click.Group):
         if name not in VERBS:
             raise unknown("command", name, VERBS)
         set_threads()  # before torch is imported, and only where a command is used
-        command: click.Command = importlib.import_module(f"gradpath.cli.{name}").command
+        command: click.Command = getattr(importlib.import_module(f"gradpath.cli.{VERBS[name][0]}"), f"{name}_command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl([(name, about) for name, (_, about) in VERBS.items()])
 
 
 @click.group(

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 @opt.out_option("Write the scores, the circuit and a report to this folder.")
 @opt.json_option
 @opt.load_options
-def command(
+def find_command(
     options: tuple[str, ...], batch_size: int | None, memory: str | None, out: Path | None, as_json: bool, **given: Any
 ) -> None:
     """Score every edge of a model on a task, select a circuit and measure how much it keeps.

@@ -1,9 +1,10 @@
-"""``gradpath check``: compare what is computed for a model with transformers and with a slow reference."""
+"""Commands about the installation: ``ls`` lists the names that commands take, ``check`` tests what is computed."""
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,104 @@ import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
+from gradpath.cli.options import json_option, plugin_option
 from gradpath.cli.progress import Screen, print_result
 
 if TYPE_CHECKING:
     import torch
 
+    from gradpath.attribution.methods import Method
+    from gradpath.formats import Format
     from gradpath.model.transformer import Transformer
     from gradpath.selfcheck import Speed
+
+
+Rows = list[dict[str, str]]
+
+
+def _models() -> Rows:
+    from gradpath.model.families import registered
+    from gradpath.model.packaged import PACKAGED
+
+    packaged = [
+        {"name": x.name, "about": f"{x.hub_name} ({x.about}), from the package {x.installed_by}, or the hub"}
+        for x in PACKAGED.values()
+    ]
+    families = [
+        {"name": x.name, "about": f"{x.members} ({x.supports})", "members": x.members, "supports": x.supports}
+        for x in registered()
+    ]
+    return [*packaged, *families]
+
+
+def _tasks() -> Rows:
+    from gradpath.tasks import describe_tasks
+
+    return [
+        {**task, "about": f"{task['summary']}. Metric: {task['metric']}. {task['citation']}"}
+        for task in describe_tasks()
+    ]
+
+
+def _first_line(metric: Callable[..., object]) -> str:
+    return (metric.__doc__ or "").partition("\n")[0].replace("``", "")
+
+
+def _about(entry: Any) -> str:
+    return str(entry.about)
+
+
+def _format(entry: Format) -> str:
+    return f"{entry.about} [{entry.suffix}]"
+
+
+def _method(method: Method) -> str:
+    options = ", ".join(f"{name}={value}" for name, value in method.defaults.items())
+    return method.about + (f" [{options}]" if options else "")
+
+
+def _entries(where: str, about: Callable[[Any], str]) -> Callable[[], Rows]:
+    """The rows of a registry, which is imported when it is listed; ``about`` describes an entry."""
+
+    def rows() -> Rows:
+        module, _, name = where.partition(":")
+        registry = getattr(importlib.import_module(f"gradpath.{module}"), name)
+        return [{"name": key, "about": about(entry)} for key, entry in registry.items()]
+
+    return rows
+
+
+LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
+    "models": ("Models and model families that can be loaded.", _models),
+    "tasks": ("Built-in tasks, for --task.", _tasks),
+    "methods": ("How edges are scored, for --method.", _entries("attribution.methods:METHODS", _method)),
+    "selections": ("How edges are selected, for --how.", _entries("selection:SELECTIONS", _about)),
+    "metrics": ("How the behaviour is measured, for --metric.", _entries("tasks.metrics:METRICS", _first_line)),
+    "ablations": (
+        "What edges outside the circuit carry, for --ablation.",
+        _entries("ablation:ABLATIONS", lambda x: x.about),
+    ),
+    "experiments": ("Tables and figures, for reproduce.", _entries("paper:EXPERIMENTS", _about)),
+    "formats": ("Files that convert reads and writes.", _entries("formats:FORMATS", _format)),
+}
+
+
+@click.command(name="ls")
+@click.argument("what", type=click.Choice(list(LISTS)), required=False)
+@json_option
+@plugin_option
+def ls_command(what: str | None, as_json: bool) -> None:
+    """List models, tasks, methods, selections, metrics, ablations, experiments or file formats.
+
+    \b
+    gradpath ls
+    gradpath ls methods
+    gradpath ls tasks --json
+    """
+    rows = LISTS[what][1]() if what else [{"name": name, "about": about} for name, (about, _) in LISTS.items()]
+    width = max(len(row["name"]) for row in rows)
+    lines = [f"{row['name']:<{width}}  {row['about']}" for row in rows]
+    print_result({what or "lists": rows} if as_json else "\n".join(lines))
 
 
 @click.command(name="check")
@@ -29,7 +121,7 @@ if TYPE_CHECKING:
 @opt.plugin_option
 @opt.json_option
 @opt.load_options
-def command(task: str, examples: int, as_json: bool, **given: Any) -> None:
+def check_command(task: str, examples: int, as_json: bool, **given: Any) -> None:
     """Check a model's logits, scores and circuits against transformers and a plain, slow reference.
 
     With --device, scores and circuits are also compared with those on the CPU, and a table shows how fast both are.
@@ -70,14 +162,14 @@ def command(task: str, examples: int, as_json: bool, **given: Any) -> None:
         print_result(summary)
         sys.exit(0 if passed else 1)
     if speeds:
-        print_result(_table(speeds, loaded))
+        print_result(_speed_table(speeds, loaded))
     verdict = "is computed" if passed else "is NOT computed"
     advice = "" if passed else ": do not use its scores, and please report this"
     print_result(f"{model} {verdict} as it should be{advice}.")
     sys.exit(0 if passed else 1)
 
 
-def _table(speeds: Sequence[Speed], model: Transformer) -> str:
+def _speed_table(speeds: Sequence[Speed], model: Transformer) -> str:
     """How long everything takes on the CPU and on the device, to read or to send."""
     import torch
 

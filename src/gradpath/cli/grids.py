@@ -1,4 +1,4 @@
-"""``gradpath curve``: faithfulness against sparsity on one task, for several methods."""
+"""Commands that measure many circuits, and continue where they stopped: ``curve``, ``run`` and ``reproduce``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ import click
 from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import GridBar, Screen, print_result
-from gradpath.cli.reproduce import as_json_object, request_of
+from gradpath.errors import UsageError
+from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 
 if TYPE_CHECKING:
     from gradpath.grid.bench import Bench
     from gradpath.grid.output import Outcome, Row
-    from gradpath.grid.request import MethodSpec
+    from gradpath.grid.request import MethodSpec, Request
     from gradpath.grid.runner import Written
+    from gradpath.grid.study import Study
+    from gradpath.grid.study_report import Estimate
+    from gradpath.model.transformer import Transformer
     from gradpath.report import Chosen, CurvePoint, MethodRun
 
 
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 @opt.out_option("Write the table, the figure, a report and all measurements to this folder.")
 @opt.json_option
 @opt.load_options
-def command(
+def curve_command(
     task: str | None, data: Path | None, how: str | None, out: Path | None, as_json: bool, **given: Any
 ) -> None:
     """Measure circuits of many sizes, found by several methods on one task.
@@ -77,10 +81,10 @@ def command(
             written = reproduce(bench, [curve], folder, command=opt.command_line(), watch=bar, note=Screen().note)
         if out is None:
             written = [Written(one.outcome, one.record, []) for one in written]
-        print_result(as_json_object(written) if as_json else _text(written[0], out))
+        print_result(as_json_object(written) if as_json else _curve_text(written[0], out))
 
 
-def _text(written: Written, out: Path | None) -> str:
+def _curve_text(written: Written, out: Path | None) -> str:
     """The measurements for a terminal: a table for each method and selection, and where the rest is."""
     from gradpath.grid.faithfulness import examples_of
     from gradpath.grid.output import grouped
@@ -202,3 +206,202 @@ def _chosen(rows: Sequence[Row], run: MethodRun, readable: Row, *, unsized: bool
     # A page of half of all edges would be large and would show nothing.
     sizes = [row["edges_asked"] for row in rows if 0 < row["edges_asked"] <= LIMIT] or [LIMIT]
     return Chosen(edges=max(sizes), how=shown, opens=max((n for n in sizes if n <= READABLE), default=min(sizes)))
+
+
+@click.command(name="run")
+@click.argument("study_file", type=opt.FILE, metavar="STUDY.yaml")
+@click.option("--dry-run", is_flag=True, help="Check the file, and print what would be measured and how long it takes.")
+@opt.plugin_option
+@opt.load_options
+@opt.out_option("Write measurements and the report to this folder.  [out/NAME, for NAME.yaml]")
+@opt.json_option
+def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool, **given: Any) -> None:
+    """Measure circuits for all combinations of models, tasks, methods, selections and sizes that a file lists.
+
+    An interrupted run continues where it stopped. All mistakes in the file are listed at once. --device and --dtype
+    override the file.
+
+    \b
+    gradpath run study.yaml --dry-run
+    gradpath run study.yaml --out out/study
+    """
+    opt.check_folder(out)
+    from gradpath.grid.study import read_study
+    from gradpath.grid.study_report import estimate, run_study
+    from gradpath.runtime.files import lock_folder
+
+    study = read_study(study_file, device=given["device"], dtype=given["dtype"])
+    folder = out or Path("out") / study_file.stem
+    # A map of devices takes the place of the file's device; --device beside it is refused when a model is loaded.
+    device = study.device if given["device_map"] is None else given["device"]
+
+    def load(name: str) -> Transformer:
+        return opt.ModelOptions(**{**given, "model": name, "device": device, "dtype": study.dtype}).load()
+
+    if dry_run:
+        estimates = estimate(study, folder, load)
+        print_result(_estimate_json(study, estimates) if as_json else _estimate_text(study, estimates))
+        return
+    with lock_folder(folder):
+        written = run_study(study, folder, load, command=opt.command_line(), watch=GridBar, note=Screen().note)
+    if as_json:
+        files = [str(file) for file in written.files]
+        print_result({**written.record, "files": files, "rows": written.outcome.rows})
+    else:
+        names = ", ".join(file.name for file in written.files)
+        print_result(
+            f"{written.outcome.page}\nWrote to {folder}:\n  {names}\nOpen {folder / 'study.html'} in a browser."
+        )
+
+
+def _estimate_json(study: Study, estimates: list[Estimate]) -> dict[str, Any]:
+    return {"study": dict(study.plain), "circuits": study.n_cells, "models": [vars(one) for one in estimates]}
+
+
+def _estimate_text(study: Study, estimates: list[Estimate]) -> str:
+    """What would be measured, and how long it takes."""
+    parts = {
+        "models": [one.model for one in estimates],
+        "tasks": [*study.tasks, *(file.name for file in study.data)],
+        "methods": [method.label for method in study.methods],
+        "selections": study.selections,
+        "sizes": [f"{size:,} edges" if size >= 1 else f"{size:.2%} sparsity" for size in study.sizes],
+        "seeds": study.seeds,
+    }
+    lines = [f"{study.title}: {study.n_cells:,} circuits, each measured on {study.request.examples} examples"]
+    lines += [f"  {name:<11} {len(values):>3}  {', '.join(map(str, values))}" for name, values in parts.items()]
+    lines += ["", "Left to do, at the speed of this machine now:"]
+    for one in estimates:
+        work = f"{one.passes:,.0f} passes over an example, about {_time(one.seconds)}" if one.passes else "nothing"
+        lines.append(f"  {one.model}: {one.circuits:,} circuits, {work}")
+    return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+NAMES = "\n".join(f"{name:<13} {about}" for name, about in ABOUT.items())
+SELECTIONS = "top,greedy"
+
+
+def _sample(text: str) -> int:
+    """The number of edges to patch; 0 stands for all of them."""
+    if text == "all":
+        return 0
+    if not text.isdigit() or int(text) < 2:
+        raise UsageError(f"--sample is a number of edges of at least 2, or all: got {text!r}.")
+    return int(text)
+
+
+@click.command(
+    name="reproduce",
+    help=f"""Make a table or figure of the paper, on any model. An interrupted run continues where it stopped.
+
+    \b
+    {NAMES.replace(chr(10), chr(10) + "    ")}
+    all           All of the above except truth, which has its own models.
+
+    \b
+    gradpath reproduce faithfulness --model smollm2 --tasks ioi,sva --out out/smollm2
+    gradpath reproduce all --model gpt2 --out out/gpt2
+    gradpath reproduce truth --out out/truth
+    """,
+)
+@click.argument("name", metavar="NAME")
+@opt.model_option
+@click.option("--tasks", metavar="A,B", help="Some of the six tasks.  [those of the paper's table or figure]")
+@opt.grid_options(methods=defaults.PAPER_METHODS, how=SELECTIONS, data=False)
+@click.option("--steps", default="3-20", show_default=True, metavar="K-K", help="Numbers of steps (steps only).")
+@click.option("--edge", metavar="EDGE", help="The edge to follow (saturation only).  [the strongest]")
+@click.option(
+    "--sample",
+    metavar="N|all",
+    default="300",
+    show_default=True,
+    callback=lambda _, option, text: _sample(text),
+    help="Edges to patch one by one (exact only).",
+)
+@opt.plugin_option
+@opt.out_option("Write measurements and results to this folder.  [out/reproduce/MODEL]")
+@opt.json_option
+@opt.load_options
+def reproduce_command(name: str, how: str | None, out: Path | None, as_json: bool, **given: Any) -> None:
+    if name != "all":
+        find_experiment(name)  # before a model is loaded
+    opt.check_folder(out)
+    from gradpath.grid.bench import Bench
+    from gradpath.grid.runner import reproduce
+    from gradpath.grid.store import Store
+    from gradpath.paper import published
+    from gradpath.runtime.files import lock_folder
+
+    loading = opt.pick(opt.ModelOptions, given)
+    request = request_of(how=opt.grid_selections(how, given["grid"], SELECTIONS), **given)
+    if request.unsized and name != "faithfulness":
+        raise UsageError(
+            f"{request.unsized[0]} decides itself how many edges it keeps, and {name} needs circuits of given sizes: "
+            "use it with curve or reproduce faithfulness."
+        )
+    experiments = [
+        find_experiment(one) for one in ([x for x in ABOUT if x not in OWN_MODELS] if name == "all" else [name])
+    ]
+    own_model = experiments[0].own_model
+    folder = out or Path("out") / "reproduce" / (name if own_model else Path(loading.model).name or "model")
+    with lock_folder(folder):
+        model = own_model() if own_model else loading.load()
+        bench = Bench(model, request, Store(folder), published(model))
+        with GridBar() as bar:
+            written = reproduce(bench, experiments, folder, command=opt.command_line(), watch=bar, note=Screen().note)
+    print_result(as_json_object(written) if as_json else as_text(written))
+
+
+def request_of(
+    *,
+    tasks: str | None,
+    methods: str,
+    how: str,
+    sparsities: str | None,
+    batch_size: int | None,
+    memory: str | None,
+    steps: str | None = None,
+    **given: Any,
+) -> Request:
+    """The request of a grid, from the texts that were typed."""
+    from gradpath.grid.request import Request, numbers, parse_methods, parse_selections, whole_numbers, words
+
+    limits = opt.limits_of(batch_size, memory)
+    given["examples"] = opt.examples_or_default(given["examples"], given.get("data"))
+    if steps is not None:
+        given["steps"] = whole_numbers(steps, "--steps")
+    return Request(
+        tasks=None if tasks is None else words(tasks),
+        methods=parse_methods(methods),
+        hows=parse_selections(how),
+        sparsities=None if sparsities is None else numbers(sparsities, "--sparsities"),
+        batch_size=limits.batch_size,
+        memory=limits.memory,
+        **given,
+    )
+
+
+def as_json_object(written: list[Written]) -> dict[str, Any]:
+    """The object that ``--json`` prints: the record and the rows of each experiment, and its files."""
+    experiments = {}
+    for one in written:
+        entry = {"title": one.outcome.title, "files": [str(file) for file in one.files]}
+        facts = {"notes": list(one.outcome.notes), **one.outcome.facts, "rows": one.outcome.rows}
+        experiments[one.outcome.name] = {**entry, **facts}
+    record = written[0].record if written else {}
+    return {**record, "experiments": experiments}
+
+
+def as_text(written: list[Written]) -> str:
+    """The tables for people, and their files."""
+    parts = []
+    for one in written:
+        files = "Wrote " + ", ".join(str(file) for file in one.files) if one.files else ""
+        parts += [one.outcome.page, files]
+    return "\n".join(parts)

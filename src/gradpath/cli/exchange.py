@@ -1,4 +1,4 @@
-"""``gradpath convert``: scores and circuits to and from other tools' formats."""
+"""Commands for other tools' files and for the Hugging Face hub: ``convert``, ``push`` and ``pull``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradpath.cli import options as opt
+from gradpath.cli.progress import Screen, print_result
 from gradpath.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from gradpath.circuit import Circuit
     from gradpath.scores import Scores
+
+MIB = "mib"
 
 
 @click.command(name="convert")
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 @opt.data_option
 @opt.plugin_option
 @opt.load_options
-def command(
+def convert_command(
     source: Path,
     target: Path,
     to: str | None,
@@ -75,9 +78,6 @@ def command(
     click.echo(target)
 
 
-MIB = "mib"
-
-
 def _select(
     scores: Scores, counts: list[int], how: str, loading: opt.ModelOptions, data: Path | None, source: Path
 ) -> list[Circuit]:
@@ -110,3 +110,55 @@ def _select(
         metric=drawn.get("metric"),
     )
     return select_many(scores, counts, how=how, model=model, task=task)
+
+
+@click.command(name="push")
+@click.argument("circuit_dir", type=opt.FILE, metavar="CIRCUIT_DIR")
+@click.argument("address", metavar="OWNER/NAME[/FOLDER]")
+@click.option("--private", is_flag=True, help="Make the repository private, if it is new.")
+@click.option("--revision", metavar="BRANCH", help="The branch to commit to, created if necessary.  [main]")
+@click.option("--message", metavar="TEXT", help="The commit message.  [a description of the circuit]")
+@opt.json_option
+def push_command(
+    circuit_dir: Path, address: str, private: bool, revision: str | None, message: str | None, as_json: bool
+) -> None:
+    """Upload the folder that find --out wrote, with a card that says how the circuit was made.
+
+    JSON and safetensors files are uploaded. A README.md in the folder is used instead of the card. You need to be
+    logged in (hf auth login), or to have a token in HF_TOKEN.
+
+    \b
+    gradpath push out/ioi owner/smollm2-ioi
+    gradpath push out/ioi owner/circuits/ioi --private --message "IOI in SmolLM2"
+    """
+    from gradpath.formats.hub import push
+
+    with Screen().waiting(f"uploading to {address}"):
+        url, files = push(circuit_dir, address, private=private, revision=revision, message=message)
+    lines = [f"Uploaded {', '.join(files)}", url]
+    print_result({"address": address, "url": url, "files": files} if as_json else "\n".join(lines))
+
+
+@click.command(name="pull")
+@click.argument("address", metavar="OWNER/NAME[@REVISION][/FOLDER]")
+@click.option("--revision", metavar="NAME", help="A branch, tag or commit.  [main]")
+@opt.out_option("Write to this folder.  [out/NAME]")
+@opt.json_option
+def pull_command(address: str, revision: str | None, out: Path | None, as_json: bool) -> None:
+    """Download a circuit from the Hugging Face hub, check its files and write them to a folder.
+
+    Only JSON and safetensors files are downloaded. Each is checked, and either all of them are written or none.
+
+    \b
+    gradpath pull owner/smollm2-ioi
+    gradpath pull owner/circuits@v1/ioi --out out/theirs
+    """
+    opt.check_folder(out)
+    from gradpath.formats.hub import CIRCUIT, pull
+
+    with Screen().waiting(f"downloading {address}"):
+        folder, files = pull(address, out, revision)
+    if as_json:
+        print_result({"address": address, "folder": str(folder), "files": files})
+    else:
+        print_result(f"Wrote to {folder}: {', '.join(files)}\nMeasure it: gradpath eval {folder / CIRCUIT}")

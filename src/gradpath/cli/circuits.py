@@ -1,0 +1,448 @@
+"""Commands that start from a saved circuit: ``eval``, ``test``, ``explain``, ``show`` and ``compare``.
+
+The first three run the circuit: ``open_circuit`` gives it with the model and the examples, as ``saved_options`` say.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gradpath._version import __version__
+from gradpath.cli import options as opt
+from gradpath.cli.progress import Screen, lines_of, numbers_of, print_result
+from gradpath.errors import InputError, UsageError, warn
+from gradpath.runtime import distributed
+
+if TYPE_CHECKING:
+    from gradpath.circuit import Circuit
+    from gradpath.explanation import Explanation
+    from gradpath.explanation.experts import Expert
+    from gradpath.explanation.roles import Role
+    from gradpath.limits import Limits
+    from gradpath.model.transformer import Transformer
+    from gradpath.report.figure import Attention
+    from gradpath.tasks import Task
+
+
+T = TypeVar("T")
+
+
+def saved_options(examples: str) -> opt.Decorator[Any]:
+    """The options that say which model and which examples; ``examples`` is the help of --examples."""
+    return opt.together(
+        click.option("--model", help="Another model of the same shape.  [the circuit's own]"),
+        click.option("--task", help="Another task.  [the circuit's own]"),
+        opt.metric_option,
+        opt.examples_option(examples),
+        click.option(
+            "--split",
+            type=click.Choice(["train", "test", "all", "reworded"]),
+            default="test",
+            show_default=True,
+            help="train: examples that find attributes; test: held-out ones; reworded: as test, in other templates.",
+        ),
+        opt.ablation_option(None),
+        opt.data_option,
+        opt.batch_options,
+        opt.seed_option,
+        opt.plugin_option,
+        opt.json_option,
+        opt.load_options,
+    )
+
+
+@dataclass(frozen=True)
+class ExampleOptions:
+    """Which examples to run a saved circuit on, and what edges outside of it carry."""
+
+    task: str | None
+    data: Path | None
+    metric: str | None
+    examples: int | None
+    seed: int
+    split: str
+    ablation: str | None
+
+
+@dataclass(frozen=True)
+class SavedCircuit:
+    """A circuit from a file, its model, the examples, and what edges outside of it carry."""
+
+    circuit: Circuit
+    model: Transformer
+    task: Task
+    ablation: str
+    mean_over: Task | None
+    draw: Callable[[str, int], Task]  # examples of a split, drawn by another seed
+    options: ExampleOptions
+    limits: Limits
+
+    def run(self, function: Callable[..., T], what: str) -> T:
+        """What ``evaluate`` or ``explain`` gives for the circuit on the examples, with a progress bar."""
+        with Screen().counting(what, len(self.task)) as progress:
+            return function(
+                self.model,
+                self.circuit,
+                self.task,
+                batch_size=self.limits.batch_size,
+                memory=self.limits.memory,
+                progress=progress,
+                ablation=self.ablation,
+                mean_over=self.mean_over,
+            )
+
+    @property
+    def has_templates(self) -> bool:
+        """Whether the task has other templates, for the split "reworded"."""
+        from gradpath.tasks import TASKS
+
+        return self.options.data is None and self.task.name in TASKS and TASKS[self.task.name].reworded
+
+
+def open_circuit(file: str | Path, given: dict[str, Any]) -> SavedCircuit:
+    """Load a circuit, its model and examples; what is not given is as the circuit was found.
+
+    Args:
+        file: The circuit.
+        given: What click gave for ``saved_options``.
+    """
+    from gradpath.ablation import CORRUPTED
+    from gradpath.circuit import load_circuit
+    from gradpath.evaluation.plan import check_same_graph
+    from gradpath.pipeline.notices import notices
+    from gradpath.tasks import load_task
+    from gradpath.tasks.load import check_task
+
+    chosen, limits = opt.pick(ExampleOptions, given), opt.limits_of(given.get("batch_size"), given.get("memory"))
+    data, seed, split = chosen.data, chosen.seed, chosen.split
+    circuit = load_circuit(file)
+    about, made = circuit.about, circuit.provenance
+    loading = opt.pick(opt.ModelOptions, given)
+    own_model = loading.model is None
+    if own_model:
+        # A circuit that was found with a BOS token is measured with one, unless told otherwise.
+        bos = about.get("bos") if loading.bos is None else loading.bos
+        loading = replace(loading, model=_recorded(opt.recorded_model(made), "model", file), bos=bos)
+    metric = _metric(circuit, chosen.metric, file, own_task=chosen.task is None)
+    task = chosen.task or (None if data else _task(circuit, file))
+    check_task(task, data)
+    model = loading.load()
+    check_same_graph(model, circuit)
+    if own_model and about.get("dtype") == str(model.dtype).removeprefix("torch."):
+        _check_weights(model, about.get("weights"), file)
+    n = opt.examples_or_default(chosen.examples, data)
+
+    def draw(split: str, seed: int) -> Task:
+        return load_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
+
+    pairs = draw(split, seed)
+    if data is not None:
+        for line in notices(pairs, pairs):
+            Screen().note(line)
+    ablation, mean_over = chosen.ablation or made.ablation, None
+    if ablation not in (CORRUPTED, "zero"):
+        # Over the examples that the circuit was found on, or as many of another task.
+        drawn = {"n": about.get("examples", n), "seed": about.get("data", {}).get("seed", seed)}
+        mean_over = load_task(task, model, split="train", data=data, **drawn)
+    return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, chosen, limits)
+
+
+def _task(circuit: Circuit, file: str | Path) -> str:
+    """The circuit's own task, which has to be a built-in one: the user's own data has to be given again."""
+    from gradpath.tasks import TASKS
+
+    name = _recorded(circuit.provenance.task, "task", file)
+    if name not in TASKS and "rows_read" in circuit.about.get("data", {}):
+        raise UsageError(f"{file} was found on your own data, {name!r}. Give it again with --data, or name a --task.")
+    plugins = circuit.about.get("plugins")
+    if name not in TASKS and isinstance(plugins, dict):
+        raise UsageError(
+            f"{file} was found on the task {name!r}, which is not built in. Give the plug-in that adds it "
+            f"({', '.join(plugins)}) with --plugin, or name another --task."
+        )
+    return name
+
+
+def _metric(circuit: Circuit, metric: str | None, file: str | Path, *, own_task: bool) -> str | None:
+    """The requested metric, or on the circuit's own task the one that it was found with."""
+    from gradpath.tasks import METRICS, find_metric
+
+    recorded = circuit.about.get("data", {}).get("metric") if own_task else None
+    if metric is None and isinstance(recorded, str) and recorded not in METRICS:
+        raise UsageError(
+            f"{file} was found with the metric {recorded!r}, which is your own: give it again with --metric "
+            "FILE.py:FUNCTION or with its --plugin, or name another."
+        )
+    chosen = metric or recorded
+    if chosen is not None:
+        find_metric(chosen)
+    return chosen
+
+
+def _check_weights(model: Transformer, digest: Any, file: str | Path) -> None:
+    if digest is not None and digest != model.digest:  # files from before 0.2.0 have none
+        warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
+
+
+def _recorded(value: str | None, what: str, file: str | Path) -> str:
+    if value is None:
+        raise InputError(f"{file} does not say which {what} it is for. Give it with --{what}.")
+    return value
+
+
+@click.command(name="eval")
+@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
+@saved_options("Examples to measure on.")
+def eval_command(circuit_file: str | Path, as_json: bool, **given: Any) -> None:
+    """Run a saved circuit with every other edge corrupted and measure what is left.
+
+    \b
+    gradpath eval out/ioi/circuit.json
+    gradpath eval out/ioi/circuit.json --data pairs.csv --json
+    """
+    from gradpath.evaluation.evaluate import evaluate
+
+    begin, saved = time.monotonic(), open_circuit(circuit_file, given)
+    result = saved.run(evaluate, "measuring the circuit")
+    about = saved.circuit.about
+    summary = {
+        "version": about.get("version"),
+        "circuit_file": str(circuit_file),
+        "model": saved.model.name,
+        "task": saved.task.name,
+        "method": about.get("method"),
+        "steps": about.get("steps"),
+        "ablation": saved.ablation,
+        "metric": saved.task.about["metric"],
+        "seed": saved.options.seed,
+        "split": saved.options.split,
+        "examples": len(saved.task),
+        **numbers_of(saved.circuit.graph, result, max(1, len(saved.circuit.spans))),
+        "seconds": round(time.monotonic() - begin, 2),
+    }
+    print_result(summary if as_json else _measured_text(summary))
+
+
+def _measured_text(s: dict[str, Any]) -> str:
+    where = f"{s['examples']} examples of {s['task']} ({s['split']}) in {s['model']}"
+    return "\n".join([f"{s['circuit_file']} on {where}:", *lines_of(s)])
+
+
+@click.command(name="test")
+@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
+@click.option(
+    "--out", type=opt.FILE, metavar="PAGE.html", help="Write the report of the circuit, with the verdict at the top."
+)
+@saved_options("Examples to test on.")
+def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **given: Any) -> None:
+    """Test a saved circuit: is it better than chance, equivalent to the model, necessary, minimal, stable?
+
+    \b
+    gradpath test out/ioi/circuit.json
+    gradpath test out/ioi/circuit.json --examples 50 --json
+    gradpath test out/ioi/circuit.json --out out/ioi/verdict.html
+    """
+    from gradpath.report import verdict_report, write
+    from gradpath.tasks.builtin import REWORDED
+    from gradpath.verdict import test
+
+    if out is not None and out.suffix.lower() != ".html":
+        raise UsageError(f"the verdict is written as an HTML page: --out has to end in .html, got {out.name}.")
+    saved = open_circuit(circuit_file, given)
+    data, seed = saved.options.data, saved.options.seed
+    circuit = replace(saved.circuit, about={**saved.circuit.about, "ablation": saved.ablation})
+    with Screen().waiting(f"testing {len(circuit):,} edges on {len(saved.task)} examples") as watch:
+        verdict = test(
+            saved.model,
+            circuit,
+            saved.task,
+            found_on=saved.draw("train", seed),
+            draws=[] if data else [saved.draw("train", seed + 1)],
+            reworded=saved.draw(REWORDED, seed) if saved.has_templates else None,
+            seed=seed,
+            batch_size=saved.limits.batch_size,
+            memory=saved.limits.memory,
+            watch=watch,
+        )
+    facts = {"circuit_file": str(circuit_file), "seed": seed, "split": saved.options.split}
+    if out is not None:
+        distributed.on_first_rank(lambda: write(verdict_report(circuit, verdict, opt.command_line()), out))
+    wrote = "" if out is None else f"\nOpen {out} in a browser."
+    print_result({**facts, **verdict.to_json()} if as_json else f"{circuit_file}:\n{verdict!r}{wrote}")
+
+
+_COLUMNS = ("node", "effect", "direct", "attends", "reads most from", "adds to the answers' logits")
+_EXPERTS = 4  # of a node in the table
+
+
+@click.command(name="explain")
+@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
+@click.option("--top", type=click.IntRange(min=1), default=25, show_default=True, help="Nodes to show in the table.")
+@saved_options("Examples to look at.")
+def explain_command(circuit_file: str | Path, top: int, as_json: bool, **given: Any) -> None:
+    """Say what each node of a saved circuit reads, where it attends and what it writes.
+
+    \b
+    gradpath explain out/ioi/circuit.json
+    gradpath explain out/ioi/circuit.json --examples 20 --json
+    """
+    from gradpath.explanation import explain
+
+    begin, saved = time.monotonic(), open_circuit(circuit_file, given)
+    explanation = saved.run(explain, "looking at the nodes")
+    if not as_json:
+        print_result(_roles_text(explanation, circuit_file, top))
+        return
+    facts: dict[str, Any] = {"version": __version__, "circuit_file": str(circuit_file)}
+    facts |= {"seed": saved.options.seed, "split": saved.options.split, "ablation": saved.ablation}
+    facts |= {"seconds": round(time.monotonic() - begin, 2)}
+    print_result({**facts, **explanation.to_json()})
+
+
+def _roles_text(explanation: Explanation, file: str | Path, top: int) -> str:
+    """A table of the strongest nodes, then the sentences about them."""
+    roles = explanation.roles[:top]
+    rows = [_COLUMNS, *map(_cells, roles)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"{file} on {explanation.examples} examples of {explanation.task} in {explanation.model} "
+        f"(metric: clean {explanation.clean:.3f}, corrupted {explanation.corrupted:.3f}):",
+        "",
+        *("  ".join(["", *map(str.ljust, row, widths)]).rstrip() for row in rows),
+    ]
+    if mixtures := [role for role in roles if role.experts]:
+        lines += ["", "Experts, by their part of the node's effect (chosen by clean / corrupted tokens):"]
+        lines += [f"  {role.node:9s} {', '.join(map(_expert, role.experts[:_EXPERTS]))}" for role in mixtures]
+    if told := [f"  {role.node:9s} {role.sentence}" for role in roles if role.sentence]:
+        lines += ["", "In words, where the numbers are clear:", *told]
+    if rest := len(explanation) - len(roles):
+        lines += ["", f"{rest} more nodes: --top {len(explanation)} shows all, --json has every number."]
+    return "\n".join(lines)
+
+
+def _expert(expert: Expert) -> str:
+    name = expert.name.partition(".")[2] or expert.name
+    chosen = "" if expert.clean is None else f" ({expert.clean:.0%} / {expert.corrupted:.0%})"
+    return f"{name} {expert.effect:+.2f}{chosen}"
+
+
+def _cells(role: Role) -> tuple[str, ...]:
+    effect, direct = ("" if x is None else f"{x:+.2f}" for x in (role.effect, role.direct_effect))
+    attends = ""
+    if role.attends:
+        one = max(role.attends, key=lambda one: one.share)
+        weights = sorted(one.weights["clean"].items(), key=lambda item: -item[1])
+        attends = f"{one.start}: " + ", ".join(f"{part} {weight:.2f}" for part, weight in weights[:2])
+    kinds = {"mlp": "", "logits": ""}
+    reads = [f"{kinds.get(at, f'{at} ')}{edges[0].source} {edges[0].share:.0%}" for at, edges in role.reads.items()]
+    writes = role.writes
+    added = "" if writes is None else " ".join(repr(token) for token, _ in writes.promotes[:3])
+    if writes is not None and writes.right is not None:
+        added = f"right {writes.right:+.2f}, wrong {writes.wrong:+.2f}"
+    return role.node, effect, direct, attends, ", ".join(reads), added
+
+
+@click.command(name="show")
+@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
+@click.option("--out", type=opt.FILE, metavar="FILE", help="The file to write.  [CIRCUIT.html]")
+@click.option("--notes", type=opt.FILE, metavar="NOTES.json", help="Names, colours and groups, saved in the report.")
+@click.option("--edges", type=click.IntRange(min=1), metavar="N", help="Draw only the first N edges of the file.")
+@click.option("--rows", is_flag=True, help="Draw a figure with the circuit's nodes only, in rows by depth.")
+@click.option(
+    "--attention",
+    multiple=True,
+    metavar="HEAD",
+    help="Add the attention pattern of a head on one example to the figure; may be repeated. Loads the model.",
+)
+@opt.plugin_option
+def show_command(
+    circuit_file: str | Path,
+    out: Path | None,
+    notes: Path | None,
+    edges: int | None,
+    rows: bool,
+    attention: tuple[str, ...],
+) -> None:
+    """Draw a saved circuit: .html (interactive), .svg, .png, .pdf, .dot or .graphml, by the suffix of --out.
+
+    \b
+    gradpath show out/ioi/circuit.json
+    gradpath show out/ioi/circuit.json --out figure.svg
+    gradpath show out/ioi/circuit.json --edges 200 --notes notes.json --attention a23.h0 --out figure.pdf
+    """
+    from gradpath.circuit import is_hub_address
+    from gradpath.report import show
+
+    own = Path(Path(circuit_file).name if is_hub_address(circuit_file) else circuit_file)
+    target = out or own.with_suffix(".html")
+    patterns = _patterns(circuit_file, attention) if attention else None
+    show(circuit_file, target, notes=notes, edges=edges, rows=rows, attention=patterns)
+    click.echo(target)
+
+
+def _patterns(circuit_file: str | Path, heads: tuple[str, ...]) -> Attention:
+    """The attention of some heads on the first held-out example of the circuit's task."""
+    from gradpath.model.inspection import token_text
+    from gradpath.model.tokenizer import prompt_ids
+
+    drawn: Any = {"task": None, "data": None, "metric": None, "examples": 1, "seed": 0, "split": "test"}
+    saved = open_circuit(circuit_file, {"model": None, **drawn, "ablation": None})
+    model, prompt = saved.model, saved.task.clean[:1]
+    tokens = [token_text(model, token) for token in prompt_ids(prompt, model.tokenizer)[0]]
+    return {head: (model.attention(prompt, head)[0], tokens) for head in heads}
+
+
+@click.command(name="compare")
+@click.argument("file_a", type=opt.CIRCUIT, metavar="A.json")
+@click.argument("file_b", type=opt.CIRCUIT, metavar="B.json")
+@click.option("--out", type=opt.FILE, metavar="FILE.html", help="Write a page that shows both in one drawing.")
+@opt.plugin_option
+@opt.json_option
+def compare_command(file_a: str | Path, file_b: str | Path, out: Path | None, as_json: bool) -> None:
+    """Compare two saved circuits of the same model, or of models of the same shape.
+
+    \b
+    gradpath compare out/ioi/circuit.json out/sva/circuit.json
+    gradpath compare out/eap/circuit.json out/eap-ig/circuit.json --out compare.html
+    """
+    if out is not None and out.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--out has to be a page, a file that ends in .html: got {out.name!r}.")
+    from gradpath.circuit import load_circuit
+    from gradpath.report.compare import write_comparison
+
+    a, b = load_circuit(file_a), load_circuit(file_b)
+    if a.spans != b.spans:
+        Screen().note("The edges of these circuits are at different parts of the prompt: parts are ignored.")
+        a, b = a.anywhere(), b.anywhere()
+    comparison = a.compare(b)
+    if out is not None:
+        write_comparison(comparison, out, _names(file_a, file_b))
+    if as_json:
+        files = {"file_a": str(file_a), "file_b": str(file_b), "out": None if out is None else str(out)}
+        print_result({**files, **comparison.to_json()})
+        return
+    wrote = "" if out is None else f"\nOpen {out} in a browser."
+    print_result(f"A  {_described(file_a, a)}\nB  {_described(file_b, b)}\n{comparison}{wrote}")
+
+
+def _names(file_a: str | Path, file_b: str | Path) -> tuple[str, str]:
+    """The names of both files for the page, with the folder that each is in if they would be the same."""
+    from gradpath.runtime.files import ELSEWHERE, readable, recorded_path
+
+    names = recorded_path(file_a), recorded_path(file_b)
+    if names[0] != names[1]:
+        return names
+    a, b = (readable(f"{ELSEWHERE}{Path(file).absolute().parent.name}/{Path(file).name}") for file in (file_a, file_b))
+    return a, b
+
+
+def _described(file: str | Path, circuit: Circuit) -> str:
+    made = circuit.provenance
+    facts = [made.task, made.model and f"in {made.model}", made.method and f"by {made.method}", made.how]
+    return " ".join([f"{file}:", *(fact for fact in facts if fact)])
