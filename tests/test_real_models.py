@@ -11,7 +11,7 @@ import torch
 
 import gradpath as gp
 from gradpath.model import load
-from gradpath.model.packaged import PACKAGED
+from gradpath.model.cache import PACKAGED
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradpath.model.architecture import ACTIVATIONS, Layer
+from gradpath.model.architecture import ACTIVATIONS, Latent, Layer
 from gradpath.model.experts import Experts
-from gradpath.model.latent import Latent
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Task, encode
 

@@ -28,7 +28,7 @@ from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
 from gradpath.grid.store import Store
 from gradpath.grid.study import read_study
-from gradpath.model.gguf import GgufFile
+from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.report.figure import fold
 from gradpath.report.notes import Group, NodeNote, Notes, load_notes

@@ -23,7 +23,7 @@ from gradpath import formats
 from gradpath.cli import VERBS
 from gradpath.cli import gradpath as command_line
 from gradpath.errors import InputError
-from gradpath.model.gguf import GgufFile
+from gradpath.model.file_checks import GgufFile
 
 
 class Bomb:

@@ -9,8 +9,7 @@ from small_models import TINY, random_hf
 from gguf_writing import write_gguf
 from gradpath.errors import GradpathWarning
 from gradpath.model import load
-from gradpath.model.cache import WEIGHTS
-from gradpath.model.packaged import PACKAGED, Packaged
+from gradpath.model.cache import PACKAGED, WEIGHTS, Packaged
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from small_models import prompts, tiny_model
 import gradpath as gp
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.model.packaged import cache_folder
+from gradpath.model.cache import cache_folder
 from gradpath.selection import acdc as acdc_module
 from gradpath.selection import select_many
 from gradpath.selection.acdc import acdc_masks

@@ -15,7 +15,7 @@ import gradpath as gp
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.model.packaged import cache_folder
+from gradpath.model.cache import cache_folder
 from gradpath.runtime.progress import Job, Phase
 from gradpath.selection import learned as learned_module
 from gradpath.selection import nested_order, select_many, selecting_passes

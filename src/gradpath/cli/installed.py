@@ -28,8 +28,8 @@ Rows = list[dict[str, str]]
 
 
 def _models() -> Rows:
+    from gradpath.model.cache import PACKAGED
     from gradpath.model.families import registered
-    from gradpath.model.packaged import PACKAGED
 
     packaged = [
         {"name": x.name, "about": f"{x.hub_name} ({x.about}), from the package {x.installed_by}, or the hub"}

@@ -21,7 +21,7 @@ import torch
 import gradpath
 from gradpath.attribution.methods import find_method
 from gradpath.errors import GradpathError, InputError, reason, warn
-from gradpath.model.packaged import cache_folder
+from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.found import Found, earlier_files
 from gradpath.pipeline.request import FindRequest

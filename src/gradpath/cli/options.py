@@ -67,8 +67,8 @@ class ModelOptions:
     def load(self) -> Transformer:
         """The model, with a line on stderr while it is being read."""
         from gradpath.cli.progress import Screen
+        from gradpath.model.cache import remember_path
         from gradpath.model.load import load_model
-        from gradpath.model.packaged import remember_path
         from gradpath.runtime.files import ELSEWHERE
 
         with Screen().waiting(f"loading {self.model}"):
@@ -87,7 +87,7 @@ class ModelOptions:
 
 def recorded_model(about: Provenance) -> str | None:
     """The model of scores or of a circuit; a model outside the working directory is looked for at its recorded path."""
-    from gradpath.model.packaged import remembered_path
+    from gradpath.model.cache import remembered_path
     from gradpath.runtime.files import ELSEWHERE
 
     if about.model is None or not about.model.startswith(ELSEWHERE):

@@ -27,7 +27,7 @@ from urllib.parse import unquote
 from gradpath._version import __version__
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import GradpathError, InputError, UsageError, reason, warn
-from gradpath.model.packaged import PACKAGED
+from gradpath.model.cache import PACKAGED
 from gradpath.runtime.files import ELSEWHERE, write_together
 from gradpath.scores import load_scores
 

@@ -15,13 +15,11 @@ import torch
 
 from gradpath.errors import GradpathError, InputError, UsageError, reason
 from gradpath.model.architecture import fields_of
-from gradpath.model.cache import cached_model
+from gradpath.model.cache import PACKAGED, Packaged, cached_model
 from gradpath.model.families import FAMILIES, check_family, convert
-from gradpath.model.gguf import GgufFile
-from gradpath.model.packaged import PACKAGED, Packaged
+from gradpath.model.file_checks import GgufFile, auto_class, check_claims
 from gradpath.model.tokenizer import Tokenizer, panics_as_errors
 from gradpath.model.transformer import Transformer
-from gradpath.model.untrusted import auto_class, check_claims
 from gradpath.model.wrapped import from_hooked, is_bridge, is_hooked, unwrap, without_nnsight
 from gradpath.runtime import distributed
 from gradpath.runtime.files import ELSEWHERE, recorded_path

@@ -35,9 +35,18 @@ from torch import Tensor
 
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph
-from gradpath.model.architecture import ACTIVATIONS, CALCULUS, PARTS, Architecture, Layer, Rotary, Rules, fields_of
+from gradpath.model.architecture import (
+    ACTIVATIONS,
+    CALCULUS,
+    PARTS,
+    Architecture,
+    Latent,
+    Layer,
+    Rotary,
+    Rules,
+    fields_of,
+)
 from gradpath.model.experts import Experts, run_experts
-from gradpath.model.latent import Latent
 from gradpath.model.tokenizer import Prompts, Tokenizer
 from gradpath.runtime import progress
 

@@ -44,7 +44,7 @@ from gradpath.evaluation.plan import plan_of
 from gradpath.evaluation.prepared import Prepared, prepare
 from gradpath.graph import Graph
 from gradpath.limits import Limits
-from gradpath.model.packaged import cache_folder
+from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.files import write_atomically

@@ -58,7 +58,7 @@ from torch import Tensor
 from gradpath.errors import UsageError, whole_number
 from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.limits import Limits
-from gradpath.model.packaged import cache_folder
+from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed, progress
 from gradpath.runtime.files import write_atomically

@@ -1,9 +1,9 @@
 """Model families: one small adapter each, from a ``transformers`` model to our ``Transformer``.
 
 An adapter is a function of a ``Checkpoint``, registered with ``@family`` under the ``model_type`` of its
-configuration. It refuses by name what it does not implement (``checkpoint``), and leaves most of the work to
-``decoder``. Related families share a file; a new file is added to ``MODULES`` below. ``docs/own-family.md`` explains
-how to write an adapter.
+configuration. It refuses by name what it does not implement, and leaves most of the work to ``checkpoint``. Related
+families share a file; a new file is added to ``MODULES`` below. ``docs/own-family.md`` explains how to write an
+adapter.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gradpath.errors import InputError
-from gradpath.model.families.checkpoint import Checkpoint
-from gradpath.model.families.decoder import LLAMA, Names, read_architecture, read_layer, read_model
+from gradpath.model.families.checkpoint import LLAMA, Checkpoint, Names, read_architecture, read_layer, read_model
 from gradpath.model.transformer import Transformer
 from gradpath.registry import Registry, owner_of
 
@@ -62,7 +61,7 @@ _DO_NOT_FIT = {
 REFUSED = {name: reason for reason, names in _DO_NOT_FIT.items() for name in names.split()}
 GUIDE = "docs/own-family.md"  # on the site, "Your own model family"
 
-MODULES = "gpt llama gemma bloom mixture deepseek"
+MODULES = "gpt llama mixture"
 FAMILIES = Registry[Family]("model family", [f"{__name__}.{module}" for module in MODULES.split()])
 
 

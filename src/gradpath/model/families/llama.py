@@ -21,6 +21,10 @@ attention and MLP instead of before, and one norm over all queries, or keys, of 
 Cohere's Command models have LayerNorm without shift, scaled logits, and rotate neighbouring dimensions of a head.
 Command R+ normalises the queries and keys of every head. In Cohere 2 (Command R7B and A) layers with a sliding window
 are rotated and the others are not.
+
+Gemma has scaled embeddings, and weights of norms that stand for gains of one more. Gemma 2 and 3 have norms before and
+after attention and MLP, and alternating sliding windows. Gemma 2 caps its logits and attention logits. Gemma 3
+normalises queries and keys, and has separate rotary frequencies for layers with a window.
 """
 
 from __future__ import annotations
@@ -31,10 +35,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gradpath.model.architecture import Architecture, Layer
+from gradpath.model.architecture import Architecture, Layer, Rotary
 from gradpath.model.families import family
-from gradpath.model.families.checkpoint import Checkpoint
-from gradpath.model.families.decoder import LLAMA, Names, read_architecture, read_layer, read_model
+from gradpath.model.families.checkpoint import LLAMA, Checkpoint, Names, read_architecture, read_layer, read_model
 from gradpath.model.transformer import Transformer
 
 QWEN3 = Names(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
@@ -287,3 +290,71 @@ def _cohere(
     ]
     model = read_model(source, arch, layers, names, [rotation])
     return replace(model, final_gain=model.final_gain * source.config.logit_scale)
+
+
+GEMMA = Names(gain=lambda weight: 1.0 + weight)
+GEMMA2 = replace(
+    GEMMA,
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+GEMMA3 = replace(GEMMA2, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
+_GEMMA = "norms after attention and MLP, sliding windows, scaled embeddings"
+_GEMMA3 = f"{_GEMMA}, norms of queries and keys"
+
+
+@family("gemma", "Gemma 2B, 7B, CodeGemma", supports="scaled embeddings", bos=True)
+def from_gemma(source: Checkpoint) -> Transformer:
+    source.only("use_bidirectional_attention", [None, False])
+    source.ignore("hidden_activation")  # in some configurations, but transformers uses hidden_act
+    arch = read_architecture(source)
+    return replace(read_model(source, arch, names=GEMMA), embedding_scale=arch.d_model**0.5)
+
+
+@family("gemma2", "Gemma 2 2B, 9B, 27B", supports=f"{_GEMMA}, soft caps", bos=True)
+def from_gemma2(source: Checkpoint) -> Transformer:
+    arch = _gemma_architecture(source)
+    arch = replace(arch, attention_cap=source.config.attn_logit_softcapping)
+    return _gemma_model(source, arch, GEMMA2, (source.rotary(),), [0] * arch.n_layers)
+
+
+@family("gemma3_text", "Gemma 3 270M, 1B", supports=_GEMMA3, bos=True)
+def from_gemma3(source: Checkpoint) -> Transformer:
+    source.only("attn_logit_softcapping", [None])  # transformers does not apply it either
+    arch = replace(_gemma_architecture(source), qk_norm="head")
+    source.windows()  # refuses unknown types of layers
+    types = sorted(set(source.config.layer_types))
+    rotations = tuple(source.rotary(name) for name in types)
+    return _gemma_model(source, arch, GEMMA3, rotations, [types.index(name) for name in source.config.layer_types])
+
+
+@family("gemma3", "Gemma 3 4B, 12B, 27B, text only", supports=_GEMMA3, bos=True)
+def from_gemma3_with_images(source: Checkpoint) -> Transformer:
+    source.enter(
+        "language_model",
+        config="text_config",
+        skip_config=["vision_config", "mm_tokens_per_image"],
+        skip_modules=["vision_tower", "multi_modal_projector"],
+    )
+    return from_gemma3(source)
+
+
+def _gemma_architecture(source: Checkpoint) -> Architecture:
+    source.ignore("hidden_act")  # in many configurations, but Gemma uses hidden_activation
+    source.only("use_bidirectional_attention", [None, False])
+    source.only("attention_bias", [False])  # a bias before the norm after attention would belong to no node
+    arch = read_architecture(source, activation=source.activation("hidden_activation"))
+    return replace(arch, logit_cap=source.config.final_logit_softcapping)
+
+
+def _gemma_model(
+    source: Checkpoint, arch: Architecture, names: Names, rotations: tuple[Rotary, ...], rotary: list[int]
+) -> Transformer:
+    """The model; ``rotary`` is the index of each layer's rotation."""
+    scale = source.config.query_pre_attn_scalar**-0.5
+    layers = [
+        read_layer(source, arch, index, names, window=window, scale=scale, rotary=rotary[index])
+        for index, window in enumerate(source.windows())
+    ]
+    return replace(read_model(source, arch, layers, names, rotations), embedding_scale=arch.d_model**0.5)
