@@ -200,7 +200,7 @@ class Scores:
         return to_pandas(self)
 
     def _repr_html_(self) -> str:
-        from gradpath.report.cards import scores_card
+        from gradpath.report.plots import scores_card
 
         return scores_card(self)
 

@@ -30,8 +30,7 @@ from gradpath.grid.store import Store
 from gradpath.grid.study import read_study
 from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.report.figure import fold
-from gradpath.report.notes import Group, NodeNote, Notes, load_notes
+from gradpath.report.figure import Group, NodeNote, Notes, fold, load_notes
 from gradpath.scores import SpanScores
 
 GRAPH = Graph(2, 2)

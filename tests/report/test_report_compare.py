@@ -10,7 +10,7 @@ from making import Maker
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.report.compare import render_comparison
+from gradpath.report.page import render_comparison
 from gradpath.selection import select
 
 COLOURED = """(colour) => { const c = document.getElementById("canvas");

@@ -14,8 +14,7 @@ from making import SMOLLM2, Maker
 
 from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render, write
-from gradpath.report.page import SCRIPTS
-from gradpath.report.payload import LIMIT, payload
+from gradpath.report.page import LIMIT, SCRIPTS, payload
 from gradpath.selection import select
 
 

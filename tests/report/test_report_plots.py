@@ -13,8 +13,16 @@ from making import Maker
 
 from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
-from gradpath.report.cards import circuit_card, result_card, scores_card
-from gradpath.report.plots import edges_read, plot_circuit, plot_result, plot_scores, write_spans
+from gradpath.report.plots import (
+    circuit_card,
+    edges_read,
+    plot_circuit,
+    plot_result,
+    plot_scores,
+    result_card,
+    scores_card,
+    write_spans,
+)
 from gradpath.report.style import panels, save_as
 from gradpath.scores import Scores, SpanScores
 from gradpath.selection import select

@@ -13,7 +13,7 @@ from making import SMOLLM2, Maker
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.report import show
-from gradpath.report.drawing import draw, draw_on, inches
+from gradpath.report.plots import draw, draw_on, inches
 from gradpath.selection import select
 
 SIGNATURES = {

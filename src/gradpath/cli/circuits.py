@@ -414,7 +414,7 @@ def compare_command(file_a: str | Path, file_b: str | Path, out: Path | None, as
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--out has to be a page, a file that ends in .html: got {out.name!r}.")
     from gradpath.circuit import load_circuit
-    from gradpath.report.compare import write_comparison
+    from gradpath.report.page import write_comparison
 
     a, b = load_circuit(file_a), load_circuit(file_b)
     if a.spans != b.spans:

@@ -197,7 +197,7 @@ def _chosen(rows: Sequence[Row], run: MethodRun, readable: Row, *, unsized: bool
     from gradpath.pipeline.found import READABLE
     from gradpath.report import Chosen
     from gradpath.report.data import IN_PAGE, SAVED
-    from gradpath.report.payload import LIMIT
+    from gradpath.report.page import LIMIT
 
     how = rows[0]["how"]
     shown = how if how in IN_PAGE else SAVED if run.circuit is not None else "top"

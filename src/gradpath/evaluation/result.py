@@ -139,7 +139,7 @@ class Result:
         return plot_result(self, ax)
 
     def _repr_html_(self) -> str:
-        from gradpath.report.cards import result_card
+        from gradpath.report.plots import result_card
 
         return result_card(self)
 

@@ -13,7 +13,7 @@ from gradpath.grid.jobs import CircuitJob, Job
 from gradpath.grid.output import Column, Outcome, nfs, table
 from gradpath.grid.request import MethodSpec
 from gradpath.grid.runner import Experiment
-from gradpath.report.drawing import draw_on, inches
+from gradpath.report.plots import draw_on, inches
 from gradpath.report.style import INK, method_title, save, task_title
 from gradpath.runtime.files import write_atomically
 from gradpath.selection.ranking import edge_count
