@@ -14,10 +14,8 @@ from gradpath import cli
 from gradpath.errors import InputError
 from gradpath.limits import Limits
 from gradpath.paper.compiled import load_compiled
-from gradpath.verdict import quick_checks
-from gradpath.verdict.effects import upper_bounds
-from gradpath.verdict.result import NAMES
-from gradpath.verdict.tests import Lab, holm, sign_flip_p, sign_test, transfer
+from gradpath.verdict import NAMES
+from gradpath.verdict.tests import Lab, holm, quick_checks, sign_flip_p, sign_test, transfer, upper_bounds
 
 load = cache(load_compiled)
 

@@ -296,13 +296,13 @@ class Circuit:
 
     def to_networkx(self) -> Any:
         """The circuit as a networkx ``MultiDiGraph`` of nodes."""
-        from gradpath.formats.graphs import to_networkx
+        from gradpath.formats.edges import to_networkx
 
         return to_networkx(self)
 
     def to_pandas(self) -> Any:
         """The edges as a pandas DataFrame with the columns edge, source, target, score and rank."""
-        from gradpath.formats.table import to_pandas
+        from gradpath.formats.edges import to_pandas
 
         return to_pandas(self)
 

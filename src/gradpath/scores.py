@@ -195,7 +195,7 @@ class Scores:
 
     def to_pandas(self) -> Any:
         """All edges as a pandas DataFrame with the columns edge, source, target, score and rank."""
-        from gradpath.formats.table import to_pandas
+        from gradpath.formats.edges import to_pandas
 
         return to_pandas(self)
 

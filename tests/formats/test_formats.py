@@ -18,7 +18,7 @@ from gradpath.circuit import Circuit, circuit_by_names, load_circuit
 from gradpath.cli import main
 from gradpath.errors import GradpathWarning, InputError, UsageError
 from gradpath.formats import Content
-from gradpath.formats.graphs import dot
+from gradpath.formats.edges import dot
 from gradpath.graph import Graph
 from gradpath.scores import Scores, SpanScores, load_scores
 from gradpath.selection import select

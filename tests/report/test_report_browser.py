@@ -20,8 +20,7 @@ from gradpath.circuit import load_circuit
 from gradpath.evaluation.mib import Areas
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render
 from gradpath.selection import select
-from gradpath.verdict import Check
-from gradpath.verdict.result import Effects
+from gradpath.verdict import Check, Effects
 
 pytestmark = pytest.mark.browser
 

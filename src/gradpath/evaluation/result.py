@@ -103,7 +103,7 @@ class Result:
             The columns clean_prompt and corrupted_prompt; clean, corrupted and circuit, the metric in the three runs;
             and error, the distance of circuit from clean, whose mean is ``result.error``.
         """
-        from gradpath.formats.table import result_table
+        from gradpath.formats.edges import result_table
 
         return result_table(self)
 

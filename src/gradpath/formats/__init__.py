@@ -35,8 +35,17 @@ from gradpath.formats.eap_ig import (
     read_eap_ig_pt,
     write_mib_scores,
 )
-from gradpath.formats.graphs import dot, from_networkx, graphml, read_graphml, to_networkx
-from gradpath.formats.table import csv_text, from_pandas, read_csv, to_pandas
+from gradpath.formats.edges import (
+    csv_text,
+    dot,
+    from_networkx,
+    from_pandas,
+    graphml,
+    read_csv,
+    read_graphml,
+    to_networkx,
+    to_pandas,
+)
 from gradpath.graph import pruned
 from gradpath.registry import Registry
 from gradpath.runtime.files import write_atomically

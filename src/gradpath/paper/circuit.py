@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradpath.circuit import Circuit
-from gradpath.formats.graphs import dot
+from gradpath.formats.edges import dot
 from gradpath.grid.bench import Bench
 from gradpath.grid.faithfulness import READING, circuit_row
 from gradpath.grid.jobs import CircuitJob, Job

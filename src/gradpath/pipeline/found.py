@@ -36,7 +36,8 @@ from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, find_selection, swept, with_values
 from gradpath.tasks.task import Task
-from gradpath.verdict import Check, Verdict, quick_checks
+from gradpath.verdict import Check, Verdict
+from gradpath.verdict.tests import quick_checks
 
 READABLE = 200  # the most edges that a person can follow in a drawing: a report opens on no more
 

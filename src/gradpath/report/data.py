@@ -19,7 +19,7 @@ from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import Scores
 from gradpath.tasks.metrics import logit_difference, probability_difference
 from gradpath.tasks.task import Task, encode
-from gradpath.verdict.result import Check, Effects, Verdict
+from gradpath.verdict import Check, Effects, Verdict
 
 IN_PAGE = ("top", "greedy", "signed")  # the selections that the page can compute
 SHOWN = 16  # examples that the page offers

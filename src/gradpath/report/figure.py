@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, reason
-from gradpath.formats.graphs import COLOURS, column
+from gradpath.formats.edges import COLOURS, column
 from gradpath.graph import Graph, graph_from_json, kind, node_of
 from gradpath.report.plots import DASHED, legend
 from gradpath.report.style import INK, MUTED, PAPER, save_as

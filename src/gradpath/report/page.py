@@ -35,7 +35,7 @@ from gradpath._version import __version__
 from gradpath.circuit import Circuit, Comparison, load_circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.explanation.examples import Inside
-from gradpath.formats.graphs import dot, graphml
+from gradpath.formats.edges import dot, graphml
 from gradpath.graph import pruned
 from gradpath.report.data import IN_PAGE, SAVED, Chosen, MethodRun, Report, circuit_report
 from gradpath.report.figure import Attention, draw_figure, load_notes
@@ -43,7 +43,7 @@ from gradpath.report.plots import draw
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS
-from gradpath.verdict.result import NAMES, QUESTIONS, Check, sentence
+from gradpath.verdict import NAMES, QUESTIONS, Check, sentence
 
 LIMIT = 30_000
 _POINT = ("how", "asked", "kept", "faithfulness", "low", "high", "error")  # the page's names for a CurvePoint

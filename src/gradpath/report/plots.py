@@ -20,7 +20,7 @@ from torch import Tensor
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
-from gradpath.formats.graphs import COLOURS, KINDS, column, position
+from gradpath.formats.edges import COLOURS, KINDS, column, position
 from gradpath.graph import Graph, kind, node_of
 from gradpath.report.style import BLUE, FAINT, GREY, INK, MUTED, PAPER, panels, save, save_as
 from gradpath.scores import Scores
