@@ -17,8 +17,7 @@ from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph, pruned_spans
 from gradpath.reference import examples, forward, input_gradients, metric_of, read_all
 from gradpath.scores import load_scores
-from gradpath.tasks.spans import Labels, labels_of
-from gradpath.tasks.task import encode
+from gradpath.tasks.task import Labels, encode, labels_of
 
 MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3], [6], [1, 8]])
 EVEN = prompts([6, 6, 6], [[1], [2, 3], [5]])

@@ -6,8 +6,7 @@ import pytest
 
 from gradpath.errors import InputError
 from gradpath.tasks import load_task
-from gradpath.tasks.spans import labels_of
-from gradpath.tasks.task import encode
+from gradpath.tasks.task import encode, labels_of
 
 ROW = {"clean": "The chef likes it", "corrupted": "The boy likes it", "answers": " is", "wrong_answers": " are"}
 OTHER = {**ROW, "clean": "The man sees it", "corrupted": "The boy sees it"}

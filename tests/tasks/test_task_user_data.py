@@ -10,7 +10,7 @@ import pytest
 
 from gradpath.errors import InputError
 from gradpath.tasks import load_task, logit_difference, probability_difference
-from gradpath.tasks.user_data import check_data
+from gradpath.tasks.load import check_data
 
 # One row of each layout, with GPT-2's token ids, and what its labels have to say.
 IOI = (
@@ -191,7 +191,7 @@ def test_seed_decides_which_rows(words):
 
 
 def test_a_huge_file_is_read_in_part_and_says_so(words, monkeypatch):
-    monkeypatch.setattr("gradpath.tasks.user_data._MAX_ROWS", 500)
+    monkeypatch.setattr("gradpath.tasks.load._MAX_ROWS", 500)
     taken = []
     rows = (taken.append(i) or row for i, row in enumerate(many(10_000_000)))
     task = load_task(None, words, data=rows, n=100)

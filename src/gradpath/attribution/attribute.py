@@ -51,8 +51,7 @@ from gradpath.runtime.progress import Phase
 from gradpath.scores import Scores, SpanScores
 from gradpath.sweep import Progress, ShowProgress, own_settings, shown, sweep, units
 from gradpath.tasks.metrics import Metric
-from gradpath.tasks.spans import Labels, labels_of
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.task import Labels, Pairs, Task, encode, labels_of
 
 Options = dict[str, Any]
 # Splits a batch's rows, (batch, suffix position) flattened, into groups that are scored separately.

@@ -42,8 +42,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import Phase
 from gradpath.sweep import Places, Progress, ShowProgress, own_settings, places_in_prompts, shown, sweep, units
-from gradpath.tasks.spans import labels_of
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.task import Pairs, Task, encode, labels_of
 
 CIRCUIT = 0.4  # forward passes that a circuit takes, for the progress bar: most nodes are outside of it
 

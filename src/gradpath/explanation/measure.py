@@ -43,8 +43,7 @@ from gradpath.model.inspection import output_of, patterns
 from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, at_least_float32
 from gradpath.runtime import distributed
 from gradpath.sweep import Progress, own_settings, sweep
-from gradpath.tasks.spans import Labels
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.task import Labels, Pairs, Task, encode
 
 RUNS = ("clean", "corrupted", "circuit")
 _TOGETHER = 8  # nodes whose direct effect is computed at once

@@ -1,7 +1,7 @@
 """The parts of a prompt that a head may attend to, by name, and the answers of a task.
 
 A prompt is divided into parts, so that the attention of a query over them adds up to 1. Data with named spans has
-those. Elsewhere the parts are those of ``tasks.spans``: before the first difference of the pair, the changed part,
+those. Elsewhere the parts are those of ``labels_of``: before the first difference of the pair, the changed part,
 between that and the end, and the end. Out of what has no name of its own (before, between, rest) come
 
     first token      on which many heads rest
@@ -19,8 +19,7 @@ from torch import Tensor
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.tasks.builtin import TASKS
 from gradpath.tasks.metrics import METRICS
-from gradpath.tasks.spans import PADDING, REST, Labels, labels_of
-from gradpath.tasks.task import Pairs, Task
+from gradpath.tasks.task import PADDING, REST, Labels, Pairs, Task, labels_of
 
 FIRST, AFTER, END = "first token", "after ", "end"
 UNNAMED = ("before", "between", REST)

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 from gradpath.errors import warn
 from gradpath.runtime.progress import Job, job
+from gradpath.tasks.load import WARNING
 from gradpath.tasks.task import Task
-from gradpath.tasks.user_data import WARNING
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from gradpath.selection import edge_count, find_selection, swept
 from gradpath.selection.faithful import check_share
 from gradpath.tasks.load import check_draw, check_task
 from gradpath.tasks.metrics import Metric, find_metric
-from gradpath.tasks.spans import BY
+from gradpath.tasks.task import BY
 
 SPLITS = ("held-out", "same", "all")
 

@@ -34,7 +34,7 @@ class NamedTask:
     answers: tuple[str, str] | None = None  # what the right and the wrong answer are called where the prompt has them
 
 
-TASKS = Registry[NamedTask]("task", [f"{__name__}.{module}" for module in ("paper", "greater_than", "mib")])
+TASKS = Registry[NamedTask]("task", [f"{__name__}.{module}" for module in ("paper", "mib")])
 PAPER_TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
 # MIB's tasks on questions that are not ours to pass on, and where they are.
 FROM_FILE = {"arc-easy": "ARC-Easy", "arc-challenge": "ARC-Challenge"}

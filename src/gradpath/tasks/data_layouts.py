@@ -17,11 +17,11 @@ from typing import Any
 
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.tasks.builtin import TASKS, greater_than, mib
-from gradpath.tasks.builtin.paper import HE, SHE, verb_forms
+from gradpath.tasks import data_rows as rows
+from gradpath.tasks.builtin import TASKS, mib
+from gradpath.tasks.builtin.paper import HE, SHE, Year, read_years, verb_forms
+from gradpath.tasks.data_rows import Row
 from gradpath.tasks.pairs import Pair
-from gradpath.tasks.user_data import rows
-from gradpath.tasks.user_data.rows import Row
 
 UNREADABLE = "the answers cannot be read from the prompts"
 
@@ -35,7 +35,7 @@ class AnswerReader:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str | None] = {}
-        self._years: dict[tuple[str, int], greater_than.Year] = {}
+        self._years: dict[tuple[str, int], Year] = {}
         self.ids_fit = False  # whether the _idx columns of the file are ids of this tokenizer
 
     def look_at(self, layout: Layout, table: Sequence[Row]) -> None:
@@ -55,12 +55,12 @@ class AnswerReader:
         """The singular and the plural verb forms that count."""
         return ((), ()) if self._tokenizer is None else verb_forms(self._tokenizer)[0]
 
-    def year(self, number: str, shown: int) -> greater_than.Year:
+    def year(self, number: str, shown: int) -> Year:
         """A year after which the prompt ends with ``shown`` digits."""
         if self._tokenizer is None:
-            return greater_than.Year("", 0, (), ())
+            return Year("", 0, (), ())
         if (number, shown) not in self._years:
-            self._years[number, shown] = greater_than.read_years([number], self._tokenizer, shown)[number]
+            self._years[number, shown] = read_years([number], self._tokenizer, shown)[number]
         return self._years[number, shown]
 
 
