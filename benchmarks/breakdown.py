@@ -31,7 +31,7 @@ from gradpath.attribution.contraction import Reads
 from gradpath.evaluation.patched_run import TOGETHER, run_circuits
 from gradpath.evaluation.plan import SparseReads, plan_of
 from gradpath.evaluation.prepared import prepare
-from gradpath.grid.runner import commit
+from gradpath.grid.experiment import commit
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer
 from gradpath.selection import select

@@ -24,7 +24,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Reads, contract
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.grid.runner import commit
+from gradpath.grid.experiment import commit
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer
 from gradpath.selection import select

@@ -25,7 +25,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.circuit import load_circuit
 from gradpath.evaluation.evaluate import evaluate
 from gradpath.graph import Graph, pruned
-from gradpath.grid.runner import commit
+from gradpath.grid.experiment import commit
 from gradpath.model.load import load_model
 from gradpath.report import Chosen, MethodRun, Report, write
 from gradpath.scores import Scores, load_scores

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gradpath.graph import Graph
-from gradpath.grid.runner import commit
+from gradpath.grid.experiment import commit
 from gradpath.report import Chosen, MethodRun, Report, write
 from gradpath.scores import Scores
 

@@ -24,7 +24,7 @@ import peer_auto_circuit as peer
 from cost import BATCH, DIFFERS, EXAMPLES, LENGTH, fastest, forward_backward, prompts
 from gradpath.attribution.attribute import attribute
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.grid.runner import commit
+from gradpath.grid.experiment import commit
 from gradpath.model.families import convert
 from gradpath.selection import select
 

@@ -22,8 +22,8 @@ import torch
 
 import gradpath as gp
 from gradpath.evaluation.bootstrap import Difference, distance_difference, error_difference
+from gradpath.grid.experiment import commit
 from gradpath.grid.jobs import measured
-from gradpath.grid.runner import commit
 from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
 from gradpath.selection import nested_order

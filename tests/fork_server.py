@@ -23,8 +23,8 @@ import matplotlib.figure  # noqa: F401 (what the commands import late, here once
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel  # noqa: F401
 
+import gradpath.grid.experiment
 import gradpath.grid.faithfulness
-import gradpath.grid.runner
 import gradpath.model.load
 import gradpath.pipeline.run  # noqa: F401
 from gradpath import cli

@@ -41,8 +41,7 @@ OTHERS = '''
 from pathlib import Path
 from gradpath.ablation import ablation, ablation_of
 from gradpath.formats import FORMATS, Format
-from gradpath.grid.output import Outcome
-from gradpath.grid.runner import Experiment
+from gradpath.grid.experiment import Experiment, Outcome
 from gradpath.model.families import FAMILIES, family
 from gradpath.paper import add_experiment
 

@@ -7,11 +7,10 @@ import torch
 
 from gradpath.evaluation.bootstrap import distance_difference, error_difference
 from gradpath.evaluation.result import Result
-from gradpath.grid.bench import Bench
+from gradpath.grid.bench import Bench, Store
 from gradpath.grid.faithfulness import comparison, jobs
 from gradpath.grid.jobs import circuit_cell, measured, run_jobs
 from gradpath.grid.request import Request, parse_methods
-from gradpath.grid.store import Store
 
 
 def cells(off, n=40, seed=0):

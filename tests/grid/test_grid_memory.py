@@ -12,10 +12,9 @@ from small_models import prompts
 
 from gradpath.attribution.exact import exact_scores
 from gradpath.errors import UsageError
-from gradpath.grid.bench import Bench
+from gradpath.grid.bench import Bench, Store
 from gradpath.grid.jobs import run_jobs
 from gradpath.grid.request import MethodSpec, Request
-from gradpath.grid.store import Store
 from gradpath.limits import CHUNK, Limits
 from gradpath.paper import find_experiment
 from gradpath.paper.saturation import follow_gradpath, follow_line

@@ -9,11 +9,10 @@ from matplotlib.colors import to_hex
 
 from gradpath.evaluation.evaluate import CIRCUIT, evaluate
 from gradpath.grid import jobs as grid
-from gradpath.grid.bench import Bench
+from gradpath.grid.bench import Bench, Store
 from gradpath.grid.faithfulness import jobs, outcome
 from gradpath.grid.jobs import CellJob, run_jobs
 from gradpath.grid.request import MethodSpec, Request, parse_methods
-from gradpath.grid.store import Store
 from gradpath.paper import steps
 from gradpath.report.style import GREY
 from gradpath.scores import load_scores

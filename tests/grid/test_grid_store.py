@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradpath.errors import GradpathWarning
-from gradpath.grid.store import Store, digest
+from gradpath.grid.bench import Store, digest
 from gradpath.model.load import load_model
 from gradpath.runtime.files import digest_of
 from gradpath.scores import Scores

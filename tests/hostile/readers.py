@@ -26,7 +26,7 @@ from gradpath import formats
 from gradpath.errors import GradpathError
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
-from gradpath.grid.store import Store
+from gradpath.grid.bench import Store
 from gradpath.grid.study import read_study
 from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer

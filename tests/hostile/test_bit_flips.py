@@ -28,7 +28,7 @@ import gradpath as gp
 from gradpath.cli.kept import Entry
 from gradpath.errors import GradpathError
 from gradpath.evaluation.result import load_result
-from gradpath.grid.store import Store
+from gradpath.grid.bench import Store
 from gradpath.model.cache import cached_model
 
 FLIPS = int(os.environ.get("GRADPATH_FUZZ", "300")) // 10

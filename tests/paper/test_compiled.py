@@ -10,10 +10,9 @@ import torch
 
 import gradpath as gp
 from gradpath.errors import UsageError
-from gradpath.grid.bench import Bench
+from gradpath.grid.bench import Bench, Store
+from gradpath.grid.experiment import reproduce
 from gradpath.grid.request import Request, parse_methods
-from gradpath.grid.runner import reproduce
-from gradpath.grid.store import Store
 from gradpath.paper import compiled as compiled_module
 from gradpath.paper import truth
 from gradpath.paper.compiled import LEVELS, hf_model, layout_of, load_program, program_names, rotation_of

@@ -19,9 +19,8 @@ from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 
 if TYPE_CHECKING:
     from gradpath.grid.bench import Bench
-    from gradpath.grid.output import Outcome, Row
+    from gradpath.grid.experiment import Outcome, Row, Written
     from gradpath.grid.request import MethodSpec, Request
-    from gradpath.grid.runner import Written
     from gradpath.grid.study import Study
     from gradpath.grid.study_report import Estimate
     from gradpath.model.transformer import Transformer
@@ -53,9 +52,8 @@ def curve_command(
     """
     opt.check_folder(out)
     from gradpath.grid import faithfulness
-    from gradpath.grid.bench import Bench
-    from gradpath.grid.runner import Experiment, Written, reproduce
-    from gradpath.grid.store import Store
+    from gradpath.grid.bench import Bench, Store
+    from gradpath.grid.experiment import Experiment, Written, reproduce
     from gradpath.paper import published
     from gradpath.pipeline.notices import notices
     from gradpath.runtime.files import lock_folder
@@ -86,8 +84,8 @@ def curve_command(
 
 def _curve_text(written: Written, out: Path | None) -> str:
     """The measurements for a terminal: a table for each method and selection, and where the rest is."""
+    from gradpath.grid.experiment import grouped
     from gradpath.grid.faithfulness import examples_of
-    from gradpath.grid.output import grouped
 
     rows, areas = written.outcome.rows, written.outcome.facts.get("mib", ())
     first = rows[0]
@@ -332,9 +330,8 @@ def reproduce_command(name: str, how: str | None, out: Path | None, as_json: boo
     if name != "all":
         find_experiment(name)  # before a model is loaded
     opt.check_folder(out)
-    from gradpath.grid.bench import Bench
-    from gradpath.grid.runner import reproduce
-    from gradpath.grid.store import Store
+    from gradpath.grid.bench import Bench, Store
+    from gradpath.grid.experiment import reproduce
     from gradpath.paper import published
     from gradpath.runtime.files import lock_folder
 

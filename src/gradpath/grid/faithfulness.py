@@ -19,10 +19,21 @@ from gradpath.ablation import CORRUPTED
 from gradpath.evaluation import mib
 from gradpath.evaluation.bootstrap import Cell, Difference, distance_difference, error_difference
 from gradpath.grid.bench import Bench
+from gradpath.grid.experiment import (
+    Experiment,
+    Outcome,
+    Row,
+    grouped,
+    markdown,
+    mean_of,
+    nfs,
+    percent,
+    signed,
+    spread,
+    with_interval,
+)
 from gradpath.grid.jobs import OWN, CircuitJob, Job, MatchedJob, circuit_cell
-from gradpath.grid.output import Outcome, Row, grouped, markdown, mean_of, nfs, percent, signed, spread, with_interval
 from gradpath.grid.request import MethodSpec
-from gradpath.grid.runner import Experiment
 from gradpath.report.style import GREY, INK, LINES, MUTED, colour, marker, method_title, panels, task_title
 from gradpath.selection import find_selection, swept, with_values
 

@@ -16,9 +16,8 @@ import torch
 from gradpath.circuit import Circuit
 from gradpath.evaluation.evaluate import CIRCUIT, evaluate
 from gradpath.evaluation.result import Result
-from gradpath.grid.bench import Bench, timed
+from gradpath.grid.bench import Bench, Key, digest, timed
 from gradpath.grid.request import MethodSpec
-from gradpath.grid.store import Key, digest
 from gradpath.selection import find_selection, selecting_passes, swept, with_values
 from gradpath.sweep import Progress
 

@@ -26,11 +26,10 @@ from gradpath import defaults
 from gradpath.ablation import ABLATIONS
 from gradpath.errors import GradpathError, InputError, UsageError, reason, unknown, whole_number
 from gradpath.graph import Graph
-from gradpath.grid.bench import Bench
+from gradpath.grid.bench import Bench, Store
 from gradpath.grid.faithfulness import random_jobs
 from gradpath.grid.jobs import CircuitJob, Job, points
 from gradpath.grid.request import CUSTOM, MethodSpec, Request, parse_methods
-from gradpath.grid.store import Store
 from gradpath.limits import parse_bytes
 from gradpath.model.load import find_device, find_dtype
 from gradpath.model.transformer import Transformer

@@ -13,12 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradpath.grid.bench import Bench
+from gradpath.grid.bench import Bench, Store
+from gradpath.grid.experiment import (
+    Note,
+    Outcome,
+    Row,
+    Written,
+    environment,
+    grouped,
+    markdown,
+    mean_of,
+    nfs,
+    percent,
+    spread,
+    write_outcome,
+)
 from gradpath.grid.faithfulness import RANDOM, READING, curve, draw_curves, examples_of, measured_row
 from gradpath.grid.jobs import Watch, run_jobs
-from gradpath.grid.output import Outcome, Row, grouped, markdown, mean_of, nfs, percent, spread
-from gradpath.grid.runner import Note, Written, environment, write_outcome
-from gradpath.grid.store import Store
 from gradpath.grid.study import Study
 from gradpath.report.style import task_title
 from gradpath.runtime import distributed

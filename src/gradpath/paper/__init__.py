@@ -14,7 +14,7 @@ from gradpath.errors import unknown
 from gradpath.registry import Registry
 
 if TYPE_CHECKING:
-    from gradpath.grid.runner import Experiment
+    from gradpath.grid.experiment import Experiment
     from gradpath.model.transformer import Transformer
 
 # Name -> module, description; in the order in which ``all`` runs them: first those whose results others use.

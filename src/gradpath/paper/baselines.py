@@ -14,11 +14,9 @@ import torch
 from gradpath.circuit import Circuit
 from gradpath.evaluation.bootstrap import mean_and_interval
 from gradpath.evaluation.evaluate import evaluate
-from gradpath.grid.bench import Bench
+from gradpath.grid.bench import Bench, Key
+from gradpath.grid.experiment import Column, Experiment, Outcome, Row, interval_column, table
 from gradpath.grid.jobs import Advance, CellJob, Job, finished, scaled
-from gradpath.grid.output import Column, Outcome, Row, interval_column, table
-from gradpath.grid.runner import Experiment
-from gradpath.grid.store import Key
 from gradpath.report.style import task_title
 
 DOUBTFUL = (

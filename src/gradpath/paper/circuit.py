@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from gradpath.circuit import Circuit
 from gradpath.formats.edges import dot
 from gradpath.grid.bench import Bench
+from gradpath.grid.experiment import Column, Experiment, Outcome, nfs, table
 from gradpath.grid.faithfulness import READING, circuit_row
 from gradpath.grid.jobs import CircuitJob, Job
-from gradpath.grid.output import Column, Outcome, nfs, table
 from gradpath.grid.request import MethodSpec
-from gradpath.grid.runner import Experiment
 from gradpath.report.plots import draw_on, inches
 from gradpath.report.style import INK, method_title, save, task_title
 from gradpath.runtime.files import write_atomically

@@ -15,12 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.attribution.exact import Edge, exact_scores, passes, sample
-from gradpath.grid.bench import Bench
+from gradpath.grid.bench import Bench, Key
+from gradpath.grid.experiment import Column, Experiment, Outcome, Row, grouped, interval_column, markdown, percent
 from gradpath.grid.jobs import Advance, CellJob, Job, finished, scaled
-from gradpath.grid.output import Column, Outcome, Row, grouped, interval_column, markdown, percent
 from gradpath.grid.request import MethodSpec
-from gradpath.grid.runner import Experiment
-from gradpath.grid.store import Key
 from gradpath.report.style import INK, MUTED, colour, method_title, panels, task_title
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 from gradpath.circuit import Circuit
 from gradpath.graph import Graph
 from gradpath.grid.bench import Bench
+from gradpath.grid.experiment import Experiment, Outcome, Row, grouped, markdown, percent
 from gradpath.grid.jobs import Job, ScoreJob
-from gradpath.grid.output import Outcome, Row, grouped, markdown, percent
 from gradpath.grid.request import MethodSpec
-from gradpath.grid.runner import Experiment
 from gradpath.report.style import INK, LINES, colour, method_title, panels
 
 if TYPE_CHECKING:

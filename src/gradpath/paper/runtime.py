@@ -17,13 +17,11 @@ import torch
 
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.methods import find_method
-from gradpath.grid.bench import Bench
+from gradpath.grid.bench import Bench, Key
+from gradpath.grid.experiment import Column, Experiment, Outcome, Row, grouped, nfs, percent, signed, table
 from gradpath.grid.faithfulness import READING, circuit_row, fit
 from gradpath.grid.jobs import Advance, CellJob, CircuitJob, Job, finished
-from gradpath.grid.output import Column, Outcome, Row, grouped, nfs, percent, signed, table
 from gradpath.grid.request import MethodSpec
-from gradpath.grid.runner import Experiment
-from gradpath.grid.store import Key
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import INK, colour, method_title, panels, task_title
 from gradpath.runtime import distributed

@@ -29,12 +29,10 @@ from torch import Tensor
 from gradpath.attribution.batch import BatchRuns, PointRun, run_path, write_of
 from gradpath.attribution.methods import find_path
 from gradpath.graph import QKV
-from gradpath.grid.bench import Bench
+from gradpath.grid.bench import Bench, Key
+from gradpath.grid.experiment import Experiment, Outcome, Row, markdown
 from gradpath.grid.jobs import Advance, CellJob, Job, ScoreJob, finished, scaled
-from gradpath.grid.output import Outcome, Row, markdown
 from gradpath.grid.request import MethodSpec
-from gradpath.grid.runner import Experiment
-from gradpath.grid.store import Key
 from gradpath.limits import Limits
 from gradpath.model.transformer import Run, Transformer, at_least_float32
 from gradpath.report.style import COLOURS, FORMULA, INK, MARKERS, MUTED, panels, task_title

@@ -20,13 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import find_method, find_path
-from gradpath.grid.bench import Bench, timed
+from gradpath.grid.bench import Bench, Key, digest, timed
+from gradpath.grid.experiment import Experiment, Outcome, Row, grouped, markdown, percent
 from gradpath.grid.faithfulness import READING, circuit_row, tiled
 from gradpath.grid.jobs import Advance, CircuitJob, Job, Planned, scaled
-from gradpath.grid.output import Outcome, Row, grouped, markdown, percent
 from gradpath.grid.request import MethodSpec
-from gradpath.grid.runner import Experiment
-from gradpath.grid.store import Key, digest
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import INK, method_title, task_title

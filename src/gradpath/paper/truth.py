@@ -25,12 +25,10 @@ import torch
 from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.attribution.attribute import attribute
-from gradpath.grid.bench import Bench
+from gradpath.grid.bench import Bench, Key
+from gradpath.grid.experiment import Experiment, Outcome, Row, grouped, markdown
 from gradpath.grid.jobs import Advance, CellJob, Job, Planned, finished
-from gradpath.grid.output import Outcome, Row, grouped, markdown
 from gradpath.grid.request import MethodSpec, parse_methods
-from gradpath.grid.runner import Experiment
-from gradpath.grid.store import Key
 from gradpath.model.transformer import Transformer
 from gradpath.paper.compiled import LEVELS, Compiled, load_compiled, load_program, program_names
 from gradpath.report.style import BLUE, INK, MUTED, colour, marker, method_title, panels
