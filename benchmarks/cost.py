@@ -24,7 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.model.families import convert
 from gradpath.model.load import load_model
 from gradpath.model.transformer import Transformer

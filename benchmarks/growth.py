@@ -23,7 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Reads, contract
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.grid.experiment import commit
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gradpath.attribution.attribute import attribute
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.limits import parse_bytes
 from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.transformer import Transformer

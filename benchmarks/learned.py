@@ -32,7 +32,7 @@ import torch
 
 import gradpath as gp
 from gradpath.evaluation import mib
-from gradpath.evaluation.bootstrap import bootstrap, error_difference
+from gradpath.evaluation.result import bootstrap, error_difference
 from gradpath.grid.experiment import commit
 from gradpath.report.style import BLUE, FAINT, GREY, INK, TITLES, panels, save
 from gradpath.runtime.files import write_atomically

@@ -23,7 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gradpath.attribution.attribute import attribute
 from gradpath.circuit import load_circuit
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.graph import Graph, pruned
 from gradpath.grid.experiment import commit
 from gradpath.model.load import load_model

@@ -14,7 +14,7 @@ import time
 import torch
 
 from gradpath.attribution.attribute import attribute
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.model.load import load_model
 from gradpath.model.transformer import Transformer
 from gradpath.selection import select

@@ -23,7 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import peer_auto_circuit as peer
 from cost import BATCH, DIFFERS, EXAMPLES, LENGTH, fastest, forward_backward, prompts
 from gradpath.attribution.attribute import attribute
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.grid.experiment import commit
 from gradpath.model.families import convert
 from gradpath.selection import select

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import gradpath as gp
-from gradpath.evaluation.bootstrap import Difference, distance_difference, error_difference
+from gradpath.evaluation.result import Difference, distance_difference, error_difference
 from gradpath.grid.experiment import commit
 from gradpath.grid.jobs import measured
 from gradpath.model.prompt_cache import keep_prompts

@@ -14,7 +14,7 @@ from small_models import prompts
 from gradpath import selection
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.selection import select
 
 ABLATIONS = {"zero": reference.zero, "mean": reference.mean, "mean-positional": reference.mean_positional}

@@ -14,7 +14,7 @@ from small_models import prompts
 from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.graph import Graph
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import select

@@ -8,7 +8,7 @@ from small_models import prompts, tiny_model
 
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.graph import Graph
 from gradpath.scores import Scores, SpanScores
 from gradpath.selection import select

@@ -10,7 +10,7 @@ from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.evaluation.result import Result
 from gradpath.pipeline.found import Found
 from gradpath.scores import Scores

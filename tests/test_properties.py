@@ -20,7 +20,7 @@ from small_models import TINY, Numbers, prompts, random_hf
 
 from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit, load_circuit
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.graph import Graph, pruned
 from gradpath.model.families import convert
 from gradpath.model.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Reads
 from gradpath.attribution.methods import Pair, find_path
 from gradpath.errors import GradpathError, UsageError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.limits import CHUNK, GRADIENT_ROWS, ROWS, RUN_AT_ONCE, SUM_AT_ONCE, AtOnce, Limits, parse_bytes
 from gradpath.model.architecture import fields_of
 from gradpath.model.families import convert

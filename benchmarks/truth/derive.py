@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.paper.compiled import LEVELS, Compiled, layout_of, load_compiled, program_names
 from true_edges import CHANGE, true_edges, without
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.graph import Graph
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Task

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gradpath.circuit import Circuit as Circuit
     from gradpath.circuit import load_circuit as load_circuit
     from gradpath.errors import GradpathError as GradpathError
-    from gradpath.evaluation.evaluate import evaluate as evaluate
-    from gradpath.evaluation.evaluate import patch as patch
+    from gradpath.evaluation import evaluate as evaluate
+    from gradpath.evaluation import patch as patch
     from gradpath.evaluation.result import load_result as load_result
     from gradpath.explanation import explain as explain
     from gradpath.model.load import load_model as load_model
@@ -40,7 +40,7 @@ _HOMES = {
     "Scores": "gradpath.scores",
     "Task": "gradpath.tasks",
     "attribute": "gradpath.attribution.attribute",
-    "evaluate": "gradpath.evaluation.evaluate",
+    "evaluate": "gradpath.evaluation",
     "explain": "gradpath.explanation",
     "find": "gradpath.pipeline.run",
     "load_circuit": "gradpath.circuit",
@@ -48,7 +48,7 @@ _HOMES = {
     "load_result": "gradpath.evaluation.result",
     "load_scores": "gradpath.scores",
     "load_task": "gradpath.tasks",
-    "patch": "gradpath.evaluation.evaluate",
+    "patch": "gradpath.evaluation",
     "path": "gradpath.attribution.methods",
     "select": "gradpath.selection",
     "test": "gradpath.verdict",

@@ -20,7 +20,7 @@ from torch import Tensor
 from gradpath import reference
 from gradpath.attribution.attribute import attribute
 from gradpath.circuit import Circuit
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores
 from gradpath.selection import select

@@ -19,7 +19,7 @@ from gradpath.attribution.batch import PointRun
 from gradpath.attribution.methods import METHODS as REGISTERED
 from gradpath.attribution.methods import Path, Unscored, path
 from gradpath.errors import InputError, UsageError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.model.transformer import Run
 from gradpath.tasks.task import Task
 

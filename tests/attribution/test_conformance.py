@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from gradpath.attribution.attribute import attribute
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.model.load import load_model
 from gradpath.scores import Scores
 from gradpath.selection import select

@@ -12,7 +12,7 @@ from toys import TASK, saturated
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.contraction import over_edges
 from gradpath.errors import UsageError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.graph import Graph
 from gradpath.scores import load_scores
 from gradpath.selection import select

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gradpath.evaluation import reach
+from gradpath.evaluation import plan
 
 
 @pytest.fixture(autouse=True)
 def all_circuits_are_small(monkeypatch):
-    monkeypatch.setattr(reach, "SMALL", 1.0)
+    monkeypatch.setattr(plan, "SMALL", 1.0)

@@ -13,10 +13,8 @@ from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import GradpathError, InputError, UsageError
-from gradpath.evaluation import bootstrap as bootstrapping
-from gradpath.evaluation.bootstrap import bootstrap
-from gradpath.evaluation.evaluate import evaluate
-from gradpath.evaluation.result import Result
+from gradpath.evaluation import evaluate
+from gradpath.evaluation.result import Result, bootstrap
 from gradpath.selection import select
 from gradpath.tasks.task import Task
 
@@ -122,7 +120,7 @@ def test_intervals_do_not_depend_on_how_many_samples_are_drawn_at_once(monkeypat
 
     whole = bootstrap(values, statistic)
     assert len(sizes) == 1
-    monkeypatch.setattr(bootstrapping, "DRAWN_AT_ONCE", 1000)
+    monkeypatch.setattr("gradpath.evaluation.result.DRAWN_AT_ONCE", 1000)
     assert bootstrap(values, statistic) == whole
     assert max(sizes[1:]) <= 3 * 1000
 

@@ -8,8 +8,7 @@ from small_models import prompts
 
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.evaluation import mib
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate, mib
 from gradpath.graph import Graph
 from gradpath.pipeline.mib import measure_mib
 from gradpath.selection import select

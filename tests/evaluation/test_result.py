@@ -11,7 +11,7 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.errors import InputError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.evaluation.result import Result
 from gradpath.selection import select
 from gradpath.tasks.task import Task

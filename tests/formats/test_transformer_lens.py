@@ -12,7 +12,7 @@ from small_models import Numbers, prompts
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.formats.transformer_lens import circuit_hooks
 from gradpath.graph import Graph
 from gradpath.model.load import load_model

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradpath.evaluation.bootstrap import distance_difference, error_difference
-from gradpath.evaluation.result import Result
+from gradpath.evaluation.result import Result, distance_difference, error_difference
 from gradpath.grid.bench import Bench, Store
 from gradpath.grid.faithfulness import comparison, jobs
 from gradpath.grid.jobs import circuit_cell, measured, run_jobs

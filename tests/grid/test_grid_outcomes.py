@@ -14,8 +14,7 @@ from gradpath import defaults
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.exact import exact_scores
 from gradpath.circuit import load_circuit
-from gradpath.evaluation import mib
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate, mib
 from gradpath.grid.faithfulness import RANDOM
 from gradpath.grid.request import parse_methods
 from gradpath.paper import ABOUT, OWN_MODELS

@@ -10,7 +10,7 @@ from small_models import prompts
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.exact import exact_scores, passes
 from gradpath.circuit import Circuit
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.grid.request import MethodSpec, parse_methods
 from gradpath.limits import Limits
 from gradpath.paper.saturation import follow_gradpath, follow_line

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
-from gradpath.evaluation.evaluate import CIRCUIT, evaluate
+from gradpath.evaluation import CIRCUIT, evaluate
 from gradpath.grid import jobs as grid
 from gradpath.grid.bench import Bench, Store
 from gradpath.grid.faithfulness import jobs, outcome

@@ -7,7 +7,7 @@ import torch
 from making import Maker
 from small_models import tiny_model
 
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.report import evidence, render
 from gradpath.selection import select
 from gradpath.tasks.task import Task

@@ -10,7 +10,7 @@ from small_models import prompts, tiny_model
 import gradpath as gp
 from gradpath.attribution.attribute import attribute, phase_of
 from gradpath.attribution.methods import METHODS, find_method
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.runtime import progress
 from gradpath.runtime.progress import ALMOST, Job, Phase
 from gradpath.sweep import units

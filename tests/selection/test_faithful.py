@@ -11,8 +11,7 @@ from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.evaluation import prepared
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate, prepared
 from gradpath.evaluation.prepared import prepare
 from gradpath.limits import Limits
 from gradpath.pipeline.request import FindRequest

@@ -14,7 +14,7 @@ from small_models import prompts, tiny_model
 import gradpath as gp
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.model.cache import cache_folder
 from gradpath.runtime.progress import Job, Phase
 from gradpath.selection import learned as learned_module

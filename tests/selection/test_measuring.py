@@ -12,7 +12,7 @@ from small_models import prompts, tiny_model
 import gradpath as gp
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import InputError, UsageError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.graph import pruned
 from gradpath.limits import Limits
 from gradpath.scores import Scores

@@ -11,7 +11,7 @@ from small_models import tiny_model
 
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import InputError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.model.transformer import Transformer
 from gradpath.selection import select
 from gradpath.tasks import Task, judged_by_kl, kl_divergence, logit_difference, probability_difference

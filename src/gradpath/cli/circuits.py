@@ -206,7 +206,7 @@ def eval_command(circuit_file: str | Path, as_json: bool, **given: Any) -> None:
     gradpath eval out/ioi/circuit.json
     gradpath eval out/ioi/circuit.json --data pairs.csv --json
     """
-    from gradpath.evaluation.evaluate import evaluate
+    from gradpath.evaluation import evaluate
 
     begin, saved = time.monotonic(), open_circuit(circuit_file, given)
     result = saved.run(evaluate, "measuring the circuit")

@@ -33,9 +33,8 @@ from gradpath.evaluation.patched_run import (
     write_heads,
     write_weights,
 )
-from gradpath.evaluation.plan import Plan, SpanReads, SparseReads, sum_groups
+from gradpath.evaluation.plan import Plan, SpanReads, SparseReads, mlp_positions, sum_groups
 from gradpath.evaluation.prepared import Positions, Prepared
-from gradpath.evaluation.reach import mlp_positions
 from gradpath.model.transformer import to_device_of
 from gradpath.tasks.metrics import Metric, metric_of
 

@@ -29,9 +29,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradpath.evaluation.plan import LayerPlan, Plan, SpanReads, SparseReads
+from gradpath.evaluation.plan import LayerPlan, Plan, SpanReads, SparseReads, mlp_positions
 from gradpath.evaluation.prepared import Positions, Prepared
-from gradpath.evaluation.reach import mlp_positions
 from gradpath.model.transformer import Past, PositionInfo, Transformer, to_device_of
 from gradpath.runtime import progress
 from gradpath.sweep import Places
@@ -77,7 +76,7 @@ def final_reads(prepared: Prepared, plans: Sequence[Plan]) -> list[Tensor]:
 def run_nodes(prepared: Prepared, plans: Sequence[Plan], watch: Watch | None = None) -> list[Tensor]:
     """For each circuit what its live nodes write, minus what they write in the corrupted run.
 
-    MLPs are run where their writes can differ and are read (``reach``), those of a layer in one product.
+    MLPs are run where their writes can differ and are read (``mlp_positions``), those of a layer in one product.
 
     Args:
         prepared: The batch.

@@ -21,7 +21,7 @@ from gradpath.attribution.attribute import rows_of_examples, score_batch
 from gradpath.attribution.methods import Path, find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError
-from gradpath.evaluation.evaluate import named_positions
+from gradpath.evaluation import named_positions
 from gradpath.explanation import Explanation, explanation_of
 from gradpath.explanation.measure import RUNS, BatchWork, measure, token_logits
 from gradpath.explanation.parts import answers_of

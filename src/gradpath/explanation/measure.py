@@ -32,7 +32,7 @@ from gradpath.attribution.batch import BatchRuns, Writes
 from gradpath.attribution.contraction import NodeReads
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.evaluation.evaluate import named_positions
+from gradpath.evaluation import named_positions
 from gradpath.evaluation.patched_run import run_nodes
 from gradpath.evaluation.plan import Plan, check_same_graph, plan_of
 from gradpath.evaluation.prepared import Prepared

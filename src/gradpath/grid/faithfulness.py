@@ -17,7 +17,7 @@ import torch
 
 from gradpath.ablation import CORRUPTED
 from gradpath.evaluation import mib
-from gradpath.evaluation.bootstrap import Cell, Difference, distance_difference, error_difference
+from gradpath.evaluation.result import Cell, Difference, distance_difference, error_difference
 from gradpath.grid.bench import Bench
 from gradpath.grid.experiment import (
     Experiment,

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from gradpath.circuit import Circuit
-from gradpath.evaluation.evaluate import CIRCUIT, evaluate
+from gradpath.evaluation import CIRCUIT, evaluate
 from gradpath.evaluation.result import Result
 from gradpath.grid.bench import Bench, Key, digest, timed
 from gradpath.grid.request import MethodSpec

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from gradpath.circuit import Circuit
-from gradpath.evaluation.bootstrap import mean_and_interval
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
+from gradpath.evaluation.result import mean_and_interval
 from gradpath.grid.bench import Bench, Key
 from gradpath.grid.experiment import Column, Experiment, Outcome, Row, interval_column, table
 from gradpath.grid.jobs import Advance, CellJob, Job, finished, scaled

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gradpath.evaluation import mib
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate, mib
 from gradpath.model.transformer import Transformer
 from gradpath.scores import Scores
 from gradpath.selection import select_many

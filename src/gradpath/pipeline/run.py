@@ -17,8 +17,8 @@ from gradpath.attribution.attribute import phase_of as attribution_phase
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type
-from gradpath.evaluation.evaluate import evaluate
-from gradpath.evaluation.evaluate import phase_of as evaluation_phase
+from gradpath.evaluation import evaluate
+from gradpath.evaluation import phase_of as evaluation_phase
 from gradpath.evaluation.prepared import SetUps
 from gradpath.evaluation.result import Result
 from gradpath.limits import Limits

@@ -30,7 +30,7 @@ from gradpath.attribution.attribute import rows_of_examples, score_batch
 from gradpath.attribution.batch import places_on_path
 from gradpath.attribution.methods import METHODS, Path
 from gradpath.errors import UsageError
-from gradpath.evaluation.evaluate import evaluate
+from gradpath.evaluation import evaluate
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed

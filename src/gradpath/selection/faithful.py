@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
-from gradpath.evaluation.evaluate import measure_circuits
+from gradpath.evaluation import measure_circuits
 from gradpath.evaluation.prepared import SetUps
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer

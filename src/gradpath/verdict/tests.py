@@ -50,8 +50,8 @@ from gradpath.ablation import CORRUPTED, ablation_of, all_positions
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.methods import METHODS
 from gradpath.circuit import Circuit
+from gradpath.evaluation import evaluate
 from gradpath.evaluation.circuit_gradients import edge_effects
-from gradpath.evaluation.evaluate import evaluate
 from gradpath.evaluation.plan import plan_of
 from gradpath.evaluation.prepared import prepare
 from gradpath.evaluation.result import Result
