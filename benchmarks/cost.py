@@ -28,7 +28,7 @@ from gradpath.evaluation import evaluate
 from gradpath.model.families import convert
 from gradpath.model.load import load_model
 from gradpath.model.transformer import Transformer
-from gradpath.pipeline.run import find
+from gradpath.pipeline import find
 from gradpath.selection import nested_order, select
 from gradpath.tasks.load import load_task
 from gradpath.tasks.task import Task, encode

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel  #
 import gradpath.grid.experiment
 import gradpath.grid.faithfulness
 import gradpath.model.load
-import gradpath.pipeline.run  # noqa: F401
+import gradpath.pipeline  # noqa: F401
 from gradpath import cli
 
 torch.set_num_threads(1)

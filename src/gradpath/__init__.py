@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gradpath.evaluation.result import load_result as load_result
     from gradpath.explanation import explain as explain
     from gradpath.model.load import load_model as load_model
-    from gradpath.pipeline.run import find as find
+    from gradpath.pipeline import find as find
     from gradpath.scores import Scores as Scores
     from gradpath.scores import load_scores as load_scores
     from gradpath.selection import select as select
@@ -42,7 +42,7 @@ _HOMES = {
     "attribute": "gradpath.attribution.attribute",
     "evaluate": "gradpath.evaluation",
     "explain": "gradpath.explanation",
-    "find": "gradpath.pipeline.run",
+    "find": "gradpath.pipeline",
     "load_circuit": "gradpath.circuit",
     "load_model": "gradpath.model.load",
     "load_result": "gradpath.evaluation.result",

@@ -45,10 +45,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``find`` keeps without ``--out`` is kept for one test alone."""
-    from gradpath.cli import kept
-
     folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr(kept, "cache_folder", lambda: folder)
+    monkeypatch.setattr("gradpath.pipeline.found.cache_folder", lambda: folder)
 
 
 @pytest.fixture(scope="session")

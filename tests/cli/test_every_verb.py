@@ -89,7 +89,7 @@ def test_an_error_nobody_thought_of_is_still_one_sentence(run, model_folder, mon
     def broken(*_, **__):
         raise ZeroDivisionError("by hand")
 
-    monkeypatch.setattr("gradpath.pipeline.run.attribute", broken)
+    monkeypatch.setattr("gradpath.pipeline.attribute", broken)
     ran = run("find", "--model", model_folder, "--examples", 2, "--edges", 9)
     assert ran.code == 1
     assert "this is a bug, ZeroDivisionError: by hand" in ran.error

@@ -10,7 +10,8 @@ import pytest
 from covering import some
 
 import gradpath as gp
-from gradpath.cli import kept
+from gradpath import pipeline
+from gradpath.pipeline import found
 
 TYPED = ("--task", "ioi", "--examples", "4", "--edges", "40", "--how", "top")
 
@@ -18,15 +19,13 @@ TYPED = ("--task", "ioi", "--examples", "4", "--edges", "40", "--how", "top")
 @pytest.fixture
 def computed(monkeypatch) -> list[str]:
     """The attributions that were run."""
-    from gradpath.pipeline import run
-
-    runs, attribute = list[str](), run.attribute
+    runs, attribute = list[str](), pipeline.attribute
 
     def counted(model, task, method, **options):
         runs.append(method)
         return attribute(model, task, method, **options)
 
-    monkeypatch.setattr(run, "attribute", counted)
+    monkeypatch.setattr(pipeline, "attribute", counted)
     return runs
 
 
@@ -36,7 +35,7 @@ def first(run, model_folder, computed):
 
 
 def entries() -> list[Path]:
-    return sorted((kept.cache_folder() / "find").iterdir())
+    return sorted((found.cache_folder() / "find").iterdir())
 
 
 def test_the_same_command_with_out_writes_what_was_computed(run, model_folder, computed, first, tmp_path):
@@ -100,7 +99,7 @@ def test_a_damaged_entry_is_computed_again(run, model_folder, computed, first, t
 @pytest.mark.filterwarnings("default::gradpath.errors.GradpathWarning")
 def test_a_cache_that_cannot_be_written_does_not_stop_the_command(run, model_folder, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(kept, "cache_folder", lambda: tmp_path / "file")
+    monkeypatch.setattr(found, "cache_folder", lambda: tmp_path / "file")
     done = run("find", "--model", model_folder, *TYPED)
     assert done.code == 0
     assert "could not be kept" in done.err
@@ -108,7 +107,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_command(run, model_fol
 
 
 def test_only_the_latest_stay(run, model_folder, monkeypatch):
-    monkeypatch.setattr(kept, "MOST", 2)
+    monkeypatch.setattr(found, "MOST", 2)
     for seed in range(3):
         run("find", "--model", model_folder, *TYPED, "--seed", seed)
     seeds = {json.loads((entry / "kept.json").read_text())["summary"]["seed"] for entry in entries()}
@@ -128,4 +127,4 @@ def test_a_method_of_ones_own_is_not_kept(run, model_folder):
         METHODS.remove("mine")
     assert done.code == 0
     assert "give a folder with --out" in done.out
-    assert not (kept.cache_folder() / "find").exists()
+    assert not (found.cache_folder() / "find").exists()

@@ -10,7 +10,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate, mib
 from gradpath.graph import Graph
-from gradpath.pipeline.mib import measure_mib
+from gradpath.pipeline import measure_mib
 from gradpath.selection import select
 
 TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])

@@ -25,11 +25,11 @@ from small_models import TINY, random_hf, tiny_model
 from transformers import PreTrainedTokenizerFast
 
 import gradpath as gp
-from gradpath.cli.kept import Entry
 from gradpath.errors import GradpathError
 from gradpath.evaluation.result import load_result
 from gradpath.grid.bench import Store
 from gradpath.model.cache import cached_model
+from gradpath.pipeline.found import Entry
 
 FLIPS = int(os.environ.get("GRADPATH_FUZZ", "300")) // 10
 IDS = torch.tensor([[3, 4, 5]])

@@ -11,8 +11,8 @@ import gradpath as gp
 from gradpath.model.prompt_cache import keep_final, keep_prompts, known_final, prefix_of
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
+from gradpath.pipeline import run_find
 from gradpath.pipeline.request import FindRequest
-from gradpath.pipeline.run import run_find
 from gradpath.tasks.task import encode
 
 PAIRS = encode(prompts([9, 8, 7], [[6], [5, 7], [4]]), Tokenizer(Numbers()))

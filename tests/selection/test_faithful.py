@@ -14,8 +14,8 @@ from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate, prepared
 from gradpath.evaluation.prepared import prepare
 from gradpath.limits import Limits
+from gradpath.pipeline import run_find
 from gradpath.pipeline.request import FindRequest
-from gradpath.pipeline.run import run_find
 from gradpath.selection import faithful, nested_order
 from gradpath.selection.faithful import log_spaced, smallest_faithful
 

@@ -115,7 +115,7 @@ def open_circuit(file: str | Path, given: dict[str, Any]) -> SavedCircuit:
     from gradpath.ablation import CORRUPTED
     from gradpath.circuit import load_circuit
     from gradpath.evaluation.plan import check_same_graph
-    from gradpath.pipeline.notices import notices
+    from gradpath.pipeline import notices
     from gradpath.tasks import load_task
     from gradpath.tasks.load import check_task
 

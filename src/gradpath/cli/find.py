@@ -82,9 +82,9 @@ def find_command(
     """
     begin = time.monotonic()
     opt.check_folder(out)
-    from gradpath.cli.kept import Entry
+    from gradpath.pipeline import load_examples, run_find
+    from gradpath.pipeline.found import Entry
     from gradpath.pipeline.request import FindRequest
-    from gradpath.pipeline.run import load_examples, run_find
     from gradpath.runtime.files import lock_folder
 
     loading = opt.pick(opt.ModelOptions, given)

@@ -55,7 +55,7 @@ def curve_command(
     from gradpath.grid.bench import Bench, Store
     from gradpath.grid.experiment import Experiment, Written, reproduce
     from gradpath.paper import published
-    from gradpath.pipeline.notices import notices
+    from gradpath.pipeline import notices
     from gradpath.runtime.files import lock_folder
 
     loading = opt.pick(opt.ModelOptions, given)
