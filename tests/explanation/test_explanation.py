@@ -15,9 +15,8 @@ import gradpath as gp
 from gradpath.circuit import circuit_by_names
 from gradpath.errors import InputError
 from gradpath.explanation import roles
-from gradpath.explanation.known_heads import SCORES, known_head_scores
 from gradpath.explanation.measure import measure
-from gradpath.explanation.roles import sentence
+from gradpath.explanation.roles import SCORES, known_head_scores, sentence
 from gradpath.graph import Graph
 from gradpath.limits import Limits
 

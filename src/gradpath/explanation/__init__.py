@@ -8,10 +8,8 @@ from typing import Any
 
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, unknown
-from gradpath.explanation.known_heads import known_head_scores
-from gradpath.explanation.measure import Measured, measure
-from gradpath.explanation.parts import names_of_answers
-from gradpath.explanation.roles import Role, roles_of
+from gradpath.explanation.measure import Measured, measure, names_of_answers
+from gradpath.explanation.roles import Role, known_head_scores, roles_of
 from gradpath.formats.content import optional
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer

@@ -23,8 +23,7 @@ from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError
 from gradpath.evaluation import named_positions
 from gradpath.explanation import Explanation, explanation_of
-from gradpath.explanation.measure import RUNS, BatchWork, measure, token_logits
-from gradpath.explanation.parts import answers_of
+from gradpath.explanation.measure import RUNS, BatchWork, answers_of, measure, token_logits
 from gradpath.limits import Limits
 from gradpath.model.inspection import patterns, token_text
 from gradpath.model.prompt_cache import keep_prompts
