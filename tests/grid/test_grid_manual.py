@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradpath.circuit import Circuit
-from gradpath.paper.manual import SHAPE, compare, manual_circuits, nodes_of
+from gradpath.paper.circuits import SHAPE, compare, manual_circuits, nodes_of
 
 CIRCUITS = {circuit.name: circuit for circuit in manual_circuits()}
 

@@ -172,7 +172,7 @@ def test_truth_writes_its_models_and_tables_and_a_second_run_computes_nothing(tm
 
     def written():
         bench = Bench(truth.own_model(), request, Store(tmp_path))
-        [one] = reproduce(bench, [truth.EXPERIMENT], tmp_path, command="gradpath reproduce truth")
+        [one] = reproduce(bench, [truth.TRUTH], tmp_path, command="gradpath reproduce truth")
         return one, {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
 
     (first, cells), (second, same) = written(), written()

@@ -368,7 +368,7 @@ def _difference_text(difference: Difference) -> str:
     return f"**{text}**" if difference.is_clear else text
 
 
-EXPERIMENT = Experiment("faithfulness", jobs, outcome)
+FAITHFULNESS = Experiment("faithfulness", jobs, outcome)
 
 
 def draw_curves(

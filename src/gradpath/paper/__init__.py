@@ -1,4 +1,4 @@
-"""The paper's tables and figures, one module each, and its published numbers. Modules are imported when used."""
+"""The paper's tables and figures, and its published numbers. Modules are imported when used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 # Name -> module, description; in the order in which ``all`` runs them: first those whose results others use.
 _BUILT_IN = {
-    "baselines": ("paper.baselines", "The metric of the full model, clean and corrupted, on every task."),
+    "baselines": ("paper.tables", "The metric of the full model, clean and corrupted, on every task."),
     "faithfulness": ("grid.faithfulness", "Faithfulness (NFS) against sparsity, for every task and method."),
-    "runtime": ("paper.runtime", "Faithfulness at 97.5% sparsity, number of passes, and time."),
+    "runtime": ("paper.tables", "Faithfulness at 97.5% sparsity, number of passes, and time."),
     "steps": ("paper.steps", "A heat map of faithfulness over the number of steps and sparsity."),
-    "manual": ("paper.manual", "Precision and recall against circuits found by hand in GPT-2 small."),
+    "manual": ("paper.circuits", "Precision and recall against circuits found by hand in GPT-2 small."),
     "saturation": ("paper.saturation", "The gradient and the metric along each method's path."),
-    "circuit": ("paper.circuit", "A drawing of the Greater-Than circuit at 99.9% sparsity."),
+    "circuit": ("paper.circuits", "A drawing of the Greater-Than circuit at 99.9% sparsity."),
     "exact": ("paper.exact", "Each method's scores against exact edge patching."),
 }
 # Those with models of their own, which ``all`` leaves out.
@@ -64,13 +64,15 @@ def find_experiment(name: str) -> Experiment:
     return EXPERIMENTS[name].load()
 
 
-def _import(module: str) -> Experiment:
-    experiment: Experiment = importlib.import_module(f"gradpath.{module}").EXPERIMENT
+def _import(name: str) -> Experiment:
+    """A built-in experiment: the constant of its name in its module."""
+    module, _ = {**_BUILT_IN, **OWN_MODELS}[name]
+    experiment: Experiment = getattr(importlib.import_module(f"gradpath.{module}"), name.upper())
     return experiment
 
 
-for _name, (_module, _about) in {**_BUILT_IN, **OWN_MODELS}.items():
-    EXPERIMENTS.add(_name, Listed(_about, lambda module=_module: _import(module)), __name__)  # type: ignore[misc]
+for _name, _about in ABOUT.items():
+    EXPERIMENTS.add(_name, Listed(_about, partial(_import, _name)), __name__)
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def _text(rows: Sequence[Row]) -> str:
     return markdown([heading for heading, _ in COLUMNS], lines)
 
 
-EXPERIMENT = Experiment("exact", jobs, outcome)
+EXACT = Experiment("exact", jobs, outcome)
 Points = tuple[list[float], list[float]]  # estimated and exact scores
 
 

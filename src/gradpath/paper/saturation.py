@@ -295,7 +295,7 @@ def _text(cells: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Sequence[Ro
     return markdown(headings, lines)
 
 
-EXPERIMENT = Experiment("saturation", jobs, outcome)
+SATURATION = Experiment("saturation", jobs, outcome)
 
 
 def draw_saturation(model: str, task: str, cell: Mapping[str, Any], rows: Sequence[Row]) -> Figure:

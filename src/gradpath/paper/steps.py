@@ -177,4 +177,4 @@ def _panel(ax: Axes, rows: Sequence[Row]) -> Any:
     return image
 
 
-EXPERIMENT = Experiment("steps", jobs, outcome, refusal)
+STEPS = Experiment("steps", jobs, outcome, refusal)

@@ -316,4 +316,4 @@ def own_model() -> Transformer:
     return replace(compiled(program_names()[0], "plain").model, name="compiled programs")
 
 
-EXPERIMENT = Experiment("truth", jobs, outcome, own_model=own_model)
+TRUTH = Experiment("truth", jobs, outcome, own_model=own_model)

@@ -1,7 +1,8 @@
-"""Precision and recall of nodes and edges against circuits that people found by hand in GPT-2 small.
+"""Circuits that people have seen: the Greater-Than circuit at 99.9% sparsity as a drawing, and those found by hand.
 
-Circuits of growing size, pruned, are compared with the IOI and Greater-Than circuits of the literature
-(``data/manual``), as read by the EAP-IG authors and by ACDC. Only a model with GPT-2 small's heads can be compared.
+Circuits of growing size, pruned, are compared with the IOI and Greater-Than circuits that people found by hand in GPT-2
+small (``data/manual``), as read by the EAP-IG authors and by ACDC: precision and recall of nodes and edges. Only a
+model with GPT-2 small's heads can be compared.
 
 Nodes are counted so that the totals of the literature come out (IOI 26 nodes and 215 edges, Greater-Than 19 and
 240): a node is a head or MLP in one of the circuit's groups. Nodes that are on edges but in no group are left out
@@ -16,19 +17,108 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradpath.circuit import Circuit
+from gradpath.formats.edges import dot
 from gradpath.graph import Graph
 from gradpath.grid.bench import Bench
-from gradpath.grid.experiment import Experiment, Outcome, Row, grouped, markdown, percent
-from gradpath.grid.jobs import Job, ScoreJob
+from gradpath.grid.experiment import Column, Experiment, Outcome, Row, grouped, markdown, nfs, percent, table
+from gradpath.grid.faithfulness import READING, circuit_row
+from gradpath.grid.jobs import CircuitJob, Job, ScoreJob
 from gradpath.grid.request import MethodSpec
-from gradpath.report.style import INK, LINES, colour, method_title, panels
+from gradpath.report.plots import draw_on, inches
+from gradpath.report.style import INK, LINES, colour, method_title, panels, save, task_title
+from gradpath.runtime.files import write_atomically
+from gradpath.selection.ranking import edge_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+SPARSITY = 0.999
+COLUMNS: list[Column] = [
+    ("task, selection", lambda row: f"{task_title(row['task'])}, {row['how']}"),
+    ("edges asked", lambda row: f"{row['edges_asked']:,}"),
+    ("edges left", lambda row: f"{row['edges_kept']:,}"),
+    ("NFS [95%]", nfs),
+    ("error", lambda row: f"{row['error']:.3f}"),
+]
+
+
+def _choices(bench: Bench) -> tuple[tuple[str, ...], MethodSpec, float]:
+    """The tasks, the method (EAP-GP, or the first if that was not requested) and the sparsity."""
+    request = bench.request
+    method = next((method for method in request.methods if method.name == "eap-gp"), request.methods[0])
+    tasks = ("greater-than",) if request.tasks is None else request.tasks
+    return tasks, method, request.sparsities[0] if request.sparsities else SPARSITY
+
+
+def circuit_jobs(bench: Bench) -> list[Job]:
+    tasks, method, sparsity = _choices(bench)
+    return [CircuitJob(task, (method,), bench.request.hows, (bench.edges(sparsity),)) for task in tasks]
+
+
+def circuit_outcome(bench: Bench) -> Outcome:
+    tasks, method, sparsity = _choices(bench)
+    rows = [circuit_row(bench, task, method, how, sparsity) for task in tasks for how in bench.request.hows]
+    circuits = {task: _circuit(bench, task) for task in tasks}
+    notes = [
+        f"Drawn for {task_title(task)}: {circuit.about['selection']['how']}, {len(circuit)} edges."
+        if len(circuit)
+        else f"Not drawn for {task_title(task)}: no edge is left after pruning. Ask for a lower sparsity."
+        for task, circuit in circuits.items()
+    ]
+    return Outcome(
+        name="circuit",
+        title=f"Circuits of {bench.title} at {100 * sparsity:.4g}% sparsity, found by {method_title(method.label)}",
+        rows=rows,
+        text=table(COLUMNS, rows),
+        notes=(*notes, READING),
+        files=lambda folder: [file for item in circuits.items() for file in _write_circuit(bench, folder, *item)],
+    )
+
+
+def _circuit(bench: Bench, task: str) -> Circuit:
+    """The circuit of the first selection that leaves an edge: top-n at 99.9% is often pruned to nothing."""
+    _, method, sparsity = _choices(bench)
+    scores = bench.scores(task, method)
+    counts = [edge_count(scores.n_edges, None, sparsity)]
+    circuits = [bench.circuits(scores, task, how, counts)[0] for how in bench.request.hows]
+    return next((circuit for circuit in circuits if len(circuit)), circuits[0])
+
+
+def _write_circuit(bench: Bench, folder: Path, task: str, circuit: Circuit) -> list[Path]:
+    """Write the circuit as JSON and, if it has edges, as pictures."""
+    stem = folder / f"circuit-{task}"
+    json_file, dot_file = (folder / f"{stem.name}.{suffix}" for suffix in ("json", "dot"))
+    circuit.save(json_file)
+    if not len(circuit):
+        return [json_file]
+    pictures = save(_draw_circuit(bench, task, circuit), stem)
+    write_atomically(dot_file, dot(circuit))
+    return [json_file, *pictures, dot_file]
+
+
+def _draw_circuit(bench: Bench, task: str, circuit: Circuit) -> Figure:
+    from matplotlib.figure import Figure
+
+    _, method, sparsity = _choices(bench)
+    title = f"{task_title(task)} in {bench.title}: {len(circuit)} edges at {100 * sparsity:.4g}% sparsity\n"
+    title += f"{method_title(method.label)}, {circuit.about['selection']['how']}, "
+    title += f"on {len(bench.task(task, 'train'))} examples"
+    width, height = inches(circuit.graph)
+    total = height + 0.55  # inches, for the title
+    figure = Figure(figsize=(max(width, 4.6), total))
+    draw_on(circuit, figure.add_axes((0, 0, 1, height / total)))
+    figure.suptitle(title, fontsize=9.5, color=INK, y=1 - 0.12 / total)
+    return figure
+
+
+CIRCUIT = Experiment("circuit", circuit_jobs, circuit_outcome)
+
 
 SHAPE = Graph(n_layers=12, n_heads=12)
 FILES = ("ioi", "ioi_acdc", "greater_than", "greater_than_acdc")
@@ -92,7 +182,7 @@ def _overlap(ours: frozenset[str], manual: frozenset[str]) -> Overlap:
     return Overlap(hits / len(ours) if ours else None, hits / len(manual))
 
 
-def refusal(bench: Bench) -> str | None:
+def manual_refusal(bench: Bench) -> str | None:
     graph = bench.model.graph
     if (graph.n_layers, graph.n_heads) != (SHAPE.n_layers, SHAPE.n_heads):
         return (
@@ -107,12 +197,12 @@ def _chosen(bench: Bench) -> list[ManualCircuit]:
     return [manual for manual in manual_circuits() if tasks is None or manual.task in tasks]
 
 
-def jobs(bench: Bench) -> list[Job]:
+def manual_jobs(bench: Bench) -> list[Job]:
     tasks = dict.fromkeys(manual.task for manual in _chosen(bench))
     return [ScoreJob(task, method) for task in tasks for method in bench.request.methods]
 
 
-def outcome(bench: Bench) -> Outcome:
+def manual_outcome(bench: Bench) -> Outcome:
     rows = [
         row
         for manual in _chosen(bench)
@@ -126,7 +216,7 @@ def outcome(bench: Bench) -> Outcome:
         title=f"Circuits of {bench.title} against manual circuits",
         rows=rows,
         text="\n\n".join(_section(manual, groups[manual.name]) for manual in _chosen(bench)),
-        figures={"manual": lambda: _draw(bench, rows)},
+        figures={"manual": lambda: _draw_overlap(bench, rows)},
         notes=("Circuits are pruned. input, logits and nodes in no group of a circuit are not counted.",),
     )
 
@@ -173,7 +263,7 @@ def _section(manual: ManualCircuit, rows: Sequence[Row]) -> str:
     return head + markdown(headings, lines)
 
 
-def _draw(bench: Bench, rows: Sequence[Row]) -> Figure:
+def _draw_overlap(bench: Bench, rows: Sequence[Row]) -> Figure:
     from matplotlib.lines import Line2D
 
     circuits, labels = _chosen(bench), list(grouped(rows, "method"))
@@ -181,7 +271,7 @@ def _draw(bench: Bench, rows: Sequence[Row]) -> Figure:
     for i, manual in enumerate(circuits):
         examples = len(bench.task(manual.task, "train"))
         for kind, ax in zip(("node", "edge"), axes[2 * i :], strict=False):
-            _panel(ax, grouped(rows, "manual")[manual.name], kind, labels)
+            _overlap_panel(ax, grouped(rows, "manual")[manual.name], kind, labels)
             count = len(manual.nodes if kind == "node" else manual.edges)
             ax.set_title(f"{manual.title}\n{count} {kind}s, {examples} examples", fontsize=8.5, color=INK)
     handles = [Line2D([], [], color=colour(x, labels), label=method_title(x)) for x in labels]
@@ -191,7 +281,7 @@ def _draw(bench: Bench, rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _panel(ax: Axes, rows: Sequence[Row], kind: str, labels: list[str]) -> None:
+def _overlap_panel(ax: Axes, rows: Sequence[Row], kind: str, labels: list[str]) -> None:
     for (label, how), group in grouped(rows, "method", "how").items():
         ax.plot(*_curve(group, kind), LINES.get(how, ":"), color=colour(label, labels), linewidth=1.5)
     ax.set_xlabel(f"{kind} recall (share of the manual circuit)")
@@ -200,4 +290,4 @@ def _panel(ax: Axes, rows: Sequence[Row], kind: str, labels: list[str]) -> None:
     ax.set_ylim(-0.02, 1.02)
 
 
-EXPERIMENT = Experiment("manual", jobs, outcome, refusal)
+MANUAL = Experiment("manual", manual_jobs, manual_outcome, manual_refusal)

@@ -1,8 +1,12 @@
-"""The table of faithfulness and time at 97.5% sparsity.
+"""The tables of baselines, and of faithfulness and time at 97.5% sparsity.
 
-Seconds on one machine say little about another. So the table also has the number of forward and backward passes that
-a method makes, and its CPU time as a multiple of one plain forward and backward pass of the same model over the
-same prompts. The two times are measured alternately on one batch, and the smallest of each is used, which keeps a
+Baselines are the metric of the full model on clean and on corrupted prompts: the delta+ and delta- of the paper's
+faithfulness score, with bootstrap intervals over examples, and the numbers of pairs that the model's tokenizer kept and
+dropped.
+
+Seconds on one machine say little about another. So the table of times also has the number of forward and backward
+passes that a method makes, and its CPU time as a multiple of one plain forward and backward pass of the same model over
+the same prompts. The two times are measured alternately on one batch, and the smallest of each is used, which keeps a
 noisy machine out of the ratio.
 """
 
@@ -17,10 +21,24 @@ import torch
 
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.methods import find_method
+from gradpath.circuit import Circuit
+from gradpath.evaluation import evaluate
+from gradpath.evaluation.result import mean_and_interval
 from gradpath.grid.bench import Bench, Key
-from gradpath.grid.experiment import Column, Experiment, Outcome, Row, grouped, nfs, percent, signed, table
+from gradpath.grid.experiment import (
+    Column,
+    Experiment,
+    Outcome,
+    Row,
+    grouped,
+    interval_column,
+    nfs,
+    percent,
+    signed,
+    table,
+)
 from gradpath.grid.faithfulness import READING, circuit_row, fit
-from gradpath.grid.jobs import Advance, CellJob, CircuitJob, Job, finished
+from gradpath.grid.jobs import Advance, CellJob, CircuitJob, Job, finished, scaled
 from gradpath.grid.request import MethodSpec
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import INK, colour, method_title, panels, task_title
@@ -30,9 +48,92 @@ from gradpath.tasks import Task, encode
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
+DOUBTFUL = (
+    "The paper's numbers marked (?) cannot be what their columns say: Capital-Country and Hypernymy look like "
+    "the probability and the logit difference swapped."
+)
+SIDES = ("clean", "corrupted", "difference")
+
+
+def baseline_jobs(bench: Bench) -> list[Job]:
+    return [_baseline_job(bench, name) for name in bench.request.task_names]
+
+
+def _baseline_key(bench: Bench, name: str) -> Key:
+    return {"kind": "baseline", **bench.task_key(name, "test")}
+
+
+def _baseline_job(bench: Bench, name: str) -> CellJob:
+    task = bench.task(name, "test")
+
+    def compute(advance: Advance) -> Mapping[str, Any]:
+        result = evaluate(
+            bench.model,
+            Circuit(bench.model.graph, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0)),
+            task,
+            batch_size=bench.request.batch_size,
+            memory=bench.request.memory,
+            progress=scaled(advance, 2.0),
+        )
+        clean, corrupted = result.clean_values, result.corrupted_values
+        values = zip(SIDES, (clean, corrupted, clean - corrupted), strict=True)
+        return {side: mean_and_interval(value) for side, value in values}
+
+    return CellJob(f"{name}: baselines", _baseline_key(bench, name), 2.0 * len(task), compute)
+
+
+def baseline_outcome(bench: Bench) -> Outcome:
+    rows = [_baseline_row(bench, name) for name in bench.request.task_names]
+    has_paper = any("paper_clean" in row for row in rows)
+    return Outcome(
+        name="baselines",
+        title=f"Clean and corrupted metric of {bench.title}",
+        rows=rows,
+        text=table([*BASELINE_COLUMNS, *(PAPER_BASELINE_COLUMNS if has_paper else ())], rows),
+        notes=(DOUBTFUL,) if has_paper else (),
+    )
+
+
+def _baseline_row(bench: Bench, name: str) -> Row:
+    task, cell = bench.task(name, "test"), finished(bench, _baseline_key(bench, name))
+    row: Row = {"task": name, "metric": task.about.get("metric"), "examples": len(task)}
+    row["pairs_dropped"] = sum(drop["count"] for drop in task.about.get("dropped", {}).values())
+    for side in SIDES:
+        row[side], row[f"{side}_low"], row[f"{side}_high"] = cell[side]
+    if paper := bench.paper.baseline(name) if bench.paper else {}:
+        row |= {f"paper_{side}": paper[side] for side in SIDES[:2]}
+        row["paper_doubtful"] = bool(paper.get("doubtful"))
+        row |= {f"{side}_minus_paper": row[side] - paper[side] for side in SIDES[:2]}
+    return row
+
+
+def _paper_columns(side: str) -> Sequence[Column]:
+    def number(row: Row) -> str:
+        return f"{row[f'paper_{side}']:g}" + " (?)" * row["paper_doubtful"] if f"paper_{side}" in row else ""
+
+    def difference(row: Row) -> str:
+        return f"{row[f'{side}_minus_paper']:+.3f}" if f"paper_{side}" in row else ""
+
+    return (f"paper {side}", number), ("difference", difference)
+
+
+BASELINE_COLUMNS: Sequence[Column] = [
+    ("task", lambda row: task_title(row["task"])),
+    ("metric", lambda row: row["metric"]),
+    interval_column("clean [95%]", "clean", ".3f"),
+    interval_column("corrupted [95%]", "corrupted", ".3f"),
+    interval_column("clean - corrupted [95%]", "difference", ".3f"),
+    ("pairs kept", lambda row: row["examples"]),
+    ("dropped", lambda row: row["pairs_dropped"]),
+]
+PAPER_BASELINE_COLUMNS = [*_paper_columns("clean"), *_paper_columns("corrupted")]
+BASELINES = Experiment("baselines", baseline_jobs, baseline_outcome)
+
+
 SPARSITY = 0.975
 REPEATS = 3
-COLUMNS: list[Column] = [
+RUNTIME_COLUMNS: list[Column] = [
     ("task, selection", lambda row: f"{task_title(row['task'])}, {row['how']}"),
     ("method", lambda row: row["method"]),
     ("NFS [95%]", nfs),
@@ -43,14 +144,14 @@ COLUMNS: list[Column] = [
     ("CPU time / (forward + backward)", lambda row: f"{row['ratio']:.1f}"),
     ("CPU seconds", lambda row: f"{row['cpu_seconds']:.1f}"),
 ]
-PAPER_COLUMNS: list[Column] = [
+PAPER_RUNTIME_COLUMNS: list[Column] = [
     ("paper NFS", lambda row: percent(row.get("paper"))),
     ("difference", lambda row: signed(row.get("difference"))),
     ("paper seconds", lambda row: f"{row['paper_seconds']:g}" if "paper_seconds" in row else ""),
 ]
 
 
-def jobs(bench: Bench) -> list[Job]:
+def runtime_jobs(bench: Bench) -> list[Job]:
     request, sizes = bench.request, (bench.edges(SPARSITY),)
     return [
         job
@@ -122,9 +223,9 @@ def forward_and_backward(model: Transformer, task: Task) -> None:
             torch.autograd.grad(metric, x)[0].cpu()
 
 
-def outcome(bench: Bench) -> Outcome:
+def runtime_outcome(bench: Bench) -> Outcome:
     request = bench.request
-    rows = [_row(bench, *cell) for cell in product(request.task_names, request.hows, request.methods)]
+    rows = [_runtime_row(bench, *cell) for cell in product(request.task_names, request.hows, request.methods)]
     batch = " or ".join(map(str, sorted(grouped(rows, "timed_on"))))
     note = (
         "Ratio: CPU time of the scores over that of one plain forward and backward pass over the same "
@@ -137,13 +238,15 @@ def outcome(bench: Bench) -> Outcome:
         name="runtime",
         title=f"Faithfulness and cost at {100 * SPARSITY:g}% sparsity in {bench.title}",
         rows=rows,
-        text=table([*COLUMNS, *(PAPER_COLUMNS if any("paper_seconds" in row for row in rows) else ())], rows),
-        figures={"runtime": lambda: _draw(rows, bench.title)},
+        text=table(
+            [*RUNTIME_COLUMNS, *(PAPER_RUNTIME_COLUMNS if any("paper_seconds" in row for row in rows) else ())], rows
+        ),
+        figures={"runtime": lambda: _draw_runtime(rows, bench.title)},
         notes=(READING, note, *paper),
     )
 
 
-def _row(bench: Bench, task: str, how: str, method: MethodSpec) -> Row:
+def _runtime_row(bench: Bench, task: str, how: str, method: MethodSpec) -> Row:
     row = circuit_row(bench, task, method, how, SPARSITY)
     scores, key = bench.scores(task, method), _timing_key(bench, task, method)
     row |= {f"{kind}_passes": scores.about["passes"][kind] for kind in ("forward", "backward")}
@@ -155,7 +258,7 @@ def _row(bench: Bench, task: str, how: str, method: MethodSpec) -> Row:
     return row
 
 
-def _draw(rows: Sequence[Row], model: str) -> Figure:
+def _draw_runtime(rows: Sequence[Row], model: str) -> Figure:
     """Faithfulness against cost: one point per task and method, of the first selection."""
     from matplotlib.lines import Line2D
 
@@ -182,4 +285,4 @@ def _draw(rows: Sequence[Row], model: str) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment("runtime", jobs, outcome)
+RUNTIME = Experiment("runtime", runtime_jobs, runtime_outcome)
