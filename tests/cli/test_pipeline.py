@@ -65,8 +65,8 @@ def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(mod
 
 @pytest.mark.parametrize("how", some(["refined", "top", "balanced"], ["refined", "balanced"]))
 def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_path, how, monkeypatch):
-    for where in ("found", "run"):
-        monkeypatch.setattr(f"gradpath.pipeline.{where}.READABLE", 25)
+    for module in ("pipeline", "pipeline.found"):
+        monkeypatch.setattr(f"gradpath.{module}.READABLE", 25)
     found = gp.find(model, "ioi", edges=30, how=how, examples=4)
     sizes = [result.edges_asked for result in found.curve]
     assert sizes == ([17, 25] if how == "balanced" else [1, 2, 3, 4, 6, 9, 12, 17, 25])

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+circuit_argument = click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
+
 
 def saved_options(examples: str) -> opt.Decorator[Any]:
     """The options that say which model and which examples; ``examples`` is the help of --examples."""
@@ -134,8 +136,10 @@ def open_circuit(file: str | Path, given: dict[str, Any]) -> SavedCircuit:
     check_task(task, data)
     model = loading.load()
     check_same_graph(model, circuit)
-    if own_model and about.get("dtype") == str(model.dtype).removeprefix("torch."):
-        _check_weights(model, about.get("weights"), file)
+    # Files from before 0.2.0 have no digest, and that of another precision differs.
+    same_dtype, digest = about.get("dtype") == str(model.dtype).removeprefix("torch."), about.get("weights")
+    if own_model and same_dtype and digest is not None and digest != model.digest:
+        warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
     n = opt.examples_or_default(chosen.examples, data)
 
     def draw(split: str, seed: int) -> Task:
@@ -185,11 +189,6 @@ def _metric(circuit: Circuit, metric: str | None, file: str | Path, *, own_task:
     return chosen
 
 
-def _check_weights(model: Transformer, digest: Any, file: str | Path) -> None:
-    if digest is not None and digest != model.digest:  # files from before 0.2.0 have none
-        warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
-
-
 def _recorded(value: str | None, what: str, file: str | Path) -> str:
     if value is None:
         raise InputError(f"{file} does not say which {what} it is for. Give it with --{what}.")
@@ -197,7 +196,7 @@ def _recorded(value: str | None, what: str, file: str | Path) -> str:
 
 
 @click.command(name="eval")
-@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
+@circuit_argument
 @saved_options("Examples to measure on.")
 def eval_command(circuit_file: str | Path, as_json: bool, **given: Any) -> None:
     """Run a saved circuit with every other edge corrupted and measure what is left.
@@ -235,7 +234,7 @@ def _measured_text(s: dict[str, Any]) -> str:
 
 
 @click.command(name="test")
-@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
+@circuit_argument
 @click.option(
     "--out", type=opt.FILE, metavar="PAGE.html", help="Write the report of the circuit, with the verdict at the top."
 )
@@ -282,7 +281,7 @@ _EXPERTS = 4  # of a node in the table
 
 
 @click.command(name="explain")
-@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
+@circuit_argument
 @click.option("--top", type=click.IntRange(min=1), default=25, show_default=True, help="Nodes to show in the table.")
 @saved_options("Examples to look at.")
 def explain_command(circuit_file: str | Path, top: int, as_json: bool, **given: Any) -> None:
@@ -349,7 +348,7 @@ def _cells(role: Role) -> tuple[str, ...]:
 
 
 @click.command(name="show")
-@click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
+@circuit_argument
 @click.option("--out", type=opt.FILE, metavar="FILE", help="The file to write.  [CIRCUIT.html]")
 @click.option("--notes", type=opt.FILE, metavar="NOTES.json", help="Names, colours and groups, saved in the report.")
 @click.option("--edges", type=click.IntRange(min=1), metavar="N", help="Draw only the first N edges of the file.")

@@ -238,7 +238,8 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
 
     if dry_run:
         estimates = estimate(study, folder, load)
-        print_result(_estimate_json(study, estimates) if as_json else _estimate_text(study, estimates))
+        plan = {"study": dict(study.plain), "circuits": study.n_cells, "models": [vars(one) for one in estimates]}
+        print_result(plan if as_json else _estimate_text(study, estimates))
         return
     with lock_folder(folder):
         written = run_study(study, folder, load, command=opt.command_line(), watch=GridBar, note=Screen().note)
@@ -250,10 +251,6 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
         print_result(
             f"{written.outcome.page}\nWrote to {folder}:\n  {names}\nOpen {folder / 'study.html'} in a browser."
         )
-
-
-def _estimate_json(study: Study, estimates: list[Estimate]) -> dict[str, Any]:
-    return {"study": dict(study.plain), "circuits": study.n_cells, "models": [vars(one) for one in estimates]}
 
 
 def _estimate_text(study: Study, estimates: list[Estimate]) -> str:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
     from gradpath.attribution.methods import Method
-    from gradpath.formats import Format
     from gradpath.model.transformer import Transformer
     from gradpath.selfcheck import Speed
 
@@ -55,20 +54,12 @@ def _first_line(metric: Callable[..., object]) -> str:
     return (metric.__doc__ or "").partition("\n")[0].replace("``", "")
 
 
-def _about(entry: Any) -> str:
-    return str(entry.about)
-
-
-def _format(entry: Format) -> str:
-    return f"{entry.about} [{entry.suffix}]"
-
-
 def _method(method: Method) -> str:
     options = ", ".join(f"{name}={value}" for name, value in method.defaults.items())
     return method.about + (f" [{options}]" if options else "")
 
 
-def _entries(where: str, about: Callable[[Any], str]) -> Callable[[], Rows]:
+def _entries(where: str, about: Callable[[Any], str] = lambda entry: entry.about) -> Callable[[], Rows]:
     """The rows of a registry, which is imported when it is listed; ``about`` describes an entry."""
 
     def rows() -> Rows:
@@ -83,14 +74,14 @@ LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
     "models": ("Models and model families that can be loaded.", _models),
     "tasks": ("Built-in tasks, for --task.", _tasks),
     "methods": ("How edges are scored, for --method.", _entries("attribution.methods:METHODS", _method)),
-    "selections": ("How edges are selected, for --how.", _entries("selection:SELECTIONS", _about)),
+    "selections": ("How edges are selected, for --how.", _entries("selection:SELECTIONS")),
     "metrics": ("How the behaviour is measured, for --metric.", _entries("tasks.metrics:METRICS", _first_line)),
-    "ablations": (
-        "What edges outside the circuit carry, for --ablation.",
-        _entries("ablation:ABLATIONS", lambda x: x.about),
+    "ablations": ("What edges outside the circuit carry, for --ablation.", _entries("ablation:ABLATIONS")),
+    "experiments": ("Tables and figures, for reproduce.", _entries("paper:EXPERIMENTS")),
+    "formats": (
+        "Files that convert reads and writes.",
+        _entries("formats:FORMATS", lambda x: f"{x.about} [{x.suffix}]"),
     ),
-    "experiments": ("Tables and figures, for reproduce.", _entries("paper:EXPERIMENTS", _about)),
-    "formats": ("Files that convert reads and writes.", _entries("formats:FORMATS", _format)),
 }
 
 
