@@ -11,7 +11,8 @@ from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, families
 from random_circuits import circuit_of, random_mask
 from small_models import prompts, tiny_model
 
-from gradpath.evaluation.circuit_gradients import edge_effects
+from gradpath.evaluation import circuit_gradients
+from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
 from gradpath.evaluation.patched_run import run_circuits
 from gradpath.evaluation.plan import plan_of
 from gradpath.evaluation.prepared import prepare
@@ -64,6 +65,36 @@ def test_edges_may_have_weights_and_effects_are_the_gradients_there(model, share
     # Weights of 1 are the circuit itself, to the last bit.
     whole = effects_of(model, mask, 2, weights=torch.ones_like(weights))
     assert all(torch.equal(a, b) for a, b in zip(whole, effects_of(model, mask, 2), strict=True))
+
+
+@pytest.mark.parametrize(("model", "share"), covering(FAMILIES, [0.3, 0.9], quick=FEW_BLOCKS), indirect=["model"])
+def test_the_gradient_of_a_loss_is_that_of_the_patched_run(model, share, monkeypatch):
+    model, graph = model.to(dtype=torch.float64), model.graph
+    mask = pruned(graph, random_mask(graph, share))
+    generator = torch.Generator().manual_seed(0)
+    weights = (mask * torch.rand(mask.shape, generator=generator, dtype=torch.float64)).requires_grad_()
+    [batch] = encode(MIXED, model.tokenizer).batches(len(MIXED))
+    goal = torch.linspace(-1, 1, len(MIXED), dtype=torch.float64)
+    expected = reference.patched_metric(model, MIXED, weights)
+    loss = (expected - goal).square().sum()
+    gradient = torch.autograd.grad(loss, weights)[0].flatten()
+    with torch.no_grad():
+        prepared = prepare(model, batch)
+    plan = plan_of(model, circuit_of(graph, mask), weights.detach())
+    asked = graph.mask.flatten().nonzero()[:, 0].flip(0)
+    _, effects = edge_effects(prepared, plan, MIXED.metric, asked)
+    for layers in (1, 6):  # one product for each layer, and one for all
+        monkeypatch.setattr(circuit_gradients, "LAYERS", layers)
+        values, found = loss_gradient(
+            prepared, plan, MIXED.metric, asked, lambda x: (x - goal[batch.index]).square().sum()
+        )
+        assert torch.allclose(values, expected.detach()[batch.index], rtol=0, atol=1e-10)
+        inside = mask.flatten()[asked]
+        scale = gradient.abs().max()
+        assert torch.allclose(found[inside] / scale, gradient[asked][inside] / scale, rtol=0, atol=1e-10)
+        by_examples = 2 * (values - goal[batch.index]) @ effects
+        assert torch.allclose(found / scale, by_examples / scale, rtol=0, atol=1e-10)
+        assert torch.equal(found == 0, (effects == 0).all(0))
 
 
 @families(*FEW_BLOCKS)

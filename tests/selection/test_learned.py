@@ -170,14 +170,17 @@ def test_the_last_step_takes_a_few_examples_and_the_estimate_counts_its_passes(
     is_off = not clear
     monkeypatch.setattr(learned_module, "LAST_RUNS", 0.5 + 1.5 * is_off)
     task, made, set_up = TASK.take(list(range(n_seen))), [], set()
-    measure_on = refined_module.CircuitProbe.measure_on
 
-    def counted(self, pairs, plan, asked, batches=None):
-        made.append((len(pairs), len(asked) > 0))
-        set_up.update(pairs.index.tolist())
-        return measure_on(self, pairs, plan, asked, batches)
+    def counted(measure):
+        def count(self, pairs, plan, asked, *others):
+            made.append((len(pairs), len(asked) > 0))
+            set_up.update(pairs.index.tolist())
+            return measure(self, pairs, plan, asked, *others)
 
-    monkeypatch.setattr(refined_module.CircuitProbe, "measure_on", counted)
+        return count
+
+    for name in ("measure_on", "gradient_on"):
+        monkeypatch.setattr(refined_module.CircuitProbe, name, counted(getattr(refined_module.CircuitProbe, name)))
     how = f"learned+steps=1+batch=2+examples={n_seen}+start=scores"
     nested_order(scores, how=how, smallest=5, sizes=sizes, model=model, task=task)
     n_measured = len(sizes) or learned_module.LADDER

@@ -17,6 +17,7 @@ are kept, too, where a batch is small; else each layer is run once more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from gradpath.evaluation.patched_run import (
     products,
     project,
     read_mlp,
+    run_circuits,
     run_heads,
     write_heads,
     write_weights,
@@ -40,6 +42,8 @@ from gradpath.tasks.metrics import Metric, metric_of
 
 # The largest number of rows, examples times positions, whose autograd graphs are kept.
 FEW_ROWS = 256
+# Layers whose effects are summed over the examples in one product: each reads what all sources below them write.
+LAYERS = 6
 
 
 @torch.no_grad()
@@ -49,23 +53,52 @@ def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor) 
     ``asked`` are flat positions in the (source, target) matrix, each once. An edge from a node that writes
     nothing to the circuit, or into a target that reads nothing of it, gets 0. For no edges there is no backward pass.
     """
-    edges = plan.edges.flatten().index_fill(0, asked, True).view_as(plan.edges)
-    run = _TracedRun(prepared, plan, mlp_positions(prepared, plan, edges))
-    for index in range(len(plan.layers)):
-        run.forward(index)
-    final = run.read_logits().requires_grad_()
-    with torch.enable_grad():
-        (value,) = metric_of(prepared.model, metric, final[None], prepared.batch.labels)
-        (gradient,) = torch.autograd.grad(value.sum(), final)
-    effects = _Effects(run, asked)
     if not len(asked):
-        return value.detach(), effects.values
+        [value] = run_circuits(prepared, [plan], metric)
+        return value, value.new_zeros(len(value), 0)
+    run = _TracedRun(prepared, plan, asked)
+    value, gradient = _forward(run, metric, Tensor.sum)
+    effects = _Effects(run, asked)
     run.backward_logits(gradient)
     effects.of_logits(gradient)
     for index in reversed(range(len(plan.layers))):
         run.backward(index)
         effects.of_layer(index)
-    return value.detach(), effects.values
+    return value, effects.values
+
+
+@torch.no_grad()
+def loss_gradient(
+    prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor, loss: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The metric in the circuit (batch,), and the gradient of a loss by the weights of the edges asked for (edge,).
+
+    As ``edge_effects``, of all examples together: the products over positions are over examples as well.
+
+    Args:
+        prepared: The batch.
+        plan: The circuit.
+        metric: The metric.
+        asked: The edges, as in ``edge_effects``.
+        loss: The loss of the batch, from the metric of its examples.
+    """
+    run = _TracedRun(prepared, plan, asked)
+    value, gradient = _forward(run, metric, loss)
+    run.backward_logits(gradient)
+    for index in reversed(range(len(plan.layers))):
+        run.backward(index)
+    return value, run.summed_effects(asked)
+
+
+def _forward(run: _TracedRun, metric: Metric, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The metric in the circuit (batch,), and the gradient of a loss at what ``logits`` reads (batch, d_model)."""
+    for index in range(len(run.plan.layers)):
+        run.forward(index)
+    final = run.read_logits().requires_grad_()
+    with torch.enable_grad():
+        (value,) = metric_of(run.model, metric, final[None], run.prepared.batch.labels)
+        (gradient,) = torch.autograd.grad(loss(value), final)
+    return value.detach(), gradient
 
 
 class _Heads(NamedTuple):
@@ -82,9 +115,11 @@ class _TracedRun:
     or v reads, until the backward pass has come to it; then the gradient there.
     """
 
-    def __init__(self, prepared: Prepared, plan: Plan, positions: list[Positions | None]) -> None:
-        """``positions`` are those at which the MLP of each layer is run."""
-        self.prepared, self.plan, self.model, self.positions = prepared, plan, prepared.model, positions
+    def __init__(self, prepared: Prepared, plan: Plan, asked: Tensor) -> None:
+        """``asked`` are the edges whose effects are wanted."""
+        self.prepared, self.plan, self.model = prepared, plan, prepared.model
+        edges = plan.edges.flatten().index_fill(0, asked, True).view_as(plan.edges)
+        self.positions = mlp_positions(prepared, plan, edges)  # at which the MLP of each layer is run
         self.deltas = input_only(prepared, plan)
         self.keep_graphs = prepared.input.shape[:2].numel() <= FEW_ROWS
         self.heads, self.mlps = dict[int, _Heads](), dict[int, tuple[Tensor, Tensor | None]]()
@@ -113,14 +148,17 @@ class _TracedRun:
         step, before, layer = self.plan.layers[index], prepared.layers[index], model.layers[index]
         count_nodes(prepared, step)
         if step.attention.targets or (prepared.ablated and step.heads):
-            x = step.attention.read(before.attn_in, deltas)
+            kept = self.gradients[self.rows[2 * index]]
+            here = kept.device == before.attn_in.device
+            x = _sparse(step.attention).read(before.attn_in, deltas, out=kept if here else None)
             projected = project(model, index, step.attention.targets, x)
             projected = projected._replace(values=projected.values.detach().requires_grad_())
             with torch.set_grad_enabled(self.keep_graphs):
                 change = run_heads(prepared, index, step, projected.values)
             writes = write_heads(model, index, step, change.detach())
             deltas[step.head_rows] = to_device_of(writes, deltas).view(-1, *deltas.shape[1:])
-            self.gradients[self.rows[2 * index]] = to_device_of(x, deltas)
+            if not here:
+                kept.copy_(x)
             self.heads[index] = _Heads(projected, change if self.keep_graphs else None)
         at = self.positions[index]
         if step.mlp is not None and at is not None:
@@ -134,7 +172,7 @@ class _TracedRun:
     def read_logits(self) -> Tensor:
         """What ``logits`` reads at the last position, (batch, d_model)."""
         last = self.prepared.last
-        return self.plan.logits.read(self.prepared.corrupted.final_in[last], self.deltas[:, *last])[0]
+        return self.plan.logits.read(self.prepared.corrupted.final_in[last], self.deltas, at=last)[0]
 
     def backward_logits(self, gradient: Tensor) -> None:
         self.gradients[-1] = 0
@@ -152,7 +190,8 @@ class _TracedRun:
             if written is None:
                 with torch.enable_grad():
                     written = model.mlp(model.layers[index], x)
-            grad_out = to_device_of(self._at_writes(slice(step.mlp_row, step.mlp_row + 1))[0, *at], written)
+            grad_out = self._at_writes(slice(step.mlp_row, step.mlp_row + 1), at)
+            grad_out = to_device_of(grad_out, written).view_as(written)
             if isinstance(at[0], Tensor):  # not everywhere
                 self.gradients[own] = 0
             self.gradients[own.start, *at] = to_device_of(_gradient(written, x, grad_out), self.deltas)
@@ -161,7 +200,7 @@ class _TracedRun:
             if change is None:
                 with torch.enable_grad():
                     change = run_heads(self.prepared, index, step, projected.values)
-            grad_out = to_device_of(self._at_writes(step.head_rows), change).flatten(1, 2)
+            grad_out = to_device_of(self._at_writes(step.head_rows), change)
             grad_out = products(grad_out, write_weights(model, index, step), model.arch.d_head)
             at_values = _gradient(change, projected.values, grad_out)
             kept = self.gradients[self.rows[2 * index]]
@@ -169,11 +208,35 @@ class _TracedRun:
             if gradient.data_ptr() != kept.data_ptr():  # else it is in its place
                 kept.copy_(to_device_of(gradient.view_as(kept), kept))
 
-    def _at_writes(self, rows: slice) -> Tensor:
-        """The gradients at the writes of some live sources, (source, batch, pos, d_model)."""
+    def _at_writes(self, rows: slice, at: Positions | None = None) -> Tensor:
+        """The gradients at the writes of some live sources, (source, position, d_model)."""
         begin, end = int(self.begins[rows.start]), int(self.begins[rows.stop])
         weights = self.weights[begin:end] if self.weighted else None
-        return sum_groups(self.gradients, self.readers[begin:end], self.begins[rows] - begin, weights)
+        sums = sum_groups(self.gradients, self.readers[begin:end], self.begins[rows] - begin, weights, at)
+        return sums.transpose(0, 1)
+
+    def summed_effects(self, asked: Tensor) -> Tensor:
+        """The effects of the edges asked for, in sum over the examples, (edge,): after the backward pass."""
+        graph, layers = self.model.graph, self.plan.layers
+        sources, targets = self.deltas.flatten(1), self.gradients.flatten(1)
+        effects = sources.new_zeros(len(sources), len(targets))
+        for begin in range(0, len(layers), LAYERS):
+            first, n_sources, end = self.rows[2 * begin].start, len(sources), len(targets)
+            if begin + LAYERS < len(layers):
+                above = begin + LAYERS
+                n_sources, end = _sparse(layers[above].attention).n_sources, self.rows[2 * above].start
+            effects[:n_sources, first:end] = sources[:n_sources] @ targets[first:end].T
+        rows = [
+            target
+            for index, step in enumerate(layers)
+            for target in (
+                *(graph.target_head(index) + own for own in step.attention.targets),
+                *(graph.target_mlp(index) for _ in range(step.mlp is not None)),
+            )
+        ]
+        places = torch.zeros(graph.n_sources, graph.n_targets, dtype=effects.dtype, device="cpu")
+        places[self.plan.sources[:, None], torch.tensor([*rows, graph.logits], device="cpu")] = effects.cpu()
+        return places.flatten()[asked]
 
 
 def _sparse(reads: SparseReads | SpanReads) -> SparseReads:

@@ -70,7 +70,7 @@ def final_reads(prepared: Prepared, plans: Sequence[Plan]) -> list[Tensor]:
     at = prepared.last
     spans = None if prepared.spans is None else prepared.spans[at]
     base, runs = prepared.corrupted.final_in[at], run_nodes(prepared, plans)
-    return [plan.logits.read(base, deltas[:, *at], spans)[0] for plan, deltas in zip(plans, runs, strict=True)]
+    return [plan.logits.read(base, deltas, spans, at=at)[0] for plan, deltas in zip(plans, runs, strict=True)]
 
 
 def run_nodes(prepared: Prepared, plans: Sequence[Plan], watch: Watch | None = None) -> list[Tensor]:
@@ -130,7 +130,7 @@ def read_mlp(prepared: Prepared, index: int, reads: SparseReads | SpanReads, del
     mlp_in, spans = prepared.layers[index].mlp_in, prepared.spans
     base = to_device_of(mlp_in, deltas)
     if isinstance(at[0], Tensor) and 2 * len(at[0]) < base[..., 0].numel():
-        x = reads.read(base[at], deltas[:, *at], None if spans is None else spans[at])[0]
+        x = reads.read(base[at], deltas, None if spans is None else spans[at], at=at)[0]
     else:
         x = reads.read(base, deltas, spans)[0][at]
     return to_device_of(x, mlp_in)

@@ -30,34 +30,30 @@ from gradpath.evaluation.prepared import Positions, Prepared
 from gradpath.graph import QKV
 from gradpath.model.transformer import Transformer, to_device_of
 
-FEW = 48  # members, up to which it takes longer to split a sum by example than to sum
 
-
-def sum_groups(rows: Tensor, members: Tensor, begins: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The sum of each group of rows, (group, batch, ...).
+def sum_groups(
+    rows: Tensor, members: Tensor, begins: Tensor, weights: Tensor | None = None, at: Positions | None = None
+) -> Tensor:
+    """The sum of each group of rows, (position, group, d_model).
 
     Args:
-        rows: The rows, (row, batch, ...).
+        rows: The rows, (row, batch, pos, d_model).
         members: The rows of the first group, then those of the second, and so on.
         begins: Where each group begins among the members.
         weights: What each member is multiplied by; by default 1.
+        at: The positions at which to sum; by default all.
     """
-    if len(begins) == 1 or len(members) <= FEW:
-        return F.embedding_bag(members, rows.flatten(1), begins, mode="sum", per_sample_weights=weights).view(
-            -1, *rows.shape[1:]
-        )
-    # Each example is summed apart from the others: its part of a row stays in the processor's cache.
-    batch, n_groups = rows.shape[1], len(begins)
-    sizes = torch.diff(begins, append=begins.new_tensor([len(members)]))
-    group = torch.arange(n_groups, device=begins.device).repeat_interleave(sizes * batch)
-    within = torch.arange(len(group), device=begins.device) - (begins * batch)[group]
-    example, member = within // sizes[group], begins[group] + within % sizes[group]
-    ends = (sizes.repeat_interleave(batch)).cumsum(0)
-    bags = ends - sizes.repeat_interleave(batch)
-    each = None if weights is None else weights[member]
-    every = rows.flatten(0, 1).flatten(1)
-    sums = F.embedding_bag(members[member] * batch + example, every, bags, mode="sum", per_sample_weights=each)
-    return sums.view(n_groups, *rows.shape[1:])
+    # Position by position: what all rows have there stays in the processor's cache, for all groups.
+    n_positions = rows.shape[1:-1].numel()
+    position = torch.arange(n_positions, device=rows.device)
+    if at is not None:
+        position = position.view(rows.shape[1:-1])[at].flatten()
+    position, n = position[:, None], len(position)
+    bags = begins + len(members) * torch.arange(n, device=rows.device)[:, None]
+    each = None if weights is None else weights.repeat(n)
+    index = (members * n_positions + position).flatten()
+    sums = F.embedding_bag(index, rows.flatten(0, -2), bags.flatten(), mode="sum", per_sample_weights=each)
+    return sums.view(n, len(begins), rows.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -84,14 +80,37 @@ class SparseReads:
         lists = kept.nonzero()[:, 1].clone(), sizes.cumsum(0) - sizes
         return cls(targets, n_sources, lists if bool((weights == 1).all()) else (*lists, weights))
 
-    def read(self, base: Tensor, deltas: Tensor, spans: Tensor | None = None) -> Tensor:
-        """What the targets read: the corrupted input and what the kept edges bring, (target, *base)."""
+    def read(
+        self,
+        base: Tensor,
+        deltas: Tensor,
+        spans: Tensor | None = None,
+        *,
+        at: Positions | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """What the targets read: the corrupted input and what the kept edges bring, (target, *base).
+
+        Args:
+            base: The corrupted input, (batch, pos, d_model), or (position, d_model) of those at ``at``.
+            deltas: The differences that the live sources write, (source, batch, pos, d_model).
+            spans: Not needed where all positions have the same edges.
+            at: Some of the positions; by default all.
+            out: Where to put the result, on the device of ``base``.
+        """
         n_targets = len(self.targets)
+        out = base.new_empty(n_targets, *base.shape) if out is None else out
         if not self.n_sources:
-            return base.expand(n_targets, *base.shape)
+            return out.copy_(base)
         rows = deltas[: self.n_sources]
-        brought = self.edges @ rows.flatten(1) if isinstance(self.edges, Tensor) else sum_groups(rows, *self.edges)
-        return to_device_of(brought, base).view(n_targets, *base.shape).add_(base)
+        if isinstance(self.edges, Tensor):
+            rows = rows if at is None else rows[:, *at]
+            brought = (self.edges @ rows.flatten(1)).view_as(out)
+        else:
+            sources, begins, *weights = self.edges
+            sums = sum_groups(rows, sources, begins, weights[0] if weights else None, at)
+            brought = sums.transpose(0, 1).view_as(out)
+        return torch.add(to_device_of(brought, base), base, out=out)
 
     @property
     def kept(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -115,9 +134,10 @@ class SpanReads:
     def targets(self) -> list[int]:
         return self.parts[0].targets
 
-    def read(self, base: Tensor, deltas: Tensor, spans: Tensor | None = None) -> Tensor:
+    def read(self, base: Tensor, deltas: Tensor, spans: Tensor | None = None, *, at: Positions | None = None) -> Tensor:
         """As ``SparseReads.read``; ``spans`` has the span of every position of ``base``."""
         assert spans is not None, "a circuit of positions needs prompts whose positions are named"
+        deltas = deltas if at is None else deltas[:, *at]
         read = base.expand(len(self.targets), *base.shape).clone()
         for i, part in enumerate(self.parts):
             here = spans == i

@@ -301,10 +301,9 @@ class _Learner:
         """The gradient of the loss by the weights, on the examples of a step."""
         alive = weights > NEGLIGIBLE
         plan = self._plan(self.edges[alive], weights[alive])
-        parts = [self.probe.measure_on(pairs, plan, self.edges, [pairs]) for pairs in self._examples(step)]
-        deviations, effects = (torch.cat(x) for x in zip(*parts, strict=True))
-        blame = deviations if self.match else -torch.ones_like(deviations)
-        return (blame.double() @ effects.double()) / len(blame)
+        examples, loss = self._examples(step), _half_square if self.match else _minus
+        parts = [self.probe.gradient_on(pairs, plan, self.edges, loss) for pairs in examples]
+        return torch.stack(parts).sum(0) / sum(map(len, examples))
 
     def _plan(self, edges: Order, weights: Tensor | None = None) -> Plan:
         graph = self.probe.scores.graph
@@ -402,6 +401,14 @@ class _Learner:
             self.sizes,
             self.edges.tolist(),
         )
+
+
+def _half_square(deviations: Tensor) -> Tensor:
+    return deviations.square().sum() / 2
+
+
+def _minus(deviations: Tensor) -> Tensor:
+    return -deviations.sum()
 
 
 def _shrunk(effects: Float[Tensor, "example edge"]) -> Float[Tensor, " edge"]:

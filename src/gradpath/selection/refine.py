@@ -56,7 +56,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradpath.ablation import all_positions
-from gradpath.evaluation.circuit_gradients import edge_effects
+from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
 from gradpath.evaluation.patched_run import places_in_circuits
 from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.evaluation.prepared import SetUps
@@ -186,7 +186,6 @@ class CircuitProbe:
         self, pairs: Pairs, plan: Plan, asked: Int[Tensor, " edge"], batches: Sequence[Pairs] | None = None
     ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
         """As ``measure``, for a plan, whose edges may have weights, on some of the examples."""
-        model, task, metric = self.model, self.task, self.task.metric
         # Zeros, so that the sum over ranks puts every example's values in their place.
         deviations = torch.zeros(len(pairs), device="cpu")
         effects = torch.zeros(len(pairs), len(asked), device="cpu")
@@ -194,17 +193,50 @@ class CircuitProbe:
 
         def measure(batch: Pairs) -> tuple[Tensor, Tensor]:
             prepared, goal, _ = self.set_ups.prepare(batch)
-            value, effect = edge_effects(prepared, plan, metric, asked)
+            value, effect = edge_effects(prepared, plan, self.task.metric, asked)
             deviation, effect = (value - goal).float().cpu(), effect.float().cpu()
             rows = [row[int(example)] for example in batch.index]
             deviations[rows], effects[rows] = deviation, effect
             return deviation, effect
 
+        self._sweep(measure, pairs, plan, asked, batches)
+        return distributed.all_sum(deviations), distributed.all_sum(effects)
+
+    def gradient_on(
+        self, pairs: Pairs, plan: Plan, asked: Int[Tensor, " edge"], loss: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, " edge"]:
+        """The gradient of a loss by the weights of the edges asked for, on a batch.
+
+        ``loss`` is of the deviations of the examples, and a sum over them.
+        """
+        total = torch.zeros(len(asked), dtype=torch.float64, device="cpu")
+
+        def measure(batch: Pairs) -> Tensor:
+            prepared, goal, _ = self.set_ups.prepare(batch)
+            _, gradient = loss_gradient(prepared, plan, self.task.metric, asked, lambda value: loss(value - goal))
+            total.add_(gradient)
+            return gradient
+
+        self._sweep(measure, pairs, plan, asked, [pairs])
+        return distributed.all_sum(total)
+
+    def _sweep(
+        self,
+        measure: Callable[[Pairs], Tensor | tuple[Tensor, Tensor]],
+        pairs: Pairs,
+        plan: Plan,
+        asked: Int[Tensor, " edge"],
+        batches: Sequence[Pairs] | None,
+    ) -> None:
+        """Measure a circuit on every batch; if a number is not finite, say where."""
+        model, metric = self.model, self.task.metric
+
         def places(single: Pairs) -> Places:
             yield from places_in_prompts(model, metric, single)
             with torch.no_grad():
                 yield from places_in_circuits(self.set_ups.prepare(single).prepared, [plan], metric)
-            yield "the gradients in the circuit", measure(single)[1]
+            done = measure(single)
+            yield "the gradients in the circuit", done if isinstance(done, Tensor) else done[1]
 
         def same() -> object:
             return model.identity, plan.sources.numpy().tobytes(), asked.numpy().tobytes()
@@ -214,7 +246,7 @@ class CircuitProbe:
             pairs,
             self.batch,
             model=model,
-            task=task,
+            task=self.task,
             doing="the selection of edges",
             same=same,
             places=places,
@@ -222,7 +254,6 @@ class CircuitProbe:
             give_back=False,
         ):
             pass
-        return distributed.all_sum(deviations), distributed.all_sum(effects)
 
 
 def start_size(scores: Scores) -> int:
