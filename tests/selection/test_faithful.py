@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -39,10 +40,22 @@ def test_the_smallest_size_is_found_where_every_size_is_measured(circuits, share
 
 
 @pytest.mark.parametrize("share", [0.3, 0.85, 0.97])
-def test_the_size_found_keeps_the_share_and_no_measured_smaller_one_does(circuits, share):
+def test_the_size_found_keeps_the_share_and_the_measured_ones_below_do_not(circuits, share, monkeypatch):
     model, order, kept = circuits
+    measured, measure = [], faithful.measure_circuits
+
+    def noted(set_ups, some, *args):
+        measured.extend(one.asked for one in some)
+        return measure(set_ups, some, *args)
+
+    monkeypatch.setattr(faithful, "measure_circuits", noted)
     n = smallest_faithful(model, TASK, order, share)
-    assert abs(1 - kept[n - 1]) <= 1 - share + 1e-6
+    passing = (1 - kept).abs() <= 1 - share + 1e-6
+    below = [size for size in measured if size < n]
+    assert passing[n - 1]
+    assert not any(passing[size - 1] for size in below)
+    assert n <= max(max(below, default=0) + 1, faithful.FINE * max(below, default=0))
+    assert len(measured) <= 2 * math.log(len(order.edges), faithful.RATIO)
 
 
 def test_a_search_runs_the_prompts_once_while_there_is_room(circuits, monkeypatch):

@@ -239,7 +239,7 @@ def _phases(
     how, share = request.selection, request.share
     sizes = 1 if share is None else 0
     own = 0.0 if request.nodes is not None else selecting_passes(how, len(to_attribute), model.graph.n_edges, sizes)
-    # A search measures a dozen small circuits, after two set-ups.
+    # A search measures about eight small circuits, after two set-ups.
     passes = own + (0.0 if share is None else 7.0)
     what = f"selecting edges ({how})" + ("" if share is None else f" that keep {share:.0%}")
     select = Phase(what, units(model, to_attribute, passes) if passes else 0.0)

@@ -1,9 +1,9 @@
 """The smallest circuit that keeps a share of the behaviour, among the circuits of a nested order.
 
-Sizes are measured from small to large on the attribution examples, a few at a time, until one keeps the share;
-then sizes between it and the one below. A circuit that exaggerates the behaviour is as far from the model as one that
-loses some of it, so a share of 0.85 asks for a faithfulness from 0.85 to 1.15. The whole model has 1, so some size
-always passes.
+Sizes are measured from small to large on the attribution examples, two at a time, until one keeps the share. The gap
+between it and the size below is then cut into three, again and again, until neighbours differ by a few percent. A
+circuit that exaggerates the behaviour is as far from the model as one that loses some of it, so a share of 0.85 asks
+for a faithfulness from 0.85 to 1.15. The whole model has 1, so some size always passes.
 
 Cost: one set-up, unless that of the selection is still held, and a run of each circuit, which is cheap because small
 ones come first.
@@ -24,9 +24,9 @@ from gradpath.selection.ranking import NestedOrder
 from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task
 
-RATIO = 1.5  # of neighbouring sizes on the way up
-SIZES = 6  # on each part of the way
-AT_ONCE = 2  # sizes measured before it is known whether the next ones are needed
+RATIO = 1.6  # of neighbouring sizes on the way up
+AT_ONCE = 2  # sizes that are measured together: two take hardly longer than one
+FINE = 1.08  # the ratio of neighbouring sizes in the end
 
 
 def check_share(share: float) -> float:
@@ -63,25 +63,29 @@ def smallest_faithful(
         away = distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
         return [distance <= 1 - check_share(share) + 1e-6 for distance in away]
 
-    def first_passing(sizes: Sequence[int]) -> int | None:
-        for at in range(0, len(sizes), AT_ONCE):
-            some = sizes[at : at + AT_ONCE]
-            for n, is_enough in zip(some, passes(some), strict=True):
-                if is_enough:
-                    return n
-        return None
+    def narrowed(below: int, n: int, sizes: list[int]) -> tuple[int, int]:
+        """The gap between a size that does not pass and one that does, after measuring sizes between them."""
+        for size, is_enough in zip(sizes, passes(sizes), strict=True):
+            if is_enough:
+                return below, size
+            below = size
+        return below, n
 
-    below, last = order.smallest - 1, len(order.edges)
-    while True:
-        sizes = log_spaced(below + 1, round(min(last, (below + 1) * RATIO**SIZES)), SIZES)
-        if (n := first_passing(sizes)) is not None:
-            break
-        if sizes[-1] == last:
-            return last
-        below = sizes[-1]
-    below = max([size for size in sizes if size < n], default=below)
-    between = [size for size in log_spaced(below + 1, n, SIZES + 1) if size < n]
-    return first_passing(between) or n
+    below, n, way_up = order.smallest - 1, len(order.edges), _way_up(order.smallest, len(order.edges))
+    while way_up:
+        below, n = narrowed(below, n, way_up[:AT_ONCE])
+        way_up = [size for size in way_up[AT_ONCE:] if size < n]  # none, once a size passes
+    while n > below + 1 and n > FINE * below:
+        below, n = narrowed(below, n, log_spaced(below, n, AT_ONCE + 2)[1:-1])
+    return n
+
+
+def _way_up(smallest: int, largest: int) -> list[int]:
+    """Sizes below the largest, each ``RATIO`` times the one before."""
+    sizes = [smallest]
+    while sizes[-1] < largest:
+        sizes.append(max(sizes[-1] + 1, round(RATIO * sizes[-1])))
+    return sizes[:-1]
 
 
 def smallest_of(
