@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -31,14 +31,12 @@ from gradpath.grid.experiment import (
 from gradpath.grid.faithfulness import RANDOM, READING, curve, draw_curves, examples_of, measured_row
 from gradpath.grid.jobs import Watch, run_jobs
 from gradpath.grid.study import Study
+from gradpath.model.transformer import Transformer
 from gradpath.report.style import task_title
 from gradpath.runtime import distributed
 from gradpath.runtime.files import recorded_path, write_atomically
 from gradpath.selection import find_selection
 from gradpath.tasks import encode
-
-if TYPE_CHECKING:
-    from gradpath.model.transformer import Transformer
 
 LoadModel = Callable[[str], "Transformer"]
 SEEDS = "With several seeds, numbers are means over them, and the ends of an interval are the lowest and the highest."
