@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from gradpath.report.figure import Attention
     from gradpath.tasks import Task
 
-
 T = TypeVar("T")
 
 circuit_argument = click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
+_COLUMNS = ("node", "effect", "direct", "attends", "reads most from", "adds to the answers' logits")
+_EXPERTS = 4  # of a node in the table
 
 
 def saved_options(examples: str) -> opt.Decorator[Any]:
@@ -274,10 +275,6 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **gi
         distributed.on_first_rank(lambda: write(verdict_report(circuit, verdict, opt.command_line()), out))
     wrote = "" if out is None else f"\nOpen {out} in a browser."
     print_result({**facts, **verdict.to_json()} if as_json else f"{circuit_file}:\n{verdict!r}{wrote}")
-
-
-_COLUMNS = ("node", "effect", "direct", "attends", "reads most from", "adds to the answers' logits")
-_EXPERTS = 4  # of a node in the table
 
 
 @click.command(name="explain")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from gradpath.grid.study_report import Estimate
     from gradpath.model.transformer import Transformer
     from gradpath.report import Chosen, CurvePoint, MethodRun
+NAMES = "\n".join(f"{name:<13} {about}" for name, about in ABOUT.items())
+SELECTIONS = "top,greedy"
 
 
 @click.command(name="curve")
@@ -276,10 +278,6 @@ def _time(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-NAMES = "\n".join(f"{name:<13} {about}" for name, about in ABOUT.items())
-SELECTIONS = "top,greedy"
 
 
 def _sample(text: str) -> int:

@@ -59,6 +59,8 @@ from gradpath.tasks.task import PADDING, REST, Labels, Pairs, Task, encode, labe
 FIRST, AFTER, END = "first token", "after ", "end"
 UNNAMED = ("before", "between", REST)
 SIDES = ("right answer", "wrong answer")
+RUNS = ("clean", "corrupted", "circuit")
+_TOGETHER = 8  # nodes whose direct effect is computed at once
 
 
 def answers_of(task: Task, pairs: Pairs) -> Int[Tensor, "example side answer"] | None:
@@ -122,10 +124,6 @@ def _that_occur(labels: Labels, pairs: Pairs) -> Labels:
     number = torch.full((len(labels.names) + 1,), PADDING, device="cpu")
     number[seen] = torch.arange(len(seen), device="cpu")
     return Labels(tuple(labels.names[i] for i in seen), number[labels.at])
-
-
-RUNS = ("clean", "corrupted", "circuit")
-_TOGETHER = 8  # nodes whose direct effect is computed at once
 
 
 @dataclass(frozen=True)

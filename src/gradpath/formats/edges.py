@@ -43,6 +43,8 @@ from gradpath.scores import Scores, checked_about
 # lines; the page has the same ones.
 KINDS = {"q": "query", "k": "key", "v": "value", "mlp": "MLP", "logits": "logits"}
 COLOURS = {"q": "#0072b2", "k": "#d98e00", "v": "#009e73", "mlp": "#b8578f", "logits": "#d55e00"}
+COLUMNS = ("edge", "source", "target", "score", "rank")
+NOTES = "gradpath"
 
 
 def column(graph: Graph, node: str) -> float:
@@ -125,10 +127,6 @@ def read_graphml(file: Path) -> Circuit:
     except (ParseError, networkx.NetworkXError, KeyError, ValueError) as problem:
         raise InputError(f"{file} cannot be read as GraphML: {problem}. Make it again.") from None
     return from_networkx(graph, str(file))
-
-
-COLUMNS = ("edge", "source", "target", "score", "rank")
-NOTES = "gradpath"
 
 
 def to_pandas(content: Scores | Circuit | Content) -> Any:

@@ -44,8 +44,8 @@ from gradpath.tasks.task import task_digest
 if TYPE_CHECKING:
     from gradpath.paper import Published
 
-
 Key = Mapping[str, Any]
+Value = TypeVar("Value")
 
 
 def digest(key: Key) -> str:
@@ -156,9 +156,6 @@ class Store:
 
     def _scores_file(self, key: Key) -> Path:
         return self.folder / "scores" / f"{key.get('method', 'scores')}-{digest(key)}.safetensors"
-
-
-Value = TypeVar("Value")
 
 
 @dataclass

@@ -36,9 +36,9 @@ from gradpath.runtime.files import recorded_path, write_atomically, write_togeth
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], object]]  # the heading, and a row's cell
+_PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers", "matplotlib")
 
 
 def grouped(rows: Sequence[Row], *columns: str) -> dict[Any, list[Row]]:
@@ -173,7 +173,6 @@ def _csv_text(rows: Sequence[Row]) -> str:
     return out.getvalue()
 
 
-_PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers", "matplotlib")
 Note = Callable[[str], None]
 
 

@@ -39,6 +39,12 @@ from gradpath.model.experts import Experts
 from gradpath.model.transformer import Transformer
 from gradpath.runtime.files import PART, try_lock, write_atomically
 
+WEIGHTS = "weights.safetensors"
+_METADATA = "gradpath_model"
+_NEWBORN = 10  # seconds in which a draft may not be locked yet
+_DTYPES = {"F32": torch.float32}
+_SPECIAL = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+
 
 @dataclass(frozen=True)
 class Packaged:
@@ -114,13 +120,6 @@ def _data_file(package: str) -> Path | None:
     if spec is None or spec.origin is None:
         return None
     return next(iter(sorted(Path(spec.origin).parent.rglob("*.gguf*"))), None)
-
-
-WEIGHTS = "weights.safetensors"
-_METADATA = "gradpath_model"
-_NEWBORN = 10  # seconds in which a draft may not be locked yet
-_DTYPES = {"F32": torch.float32}
-_SPECIAL = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class DamagedError(InputError):

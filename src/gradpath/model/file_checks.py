@@ -28,6 +28,15 @@ MAX_TOKENS = 2_000_000
 # The smallest types of GGUF have two bits per number, and tied weights are stored once.
 MAX_NUMBERS_PER_BYTE = 16
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+# Keys that transformers reads, for every architecture that it shares with us.
+_READ = """
+    attention.head_count attention.head_count_kv attention.layer_norm_epsilon attention.layer_norm_rms_epsilon
+    block_count context_length embedding_length feed_forward_length rope.freq_base vocab_size
+"""
+_HARMLESS = "rope.scaling.finetuned rope.scaling.original_context_length tensor_data_layout"
+_FACTORS = "rope_freqs.weight"
+# The 27B models of Gemma have their own scale of queries, and GGUF files do not contain it.
+_OTHER_QUERY_SCALE = {("gemma2", 46), ("gemma3_text", 62)}
 
 
 def check_claims(folder: Path, gguf_file: str | None, trust_remote_code: bool) -> None:
@@ -71,17 +80,6 @@ def auto_class(family: str) -> Any:
     # The other class would read the text model of these alone, and find too many weights in the file.
     only_with_images = {*only_with_images, "llama4"}
     return AutoModelForImageTextToText if family in only_with_images else AutoModelForCausalLM
-
-
-# Keys that transformers reads, for every architecture that it shares with us.
-_READ = """
-    attention.head_count attention.head_count_kv attention.layer_norm_epsilon attention.layer_norm_rms_epsilon
-    block_count context_length embedding_length feed_forward_length rope.freq_base vocab_size
-"""
-_HARMLESS = "rope.scaling.finetuned rope.scaling.original_context_length tensor_data_layout"
-_FACTORS = "rope_freqs.weight"
-# The 27B models of Gemma have their own scale of queries, and GGUF files do not contain it.
-_OTHER_QUERY_SCALE = {("gemma2", 46), ("gemma3_text", 62)}
 
 
 @dataclass(frozen=True)

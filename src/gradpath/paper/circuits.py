@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 SPARSITY = 0.999
 COLUMNS: list[Column] = [
     ("task, selection", lambda row: f"{task_title(row['task'])}, {row['how']}"),
@@ -46,6 +45,9 @@ COLUMNS: list[Column] = [
     ("NFS [95%]", nfs),
     ("error", lambda row: f"{row['error']:.3f}"),
 ]
+SHAPE = Graph(n_layers=12, n_heads=12)
+FILES = ("ioi", "ioi_acdc", "greater_than", "greater_than_acdc")
+POINTS = 48  # sizes of circuits, from one edge to all of them
 
 
 def _choices(bench: Bench) -> tuple[tuple[str, ...], MethodSpec, float]:
@@ -118,11 +120,6 @@ def _draw_circuit(bench: Bench, task: str, circuit: Circuit) -> Figure:
 
 
 CIRCUIT = Experiment("circuit", circuit_jobs, circuit_outcome)
-
-
-SHAPE = Graph(n_layers=12, n_heads=12)
-FILES = ("ioi", "ioi_acdc", "greater_than", "greater_than_acdc")
-POINTS = 48  # sizes of circuits, from one edge to all of them
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,13 @@ from gradpath.tasks import Task, encode
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 DOUBTFUL = (
     "The paper's numbers marked (?) cannot be what their columns say: Capital-Country and Hypernymy look like "
     "the probability and the logit difference swapped."
 )
 SIDES = ("clean", "corrupted", "difference")
+SPARSITY = 0.975
+REPEATS = 3
 
 
 def baseline_jobs(bench: Bench) -> list[Job]:
@@ -131,8 +132,6 @@ PAPER_BASELINE_COLUMNS = [*_paper_columns("clean"), *_paper_columns("corrupted")
 BASELINES = Experiment("baselines", baseline_jobs, baseline_outcome)
 
 
-SPARSITY = 0.975
-REPEATS = 3
 RUNTIME_COLUMNS: list[Column] = [
     ("task, selection", lambda row: f"{task_title(row['task'])}, {row['how']}"),
     ("method", lambda row: row["method"]),

@@ -57,6 +57,8 @@ from gradpath.verdict import Check, Verdict
 from gradpath.verdict.tests import quick_checks
 
 READABLE = 200  # the most edges that a person can follow in a drawing: a report opens on no more
+MOST = 20  # runs that are kept
+_RECORD = "kept.json"
 
 
 @dataclass(frozen=True, repr=False)
@@ -217,10 +219,6 @@ def other_file(circuit: Circuit) -> str:
 def earlier_files(folder: Path) -> tuple[str, ...]:
     """Files of an earlier run that would not belong to new scores."""
     return "report.html", *POSITION_FILES, *(file.name for file in folder.glob("circuit-*=*.json"))
-
-
-MOST = 20
-_RECORD = "kept.json"
 
 
 @dataclass(frozen=True)

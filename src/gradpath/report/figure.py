@@ -40,9 +40,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-FORMAT = 1
+FORMAT = 1  # of notes
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
+MOST = 150  # boxes: more cannot be read on a page
+_GAP, _ROW = 0.16, 0.56  # inches between boxes, and from row to row
+_LETTER, _LINE = 0.062, 0.125  # inches: the width of a letter and the height of a line
+_PER_LINE = 4  # members of a group in a line
+_SWEEPS = 40
+_INSET = 1.55  # inches: the side of an attention pattern
+_PORTS = {"q": -0.3, "k": 0.0, "v": 0.3}  # where an edge enters a head, in shares of its width
+Attention = Mapping[str, tuple[Tensor, Sequence[str]]]  # of a head: weights (pos, pos), and the tokens
 
 
 @dataclass(frozen=True)
@@ -160,17 +167,6 @@ def _texts(content: Any, names: tuple[str, ...]) -> dict[str, str]:
     if texts["colour"] and not _COLOUR.fullmatch(texts["colour"]):
         raise InputError(f"a colour is written #rrggbb: got {texts['colour']!r}.")
     return texts
-
-
-MOST = 150  # boxes: more cannot be read on a page
-_GAP, _ROW = 0.16, 0.56  # inches between boxes, and from row to row
-_LETTER, _LINE = 0.062, 0.125  # inches: the width of a letter and the height of a line
-_PER_LINE = 4  # members of a group in a line
-_SWEEPS = 40
-_INSET = 1.55  # inches: the side of an attention pattern
-_PORTS = {"q": -0.3, "k": 0.0, "v": 0.3}  # where an edge enters a head, in shares of its width
-
-Attention = Mapping[str, tuple[Tensor, Sequence[str]]]  # of a head: weights (pos, pos), and the tokens
 
 
 @dataclass(frozen=True)

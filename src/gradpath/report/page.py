@@ -48,6 +48,12 @@ from gradpath.verdict import NAMES, QUESTIONS, Check, sentence
 LIMIT = 30_000
 _POINT = ("how", "asked", "kept", "faithfulness", "low", "high", "error")  # the page's names for a CurvePoint
 _DIGITS = 4  # of the numbers of roles
+_SCRIPTS = (
+    "graph select format layout paint svg scene view curve controls details inside pattern notes address "
+    "search evidence verdict downloads compare theme"
+)
+SCRIPTS = [f"{name}.js" for name in f"{_SCRIPTS} keys main".split()]
+FIGURES = (".svg", ".png", ".pdf")
 
 
 def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
@@ -240,13 +246,6 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-_SCRIPTS = (
-    "graph select format layout paint svg scene view curve controls details inside pattern notes address "
-    "search evidence verdict downloads compare theme"
-)
-SCRIPTS = [f"{name}.js" for name in f"{_SCRIPTS} keys main".split()]
-
-
 def render(report: Report, limit: int = LIMIT) -> str:
     """Make the page of a report.
 
@@ -298,7 +297,6 @@ WRITERS: dict[str, Callable[[Circuit, Path], None]] = {
     ".dot": lambda circuit, file: write_atomically(file, dot(circuit)),
     ".graphml": lambda circuit, file: write_atomically(file, graphml(circuit)),
 }
-FIGURES = (".svg", ".png", ".pdf")
 
 
 def show(

@@ -29,8 +29,11 @@ from gradpath.selection.ranking import top
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
 POSITION_FILES = ("positions.png", "positions.svg")  # what ``write_spans`` writes
+COLUMN, ROW = 0.56, 0.36  # inches
+CELL = 0.84, 0.52  # the part of a column and of a row that a node's box takes
+DASHED = (0, (3, 2))  # edges with a negative score
+LISTED = 10  # edges on a card
 
 
 def plot_result(result: Result, ax: Axes | None = None) -> Axes:
@@ -134,11 +137,6 @@ def _heat_map(ax: Axes, values: Tensor, largest: float) -> Any:
 
     norm = PowerNorm(0.5, vmin=0, vmax=largest)
     return ax.imshow(values.numpy(), origin="lower", aspect="auto", cmap="Blues", norm=norm)
-
-
-COLUMN, ROW = 0.56, 0.36  # inches
-CELL = 0.84, 0.52  # the part of a column and of a row that a node's box takes
-DASHED = (0, (3, 2))  # edges with a negative score
 
 
 def draw(circuit: Circuit, file: str | Path) -> None:
@@ -266,9 +264,6 @@ def legend(axes: Axes) -> None:
     by_column = [line for at in range(4) for line in lines[at::4]]  # matplotlib fills columns; people read rows
     style = {"fontsize": 6.5, "frameon": False, "handlelength": 1.8, "labelcolor": INK}
     axes.legend(handles=by_column, loc="lower center", ncols=4, **style)
-
-
-LISTED = 10
 
 
 def result_card(result: Result) -> str:

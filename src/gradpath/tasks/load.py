@@ -41,6 +41,10 @@ SPLITS = ("train", "test", "all")
 _SEEDS = len(SPLITS)  # streams of random numbers for each seed; "reworded" has that of "test"
 _MAX_PAIRS = 1_000_000  # in one task: more prompts would not fit into memory
 _FEWER = "Ask for fewer, or take both halves with the split 'all'."
+_MAX_ROWS = 100_000
+WARNING = "WARNING: "  # begins a note that should not be overlooked
+LEAST = 8  # pairs, to hold half of them out
+_ENOUGH = {"all": LEAST, "train": 1, "test": 1}  # usable pairs of each split
 
 
 @runtime_checkable
@@ -263,12 +267,6 @@ def _about(source: Source, kept: Kept, metric: str | Metric, n: int | None, seed
         },
         "notes": notes,
     }
-
-
-_MAX_ROWS = 100_000
-WARNING = "WARNING: "  # begins a note that should not be overlooked
-LEAST = 8  # pairs, to hold half of them out
-_ENOUGH = {"all": LEAST, "train": 1, "test": 1}  # usable pairs of each split
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ from gradpath.tasks.metrics import (
 )
 
 Spans = Mapping[str, tuple[int, int]]  # named parts of a prompt: first character, and the one after the last
+BY = ("span", "token")
+REST = "rest"
+PADDING = -1
 
 
 class PromptPair(NamedTuple):
@@ -351,11 +354,6 @@ def _label(row: Any, tokenizer: Tokenizer | None) -> Any:
     if isinstance(row, (list, tuple)):
         return [_label(item, tokenizer) for item in row]
     return row
-
-
-BY = ("span", "token")
-REST = "rest"
-PADDING = -1
 
 
 @dataclass(frozen=True)

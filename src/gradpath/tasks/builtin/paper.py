@@ -14,6 +14,9 @@ from gradpath.tasks.builtin import half, named_task, read_json, read_text, templ
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 HE, SHE = " he", " she"
+NO_BORDER = "the tokenizer does not split the year where the prompt ends"
+ONE_SIDED = "no next token is right, or none is wrong"
+UNUSUAL = "the tokenizer splits this year unlike most years"
 
 
 @named_task(
@@ -221,11 +224,6 @@ def hypernymy(split: str, tokenizer: Tokenizer) -> Candidates:
         return Pair(clean, corrupted, names[a], names[b])
 
     return Candidates(Combinations((len(texts), len(couples)), build))
-
-
-NO_BORDER = "the tokenizer does not split the year where the prompt ends"
-ONE_SIDED = "no next token is right, or none is wrong"
-UNUSUAL = "the tokenizer splits this year unlike most years"
 
 
 @dataclass(frozen=True)
