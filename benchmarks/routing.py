@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradpath.model.experts import route
+from gradpath.model.architecture import route
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import encode
 

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradpath.model.architecture import ACTIVATIONS, Latent, Layer
-from gradpath.model.experts import Experts
+from gradpath.model.architecture import ACTIVATIONS, Experts, Latent, Layer
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Task, encode
 

@@ -8,7 +8,7 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.circuit import Circuit
-from gradpath.explanation.examples import Inside, look_inside
+from gradpath.explanation import Inside, look_inside
 from gradpath.limits import Limits
 
 TASK = prompts([5, 7, 7, 6], [[2], [3, 4], [6], [1]])

@@ -11,7 +11,7 @@ from small_models import VOCAB, tiny_hf, tiny_model
 from torch import Tensor
 
 from gradpath.errors import InputError
-from gradpath.model.experts import Experts, route, run_experts
+from gradpath.model.architecture import Experts, route, run_experts
 from gradpath.model.families import convert
 
 KINDS = ("deepseek-v2", "deepseek-v3", "glm4-moe", "gpt-oss", "llama4", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe")

@@ -12,7 +12,7 @@ from browsing import Visit, edges_shown, ink
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath.explanation.examples import Inside, look_inside
+from gradpath.explanation import Inside, look_inside
 from gradpath.model.transformer import Transformer
 from gradpath.report import Chosen, MethodRun, Report, evidence, render
 from gradpath.report.data import spread_examples

@@ -1,20 +1,38 @@
-"""Reading a circuit: what each of its nodes does, on which words, for which example."""
+"""Reading a circuit: what each of its nodes does, on which words, for which example.
+
+``explain`` is about all examples. ``look_inside`` is about single ones, what the page shows when an example is chosen:
+attention patterns, tokens that are raised, effects of edges. The effect of an edge on one example is its score there,
+by the method with which the circuit was found if that follows a path, else by EAP-IG.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from gradpath import defaults
+from gradpath.ablation import Ablation, ablation_of, all_positions
+from gradpath.attribution.attribute import rows_of_examples, score_batch
+from gradpath.attribution.methods import Path, find_method
 from gradpath.circuit import Circuit
-from gradpath.errors import UsageError, unknown
-from gradpath.explanation.measure import Measured, measure, names_of_answers
+from gradpath.errors import GradpathError, UsageError, unknown
+from gradpath.evaluation import named_positions
+from gradpath.explanation.measure import RUNS, BatchWork, Measured, answers_of, measure, names_of_answers, token_logits
 from gradpath.explanation.roles import Role, known_head_scores, roles_of
 from gradpath.formats.content import optional
 from gradpath.limits import Limits
-from gradpath.model.transformer import Transformer
-from gradpath.sweep import Progress
-from gradpath.tasks.task import Task
+from gradpath.model.inspection import patterns, token_text
+from gradpath.model.prompt_cache import keep_prompts
+from gradpath.model.transformer import Transformer, at_least_float32
+from gradpath.runtime import distributed
+from gradpath.sweep import Progress, own_settings, sweep
+from gradpath.tasks.task import Pairs, Task, encode
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,3 +169,188 @@ def explanation_of(model: Transformer, circuit: Circuit, task: Task, measured: M
         clean=float(measured.clean.mean()),
         corrupted=float(measured.corrupted.mean()),
     )
+
+
+_TOKENS = 4  # raised, and as many lowered, for each node
+_UNEMBEDDED = 128  # writes at once: the unembedding takes longer to read than to multiply with a few
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What a circuit does on single examples, and the roles of its nodes over all of them.
+
+    Args:
+        circuit: The circuit.
+        explanation: The roles.
+        sources: The nodes of the circuit that write, as sources of the graph.
+        heads: Those of them that are heads.
+        patterns: For each example the attention of every head, from 0 to 255, in the clean, the corrupted and the
+            circuit's run: (3, head, pair), with the pairs of query and earlier key row by row.
+        tokens: The tokens that each node raises most, then those that it lowers most.
+        texts: Those tokens as text.
+        logits: What the node adds to their logits.
+        answers: What it adds to those of the right and the wrong answer; None for tasks without them.
+        effects: The effect of each edge of the circuit, in its order.
+    """
+
+    circuit: Circuit
+    explanation: Explanation
+    sources: list[int]
+    heads: list[int]
+    patterns: list[UInt8[Tensor, "run head pair"]]
+    tokens: Int[Tensor, "example source token"]
+    texts: Mapping[int, str]
+    logits: Float[Tensor, "example source token"]
+    answers: Float[Tensor, "example source side"] | None
+    effects: Float[Tensor, "example edge"]
+
+
+def look_inside(
+    model: Transformer, circuit: Circuit, task: Task, *, limits: Limits = Limits(), mean_over: Task | None = None
+) -> Inside:
+    """Look at every example of a task, of which there should be few.
+
+    Args:
+        model: The model that the circuit is of.
+        circuit: The circuit.
+        task: The examples.
+        limits: How many examples may be run at once.
+        mean_over: The task whose clean prompts means are taken over, where the circuit's ablation has means.
+
+    Returns:
+        What its nodes and edges do on each of them.
+    """
+    with distributed.alone(), own_settings(model), keep_prompts(model):
+        pairs = named_positions(encode(task, model.tokenizer), [circuit], task, model)
+        answers, n = answers_of(task, pairs), len(task)
+        shape = n, sum(node != "logits" for node in circuit.nodes)
+        seen: list[Tensor] = [torch.empty(0)] * n
+        tokens = torch.zeros(*shape, 2 * _TOKENS, dtype=torch.long, device="cpu")
+        logits = torch.zeros(*shape, 2 * _TOKENS, device="cpu")
+        sides = torch.zeros(*shape, 2, device="cpu")
+
+        def see(here: BatchWork) -> None:
+            batch, weights = here.runs.batch, _all_patterns(here)
+            for row, example in enumerate(batch.index.tolist()):
+                seen[example] = _triangle(weights[:, row], int(batch.last[row]) + 1)
+            tokens[batch.index], logits[batch.index] = _most_changed(model, here.writes)
+            if answers is not None:
+                own = answers[batch.index].to(model.device)
+                added = token_logits(model, here.writes, own).sum(-1) / (own >= 0).sum(-1).clamp(min=1)[:, None]
+                sides[batch.index] = added.float().cpu()
+
+        ablation = ablation_of(circuit.provenance.ablation, model, mean_over or task, limits)
+        # First, because its batches have the longer prefixes, which are kept.
+        effects = _edge_effects(model, circuit, task, all_positions(pairs, ablation), ablation, limits)
+        measured = measure(model, circuit, task, limits=limits, mean_over=mean_over, see=see)
+        return Inside(
+            circuit=circuit,
+            texts={token: token_text(model, token) for token in sorted(set(tokens.flatten().tolist()))},
+            explanation=explanation_of(model, circuit, task, measured),
+            sources=measured.sources,
+            heads=measured.heads,
+            patterns=seen,
+            tokens=tokens,
+            logits=logits,
+            answers=None if answers is None else sides,
+            effects=effects,
+        )
+
+
+@torch.no_grad()
+def _all_patterns(here: BatchWork) -> Float[Tensor, "run batch head query key"]:
+    """The attention patterns in the three runs, with a row for every token.
+
+    Before the first difference of the pairs, the runs attend alike.
+    """
+    model, start, ids = here.model, here.runs.start, here.runs.batch.clean
+    if not here.patterns:
+        return torch.zeros(len(RUNS), len(ids), 0, 0, 0, device="cpu")
+    later = torch.cat(here.patterns, 2)
+    if not start:
+        return later
+    before, info = model.run(model.embed(ids[:, :start])), model.position_info(0, start)
+    layers = [(layer, heads) for layer in range(model.arch.n_layers) if (heads := here.heads_of(layer))]
+    earlier = torch.cat([patterns(model, layer, before.layers[layer], info)[:, heads] for layer, heads in layers], 1)
+    earlier = F.pad(earlier, (0, ids.shape[1] - start))  # (batch, head, query, key)
+    return torch.cat([earlier.expand(len(later), *earlier.shape), later], 3)
+
+
+def _triangle(weights: Float[Tensor, "run head query key"], length: int) -> UInt8[Tensor, "run head pair"]:
+    """The weights of a prompt of this length for every query and earlier key, from 0 to 255."""
+    if not weights.numel():
+        return torch.zeros(len(weights), 0, 0, dtype=torch.uint8, device="cpu")
+    query, key = torch.tril_indices(length, length, device=weights.device)
+    return (255 * weights[:, :, query, key]).round().clamp(0, 255).to("cpu", torch.uint8)
+
+
+@torch.no_grad()
+def _most_changed(model: Transformer, behind: Float[Tensor, "batch source d_model"]) -> tuple[Tensor, Tensor]:
+    """The tokens that each node raises, then those that it lowers most, and by how much, (batch, source, token)."""
+    unembedding = at_least_float32(model.unembedding)
+    centre, k = unembedding.mean(0), min(_TOKENS, len(unembedding) // 2)
+    ids, values = [], []
+    # A few nodes at a time: all logits at once would not fit.
+    for x in torch.split(behind, max(1, _UNEMBEDDED // len(behind)), 1):
+        logits = (x.reshape(-1, x.shape[-1]) @ unembedding.T).view(*x.shape[:2], -1)
+        mean = (x @ centre)[..., None]
+        up, down = logits.topk(k), logits.topk(k, largest=False)
+        pad = (0, 2 * (_TOKENS - k))
+        ids.append(F.pad(torch.cat([up.indices, down.indices], -1), pad))
+        values.append(F.pad(torch.cat([up.values, down.values], -1) - mean, pad))
+    return torch.cat(ids, 1).cpu(), torch.cat(values, 1).float().cpu()
+
+
+def _edge_effects(
+    model: Transformer, circuit: Circuit, task: Task, pairs: Pairs, ablation: Ablation | None, limits: Limits
+) -> Float[Tensor, "example edge"]:
+    """The score of each edge of the circuit on each example."""
+    method, options = _method(circuit.about)
+    source, target = circuit.index.T
+    effects = torch.zeros(len(pairs), len(circuit), device="cpu")
+
+    def work(batch: Pairs) -> Tensor:
+        [(scores, _)] = score_batch(
+            model,
+            task.metric,
+            method,
+            options,
+            batch,
+            ablation=ablation,
+            at_once=at_once.points,
+            split=rows_of_examples,
+        )
+        effects[batch.index] = scores[:, source, target].float()
+        return effects[batch.index]
+
+    at_once = limits.attribution(
+        model, pairs, points=method.points(options), whole=method.whole(options), results=len(pairs)
+    )
+    for _ in sweep(
+        work,
+        pairs,
+        at_once.examples,
+        model=model,
+        task=task,
+        doing=method.name,
+        same=lambda: None,
+        batches=at_once.batches,
+    ):
+        pass
+    return effects
+
+
+def _method(about: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The method that a circuit was found with, if it follows a path and scores edges; else EAP-IG."""
+    default = find_method(defaults.METHOD)
+    assert isinstance(default, Path)
+    try:
+        method = find_method(str(about.get("method")))
+        options = method.options(dict(about.get("options", {})))
+    except GradpathError:  # a method of a plug-in that is not loaded, or options of another version
+        return default, default.options({})
+    if not isinstance(method, Path) or method.of == "nodes" or method.increments:
+        return default, default.options({})
+    if "steps" in method.defaults and about.get("steps"):
+        options["steps"] = int(about["steps"])
+    return method, options

@@ -24,8 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.attribution.contraction import NodeReads
-from gradpath.model.architecture import Layer
-from gradpath.model.experts import Experts, expert_outputs
+from gradpath.model.architecture import Experts, Layer, expert_outputs
 from gradpath.model.transformer import Transformer, at_least_float32
 
 if TYPE_CHECKING:

@@ -34,8 +34,7 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError, reason, warn
-from gradpath.model.architecture import Architecture, Latent, Layer, Rotary, fields_of
-from gradpath.model.experts import Experts
+from gradpath.model.architecture import Architecture, Experts, Latent, Layer, Rotary, fields_of
 from gradpath.model.transformer import Transformer
 from gradpath.runtime.files import PART, try_lock, write_atomically
 

@@ -40,13 +40,14 @@ from gradpath.model.architecture import (
     CALCULUS,
     PARTS,
     Architecture,
+    Experts,
     Latent,
     Layer,
     Rotary,
     Rules,
     fields_of,
+    run_experts,
 )
-from gradpath.model.experts import Experts, run_experts
 from gradpath.model.tokenizer import Prompts, Tokenizer
 from gradpath.runtime import progress
 

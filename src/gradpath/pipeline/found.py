@@ -27,7 +27,7 @@ from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, InputError, UsageError, reason, warn
 from gradpath.evaluation.result import Result
-from gradpath.explanation.examples import Inside, look_inside
+from gradpath.explanation import Inside, look_inside
 from gradpath.limits import Limits
 from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer

@@ -13,7 +13,7 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.mib import Areas
 from gradpath.evaluation.result import Result
-from gradpath.explanation.examples import Inside
+from gradpath.explanation import Inside
 from gradpath.graph import Graph
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import Scores

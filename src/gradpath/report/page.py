@@ -34,7 +34,7 @@ from torch import Tensor
 from gradpath._version import __version__
 from gradpath.circuit import Circuit, Comparison, load_circuit
 from gradpath.errors import InputError, UsageError
-from gradpath.explanation.examples import Inside
+from gradpath.explanation import Inside
 from gradpath.formats.edges import dot, graphml
 from gradpath.graph import pruned
 from gradpath.report.data import IN_PAGE, SAVED, Chosen, MethodRun, Report, circuit_report

@@ -1,7 +1,7 @@
 """Mixtures of experts in Llama-like layers: Mixtral, OLMoE, Qwen 2 and 3 MoE, GLM-4.5, gpt-oss, Llama 4 and DeepSeek.
 
-``model.experts`` has the equations. The families differ in the router's probabilities and weights, and in a shared
-expert that every token uses. A layer without router has an ordinary MLP.
+``model.architecture.Experts`` has the equations. The families differ in the router's probabilities and weights, and in
+a shared expert that every token uses. A layer without router has an ordinary MLP.
 
 gpt-oss also has attention sinks, clamped gates, biases, and alternating sliding windows. A sink is a learned logit of a
 head. It takes part in the softmax beside the logits of the keys, and has no value, so that a head can attend to less
@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from gradpath.errors import InputError
-from gradpath.model.architecture import Architecture, Latent, Layer
-from gradpath.model.experts import Experts
+from gradpath.model.architecture import Architecture, Experts, Latent, Layer
 from gradpath.model.families import family
 from gradpath.model.families.checkpoint import (
     LLAMA,
