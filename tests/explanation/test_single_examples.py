@@ -7,9 +7,11 @@ import torch
 from small_models import prompts, tiny_model
 
 import gradpath as gp
+import gradpath.explanation as explanation
 from gradpath.circuit import Circuit
 from gradpath.explanation import Inside, look_inside
 from gradpath.limits import Limits
+from gradpath.model.transformer import Transformer
 
 TASK = prompts([5, 7, 7, 6], [[2], [3, 4], [6], [1]])
 
@@ -72,3 +74,25 @@ def test_a_circuit_of_nodes_has_effects_of_edges_by_eap_ig():
     effects = look_inside(model, circuit, TASK).effects.mean(0)
     expected = gp.attribute(model, TASK, "eap-ig").values[*circuit.index.T]
     assert torch.allclose(effects, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["relp", "eap-gp"])  # another backward pass, and a path that moves the prefix
+def test_effects_follow_the_method_that_found_the_circuit(method):
+    model = tiny_model("gpt2")
+    circuit = gp.select(gp.attribute(model, TASK, method), n=30, how="top")
+    assert torch.allclose(look_inside(model, circuit, TASK).effects.mean(0), circuit.scores, atol=1e-4)
+
+
+def test_the_prompts_of_a_batch_are_run_once(monkeypatch):
+    model, run, lengths = tiny_model("gpt2"), Transformer.run, []
+    circuit = gp.select(gp.attribute(model, TASK, "eap"), n=60, how="top")
+
+    def counted(self, x, **options):
+        lengths.append(x.shape[:2])
+        return run(self, x, **options)
+
+    monkeypatch.setattr(Transformer, "run", counted)
+    monkeypatch.setattr(explanation, "known_head_scores", lambda model, heads: torch.zeros(len(heads), 4))
+    look_inside(model, circuit, TASK.take([1]))
+    # Tokens 3 and 4 of 7 differ: the prefix, then the suffix on the corrupted and on the clean prompt.
+    assert lengths == [(1, 3), (1, 4), (1, 4)]

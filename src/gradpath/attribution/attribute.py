@@ -71,6 +71,7 @@ def score_batch(
     stops: frozenset[int] = frozenset(),
     at_once: int = RUN_AT_ONCE,
     split: Split | None = None,
+    runs: BatchRuns | None = None,
 ) -> BatchScores:
     """The scores of one batch, summed over its examples: the equation above without the mean over examples.
 
@@ -84,6 +85,7 @@ def score_batch(
         stops: Numbers of points after which the scores so far are returned, too.
         at_once: The largest number of points of a stack that are run together.
         split: Splits the rows of the batch into groups that are scored separately.
+        runs: The batch's clean and corrupted runs, if they are there already.
 
     Returns:
         The scores, (source, target) or (group, source, target), and the passes made, after each stop and after all
@@ -93,7 +95,8 @@ def score_batch(
         model = replace(model, rules=method.rules(options))
     with torch.enable_grad():
         # 1. Run the clean and the corrupted prompt: x_u - x'_u, the difference of what every node u writes.
-        runs = BatchRuns(model, batch.to(model.device), metric, method.whole(options), ablation, at_once)
+        if runs is None:
+            runs = BatchRuns(model, batch.to(model.device), metric, method.whole(options), ablation, at_once)
         if not isinstance(method, Path):
             return [(method.build(runs, **options).detach().cpu(), runs.passes)]
         groups = None if split is None else [rows.to(model.device) for rows in split(batch)]

@@ -128,6 +128,7 @@ class BatchRuns:
     ablation: Ablation | None = None  # what a node writes instead of x'; None for the corrupted prompt
     at_once: int = RUN_AT_ONCE  # points of a stack
     passes: Passes = field(default_factory=Passes)
+    prefix: list[Past] | None = None  # if it was run already
 
     def __post_init__(self) -> None:
         model, batch = self.model, self.batch
@@ -145,6 +146,8 @@ class BatchRuns:
         if self.whole and self.start:
             prefix = self._leaf(self._embeddings[:, : self.start])
             return prefix, self.model.prefix(prefix)
+        if self.prefix is not None:
+            return None, self.prefix
         with torch.no_grad():
             return None, prefix_of(self.model, self.batch.clean, self.batch.last, self.start)
 
@@ -248,14 +251,16 @@ def run_path(runs: BatchRuns, path: Path, options: dict[str, Any]) -> Iterator[t
     Of a stack, ``runs.at_once`` points are run at a time. A ``PointRun`` holds its autograd graph: it is freed
     before the next point is run, provided that the caller drops it too.
     """
-    points, here = path.build(runs.pair, **options), None
+    points, here, is_first = path.build(runs.pair, **options), None, True
     while True:
         try:
             requested = points.send(here)  # nothing comes back for a stack
         except StopIteration:
             requested = None
         here = None
-        runs.release()
+        if not is_first:  # the first point may be an end that was run already
+            runs.release()
+        is_first = False
         if requested is None:
             return
         scored = not isinstance(requested, Unscored)

@@ -17,8 +17,9 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from gradpath import defaults
-from gradpath.ablation import Ablation, ablation_of, all_positions
+from gradpath.ablation import ablation_of, all_positions
 from gradpath.attribution.attribute import rows_of_examples, score_batch
+from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.methods import Path, find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, UsageError, unknown
@@ -27,12 +28,11 @@ from gradpath.explanation.measure import RUNS, BatchWork, Measured, answers_of, 
 from gradpath.explanation.roles import Role, known_head_scores, roles_of
 from gradpath.formats.content import optional
 from gradpath.limits import Limits
-from gradpath.model.inspection import patterns, token_text
-from gradpath.model.prompt_cache import keep_prompts
+from gradpath.model.inspection import token_text
 from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.runtime import distributed
-from gradpath.sweep import Progress, own_settings, sweep
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.sweep import Progress, own_settings
+from gradpath.tasks.task import Task, encode
 
 
 @dataclass(frozen=True, repr=False)
@@ -220,7 +220,7 @@ def look_inside(
     Returns:
         What its nodes and edges do on each of them.
     """
-    with distributed.alone(), own_settings(model), keep_prompts(model):
+    with distributed.alone(), own_settings(model):
         pairs = named_positions(encode(task, model.tokenizer), [circuit], task, model)
         answers, n = answers_of(task, pairs), len(task)
         shape = n, sum(node != "logits" for node in circuit.nodes)
@@ -239,10 +239,26 @@ def look_inside(
                 added = token_logits(model, here.writes, own).sum(-1) / (own >= 0).sum(-1).clamp(min=1)[:, None]
                 sides[batch.index] = added.float().cpu()
 
+        method, options = _method(circuit.about)
         ablation = ablation_of(circuit.provenance.ablation, model, mean_over or task, limits)
-        # First, because its batches have the longer prefixes, which are kept.
-        effects = _edge_effects(model, circuit, task, all_positions(pairs, ablation), ablation, limits)
-        measured = measure(model, circuit, task, limits=limits, mean_over=mean_over, see=see)
+        pairs, points, whole = all_positions(pairs, ablation), method.points(options), method.whole(options)
+        at_once = limits.attribution(model, pairs, points=points, whole=whole, results=n)
+        effects = torch.zeros(n, len(circuit), device="cpu")
+
+        def score(runs: BatchRuns) -> None:
+            runs.at_once = at_once.points
+            effects[runs.batch.index] = _edge_effects(runs, circuit, method, options)
+
+        measured = measure(
+            model,
+            circuit,
+            task,
+            limits=Limits(at_once.examples, limits.memory),
+            mean_over=mean_over,
+            batches=at_once.batches,
+            see=see,
+            finish=score,
+        )
         return Inside(
             circuit=circuit,
             texts={token: token_text(model, token) for token in sorted(set(tokens.flatten().tolist()))},
@@ -263,16 +279,13 @@ def _all_patterns(here: BatchWork) -> Float[Tensor, "run batch head query key"]:
 
     Before the first difference of the pairs, the runs attend alike.
     """
-    model, start, ids = here.model, here.runs.start, here.runs.batch.clean
+    ids = here.runs.batch.clean
     if not here.patterns:
         return torch.zeros(len(RUNS), len(ids), 0, 0, 0, device="cpu")
     later = torch.cat(here.patterns, 2)
-    if not start:
+    if here.before is None:
         return later
-    before, info = model.run(model.embed(ids[:, :start])), model.position_info(0, start)
-    layers = [(layer, heads) for layer in range(model.arch.n_layers) if (heads := here.heads_of(layer))]
-    earlier = torch.cat([patterns(model, layer, before.layers[layer], info)[:, heads] for layer, heads in layers], 1)
-    earlier = F.pad(earlier, (0, ids.shape[1] - start))  # (batch, head, query, key)
+    earlier = F.pad(here.before, (0, ids.shape[1] - here.runs.start))  # (batch, head, query, key)
     return torch.cat([earlier.expand(len(later), *earlier.shape), later], 3)
 
 
@@ -302,42 +315,24 @@ def _most_changed(model: Transformer, behind: Float[Tensor, "batch source d_mode
 
 
 def _edge_effects(
-    model: Transformer, circuit: Circuit, task: Task, pairs: Pairs, ablation: Ablation | None, limits: Limits
+    runs: BatchRuns, circuit: Circuit, method: Path, options: dict[str, Any]
 ) -> Float[Tensor, "example edge"]:
-    """The score of each edge of the circuit on each example."""
-    method, options = _method(circuit.about)
-    source, target = circuit.index.T
-    effects = torch.zeros(len(pairs), len(circuit), device="cpu")
-
-    def work(batch: Pairs) -> Tensor:
-        [(scores, _)] = score_batch(
-            model,
-            task.metric,
-            method,
-            options,
-            batch,
-            ablation=ablation,
-            at_once=at_once.points,
-            split=rows_of_examples,
-        )
-        effects[batch.index] = scores[:, source, target].float()
-        return effects[batch.index]
-
-    at_once = limits.attribution(
-        model, pairs, points=method.points(options), whole=method.whole(options), results=len(pairs)
+    """The score of each edge of the circuit on each example of a batch."""
+    model, (source, target) = runs.model, circuit.index.T
+    # The same runs serve methods that move the suffix alone and do not change the backward pass.
+    same = not method.whole(options) and method.rules(options) == model.rules
+    [(scores, _)] = score_batch(
+        model,
+        runs.metric,
+        method,
+        options,
+        runs.batch,
+        ablation=runs.ablation,
+        at_once=runs.at_once,
+        split=rows_of_examples,
+        runs=runs if same else None,
     )
-    for _ in sweep(
-        work,
-        pairs,
-        at_once.examples,
-        model=model,
-        task=task,
-        doing=method.name,
-        same=lambda: None,
-        batches=at_once.batches,
-    ):
-        pass
-    return effects
+    return scores[:, source, target].float()
 
 
 def _method(about: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:

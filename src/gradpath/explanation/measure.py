@@ -155,6 +155,7 @@ class BatchWork:
     prepared: Prepared
     plan: Plan
     sources: list[int]
+    before: Float[Tensor, "batch head query key"] | None  # patterns before the first difference, where asked for
 
     @cached_property
     def patterns(self) -> list[Float[Tensor, "run batch head query key"]]:
@@ -172,8 +173,7 @@ class BatchWork:
 
     def heads_of(self, layer: int) -> list[int]:
         """The heads of a layer that are looked at."""
-        here = self.model.graph.source_heads(layer)
-        return [source - here.start for source in self.sources if here.start <= source < here.stop]
+        return _heads_of(self.model, self.sources, layer)
 
 
 def measure(
@@ -185,7 +185,9 @@ def measure(
     progress: Progress | None = None,
     ablation: str | None = None,
     mean_over: Task | None = None,
+    batches: list[Pairs] | None = None,
     see: Callable[[BatchWork], None] | None = None,
+    finish: Callable[[BatchRuns], None] | None = None,
 ) -> Measured:
     """Measure what every node of a circuit does on every example of a task.
 
@@ -197,7 +199,9 @@ def measure(
         progress: Called with the number of examples of each finished batch.
         ablation: What edges outside the circuit carry; by default as the circuit was found.
         mean_over: The task whose clean prompts means are taken over; by default ``task`` itself.
+        batches: The batches; by default as many examples as fit into memory.
         see: Called with everything that is run for a batch.
+        finish: Called with the clean and the corrupted run of a batch in the end, when all else is freed.
 
     Returns:
         The measurements.
@@ -220,7 +224,7 @@ def measure(
         pairs = all_positions(named_positions(pairs, [circuit], task, model), instead)
 
         def work(batch: Pairs) -> dict[str, Tensor]:
-            here = batch_work(model, task, batch, plan, sources, instead)
+            here = batch_work(model, task, batch, plan, sources, instead, whole_patterns=see is not None)
             if see is not None:
                 see(here)
             rows, length = batch.index, batch.clean.shape[1]
@@ -232,13 +236,19 @@ def measure(
             for name, x in new.items():
                 place = (slice(None), rows) if name in ("metric", "attention") else (rows,)
                 totals[name][place] = x
+            runs = here.runs
+            del here
+            if finish is not None:
+                finish(runs)
             return new
 
         def same() -> object:
             return model.identity, circuit.masks.numpy().tobytes(), instead is None
 
         size = limits.batch(model, pairs)
-        for _ in sweep(work, pairs, size, model=model, task=task, doing="explaining", same=same, progress=progress):
+        for _ in sweep(
+            work, pairs, size, model=model, task=task, doing="explaining", same=same, progress=progress, batches=batches
+        ):
             pass
     done = {name: distributed.all_sum(x) for name, x in totals.items()}
     return Measured(
@@ -271,11 +281,28 @@ def _zeros(n: int, n_sources: int, n_heads: int, width: int, answers: Tensor | N
 
 
 def batch_work(
-    model: Transformer, task: Task, batch: Pairs, plan: Plan, sources: list[int], ablation: Ablation | None
+    model: Transformer,
+    task: Task,
+    batch: Pairs,
+    plan: Plan,
+    sources: list[int],
+    ablation: Ablation | None,
+    *,
+    whole_patterns: bool = False,
 ) -> BatchWork:
-    """Run the clean and the corrupted prompts of a batch, with gradients, and prepare it for the circuit's run."""
+    """Run the clean and the corrupted prompts of a batch, with gradients, and prepare it for the circuit's run.
+
+    With ``whole_patterns`` attention before the first difference of the pairs is kept, too.
+    """
+    batch, start, prefix, before = batch.to(model.device), batch.start, None, None
+    heads = {layer: own for layer in range(model.arch.n_layers) if (own := _heads_of(model, sources, layer))}
+    if whole_patterns and start and heads:
+        with torch.no_grad():
+            run, info = model.run(model.embed(batch.clean[:, :start])), model.position_info(0, start)
+            parts = [patterns(model, layer, run.layers[layer], info)[:, own] for layer, own in heads.items()]
+            prefix, before = [layer.past for layer in run.layers], torch.cat(parts, 1)
     with torch.enable_grad():
-        runs = BatchRuns(model, batch.to(model.device), task.metric, whole=False, ablation=ablation)
+        runs = BatchRuns(model, batch, task.metric, whole=False, ablation=ablation, prefix=prefix)
     corrupted_input, corrupted = runs.corrupted.suffix, runs.corrupted.run
     if ablation is not None:
         corrupted_input, corrupted = ablation.run(model, *batch.clean.shape)
@@ -288,7 +315,13 @@ def batch_work(
         input=(runs.clean.suffix - corrupted_input).detach(),
         clean_final=runs.clean.final,
     )
-    return BatchWork(model, runs, prepared, plan, sources)
+    return BatchWork(model, runs, prepared, plan, sources, before)
+
+
+def _heads_of(model: Transformer, sources: Sequence[int], layer: int) -> list[int]:
+    """The heads of a layer among some sources."""
+    here = model.graph.source_heads(layer)
+    return [source - here.start for source in sources if here.start <= source < here.stop]
 
 
 def _of_batch(here: BatchWork, own: Tensor, answers: Tensor | None, mixtures: list[int]) -> dict[str, Tensor]:
