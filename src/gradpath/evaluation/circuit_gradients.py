@@ -37,7 +37,7 @@ from gradpath.evaluation.patched_run import (
 )
 from gradpath.evaluation.plan import Plan, SpanReads, SparseReads, mlp_positions, sum_groups
 from gradpath.evaluation.prepared import Positions, Prepared
-from gradpath.model.transformer import to_device_of
+from gradpath.model.transformer import same_device, to_device_of
 from gradpath.tasks.metrics import Metric, metric_of
 
 # The largest number of rows, examples times positions, whose autograd graphs are kept.
@@ -149,7 +149,7 @@ class _TracedRun:
         count_nodes(prepared, step)
         if step.attention.targets or (prepared.ablated and step.heads):
             kept = self.gradients[self.rows[2 * index]]
-            here = kept.device == before.attn_in.device
+            here = same_device(kept, before.attn_in)
             x = _sparse(step.attention).read(before.attn_in, deltas, out=kept if here else None)
             projected = project(model, index, step.attention.targets, x)
             projected = projected._replace(values=projected.values.detach().requires_grad_())
@@ -158,7 +158,7 @@ class _TracedRun:
             writes = write_heads(model, index, step, change.detach())
             deltas[step.head_rows] = to_device_of(writes, deltas).view(-1, *deltas.shape[1:])
             if not here:
-                kept.copy_(x)
+                kept.copy_(to_device_of(x, kept))
             self.heads[index] = _Heads(projected, change if self.keep_graphs else None)
         at = self.positions[index]
         if step.mlp is not None and at is not None:
