@@ -86,6 +86,11 @@ def test_the_top_of_the_package_fits_on_a_screen():
     assert len(modules) <= 12, modules
 
 
+def test_modules_are_few_and_full():
+    """Who reads one command should not have to open dozens of small files."""
+    assert len(FILES) <= 115
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
 def test_imports_point_left_only(file):
     here = room(file.relative_to(SOURCE).parts)
