@@ -175,13 +175,13 @@ def _measured(
     """Measure the circuit, and for the report those of other sizes, of ``top``, and random ones."""
     circuit, others, order = selected
     compared = others and request.nodes is None and request.selection != defaults.RANKING
-    # Every third size is enough for a line to compare with.
-    top = select_many(scores, [one.asked for one in (*others[::-3], circuit)]) if compared else []
+    sizes = _sizes_to_compare([one.asked for one in others])
+    top = select_many(scores, [*sizes, circuit.asked]) if compared else []
     limits = request.limits
     result, *results = _results(model, [circuit, *others, *top], to_measure, limits, to_attribute)
     few, random = None, list[Result]()
     if curve and scores.by_span is None:
-        random_circuits = _random_circuits(scores, circuit.asked, [one.asked for one in others])
+        random_circuits = _random_circuits(scores, circuit.asked, sizes)
         some = few_examples(to_measure, result)
         few, *random = _results(model, [circuit, *random_circuits], some, limits, to_attribute)
     return Found(
@@ -201,11 +201,15 @@ def _measured(
     )
 
 
-def _random_circuits(scores: Scores, n: int, sizes: list[int]) -> list[Circuit]:
-    """Circuits of n edges on random paths, and a few of each of three other sizes."""
-    others = [size for size in sizes if size != n][:: -max(1, len(sizes) // 3)][:3]
+def _sizes_to_compare(sizes: list[int]) -> list[int]:
+    """The sizes of lines to compare the curve with: every third, without the largest, which takes longest."""
+    return sizes[-2::-3] or sizes
+
+
+def _random_circuits(scores: Scores, n: int, others: list[int]) -> list[Circuit]:
+    """Circuits of n edges on random paths, and a few of each of some other sizes."""
     drawn = [
-        select_many(scores, [n, *(others if seed < BAND else ())], how=f"random-paths+seed={seed}")
+        select_many(scores, [n, *(others[:3] if seed < BAND else ())], how=f"random-paths+seed={seed}")
         for seed in range(QUICK)
     ]
     return [circuit for circuits in drawn for circuit in circuits]
