@@ -47,7 +47,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -228,6 +228,14 @@ class _State:
     n_total: int
 
 
+class _Off(NamedTuple):
+    """By how much a circuit is off the model."""
+
+    gap: float  # in the mean
+    error: float  # per example
+    chance: float  # the standard error of the mean
+
+
 @dataclass(frozen=True)
 class _Learner:
     """Learns the scores of some edges, and orders the edges by them."""
@@ -319,12 +327,12 @@ class _Learner:
         """The batches to learn from, and those of the last step: with other examples, if there are enough."""
         pairs, n = self.probe.pairs, len(self.probe.pairs) - UNSEEN
 
-        def cut(begin: int, end: int) -> list[Pairs]:
-            part = pairs.rows(torch.arange(begin, end, device="cpu"))
-            return part.tight_batches(self.probe.rows, min(self.probe.most, self.batch))
+        def cut(begin: int, end: int, most: int) -> list[Pairs]:
+            return pairs.rows(torch.arange(begin, end, device="cpu")).tight_batches(self.probe.rows, most)
 
+        most = self.probe.most
         # The pairs are shuffled, so the last ones are a sample. The last batches would be those of the longest pairs.
-        return cut(0, n if n >= 3 * UNSEEN else len(pairs)), cut(max(0, n), len(pairs))
+        return cut(0, n if n >= 3 * UNSEEN else len(pairs), min(most, self.batch)), cut(max(0, n), len(pairs), most)
 
     def _examples(self, step: int) -> list[Pairs]:
         """The batches of a step, drawn from a window that moves over all batches, round after round."""
@@ -363,28 +371,23 @@ class _Learner:
     def _strong_as_the_model(self, values: Tensor, edges: Order, n: int) -> Int[Tensor, " edge"]:
         """The order of edges, given by score, moved towards the model's mean metric where that is clearly another."""
         order = torch.arange(len(edges), device="cpu")
-        gap, error, chance = self._off(edges[:n])
-        if abs(gap) <= CLEAR * chance:
+        # With the effects, though they may not be needed: another run for them would take longer.
+        off, effects = self._measured(edges[:n], edges)
+        if abs(off.gap) <= CLEAR * off.chance:
             return order
-        _, effects = self._measured(edges[:n], edges)
-        moved = distributed.broadcast_first(shifted(values, _shrunk(effects), order[:n], -gap))
-        new_gap, new_error, _ = self._off(edges[moved[:n]])
-        return moved if new_error + abs(new_gap) < error + abs(gap) else order
-
-    def _off(self, edges: Order) -> tuple[float, float, float]:
-        """By how much a circuit is off the model: in the mean, per example, and the standard error of the mean."""
-        deviations, _ = self._measured(edges, edges[:0])
-        spread = float(deviations.std(correction=min(1, len(deviations) - 1)))
-        return float(deviations.mean()), float(deviations.abs().mean()), spread / math.sqrt(len(deviations))
+        moved = distributed.broadcast_first(shifted(values, _shrunk(effects), order[:n], -off.gap))
+        now, _ = self._measured(edges[moved[:n]], edges[:0])
+        return moved if now.error + abs(now.gap) < off.error + abs(off.gap) else order
 
     def _measured(
         self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"]
-    ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
-        """The deviations of a circuit on the examples of the last step, and the effects of the edges asked for."""
+    ) -> tuple[_Off, Float[Tensor, "example edge"]]:
+        """How far a circuit is off on the examples of the last step, and the effects there of the edges asked for."""
         plan = self._plan(edges.sort().values)
         parts = [self.probe.measure_on(pairs, plan, asked, [pairs]) for pairs in self._split[1]]
         deviations, effects = (torch.cat(x).double() for x in zip(*parts, strict=True))
-        return deviations, effects
+        chance = float(deviations.std(correction=min(1, len(deviations) - 1))) / math.sqrt(len(deviations))
+        return _Off(float(deviations.mean()), float(deviations.abs().mean()), chance), effects
 
     def _key(self) -> object:
         """Everything that the scores depend on."""
