@@ -434,17 +434,19 @@ def to_remove(
         # Sweep all edges for the best few, and take from these until one outside may be better.
         gain = torch.addmv(cost, effects, left, alpha=-2)
         few = gain.topk(min(4 * group, len(cost)), largest=False).indices.sort().values
-        own, own_cost, most = effects[few], cost[few], gain[few].max()
+        own, own_cost, most = effects[few], cost[few], float(gain[few].max())
+        moves = drift / n * root - own  # of the deviations, for each of them
+        before, edges = len(removed), few.tolist()
         for _ in range(group):
-            gain = torch.addmv(own_cost, own, left, alpha=-2)
-            best = int(gain.argmin())
-            if gain[best] > most or len(removed) >= n:
+            least, best = torch.addmv(own_cost, own, left, alpha=-2).min(0)
+            if float(least) > most or len(removed) >= n:
                 break
-            own_cost[best] = torch.inf
-            if gone := without(int(few[best])):
-                left += drift * len(gone) / n * root - own[best]
+            place = int(best)
+            own_cost[place] = torch.inf
+            if gone := without(edges[place]):
+                left += moves[place] if len(gone) == 1 else drift * len(gone) / n * root - own[place]
                 removed += gone
-                cost[gone] = torch.inf
+        cost[removed[before:]] = torch.inf
     return torch.tensor(removed, dtype=torch.long, device="cpu"), left / root
 
 
