@@ -70,7 +70,7 @@ from gradpath.tasks.load import clean_logits, more_examples
 from gradpath.tasks.metrics import metric_name
 from gradpath.tasks.task import Pairs, Task, judged_by_kl
 
-STEPS = 40
+STEPS = 32
 EXAMPLES = 1000  # to learn from, at most
 BATCH = 16
 ROWS = 96  # examples times positions that are run at once
