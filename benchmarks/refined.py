@@ -80,8 +80,11 @@ def tables(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             error = shown(error_difference([new], [old]), 1, 3)
             nfs, errors = (f"{old[key] * by:.{n}f} | {new[key] * by:.{n}f}" for key, by, n in SHOWN)
             lines.append(f"| {name} | {nfs} | {distance} | {errors} | {error} |")
-        mean = [sum(x["tasks"][name]["cells"][i]["error"] for name in names) / len(names) for x in (before, now)]
-        lines.append(f"| mean | | | | {mean[0]:.3f} | {mean[1]:.3f} | {mean[1] - mean[0]:+.3f} |")
+        old_cells, new_cells = ([x["tasks"][name]["cells"][i] for name in names] for x in (before, now))
+        mean = [sum(cell["error"] for cell in cells) / len(names) for cells in (old_cells, new_cells)]
+        distance = shown(distance_difference(new_cells, old_cells), 100, 1)
+        error = shown(error_difference(new_cells, old_cells), 1, 3)
+        lines.append(f"| mean | | | {distance} | {mean[0]:.3f} | {mean[1]:.3f} | {error} |")
     lines += ["", "| CPU seconds | EAP-IG | refined before | now | now / EAP-IG |", "|---|---:|---:|---:|---:|"]
     for name in names:
         old, new = (x["tasks"][name]["seconds"] for x in (before, now))

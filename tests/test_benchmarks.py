@@ -87,7 +87,7 @@ def test_two_versions_of_refined_are_compared(benchmark, tmp_path, monkeypatch):
     row = compared.measure(gp.load_model(str(save_tiny(tmp_path))), "ioi", examples=4, seed=0)
     runs = {"commit": "abc", "tasks": {"ioi, seed 0": row}}
     lines = compared.tables(runs, runs)
-    assert sum("+0.000 [+0.000, +0.000]" in line for line in lines) == 2
+    assert sum("+0.000 [+0.000, +0.000]" in line for line in lines) == 4  # a row and the mean for each size
     assert sum(line.startswith("| mean |") for line in lines) == 2
 
 
