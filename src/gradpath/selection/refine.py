@@ -80,8 +80,7 @@ PARTS = 4  # of the examples, which are measured in turn
 SMALL = 0.003  # circuits of at most this share of all edges are measured on two parts at a time
 PART = 12  # examples of a part at least
 KEPT = 0.7  # what the weight of an example is multiplied by on every rung that does not measure it
-ROWS = 100  # examples times positions in a batch on a CPU: more are hardly faster, and take more memory
-ALL_ROWS = 135  # as many, if a part of the examples then takes a single batch
+ROWS = 140  # examples times positions in a batch on a CPU: more are hardly faster, and take more memory
 # For progress bars, in forward passes over the positions of a prompt that are not shared: what the set-up of an example
 # takes, and a run of a circuit with its backward pass. Measured on SmolLM2.
 SET_UP_PASSES, RUN_PASSES = 2.5, 0.85
@@ -149,12 +148,7 @@ class CircuitProbe:
         """All examples in ``PARTS`` parts, or fewer if they are few: their rows, and the same in batches."""
         n_parts = min(PARTS, max(1, len(self.pairs) // PART))
         parts = torch.arange(len(self.pairs), device="cpu").tensor_split(n_parts)
-        return [(rows, self._batches(self.pairs.rows(rows))) for rows in parts]
-
-    def _batches(self, pairs: Pairs) -> list[Pairs]:
-        most = ALL_ROWS * self.rows // ROWS
-        fits = len(pairs) * (int(pairs.last.max() - pairs.first.min()) + 1) <= most
-        return pairs.tight_batches(most if fits else self.rows, self.most, BATCH)
+        return [(rows, self.pairs.rows(rows).tight_batches(self.rows, self.most, BATCH)) for rows in parts]
 
     @property
     def batch(self) -> int:
