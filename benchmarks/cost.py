@@ -44,7 +44,7 @@ LIMITS = {
     "curve of 20": 4.0,
     REFINED: 1.0,
     REFINED_ALL: 1.0,
-    FIND: 8.5,  # 8 on a quiet machine
+    FIND: 8.0,
 }
 
 
