@@ -230,16 +230,17 @@ def measure(
             rows, length = batch.index, batch.clean.shape[1]
             own = _one_hot(parts.at[rows, :length], width).to(model.device)  # (batch, pos, part)
             new = _of_batch(here, own, None if answers is None else answers[rows].to(model.device), mixtures)
-            for name in ("write", "experts"):
-                totals[name] += new.pop(name).double().sum(0).cpu()
-            new = {name: x.detach().float().cpu() for name, x in new.items()}
-            for name, x in new.items():
-                place = (slice(None), rows) if name in ("metric", "attention") else (rows,)
-                totals[name][place] = x
-            runs = here.runs
+            new, runs = {name: x.detach() for name, x in new.items()}, here.runs
             del here
             if finish is not None:
                 finish(runs)
+            # Nothing is added up before: a batch that does not fit is run again, in halves.
+            for name in ("write", "experts"):
+                totals[name] += new.pop(name).double().sum(0).cpu()
+            new = {name: x.float().cpu() for name, x in new.items()}
+            for name, x in new.items():
+                place = (slice(None), rows) if name in ("metric", "attention") else (rows,)
+                totals[name][place] = x
             return new
 
         def same() -> object:
