@@ -76,13 +76,13 @@ class _Place:
         """x - x' of what it writes, (batch, pos, d_model)."""
         writes, x = runs.writes, runs.clean.suffix
         if self.layer < 0:
-            found = writes.input
+            difference = writes.input
         elif not self.heads:
-            found = writes.mlps[self.layer]
+            difference = writes.mlps[self.layer]
         else:
             heads = writes.heads[self.layer].transpose(0, 1).flatten(1)  # (row, head d_head)
-            found = heads @ runs.model.layers[self.layer].w_write.T.to(heads.dtype)
-        return found.view_as(x).to(x.dtype)
+            difference = heads @ runs.model.layers[self.layer].w_write.T.to(heads.dtype)
+        return difference.view_as(x).to(x.dtype)
 
     def above(self, runs: BatchRuns) -> Tensor:
         """The clean residual stream that the place has written to, (batch, pos, d_model)."""
@@ -118,14 +118,14 @@ def _walk(runs: BatchRuns, place: _Place, fractions: Sequence[float]) -> tuple[R
     clean, difference = place.above(runs).detach(), place.difference(runs)
     reads, grad_out = Reads(), torch.zeros_like(clean)
     for at in range(0, len(fractions), runs.at_once):
-        some = fractions[at : at + runs.at_once]
-        x = torch.cat([clean - (1 - f) * difference for f in some]).requires_grad_()
-        run = _run_from(runs, place, x, len(some))
+        chunk = fractions[at : at + runs.at_once]
+        x = torch.cat([clean - (1 - f) * difference for f in chunk]).requires_grad_()
+        run = _run_from(runs, place, x, len(chunk))
         reads.first = n_layers - len(run.layers)
         metric = runs.metric_of(runs.at_last(run.final_in))
         (grad,) = reads.add(runs.model, run, metric, also=[x])
-        grad_out += grad.view(len(some), *clean.shape).sum(0)
-        share = len(some) * (n_layers - max(place.layer + (not place.heads), 0)) / n_layers
+        grad_out += grad.view(len(chunk), *clean.shape).sum(0)
+        share = len(chunk) * (n_layers - max(place.layer + (not place.heads), 0)) / n_layers
         runs.passes.forward += share
         runs.passes.backward += share
     return reads, grad_out
@@ -145,7 +145,7 @@ def _run_from(runs: BatchRuns, place: _Place, x: Tensor, n_points: int) -> Run:
         )
         layers.append(replace(before, y=y, rstd=rstd, q=q, k=k, v=v, mlp_in=mlp_in, mlp_out=mlp_out))
         x = x + mlp_out
-    past = [repeated(one, n_points) for one in runs.past[after:]]
+    past = [repeated(layer_past, n_points) for layer_past in runs.past[after:]]
     rest = model.above(after).run(x, start=runs.start, past=past)
     return Run(layers + rest.layers, rest.final_in)
 

@@ -111,7 +111,7 @@ def _contracted(runs: BatchRuns, reads: Reads, *, by_size: bool) -> Tensor:
     if not by_size:
         return contract(runs.model, runs.writes, reads)
     rows = torch.arange(len(runs.writes.input), device=runs.model.device).view(len(runs.batch), -1)
-    parts = (contract(runs.model, runs.writes, reads, [own])[0].abs() for own in rows)
+    parts = (contract(runs.model, runs.writes, reads, [rows_of_example])[0].abs() for rows_of_example in rows)
     return reduce(torch.add, parts)
 
 
@@ -144,44 +144,44 @@ def _changed_patterns(runs: BatchRuns) -> Iterator[_Changed]:
     width = 2 * model.arch.d_model + 10 * model.arch.n_heads * model.arch.d_qkv  # of what is alive at once
     size = max(1, CHUNK // (4 * width * x[..., 0].numel()))
     for first in range(0, graph.n_sources, size):
-        some = range(first, min(first + size, graph.n_sources))
-        less = torch.stack([write_of(model, runs.writes, u).view_as(x).to(x.dtype) for u in some])
+        chunk = range(first, min(first + size, graph.n_sources))
+        difference = torch.stack([write_of(model, runs.writes, u).view_as(x).to(x.dtype) for u in chunk])
         for index in range(graph.n_layers):
-            n_below = min(graph.source_head(index), some.stop) - first
+            n_below = min(graph.source_head(index), chunk.stop) - first
             if n_below > 0:
-                for targets, change in _without(runs, index, less[:n_below]):
+                for targets, change in _without(runs, index, difference[:n_below]):
                     yield _Changed(index, slice(first, first + n_below), targets, change)
-                made = n_below * _qkv_share(model, index)
-                runs.passes.forward += made
-                progress.count(made * graph.n_layers * x[..., 0].numel())
+                passes = n_below * _qkv_share(model, index)
+                runs.passes.forward += passes
+                progress.count(passes * graph.n_layers * x[..., 0].numel())
 
 
-def _without(runs: BatchRuns, index: int, less: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """The change of z in a layer's heads when queries or keys read ``less`` less, (source, batch, pos, d_model)."""
-    model, layer, seen = runs.model, runs.model.layers[index], runs.clean.run.layers[index]
-    x = (seen.attn_in - less).flatten(0, 1)  # (source batch, pos, d_model)
+def _without(runs: BatchRuns, index: int, difference: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The change of z in a layer's heads when queries or keys read less by (source, batch, pos, d_model)."""
+    model, layer, clean_layer = runs.model, runs.model.layers[index], runs.clean.run.layers[index]
+    x = (clean_layer.attn_in - difference).flatten(0, 1)  # (source batch, pos, d_model)
     fresh = model.project(layer, model.read_norm(x)[0])
-    clean = [part.repeat(len(less), 1, 1, 1) for part in (seen.q, seen.k, seen.v)]
+    clean = [part.repeat(len(difference), 1, 1, 1) for part in (clean_layer.q, clean_layer.k, clean_layer.v)]
     # One head at a time where a norm joins them: otherwise none of them sees the others' change.
     step = 1 if model.arch.qk_norm == "layer" else model.arch.n_heads
     for kind in range(2):
         for head in range(0, model.arch.n_heads, step):
-            made = list(clean)
-            made[kind] = clean[kind].clone()
-            made[kind][:, :, head : head + step] = fresh[kind][:, :, head : head + step]
+            projected = list(clean)
+            projected[kind] = clean[kind].clone()
+            projected[kind][:, :, head : head + step] = fresh[kind][:, :, head : head + step]
             first = model.graph.target_head(index, kind, head)
-            z = _gathered(runs, index, made, len(less))
+            z = _gathered(runs, index, projected, len(difference))
             yield (
                 slice(first, first + step),
-                at_least_float32(seen.z) - at_least_float32(z.view(len(less), *seen.z.shape)),
+                at_least_float32(clean_layer.z) - at_least_float32(z.view(len(difference), *clean_layer.z.shape)),
             )
 
 
-def _gathered(runs: BatchRuns, index: int, made: list[Tensor], n_sources: int) -> Tensor:
+def _gathered(runs: BatchRuns, index: int, projected: list[Tensor], n_sources: int) -> Tensor:
     """What a layer's heads gather with these queries, keys and values, (source batch, pos, head, d_head)."""
     model, layer = runs.model, runs.model.layers[index]
-    q, k, v = made
+    q, k, v = projected
     place = model.position_info(runs.start, q.shape[1])
-    own = model.keys_and_values(layer, k, v, place)
-    past = own.after(repeated(runs.past[index], n_sources) if runs.past else None)
+    suffix = model.keys_and_values(layer, k, v, place)
+    past = suffix.after(repeated(runs.past[index], n_sources) if runs.past else None)
     return model.attend(layer, model.queries(layer, q, place), past, place)

@@ -124,12 +124,12 @@ def _sums(
     """The gradients summed over points: up to the next stop, or as many as should be held in memory."""
     new = NodeReads if path.of == "nodes" else Reads
     reads, n_before = new(), 0
-    for here, scored in run_path(runs, path, options):
+    for point_run, scored in run_path(runs, path, options):
         if scored:
             # Nothing comes back for a stack, so no other backward pass needs its graph.
-            reads.add(runs.model, here.run, runs.metric_of(here.final), retain=here.point.ndim < 4)
-            runs.passes.backward += len(here.suffix) // len(runs.batch)
-        del here  # and with it its autograd graph, before the next point is run
+            reads.add(runs.model, point_run.run, runs.metric_of(point_run.final), retain=point_run.point.ndim < 4)
+            runs.passes.backward += len(point_run.suffix) // len(runs.batch)
+        del point_run  # and with it its autograd graph, before the next point is run
         n_points = n_before + reads.n_points
         if scored and (n_points in stops or reads.n_points >= SUM_AT_ONCE):
             yield runs.writes, reads
@@ -153,15 +153,15 @@ def _increments(runs: BatchRuns, path: Path, options: Options) -> Iterator[tuple
     """
     written: list[list[Tensor]] = []  # at the last points, three at most
     waiting: Reads | None = None  # the gradients at the last point, until the next one is known
-    for here, scored in run_path(runs, path, options):
+    for point_run, scored in run_path(runs, path, options):
         if scored:
-            written = [*written, node_writes(here.suffix, here.run.layers)][-3:]
+            written = [*written, node_writes(point_run.suffix, point_run.run.layers)][-3:]
             if waiting is not None:
                 yield _half_change(written[0], written[-1]), waiting
             waiting = Reads()
-            waiting.add(runs.model, here.run, runs.metric_of(here.final))
+            waiting.add(runs.model, point_run.run, runs.metric_of(point_run.final))
             runs.passes.backward += 1
-        del here  # and with it its autograd graph, before the next point is run
+        del point_run  # and with it its autograd graph, before the next point is run
     if waiting is not None:
         yield _half_change(written[-2:][0], written[-1]), waiting
 
@@ -255,8 +255,8 @@ def attribute_at_steps(
     _check_fit(model, method, ablation, positions, per_example)
     pairs, spans = _encoded(model, task, positions)
     method.check_metric(task.metric, options)
-    instead = ablation_of(ablation, model, mean_over or task, limits)
-    pairs = all_positions(pairs, instead)
+    ablation_writes = ablation_of(ablation, model, mean_over or task, limits)
+    pairs = all_positions(pairs, ablation_writes)
     method.check(model, pairs, options)
     sums = Sums(model, method, [*stops, options.get("steps", 1)], len(pairs), spans, per_example)
     points, whole = method.points(options), method.whole(options)
@@ -272,7 +272,7 @@ def attribute_at_steps(
             method,
             options,
             batch,
-            ablation=instead,
+            ablation=ablation_writes,
             stops=frozenset(stops),
             at_once=at_once.points,
             split=sums.split,
@@ -406,21 +406,21 @@ class Sums:
         examples = None if self._examples is None else self._of_examples(distributed.all_sum(self._examples))
         for steps, total, passes in zip(self.steps, totals, most.tolist(), strict=True):
             counts = dict(zip(("forward", "backward"), (round(n, 2) for n in passes), strict=True))
-            whole = {name: int(n) if n.is_integer() else n for name, n in counts.items()}
-            own = {**about, "steps": steps, "passes": whole}
+            counts = {name: int(n) if n.is_integer() else n for name, n in counts.items()}
+            about_steps = {**about, "steps": steps, "passes": counts}
             values = self._mean(total)
             if self.spans is None:
-                results.append(Scores(graph, values, own, examples=examples))
+                results.append(Scores(graph, values, about_steps, examples=examples))
             else:
                 by_span = SpanScores(self.spans.names, values, self.spans.reach())
-                results.append(Scores.of_spans(graph, by_span, {**own, "positions": positions}))
+                results.append(Scores.of_spans(graph, by_span, {**about_steps, "positions": positions}))
         return results
 
     def _of_examples(self, values: Tensor) -> Tensor:
         """The scores of every example, (example, source, target), in the form of ``_mean``."""
         graph = self.model.graph
         if self.method.of == "nodes":
-            return torch.stack([over_edges(graph, one[:, graph.logits]) for one in values])
+            return torch.stack([over_edges(graph, example[:, graph.logits]) for example in values])
         return values * graph.mask
 
     def _mean(self, total: Tensor) -> Tensor:

@@ -159,9 +159,9 @@ class BatchRuns:
     @cached_property
     def clean(self) -> PointRun:
         """The run on the clean prompts."""
-        here = self._run(self.pair.clean, *self._front)
-        keep_final(self.model, self.batch.clean, self.batch.last, here.final)
-        return here
+        point_run = self._run(self.pair.clean, *self._front)
+        keep_final(self.model, self.batch.clean, self.batch.last, point_run.final)
+        return point_run
 
     @cached_property
     def corrupted(self) -> PointRun:
@@ -174,9 +174,9 @@ class BatchRuns:
         A path that asks for an end again has it run again.
         """
         for end in ("clean", "corrupted"):
-            here: PointRun | None = self.__dict__.pop(end, None)
-            if here is not None:
-                self._written[end] = node_writes(here.suffix, here.run.layers)
+            point_run: PointRun | None = self.__dict__.pop(end, None)
+            if point_run is not None:
+                self._written[end] = node_writes(point_run.suffix, point_run.run.layers)
         if self.whole and len(self._written) == 2:
             self.__dict__.pop("_front", None)
 
@@ -184,19 +184,19 @@ class BatchRuns:
     def writes(self) -> Writes:
         """x_u - x'_u: what the nodes write on the clean prompt minus the corrupted one, or the ablation."""
         if self.ablation is None:
-            instead = self._writes_at("corrupted")
+            ablated_writes = self._writes_at("corrupted")
         else:
             x, run = self.ablation.run(self.model, 1, self.batch.clean.shape[1])
-            instead = node_writes(x, run.layers)
-        return write_differences(self._writes_at("clean"), instead)
+            ablated_writes = node_writes(x, run.layers)
+        return write_differences(self._writes_at("clean"), ablated_writes)
 
     def _writes_at(self, end: Literal["clean", "corrupted"]) -> list[Tensor]:
         """What the nodes write at an end. Corrupted prompts that no path has asked for need no autograd graph."""
         if end in self._written:
             return self._written[end]
         if end == "clean" or end in self.__dict__:
-            here: PointRun = getattr(self, end)
-            return node_writes(here.suffix, here.run.layers)
+            point_run: PointRun = getattr(self, end)
+            return node_writes(point_run.suffix, point_run.run.layers)
         self.passes.forward += 1
         x = self.pair.corrupted[:, self.start if self.whole else 0 :]
         with torch.no_grad():
@@ -251,13 +251,13 @@ def run_path(runs: BatchRuns, path: Path, options: dict[str, Any]) -> Iterator[t
     Of a stack, ``runs.at_once`` points are run at a time. A ``PointRun`` holds its autograd graph: it is freed
     before the next point is run, provided that the caller drops it too.
     """
-    points, here, is_first = path.build(runs.pair, **options), None, True
+    points, point_run, is_first = path.build(runs.pair, **options), None, True
     while True:
         try:
-            requested = points.send(here)  # nothing comes back for a stack
+            requested = points.send(point_run)  # nothing comes back for a stack
         except StopIteration:
             requested = None
-        here = None
+        point_run = None
         if not is_first:  # the first point may be an end that was run already
             runs.release()
         is_first = False
@@ -269,8 +269,8 @@ def run_path(runs: BatchRuns, path: Path, options: dict[str, Any]) -> Iterator[t
             for group in torch.split(point, runs.at_once):
                 yield runs.run_point(group), scored
         else:
-            here = runs.run_point(point)
-            yield here, scored
+            point_run = runs.run_point(point)
+            yield point_run, scored
 
 
 def repeated(past: Past, n_points: int) -> Past:
@@ -290,13 +290,13 @@ def places_on_path(
     with torch.enable_grad():
         model = replace(model, rules=method.rules(options))
         runs = BatchRuns(model, single.to(model.device), metric, method.whole(options))
-        for number, (here, scored) in enumerate(run_path(runs, method, options), start=1):
+        for number, (point_run, scored) in enumerate(run_path(runs, method, options), start=1):
             where = f"at {'point' if scored else 'an unscored point,'} {number} of the path"
-            yield from places_in_run(where, here.point, here.run, here.logits)
-            value = runs.metric_of(here.final)
+            yield from places_in_run(where, point_run.point, point_run.run, point_run.logits)
+            value = runs.metric_of(point_run.final)
             yield f"the metric {where}", value
             if scored and value.requires_grad:
-                yield from _places_in_gradients(where, here.run, value)
+                yield from _places_in_gradients(where, point_run.run, value)
 
 
 def _places_in_gradients(where: str, run: Run, value: Tensor) -> Places:

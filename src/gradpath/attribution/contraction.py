@@ -191,9 +191,9 @@ def _contract_rows(model: Transformer, writes: Writes, reads: Reads, rows: Tenso
     n_rows = len(writes.input) if rows is None else len(rows)
     size = max(1, CHUNK // (4 * graph.n_sources * d_model))
     for at in range(0, n_rows, size):
-        some = slice(at, min(at + size, n_rows)) if rows is None else rows[at : at + size]
-        sources = _expanded_writes(model, writes, some)  # (source, row d_model)
-        for first, targets in _expanded_reads(model, reads, some):
+        chunk = slice(at, min(at + size, n_rows)) if rows is None else rows[at : at + size]
+        sources = _expanded_writes(model, writes, chunk)  # (source, row d_model)
+        for first, targets in _expanded_reads(model, reads, chunk):
             n_before = int(graph.sources_before_target[first + len(targets) - 1])
             scores[:n_before, first : first + len(targets)] += sources[:n_before] @ targets.T
     return scores
@@ -207,12 +207,12 @@ def _expanded_writes(model: Transformer, writes: Writes, rows: Rows) -> Tensor:
     for index, layer in enumerate(model.layers):
         w_o = at_least_float32(layer.w_write).view(a.d_model, a.n_heads, a.d_head).permute(1, 2, 0)
         heads = slice(graph.source_head(index), graph.source_mlp(index))
-        own = _rows_to_device_of(rows, w_o)
+        rows_there = _rows_to_device_of(rows, w_o)
         if same_device(w_o, sources):
-            torch.bmm(writes.heads[index][:, own], w_o, out=sources[heads])
+            torch.bmm(writes.heads[index][:, rows_there], w_o, out=sources[heads])
         else:
-            sources[heads] = to_device_of(torch.bmm(writes.heads[index][:, own], w_o), sources)
-        sources[graph.source_mlp(index)] = to_device_of(writes.mlps[index][own], sources)
+            sources[heads] = to_device_of(torch.bmm(writes.heads[index][:, rows_there], w_o), sources)
+        sources[graph.source_mlp(index)] = to_device_of(writes.mlps[index][rows_there], sources)
     return sources.flatten(1)
 
 
@@ -227,11 +227,11 @@ def _expanded_reads(model: Transformer, reads: Reads, rows: Rows) -> Iterator[tu
     n_rows = len(reads.logits[rows])
     block = reads.logits.new_empty(1 + 3 * n_heads, n_rows, model.arch.d_model)
     below: LayerReads | None = None
-    for index, own in enumerate(reads.layers, reads.first):
+    for index, layer_reads in enumerate(reads.layers, reads.first):
         layer = model.layers[index]
         elsewhere = not same_device(layer.w_qkv, block)
-        heads = own.heads.new_empty(block[1:].shape) if elsewhere else block[1:]
-        _expand_heads(model.arch, layer, own, _rows_to_device_of(rows, layer.w_qkv), out=heads)
+        heads = layer_reads.heads.new_empty(block[1:].shape) if elsewhere else block[1:]
+        _expand_heads(model.arch, layer, layer_reads, _rows_to_device_of(rows, layer.w_qkv), out=heads)
         if elsewhere:
             block[1:] = to_device_of(heads, block)
         if below is None:
@@ -239,7 +239,7 @@ def _expanded_reads(model: Transformer, reads: Reads, rows: Rows) -> Iterator[tu
         else:
             block[0] = _chosen(below.mlp, rows, block)
             yield graph.target_mlp(index - 1), block.flatten(1)
-        below = own
+        below = layer_reads
     if below is None:
         yield graph.logits, reads.logits[rows][None].flatten(1)
     else:

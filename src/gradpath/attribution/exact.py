@@ -130,16 +130,16 @@ def _losses(runs: BatchRuns, edges: Sequence[Edge]) -> Tensor:
     for i, (_, target) in enumerate(edges):
         by_layer[model.graph.layer_of_target(target)].append(i)
     whole = _metric(runs, runs.clean.run.final_in)
-    found = torch.zeros(len(edges), dtype=torch.float64, device=model.device)
+    losses = torch.zeros(len(edges), dtype=torch.float64, device=model.device)
     # Without a graph, what is alive at once is about what one layer makes of the residual stream.
     width = 7 * model.arch.d_model + max(layer.d_hidden for layer in model.layers)
     rows = runs.clean.suffix[..., 0].numel()
     at_once = max(1, CHUNK // (rows * width * model.embedding.element_size()))
     for layer, indices in by_layer.items():
         for first in range(0, len(indices), at_once):
-            some = indices[first : first + at_once]
-            found[some] = whole - _patched(runs, layer, [edges[i] for i in some])
-    return found
+            chunk = indices[first : first + at_once]
+            losses[chunk] = whole - _patched(runs, layer, [edges[i] for i in chunk])
+    return losses
 
 
 def _metric(runs: BatchRuns, final_in: Tensor) -> Tensor:
@@ -160,35 +160,35 @@ def _patched(runs: BatchRuns, layer: int, edges: Sequence[Edge]) -> Tensor:
         final_in = runs.clean.run.final_in
         return _metric(runs, torch.cat([final_in - _difference(runs, u) for u, _ in edges]))
     resid = torch.cat([_after_layer(runs, layer, edge) for edge in edges])  # (edge batch, pos, d_model)
-    past = [repeated(one, len(edges)) for one in runs.past[layer + 1 :]]
+    past = [repeated(layer_past, len(edges)) for layer_past in runs.past[layer + 1 :]]
     return _metric(runs, model.above(layer + 1).run(resid, start=runs.start, past=past).final_in)
 
 
 def _after_layer(runs: BatchRuns, layer: int, edge: Edge) -> Tensor:
     """The residual stream above the layer that the edge's target is in, (batch, pos, d_model)."""
     model, run = runs.model, runs.clean.run
-    seen, weights, (source, target) = run.layers[layer], model.layers[layer], edge
+    clean, weights, (source, target) = run.layers[layer], model.layers[layer], edge
     above = run.final_in if layer + 1 == len(run.layers) else run.layers[layer + 1].attn_in
-    less = _difference(runs, source)
+    difference = _difference(runs, source)
     qkv, head = model.graph.place_in_layer(target)
     if qkv == len(QKV):
-        return above - seen.mlp_out + model.mlp(weights, seen.mlp_in - less)
-    change = _attention_change(runs, layer, qkv, head, less)
+        return above - clean.mlp_out + model.mlp(weights, clean.mlp_in - difference)
+    change = _attention_change(runs, layer, qkv, head, difference)
     if model.arch.parallel:
         return above + change
-    mid = seen.mlp_in + change
+    mid = clean.mlp_in + change
     return mid + model.mlp(weights, mid)
 
 
-def _attention_change(runs: BatchRuns, layer: int, qkv: int, head: int, less: Tensor) -> Tensor:
-    """The change of attention's output when q, k or v of one head reads ``less`` less."""
-    model, seen, weights = runs.model, runs.clean.run.layers[layer], runs.model.layers[layer]
-    made = [seen.q, seen.k, seen.v]
-    fresh = model.project(weights, model.read_norm(seen.attn_in - less)[0])[qkv]
-    made[qkv] = made[qkv].clone()
-    made[qkv][:, :, head] = fresh[:, :, head]
-    place = model.position_info(runs.start, less.shape[1])
+def _attention_change(runs: BatchRuns, layer: int, qkv: int, head: int, difference: Tensor) -> Tensor:
+    """The change of attention's output when q, k or v of one head reads less by ``difference``."""
+    model, clean, weights = runs.model, runs.clean.run.layers[layer], runs.model.layers[layer]
+    projected = [clean.q, clean.k, clean.v]
+    fresh = model.project(weights, model.read_norm(clean.attn_in - difference)[0])[qkv]
+    projected[qkv] = projected[qkv].clone()
+    projected[qkv][:, :, head] = fresh[:, :, head]
+    place = model.position_info(runs.start, difference.shape[1])
     before = runs.past[layer] if runs.past else None
-    own = model.keys_and_values(weights, made[1], made[2], place).after(before)
-    z = model.attend(weights, model.queries(weights, made[0], place), own, place)
-    return model.attention_out(weights, z)[0] - model.attention_out(weights, seen.z)[0]
+    past = model.keys_and_values(weights, projected[1], projected[2], place).after(before)
+    z = model.attend(weights, model.queries(weights, projected[0], place), past, place)
+    return model.attention_out(weights, z)[0] - model.attention_out(weights, clean.z)[0]

@@ -53,8 +53,8 @@ def eap_ig(pair: Pair, *, steps: int = 5, end: Literal["clean", "corrupted", "mi
 def stacks(pair: Pair, fractions: Sequence[float | Tensor]) -> Points:
     """Points of the line in stacks: they do not depend on each other, and a long line never exists as a whole."""
     for at in range(0, len(fractions), RUN_AT_ONCE):
-        some = fractions[at : at + RUN_AT_ONCE]
-        yield torch.stack([pair.corrupted + f * (pair.clean - pair.corrupted) for f in some])
+        chunk = fractions[at : at + RUN_AT_ONCE]
+        yield torch.stack([pair.corrupted + f * (pair.clean - pair.corrupted) for f in chunk])
 
 
 def warn_of_scale(model: Transformer, pairs: Pairs, options: Options) -> None:
@@ -117,8 +117,8 @@ def eap_gp(
     goal = [x.detach() for x in (yield pair.corrupted if ends else Unscored(pair.corrupted)).outputs(outputs)]
     everywhere = _moves_all({"move": move, "stride": stride})
 
-    def descended(here: PointView) -> Tensor:
-        g = downhill(here, goal, outputs)
+    def descended(view: PointView) -> Tensor:
+        g = downhill(view, goal, outputs)
         if not everywhere:
             g = g * pair.differs[..., None]
         # An example without a gradient has no direction: it stays where it is.
@@ -126,7 +126,7 @@ def eap_gp(
         step = g / g.norm(dim=axes, keepdim=True).clamp_min(tiny)
         if stride == "matched":
             step = step * (pair.clean - pair.corrupted).norm(dim=axes, keepdim=True) / moves
-        moved: Tensor = here.point - step
+        moved: Tensor = view.point - step
         return moved
 
     point: Tensor | Unscored = pair.clean if start else Unscored(pair.clean)
@@ -136,11 +136,11 @@ def eap_gp(
     yield point
 
 
-def downhill(here: PointView, goal: Sequence[Tensor], where: Literal["last", "all"]) -> Tensor:
+def downhill(view: PointView, goal: Sequence[Tensor], where: Literal["last", "all"]) -> Tensor:
     """The gradient at a point of the squared distance of its output from the goal."""
-    gap = sum(((a - b) ** 2).flatten(1).sum(1) for a, b in zip(here.outputs(where), goal, strict=True))
+    gap = sum(((a - b) ** 2).flatten(1).sum(1) for a, b in zip(view.outputs(where), goal, strict=True))
     assert isinstance(gap, Tensor)
-    return here.gradient(gap)
+    return view.gradient(gap)
 
 
 @path("relp", at_clean=lambda _: True, rules=lambda options: Rules(**options))
@@ -215,9 +215,9 @@ def eap_moves(pair: Pair, *, steps: int = 5) -> Points:
     legs = []
     for i in range(1, probes + 1):
         at = pair.clean if i == probes else pair.corrupted + i / probes * line
-        here = (yield Unscored(at)).outputs("last")[0].detach()
-        legs.append((here - before).norm(dim=-1))
-        before = here
+        logits = (yield Unscored(at)).outputs("last")[0].detach()
+        legs.append((logits - before).norm(dim=-1))
+        before = logits
     way = torch.stack(legs).cumsum(0)  # (probe, batch)
     fractions = [_where(way, (j + 0.5) / steps) for j in range(steps)]
     yield from stacks(pair, [f[:, None, None].to(line.dtype) for f in fractions])
@@ -244,12 +244,12 @@ def eap_boxed(pair: Pair, *, steps: int = 5) -> Points:
     low, high = torch.minimum(pair.clean, pair.corrupted), torch.maximum(pair.clean, pair.corrupted)
     length = (high - low).norm(dim=(-2, -1), keepdim=True) / steps
 
-    def descended(here: PointView) -> Tensor:
-        g = downhill(here, goal, "last")
+    def descended(view: PointView) -> Tensor:
+        g = downhill(view, goal, "last")
         # Coordinates that are the same in both prompts, or that would leave the box at once, have no say.
-        g = torch.where(g > 0, g * (here.point > low), g * (here.point < high))
+        g = torch.where(g > 0, g * (view.point > low), g * (view.point < high))
         tiny = torch.finfo(g.dtype).tiny
-        moved = here.point - length * g / g.norm(dim=(-2, -1), keepdim=True).clamp_min(tiny)
+        moved = view.point - length * g / g.norm(dim=(-2, -1), keepdim=True).clamp_min(tiny)
         return torch.minimum(torch.maximum(moved, low), high)
 
     point: Tensor | Unscored = Unscored(pair.clean)
@@ -270,14 +270,14 @@ def eap_monotone(pair: Pair, *, steps: int = 5) -> Points:
     goal = [logits.detach() for logits in (yield Unscored(pair.corrupted)).outputs("last")]
     total = (pair.clean - pair.corrupted).abs().flatten(1).sum(1, keepdim=True)
 
-    def moved(here: PointView, behind: float) -> Tensor:
-        order = downhill(here, goal, "last").abs().flatten(1).argsort(dim=1, stable=True)
-        left = (here.point - pair.corrupted).abs().flatten(1)
+    def moved(view: PointView, behind: float) -> Tensor:
+        order = downhill(view, goal, "last").abs().flatten(1).argsort(dim=1, stable=True)
+        left = (view.point - pair.corrupted).abs().flatten(1)
         # What is there already has no way left: it may come first in the order, and moves nothing.
         after = left.gather(1, order).cumsum(1) + total - left.sum(1, keepdim=True)
-        going = torch.zeros_like(left, dtype=torch.bool)
-        going.scatter_(1, order, after <= total * behind)
-        return torch.where(going.view_as(here.point), pair.corrupted, here.point)
+        moving = torch.zeros_like(left, dtype=torch.bool)
+        moving.scatter_(1, order, after <= total * behind)
+        return torch.where(moving.view_as(view.point), pair.corrupted, view.point)
 
     point = pair.clean
     for step in range(1, steps):
