@@ -100,16 +100,16 @@ def evaluate(
     """
     check_type("the model", model, Transformer)
     circuits = list(circuit) if isinstance(circuit, Sequence) else [circuit]
-    for one in circuits:
-        check_type("the circuit", one, Circuit)
-        check_same_graph(model, one)
+    for each in circuits:
+        check_type("the circuit", each, Circuit)
+        check_same_graph(model, each)
     check_type("the task", task, Task)
     limits = Limits(batch_size, memory)
-    used = ablation or common_ablation(circuits)
+    ablation = ablation or common_ablation(circuits)
     with own_settings(model), shown(progress, lambda: phase_of(model, task, len(circuits))) as progress:
-        instead = ablation_of(used, model, mean_over or task, limits)
-        set_ups = SetUps(model, task.metric, instead, room=0)
-        results = measure_circuits(set_ups, circuits, task, used, limits, progress)
+        writes = ablation_of(ablation, model, mean_over or task, limits)
+        set_ups = SetUps(model, task.metric, writes, room=0)
+        results = measure_circuits(set_ups, circuits, task, ablation, limits, progress)
     return results[0] if isinstance(circuit, Circuit) else results
 
 
@@ -146,8 +146,8 @@ def measure_circuits(
         "data": dict(task.about),
     }
     return [
-        Result(clean, corrupted, values, one.asked, len(one), clean_texts, corrupted_texts, about)
-        for one, values in zip(circuits, patched, strict=True)
+        Result(clean, corrupted, values, circuit.asked, len(circuit), clean_texts, corrupted_texts, about)
+        for circuit, values in zip(circuits, patched, strict=True)
     ]
 
 
@@ -182,7 +182,7 @@ def _measure(
     """The metric of every example: clean and corrupted, (example,), and in each circuit, (circuit, example)."""
     model, ablation = set_ups.model, set_ups.ablation
     pairs = all_positions(named_positions(encode(task, model.tokenizer), circuits, task, model), ablation)
-    plans = [plan_of(model, one) for one in circuits]
+    plans = [plan_of(model, circuit) for circuit in circuits]
     # Zeros, so that the sum over ranks puts every example's values in their place.
     values = torch.zeros(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
 
@@ -206,7 +206,7 @@ def _measure(
         model=model,
         task=task,
         doing="evaluation",
-        same=lambda: (model.identity, [one.masks.numpy().tobytes() for one in circuits], ablation is None),
+        same=lambda: (model.identity, [circuit.masks.numpy().tobytes() for circuit in circuits], ablation is None),
         places=places,
         progress=progress,
         batches=batches,
@@ -218,7 +218,7 @@ def _measure(
 
 def named_positions(pairs: Pairs, circuits: Sequence[Circuit], task: Task, model: Transformer) -> Pairs:
     """The pairs, with their positions named as in circuits of edges at spans, if there are any."""
-    kinds = {(str(one.about.get("positions")), one.spans) for one in circuits if one.spans}
+    kinds = {(str(circuit.about.get("positions")), circuit.spans) for circuit in circuits if circuit.spans}
     if not kinds:
         return pairs
     if len(kinds) > 1:

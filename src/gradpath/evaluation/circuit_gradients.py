@@ -47,18 +47,18 @@ LAYERS = 6
 
 
 @torch.no_grad()
-def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor) -> tuple[Tensor, Tensor]:
-    """The metric in the circuit (batch,), and the effects of the edges asked for on it (batch, edge).
+def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """The metric in the circuit (batch,), and the effects of some edges on it (batch, edge).
 
-    ``asked`` are flat positions in the (source, target) matrix, each once. An edge from a node that writes
+    ``edges`` are flat positions in the (source, target) matrix, each once. An edge from a node that writes
     nothing to the circuit, or into a target that reads nothing of it, gets 0. For no edges there is no backward pass.
     """
-    if not len(asked):
+    if not len(edges):
         [value] = run_circuits(prepared, [plan], metric)
         return value, value.new_zeros(len(value), 0)
-    run = _TracedRun(prepared, plan, asked)
+    run = _TracedRun(prepared, plan, edges)
     value, gradient = _forward(run, metric, Tensor.sum)
-    effects = _Effects(run, asked)
+    effects = _Effects(run, edges)
     run.backward_logits(gradient)
     effects.of_logits(gradient)
     for index in reversed(range(len(plan.layers))):
@@ -69,9 +69,9 @@ def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor) 
 
 @torch.no_grad()
 def loss_gradient(
-    prepared: Prepared, plan: Plan, metric: Metric, asked: Tensor, loss: Callable[[Tensor], Tensor]
+    prepared: Prepared, plan: Plan, metric: Metric, edges: Tensor, loss: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The metric in the circuit (batch,), and the gradient of a loss by the weights of the edges asked for (edge,).
+    """The metric in the circuit (batch,), and the gradient of a loss by the weights of some edges (edge,).
 
     As ``edge_effects``, of all examples together: the products over positions are over examples as well.
 
@@ -79,15 +79,15 @@ def loss_gradient(
         prepared: The batch.
         plan: The circuit.
         metric: The metric.
-        asked: The edges, as in ``edge_effects``.
+        edges: The edges, as in ``edge_effects``.
         loss: The loss of the batch, from the metric of its examples.
     """
-    run = _TracedRun(prepared, plan, asked)
+    run = _TracedRun(prepared, plan, edges)
     value, gradient = _forward(run, metric, loss)
     run.backward_logits(gradient)
     for index in reversed(range(len(plan.layers))):
         run.backward(index)
-    return value, run.summed_effects(asked)
+    return value, run.summed_effects(edges)
 
 
 def _forward(run: _TracedRun, metric: Metric, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -115,27 +115,27 @@ class _TracedRun:
     or v reads, until the backward pass has come to it; then the gradient there.
     """
 
-    def __init__(self, prepared: Prepared, plan: Plan, asked: Tensor) -> None:
-        """``asked`` are the edges whose effects are wanted."""
+    def __init__(self, prepared: Prepared, plan: Plan, edges: Tensor) -> None:
+        """``edges`` are those whose effects are computed; they need not be in the circuit."""
         self.prepared, self.plan, self.model = prepared, plan, prepared.model
-        edges = plan.edges.flatten().index_fill(0, asked, True).view_as(plan.edges)
-        self.positions = mlp_positions(prepared, plan, edges)  # at which the MLP of each layer is run
+        mask = plan.edges.flatten().index_fill(0, edges, True).view_as(plan.edges)
+        self.positions = mlp_positions(prepared, plan, mask)  # at which the MLP of each layer is run
         self.deltas = input_only(prepared, plan)
         self.keep_graphs = prepared.input.shape[:2].numel() <= FEW_ROWS
         self.heads, self.mlps = dict[int, _Heads](), dict[int, tuple[Tensor, Tensor | None]]()
         self.rows = list[slice]()  # of the heads' targets of each layer; its MLP's comes next
-        begin, kept, weights = 0, list[Tensor](), list[Tensor]()
+        begin, ends, weights = 0, list[Tensor](), list[Tensor]()
         for reads in [part for step in plan.layers for part in (step.attention, step.mlp)] + [plan.logits]:
             n_targets = 0 if reads is None else len(reads.targets)
             self.rows.append(slice(begin, begin + n_targets))
             if reads is not None:
-                target, source, own = _sparse(reads).kept
-                kept.append(torch.stack([source, begin + target]))
-                weights.append(self.deltas.new_ones(len(source)) if own is None else own)
+                target, source, weight = _sparse(reads).edge_list
+                ends.append(torch.stack([source, begin + target]))
+                weights.append(self.deltas.new_ones(len(source)) if weight is None else weight)
             begin += n_targets
         self.gradients = self.deltas.new_empty(begin, *prepared.input.shape)
         # The targets that each live source is read by, source by source.
-        source, target = torch.cat(kept, 1)
+        source, target = torch.cat(ends, 1)
         by_source = source.sort(stable=True).indices
         self.readers, self.weights = target[by_source], torch.cat(weights)[by_source]
         self.weighted = bool((self.weights != 1).any())
@@ -148,17 +148,17 @@ class _TracedRun:
         step, before, layer = self.plan.layers[index], prepared.layers[index], model.layers[index]
         count_nodes(prepared, step)
         if step.attention.targets or (prepared.ablated and step.heads):
-            kept = self.gradients[self.rows[2 * index]]
-            here = same_device(kept, before.attn_in)
-            x = _sparse(step.attention).read(before.attn_in, deltas, out=kept if here else None)
+            rows = self.gradients[self.rows[2 * index]]
+            in_place = same_device(rows, before.attn_in)
+            x = _sparse(step.attention).read(before.attn_in, deltas, out=rows if in_place else None)
             projected = project(model, index, step.attention.targets, x)
             projected = projected._replace(values=projected.values.detach().requires_grad_())
             with torch.set_grad_enabled(self.keep_graphs):
                 change = run_heads(prepared, index, step, projected.values)
             writes = write_heads(model, index, step, change.detach())
             deltas[step.head_rows] = to_device_of(writes, deltas).view(-1, *deltas.shape[1:])
-            if not here:
-                kept.copy_(to_device_of(x, kept))
+            if not in_place:
+                rows.copy_(to_device_of(x, rows))
             self.heads[index] = _Heads(projected, change if self.keep_graphs else None)
         at = self.positions[index]
         if step.mlp is not None and at is not None:
@@ -182,9 +182,9 @@ class _TracedRun:
         """Fill in the gradients at what a layer's targets read; those of all later targets have to be there."""
         step, model = self.plan.layers[index], self.model
         count_nodes(self.prepared, step)
-        at, own = self.positions[index], self.rows[2 * index + 1]
+        at, mlp_row = self.positions[index], self.rows[2 * index + 1]
         if at is None:
-            self.gradients[own] = 0
+            self.gradients[mlp_row] = 0
         else:
             x, written = self.mlps.pop(index)
             if written is None:
@@ -193,8 +193,8 @@ class _TracedRun:
             grad_out = self._at_writes(slice(step.mlp_row, step.mlp_row + 1), at)
             grad_out = to_device_of(grad_out, written).view_as(written)
             if isinstance(at[0], Tensor):  # not everywhere
-                self.gradients[own] = 0
-            self.gradients[own.start, *at] = to_device_of(_gradient(written, x, grad_out), self.deltas)
+                self.gradients[mlp_row] = 0
+            self.gradients[mlp_row.start, *at] = to_device_of(_gradient(written, x, grad_out), self.deltas)
         if step.attention.targets:
             projected, change = self.heads.pop(index)
             if change is None:
@@ -203,10 +203,10 @@ class _TracedRun:
             grad_out = to_device_of(self._at_writes(step.head_rows), change)
             grad_out = products(grad_out, write_weights(model, index, step), model.arch.d_head)
             at_values = _gradient(change, projected.values, grad_out)
-            kept = self.gradients[self.rows[2 * index]]
-            gradient = _through_projection(projected, to_device_of(kept, at_values).flatten(1, 2), at_values)
-            if gradient.data_ptr() != kept.data_ptr():  # else it is in its place
-                kept.copy_(to_device_of(gradient.view_as(kept), kept))
+            rows = self.gradients[self.rows[2 * index]]
+            gradient = _through_projection(projected, to_device_of(rows, at_values).flatten(1, 2), at_values)
+            if gradient.data_ptr() != rows.data_ptr():  # else it is in its place
+                rows.copy_(to_device_of(gradient.view_as(rows), rows))
 
     def _at_writes(self, rows: slice, at: Positions | None = None) -> Tensor:
         """The gradients at the writes of some live sources, (source, position, d_model)."""
@@ -215,8 +215,8 @@ class _TracedRun:
         sums = sum_groups(self.gradients, self.readers[begin:end], self.begins[rows] - begin, weights, at)
         return sums.transpose(0, 1)
 
-    def summed_effects(self, asked: Tensor) -> Tensor:
-        """The effects of the edges asked for, in sum over the examples, (edge,): after the backward pass."""
+    def summed_effects(self, edges: Tensor) -> Tensor:
+        """The effects of some edges, summed over the examples, (edge,): after the backward pass."""
         graph, layers = self.model.graph, self.plan.layers
         sources, targets = self.deltas.flatten(1), self.gradients.flatten(1)
         effects = sources.new_zeros(len(sources), len(targets))
@@ -227,16 +227,16 @@ class _TracedRun:
                 n_sources, end = _sparse(layers[above].attention).n_sources, self.rows[2 * above].start
             effects[:n_sources, first:end] = sources[:n_sources] @ targets[first:end].T
         rows = [
-            target
+            row
             for index, step in enumerate(layers)
-            for target in (
-                *(graph.target_head(index) + own for own in step.attention.targets),
+            for row in (
+                *(graph.target_head(index) + target for target in step.attention.targets),
                 *(graph.target_mlp(index) for _ in range(step.mlp is not None)),
             )
         ]
         places = torch.zeros(graph.n_sources, graph.n_targets, dtype=effects.dtype, device="cpu")
         places[self.plan.sources[:, None], torch.tensor([*rows, graph.logits], device="cpu")] = effects.cpu()
-        return places.flatten()[asked]
+        return places.flatten()[edges]
 
 
 def _sparse(reads: SparseReads | SpanReads) -> SparseReads:
@@ -258,21 +258,21 @@ def _through_projection(projected: Projected, x: Tensor, grad_out: Tensor) -> Te
     along = (projected.product * grad_out).sum(-1, keepdim=True, dtype=projected.rstd.dtype)
     along = -along * projected.rstd.pow(3) / x.shape[-1]
     x.mul_(along.to(x.dtype))
-    for rows, own, weights in zip(x, (grad_out * projected.rstd).to(x.dtype), projected.weights, strict=True):
-        rows.addmm_(own, weights)
+    for rows, gradient, weights in zip(x, (grad_out * projected.rstd).to(x.dtype), projected.weights, strict=True):
+        rows.addmm_(gradient, weights)
     return x
 
 
 class _Effects:
-    """The effects of the edges asked for, taken from a run while it goes backward."""
+    """The effects of some edges, taken from a run while it goes backward."""
 
-    def __init__(self, run: _TracedRun, asked: Tensor) -> None:
+    def __init__(self, run: _TracedRun, edges: Tensor) -> None:
         self.run, self.graph = run, run.model.graph
         places = torch.full((self.graph.n_pairs,), -1, device="cpu")
-        places[asked] = torch.arange(len(asked), device="cpu")
-        # Where an edge stands among those asked for, or -1.
+        places[edges] = torch.arange(len(edges), device="cpu")
+        # The index of an edge among ``edges``, or -1.
         self.places = places.view(self.graph.n_sources, -1)[run.plan.sources]  # (live source, target)
-        self.values = run.deltas.new_zeros(run.deltas.shape[1], len(asked))
+        self.values = run.deltas.new_zeros(run.deltas.shape[1], len(edges))
 
     def of_logits(self, gradient: Tensor) -> None:
         ends = self.run.deltas[:, *self.run.prepared.last]
@@ -294,5 +294,5 @@ class _Effects:
     def _put(self, effects: Tensor, columns: list[int]) -> None:
         """Take over effects (batch, source, target) of the first live sources on some targets."""
         places = self.places[: effects.shape[1], columns]
-        asked = places >= 0
-        self.values[:, places[asked]] = effects[:, asked.to(effects.device)]
+        listed = places >= 0
+        self.values[:, places[listed]] = effects[:, listed.to(effects.device)]

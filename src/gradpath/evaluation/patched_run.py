@@ -57,7 +57,7 @@ def _groups(plans: Sequence[Plan], n_sources: int) -> Iterator[list[Plan]]:
     """The plans in groups, each with at most as many live sources as there are in the model, or of a single plan."""
     group = list[Plan]()
     for plan in plans:
-        if group and (len(group) == TOGETHER or sum(len(one.sources) for one in (*group, plan)) > n_sources):
+        if group and (len(group) == TOGETHER or sum(len(member.sources) for member in (*group, plan)) > n_sources):
             yield group
             group = []
         group.append(plan)
@@ -100,9 +100,9 @@ def run_nodes(prepared: Prepared, plans: Sequence[Plan], watch: Watch | None = N
             continue
         sizes = [x.shape[:-1].numel() for *_, x in mlps]
         written = model.mlp(layer, torch.cat([x.flatten(0, -2) for *_, x in mlps]))
-        for (deltas, row, at, x), own in zip(mlps, torch.split(written, sizes), strict=True):
+        for (deltas, row, at, x), mlp_write in zip(mlps, torch.split(written, sizes), strict=True):
             mlp_out = to_device_of(prepared.layers[index].mlp_out, deltas)[at]
-            deltas[row, *at] = to_device_of(own, deltas).view_as(x) - mlp_out
+            deltas[row, *at] = to_device_of(mlp_write, deltas).view_as(x) - mlp_out
     return runs
 
 
@@ -194,8 +194,8 @@ def products(x: Tensor, weights: list[Tensor], d_out: int) -> Tensor:
         return torch.bmm(x, torch.stack(weights))
     # One by one: to gather the weights takes longer than a product with a small batch.
     out = x.new_empty(*x.shape[:2], d_out)
-    for rows, own, product in zip(x, weights, out, strict=True):
-        torch.mm(rows, own, out=product)
+    for rows, weight, product in zip(x, weights, out, strict=True):
+        torch.mm(rows, weight, out=product)
     return out
 
 

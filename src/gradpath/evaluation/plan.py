@@ -72,12 +72,12 @@ class SparseReads:
         elsewhere, and for circuits that hold most edges, the product is faster. The lists (sources, where each
         target's begin, and the weights unless all are 1) also take a fraction of the memory.
         """
-        n_sources, kept = edges.shape[1], edges != 0
-        few = edges.device.type == "cpu" and edges.numel() > 0 and int(kept.sum()) < 0.5 * edges.numel()
-        if not few:
+        n_sources, in_circuit = edges.shape[1], edges != 0
+        as_lists = edges.device.type == "cpu" and edges.numel() > 0 and int(in_circuit.sum()) < 0.5 * edges.numel()
+        if not as_lists:
             return cls(targets, n_sources, edges)
-        sizes, weights = kept.sum(1), edges[kept]
-        lists = kept.nonzero()[:, 1].clone(), sizes.cumsum(0) - sizes
+        sizes, weights = in_circuit.sum(1), edges[in_circuit]
+        lists = in_circuit.nonzero()[:, 1].clone(), sizes.cumsum(0) - sizes
         return cls(targets, n_sources, lists if bool((weights == 1).all()) else (*lists, weights))
 
     def read(
@@ -113,7 +113,7 @@ class SparseReads:
         return torch.add(to_device_of(brought, base), base, out=out)
 
     @property
-    def kept(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def edge_list(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """The edges as (target, source), both numbered as in this object, and their weights unless all are 1."""
         if isinstance(self.edges, Tensor):
             target, source = self.edges.nonzero().unbind(1)
@@ -140,10 +140,10 @@ class SpanReads:
         deltas = deltas if at is None else deltas[:, *at]
         read = base.expand(len(self.targets), *base.shape).clone()
         for i, part in enumerate(self.parts):
-            here = spans == i
-            if part.n_sources and bool(here.any()):
-                there = to_device_of(here, base)
-                read[:, there] = part.read(base[there], deltas[: part.n_sources, here])
+            in_span = spans == i
+            if part.n_sources and bool(in_span.any()):
+                rows = to_device_of(in_span, base)
+                read[:, rows] = part.read(base[rows], deltas[: part.n_sources, in_span])
         return read
 
 
@@ -190,7 +190,7 @@ def plan_of(model: Transformer, circuit: Circuit, weights: Float[Tensor, "source
         edges = edges * weights[live].mT.to(model.device, model.dtype)
 
     def reads(targets: list[int], columns: Tensor, n_sources: int) -> SparseReads | SpanReads:
-        parts = [SparseReads.of(targets, own[columns, :n_sources]) for own in edges]
+        parts = [SparseReads.of(targets, edges_of_span[columns, :n_sources]) for edges_of_span in edges]
         return SpanReads(parts) if circuit.spans else parts[0]
 
     row = (live.cumsum(0) - 1).tolist()
@@ -199,10 +199,10 @@ def plan_of(model: Transformer, circuit: Circuit, weights: Float[Tensor, "source
         first, last = graph.source_head(layer), graph.source_mlp(layer)
         heads = [h for h in range(graph.n_heads) if live[first + h]]
         begin = int(live[:first].sum())
-        own = [qkv * graph.n_heads + h for qkv in range(3) for h in heads]
-        columns = graph.target_head(layer) + torch.tensor(own, dtype=torch.long, device="cpu")
+        inputs = [qkv * graph.n_heads + h for qkv in range(3) for h in heads]
+        columns = graph.target_head(layer) + torch.tensor(inputs, dtype=torch.long, device="cpu")
         fed = mask[:, columns].any(0)
-        targets = [x for x, is_fed in zip(own, fed.tolist(), strict=True) if is_fed]
+        targets = [x for x, is_fed in zip(inputs, fed.tolist(), strict=True) if is_fed]
         attention = reads(targets, columns[fed], begin)
         rows = slice(begin, begin + len(heads))
         below = begin if graph.parallel else rows.stop
@@ -245,18 +245,18 @@ def mlp_positions(prepared: Prepared, plan: Plan, edges: Bool[Tensor, "source ta
     if not small or prepared.input.device.type != "cpu":
         every = [prepared.differing] * (n_layers - 1) + [last]
         return [at if step.mlp is not None else None for at, step in zip(every, plan.layers, strict=True)]
-    own = edges[plan.sources].float()  # (live source, target)
-    differs = _can_differ(prepared, plan, own)
-    everywhere = _read_everywhere(prepared, plan, own)
+    live_edges = edges[plan.sources].float()  # (live source, target)
+    differs = _can_differ(prepared, plan, live_edges)
+    everywhere = _read_everywhere(prepared, plan, live_edges)
 
     def positions(step: LayerPlan) -> Positions | None:
         if step.mlp is None:
             return None
-        here = differs[step.mlp_row]
+        mlp_differs = differs[step.mlp_row]
         if everywhere[step.mlp_row]:
-            row, at = here.nonzero().unbind(1)
+            row, at = mlp_differs.nonzero().unbind(1)
         else:
-            row, at = (index[here[last]] for index in last)
+            row, at = (index[mlp_differs[last]] for index in last)
         return (row, at) if len(row) else None
 
     return [positions(step) for step in plan.layers]
@@ -277,15 +277,15 @@ def _can_differ(prepared: Prepared, plan: Plan, edges: Float[Tensor, "live targe
             columns = _columns(graph.target_head(index), step, graph.n_heads)
             reads = (edges[:, columns].T @ flat > 0).view(len(QKV), len(step.heads), *inside.shape)
             q, k, v = reads
-            own = (q | ((k | v).cumsum(-1) > 0)) & inside
+            heads_differ = (q | ((k | v).cumsum(-1) > 0)) & inside
             if prepared.model.heads_share_a_norm:
-                own = own.any(0).expand_as(own)
-            differs[step.head_rows] = own
-            flat[step.head_rows] = own.flatten(1).float()
+                heads_differ = heads_differ.any(0).expand_as(heads_differ)
+            differs[step.head_rows] = heads_differ
+            flat[step.head_rows] = heads_differ.flatten(1).float()
         if step.mlp is not None:
-            own = (edges[:, graph.target_mlp(index)] @ flat > 0).view_as(inside)
-            differs[step.mlp_row] = own
-            flat[step.mlp_row] = own.flatten().float()
+            mlp_differs = (edges[:, graph.target_mlp(index)] @ flat > 0).view_as(inside)
+            differs[step.mlp_row] = mlp_differs
+            flat[step.mlp_row] = mlp_differs.flatten().float()
     return differs
 
 
@@ -299,10 +299,10 @@ def _read_everywhere(prepared: Prepared, plan: Plan, edges: Float[Tensor, "live 
         if step.heads:
             columns = _columns(graph.target_head(index), step, graph.n_heads)
             q, k, v = (edges[:, columns] > 0).view(len(edges), len(QKV), -1).unbind(1)
-            own = everywhere[step.head_rows]
+            queries_count = everywhere[step.head_rows]
             if prepared.model.heads_share_a_norm:
-                own = own.any().expand_as(own)
-            everywhere |= (k | v | (q & own)).any(1)
+                queries_count = queries_count.any().expand_as(queries_count)
+            everywhere |= (k | v | (q & queries_count)).any(1)
     return everywhere.tolist()
 
 

@@ -153,11 +153,11 @@ class SetUps:
     def of(cls, model: Transformer, task: Task, ablation: str, limits: Limits) -> SetUps:
         """The set-ups of a task's examples, which all share that ask for them while someone holds them."""
         key = id(model), id(task), ablation
-        held = _HELD.get(key)
-        if held is None:
-            held = _HELD[key] = cls(model, task.metric, ablation_of(ablation, model, task, limits))
-            held.task = task  # so that no other task gets its id
-        return held
+        set_ups = _SHARED.get(key)
+        if set_ups is None:
+            set_ups = _SHARED[key] = cls(model, task.metric, ablation_of(ablation, model, task, limits))
+            set_ups.task = task  # so that no other task gets its id
+        return set_ups
 
     @torch.no_grad()
     def prepare(self, batch: Pairs) -> SetUp:
@@ -179,4 +179,4 @@ class SetUps:
             self.room += self._kept.pop(key).prepared.n_bytes
 
 
-_HELD = WeakValueDictionary[tuple[int, int, str], SetUps]()
+_SHARED = WeakValueDictionary[tuple[int, int, str], SetUps]()

@@ -53,8 +53,8 @@ class Result:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        kept = f"faithfulness {self.faithfulness:.1%}, error {self.error:.3f}"
-        return f"<Result: {kept}, {self.edges_kept:,} edges, {len(self.clean_values):,} examples>"
+        numbers = f"faithfulness {self.faithfulness:.1%}, error {self.error:.3f}"
+        return f"<Result: {numbers}, {self.edges_kept:,} edges, {len(self.clean_values):,} examples>"
 
     def __str__(self) -> str:
         (low, high), (error_low, error_high) = self.interval, self.error_interval
@@ -200,11 +200,13 @@ def load_result(file: str | Path) -> Result:
 def _parsed(content: Any) -> Result:
     if not isinstance(content, dict) or content.get("gradpath_result") != FORMAT:
         raise ValueError(f'it has no "gradpath_result": {FORMAT}')
-    about, asked, kept, rows = (content[name] for name in ("about", "edges_asked", "edges_kept", "examples"))
+    about, edges_asked, edges_kept, rows = (
+        content[name] for name in ("about", "edges_asked", "edges_kept", "examples")
+    )
     if not isinstance(about, dict):
         raise ValueError("its 'about' is not an object")
-    if any(type(count) is not int or count < 0 for count in (asked, kept)):
-        raise ValueError(f"edges_asked and edges_kept are numbers of edges: got {asked!r} and {kept!r}")
+    if any(type(count) is not int or count < 0 for count in (edges_asked, edges_kept)):
+        raise ValueError(f"edges_asked and edges_kept are numbers of edges: got {edges_asked!r} and {edges_kept!r}")
     if not isinstance(rows, list) or not rows:
         raise ValueError("it has no examples")
     for row in rows:
@@ -218,9 +220,9 @@ def _parsed(content: Any) -> Result:
     if digest not in (None, digest_of(content)):
         raise ValueError("it was changed or damaged after it was written")
     columns = list(zip(*rows, strict=True))
-    clean, corrupted, circuit = (torch.tensor(one, dtype=torch.float32, device="cpu") for one in columns[:3])
+    clean, corrupted, circuit = (torch.tensor(column, dtype=torch.float32, device="cpu") for column in columns[:3])
     clean_prompts, corrupted_prompts = columns[3:] or ((), ())
-    return Result(clean, corrupted, circuit, asked, kept, clean_prompts, corrupted_prompts, about)
+    return Result(clean, corrupted, circuit, edges_asked, edges_kept, clean_prompts, corrupted_prompts, about)
 
 
 def bootstrap(values: Float[Tensor, "*quantity example"], statistic: Callable[[Tensor], Tensor]) -> tuple[float, float]:
