@@ -20,7 +20,7 @@ from gradpath.selection import SELECTIONS, nested_order, select, select_many
 from gradpath.selection import refine as refined_module
 from gradpath.selection.balance import balanced, stable
 from gradpath.selection.ranking import top
-from gradpath.selection.refine import CircuitProbe, Ways, exchanged, refined, swap, to_remove
+from gradpath.selection.refine import CircuitProbe, Paths, exchanged, refined, swap, to_remove
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
 
@@ -87,20 +87,20 @@ def test_few_sweeps_leave_examples_no_further_off_than_one_for_every_edge(n, mon
 
 
 @pytest.mark.parametrize("family", ["gpt2", "neox"])
-def test_edges_that_lose_their_way_go_at_once(family):
+def test_edges_on_no_path_are_removed_at_once(family):
     graph = tiny_model(family).graph
     generator = torch.Generator().manual_seed(0)
     mask = pruned(graph, graph.mask & (torch.rand(graph.mask.shape, generator=generator) < 0.2))
     edges = mask.flatten().nonzero()[:, 0]
-    ways = Ways(graph, edges)
+    paths = Paths(graph, edges)
     for edge in torch.randperm(len(edges), generator=generator).tolist():
         before = mask.flatten()[edges[edge]]
-        gone = ways.without(edge)
-        assert bool(gone) == bool(before)
+        removed = paths.remove(edge)
+        assert bool(removed) == bool(before)
         expected = mask.flatten().clone()
         expected[edges[edge]] = False
         expected = pruned(graph, expected.view(mask.shape))
-        mask.view(-1)[edges[gone]] = False
+        mask.view(-1)[edges[removed]] = False
         assert torch.equal(mask, expected)
     assert not mask.any()
 
@@ -111,7 +111,7 @@ def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, mon
     order = nested_order(scores, how="refined", smallest=5, model=model, task=TASK)
     assert sorted(order.edges.tolist()) == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
     sizes = [len(order.circuit(n)) for n in range(5, scores.graph.n_edges // 3)]
-    # Edges that lose their way leave at once: a circuit has all of its edges, or those of the next smaller one.
+    # Edges on no path are removed at once: a circuit has all of its edges, or those of the next smaller one.
     for n, (before, size) in enumerate(pairwise(sizes), start=6):
         assert size in (n, before)
     assert sum(size == n for n, size in enumerate(sizes, start=5)) > len(sizes) / 2

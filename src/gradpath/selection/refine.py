@@ -15,8 +15,8 @@ removed one after another so that the paper's objective, the size of the deviati
 
 This removes edges with little effect, and edges with an effect that the circuit has too much of. The caution is
 needed because a_e is a first-order estimate, made on these examples: without it the circuit fits them and no
-others. An edge that lies on no way from ``input`` to ``logits`` any more goes at once. The order in which edges are
-removed is one nested sequence, so the circuits of all sizes come from one descent.
+others. An edge that is on no path from ``input`` to ``logits`` any more is removed at once. The order in which edges
+are removed is one nested sequence, so the circuits of all sizes come from one descent.
 
 Effects change during the descent. So a rung is measured in its middle, in the circuit that the rung above predicts
 there, and not at its upper end. The deviations are extrapolated from that circuit to the upper end. Edges are then
@@ -157,61 +157,61 @@ class CircuitProbe:
         return min(self.most, max(1, self.rows // suffix))
 
     def measure(
-        self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"], parts: Sequence[int] | None = None
+        self, circuit: Int[Tensor, " inside"], edges: Int[Tensor, " edge"], parts: Sequence[int] | None = None
     ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
-        """Measure the pruned circuit of some edges.
+        """Measure a circuit that is pruned.
 
         Args:
-            edges: The circuit's edges.
-            asked: The edges whose effects are wanted.
+            circuit: The edges of the circuit.
+            edges: The edges whose effects are measured, inside or outside the circuit.
             parts: The numbers of the parts of the examples to measure on; by default all.
 
         Returns:
-            The deviations of the examples, and the effects of the edges asked for.
+            The deviations of the examples, and the effects of the edges.
         """
-        plan = plan_of(self.model, circuit_of(self.scores, edges, prune=False))
+        plan = plan_of(self.model, circuit_of(self.scores, circuit, prune=False))
         if len(self.pairs) == len(self.task):  # a search for the size of the circuit uses the same batches
             self.set_ups.batches = [batch for _, batches in self.parts for batch in batches]
         chosen = self.parts if parts is None else [self.parts[part] for part in parts]
         pairs = self.pairs.rows(torch.cat([rows for rows, _ in chosen]))
-        return self.measure_on(pairs, plan, asked, [batch for _, batches in chosen for batch in batches])
+        return self.measure_on(pairs, plan, edges, [batch for _, batches in chosen for batch in batches])
 
     def measure_on(
-        self, pairs: Pairs, plan: Plan, asked: Int[Tensor, " edge"], batches: Sequence[Pairs] | None = None
+        self, pairs: Pairs, plan: Plan, edges: Int[Tensor, " edge"], batches: Sequence[Pairs] | None = None
     ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
         """As ``measure``, for a plan, whose edges may have weights, on some of the examples."""
         # Zeros, so that the sum over ranks puts every example's values in their place.
         deviations = torch.zeros(len(pairs), device="cpu")
-        effects = torch.zeros(len(pairs), len(asked), device="cpu")
+        effects = torch.zeros(len(pairs), len(edges), device="cpu")
         row = {int(example): row for row, example in enumerate(pairs.index)}
 
         def measure(batch: Pairs) -> tuple[Tensor, Tensor]:
             prepared, goal, _ = self.set_ups.prepare(batch)
-            value, effect = edge_effects(prepared, plan, self.task.metric, asked)
+            value, effect = edge_effects(prepared, plan, self.task.metric, edges)
             deviation, effect = (value - goal).float().cpu(), effect.float().cpu()
             rows = [row[int(example)] for example in batch.index]
             deviations[rows], effects[rows] = deviation, effect
             return deviation, effect
 
-        self._sweep(measure, pairs, plan, asked, batches)
+        self._sweep(measure, pairs, plan, edges, batches)
         return distributed.all_sum(deviations), distributed.all_sum(effects)
 
     def gradient_on(
-        self, pairs: Pairs, plan: Plan, asked: Int[Tensor, " edge"], loss: Callable[[Tensor], Tensor]
+        self, pairs: Pairs, plan: Plan, edges: Int[Tensor, " edge"], loss: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, " edge"]:
-        """The gradient of a loss by the weights of the edges asked for, on a batch.
+        """The gradient of a loss with respect to the weights of some edges, on a batch.
 
-        ``loss`` is of the deviations of the examples, and a sum over them.
+        ``loss`` is a function of the deviations of the examples: a sum over them.
         """
-        total = torch.zeros(len(asked), dtype=torch.float64, device="cpu")
+        total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
 
         def measure(batch: Pairs) -> Tensor:
             prepared, goal, _ = self.set_ups.prepare(batch)
-            _, gradient = loss_gradient(prepared, plan, self.task.metric, asked, lambda value: loss(value - goal))
+            _, gradient = loss_gradient(prepared, plan, self.task.metric, edges, lambda value: loss(value - goal))
             total.add_(gradient)
             return gradient
 
-        self._sweep(measure, pairs, plan, asked, [pairs])
+        self._sweep(measure, pairs, plan, edges, [pairs])
         return distributed.all_sum(total)
 
     def _sweep(
@@ -219,7 +219,7 @@ class CircuitProbe:
         measure: Callable[[Pairs], Tensor | tuple[Tensor, Tensor]],
         pairs: Pairs,
         plan: Plan,
-        asked: Int[Tensor, " edge"],
+        edges: Int[Tensor, " edge"],
         batches: Sequence[Pairs] | None,
     ) -> None:
         """Measure a circuit on every batch; if a number is not finite, say where."""
@@ -229,11 +229,11 @@ class CircuitProbe:
             yield from places_in_prompts(model, metric, single)
             with torch.no_grad():
                 yield from places_in_circuits(self.set_ups.prepare(single).prepared, [plan], metric)
-            done = measure(single)
-            yield "the gradients in the circuit", done if isinstance(done, Tensor) else done[1]
+            result = measure(single)
+            yield "the gradients in the circuit", result if isinstance(result, Tensor) else result[1]
 
         def same() -> object:
-            return model.identity, plan.sources.numpy().tobytes(), asked.numpy().tobytes()
+            return model.identity, plan.sources.numpy().tobytes(), edges.numpy().tobytes()
 
         for _ in sweep(
             measure,
@@ -271,8 +271,8 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
     """
     graph = probe.scores.graph
     ranked, n_start = top(probe.scores, graph.n_edges), start_size(probe.scores)
-    left = _whole(graph, graph.mask_of(ranked[:n_start]))
-    middle = _whole(graph, graph.mask_of(ranked[: round(RUNG**0.5 * n_start)]))
+    left = _connected(graph, graph.mask_of(ranked[:n_start]))
+    middle = _connected(graph, graph.mask_of(ranked[: round(RUNG**0.5 * n_start)]))
     removed = [ranked[~left[ranked]].flip(0)]  # first removed first
     examples, drift, turn = _Examples(len(probe.pairs), left.nonzero()[:, 0]), 0.0, cycle(range(len(probe.parts)))
     while int(left.sum()) > smallest:
@@ -285,17 +285,18 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
         effects = examples.effects
         deviations = examples.deviations + effects[:, ~middle[edges]].sum(1)
         n_left, n_next = (int(RUNG**power * len(edges)) for power in (1, 1.5))
-        going, predicted = to_remove(
-            deviations, effects, len(edges) - n_next, Ways(graph, edges).without, drift=drift, weights=examples.weights
+        removal, predicted = to_remove(
+            deviations, effects, len(edges) - n_next, Paths(graph, edges).remove, drift=drift, weights=examples.weights
         )
         examples.predict(predicted)
-        going = distributed.broadcast_first(going)
+        removal = edges[distributed.broadcast_first(removal)]
+        for_good = removal[: len(edges) - n_left]
         middle = left.clone()
-        middle[edges[going]] = False
-        left[edges[going[: len(edges) - n_left]]] = False
-        whole = _whole(graph, left)
-        removed += [edges[going[: len(edges) - n_left]], ranked[(left & ~whole)[ranked]].flip(0)]
-        left, middle = whole, middle & whole
+        middle[removal] = False
+        left[for_good] = False
+        connected = _connected(graph, left)
+        removed += [for_good, ranked[(left & ~connected)[ranked]].flip(0)]
+        left, middle = connected, middle & connected
     removed.append(ranked[left[ranked]].flip(0))
     return_memory()
     return torch.cat(removed).flip(0)
@@ -356,16 +357,16 @@ class _Examples:
         self._deviations[self._seen] = deviations
 
 
-def _whole(graph: Graph, edges: Bool[Tensor, " flat"]) -> Bool[Tensor, " flat"]:
-    """The edges that lie on a way from ``input`` to ``logits``."""
+def _connected(graph: Graph, edges: Bool[Tensor, " flat"]) -> Bool[Tensor, " flat"]:
+    """The edges that are on a path from ``input`` to ``logits``."""
     return pruned(graph, edges.view(graph.n_sources, -1)).flatten()
 
 
-class Ways:
-    """Which edges are on a way from ``input`` to ``logits``, while edges are removed one after another."""
+class Paths:
+    """Which edges are on a path from ``input`` to ``logits``, while edges are removed one after another."""
 
     def __init__(self, graph: Graph, edges: Int[Tensor, " edge"]) -> None:
-        """All of the edges, positions in the flattened matrix, have to be on a way."""
+        """``edges`` are positions in the flattened matrix; each has to be on a path."""
         self.source = (edges // graph.n_targets).tolist()
         self.target = graph.node_of_target[edges % graph.n_targets].tolist()
         self.out_of: list[list[int]] = [[] for _ in range(graph.n_sources + 1)]
@@ -373,18 +374,18 @@ class Ways:
         for edge, (source, target) in enumerate(zip(self.source, self.target, strict=True)):
             self.out_of[source].append(edge)
             self.into[target].append(edge)
-        self.n_out, self.n_in = ([len(own) for own in lists] for lists in (self.out_of, self.into))
-        self.gone = [False] * len(edges)
+        self.n_out, self.n_in = ([len(edges_of_node) for edges_of_node in x] for x in (self.out_of, self.into))
+        self.is_removed = [False] * len(edges)
 
-    def without(self, edge: int) -> list[int]:
-        """Remove an edge, if it is there: all edges that are then on no way any more, itself first."""
-        gone, todo = list[int](), [edge]
+    def remove(self, edge: int) -> list[int]:
+        """Remove an edge and all that are then on no path; return them, itself first, or nothing if it was removed."""
+        removed, todo = list[int](), [edge]
         while todo:
             edge = todo.pop()
-            if self.gone[edge]:
+            if self.is_removed[edge]:
                 continue
-            self.gone[edge] = True
-            gone.append(edge)
+            self.is_removed[edge] = True
+            removed.append(edge)
             source, target = self.source[edge], self.target[edge]
             self.n_out[source] -= 1
             self.n_in[target] -= 1
@@ -392,14 +393,14 @@ class Ways:
                 todo += self.into[source]
             if not self.n_in[target]:
                 todo += self.out_of[target]
-        return gone
+        return removed
 
 
 def to_remove(
     deviations: Float[Tensor, " example"],
     effects: Float[Tensor, "example edge"],
     n: int,
-    without: Callable[[int], list[int]],
+    remove: Callable[[int], list[int]],
     *,
     caution: float = CAUTION,
     drift: float = 0.0,
@@ -411,14 +412,14 @@ def to_remove(
         deviations: The deviation of each example.
         effects: What each example loses without each edge.
         n: The number of edges to remove.
-        without: Removes an edge; returns it and the edges that go with it, or nothing if it is gone. What goes
-            with an edge acted through it alone, so its effect is a part of that edge's.
+        remove: Removes an edge; returns it and the edges that are removed with it, or nothing if it was removed before.
+            Edges that are removed with another acted through it alone, so their effects are a part of its effect.
         caution: The weight of the edges' own effects.
-        drift: By how much every deviation will change besides, until all ``n`` are removed.
+        drift: By how much every deviation will change in addition, until all ``n`` are removed.
         weights: How much each example counts; by default all the same.
 
     Returns:
-        The edges in order, ``n`` and those that go with the last of them, and the deviations without them.
+        The edges in order, ``n`` and those removed with the last of them, and the deviations without them.
     """
     root = torch.ones_like(deviations) if weights is None else weights.sqrt()
     left, effects = deviations * root, (effects * root[:, None]).T.contiguous()  # (edge, example)
@@ -427,19 +428,19 @@ def to_remove(
     while len(removed) < n:
         # Sweep all edges for the best few, and take from these until one outside may be better.
         gain = torch.addmv(cost, effects, left, alpha=-2)
-        few = gain.topk(min(4 * group, len(cost)), largest=False).indices.sort().values
-        own, own_cost, most = effects[few], cost[few], float(gain[few].max())
-        moves = drift / n * root - own  # of the deviations, for each of them
-        before, edges = len(removed), few.tolist()
+        best = gain.topk(min(4 * group, len(cost)), largest=False).indices.sort().values
+        best_effects, best_cost, most = effects[best], cost[best], float(gain[best].max())
+        moves = drift / n * root - best_effects  # of the deviations, for each of them
+        before, edges = len(removed), best.tolist()
         for _ in range(group):
-            least, best = torch.addmv(own_cost, own, left, alpha=-2).min(0)
+            least, place = torch.addmv(best_cost, best_effects, left, alpha=-2).min(0)
             if float(least) > most or len(removed) >= n:
                 break
-            place = int(best)
-            own_cost[place] = torch.inf
-            if gone := without(edges[place]):
-                left += moves[place] if len(gone) == 1 else drift * len(gone) / n * root - own[place]
-                removed += gone
+            at = int(place)
+            best_cost[at] = torch.inf
+            if now := remove(edges[at]):
+                left += moves[at] if len(now) == 1 else drift * len(now) / n * root - best_effects[at]
+                removed += now
         cost[removed[before:]] = torch.inf
     return torch.tensor(removed, dtype=torch.long, device="cpu"), left / root
 
@@ -491,21 +492,21 @@ def swap(
 
     Where fewer than ``n`` are inside, edges are first added without another being removed. None moves twice.
     """
-    deviations, inside, open_ = deviations.clone(), inside.clone(), torch.ones_like(inside)
+    deviations, inside, movable = deviations.clone(), inside.clone(), torch.ones_like(inside)
     square = (1 + caution) * effects.square().sum(0)
     free = n - int(inside.sum())
     for swaps in range(free + max(1, int(SWAPPED * n))):
-        after, gain, goes = deviations, 0.0, None
+        after, gain, out = deviations, 0.0, None
         if swaps >= free:
-            leaving = torch.where(inside & open_, square - 2 * (deviations @ effects), torch.inf)
-            goes = int(leaving.argmin())
-            after, gain = deviations - effects[:, goes], float(leaving[goes])
-        coming = torch.where(~inside & open_, square + 2 * (after @ effects), torch.inf)
-        comes = int(coming.argmin())
-        if gain + float(coming[comes]) >= 0:
+            removing = torch.where(inside & movable, square - 2 * (deviations @ effects), torch.inf)
+            out = int(removing.argmin())
+            after, gain = deviations - effects[:, out], float(removing[out])
+        adding = torch.where(~inside & movable, square + 2 * (after @ effects), torch.inf)
+        into = int(adding.argmin())
+        if gain + float(adding[into]) >= 0:
             break
-        deviations = after + effects[:, comes]
-        inside[comes], open_[comes] = True, False
-        if goes is not None:
-            inside[goes] = open_[goes] = False
+        deviations = after + effects[:, into]
+        inside[into], movable[into] = True, False
+        if out is not None:
+            inside[out] = movable[out] = False
     return inside
