@@ -13,6 +13,7 @@ from tiny_folder import save_tiny
 from transformers import GPT2Config
 
 import gradpath as gp
+from gradpath.evaluation.result import Difference
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 PEERS = {"peers", "peer_auto_circuit"}  # need packages of their own
@@ -87,8 +88,11 @@ def test_two_versions_of_refined_are_compared(benchmark, tmp_path, monkeypatch):
     row = compared.measure(gp.load_model(str(save_tiny(tmp_path))), "ioi", examples=4, seed=0)
     runs = {"commit": "abc", "tasks": {"ioi, seed 0": row}}
     lines = compared.tables(runs, runs)
-    assert sum("+0.000 [+0.000, +0.000]" in line for line in lines) == 4  # a row and the mean for each size
-    assert sum(line.startswith("| mean |") for line in lines) == 2
+    assert sum("+0.000 [+0.000, +0.000]" in line for line in lines) == 6  # for each size a row and two means
+    assert sum(line.startswith("| mean, over runs |") for line in lines) == 2
+    new, old = [{"x": 1.0}, {"x": 0.0}], [{"x": 0.0}, {"x": 0.0}]
+    spread = compared.over_runs(lambda ours, theirs: Difference(ours[0]["x"] - theirs[0]["x"], 0.0, 0.0), new, old)
+    assert (spread.value, spread.low, spread.high) == (0.5, 0.0, 1.0)
 
 
 def test_long_prompts_are_measured(benchmark, capsys):
