@@ -31,7 +31,7 @@ from gradpath.runtime.progress import Phase, job
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs, Task, encode
 
-Done = TypeVar("Done")
+Output = TypeVar("Output")
 Progress = Callable[[int], None]  # called with the number of examples that were finished
 # What the public functions take: a function, True for a bar, False or None for neither.
 ShowProgress = Progress | bool | None
@@ -62,13 +62,13 @@ def shown(progress: ShowProgress, phase: Callable[[], Phase]) -> Iterator[Progre
     if progress is not True:
         yield progress or None
         return
-    own = phase()
-    with job(own.total, shown=True) as bar, bar.phase(own):
+    shown_phase = phase()
+    with job(shown_phase.total, shown=True) as bar, bar.phase(shown_phase):
         yield None
 
 
 def sweep(
-    work: Callable[[Pairs], Done],
+    work: Callable[[Pairs], Output],
     pairs: Pairs,
     size: int,
     *,
@@ -80,12 +80,12 @@ def sweep(
     progress: Progress | None = None,
     batches: Sequence[Pairs] | None = None,
     give_back: bool = True,
-) -> Iterator[Done]:
-    """Run the work on every batch, or on its parts where it does not fit into memory.
+) -> Iterator[Output]:
+    """Run some work on every batch, in halves where it does not fit into memory.
 
-    With several ranks each runs its own batches, and the caller has to add the results up over the ranks. The
-    batches are those of one process, so an example's numbers do not depend on the number of ranks; they are
-    only made smaller where a rank would have none.
+    With several ranks, each runs its share of the batches, and the caller has to sum the results over the ranks. The
+    batches are the same as in a single process, so an example's numbers do not depend on the number of ranks. They
+    are smaller only where a rank would have none.
 
     Args:
         work: A function of one batch.
@@ -105,11 +105,11 @@ def sweep(
         What the work returned for each batch.
     """
 
-    def checked(batch: Pairs) -> Done:
-        done = work(batch)
-        if not _all_finite(_tensors(done)):
+    def checked(batch: Pairs) -> Output:
+        output = work(batch)
+        if not _all_finite(_tensors(output)):
             _explain_nonfinite(work, batch, model, task, doing, places)
-        return done
+        return output
 
     world = distributed.world()
     if world == 1:
@@ -136,10 +136,10 @@ def sweep(
                 left -= min(left, len(batch) * world)
 
 
-def halving(work: Callable[[Pairs], Done], batch: Pairs) -> Iterator[Done]:
+def halving(work: Callable[[Pairs], Output], batch: Pairs) -> Iterator[Output]:
     """Run the work on a batch, or on its halves, with a warning, where it does not fit into memory."""
     try:
-        done = work(batch)
+        output = work(batch)
     except (RuntimeError, MemoryError) as problem:
         if not _out_of_memory(problem):
             raise
@@ -150,7 +150,7 @@ def halving(work: Callable[[Pairs], Done], batch: Pairs) -> Iterator[Done]:
                 "bfloat16."
             ) from None
     else:
-        yield done
+        yield output
         return
     half = len(batch) // 2
     warnings.warn(f"a batch of {len(batch)} examples does not fit into memory: trying {half}.", stacklevel=3)
@@ -174,12 +174,12 @@ def _failed_allocation(problem: Exception) -> str:
 # place, to the first value that is not finite.
 
 
-def _tensors(done: Any) -> Iterator[Tensor]:
+def _tensors(output: Any) -> Iterator[Tensor]:
     """All tensors in what the work returned."""
-    if isinstance(done, Tensor):
-        yield done
-    elif isinstance(done, (list, tuple, dict)):
-        for part in done.values() if isinstance(done, dict) else done:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, (list, tuple, dict)):
+        for part in output.values() if isinstance(output, dict) else output:
             yield from _tensors(part)
 
 
