@@ -95,6 +95,21 @@ def test_two_versions_of_refined_are_compared(benchmark, tmp_path, monkeypatch):
     assert (spread.value, spread.low, spread.high) == (0.5, 0.0, 1.0)
 
 
+def test_functions_are_listed_in_the_order_of_their_first_calls(benchmark, monkeypatch, capsys, tmp_path):
+    hops = benchmark("hops")
+    folder = save_tiny(tmp_path)
+    monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
+    visits = hops.trace(["find", "--model", str(folder), "--task", "ioi", "--examples", "4", "--edges", "20", "--json"])
+    names = [visit.name for visit in visits]
+    assert names.index("attribute") < names.index("score_batch") < names.index("evaluate")
+    assert len(set(visits)) == len(visits)
+    inside = [visit.name for visit in visits if visit.in_attribution]
+    assert "score_batch" in inside
+    assert "evaluate" not in inside
+    a, b = hops.Visit("a.py", "f", False), hops.Visit("b.py", "g", False)
+    assert hops.summary("x", [a, b, b._replace(name="h"), a]) == "x: 4 functions in 2 files, 2 changes of file"
+
+
 def test_long_prompts_are_measured(benchmark, capsys):
     benchmark("long_prompts").measure(tiny_model("gpt2"), 2, 8)
     assert capsys.readouterr().out.startswith("2 of 8 tokens: eap-ig")
