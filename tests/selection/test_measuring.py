@@ -105,6 +105,17 @@ def test_edges_on_no_path_are_removed_at_once(family):
     assert not mask.any()
 
 
+def test_of_edges_with_equal_effects_the_one_with_the_smaller_prior_is_removed_first():
+    off, effects = torch.zeros(2), torch.tensor([[0.1, 0.1, 0.3], [0.1, 0.1, 0.3]])
+    prior = torch.tensor([0.5, 0.0, 0.0])
+    order, left = to_remove(off, effects, 3, Alone(), prior=prior)
+    assert order.tolist() == [1, 2, 0]
+    assert torch.allclose(left, torch.full((2,), -0.5))  # the prior does not change what is predicted
+    twice, _ = to_remove(off, effects, 3, Alone(), prior=prior, weights=torch.tensor([2.0, 2.0]))
+    assert twice.tolist() == order.tolist()  # it counts for every example, as effects do
+    assert to_remove(off, effects, 3, Alone())[0].tolist() == [0, 1, 2]
+
+
 def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, monkeypatch):
     monkeypatch.setattr(refined_module, "START", 0.5)
     model, scores = found
@@ -124,7 +135,7 @@ def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, mon
 
 
 def test_rungs_are_measured_on_one_quarter_of_the_examples_after_another(found, monkeypatch):
-    for name, value in {"START": 0.6, "PART": 2, "SMALL": 0.06}.items():
+    for name, value in {"START": 1.0, "PART": 2, "SMALL": 0.2}.items():
         monkeypatch.setattr(refined_module, name, value)
     measured, decided, measure_on = [], [], CircuitProbe.measure_on
 
@@ -141,8 +152,8 @@ def test_rungs_are_measured_on_one_quarter_of_the_examples_after_another(found, 
     monkeypatch.setattr(refined_module, "to_remove", decide)
     model, scores = found
     refined(model, TASK, scores, [5])
-    large = [examples for size, examples in measured if size > 0.06 * scores.graph.n_edges]
-    small = [examples for size, examples in measured if size <= 0.06 * scores.graph.n_edges]
+    large = [examples for size, examples in measured if size > 0.2 * scores.graph.n_edges]
+    small = [examples for size, examples in measured if size <= 0.2 * scores.graph.n_edges]
     for rungs, n_rungs in ((large, 4), (small, 2)):
         assert len(rungs) >= n_rungs
         assert {len(examples) for examples in rungs} == {len(TASK) // n_rungs}

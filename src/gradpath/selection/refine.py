@@ -28,7 +28,9 @@ A rung measures one quarter of the examples, and the next rung the next quarter.
 effects of when they were last measured, and the deviations that follow from the edges removed since, corrected by what
 the measured quarter shows. They count the less the longer ago that was (``KEPT``). So every decision uses all examples
 at a quarter of the cost, as in stochastic average gradients (Schmidt, Le Roux and Bach, 2017). In ``SMALL`` circuits
-effects change faster, and a run takes less time: there a rung measures one half of the examples.
+effects change faster, and a run takes less time: there a rung measures one half of the examples. An edge may matter
+to other examples than those of a rung, and its score s_e, a mean over all of them, tells. So with n examples,
+``PRIOR`` n s_e^2 is added to its cost.
 
 ``exchanged`` goes on from there. An edge that was removed early does not come back in ``refined``, though the
 smaller circuit may need it. So the circuit is measured once more, together with the edges around it: those that
@@ -73,6 +75,7 @@ from gradpath.tasks.task import Pairs, Task, encode
 START = 0.1  # the share of all edges that the descent starts from
 RUNG = 0.6  # the share of a rung's edges that are left at its lower end
 CAUTION = 1.0
+PRIOR = 1.0  # the weight of an edge's squared score in its cost, for each example
 GROUPS = 200  # sweeps over all effects on a rung; between them edges are taken from the best of the last sweep
 SWAP_ROUNDS = 4
 SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
@@ -286,7 +289,13 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
         deviations = examples.deviations + effects[:, ~middle[edges]].sum(1)
         n_left, n_next = (int(RUNG**power * len(edges)) for power in (1, 1.5))
         removal, predicted = to_remove(
-            deviations, effects, len(edges) - n_next, Paths(graph, edges).remove, drift=drift, weights=examples.weights
+            deviations,
+            effects,
+            len(edges) - n_next,
+            Paths(graph, edges).remove,
+            drift=drift,
+            weights=examples.weights,
+            prior=PRIOR * probe.scores.values.flatten()[edges].square(),
         )
         examples.predict(predicted)
         removal = edges[distributed.broadcast_first(removal)]
@@ -405,6 +414,7 @@ def to_remove(
     caution: float = CAUTION,
     drift: float = 0.0,
     weights: Float[Tensor, " example"] | None = None,
+    prior: Float[Tensor, " edge"] | None = None,
 ) -> tuple[Int[Tensor, " removed"], Float[Tensor, " example"]]:
     """Choose edges to remove from a circuit.
 
@@ -417,6 +427,7 @@ def to_remove(
         caution: The weight of the edges' own effects.
         drift: By how much every deviation will change in addition, until all ``n`` are removed.
         weights: How much each example counts; by default all the same.
+        prior: What each edge costs in addition, for each example; by default nothing.
 
     Returns:
         The edges in order, ``n`` and those removed with the last of them, and the deviations without them.
@@ -424,6 +435,8 @@ def to_remove(
     root = torch.ones_like(deviations) if weights is None else weights.sqrt()
     left, effects = deviations * root, (effects * root[:, None]).T.contiguous()  # (edge, example)
     cost, removed = (1 + caution) * effects.square().sum(1), list[int]()
+    if prior is not None:
+        cost += prior * root.square().sum()
     group = max(1, n // GROUPS)
     while len(removed) < n:
         # Sweep all edges for the best few, and take from these until one outside may be better.
