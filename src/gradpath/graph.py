@@ -110,11 +110,11 @@ class Graph:
 
     def layer_of_target(self, target: int) -> int:
         """The layer of a target; n_layers for ``logits``."""
-        return target // (len(QKV) * self.n_heads + 1)
+        return target // (3 * self.n_heads + 1)
 
     def place_in_layer(self, target: int) -> tuple[int, int]:
-        """Whether a target is a query, key or value (0, 1, 2), and of which head; (3, 0) for the MLP."""
-        return divmod(target % (len(QKV) * self.n_heads + 1), self.n_heads)
+        """Query, key or value (0, 1, 2) and the head of a target; (3, 0) for the MLP."""
+        return divmod(target % (3 * self.n_heads + 1), self.n_heads)
 
     def place_of_source(self, source: int) -> tuple[int, int]:
         """The layer and the head of a source other than ``input``; the head is n_heads for an MLP."""
@@ -144,11 +144,8 @@ class Graph:
     @cached_property
     def node_of_target(self) -> Tensor:
         """The source index of each target's node, (target,); n_sources for ``logits``."""
-        nodes = []
-        for layer in range(self.n_layers):
-            nodes += [self.source_head(layer, head) for _ in QKV for head in range(self.n_heads)]
-            nodes.append(self.source_mlp(layer))
-        return torch.tensor([*nodes, self.n_sources], device="cpu")
+        nodes = [self._source_index.get(node_of(target), self.n_sources) for target in self.targets]
+        return torch.tensor(nodes, device="cpu")
 
     @property
     def n_pairs(self) -> int:
@@ -188,7 +185,7 @@ class Graph:
         return f"{self.sources[source]}->{self.targets[target]}"
 
     def source(self, node: str) -> int:
-        """The index of a source by name, or an error that says how nodes are named."""
+        """The index of a source by name. The error for an unknown name says how nodes are named."""
         if node not in self._source_index:
             raise InputError(
                 f"a model with {self.n_layers} layers of {self.n_heads} heads has no node {node!r} that writes: "
@@ -197,7 +194,7 @@ class Graph:
         return self._source_index[node]
 
     def index(self, edge: str) -> tuple[int, int]:
-        """The (source, target) indices of an edge by name, or an error that says what is wrong."""
+        """The (source, target) indices of an edge by name."""
         if not isinstance(edge, str):  # a name may come from any file
             raise InputError(f"an edge is written as 'source->target': got {edge!r}.")
         source, arrow, target = edge.partition("->")
@@ -212,7 +209,7 @@ class Graph:
         return pair
 
     def pairs(self, edges: Iterable[str | tuple[int, int]]) -> list[tuple[int, int]]:
-        """The (source, target) positions of edges that are given by name, such as all of a circuit, or as positions."""
+        """The (source, target) indices of edges, each given by its name or by these indices."""
         if isinstance(edges, str):
             raise UsageError(f"edges are given as a list of names: got the text {edges!r}. Write [{edges!r}].")
         return [self.index(edge) if isinstance(edge, str) else (int(edge[0]), int(edge[1])) for edge in edges]
@@ -234,27 +231,23 @@ MAX_PAIRS = 10**9  # (source, target) pairs: a model of 126 layers with 128 head
 
 
 def graph_from_json(shape: Any) -> Graph:
-    """The graph of ``Graph.to_json``, from a file that may hold anything."""
-    if not isinstance(shape, Mapping):
-        raise InputError(f"the model's shape must be an object with n_layers, n_heads, parallel: got {shape!r}.")
-    try:
-        layers, heads, parallel = (shape[name] for name in ("n_layers", "n_heads", "parallel"))
-    except KeyError as missing:
-        raise InputError(f"the model's shape has no {missing}.") from None
-    if type(layers) is not int or type(heads) is not int or type(parallel) is not bool:
+    """The graph of ``Graph.to_json``, from a file that may contain anything."""
+    names = ("n_layers", "n_heads", "parallel")
+    if not isinstance(shape, Mapping) or not all(name in shape for name in names):
+        raise InputError(f"the model's shape must be an object with {', '.join(names)}: got {shape!r}.")
+    layers, heads, parallel = (shape[name] for name in names)
+    valid = type(layers) is int and type(heads) is int and type(parallel) is bool and layers > 0 and heads > 0
+    if not valid or Graph(layers, heads, parallel).n_pairs > MAX_PAIRS:
         raise InputError(f"{layers!r} layers of {heads!r} heads (parallel: {parallel!r}) cannot be a model.")
-    graph = Graph(layers, heads, parallel)
-    if not (layers > 0 and heads > 0 and graph.n_pairs <= MAX_PAIRS):
-        raise InputError(f"{layers} layers of {heads} heads cannot be a model.")
-    return graph
+    return Graph(layers, heads, parallel)
 
 
 def pruned(graph: Graph, mask: Bool[Tensor, "source target"]) -> Bool[Tensor, "source target"]:
-    """The edges of ``mask`` that lie on a way from ``input`` to ``logits``.
+    """The edges of ``mask`` that lie on a path from ``input`` to ``logits``.
 
-    A node without an incoming or without an outgoing edge leaves, with its edges, until no such node is left. ``input``
-    needs no parent, ``logits`` no child, and any of a head's q, k and v counts as incoming. In a graph without cycles
-    two sweeps over the layers find what remains.
+    Nodes without an incoming or without an outgoing edge are removed with their edges, until none is left. ``input``
+    needs no incoming edge and ``logits`` no outgoing one. An edge into a head's q, k or v counts as incoming. The graph
+    has no cycles, so two sweeps over the layers suffice.
     """
     return pruned_spans(graph, mask[None], torch.ones(1, 1, dtype=torch.bool, device="cpu"))[0]
 
@@ -262,37 +255,25 @@ def pruned(graph: Graph, mask: Bool[Tensor, "source target"]) -> Bool[Tensor, "s
 def pruned_spans(
     graph: Graph, masks: Bool[Tensor, "span source target"], reach: Bool[Tensor, "span span"]
 ) -> Bool[Tensor, "span source target"]:
-    """The same for edges at spans; ``reach`` as in ``SpanScores``.
+    """As ``pruned``, for edges at spans; ``reach`` is that of ``SpanScores``.
 
-    Only attention moves information from one position to another, and only to later ones: a head at a span reads
-    queries there, and keys and values there and before.
+    Only attention moves information between positions, and only to later ones. A head at a span reads queries there,
+    and keys and values there and before.
     """
-    from_input = _reached_from_input(graph, masks, reach)
-    to_logits = _leading_to_logits(graph, masks, reach)
-    return masks & from_input[:, :, None] & to_logits[:, None]
-
-
-def _reached_from_input(graph: Graph, masks: Tensor, reach: Tensor) -> Tensor:
-    """The sources that ``input`` reaches, (span, source)."""
-    reached = torch.zeros(len(masks), graph.n_sources, dtype=torch.bool, device="cpu")
+    reached = torch.zeros(len(masks), graph.n_sources, dtype=torch.bool, device="cpu")  # from input
     reached[:, 0] = True
     for layer in range(graph.n_layers):
-        heads, mlp = graph.target_heads(layer), graph.target_mlp(layer)
-        q, k, v = torch.split((masks[:, :, heads] & reached[:, :, None]).any(1), graph.n_heads, 1)  # (span, head)
+        reads = masks[:, :, graph.target_heads(layer)] & reached[:, :, None]
+        q, k, v = torch.split(reads.any(1), graph.n_heads, 1)  # (span, head)
         attended = (reach[:, :, None] & (k | v)[:, None]).any(0)  # (span that attends, head)
         reached[:, graph.source_heads(layer)] = q | attended
-        reached[:, graph.source_mlp(layer)] = (masks[:, :, mlp] & reached).any(1)
-    return reached
+        reached[:, graph.source_mlp(layer)] = (masks[:, :, graph.target_mlp(layer)] & reached).any(1)
 
-
-def _leading_to_logits(graph: Graph, masks: Tensor, reach: Tensor) -> Tensor:
-    """The targets from which ``logits`` is reached, (span, target)."""
-    leading = torch.zeros(len(masks), graph.n_targets, dtype=torch.bool, device="cpu")
+    leading = torch.zeros(len(masks), graph.n_targets, dtype=torch.bool, device="cpu")  # to logits
     leading[:, graph.logits] = True
     for layer in reversed(range(graph.n_layers)):
-        mlp, heads = graph.source_mlp(layer), graph.source_heads(layer)
-        leading[:, graph.target_mlp(layer)] = (masks[:, mlp] & leading).any(1)
-        alive = (masks[:, heads] & leading[:, None]).any(2)  # (span, head)
+        leading[:, graph.target_mlp(layer)] = (masks[:, graph.source_mlp(layer)] & leading).any(1)
+        alive = (masks[:, graph.source_heads(layer)] & leading[:, None]).any(2)  # (span, head)
         attended = (reach[:, :, None] & alive[None]).any(1)  # (span that is attended to, head)
         leading[:, graph.target_heads(layer)] = torch.cat([alive, attended, attended], 1)
-    return leading
+    return masks & reached[:, :, None] & leading[:, None]
