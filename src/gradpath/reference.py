@@ -147,18 +147,12 @@ def forward(model: Transformer, x: Tensor, read: ReadInput) -> tuple[Tensor, lis
             {kind: read(f"a{number}.h{head}<{kind}>", before, constant) for kind in "qkv"} for head in range(a.n_heads)
         ]
         outputs += attention(model, layer, inputs)
-        if layer.b_o is not None:
-            constant = constant + layer.b_o.to(x.dtype)
+        constant = plus(constant, layer.b_o)
         mlp_in = read(f"m{number}", *((before, constant_before) if a.parallel else (outputs, constant)))
         outputs.append(mlp(model, layer, mlp_in))
-        if layer.b_out is not None:
-            constant = constant + layer.b_out.to(x.dtype)
+        constant = plus(constant, layer.b_out)
     final = norm(model, read("logits", outputs, constant))[-1] * model.final_gain.to(x.dtype)
-    if model.final_shift is not None:
-        final = final + model.final_shift.to(x.dtype)
-    logits = model.unembedding.to(x.dtype) @ final
-    if model.unembedding_bias is not None:
-        logits = logits + model.unembedding_bias.to(x.dtype)
+    logits = plus(model.unembedding.to(x.dtype) @ plus(final, model.final_shift), model.unembedding_bias)
     return cap(model, logits, a.logit_cap), outputs
 
 
@@ -171,8 +165,8 @@ def attention(model: Transformer, layer: Layer, inputs: list[dict[str, Tensor]])
     for kind, gain in (("q", layer.q_gain), ("k", layer.k_gain)):
         if a.qk_norm == "head" and gain is not None:
             for head, x in enumerate(heads):
-                own = gain if gain.ndim == 1 else gain[head]
-                x[kind] = norm(model, x[kind]) * own.to(x[kind].dtype)
+                gain_of_head = gain if gain.ndim == 1 else gain[head]
+                x[kind] = norm(model, x[kind]) * gain_of_head.to(x[kind].dtype)
         if a.qk_norm == "layer" and gain is not None:  # over all query heads, copies of shared keys included
             normed = norm(model, torch.cat([x[kind] for x in heads], -1)).chunk(a.n_heads, -1)
             for head, x in enumerate(heads):
@@ -188,9 +182,9 @@ def attention(model: Transformer, layer: Layer, inputs: list[dict[str, Tensor]])
 
 
 def projections(model: Transformer, layer: Layer, head: int, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """One head's query, key and value, each from its own input; heads may share the weights of k and v.
+    """One head's query, key and value, each from a separate input; heads may share the weights of k and v.
 
-    In latent attention they are latents, of which all heads share the weights.
+    In latent attention these are latents, and all heads share their weights.
     """
     a = model.arch
     shared, n_q = head // (a.n_heads // a.n_kv_heads), 1 if a.latent_queries else a.n_heads
@@ -198,20 +192,18 @@ def projections(model: Transformer, layer: Layer, head: int, inputs: dict[str, T
     projected = {}
     for kind, x in inputs.items():
         rows = slice(block[kind] * a.d_qkv, (block[kind] + 1) * a.d_qkv)
-        projected[kind] = read_norm(model, x) @ layer.w_qkv[rows].T.to(x.dtype)
-        if layer.b_qkv is not None:
-            projected[kind] = projected[kind] + layer.b_qkv[rows].to(x.dtype)
-        projected[kind] = clip(model, projected[kind])
+        y = read_norm(model, x) @ layer.w_qkv[rows].T.to(x.dtype)
+        projected[kind] = clip(model, plus(y, None if layer.b_qkv is None else layer.b_qkv[rows]))
     return projected
 
 
 def from_latents(model: Transformer, latent: Latent, head: int, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """One head's query, key and value from its own latents, each (pos, ...); the rest of a latent is padding."""
+    """One head's query, key and value from its latents, each (pos, ...); the rest of a latent is padding."""
 
     def up(weights: Tensor, x: Tensor) -> Tensor:
-        own = weights[head].to(x.dtype)  # (out, rank)
-        x = x[:, : own.shape[1]]
-        return x / root_mean_square(model, x, latent.eps) @ own.T
+        w = weights[head].to(x.dtype)  # (out, rank)
+        x = x[:, : w.shape[1]]
+        return x / root_mean_square(model, x, latent.eps) @ w.T
 
     rank, n_rotated = latent.k_up.shape[2], latent.n_rotated
     return {
@@ -235,7 +227,7 @@ def attend(model: Transformer, layer: Layer, head: int, q: Tensor, k: Tensor, v:
     logits = logits.masked_fill(hidden, -torch.inf)
     if layer.sinks is None:
         pattern = softmax(model, logits)
-    else:  # the sink takes its share of the attention, and has nothing to give
+    else:  # the sink takes a share of the attention, and has no value
         sink = layer.sinks[head].to(k.dtype).expand(len(q), 1)
         pattern = softmax(model, torch.cat([sink, logits], -1))[:, 1:]
     return halve_if(model.rules.products, detach_if(model.rules.attention, pattern) @ v)
@@ -291,9 +283,7 @@ def mlp(model: Transformer, layer: Layer, x: Tensor) -> Tensor:
 
 def experts_of_token(model: Transformer, experts: Experts, y: Tensor) -> Tensor:
     """The weighted outputs of the experts that the router chooses for one token, y (d_model,)."""
-    logits = experts.router.to(y.dtype) @ y
-    if experts.router_bias is not None:
-        logits = logits + experts.router_bias.to(y.dtype)
+    logits = plus(experts.router.to(y.dtype) @ y, experts.router_bias)
     weights = logits.softmax(-1) if experts.probabilities == "softmax" else logits.sigmoid()
     rank = weights if experts.choice_bias is None else weights + experts.choice_bias.to(y.dtype)
     if experts.n_groups > 1:  # only the experts of the best groups can be chosen
@@ -309,16 +299,14 @@ def experts_of_token(model: Transformer, experts: Experts, y: Tensor) -> Tensor:
         b_in, b_out = (None if bias is None else bias[e] for bias in (experts.b_in, experts.b_out))
         weight = detach_if(model.rules.attention, experts.scale * weights[e] / total)
         output = feed_forward(model, weight * y if experts.scale_input else y, experts.w_in[e], b_in, experts.w_out[e])
-        output = output if b_out is None else output + b_out.to(y.dtype)
+        output = plus(output, b_out)
         out = out + (output if experts.scale_input else weight * output)
     return out
 
 
 def feed_forward(model: Transformer, y: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> Tensor:
     """An MLP, or an expert, on normalised inputs, without its last bias."""
-    hidden = y @ w_in.T.to(y.dtype)
-    if b_in is not None:
-        hidden = hidden + b_in.to(y.dtype)
+    hidden = plus(y @ w_in.T.to(y.dtype), b_in)
     activation = ACTIVATIONS[model.arch.activation]
     if model.arch.gated:
         gate, value = hidden.chunk(2, -1)
@@ -331,6 +319,11 @@ def feed_forward(model: Transformer, y: Tensor, w_in: Tensor, b_in: Tensor | Non
     else:
         hidden = elementwise(model, activation, hidden)
     return hidden @ w_out.T.to(y.dtype)
+
+
+def plus(x: Tensor, bias: Tensor | None) -> Tensor:
+    """x plus a bias, if there is one."""
+    return x if bias is None else x + bias.to(x.dtype)
 
 
 def norm(model: Transformer, x: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """``gradpath check``: whether a model is computed correctly on this machine.
 
-The engine's logits are compared with those of ``transformers``; the circuits of all edges and of no edges with the
-clean and the corrupted run; the scores of some edges, and the run of a circuit, with the slow model of ``reference``,
-which computes every node by itself; and the scores of one batch with those of single examples. With a device, scores
-and a circuit are also compared with those on the CPU, and both are timed.
+Six comparisons: the engine's logits with those of ``transformers``; a circuit of all edges with the clean run; a
+circuit of no edges with the corrupted run; the scores of some edges, and the run of a circuit, with the slow model of
+``reference``; the scores of one batch with those of single examples. With a device, scores and a circuit are also
+compared with those on the CPU, and both are timed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.3, torch.f
 
 @dataclass(frozen=True)
 class Check:
-    """A comparison, its deviation relative to the size of what was compared, and the largest one that passes."""
+    """A comparison: its relative deviation, and the largest deviation that passes."""
 
     what: str
     off: float
@@ -58,7 +58,7 @@ def checks(model: Transformer, task: Task, original: Any | None) -> Iterator[Che
         Each comparison when it is done.
     """
     limit = LIMITS.get(model.dtype, 0.3)
-    # Half precision in the reference would be its own error, not the engine's.
+    # The reference has at least float32, so that a deviation is the engine's and not its rounding.
     dtype = torch.promote_types(model.dtype, torch.float32)
     if original is not None:
         yield Check("logits, against transformers", _logits_off(model, task, original), limit)
@@ -72,8 +72,11 @@ def checks(model: Transformer, task: Task, original: Any | None) -> Iterator[Che
     yield Check("a circuit of all edges, against the clean run", off, limit)
     off = _largest(empty.circuit_values - empty.corrupted_values) / size
     yield Check("a circuit of no edges, against the corrupted run", off, limit)
-    edges = _some_edges(scores)
-    expected = reference.edge_scores(model, task, edges, _two_points, dtype=dtype)
+    edges = _sample_edges(scores)
+    # The points of EAP-IG with two steps.
+    expected = reference.edge_scores(
+        model, task, edges, lambda _, clean, corrupted: [(clean + corrupted) / 2, clean], dtype=dtype
+    )
     off = _largest(scores.values[edges[:, 0], edges[:, 1]] - expected) / largest
     yield Check(f"scores of {EDGES} edges, against the slow model", off, limit)
     with torch.no_grad():
@@ -111,16 +114,16 @@ def device_checks(model: Transformer, task: Task) -> Iterator[Check | Speed]:
         yield Check(f"scores by {method}, against the CPU", off, limit)
         yield Speed(f"scores by {method} of {len(task)} examples", slow, fast)
     circuit = select(expected, min(CIRCUIT, model.graph.n_edges))
-    here, fast = _timed(partial(evaluate, model, circuit, task), model.device)
-    there, slow = _timed(partial(evaluate, on_cpu, circuit, task), on_cpu.device)
-    size = float((there.clean_values - there.corrupted_values).abs().mean())
-    off = _largest(here.circuit_values - there.circuit_values) / size
+    result, fast = _timed(partial(evaluate, model, circuit, task), model.device)
+    expected, slow = _timed(partial(evaluate, on_cpu, circuit, task), on_cpu.device)
+    size = float((expected.clean_values - expected.corrupted_values).abs().mean())
+    off = _largest(result.circuit_values - expected.circuit_values) / size
     yield Check(f"a circuit of {len(circuit)} edges, against the CPU", off, limit)
     yield Speed(f"a circuit of {len(circuit)} edges on {len(task)} examples", slow, fast)
 
 
 def _timed(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """What some work gives, and its wall time; the first of two runs may be slow because it prepares the device."""
+    """The result of some work, and its wall time: the shorter of two runs, as the first may prepare the device."""
     synchronize = getattr(torch.get_device_module(device), "synchronize", lambda: None)
     seconds, result = list[float](), None
     for _ in range(2):
@@ -131,12 +134,7 @@ def _timed(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
     return result, min(seconds)
 
 
-def _two_points(model: Transformer, clean: Tensor, corrupted: Tensor) -> list[Tensor]:
-    """The points of EAP-IG with two steps."""
-    return [(clean + corrupted) / 2, clean]
-
-
-def _some_edges(scores: Scores) -> Tensor:
+def _sample_edges(scores: Scores) -> Tensor:
     """The strongest edges and random ones, (edge, 2)."""
     strongest = select(scores, EDGES // 2, prune=False).index
     generator = torch.Generator(device="cpu").manual_seed(0)
