@@ -1,19 +1,14 @@
 """GPT-2, GPT-Neo, GPT-J, GPT-NeoX (Pythia), OPT, Galactica, BLOOM, MPT and Falcon: LayerNorm, and an MLP without gate.
 
-GPT-2, GPT-Neo and OPT have learned positions. GPT-Neo does not scale its attention logits, and every second layer sees
-a window. GPT-J and GPT-NeoX have partial rotary embeddings, and attention and MLP in parallel, after one shared norm in
-GPT-J and a norm each in GPT-NeoX.
-
-OPT-350m normalises the residual stream itself, after attention and MLP: what a node writes is then no summand of what
-later nodes read, so that model has no edges of the kind that gradpath scores. It is refused.
+OPT-350m is refused. It normalises the residual stream itself, after attention and MLP, so that the input of a node is
+not a sum of the outputs of earlier nodes, and the model has no edges of the kind that gradpath scores.
 
 BLOOM, MPT and some Falcons have ALiBi: attention logits fall with the distance of the key. BLOOM normalises its token
-embeddings. A norm works on one token by itself, so the table of embeddings is normalised once, and ``input`` writes
+embeddings. A norm acts on each token separately, so the table of embeddings is normalised once, and ``input`` writes
 what the first layer reads.
 
-Falcon has few keys for many queries. Falcon 7B has one key head and one norm for a parallel block; Falcon 40B and 180B
-(``new_decoder_architecture``) have groups of heads and two norms; Falcon 11B has groups and one norm. Falcon-RW has
-sequential blocks and ALiBi.
+Falcon 7B has one key head and one norm for a parallel block; Falcon 40B and 180B (``new_decoder_architecture``) have
+groups of heads and two norms; Falcon 11B has groups and one norm. Falcon-RW has sequential blocks and ALiBi.
 """
 
 from __future__ import annotations
@@ -73,29 +68,11 @@ FIRST_POSITION = 2  # of OPT: the rows before it are never used
 # Published results for GPT-2 start prompts with <|endoftext|>, which its tokenizer does not add.
 @family("gpt2", "GPT-2 small, medium, large, XL, DistilGPT-2", supports="learned positions", bos=True)
 def from_gpt2(source: Checkpoint) -> Transformer:
-    config = source.config
     source.only("add_cross_attention", [False])
-    arch = Architecture(
-        family="gpt2",
-        n_layers=config.n_layer,
-        n_heads=config.n_head,
-        n_kv_heads=config.n_head,
-        d_head=config.n_embd // config.n_head,
-        d_model=config.n_embd,
-        norm="layer",
-        norm_eps=config.layer_norm_epsilon,
-        activation=source.activation("activation_function"),
-        gated=False,
-    )
-    return Transformer(
-        arch=arch,
-        layers=tuple(_gpt2_layer(source, arch, index) for index in range(arch.n_layers)),
-        embedding=source.need("transformer.wte.weight"),
-        unembedding=source.need("lm_head.weight"),
-        final_gain=source.need("transformer.ln_f.weight"),
-        final_shift=source.need("transformer.ln_f.bias"),
-        positions=source.need("transformer.wpe.weight"),
-    )
+    arch = read_architecture(source, norm="layer", gated=False)
+    layers = [_gpt2_layer(source, arch, index) for index in range(arch.n_layers)]
+    model = read_model(source, arch, layers, GPT_NEO, rotary=())  # the names outside of layers are the same
+    return replace(model, positions=source.need("transformer.wpe.weight"))
 
 
 def _gpt2_layer(source: Checkpoint, arch: Architecture, index: int) -> Layer:
@@ -193,9 +170,9 @@ MPT = Names(
     final_norm="norm_f",
 )
 BLOOM_TOKENS = 2048  # the context of all published models; some configurations do not have it
-# How BLOOM's training code computed the same.
+# How BLOOM's training code computed the same function.
 _BLOOM_TRAINING = "attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion skip_bias_add offset_alibi"
-# What transformers computes of MPT's options for attention; the original code has others.
+# The values of MPT's attention options that transformers implements; the original code has more.
 _MPT_ATTENTION: dict[str, list[object]] = {
     "attn_type": ["multihead_attention"],
     "prefix_lm": [False],
@@ -263,7 +240,7 @@ def from_falcon(source: Checkpoint) -> Transformer:
 
 
 def _falcon_names(source: Checkpoint) -> Names:
-    """A block has one norm, or one for attention and one for the MLP."""
+    """The names of a block's weights: it has one norm, or one for attention and one for the MLP."""
     config = source.config
     if not config.parallel_attn:
         return BLOOM
@@ -272,10 +249,10 @@ def _falcon_names(source: Checkpoint) -> Names:
     return replace(BLOOM, before_mlp="input_layernorm")
 
 
-def _falcon_bias(source: Checkpoint, arch: Architecture) -> torch.Tensor:
+def _falcon_bias(source: Checkpoint, arch: Architecture) -> Tensor:
     """ALiBi as transformers computes it: rounded to bfloat16, and scaled with the attention logits."""
     from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
     tokens = torch.ones(1, source.config.max_position_embeddings, device=source.body.word_embeddings.weight.device)
-    bias: torch.Tensor = build_alibi_tensor(tokens, arch.n_heads, torch.float32)
+    bias: Tensor = build_alibi_tensor(tokens, arch.n_heads, torch.float32)
     return bias[:, 0].mul(arch.d_head**-0.5)

@@ -1,30 +1,17 @@
-"""Llama, and the families that differ from it in little: RMSNorm, rotary embeddings, grouped heads and a gated MLP.
+"""Llama and families like it: RMSNorm, rotary embeddings, grouped heads and a gated MLP, or small changes to these.
 
-Qwen 2 has biases on queries, keys and values; Qwen 3 normalises queries and keys. Mistral has a sliding window in all
-layers or in some. Ministral 3 scales its queries by position, but only from a length on: shorter prompts are computed
-exactly without, and longer ones are refused. SmolLM3 has layers without rotary embeddings. GLM-4 has partial rotary
-embeddings of neighbouring dimensions, fused gates and, since 0414, norms after attention and MLP.
+What a family changes is listed under ``supports`` of its adapter. Three changes depend on the length of a prompt:
+Ministral 3 scales its queries by position from some length on, and LongRoPE (in the Phi-3 models with a long context
+and in Phi-4 mini) and dynamic scaling have other frequencies beyond the original context. Shorter prompts are computed
+exactly, and longer ones are refused.
 
-Granite has four multipliers: of embeddings, attention logits, what layers add, and logits. The last two are folded into
-the weights: that of what layers add into the output of attention and MLP, that of the logits into the gain of the last
-norm.
+Granite multiplies embeddings, attention logits, what layers add, and logits. The last two factors are folded into
+weights: the output weights of attention and MLP, and the gain of the last norm.
 
-The families at the end of this file change more. StarCoder2, StableLM, Phi-1 and 2, OLMo 1 and Cohere have LayerNorm,
-some with partial rotary embeddings, without a gate, or with attention and MLP in parallel after one shared norm.
-
-Phi-3 and 4 are Llama with fused weights. LongRoPE, in the Phi-3 models with a long context and in Phi-4 mini, has other
-frequencies for prompts beyond the original context. Shorter prompts are computed exactly, and longer ones are refused.
-
-OLMo 1 has LayerNorms without weights, and may clip queries, keys and values. OLMo 2 and 3 have their norms after
-attention and MLP instead of before, and one norm over all queries, or keys, of a layer. OLMo 3 adds sliding windows.
-
-Cohere's Command models have LayerNorm without shift, scaled logits, and rotate neighbouring dimensions of a head.
-Command R+ normalises the queries and keys of every head. In Cohere 2 (Command R7B and A) layers with a sliding window
-are rotated and the others are not.
-
-Gemma has scaled embeddings, and weights of norms that stand for gains of one more. Gemma 2 and 3 have norms before and
-after attention and MLP, and alternating sliding windows. Gemma 2 caps its logits and attention logits. Gemma 3
-normalises queries and keys, and has separate rotary frequencies for layers with a window.
+OLMo 2 and 3 have their norms after attention and MLP, none before, and one norm over all queries, or keys, of a layer.
+In Cohere 2 (Command R7B and A) layers with a sliding window are rotated and the others are not. In Gemma, the weight
+of a norm is its gain minus one. Gemma 2 and 3 have norms both before and after attention and MLP, and Gemma 3 has
+separate rotary frequencies for layers with a window.
 """
 
 from __future__ import annotations
@@ -40,10 +27,7 @@ from gradpath.model.families import family
 from gradpath.model.families.checkpoint import LLAMA, Checkpoint, Names, read_architecture, read_layer, read_model
 from gradpath.model.transformer import Transformer
 
-QWEN3 = Names(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
-GLM = Names(mlp_in=["mlp.gate_up_proj"])
-GLM4 = replace(GLM, after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
-_GLM = "partial interleaved rotary, biases"
+QK_NORM = Names(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 
 
 @family("llama", "SmolLM2, Llama 2 and 3, TinyLlama and similar models", supports="rope scaling, biases")
@@ -59,7 +43,7 @@ def from_qwen2(source: Checkpoint) -> Transformer:
 
 @family("qwen3", "Qwen 3", supports="norms of queries and keys, sliding windows, rope scaling")
 def from_qwen3(source: Checkpoint) -> Transformer:
-    return _with_windows(source, source.windows(), QWEN3)
+    return _with_windows(source, source.windows(), QK_NORM)
 
 
 @family("mistral", "Mistral 7B, Mistral Nemo and Small", supports="sliding windows")
@@ -118,31 +102,20 @@ def from_granite(source: Checkpoint) -> Transformer:
 
 
 def scaled(layer: Layer, multiplier: float) -> Layer:
-    """The layer with what attention and MLP write multiplied."""
+    """The layer with the outputs of attention and MLP multiplied."""
+    weights = {name: getattr(layer, name) for name in ("w_o", "b_o", "w_out", "b_out")}
+    return replace(layer, **{name: x * multiplier for name, x in weights.items() if x is not None})
 
-    def times(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x * multiplier
 
-    return replace(
-        layer,
-        w_o=layer.w_o * multiplier,
-        b_o=times(layer.b_o),
-        w_out=layer.w_out * multiplier,
-        b_out=times(layer.b_out),
-    )
+GLM = Names(mlp_in=["mlp.gate_up_proj"])
+GLM4 = replace(GLM, after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
+_GLM = "partial interleaved rotary, biases"
 
 
 @family("glm", "GLM-4 9B, GLM-Edge", supports=_GLM)
-def from_glm(source: Checkpoint) -> Transformer:
-    return _glm(source, GLM)
-
-
 @family("glm4", "GLM-4 0414 9B, 32B", supports=f"{_GLM}, norms after attention and MLP")
-def from_glm4(source: Checkpoint) -> Transformer:
-    return _glm(source, GLM4)
-
-
-def _glm(source: Checkpoint, names: Names) -> Transformer:
+def from_glm(source: Checkpoint) -> Transformer:
+    names = GLM4 if source.family == "glm4" else GLM
     arch, rotary = read_architecture(source), source.rotary()
     width = 2 * len(rotary.frequencies)
     layers = [read_layer(source, arch, index, names, interleaved=width) for index in range(arch.n_layers)]
@@ -201,12 +174,12 @@ def from_stablelm(source: Checkpoint) -> Transformer:
 
 
 def _with_norms_of_heads(source: Checkpoint, arch: Architecture, index: int, layer: Layer) -> Layer:
-    """The layer with a gain for the queries and keys of every head; each is stored by itself."""
+    """The layer with a gain for the queries and keys of every head; each is stored separately."""
 
     def gains(kind: str, n_heads: int) -> Tensor:
         prefix = f"model.layers.{index}.self_attn.{kind}_layernorm.norms"
-        own = torch.stack([source.need(f"{prefix}.{head}.weight") for head in range(n_heads)])
-        return own.repeat_interleave(arch.n_heads // n_heads, 0)
+        weights = torch.stack([source.need(f"{prefix}.{head}.weight") for head in range(n_heads)])
+        return weights.repeat_interleave(arch.n_heads // n_heads, 0)
 
     return replace(layer, q_gain=gains("q", arch.n_heads), k_gain=gains("k", arch.n_kv_heads))
 
@@ -231,21 +204,15 @@ def from_olmo(source: Checkpoint) -> Transformer:
 
 
 @family("olmo2", "OLMo 2", supports=_OLMO2)
-def from_olmo2(source: Checkpoint) -> Transformer:
-    n_layers = source.config.num_hidden_layers
-    return _olmo(source, [None] * n_layers, [""] * n_layers)
-
-
 @family("olmo3", "OLMo 3", supports=f"{_OLMO2}, sliding windows")
-def from_olmo3(source: Checkpoint) -> Transformer:
-    return _olmo(source, source.windows(), source.config.layer_types)
-
-
-def _olmo(source: Checkpoint, windows: list[int | None], layer_types: list[str]) -> Transformer:
-    """OLMo 2 or 3; the types of layers have a rotation each."""
+def from_olmo2(source: Checkpoint) -> Transformer:
     source.only("attention_bias", [False])  # a bias before the norm after attention would belong to no node
     arch = replace(read_architecture(source), norm_before=False, qk_norm="layer")
-    types = sorted(set(layer_types))
+    windows: list[int | None] = [None] * arch.n_layers
+    layer_types = [""] * arch.n_layers
+    if source.family == "olmo3":
+        windows, layer_types = source.windows(), source.config.layer_types
+    types = sorted(set(layer_types))  # each has its own rotation
     layers = [
         read_layer(source, arch, index, OLMO2, window=window, rotary=types.index(layer_type))
         for index, (window, layer_type) in enumerate(zip(windows, layer_types, strict=True))
@@ -256,7 +223,7 @@ def _olmo(source: Checkpoint, windows: list[int | None], layer_types: list[str])
 COHERE = Names(before_mlp="input_layernorm")
 COHERE_PLUS = replace(COHERE, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 _COHERE = "parallel attention and MLP, interleaved rotary, scaled logits"
-# Names of what the architecture always has, in some configurations.
+# Settings in some configurations that name what the architecture always has.
 _COHERE_ALWAYS = """
     layer_switch order_of_interleaved_layers position_embedding_type use_embedding_sharing use_gated_activation
     use_parallel_block use_parallel_embedding

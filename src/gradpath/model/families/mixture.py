@@ -1,22 +1,18 @@
 """Mixtures of experts in Llama-like layers: Mixtral, OLMoE, Qwen 2 and 3 MoE, GLM-4.5, gpt-oss, Llama 4 and DeepSeek.
 
-``model.architecture.Experts`` has the equations. The families differ in the router's probabilities and weights, and in
-a shared expert that every token uses. A layer without router has an ordinary MLP.
+``model.architecture`` has the equations of ``Experts``, and of the latent attention (``Latent``) of DeepSeek V2 and V3,
+MiniCPM3 and Youtu-LLM. The last two have no experts. The families differ in the router's probabilities and weights, and
+in a shared expert that every token uses. A layer without router has an ordinary MLP.
 
-gpt-oss also has attention sinks, clamped gates, biases, and alternating sliding windows. A sink is a learned logit of a
-head. It takes part in the softmax beside the logits of the keys, and has no value, so that a head can attend to less
-than everything. Gates are clamped from above and values from both sides, and one is added to the values. The published
-checkpoints have their experts in MXFP4. They are loaded as what they stand for, in ordinary numbers; a model in memory
-whose experts are still packed is refused.
+A sink of gpt-oss is a learned logit of a head. It takes part in the softmax next to the logits of the keys, and has no
+value, so that a head can attend to less than everything. Gates are clamped from above and values from both sides, and
+one is added to the values. The experts of published checkpoints are packed in MXFP4 and are unpacked when they are
+loaded; a model in memory whose experts are still packed is refused.
 
-Llama 4 scales the inputs of its experts, and has layers without rotary embeddings. Queries and keys are normalised
-after their rotation, which does not change their length: the same as before it. Two things depend on the length of a
-prompt: layers with rotary embeddings see chunks, and the others scale their queries by position. Both begin thousands
-of tokens into a prompt. Shorter ones are computed exactly without, and longer ones are refused.
-
-DeepSeek V2 and V3 have latent attention (``model.architecture.Latent`` has its equations), as have MiniCPM3 and
-Youtu-LLM, which have no experts. V2 chooses groups of experts by their best, with probabilities from a softmax. V3
-chooses them by their two best, with sigmoids and a correction.
+Llama 4 normalises queries and keys after their rotation. A rotation does not change lengths, so the engine may do so
+before. Two things depend on the length of a prompt: layers with rotary embeddings see chunks, and the others scale
+their queries by position. Both begin thousands of tokens into a prompt. Shorter prompts are computed exactly, and
+longer ones are refused.
 """
 
 from __future__ import annotations
@@ -38,13 +34,12 @@ from gradpath.model.families.checkpoint import (
     read_layer,
     read_model,
 )
-from gradpath.model.families.llama import scaled
+from gradpath.model.families.llama import QK_NORM, scaled
 from gradpath.model.transformer import Transformer
 
-QK_NORM = Names(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
-# Settings that only affect the loss, and those that decide which weights there are: all of these have to be read.
-_LOSS = "router_aux_loss_coef output_router_logits router_jitter_noise"
-_SIZES = """
+# Settings that only affect the loss, or the shapes of weights, all of which have to be read.
+_LOSS_AND_SIZES = """
+    router_aux_loss_coef output_router_logits router_jitter_noise
     num_experts num_local_experts n_routed_experts moe_intermediate_size shared_expert_intermediate_size
     decoder_sparse_step mlp_only_layers first_k_dense_replace n_shared_experts
 """
@@ -60,7 +55,7 @@ _LLAMA4 = "mixture of experts, layers without rotary, prompts up to the length o
 @family("mixtral", "Mixtral 8x7B and 8x22B", supports="mixture of experts, sliding windows")
 def from_mixtral(source: Checkpoint) -> Transformer:
     arch, window = read_architecture(source), source.config.sliding_window
-    layers = [mixture_layer(source, arch, index, sum_to_one=True, window=window) for index in range(arch.n_layers)]
+    layers = [_mixture_layer(source, arch, index, sum_to_one=True, window=window) for index in range(arch.n_layers)]
     return read_model(source, arch, layers)
 
 
@@ -68,7 +63,7 @@ def from_mixtral(source: Checkpoint) -> Transformer:
 def from_olmoe(source: Checkpoint) -> Transformer:
     source.only("clip_qkv", [None])  # it would clip queries and keys behind their norms
     arch, sum_to_one = replace(read_architecture(source), qk_norm="layer"), source.config.norm_topk_prob
-    layers = [mixture_layer(source, arch, index, QK_NORM, sum_to_one=sum_to_one) for index in range(arch.n_layers)]
+    layers = [_mixture_layer(source, arch, index, QK_NORM, sum_to_one=sum_to_one) for index in range(arch.n_layers)]
     return read_model(source, arch, layers)
 
 
@@ -77,7 +72,7 @@ def from_qwen2_moe(source: Checkpoint) -> Transformer:
     source.ignore("qkv_bias")  # a bias is a weight
     arch, sum_to_one = read_architecture(source), source.config.norm_topk_prob
     layers = [
-        mixture_layer(source, arch, index, sum_to_one=sum_to_one, shared="shared_expert", window=window)
+        _mixture_layer(source, arch, index, sum_to_one=sum_to_one, shared="shared_expert", window=window)
         for index, window in enumerate(source.windows())
     ]
     return read_model(source, arch, layers)
@@ -89,7 +84,7 @@ def from_qwen3_moe(source: Checkpoint) -> Transformer:
     arch, config = replace(read_architecture(source), qk_norm="head"), source.config
     sum_to_one, window = config.norm_topk_prob, config.sliding_window
     layers = [
-        mixture_layer(source, arch, index, QK_NORM, sum_to_one=sum_to_one, window=window)
+        _mixture_layer(source, arch, index, QK_NORM, sum_to_one=sum_to_one, window=window)
         for index in range(arch.n_layers)
     ]
     return read_model(source, arch, layers)
@@ -102,12 +97,12 @@ def from_glm4_moe(source: Checkpoint) -> Transformer:
     arch = replace(read_architecture(source), qk_norm="head" if config.use_qk_norm else None)
     layers = []
     for index in range(arch.n_layers):
-        layer = mixture_layer(source, arch, index, names, sum_to_one=config.norm_topk_prob, shared="shared_experts")
-        layers.append(with_corrected_sigmoids(source, index, layer))
+        layer = _mixture_layer(source, arch, index, names, sum_to_one=config.norm_topk_prob, shared="shared_experts")
+        layers.append(_with_corrected_sigmoids(source, index, layer))
     return read_model(source, arch, layers)
 
 
-def mixture_layer(
+def _mixture_layer(
     source: Checkpoint,
     arch: Architecture,
     index: int,
@@ -119,19 +114,9 @@ def mixture_layer(
 ) -> Layer:
     """One layer with experts, or with an ordinary MLP if the checkpoint has no router for it.
 
-    Args:
-        source: The checkpoint.
-        arch: The architecture.
-        index: The number of the layer.
-        names: The names of its other weights.
-        sum_to_one: Whether the weights of the experts of a token are divided by their sum.
-        shared: The name of the shared expert, if there is one.
-        window: The attention window.
-
-    Returns:
-        The layer, with the norm before the MLP folded into router and experts.
+    The norm before the MLP is folded into router and experts. ``shared`` is the name of the shared expert.
     """
-    ignore_sizes(source)
+    source.ignore(*_LOSS_AND_SIZES.split())
     prefix = f"{source.stem}.layers.{index}"
     if (router := source.get(f"{prefix}.mlp.gate.weight")) is None:
         return read_layer(source, arch, index, names, window=window)
@@ -140,10 +125,8 @@ def mixture_layer(
     else:
         mlp_in = [f"mlp.{shared}.gate_proj", f"mlp.{shared}.up_proj"]
         names = replace(names, mlp_in=mlp_in, mlp_out=f"mlp.{shared}.down_proj")
-    gain, shared_gate = (
-        source.need(f"{prefix}.{names.before_mlp}.weight"),
-        source.get(f"{prefix}.mlp.{shared}_gate.weight"),
-    )
+    gain = source.need(f"{prefix}.{names.before_mlp}.weight")
+    shared_gate = source.get(f"{prefix}.mlp.{shared}_gate.weight")
     experts = Experts(
         router=router * gain,
         w_in=source.need(f"{prefix}.mlp.experts.gate_up_proj") * gain,
@@ -155,27 +138,18 @@ def mixture_layer(
     return replace(read_layer(source, arch, index, names, window=window), experts=experts)
 
 
-def with_corrected_sigmoids(source: Checkpoint, index: int, layer: Layer) -> Layer:
-    """A layer whose router works as in DeepSeek-V3: sigmoids, a correction of the choice, and groups of experts."""
+def _with_corrected_sigmoids(source: Checkpoint, index: int, layer: Layer) -> Layer:
+    """The layer with the router of DeepSeek-V3: sigmoids, a correction of the choice, and groups of experts."""
     if layer.experts is None:
         return layer
     bias = source.need(f"{source.stem}.layers.{index}.mlp.gate.e_score_correction_bias").float()
     scale = source.config.routed_scaling_factor
     experts = replace(layer.experts, probabilities="sigmoid", choice_bias=bias, scale=scale, float32_router=True)
-    return replace(layer, experts=in_groups(source, experts, group_best=2))
+    return replace(layer, experts=_in_groups(source, experts, group_best=2))
 
 
-def in_groups(source: Checkpoint, experts: Experts, *, group_best: int) -> Experts:
-    """The experts with the choice of groups that the configuration describes.
-
-    Args:
-        source: The checkpoint.
-        experts: The experts.
-        group_best: How many of its best experts a group is judged by.
-
-    Returns:
-        The same experts in groups, if there is more than one.
-    """
+def _in_groups(source: Checkpoint, experts: Experts, *, group_best: int) -> Experts:
+    """The experts in the groups of the configuration, if there is more than one."""
     n_groups, per_token = source.config.n_group or 1, source.config.topk_group or 1
     size, rest = divmod(len(experts.router), n_groups)
     if rest or size < group_best or per_token > n_groups or experts.per_token > per_token * size:
@@ -188,18 +162,13 @@ def in_groups(source: Checkpoint, experts: Experts, *, group_best: int) -> Exper
     return replace(experts, n_groups=n_groups, groups_per_token=per_token, group_best=group_best)
 
 
-def ignore_sizes(source: Checkpoint) -> None:
-    """Accept any value of the settings that affect the loss alone, or the shapes of weights."""
-    source.ignore(*_LOSS.split(), *_SIZES.split())
-
-
 @family(
     "gpt_oss", "gpt-oss 20B, 120B", supports="mixture of experts, attention sinks, clamped gates, sliding windows, YaRN"
 )
 def from_gpt_oss(source: Checkpoint) -> Transformer:
     source.only("hidden_act", ["silu"])  # the experts' own activation is that of swiglu_alpha
     source.only("swiglu_alpha", [1.702])
-    ignore_sizes(source)
+    source.ignore(*_LOSS_AND_SIZES.split())
     arch = read_architecture(source, activation="quick_gelu")
     arch = replace(arch, gate_clamp=source.config.swiglu_limit)
     layers = [_gpt_oss_layer(source, arch, index, window) for index, window in enumerate(source.windows())]
@@ -239,7 +208,7 @@ def from_llama4_text(source: Checkpoint) -> Transformer:
     source.enter("model")
     source.ignore("no_rope_layer_interval", "interleave_moe_layer_step", "moe_layers")  # lists and weights have these
     source.ignore("intermediate_size_mlp", "attn_scale", "for_llm_compressor")
-    ignore_sizes(source)
+    source.ignore(*_LOSS_AND_SIZES.split())
     config, arch = source.config, read_architecture(source)
     types = [source.check("layer_types", x, ("chunked_attention", "full_attention")) for x in config.layer_types]
     chunk, floor = config.attention_chunk_size, config.floor_scale
@@ -247,7 +216,7 @@ def from_llama4_text(source: Checkpoint) -> Transformer:
     limits += [floor - 1] if config.attn_temperature_tuning else []
     normed = bool(config.use_qk_norm)
     arch = replace(arch, qk_norm="head" if normed else None, max_tokens=min(limits, default=None))
-    rotary = source.rotary(known=("default", "linear", "llama3"))  # these have no gain, which the norm would remove
+    rotary = source.rotary(known=("default", "linear", "llama3"))  # without a gain, which the norm would remove
     layers = [_llama4_layer(source, arch, index, rotated=bool(x)) for index, x in enumerate(config.no_rope_layers)]
     return read_model(source, arch, layers, rotary=[rotary])
 
@@ -303,7 +272,7 @@ def from_deepseek_v2(source: Checkpoint) -> Transformer:
         layer = _latent_layer(source, arch, index, interleaved=True, sum_to_one=False)
         if layer.experts is not None:
             experts = replace(layer.experts, scale=source.config.routed_scaling_factor, float32_router=True)
-            experts = in_groups(source, experts, group_best=1) if method == "group_limited_greedy" else experts
+            experts = _in_groups(source, experts, group_best=1) if method == "group_limited_greedy" else experts
             layer = replace(layer, experts=experts)
         layers.append(layer)
     return read_model(source, arch, layers)
@@ -324,7 +293,7 @@ def from_deepseek_v3(source: Checkpoint) -> Transformer:
         _latent_layer(source, arch, index, interleaved=interleaved, sum_to_one=sum_to_one)
         for index in range(arch.n_layers)
     ]
-    layers = [with_corrected_sigmoids(source, index, layer) for index, layer in enumerate(layers)]
+    layers = [_with_corrected_sigmoids(source, index, layer) for index, layer in enumerate(layers)]
     return read_model(source, arch, layers)
 
 
@@ -353,7 +322,7 @@ def _latent_architecture(source: Checkpoint) -> Architecture:
 
 def _latent_layer(source: Checkpoint, arch: Architecture, index: int, *, interleaved: bool, sum_to_one: bool) -> Layer:
     names = LATENT if arch.latent_queries else DIRECT
-    layer = mixture_layer(source, arch, index, names, sum_to_one=sum_to_one, shared="shared_experts")
+    layer = _mixture_layer(source, arch, index, names, sum_to_one=sum_to_one, shared="shared_experts")
     config, prefix = source.config, f"{source.stem}.layers.{index}.self_attn"
     rank, n_nope, n_rotated = config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim
     order = halves(n_rotated, n_rotated if interleaved else 0).to(layer.w_qkv.device)
@@ -366,7 +335,7 @@ def _latent_layer(source: Checkpoint, arch: Architecture, index: int, *, interle
         return torch.cat([x[:, n_nope:][:, order], x[:, :n_nope]], 1)
 
     def blocks(x: Tensor) -> Tensor:
-        """The rows of the projection as blocks of one width: queries of each head or their latent, keys', values'."""
+        """The rows of the projection as blocks of one width: queries (or their latent), key latent, value latent."""
         queries, latent, rotated = torch.split(x, [len(x) - rank - n_rotated, rank, n_rotated])
         q = queries[None] if arch.latent_queries else rotated_first(queries.view(arch.n_heads, -1, *x.shape[1:]))
         parts = [*q, torch.cat([latent, rotated[order]]), latent]
