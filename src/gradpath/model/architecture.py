@@ -253,13 +253,13 @@ class Rotary:
 
 
 def fold_norm(
-    weight: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor | None, *, centre: bool
+    weight: Tensor, bias: Tensor | None, gain: Tensor | None, shift: Tensor | None, *, centre: bool
 ) -> tuple[Tensor, Tensor | None]:
     """A projection, weight (out, in) and bias, with the gain and shift of the norm before it folded in."""
     if shift is not None:
         moved = weight @ shift
         bias = moved if bias is None else bias + moved
-    weight = weight * gain
+    weight = weight.clone() if gain is None else weight * gain
     return (weight - weight.mean(1, keepdim=True) if centre else weight), bias
 
 

@@ -1,9 +1,9 @@
 """Models of other interpretability tools: TransformerLens's ``HookedTransformer`` and bridge, and nnsight's models.
 
-None of these packages is imported: an object is recognised by what it has. A ``HookedTransformer`` has weights of its
-own, which are read here as they are: folded norms (``LNPre``, ``RMSPre``) have no gain, and centred weights compute the
-same as others. A bridge and an nnsight model wrap a ``transformers`` model, which is unwrapped and read by the adapter
-of its family. ``load`` then compares logits with those of the object.
+None of these packages is imported: an object is recognised by its attributes. The weights of a ``HookedTransformer``
+are read here as they are. Folded norms (``LNPre``, ``RMSPre``) have no gain, and centred weights compute the same as
+others. A bridge and an nnsight model wrap a ``transformers`` model, which is unwrapped and read by the adapter of its
+family. ``load`` then compares logits with those of the object.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradpath.errors import InputError
 from gradpath.model.architecture import ACTIVATIONS, Architecture, Layer, Rotary, fold_norm
+from gradpath.model.families.checkpoint import ModelReader
 from gradpath.model.transformer import Transformer
 
-# What of a HookedTransformerConfig is implemented; fields that an older version does not have are at their default.
+# The implemented values of a HookedTransformerConfig; fields that an older version lacks have their default.
 _IMPLEMENTED: dict[str, Collection[Any]] = {
     "normalization_type": ("LN", "LNPre", "RMS", "RMSPre"),
     "positional_embedding_type": ("standard", "rotary"),
@@ -62,7 +62,7 @@ def unwrap(source: Any) -> Any:
     original = source.original_model
     with torch.device("meta"):
         names = type(original)(original.config).state_dict().keys()
-    # A bridge puts its own modules around those of the model, and gives some weights a second name.
+    # A bridge wraps the modules of the model, and gives some weights a second name.
     weights = {name.replace(_PART, ""): weight for name, weight in original.state_dict().items()}
     weights = {name: weight for name, weight in weights.items() if name in names}
     return SimpleNamespace(
@@ -82,15 +82,12 @@ def from_hooked(hooked: Any) -> Transformer:
     Returns:
         A model without tokenizer and name.
     """
-    cfg, weights = hooked.cfg, _Weights(hooked)
+    state: dict[str, Tensor] = hooked.state_dict()
+    state = {name: x for name, x in state.items() if name.rpartition(".")[2] not in _BUFFERS}
+    weights = ModelReader("this HookedTransformer", state)
     for name, known in _IMPLEMENTED.items():
-        value = getattr(cfg, name, None)
-        if value not in known:
-            raise InputError(
-                f"this HookedTransformer has {name} = {value!r}, which gradpath does not implement: it knows "
-                f"{', '.join(repr(x) for x in known)}. Load the model from its transformers checkpoint instead."
-            )
-    arch = _architecture(cfg)
+        weights.check(name, getattr(hooked.cfg, name, None), known)
+    arch = _architecture(hooked.cfg)
     rotations = list[Rotary]()
     layers = tuple(_layer(hooked, weights, arch, index, rotations) for index in range(arch.n_layers))
     embedding, gain = weights.need("embed.W_E"), weights.get("ln_final.w")
@@ -107,31 +104,6 @@ def from_hooked(hooked: Any) -> Transformer:
     )
     weights.check_all_read()
     return model
-
-
-class _Weights:
-    """The weights of a HookedTransformer, and a record of which are read."""
-
-    def __init__(self, hooked: Any) -> None:
-        state: dict[str, Tensor] = hooked.state_dict()
-        self._weights = {name: x for name, x in state.items() if name.rpartition(".")[2] not in _BUFFERS}
-        self._read = set[str]()
-
-    def get(self, name: str) -> Tensor | None:
-        self._read.add(name)
-        return self._weights.get(name)
-
-    def need(self, name: str) -> Tensor:
-        if (weight := self.get(name)) is None:
-            raise InputError(f"this HookedTransformer has no weight {name}, so it cannot be read.")
-        return weight
-
-    def check_all_read(self) -> None:
-        if unread := sorted(self._weights.keys() - self._read):
-            raise InputError(
-                f"this HookedTransformer has weights that gradpath does not implement: {', '.join(unread[:3])}. "
-                "Its scores would be wrong, so the model is not loaded."
-            )
 
 
 def _architecture(cfg: Any) -> Architecture:
@@ -154,9 +126,14 @@ def _architecture(cfg: Any) -> Architecture:
     )
 
 
-def _layer(hooked: Any, weights: _Weights, arch: Architecture, index: int, rotations: list[Rotary]) -> Layer:
-    """One layer. Its rotation is added to ``rotations`` unless it is there."""
+def _layer(hooked: Any, weights: ModelReader, arch: Architecture, index: int, rotations: list[Rotary]) -> Layer:
+    """One layer. Its rotation is added to ``rotations`` if it is new."""
     cfg, prefix = hooked.cfg, f"blocks.{index}"
+
+    def after_norm(norm: str, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        gain, shift = weights.get(f"{prefix}.{norm}.w"), weights.get(f"{prefix}.{norm}.b")
+        return fold_norm(weight, bias, gain, shift, centre=arch.norm == "layer")
+
     grouped = "_" if cfg.n_key_value_heads is not None else ""  # the names of grouped keys and values
     names = [f"{prefix}.attn.W_Q", f"{prefix}.attn.{grouped}W_K", f"{prefix}.attn.{grouped}W_V"]
     w_qkv = torch.cat([weights.need(name).mT.flatten(0, 1) for name in names])  # (head d_head, d_model)
@@ -170,13 +147,13 @@ def _layer(hooked: Any, weights: _Weights, arch: Architecture, index: int, rotat
             w_in = torch.cat([weights.need(f"{mlp}.W_gate").T, w_in])
             if b_in is not None:  # TransformerLens adds it behind the gate
                 b_out, b_in = w_out @ b_in + (0 if b_out is None else b_out), None
-        w_in, b_in = _folded(weights, f"{prefix}.ln2", w_in, b_in, arch)
-    w_qkv, folded = _folded(weights, f"{prefix}.ln1", w_qkv, b_qkv, arch)
+        w_in, b_in = after_norm("ln2", w_in, b_in)
+    w_qkv, folded_bias = after_norm("ln1", w_qkv, b_qkv)
     scale = 1 / float(cfg.attn_scale) if cfg.use_attn_scale else 1.0
     local = bool(cfg.use_local_attn) and cfg.attn_types[index] == "local"
     return Layer(
         w_qkv=w_qkv,
-        b_qkv=folded,
+        b_qkv=folded_bias,
         w_o=weights.need(f"{prefix}.attn.W_O").flatten(0, 1).T.contiguous(),
         b_o=weights.get(f"{prefix}.attn.b_O"),
         w_in=w_in,
@@ -191,15 +168,6 @@ def _layer(hooked: Any, weights: _Weights, arch: Architecture, index: int, rotat
     )
 
 
-def _folded(
-    weights: _Weights, norm: str, weight: Tensor, bias: Tensor | None, arch: Architecture
-) -> tuple[Tensor, Tensor | None]:
-    """A projection with the norm before it folded in; one that TransformerLens has folded has no weights."""
-    gain = weights.get(f"{norm}.w")
-    gain = torch.ones_like(weight[0]) if gain is None else gain
-    return fold_norm(weight, bias, gain, weights.get(f"{norm}.b"), centre=arch.norm == "layer")
-
-
 def _rotation(attention: Any, cfg: Any, rotations: list[Rotary]) -> int:
     """The index of a layer's rotation among ``rotations``, to which a new one is added."""
     if cfg.positional_embedding_type != "rotary":
@@ -209,7 +177,7 @@ def _rotation(attention: Any, cfg: Any, rotations: list[Rotary]) -> int:
     gain = float((cos.square() + sin.square()).sqrt().mean())
     gain = 1.0 if abs(gain - 1) < 1e-6 else gain
     angle = torch.atan2(sin, cos)
-    # The angles at position 1 are rounded: where they are those of the usual formula, that is exact.
+    # The angles at position 1 are rounded: if they agree with the usual formula, its exact values replace them.
     usual = cfg.rotary_base ** -(torch.arange(half, device=angle.device).double() / half)
     angle = usual if torch.allclose(usual, angle, rtol=1e-5, atol=1e-8) else angle
     rotary = Rotary(angle.float(), gain)

@@ -1,17 +1,16 @@
-"""What adapters read: a loaded ``transformers`` model in which nothing is ignored, and layers by the names of weights.
+"""What adapters read: the configuration of a loaded ``transformers`` model, and its layers by the names of weights.
 
 A configuration value that an adapter does not implement, or a weight that it does not read, would make every later
-number wrong. So a ``Checkpoint`` records what an adapter reads, and ``check_all_read`` refuses a model with more in it:
-any other weight, and any other configuration value that differs from the default of its class, unless it is known not
-to affect the logits.
+number wrong. So a ``Checkpoint`` records what an adapter reads, and ``check_all_read`` refuses any other weight, and
+any other configuration value that differs from the default of its class, unless it is known not to affect the logits.
 
 An adapter says which architecture a checkpoint has (``read_architecture``), under which names its weights are stored
 (``Names``, Llama's by default), and how its layers differ (``read_layer``). ``read_model`` puts the layers together.
 
-Two differences between families end here, because they only concern the order of rows in the projection of queries,
-keys and values. Some store one fused matrix, group by group. Some rotate neighbouring dimensions of a head, 2 i and
-2 i + 1, where others rotate i and i + n: reordering the rows of queries and keys alike turns one into the other, and
-leaves the products of queries and keys as they are.
+Two differences between families are removed here, because they only concern the order of rows in the projection of
+queries, keys and values. Some store one fused matrix, group by group. Some rotate neighbouring dimensions of a head,
+2 i and 2 i + 1, where others rotate i and i + n: reordering the rows of queries and keys alike turns one into the
+other, and does not change the products of queries and keys.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from gradpath.errors import InputError
 from gradpath.model.architecture import ACTIVATIONS, Architecture, Layer, Rotary, fold_norm
 from gradpath.model.transformer import Transformer
 
-# Rope types whose frequencies do not depend on the prompt, so that those of transformers can be used. Those of the last
-# two do, but only for prompts beyond the context that the model was first made for.
+# Rope types whose frequencies do not depend on the prompt, so that those of transformers can be used. The last two
+# depend on it only beyond the context that the model was first trained with.
 KNOWN_ROPE = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 # Settings from which transformers computes the frequencies, and the type of each layer.
 _ROPE = "rope_parameters rope_scaling rope_theta rope_local_base_freq partial_rotary_factor rotary_pct rotary_emb_base"
@@ -57,7 +56,44 @@ class _Config:
         return getattr(self.original, name)
 
 
-class Checkpoint:
+class ModelReader:
+    """The weights of a model, of which each has to be read. ``model`` is its description in errors."""
+
+    def __init__(self, model: str, weights: dict[str, Tensor]) -> None:
+        self._model, self._weights, self._weights_read = model, weights, set[str]()
+
+    def need(self, name: str) -> Tensor:
+        """The weight of that name."""
+        if name not in self._weights:
+            raise InputError(f"{self._model} has no weight {name}. Download or convert it again.")
+        self._weights_read.add(name)
+        return self._weights[name]
+
+    def get(self, name: str) -> Tensor | None:
+        """The weight of that name, or None."""
+        return self.need(name) if name in self._weights else None
+
+    def check(self, name: str, value: Any, known: Collection[Any]) -> Any:
+        """The value of a setting, if it is one of those that are implemented."""
+        if value not in known:
+            names = ", ".join(repr(x) for x in known)
+            raise InputError(
+                f"{self._model} has {name} = {value!r}, which gradpath does not implement: it knows {names}. "
+                "Its scores would be wrong, so the model is not loaded."
+            )
+        return value
+
+    def check_all_read(self) -> None:
+        """Refuse a model with a weight that was not read."""
+        if unread := sorted(self._weights.keys() - self._weights_read):
+            shown = ", ".join(unread[:3]) + (" and others" if len(unread) > 3 else "")
+            raise InputError(
+                f"{self._model} has weights that gradpath does not implement: {shown}. "
+                "Its scores would be wrong, so the model is not loaded."
+            )
+
+
+class Checkpoint(ModelReader):
     """The configuration and the weights of a loaded model, and a record of what is read of them.
 
     Args:
@@ -66,14 +102,13 @@ class Checkpoint:
 
     def __init__(self, hf_model: Any) -> None:
         self.config, self.body = _Config(hf_model.config), hf_model.base_model
+        self.family = str(self.config.model_type)
+        super().__init__(f"this {self.family} model", hf_model.state_dict())
         # The first part of the names of the body's weights, and the name of the unembedding.
         self.stem = "" if self.body is hf_model else str(hf_model.base_model_prefix)
         self.unembedding = "lm_head"
-        self.max_tokens: int | None = None  # from which length on rotary frequencies change
-        self.family = str(self.config.model_type)
+        self.max_tokens: int | None = None  # rotary frequencies change for longer prompts
         self._configs = [self.config]
-        self._weights: dict[str, Tensor] = hf_model.state_dict()
-        self._weights_read: set[str] = set()
 
     def enter(
         self, body: str, *, config: str | None = None, skip_config: Sequence[str] = (), skip_modules: Sequence[str] = ()
@@ -95,18 +130,8 @@ class Checkpoint:
         self.config.names_read.update(names)
 
     def only(self, name: str, known: Collection[Any]) -> Any:
-        """The value of a setting, if it is one of those that the adapter implements."""
+        """The value of a setting of the configuration, if it is one of those that the adapter implements."""
         return self.check(name, getattr(self.config, name, None), known)
-
-    def check(self, name: str, value: Any, known: Collection[Any]) -> Any:
-        """The value, if it is one of those that the adapter implements."""
-        if value not in known:
-            names = ", ".join(repr(x) for x in known)
-            raise InputError(
-                f"this {self.family} model has {name} = {value!r}, which gradpath does not implement: it "
-                f"knows {names}. Its scores would be wrong, so the model is not loaded."
-            )
-        return value
 
     def activation(self, name: str) -> str:
         """The name of the activation function, from the setting of that name."""
@@ -125,7 +150,7 @@ class Checkpoint:
             self.max_tokens = settings["original_max_position_embeddings"]
         prefix = f"{layer_type}_" if layer_type else ""
         gain = float(getattr(module, f"{prefix}attention_scaling"))
-        # Those from before any prompt: a long one may have changed the others.
+        # The original frequencies: a long prompt may have changed the current ones.
         return Rotary(getattr(module, f"{prefix}original_inv_freq"), gain)
 
     def windows(self) -> list[int | None]:
@@ -134,17 +159,6 @@ class Checkpoint:
         known = ("full_attention", "sliding_attention")
         types = [self.check("layer_types", name, known) for name in self.config.layer_types]
         return [self.config.sliding_window if name == "sliding_attention" else None for name in types]
-
-    def need(self, name: str) -> Tensor:
-        """The weight of that name."""
-        if name not in self._weights:
-            raise InputError(f"this {self.family} model has no weight {name}. Download or convert it again.")
-        self._weights_read.add(name)
-        return self._weights[name]
-
-    def get(self, name: str) -> Tensor | None:
-        """The weight of that name, or None."""
-        return self.need(name) if name in self._weights else None
 
     def linear(self, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
         """Linear layers stacked into one: weight (out, in) and bias."""
@@ -155,12 +169,7 @@ class Checkpoint:
 
     def check_all_read(self) -> None:
         """Refuse a model with weights or settings that its adapter does not implement."""
-        if unread := sorted(self._weights.keys() - self._weights_read):
-            shown = ", ".join(unread[:3]) + (" and others" if len(unread) > 3 else "")
-            raise InputError(
-                f"this {self.family} model has weights that gradpath does not implement: {shown}. "
-                "Its scores would be wrong, so the model is not loaded."
-            )
+        super().check_all_read()
         for config in self._configs:
             for name, value in _unread_settings(config).items():
                 raise InputError(
@@ -196,7 +205,7 @@ def _unread_settings(config: _Config) -> dict[str, Any]:
 class Names:
     """The names of a family's weights; None for norms that it does not have, or that have no weights.
 
-    Those of a layer are relative to the layer, the others to the body of the model.
+    The names in a layer are relative to the layer, the others to the body of the model.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -300,9 +309,7 @@ def read_layer(
         if not arch.norm_before:
             return weight, bias
         shift = None if norm is None else source.get(f"{prefix}.{norm}.bias")
-        norm_gain = gain(norm)
-        norm_gain = torch.ones_like(weight[0]) if norm_gain is None else norm_gain
-        return fold_norm(weight, bias, norm_gain, shift, centre=arch.norm == "layer")
+        return fold_norm(weight, bias, gain(norm), shift, centre=arch.norm == "layer")
 
     w_qkv, b_qkv = after_norm(names.before_attention, names.qkv)
     w_in, b_in, w_out, b_out = w_qkv.new_empty(0, arch.d_model), None, w_qkv.new_empty(arch.d_model, 0), None
@@ -338,7 +345,7 @@ def read_model(
     names: Names = LLAMA,
     rotary: Sequence[Rotary] | None = None,
 ) -> Transformer:
-    """The model with some layers.
+    """The model of a checkpoint.
 
     Args:
         source: The checkpoint.
@@ -389,6 +396,6 @@ def _per_head(gain: Tensor | None, arch: Architecture, interleaved: int) -> Tens
         return None
     order = halves(arch.d_head, interleaved).to(gain.device)
     if arch.qk_norm == "head" and gain.ndim == 1:
-        return gain[order] if interleaved else gain  # of a wrong length, it is refused by name elsewhere
-    own = gain.view(-1, arch.d_head)[:, order]
-    return own.repeat_interleave(arch.n_heads // len(own), 0)
+        return gain[order] if interleaved else gain  # a wrong length is refused by name elsewhere
+    gains = gain.view(-1, arch.d_head)[:, order]
+    return gains.repeat_interleave(arch.n_heads // len(gains), 0)
