@@ -25,8 +25,8 @@ from gradpath.runtime import distributed
 from gradpath.runtime.files import ELSEWHERE, recorded_path
 
 _PATIENCE = 6.0  # seconds to wait for the hub
+_UNPACKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # types of weights that are not quantized
 # The largest deviation from a model in memory that rounding explains, relative to the largest logit; else 1e-3.
-_ORDINARY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # types of weights
 _SAME_LOGITS = {torch.bfloat16: 0.3, torch.float16: 0.05}
 
 
@@ -70,28 +70,28 @@ def load_model(
     """
     if device is not None and device_map is not None:
         raise UsageError("device and device_map both say where the model goes: give one of them.")
-    precision, placed = find_dtype(dtype), find_device(device)  # before anything is read
+    precision, one_device = find_dtype(dtype), find_device(device)  # before anything is read
     # Weights are prepared in their own precision, and can be used with gradients, whatever the caller has switched on.
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
-        if isinstance(source, (str, Path)) and (packaged := _installed(str(source))):
-            model, own_tokenizer = cached_model(packaged.cache(), lambda: _from_package(packaged))
+        digest, text = None, None
+        if not isinstance(source, (str, Path)):
+            loaded = _from_object(source)
+            model, hf_tokenizer, name = _converted(loaded), loaded.hf_tokenizer, loaded.name
+            _check_same_logits(without_nnsight(source), model)
+            if bos is None and (is_hooked(source) or is_bridge(source)):
+                bos = bool(source.cfg.default_prepend_bos)
+        elif packaged := _installed(str(source)):
+            model, hf_tokenizer = cached_model(packaged.cache(), lambda: _from_package(packaged))
             name, digest = packaged.name, model.digest
         else:
-            if isinstance(source, (str, Path)):
-                loaded = _from_name(str(source), precision or torch.float32, trust_remote_code)
-            else:
-                loaded = _from_object(source)
-            model, own_tokenizer, name, digest = _converted(loaded), loaded.hf_tokenizer, loaded.name, None
-            if not isinstance(source, (str, Path)):
-                _check_same_logits(without_nnsight(source), model)
-                if bos is None and (is_hooked(source) or is_bridge(source)):
-                    bos = bool(source.cfg.default_prepend_bos)
+            loaded = _from_name(str(source), precision or torch.float32, trust_remote_code)
+            model, hf_tokenizer, name = _converted(loaded), loaded.hf_tokenizer, loaded.name
             bos = True if bos is None and loaded.gguf is not None and loaded.gguf.add_bos else bos
-        hf_tokenizer = tokenizer or own_tokenizer
-        text = (
-            None if hf_tokenizer is None else Tokenizer(hf_tokenizer, _bos_token(hf_tokenizer, model.arch.family, bos))
+        if (hf_tokenizer := tokenizer or hf_tokenizer) is not None:
+            text = Tokenizer(hf_tokenizer, _bos_token(hf_tokenizer, model.arch.family, bos))
+        model = (
+            model.to(one_device, precision) if device_map is None else _spread(model.to(dtype=precision), device_map)
         )
-        model = model.to(placed, precision) if device_map is None else _spread(model.to(dtype=precision), device_map)
     model = replace(model, tokenizer=text, name=recorded_path(name))
     if digest is not None and precision in (None, torch.float32):
         vars(model)["digest"] = digest  # it was computed when the file was checked
@@ -137,7 +137,7 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Sou
         with _quiet(), panics_as_errors():
             if Path(folder).is_dir():
                 return _read(source, folder, file, dtype, options)
-            try:  # what has been downloaded before needs no network
+            try:  # a model that was downloaded before needs no network
                 return _read(source, folder, file, dtype, {**options, "local_files_only": True})
             except OSError:
                 _check_hub(folder)
@@ -157,7 +157,7 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Sou
 
 def _read(source: str, folder: str, file: str | None, dtype: torch.dtype, options: dict[str, Any]) -> _Source:
     """Read a model with ``transformers`` from a folder, the hub's cache or the hub."""
-    from transformers import AutoTokenizer, PretrainedConfig
+    from transformers import PretrainedConfig
     from transformers.utils.quantization_config import Mxfp4Config
 
     gguf, family = None if file is None else GgufFile.read(Path(folder, file)), None
@@ -179,36 +179,36 @@ def _read(source: str, folder: str, file: str | None, dtype: torch.dtype, option
     auto = auto_class(str(family))
     model, loaded = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options, **unpack)
     _check_all_loaded(source, loaded)
-    model = model.to(dtype) if unpack else model  # what was packed is bfloat16, whatever was asked for
-    return _Source(model, _tokenizer(AutoTokenizer, folder, options), source, gguf)
+    model = model.to(dtype) if unpack else model  # unpacked weights are bfloat16, whatever the requested type
+    return _Source(model, _read_tokenizer(folder, options), source, gguf)
 
 
-def _packed(model: str, how: object) -> InputError:
-    """The refusal of weights that stand for numbers together with scales, and are not numbers by themselves."""
+def _packed(model: str, method: object) -> InputError:
+    """The error for quantized weights, which are numbers only together with their scales."""
     return InputError(
-        f"{model} has packed weights ({how}), and gradpath reads ordinary numbers: use a version in bfloat16, or "
+        f"{model} has packed weights ({method}), and gradpath reads ordinary numbers: use a version in bfloat16, or "
         "convert the weights first."
     )
 
 
 def _check_hub(name: str) -> None:
-    """Ask the hub for a small file, and raise an ``OSError`` if there is no answer soon.
+    """Request a small file from the hub, and raise an ``OSError`` if there is no answer soon.
 
-    The library itself would try again and again, for half a minute. The question is asked in a thread, because looking
-    up a name in a network that is down has no time limit of its own.
+    The library itself would retry for half a minute. The request is made in a thread, because a name lookup has no time
+    limit when the network is down.
     """
     import huggingface_hub
 
     problems: list[str] = []
 
-    def ask() -> None:
+    def request() -> None:
         try:
             huggingface_hub.hf_hub_download(name, "config.json", etag_timeout=_PATIENCE)
             problems.append("")
         except Exception as problem:
             problems.append(reason(problem))
 
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=request, daemon=True)
     thread.start()
     thread.join(_PATIENCE)
     problem = problems[0] if problems else f"no answer within {_PATIENCE:g} seconds"
@@ -256,7 +256,7 @@ def _locate(source: str) -> tuple[str, str | None]:
 def _from_object(source: Any) -> _Source:
     if is_hooked(source):
         return _Source(source, source.tokenizer, str(source.cfg.model_name))
-    own_tokenizer, source = getattr(source, "tokenizer", None), unwrap(source)
+    tokenizer, source = getattr(source, "tokenizer", None), unwrap(source)
     if not hasattr(source, "config") or not hasattr(source, "state_dict"):
         raise InputError(
             f"a model is a name, a folder, a .gguf file or a loaded model of transformers, TransformerLens or nnsight: "
@@ -266,20 +266,18 @@ def _from_object(source: Any) -> _Source:
     if any(weight.is_meta for weight in weights.values()):
         raise InputError("this model has no weights: they are on the meta device. Load it with its weights first.")
     types = {x.dtype for name, x in weights.items() if name.endswith("weight") and x.ndim > 1}
-    if packed := [str(dtype).removeprefix("torch.") for dtype in types if dtype not in _ORDINARY]:
+    if packed := [str(dtype).removeprefix("torch.") for dtype in types if dtype not in _UNPACKED]:
         raise _packed("this model", ", ".join(sorted(packed)))
-    name, tokenizer = str(getattr(source.config, "_name_or_path", "") or ""), own_tokenizer
+    name = str(getattr(source.config, "_name_or_path", "") or "")
     if name and tokenizer is None:
-        from transformers import AutoTokenizer
-
         with _quiet():
-            tokenizer = _tokenizer(AutoTokenizer, name, {"local_files_only": True})
+            tokenizer = _read_tokenizer(name, {"local_files_only": True})
     return _Source(source, tokenizer, name or f"a {source.config.model_type} model")
 
 
 @torch.no_grad()
 def _check_same_logits(original: Any, model: Transformer) -> None:
-    """Refuse a model in memory that computes something else than its weights say, such as one with a hook.
+    """Refuse a model in memory that does not compute what its weights say, such as one with a hook.
 
     Both are run on eight tokens, or as many as the model reads. A hook that only records is called once.
     """
@@ -288,7 +286,8 @@ def _check_same_logits(original: Any, model: Transformer) -> None:
     training = [module for module in original.modules() if module.training]
     original.eval()
     try:
-        theirs = _logits(original, ids).float().cpu()
+        output = original(ids.to(next(original.parameters()).device))
+        theirs = getattr(output, "logits", output).float().cpu()
     finally:
         for module in training:
             module.training = True
@@ -306,18 +305,13 @@ def _check_same_logits(original: Any, model: Transformer) -> None:
         )
 
 
-def _logits(original: Any, ids: torch.Tensor) -> torch.Tensor:
-    """The logits of a model of ``transformers`` or another tool."""
-    output: Any = original(ids.to(next(original.parameters()).device))
-    logits: torch.Tensor = getattr(output, "logits", output)
-    return logits
-
-
-def _tokenizer(auto: Any, folder: str, options: dict[str, Any]) -> Any:
+def _read_tokenizer(folder: str, options: dict[str, Any]) -> Any:
     """The tokenizer of a model, or None: a model can be used with token ids alone."""
+    from transformers import AutoTokenizer
+
     try:
         with panics_as_errors():
-            return auto.from_pretrained(folder, **options)
+            return AutoTokenizer.from_pretrained(folder, **options)
     except Exception:  # none, or one that cannot be read
         return None
 
@@ -329,16 +323,16 @@ def _bos_token(tokenizer: Any, family: str, bos: bool | None) -> int | None:
         with panics_as_errors():
             bos = FAMILIES[family].bos or tokenizer("the")["input_ids"][:1] == [token]
     if bos and token is None:
-        raise InputError("a BOS token was asked for, but this tokenizer has none. Leave it out with --no-bos.")
+        raise InputError("prompts should begin with a BOS token, but this tokenizer has none. Use --no-bos.")
     return token if bos else None
 
 
 def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """The requested precision."""
-    named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not (isinstance(named, torch.dtype) and named.is_floating_point):
+    requested = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(requested, torch.dtype) and requested.is_floating_point):
         raise InputError(f"there is no floating-point type {dtype!r}. Use float32, bfloat16 or float16.")
-    return named
+    return requested
 
 
 def find_device(device: torch.device | str | None) -> torch.device | None:
@@ -370,10 +364,7 @@ def _spread(model: Transformer, device_map: str | Sequence[torch.device | str]) 
 
 def spread_over(model: Transformer, devices: Sequence[torch.device], room: Sequence[float]) -> Transformer:
     """The model with its layers on the devices, in proportion to the room on each."""
-    sizes = [_bytes(layer) for layer in model.layers]
-    sizes[0] += model.embedding.nbytes
-    sizes[-1] += model.unembedding.nbytes
-    return model.spread([devices[i] for i in shares(sizes, room)])
+    return model.spread([devices[i] for i in shares(_layer_sizes(model), room)])
 
 
 def shares(sizes: Sequence[int], room: Sequence[float]) -> list[int]:
@@ -394,7 +385,7 @@ def gpus(model: Transformer) -> tuple[list[torch.device], list[float]]:
     from accelerate.utils import get_max_memory
 
     room = {device: free for device, free in get_max_memory().items() if isinstance(device, int)}
-    needed = sum(map(_bytes, model.layers)) + model.embedding.nbytes + model.unembedding.nbytes
+    needed = sum(_layer_sizes(model))
     if room and needed > sum(room.values()):
         raise InputError(
             f"{model.name or 'the model'} takes {needed / 1e9:.1f} GB and the GPUs here have "
@@ -403,8 +394,12 @@ def gpus(model: Transformer) -> tuple[list[torch.device], list[float]]:
     return [torch.device(device) for device in room], [float(free) for free in room.values()]
 
 
-def _bytes(weights: object) -> int:
-    return sum(x.nbytes for x in fields_of(weights).values() if isinstance(x, torch.Tensor))
+def _layer_sizes(model: Transformer) -> list[int]:
+    """The bytes of each layer; the embedding counts with the first one, the unembedding with the last."""
+    sizes = [sum(x.nbytes for x in fields_of(y).values() if isinstance(x, torch.Tensor)) for y in model.layers]
+    sizes[0] += model.embedding.nbytes
+    sizes[-1] += model.unembedding.nbytes
+    return sizes
 
 
 def _check_finite(model: Transformer, name: str) -> None:
@@ -430,7 +425,7 @@ def _quiet() -> Iterator[None]:
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     hub.setLevel(logging.ERROR)
-    gguf_bar = vars(gguf_reading).get("tqdm")  # a bar that knows no switch
+    gguf_bar = vars(gguf_reading).get("tqdm")  # this bar cannot be switched off
     vars(gguf_reading)["tqdm"] = lambda items, **_: items
     try:
         yield
