@@ -1,13 +1,10 @@
 """What describes a model besides the code that runs it: sizes, weights, rotations, and rules for gradients.
 
-``Architecture`` and ``Layer`` hold everything in which models of one family, or two families, differ. Two exact
-changes are made to the weights when a model is loaded (``fold_norm``). The gain and shift of a norm become part of
-the projection that follows it, so norms have no parameters. Behind a LayerNorm, the rows of that projection are
-centred: the output of the norm has mean zero, so the result is the same, and a gradient that comes back through the
-projection has mean zero too. Both kinds of norm then have the same Jacobian, ``(I - y y^T / d_model) / sigma``.
-
-Two parts that only some layers have compute something themselves: latent attention (``Latent``), and a mixture of
-experts (``Experts``, ``run_experts``).
+``Architecture`` and ``Layer`` contain everything in which models differ. Two exact changes are made to the weights when
+a model is loaded (``fold_norm``). The gain and shift of a norm become part of the projection that follows it, so norms
+have no parameters. After a LayerNorm, the rows of that projection are centred: the output of the norm has mean zero, so
+the result is the same, and a gradient that comes back through the projection has mean zero too. Both kinds of norm then
+have the same Jacobian, ``(I - y y^T / d_model) / sigma``.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
 from torch import Tensor
 
-# Metadata of a field that was added when models had been recorded already (``known_fields``).
+# Metadata of a field that was added after digests of models had been recorded (``known_fields``).
 LATER = {"later": True}
 PARTS = ("experts", "latent")  # fields of a layer that are dataclasses of weights themselves
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -35,8 +32,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 # One MLP on rows (row, d_model), from its weights as in ``Layer``: w_in, b_in, w_out, b_out.
 FeedForward = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor | None], Tensor]
-# The norm of latents x (..., rank), given the constant in it.
-Norm = Callable[[Tensor, float], Tensor]
+# ``Transformer.norm`` of latents x (..., rank), given the constant in it.
+Norm = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -68,12 +65,12 @@ class Architecture:
 
     @property
     def fingerprint(self) -> str:
-        """All choices as text, without those that were added later and have their default."""
+        """The fields of ``known_fields`` as text."""
         return f"Architecture({', '.join(f'{name}={x!r}' for name, x in known_fields(self).items())})"
 
     @property
     def d_qkv(self) -> int:
-        """The width of a head's projections to q, k and v: that of the head, or of latents."""
+        """The width of a head's projections to q, k and v: ``d_head``, or the width of latents."""
         return self.d_head if self.d_latent is None else self.d_latent
 
     @property
@@ -89,9 +86,9 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Rules:
-    """Backward rules for the nonlinear parts of the model: the derivative, or, where true, another rule.
+    """Backward rules for the nonlinear parts of the model. By default each has its derivative.
 
-    The forward pass is the same under all of them. ``attribution.paths`` explains them (``relp``, ``gim``).
+    The forward pass does not change. ``attribution.paths`` explains the rules (``relp``, ``gim``).
     """
 
     norm: bool = False  # the denominator of a norm is a constant
@@ -107,20 +104,20 @@ CALCULUS = Rules()
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention: queries, keys and values are made from short vectors, which all heads share.
+    """Multi-head latent attention: queries, keys and values are computed from short vectors, which all heads share.
 
-    For the normalised input y of one position and head h, with a norm of the latents themselves,
+    For the normalised input y of one position and head h, where latents have a norm of their own,
 
         c     = W_c y                                    the latent of keys and values
-        k_h   = [rotated W_r y;  U_h norm(c)]            the rotated part is shared by all heads, too
+        k_h   = [rotated W_r y;  U_h norm(c)]            all heads share the rotated part, too
         v_h   = V_h norm(c)
-        q_h   = Q_h norm(W_q y),  or  W_qh y             with a latent of its own, or without
+        q_h   = Q_h norm(W_q y),  or  W_qh y             with a latent of queries, or without
 
-    The targets ``<q>``, ``<k>`` and ``<v>`` of a head read the residual stream as in every other model. So each has a
-    copy of its latent, computed from what it reads, and of the rotated part of the key: ``Layer.w_qkv`` projects to
-    these, padded to one width, and what this class does comes after, head by head, like a norm of queries and keys.
+    The targets ``<q>``, ``<k>`` and ``<v>`` of a head read the residual stream as in every other model. So each target
+    has a copy of its latent, computed from its input, and ``<k>`` also of the rotated part. ``Layer.w_qkv`` projects to
+    these, padded to one width. The maps of this class are applied afterwards, head by head.
 
-    Its fields are the maps from latents, with the gains of their norms. A fingerprint contains these names.
+    The fields are the maps from latents, with the gains of their norms. A fingerprint contains their names.
     """
 
     k_up: Tensor  # (head, d_key - n_rotated, rank)
@@ -130,50 +127,49 @@ class Latent:
     eps: float  # in the norms of latents
 
     def of_heads(self, heads: Sequence[int]) -> Latent:
-        """The maps of some heads."""
+        """The maps of these heads."""
         q_up = None if self.q_up is None else self.q_up[heads]
         return replace(self, k_up=self.k_up[heads], v_up=self.v_up[heads], q_up=q_up)
 
     def queries(self, x: Tensor, norm: Norm) -> Tensor:
-        """Queries (batch, pos, head, d_key) of what heads have projected, (batch, pos, head, d_qkv)."""
+        """Queries (batch, pos, head, d_key) from projections (batch, pos, head, d_qkv)."""
         if self.q_up is None:
             return x[..., : self.n_rotated + self.k_up.shape[1]]
         return self._up(self.q_up, x, norm)
 
     def keys(self, x: Tensor, norm: Norm) -> Tensor:
-        """Keys, the same."""
+        """Keys (batch, pos, head, d_key) from projections."""
         rank = self.k_up.shape[2]
         return torch.cat([x[..., rank : rank + self.n_rotated], self._up(self.k_up, x, norm)], -1)
 
     def values(self, x: Tensor, norm: Norm) -> Tensor:
-        """Values, (batch, pos, head, d_head)."""
+        """Values (batch, pos, head, d_head) from projections."""
         return self._up(self.v_up, x, norm)
 
     def _up(self, weights: Tensor, x: Tensor, norm: Norm) -> Tensor:
-        return torch.einsum("bphr,hdr->bphd", norm(x[..., : weights.shape[2]], self.eps), weights)
+        return torch.einsum("bphr,hdr->bphd", norm(x[..., : weights.shape[2]], self.eps)[0], weights)
 
 
 @dataclass(frozen=True)
 class Experts:
     """Mixture of experts: the router and the experts of one layer, with the norm before them folded in.
 
-    The MLP has many parts, of which a router picks a few for every token. For the normalised input y of one token, with
-    E experts, each a small MLP f_e,
+    A router chooses a few of the E experts for every token. For the normalised input y of one token, where each expert
+    is a small MLP f_e,
 
         p_e = softmax(W_r y + b_r)_e             or the sigmoid of each
         S   = the k experts of largest p_e + c_e  c: a correction that only affects the choice
         w_e = p_e, or p_e / sum over S of p       for e in S, times a constant
-        out = sum over e in S of w_e f_e(y)       plus what every token gets: the shared expert, if there is one
+        out = sum over e in S of w_e f_e(y)       plus the shared expert of all tokens, if there is one
 
-    Some models choose groups of experts first, and S from these alone; some multiply inputs instead of outputs:
-    f_e(w_e y).
+    Some models first choose groups of experts, and then S from these groups. Some multiply inputs, f_e(w_e y).
 
     The whole block is one node. The choice S is piecewise constant in y. So the gradient flows through the experts in S
     and through their weights w_e, as if S were fixed; a derivative of the choice does not exist where it changes and is
-    zero everywhere else. In a patched run S is computed anew from what the node reads there.
+    zero everywhere else. In a patched run S is computed anew from the node's input.
 
-    Each expert runs on its own tokens alone: k / E of the work of running all. ``Layer.w_in`` and ``w_out`` are the
-    shared expert of such a layer; without one, they are 0 wide. A fingerprint contains these names.
+    Each expert runs only on the tokens that chose it: k / E of the work of running all. ``Layer.w_in`` and ``w_out``
+    are the shared expert of such a layer; without one, they are 0 wide. A fingerprint contains these field names.
     """
 
     router: Tensor  # (expert, d_model)
@@ -184,13 +180,13 @@ class Experts:
     sum_to_one: bool = True  # the weights of the chosen experts are divided by their sum
     scale: float = 1.0  # of the weights
     router_bias: Tensor | None = None  # (expert,)
-    choice_bias: Tensor | None = None  # (expert,), added to the probabilities for the choice alone; always float32
+    choice_bias: Tensor | None = None  # (expert,), added to the probabilities for the choice only; always float32
     b_in: Tensor | None = None  # (expert, d_mlp)
     b_out: Tensor | None = None  # (expert, d_model)
     shared_gate: Tensor | None = None  # (1, d_model): the shared expert is multiplied by the sigmoid of this
     n_groups: int = field(default=1, metadata=LATER)  # of equally many experts, one after the other
     groups_per_token: int = field(default=1, metadata=LATER)  # how many of these groups a token chooses from
-    group_best: int = field(default=1, metadata=LATER)  # how many of its best experts a group is judged by
+    group_best: int = field(default=1, metadata=LATER)  # the sum of this many of its best experts ranks a group
     scale_input: bool = field(default=False, metadata=LATER)  # the weight of an expert multiplies its input
     float32_router: bool = field(default=False, metadata=LATER)  # logits in float32 in a model of half precision
 
@@ -216,7 +212,7 @@ class Layer:
     mlp_gain: Tensor | None = None  # of the norm after the MLP, (d_model,)
     experts: Experts | None = None  # that the MLP chooses from, besides the weights above
     latent: Latent | None = field(default=None, metadata=LATER)
-    sinks: Tensor | None = field(default=None, metadata=LATER)  # (head,): a logit beside those of the keys, of no value
+    sinks: Tensor | None = field(default=None, metadata=LATER)  # (head,): an extra logit, without a value
 
     @property
     def w_write(self) -> Tensor:
@@ -224,7 +220,7 @@ class Layer:
         return self.w_o if self.attn_gain is None else self.attn_gain[:, None] * self.w_o
 
     def of_heads(self, heads: Sequence[int]) -> Layer:
-        """The layer with what some of its heads have of their own besides projections."""
+        """The layer with the gains, sinks and latents of these heads; projections keep all heads."""
         q_gain, k_gain = (x[heads] if x is not None and x.ndim == 2 else x for x in (self.q_gain, self.k_gain))
         sinks = None if self.sinks is None else self.sinks[heads]
         latent = None if self.latent is None else self.latent.of_heads(heads)
@@ -232,7 +228,7 @@ class Layer:
 
     @property
     def d_hidden(self) -> int:
-        """How many values the MLP of one token has before its activation: those of the experts that it uses count."""
+        """How many values the MLP of one token has before its activation, in the experts that it chooses."""
         return len(self.w_in) + (0 if self.experts is None else self.experts.per_token * self.experts.w_in.shape[1])
 
     @property
@@ -266,22 +262,24 @@ def fold_norm(
 def known_fields(instance: Any) -> dict[str, Any]:
     """The fields of a dataclass, without those that were added later and have their default.
 
-    A digest of a model hashes the names and values of the fields of its architecture and its layers. So that digests
-    which were recorded before a field existed remain valid, a field that is added later is marked with ``LATER``.
+    A digest of a model hashes the names and values of the fields of its architecture and its layers. A field that is
+    added later is marked with ``LATER``, so that digests from before it existed remain valid.
     """
-    values = {x.name: getattr(instance, x.name) for x in fields(instance)}
-    later = {x.name: x.default for x in fields(instance) if x.metadata == LATER}
-    at_default = {name for name, x in later.items() if not isinstance(values[name], Tensor) and values[name] == x}
-    return {name: x for name, x in values.items() if name not in at_default}
+    values = {}
+    for x in fields(instance):
+        value = getattr(instance, x.name)
+        if x.metadata != LATER or isinstance(value, Tensor) or value != x.default:
+            values[x.name] = value
+    return values
 
 
 def fields_of(weights: Any) -> dict[str, Any]:
-    """The fields of a dataclass of weights, with those of a layer's experts as ``experts.router`` and so on."""
-    own = known_fields(weights)
+    """The fields of a dataclass of weights; fields of parts are named ``experts.router`` and so on."""
+    values = known_fields(weights)
     for part in PARTS:
-        if (inner := own.pop(part, None)) is not None:
-            own |= {f"{part}.{name}": x for name, x in known_fields(inner).items()}
-    return own
+        if (inner := values.pop(part, None)) is not None:
+            values |= {f"{part}.{name}": x for name, x in known_fields(inner).items()}
+    return values
 
 
 def run_experts(experts: Experts, y: Tensor, feed_forward: FeedForward, *, constant_weights: bool = False) -> Tensor:
@@ -294,7 +292,7 @@ def run_experts(experts: Experts, y: Tensor, feed_forward: FeedForward, *, const
         constant_weights: Whether the router's weights are constants of the backward pass.
 
     Returns:
-        What the routed experts write, in the shape of y.
+        The sum, in the shape of y.
     """
     rows = y.reshape(-1, y.shape[-1])
     weights, _, outputs = expert_outputs(experts, rows, feed_forward, constant_weights=constant_weights)
@@ -304,30 +302,30 @@ def run_experts(experts: Experts, y: Tensor, feed_forward: FeedForward, *, const
 def expert_outputs(
     experts: Experts, rows: Tensor, feed_forward: FeedForward, *, constant_weights: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row: the weights of its experts, which they are, both (row, chosen), and what each of them computes.
+    """The weights, indices and outputs of each row's experts: (row, chosen) twice, and (row, chosen, d_model).
 
-    The last is (row, chosen, d_model). Weights that have multiplied the inputs are 1.
+    Where weights multiply the inputs, the returned ones are 1.
     """
     weights, chosen = route(experts, rows)
     weights = weights.detach() if constant_weights else weights
-    # Rows in the order of their experts, one after the other, and back: sums in a fixed order give the same numbers
-    # on every device, unlike adding up in place.
+    # Rows are sorted by expert, and sorted back. Sums in a fixed order give the same numbers on every device, unlike
+    # adding in place.
     order = chosen.flatten().argsort(stable=True)
     sizes = chosen.flatten().bincount(minlength=len(experts.router)).tolist()
     inputs = rows[order // experts.per_token]
     if experts.scale_input:
         inputs, weights = inputs * weights.flatten()[order, None], torch.ones_like(weights)
-    parts = [
-        feed_forward(own, experts.w_in[e], _row(experts.b_in, e), experts.w_out[e], _row(experts.b_out, e))
-        for e, own in enumerate(torch.split(inputs, sizes))
-        if len(own)
-    ]
+    parts = []
+    for e, rows_of_expert in enumerate(torch.split(inputs, sizes)):
+        if len(rows_of_expert):
+            b_in, b_out = (None if bias is None else bias[e] for bias in (experts.b_in, experts.b_out))
+            parts.append(feed_forward(rows_of_expert, experts.w_in[e], b_in, experts.w_out[e], b_out))
     outputs = torch.cat(parts)[order.argsort()] if parts else inputs  # no rows, no parts
     return weights, chosen, outputs.view(*chosen.shape, rows.shape[1])
 
 
 def route(experts: Experts, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights of the experts of each row of y (row, d_model), and which they are, both (row, chosen)."""
+    """The weights and the indices of the experts of each row of y (row, d_model), both (row, chosen)."""
     wide = torch.promote_types(y.dtype, torch.float32)
     at = wide if experts.float32_router else y.dtype
     bias = None if experts.router_bias is None else experts.router_bias.to(at)
@@ -345,7 +343,3 @@ def route(experts: Experts, y: Tensor) -> tuple[Tensor, Tensor]:
     if experts.sum_to_one:
         weights = weights / weights.sum(-1, keepdim=True)
     return (weights * experts.scale).to(y.dtype), chosen
-
-
-def _row(bias: Tensor | None, index: int) -> Tensor | None:
-    return None if bias is None else bias[index]

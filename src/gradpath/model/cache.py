@@ -1,4 +1,4 @@
-"""The user's cache: the models of Python packages, converted once, and where other models are on this machine.
+"""The user's cache: converted models of Python packages, and the paths of other models on this machine.
 
 ``smollm2`` and ``gemma3-270m`` come as packages and need no hub. Such a package contains a GGUF file with 4-bit
 weights, or a part of one. Reading it is slow, so the converted model is stored: its weights are mapped into memory, not
@@ -6,9 +6,9 @@ copied, and checked when they are opened.
 
 A folder of the cache has ``weights.safetensors``, with the tensors of a ``Transformer`` under the names of its fields,
 and the files of its tokenizer. The metadata of the weights has everything else: sizes, scalars, the digest of the model
-and those of the other files. All digests are computed again at every start, because a damaged weight would change every
-number without a word. SmolLM2's half a gigabyte takes 0.4 s of CPU time with SHA-256, the fastest of the cryptographic
-hashes in Python's standard library on processors that have instructions for it; the model's digest is needed anyway.
+and those of the other files. All digests are computed again at every start, because a damaged weight would silently
+change every number. SHA-256 is the fastest cryptographic hash of the standard library on processors with instructions
+for it: 0.4 s of CPU time for SmolLM2's half a gigabyte. The digest of the model is needed anyway.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gradpath.runtime.files import PART, try_lock, write_atomically
 
 WEIGHTS = "weights.safetensors"
 _METADATA = "gradpath_model"
-_NEWBORN = 10  # seconds in which a draft may not be locked yet
+_UNLOCKED_SECONDS = 10  # a younger draft may not be locked yet
 _DTYPES = {"F32": torch.float32}
 _SPECIAL = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
@@ -57,8 +57,15 @@ class Packaged:
 
     def parts(self) -> list[Path]:
         """The GGUF file or its parts, located without importing the packages; empty if one is missing."""
-        files = [_data_file(package) for package in self.packages]
-        return [file for file in files if file is not None] if all(files) else []
+        files = []
+        for package in self.packages:
+            spec = importlib.util.find_spec(package.replace("-", "_"))
+            origin = None if spec is None else spec.origin
+            candidates = [] if origin is None else sorted(Path(origin).parent.rglob("*.gguf*"))
+            if not candidates:
+                return []
+            files.append(candidates[0])
+        return files
 
     @contextmanager
     def whole_file(self) -> Iterator[Path]:
@@ -100,25 +107,18 @@ def cache_folder() -> Path:
 
 
 def remember_path(digest: str, path: str) -> None:
-    """Keep where a model is, in the cache of this machine alone: files that people send to others do not say it."""
+    """Record the path of a model in the cache of this machine; files that people share do not contain it."""
     with suppress(OSError, InputError):
         write_atomically(cache_folder() / "models" / digest, os.path.abspath(os.path.expanduser(path)))
 
 
 def remembered_path(digest: Any) -> str | None:
-    """Where a model with these weights was on this machine, if it is still there."""
+    """The recorded path of the model with these weights, if it still exists."""
     with suppress(OSError, ValueError):
         if isinstance(digest, str) and digest.isalnum():
             path = (cache_folder() / "models" / digest).read_text(encoding="utf-8")
             return path if os.path.exists(path) else None
     return None
-
-
-def _data_file(package: str) -> Path | None:
-    spec = importlib.util.find_spec(package.replace("-", "_"))
-    if spec is None or spec.origin is None:
-        return None
-    return next(iter(sorted(Path(spec.origin).parent.rglob("*.gguf*"))), None)
 
 
 class DamagedError(InputError):
@@ -127,9 +127,9 @@ class DamagedError(InputError):
 
 @dataclass(frozen=True)
 class FastTokenizer:
-    """The part of a ``transformers`` tokenizer that gradpath uses, without importing ``transformers`` for it.
+    """The part of a ``transformers`` tokenizer that gradpath uses, without importing ``transformers``.
 
-    Everything else is left to the ``transformers`` tokenizer, which is loaded when it is first needed.
+    Other attributes are those of the ``transformers`` tokenizer, which is loaded when one is first needed.
     """
 
     folder: Path
@@ -148,7 +148,7 @@ class FastTokenizer:
 
     @property
     def all_special_ids(self) -> list[int]:
-        """The ids of the tokens with a role of their own, such as BOS."""
+        """The ids of special tokens, such as BOS."""
         named = {name: token for name, token in self.config.items() if name in _SPECIAL}
         if any("special_tokens" in name for name in self.config) or not all(isinstance(x, str) for x in named.values()):
             ids: list[int] = self._whole.all_special_ids  # there are more of them
@@ -158,7 +158,7 @@ class FastTokenizer:
     def __call__(
         self, text: str | list[str], *, add_special_tokens: bool = True, return_offsets_mapping: bool = False
     ) -> dict[str, Any]:
-        """Token ids, and the characters of each token if asked for, of one text or of several."""
+        """Token ids, and optionally the characters of each token, of one text or of several."""
         texts = [text] if isinstance(text, str) else text
         encodings = self.fast.encode_batch(texts, add_special_tokens=add_special_tokens)
         result = {"input_ids": [x.ids for x in encodings]}
@@ -167,8 +167,8 @@ class FastTokenizer:
         return {name: values[0] for name, values in result.items()} if isinstance(text, str) else result
 
     def decode(self, ids: list[int], *, clean_up_tokenization_spaces: bool = False) -> str:
-        """The text of some tokens, special ones included."""
-        assert not clean_up_tokenization_spaces, "no caller wants the text changed"
+        """The text of tokens, special ones included."""
+        assert not clean_up_tokenization_spaces, "not implemented"
         text: str = self.fast.decode(ids, skip_special_tokens=False)
         return text
 
@@ -182,7 +182,7 @@ class FastTokenizer:
         return AutoTokenizer.from_pretrained(str(self.folder))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # asked for by pickle and copy, before there are any attributes
+        if name.startswith("_"):  # pickle and copy look these up before there are any attributes
             raise AttributeError(name)
         return getattr(self._whole, name)
 
@@ -191,15 +191,14 @@ Loaded = tuple[Transformer, Any]  # a model without tokenizer and name, and its 
 
 
 def cached_model(folder: Path, convert: Callable[[], Loaded]) -> Loaded:
-    """A converted model from the cache; on first use, or if it is damaged there, it is converted.
+    """A converted model from the cache. It is converted on first use, or if it is damaged there.
 
     Args:
         folder: The folder of this model in the cache.
         convert: Converts it.
 
     Returns:
-        The model and its tokenizer. Without a cache that can be written to they are converted at every start, with a
-        warning.
+        The model and its tokenizer. If the cache cannot be written, they are converted at every start, with a warning.
     """
     with suppress(OSError):  # a folder that cannot be read: the warning below says so
         _remove_drafts(folder)
@@ -221,7 +220,7 @@ def cached_model(folder: Path, convert: Callable[[], Loaded]) -> Loaded:
 
 
 def _read(folder: Path) -> Loaded:
-    """The model and its tokenizer. An ``OSError`` says that they cannot be read, a ``DamagedError`` which file is."""
+    """The model and its tokenizer; raises ``OSError`` if they cannot be read, ``DamagedError`` if a file is damaged."""
     file = folder / WEIGHTS
     with file.open("rb") as handle:
         size = os.fstat(handle.fileno()).st_size
@@ -233,7 +232,7 @@ def _read(folder: Path) -> Loaded:
         if model.digest != facts["digest"]:
             raise ValueError("its content has changed")
         tokenizer_files = dict(facts["files"])
-    except Exception as problem:  # a damaged file can make anything of its parts
+    except Exception as problem:  # a damaged file can lead to any error
         raise DamagedError(f"{file} is damaged ({reason(problem)}).") from None
     if hasattr(mmap, "MADV_DONTNEED"):  # the pages that the digest has read come back when they are used
         mapped.madvise(mmap.MADV_DONTNEED)
@@ -263,8 +262,8 @@ def _model(facts: Mapping[str, Any], tensors: dict[str, Any]) -> Transformer:
 
     def layer(fields: dict[str, Any]) -> Layer:
         for name, kind in (("experts", Experts), ("latent", Latent)):
-            own = {x.removeprefix(f"{name}."): fields.pop(x) for x in [*fields] if x.startswith(f"{name}.")}
-            fields |= {name: kind(**own)} if own else {}
+            inner = {x.removeprefix(f"{name}."): fields.pop(x) for x in [*fields] if x.startswith(f"{name}.")}
+            fields |= {name: kind(**inner)} if inner else {}
         return Layer(**fields)
 
     layers = tuple(layer({**scalars, **part(f"layer {i}.")}) for i, scalars in enumerate(facts["layers"]))
@@ -276,7 +275,7 @@ def _model(facts: Mapping[str, Any], tensors: dict[str, Any]) -> Transformer:
 
 
 def _write(folder: Path, model: Transformer, hf_tokenizer: Any) -> None:
-    """Write a draft and rename it, so that nobody ever sees half of a model."""
+    """Write a draft and rename it, so that no process ever reads half of a model."""
     from safetensors.torch import save_file
 
     tied = model.unembedding.data_ptr() == model.embedding.data_ptr()
@@ -285,7 +284,7 @@ def _write(folder: Path, model: Transformer, hf_tokenizer: Any) -> None:
     tensors |= {f"rotary {i}.frequencies": rotary.frequencies for i, rotary in enumerate(model.rotary)}
     tensors |= {name: value for name, value in vars(model).items() if not (tied and name == "unembedding")}
     # The name is known before the folder exists, so that a signal at any moment leaves no draft behind.
-    draft = _beside(folder)
+    draft = _draft_path(folder)
     try:
         draft.mkdir(parents=True)
         with _locked(draft):
@@ -308,8 +307,8 @@ def _write(folder: Path, model: Transformer, hf_tokenizer: Any) -> None:
 
 
 def _put(draft: Path, folder: Path) -> None:
-    """Rename the draft; a damaged folder, or that of a process that was faster, makes way."""
-    aside = _beside(folder)
+    """Rename the draft; it replaces a damaged folder, or that of a process that was faster."""
+    aside = _draft_path(folder)
     try:
         with suppress(FileNotFoundError):
             folder.rename(aside)
@@ -318,13 +317,13 @@ def _put(draft: Path, folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _beside(folder: Path) -> Path:
+def _draft_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{PART}")
 
 
 @contextmanager
 def _locked(draft: Path) -> Iterator[None]:
-    """Lock a draft, for as long as this process lives, against those who look for what killed ones left."""
+    """Lock a draft, so that other processes do not take it for the draft of a killed process."""
     handle = os.open(draft, os.O_RDONLY)
     try:
         try_lock(handle)
@@ -334,12 +333,12 @@ def _locked(draft: Path) -> Iterator[None]:
 
 
 def _remove_drafts(folder: Path) -> None:
-    """Remove what killed conversions left: drafts that no process has locked."""
+    """Remove the drafts of killed processes: those that no process has locked."""
     for draft in folder.parent.glob(f".{folder.name}.*"):
         with suppress(OSError):
             handle = os.open(draft, os.O_RDONLY)
             try:
-                if time.time() - os.fstat(handle).st_mtime > _NEWBORN and try_lock(handle):
+                if time.time() - os.fstat(handle).st_mtime > _UNLOCKED_SECONDS and try_lock(handle):
                     shutil.rmtree(draft, ignore_errors=True)
             finally:
                 os.close(handle)

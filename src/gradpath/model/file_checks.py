@@ -1,4 +1,4 @@
-"""Checks of the files of a model: they hold what they describe, and nothing in a GGUF file is ignored.
+"""Checks of the files of a model: they contain what they describe, and nothing in a GGUF file is ignored.
 
 A configuration of a hundred bytes can describe a model of a terabyte. ``transformers`` would allocate it, fill in
 random numbers where the file has none, and only then report missing weights. So the model is first built without
@@ -47,9 +47,9 @@ def check_claims(folder: Path, gguf_file: str | None, trust_remote_code: bool) -
     where = {} if gguf_file is None else {"gguf_file": gguf_file}
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **where)
     text = config.get_text_config()
-    for what, size, limit in (("layers", text.num_hidden_layers, MAX_LAYERS), ("tokens", text.vocab_size, MAX_TOKENS)):
+    for unit, size, limit in (("layers", text.num_hidden_layers, MAX_LAYERS), ("tokens", text.vocab_size, MAX_TOKENS)):
         if not 0 < size <= limit:
-            raise ValueError(f"its configuration has {size!r} {what}, and a model has 1 to {limit:,}")
+            raise ValueError(f"its configuration has {size!r} {unit}, and a model has 1 to {limit:,}")
     with torch.device("meta"):
         empty = auto_class(config.model_type).from_config(config, trust_remote_code=trust_remote_code)
     claimed = sum(parameter.numel() for parameter in empty.parameters())
@@ -72,14 +72,14 @@ def _check_index(folder: Path) -> None:
 
 
 def auto_class(family: str) -> Any:
-    """The class of ``transformers`` that loads models of a family. Some that read images need another one."""
+    """The class of ``transformers`` that loads models of a family; some families with images need another one."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto import modeling_auto as auto
 
     only_with_images = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() - auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    # The other class would read the text model of these alone, and find too many weights in the file.
-    only_with_images = {*only_with_images, "llama4"}
-    return AutoModelForImageTextToText if family in only_with_images else AutoModelForCausalLM
+    # AutoModelForCausalLM would read only the text model of llama4, and refuse the other weights in the file.
+    with_images = family in only_with_images or family == "llama4"
+    return AutoModelForImageTextToText if with_images else AutoModelForCausalLM
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,8 @@ class GgufFile:
             The completed model. An ``InputError`` says which part of the file the model does not contain.
         """
         self._check(model, hf_model)
-        if self.rope_factors is None:
+        if (factors := self.rope_factors) is None:
             return model
-        factors = self.rope_factors
         return replace(model, rotary=tuple(replace(x, frequencies=x.frequencies / factors) for x in model.rotary))
 
     def _check(self, model: Transformer, hf_model: Any) -> None:
@@ -169,9 +168,9 @@ class GgufFile:
 
 
 def _bounded_reader(file: Path) -> Any:
-    """The reader of the gguf library, which does not check where the file ends, with that check.
+    """The reader of the gguf library, with a check of where the file ends.
 
-    Otherwise an array with a claimed length of 2^60 would be read without end.
+    Without it, an array with a claimed length of 2^60 would be read without end.
     """
     from gguf import GGUFReader
 

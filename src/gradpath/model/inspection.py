@@ -1,6 +1,6 @@
-"""Looking into a model by name: predictions, attention patterns, what nodes write, and the logit lens.
+"""Inspecting a model: predictions, attention patterns, outputs of nodes by name, and the logit lens.
 
-Each is a view of the one run that everything else is computed from. Nothing is hooked, and nothing is changed.
+All are read from an ordinary run. Nothing is hooked, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Prediction(NamedTuple):
 class PromptRun(NamedTuple):
     """The run of a few prompts of the same padded length."""
 
-    x: Tensor  # (prompt, pos, d_model): what ``input`` writes
+    x: Tensor  # (prompt, pos, d_model): the output of ``input``
     run: Run
     info: PositionInfo
     last: Tensor  # the position of each prompt's last token
 
     def blank(self, x: Tensor) -> Tensor:
-        """x, (prompt, pos, ...), with zeros behind the end of each prompt."""
+        """x, (prompt, pos, ...), with zeros after the end of each prompt."""
         real = torch.arange(x.shape[1], device=x.device) <= to_device_of(self.last, x)[:, None]
         return x * real.view(*real.shape, *[1] * (x.ndim - 2))
 
@@ -67,10 +67,8 @@ def attention(model: Transformer, prompts: Prompts, node: str) -> Float[Tensor, 
     layer, head = _place(model, node)
     if not 0 <= head < model.arch.n_heads:
         raise UsageError(f"only heads have an attention pattern: got {node!r}. Name one, such as a0.h0.")
-    parts = [
-        one.blank(patterns(model, layer, one.run.layers[layer], one.info)[:, head]) for one in _runs(model, prompts)
-    ]
-    return torch.cat([to_device_of(part, model.embedding) for part in parts])
+    weights = [x.blank(patterns(model, layer, x.run.layers[layer], x.info)[:, head]) for x in _runs(model, prompts)]
+    return torch.cat([to_device_of(part, model.embedding) for part in weights])
 
 
 def patterns(
@@ -86,40 +84,41 @@ def patterns(
 def outputs(model: Transformer, prompts: Prompts, node: str) -> Float[Tensor, "prompt pos d_model"]:
     """See ``Transformer.outputs``."""
     layer, head = _place(model, node)
-    parts = [
-        one.blank(one.x if node == "input" else output_of(model, one.run, layer, head)) for one in _runs(model, prompts)
-    ]
-    return torch.cat([to_device_of(part, model.embedding) for part in parts])
+    parts = []
+    for part in _runs(model, prompts):
+        output = part.x if node == "input" else output_of(model, part.run, layer, head)
+        parts.append(to_device_of(part.blank(output), model.embedding))
+    return torch.cat(parts)
 
 
 def output_of(
     model: Transformer, run: Run, layer: int, head: int, at: tuple[Tensor, Tensor] | None = None
 ) -> Float[Tensor, "... d_model"]:
-    """What a head writes in a run, or the MLP of the layer if ``head`` is the number of heads.
+    """The output of a head in a run, or of the MLP of the layer if ``head`` is the number of heads.
 
-    ``at`` are indices of prompts and positions; by default all are taken, (batch, pos, d_model).
+    ``at`` are indices of prompts and positions; by default all, (batch, pos, d_model).
     """
-    here, a, place = run.layers[layer], model.arch, slice(None) if at is None else at
+    layer_run, a, place = run.layers[layer], model.arch, slice(None) if at is None else at
     if head == a.n_heads:
-        return here.mlp_out[place]
+        return layer_run.mlp_out[place]
     w_write = model.layers[layer].w_write.view(a.d_model, a.n_heads, a.d_head)[:, head]
-    return here.written[:, :, head][place] @ w_write.T
+    return layer_run.written[:, :, head][place] @ w_write.T
 
 
 @torch.no_grad()
 def logit_lens(model: Transformer, prompts: Prompts, position: int) -> Float[Tensor, "prompt layer vocab"]:
     """See ``Transformer.logit_lens``."""
     parts = []
-    for one in _runs(model, prompts):
-        at = one.last + 1 + position if position < 0 else torch.full_like(one.last, position)
-        if bool(((at < 0) | (at > one.last)).any()):
+    for part in _runs(model, prompts):
+        at = part.last + 1 + position if position < 0 else torch.full_like(part.last, position)
+        if bool(((at < 0) | (at > part.last)).any()):
             raise UsageError(
-                f"there is no token {position} in a prompt of {int(one.last.min()) + 1} tokens. Count from 0, or "
+                f"there is no token {position} in a prompt of {int(part.last.min()) + 1} tokens. Count from 0, or "
                 "from -1 backwards."
             )
         row = torch.arange(len(at), device=at.device)
-        streams = [*(layer.attn_in for layer in one.run.layers), one.run.final_in]
-        parts.append(model.unembed(torch.stack([to_device_of(x, one.x)[row, at] for x in streams], 1)))
+        streams = [*(layer.attn_in for layer in part.run.layers), part.run.final_in]
+        parts.append(model.unembed(torch.stack([to_device_of(x, part.x)[row, at] for x in streams], 1)))
     return torch.cat(parts)
 
 
@@ -129,7 +128,7 @@ def _place(model: Transformer, node: str) -> tuple[int, int]:
 
 
 def _runs(model: Transformer, prompts: Prompts) -> Iterator[PromptRun]:
-    """Run prompts, some at a time, padded to the same length."""
+    """Run prompts, a few at a time, padded to the same length."""
     rows = prompt_ids([prompts] if isinstance(prompts, str) else prompts, model.tokenizer)
     if not rows or not all(rows):
         raise InputError("a prompt needs at least one token: got none.")

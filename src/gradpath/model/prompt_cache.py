@@ -1,8 +1,8 @@
-"""A cache of what was computed for a prompt, for jobs that run the same prompts more than once.
+"""A cache of results for prompts that a job runs more than once.
 
-``find`` runs its prompts more than once: to attribute, and to select a circuit. Two things are the same each time: the
-keys and values of a prompt's prefix, before the first token in which the pair differs, and what ``logits`` reads on the
-clean prompt. While ``keep_prompts`` is active they are kept, up to some memory. Otherwise nothing is.
+``find`` runs its prompts to attribute, and to select a circuit. Two results are the same each time: the keys and values
+of a prompt's prefix, before the first token in which the pair differs, and the input of ``logits`` on the clean prompt.
+They are cached while ``keep_prompts`` is active, up to a limit of memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -18,26 +17,18 @@ from torch import Tensor
 
 from gradpath.model.transformer import Past, Transformer
 
-ROOM = 2**27  # bytes that may be kept
-
-
-class _Prefix(NamedTuple):
-    """Keys and values of one prompt's first positions, (layer, head, pos, d_head), once for heads that share them."""
-
-    keys: Tensor
-    values: Tensor
+ROOM = 2**27  # bytes of prefixes
 
 
 class _Cache:
-    """Prompts are known by the ids of all their tokens."""
+    """The results by prompt; a prompt is identified by the ids of all its tokens.
+
+    A prefix is its keys and values, (layer, head, pos, d_head), once for heads that share them.
+    """
 
     def __init__(self, model: Transformer, room: int) -> None:
         self.model, self.room = model, room
-        self.prefixes, self.finals = dict[tuple[int, ...], _Prefix](), dict[tuple[int, ...], Tensor]()
-
-    def knows(self, model: Transformer) -> bool:
-        """Whether this is the model whose prompts are kept; rules of the backward pass make no difference."""
-        return model.layers is self.model.layers and model.embedding is self.model.embedding
+        self.prefixes, self.finals = dict[tuple[int, ...], Past](), dict[tuple[int, ...], Tensor]()
 
 
 _ACTIVE: ContextVar[_Cache | None] = ContextVar("prompt_cache", default=None)
@@ -45,7 +36,7 @@ _ACTIVE: ContextVar[_Cache | None] = ContextVar("prompt_cache", default=None)
 
 @contextmanager
 def keep_prompts(model: Transformer, room: int = ROOM) -> Iterator[None]:
-    """Keep what is computed of prompts until the end of the block; of a model on several devices nothing is kept."""
+    """Cache results of prompts until the end of the block, unless the model is on several devices."""
     one_device = all(layer.w_qkv.device == model.embedding.device for layer in model.layers)
     token = _ACTIVE.set(_Cache(model, room) if one_device else None)
     try:
@@ -62,15 +53,19 @@ def prefix_of(model: Transformer, ids: Int[Tensor, "batch pos"], last: Int[Tenso
     if cache is None:
         return model.prefix(model.embed(ids[:, :start]))
     prompts = _prompts(ids, last)
-    known = [own for prompt in prompts if (own := cache.prefixes.get(prompt)) and own.keys.shape[2] >= start]
+    arch = model.arch
+    group = arch.n_heads // arch.n_kv_heads if arch.d_latent is None else 1  # heads that share keys and values
+    known = [x for prompt in prompts if (x := cache.prefixes.get(prompt)) and x.keys.shape[2] >= start]
     if len(known) == len(prompts):
         parts = (torch.stack([x[:, :, :start] for x in part], 1) for part in zip(*known, strict=True))
-        return [Past(*layer) for layer in zip(*(_for_each_head(model, x) for x in parts), strict=True)]
+        copies = (x.repeat_interleave(group, 2) for x in parts)  # (layer, batch, head, pos, d_head)
+        return [Past(*layer) for layer in zip(*copies, strict=True)]
     past = model.prefix(model.embed(ids[:, :start]))
-    keys, values = (_once(model, torch.stack(parts, 1)) for parts in zip(*past, strict=True))
+    stacked = (torch.stack(parts, 1) for parts in zip(*past, strict=True))  # (batch, layer, head, pos, d_head)
+    keys, values = (x[:, :, ::group].contiguous() for x in stacked)
     if keys.nbytes + values.nbytes <= cache.room:
         cache.room -= keys.nbytes + values.nbytes
-        cache.prefixes.update(zip(prompts, map(_Prefix, keys, values), strict=True))
+        cache.prefixes.update(zip(prompts, map(Past, keys, values), strict=True))
     return past
 
 
@@ -80,7 +75,7 @@ def keep_final(
     last: Int[Tensor, " batch"],
     final: Float[Tensor, "batch d_model"],
 ) -> None:
-    """Keep what ``logits`` reads at the last token of prompts, if prompts are kept."""
+    """Cache the input of ``logits`` at the last token of prompts, if a cache is active."""
     if (cache := _active(model)) is not None:
         cache.finals.update(zip(_prompts(ids, last), final.detach(), strict=True))
 
@@ -88,7 +83,7 @@ def keep_final(
 def known_final(
     model: Transformer, ids: Int[Tensor, "batch pos"], last: Int[Tensor, " batch"]
 ) -> Float[Tensor, "batch d_model"] | None:
-    """What ``logits`` reads at the last token of prompts, if that was kept of all of them."""
+    """The input of ``logits`` at the last token of prompts, if it is cached for all of them."""
     if (cache := _active(model)) is None:
         return None
     finals = [cache.finals.get(prompt) for prompt in _prompts(ids, last)]
@@ -97,24 +92,11 @@ def known_final(
 
 
 def _active(model: Transformer) -> _Cache | None:
+    """The active cache, if it is for this model; rules of the backward pass make no difference."""
     cache = _ACTIVE.get()
-    return cache if cache is not None and cache.knows(model) else None
+    same = cache is not None and model.layers is cache.model.layers and model.embedding is cache.model.embedding
+    return cache if same else None
 
 
 def _prompts(ids: Tensor, last: Tensor) -> list[tuple[int, ...]]:
-    return [tuple(own[: end + 1]) for own, end in zip(ids.tolist(), last.tolist(), strict=True)]
-
-
-def _n_own(model: Transformer) -> int:
-    """How many heads have keys of their own: what is made of a latent differs between all heads."""
-    return model.arch.n_kv_heads if model.arch.d_latent is None else model.arch.n_heads
-
-
-def _once(model: Transformer, x: Tensor) -> Tensor:
-    """Keys or values (batch, layer, head, pos, d_head), of one head for each group that shares them."""
-    return x[:, :, :: model.arch.n_heads // _n_own(model)].contiguous()
-
-
-def _for_each_head(model: Transformer, x: Tensor) -> Tensor:
-    """The reverse, of (layer, batch, head, pos, d_head)."""
-    return x.repeat_interleave(model.arch.n_heads // _n_own(model), 2)
+    return [tuple(row[: end + 1]) for row, end in zip(ids.tolist(), last.tolist(), strict=True)]

@@ -21,9 +21,9 @@ _CARRIER, _LETTER_CARRIER = "the", '"'
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Turn a panic of the Rust library, such as of a regular expression that never ends, into an error.
+    """Turn a panic of the Rust library, such as that of a regular expression without end, into an error.
 
-    A panic is a ``BaseException``, so that no ``except Exception`` catches it.
+    A panic is a ``BaseException``, which ``except Exception`` does not catch.
     """
     try:
         yield
@@ -65,11 +65,15 @@ class Tokenizer:
         return [*front, *((int(begin), int(end)) for begin, end in ranges)]
 
     def continuations(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens that each text adds to a prompt (' Mary', ' is', '52')."""
+        """The tokens that each text (' Mary', ' is', '52') adds to a prompt, or none if it changes those before it."""
         carriers = [_LETTER_CARRIER if text[:1].isalpha() else _CARRIER for text in texts]
         alone = dict(zip((_CARRIER, _LETTER_CARRIER), self._ids((_CARRIER, _LETTER_CARRIER)), strict=True))
         carried = self._ids([carrier + text for carrier, text in zip(carriers, texts, strict=True)])
-        return [_after(alone[carrier], ids) for carrier, ids in zip(carriers, carried, strict=True)]
+        continuations = []
+        for carrier, ids in zip(carriers, carried, strict=True):
+            start = alone[carrier]
+            continuations.append(ids[len(start) :] if ids[: len(start)] == start else [])
+        return continuations
 
     def token(self, text: str) -> int:
         """The single token that ``text`` adds to a prompt."""
@@ -83,7 +87,7 @@ class Tokenizer:
         return ids[0]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some tokens in the middle of a prompt, with leading spaces."""
+        """The text of tokens in the middle of a prompt, with leading spaces."""
         carrier = self._ids([_CARRIER])[0]
         with panics_as_errors():
             text: str = self.hf.decode([*carrier, *ids], clean_up_tokenization_spaces=False)
@@ -95,11 +99,6 @@ class Tokenizer:
         with panics_as_errors():
             ids: list[list[int]] = self.hf(list(texts), add_special_tokens=False)["input_ids"]
         return ids
-
-
-def _after(start: list[int], ids: list[int]) -> list[int]:
-    """The ids that follow ``start``, or none if ``ids`` does not begin with it."""
-    return ids[len(start) :] if ids[: len(start)] == start else []
 
 
 def check_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:

@@ -5,7 +5,7 @@ A layer computes, on the residual stream x (one column per position)::
     y = norm(x);  q, k, v = W_qkv y + b        one product for all heads
     z = softmax(scale q k^T) v                 per head, d_head wide
     x = x + W_O z + b_O                        head h writes W_O[:, h] z_h
-    x = x + W_out act(W_in norm(x) + b) + b    the MLP, gated or not, or a mixture of experts (``experts``)
+    x = x + W_out act(W_in norm(x) + b) + b    the MLP, gated or not, or a mixture of experts (``Experts``)
 
 Families change single lines of this. In a *parallel* block the MLP reads the x that attention read. Queries, keys and
 values may be clipped, and queries and keys normalised, before they are rotated. Positions enter as vectors that are
@@ -14,8 +14,8 @@ may follow attention or the MLP, before the residual stream. Such a norm divides
 root mean square r of that sum, so head h writes gain * W_O[:, h] (z_h / r), and the outputs of the heads still add up
 to what reaches the residual stream.
 
-The forward pass computes nothing else: it never separates heads. A ``Run`` keeps the results of the products, from
-which ``attribution`` forms the output of a single head, or the gradient at its input.
+The forward pass never separates heads. A ``Run`` keeps the results of the products, from which ``attribution``
+computes the output of a single head, or the gradient at its input.
 
 Parameters never require gradients, and nothing here changes the model.
 """
@@ -80,7 +80,7 @@ class PositionInfo:
     rotations: list[tuple[Tensor, Tensor]]  # cos and sin, (pos, 1, rotated dimensions)
 
     def to_device_of(self, other: Tensor) -> PositionInfo:
-        """The same on the device of ``other``."""
+        """A copy on the device of ``other``."""
         if all(same_device(mask, other) for mask in self.masks.values()):
             return self
         masks = {window: to_device_of(mask, other) for window, mask in self.masks.items()}
@@ -89,13 +89,13 @@ class PositionInfo:
         )
 
     def of_heads(self, heads: Sequence[int]) -> PositionInfo:
-        """The same for some of the heads, where masks differ between heads."""
+        """The masks of these heads, where masks differ between heads."""
         masks = {window: mask if mask.ndim == 2 else mask[heads] for window, mask in self.masks.items()}
         return PositionInfo(masks, self.rotations)
 
 
 class Past(NamedTuple):
-    """Rotated keys, and values, of one layer at some positions, (batch, head, pos, d_head)."""
+    """Rotated keys, and values, of one layer at consecutive positions, (batch, head, pos, d_head)."""
 
     keys: Tensor
     values: Tensor
@@ -141,8 +141,8 @@ class Run:
 class Transformer:
     """A decoder-only language model: architecture, weights, tokenizer, and how to run it.
 
-    The layers may be on several devices, and each computes on its own. Token embeddings, ``Run.final_in`` and logits
-    are on ``device``, the device of the embedding.
+    Layers may be on different devices. Token embeddings, ``Run.final_in`` and logits are on ``device``, the device of
+    the embedding.
     """
 
     arch: Architecture
@@ -192,7 +192,7 @@ class Transformer:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the architecture and of every weight, whatever the model's name, folder or device."""
+        """A digest of the architecture and of every weight. It does not depend on name, folder or device."""
         gains = [rotary.gain for rotary in self.rotary]
         digest = sha256(f"({self.arch.fingerprint}, {self.embedding_scale!r}, {gains!r})".encode())
         parts = {f"layer {i}.{name}": x for i, layer in enumerate(self.layers) for name, x in fields_of(layer).items()}
@@ -328,23 +328,23 @@ class Transformer:
     def layer_runs(
         self, x: Float[Tensor, "batch pos d_model"], *, start: int = 0, past: Sequence[Past] = ()
     ) -> Iterator[tuple[LayerRun, Tensor]]:
-        """As ``run``, layer by layer, each with the residual stream above it: the caller keeps what it needs."""
+        """As ``run``, layer by layer, with the residual stream after each layer; the caller keeps what it needs."""
         info, resid = self.position_info(start, x.shape[1]), self.with_positions(x, start)
         for index, layer in enumerate(self.layers):
             run, resid = self._run_layer(layer, resid, info, past[index] if past else None)
             yield run, resid
 
     def final_in(self, x: Float[Tensor, "batch pos d_model"], *, start: int = 0, past: Sequence[Past] = ()) -> Tensor:
-        """What ``logits`` reads in a run of which nothing else is kept, (batch, pos, d_model)."""
+        """The input of ``logits``, (batch, pos, d_model); nothing else of the run is kept."""
         resid = x
         for _, resid in self.layer_runs(x, start=start, past=past):  # noqa: B007  (the last one is used)
             pass
         return to_device_of(resid, x)
 
     def prefix(self, x: Float[Tensor, "batch pos d_model"]) -> list[Past]:
-        """Keys and values of positions 0, 1, ...: all that later positions read of them.
+        """Keys and values of positions 0, 1, ...: everything that later positions read from them.
 
-        The last layer stops there, because its queries and its MLP affect no later position.
+        Queries and MLP of the last layer are not computed, because they affect no later position.
         """
         info = self.position_info(0, x.shape[1])
         resid, past = self.with_positions(x, 0), []
@@ -367,13 +367,13 @@ class Transformer:
         attn_out, written = self.attention_out(layer, z)
         after = resid + attn_out
         mlp_in = resid if self.arch.parallel else after
-        # An alias, so that the gradient with respect to it is the one that came through the MLP alone.
+        # An alias, so that the gradient with respect to it came through the MLP only.
         mlp_in = mlp_in.view_as(mlp_in)
         mlp_out = self.mlp(layer, mlp_in)
         return LayerRun(resid, y, rstd, q, k, v, z, written, mlp_in, mlp_out, past), after + mlp_out
 
     def above(self, layer: int) -> Transformer:
-        """The layers from this one on, as a model that runs the residual stream below them."""
+        """The layers from this one on, as a model whose input is the residual stream before them."""
         return replace(self, layers=self.layers[layer:], positions=None)
 
     def with_positions(self, x: Tensor, start: int) -> Tensor:
@@ -404,29 +404,26 @@ class Transformer:
         n_heads, blocks = self.arch.n_heads, self.arch.qkv_blocks
         qkv = F.linear(y, layer.w_qkv, layer.b_qkv)
         qkv = qkv.view(*y.shape[:-1], -1, self.arch.d_qkv)
-        # A copy for each query head, so that each has its own gradient and its own edges.
+        # A copy for each query head, so that each has a separate gradient and separate edges.
         q, k, v = (
-            x if n_own == n_heads else x.repeat_interleave(n_heads // n_own, -2)
-            for x, n_own in zip(torch.split(qkv, blocks, dim=-2), blocks, strict=True)
+            x if n_blocks == n_heads else x.repeat_interleave(n_heads // n_blocks, -2)
+            for x, n_blocks in zip(torch.split(qkv, blocks, dim=-2), blocks, strict=True)
         )
         return q, k, v
 
     def queries(self, layer: Layer, q: Tensor, info: PositionInfo) -> Tensor:
         """Projected queries (batch, pos, head, d_qkv), normalised and rotated, as (batch, head, pos, d_head)."""
         if layer.latent is not None:
-            return self._rotate(layer, layer.latent.queries(q, self._latent_norm), info).transpose(1, 2)
+            return self._rotate(layer, layer.latent.queries(q, self.norm), info).transpose(1, 2)
         return self._rotate(layer, self._qk_norm(self._clip(q), layer.q_gain), info).transpose(1, 2)
 
     def keys_and_values(self, layer: Layer, k: Tensor, v: Tensor, info: PositionInfo) -> Past:
         """Projected keys, normalised and rotated, and values."""
         if (latent := layer.latent) is not None:
-            rotated = self._rotate(layer, latent.keys(k, self._latent_norm), info)
-            return Past(rotated.transpose(1, 2), latent.values(v, self._latent_norm).transpose(1, 2))
+            rotated = self._rotate(layer, latent.keys(k, self.norm), info)
+            return Past(rotated.transpose(1, 2), latent.values(v, self.norm).transpose(1, 2))
         rotated = self._rotate(layer, self._qk_norm(self._clip(k), layer.k_gain), info)
         return Past(rotated.transpose(1, 2), self._clip(v).transpose(1, 2))
-
-    def _latent_norm(self, x: Tensor, eps: float) -> Tensor:
-        return self.norm(x, eps)[0]
 
     def _clip(self, x: Tensor) -> Tensor:
         """Clip projected queries, keys or values, if the family does."""
@@ -439,7 +436,7 @@ class Transformer:
             return x
         if self.arch.qk_norm == "head":
             return self.norm(x)[0] * gain
-        # Every key is repeated the same number of times, which leaves the mean square as it is.
+        # Every key is repeated the same number of times, which does not change the mean square.
         return self.norm(x.flatten(-2))[0].view_as(x) * gain
 
     def _rotate(self, layer: Layer, x: Tensor, info: PositionInfo) -> Tensor:
@@ -477,7 +474,7 @@ class Transformer:
         return self._softmax(torch.cat([logits, sinks], -1))[..., :-1]
 
     def attention_out(self, layer: Layer, z: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention adds to the residual stream, (batch, pos, d_model), and ``LayerRun.written``."""
+        """The output of attention, (batch, pos, d_model), and ``LayerRun.written``."""
         out = F.linear(z.flatten(-2), layer.w_o, layer.b_o)
         if layer.attn_gain is None:
             return out, z
@@ -493,7 +490,7 @@ class Transformer:
         return out if layer.mlp_gain is None else self.norm(out)[0] * layer.mlp_gain
 
     def shared_expert(self, layer: Layer, y: Tensor) -> Tensor:
-        """What every normalised input y gets: the whole MLP, or the shared expert of a layer with experts."""
+        """The part of the MLP that is the same for all tokens: all of it, or the shared expert."""
         out = self.feed_forward(y, layer.w_in, layer.b_in, layer.w_out, layer.b_out)
         if layer.experts is None or layer.experts.shared_gate is None:
             return out
@@ -519,7 +516,7 @@ class Transformer:
     def unembed(
         self, x: Float[Tensor, "*batch d_model"], tokens: Int[Tensor, " token"] | None = None
     ) -> Float[Tensor, "*batch vocab"]:
-        """Logits for the final residual stream, of some tokens or of all.
+        """Logits for the final residual stream, of all tokens or of those given.
 
         This is costly: pass only the positions and the tokens that are needed.
         """
@@ -536,7 +533,7 @@ class Transformer:
         return self._elementwise(lambda x: cap * torch.tanh(x / cap), x)
 
     def _softmax(self, x: Tensor) -> Tensor:
-        """The softmax over the last axis; its slope is that at the temperature of the rules."""
+        """The softmax over the last axis, with the slope at the temperature of the rules."""
         t = self.rules.temperature
         if t == 1:
             return x.softmax(-1)
@@ -578,7 +575,7 @@ class Transformer:
         if self.attention_bias is None:
             return self.embedding.new_zeros(end - start, end)
         bias = self.attention_bias[:, None, :end].to(torch.promote_types(self.dtype, torch.float32))
-        # Relative to the query's own position: the same patterns, and close keys keep their precision.
+        # Relative to the position of the query: the same patterns, and close keys keep their precision.
         return (bias - bias[..., start:].mT).to(self.dtype)
 
     def check_one_device(self, work: str) -> None:
@@ -587,9 +584,9 @@ class Transformer:
             raise UsageError(f"{work} needs the whole model on one device: leave --device-map out.")
 
     def spread(self, devices: Sequence[torch.device]) -> Transformer:
-        """The same model with one device per layer; everything else is on the first of them.
+        """The same model with one device per layer; everything else is on the first device.
 
-        The unembedding is as large as several layers. It goes with the last layer, unless it is the embedding.
+        The unembedding is as large as several layers. It goes to the device of the last one, unless it is the embedding.
         """
         tied = self.unembedding.data_ptr() == self.embedding.data_ptr()
         last = devices[0] if tied else devices[-1]
@@ -609,7 +606,7 @@ class Transformer:
             A new model. This one is not changed.
         """
         layers = tuple(_move(layer, device, dtype) for layer in self.layers)
-        # Angles and biases grow with the position, and half precision would blur them: these stay float32.
+        # Angles and biases grow with the position, and half precision would round them too much: they stay float32.
         rotary = tuple(_move(rotary, device) for rotary in self.rotary)
         bias = None if self.attention_bias is None else self.attention_bias.to(device)
         return replace(_move(self, device, dtype), layers=layers, rotary=rotary, attention_bias=bias)

@@ -46,7 +46,7 @@ class Family:
     bos: bool  # prompts begin with the BOS token even if the tokenizer does not add it
 
 
-# Families that do not fit the transformer, so that nobody tries to write an adapter.
+# Families that do not fit the transformer, with the reason for the error.
 _DO_NOT_FIT = {
     "their attention reads only the keys that another small network picks": "deepseek_v32 glm_moe_dsa",
     "their layers have two attentions and two MLPs each": "longcat_flash",
