@@ -586,7 +586,7 @@ class Transformer:
     def spread(self, devices: Sequence[torch.device]) -> Transformer:
         """The same model with one device per layer; everything else is on the first device.
 
-        The unembedding is as large as several layers. It goes to the device of the last one, unless it is the embedding.
+        The unembedding is as large as several layers. It goes to the device of the last, unless it is the embedding.
         """
         tied = self.unembedding.data_ptr() == self.embedding.data_ptr()
         last = devices[0] if tied else devices[-1]
