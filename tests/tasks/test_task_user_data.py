@@ -10,7 +10,7 @@ import pytest
 
 from gradpath.errors import InputError
 from gradpath.tasks import load_task, logit_difference, probability_difference
-from gradpath.tasks.load import check_data
+from gradpath.tasks.load import check_task
 
 # One row of each layout, with GPT-2's token ids, and what its labels have to say.
 IOI = (
@@ -393,10 +393,10 @@ def test_a_file_is_checked_without_a_model(tmp_path):
     file = tmp_path / "pairs.csv"
     for content in (IOI, SVA, GENDER, CAPITAL, HYPERNYMY, GREATER, OWN):
         file.write_text(content)
-        check_data(file, None)
+        check_task(None, file)
         file.write_text(content + "one field\n")
         with pytest.raises(InputError, match=r"row 2 .line 3 of pairs.csv. has 1 fields"):
-            check_data(str(file), None)
+            check_task(None, str(file))
     with pytest.raises(InputError, match=r"there is no file .*nothing\.csv"):
-        check_data(tmp_path / "nothing.csv", None)
-    check_data([{"anything": 1}], None)  # rows are read with the model
+        check_task(None, tmp_path / "nothing.csv")
+    check_task(None, [{"anything": 1}])  # rows are read with the model

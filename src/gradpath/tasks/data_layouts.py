@@ -1,10 +1,10 @@
 """The layouts of data files: the columns of each, and how a row becomes a pair.
 
 Our own layout has everything as text. The others are those of the files that come with EAP-IG (Hanna et al. 2024).
-Their ``_idx`` columns are token ids of one vocabulary, which the columns do not name. They are used if in every row
-they are the tokens of the words that the row speaks of, such as a name in its prompt. Otherwise they belong to another
-model, and answers come from the text columns or, where there are none, from the prompts; a row whose prompts do not
-contain them is dropped. A note says which.
+Their ``_idx`` columns are token ids of one vocabulary, which the file does not name. They are used if in every row
+they are the tokens of words in that row, such as a name in its prompt. Otherwise they belong to another model, and
+answers come from the text columns or, where there are none, from the prompts; a row whose prompts do not contain them
+is dropped. A note says which.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.tasks import data_rows as rows
-from gradpath.tasks.builtin import TASKS, mib
+from gradpath.tasks.builtin import mib
 from gradpath.tasks.builtin.paper import HE, SHE, Year, read_years, verb_forms
 from gradpath.tasks.data_rows import Row
 from gradpath.tasks.pairs import Pair
@@ -38,10 +38,10 @@ class AnswerReader:
         self._years: dict[tuple[str, int], Year] = {}
         self.ids_fit = False  # whether the _idx columns of the file are ids of this tokenizer
 
-    def look_at(self, layout: Layout, table: Sequence[Row]) -> None:
+    def check_ids(self, layout: Layout, table: Sequence[Row]) -> None:
         """Find out whether the _idx columns are ids of this tokenizer."""
         fits = layout.fits
-        self.ids_fit = fits is not None and all(fits(row, self) for row in table if _is_good(row, layout))
+        self.ids_fit = fits is not None and all(fits(row, self) for row in table if _is_readable(row, layout))
 
     def word(self, token: int) -> str | None:
         """The text of a token id, or None if there is no such token."""
@@ -64,7 +64,7 @@ class AnswerReader:
         return self._years[number, shown]
 
 
-def _is_good(row: Row, layout: Layout) -> bool:
+def _is_readable(row: Row, layout: Layout) -> bool:
     """Whether a row can be read; others are reported later, all at once."""
     try:
         layout.read(row, AnswerReader(None))
@@ -81,20 +81,9 @@ class Layout:
     columns: tuple[str, ...]
     metric: str | None  # None: the number of answers decides
     read: Callable[[Row, AnswerReader], Pair]
-    with_ids: str = ""  # where answers come from if the _idx columns fit
+    with_ids: str = ""  # where answers come from if the _idx columns fit, for a note
     without_ids: str = ""  # and if they do not
     fits: Callable[[Row, AnswerReader], bool] | None = None  # whether the _idx columns of a row fit its words
-
-    @property
-    def task(self) -> str | None:
-        """The built-in task that the layout belongs to."""
-        return self.name if self.name in TASKS else None
-
-    def notes(self, reader: AnswerReader) -> list[str]:
-        """Where the answers come from, if that is not obvious."""
-        if not self.with_ids:
-            return []
-        return [f"answers are taken from {self.with_ids if reader.ids_fit else self.without_ids}"]
 
 
 def recognise(columns: Sequence[str], name: str) -> Layout:
@@ -113,27 +102,32 @@ def recognise(columns: Sequence[str], name: str) -> Layout:
     raise InputError(f"the columns of {name} are not understood: found {shown}. {hint} Understood are {known}.")
 
 
-def _own(row: Row, reader: AnswerReader) -> Pair:
+def _text_answers(row: Row, reader: AnswerReader) -> Pair:
     return _pair(row, rows.answers(row, "answers"), rows.answers(row, "wrong_answers"))
 
 
-def _ids(row: Row, *columns: str) -> list[int]:
-    return [rows.number(row, column) for column in columns]
+def _id_answers(
+    row: Row, reader: AnswerReader, columns: Sequence[str], in_prompts: Callable[[str, str], tuple[str, str] | None]
+) -> Pair:
+    """A pair with one answer on each side: the ids in two columns if they fit, else words of the two prompts."""
+    answers: tuple[str | int, str | int] | None = rows.number(row, columns[0]), rows.number(row, columns[1])
+    if not reader.ids_fit:
+        answers = in_prompts(rows.text(row, "clean"), rows.text(row, "corrupted"))
+    return _pair(row, answers[:1], answers[1:]) if answers else _pair(row, problem=UNREADABLE)
+
+
+_IOI_IDS = ("correct_idx", "incorrect_idx")
+_GENDER_IDS = ("clean_answer_idx", "corrupted_answer_idx")
 
 
 def _ioi(row: Row, reader: AnswerReader) -> Pair:
-    right, wrong = _ids(row, "correct_idx", "incorrect_idx")
-    if reader.ids_fit:
-        return _pair(row, (right,), (wrong,))
-    names = ioi_names(rows.text(row, "clean"), rows.text(row, "corrupted"))
-    return _pair(row, (f" {names[0]}",), (f" {names[1]}",)) if names else _pair(row, problem=UNREADABLE)
+    return _id_answers(row, reader, _IOI_IDS, ioi_names)
 
 
 def _ioi_fits(row: Row, reader: AnswerReader) -> bool:
     """Whether the ids are two words of the prompt."""
     prompt_words = set(re.findall(r"\w+", rows.text(row, "clean")))
-    texts = [reader.word(token) or "" for token in _ids(row, "correct_idx", "incorrect_idx")]
-    return all(text.strip() in prompt_words for text in texts)
+    return all((reader.word(rows.number(row, column)) or "").strip() in prompt_words for column in _IOI_IDS)
 
 
 def _sva(row: Row, reader: AnswerReader) -> Pair:
@@ -144,16 +138,12 @@ def _sva(row: Row, reader: AnswerReader) -> Pair:
 
 
 def _gender_bias(row: Row, reader: AnswerReader) -> Pair:
-    right, wrong = _ids(row, "clean_answer_idx", "corrupted_answer_idx")
-    if reader.ids_fit:
-        return _pair(row, (right,), (wrong,))
-    answers = pronouns(rows.text(row, "clean"), rows.text(row, "corrupted"))
-    return _pair(row, (answers[0],), (answers[1],)) if answers else _pair(row, problem=UNREADABLE)
+    return _id_answers(row, reader, _GENDER_IDS, pronouns)
 
 
 def _gender_bias_fits(row: Row, reader: AnswerReader) -> bool:
     """Whether the ids are "he" and "she"."""
-    return {reader.word(token) for token in _ids(row, "clean_answer_idx", "corrupted_answer_idx")} == {HE, SHE}
+    return {reader.word(rows.number(row, column)) for column in _GENDER_IDS} == {HE, SHE}
 
 
 def _capital_country(row: Row, reader: AnswerReader) -> Pair:
@@ -166,10 +156,8 @@ _HYPERNYM_IDS = {"answers": "answers_idx", "corrupted_answers": "corrupted_answe
 
 def _hypernymy(row: Row, reader: AnswerReader) -> Pair:
     if reader.ids_fit:
-        right, wrong = (rows.numbers(row, column) for column in _HYPERNYM_IDS.values())
-        return _pair(row, right, wrong)
-    right_words, wrong_words = (_words(row, column) for column in _HYPERNYM_IDS)
-    return _pair(row, right_words, wrong_words)
+        return _pair(row, *(rows.numbers(row, column) for column in _HYPERNYM_IDS.values()))
+    return _pair(row, *(_words(row, column) for column in _HYPERNYM_IDS))
 
 
 def _hypernymy_fits(row: Row, reader: AnswerReader) -> bool:
@@ -210,7 +198,7 @@ def _greater_than(row: Row, reader: AnswerReader) -> Pair:
     return _pair(row, year.right, year.wrong, problem=year.problem)
 
 
-def _choices(row: Row) -> Pair:
+def _choices(row: Row, reader: AnswerReader) -> Pair:
     """A question with its choices, as in ARC; the corrupted prompt has other letters in front of them."""
     choices, key = row.values.get("choices"), row.values.get("answerkey")
     texts, labels = (choices.get(name) if isinstance(choices, dict) else None for name in ("text", "label"))
@@ -219,37 +207,25 @@ def _choices(row: Row) -> Pair:
             f"{row.where} needs 'choices' with two to {len(mib.FIRST)} entries in 'text' and as many in 'label': got "
             f"{str(choices)[:80]}. Correct it."
         )
-    places = [str(label) for label in labels]
-    place = key if isinstance(key, int) else places.index(str(key)) if str(key) in places else -1
+    names = [str(label) for label in labels]
+    place = key if isinstance(key, int) else names.index(str(key)) if str(key) in names else -1
     if not 0 <= place < len(texts):
-        raise InputError(f"{row.where} has the answer {key!r}, and the labels are {', '.join(places)}. Correct it.")
+        raise InputError(f"{row.where} has the answer {key!r}, and the labels are {', '.join(names)}. Correct it.")
     question = rows.text(row, "question")
     begin = len(mib.FIRST) + sum(question.encode()) % (26 - 2 * len(mib.FIRST))  # the same letters in every run
-    letters = [chr(ord("A") + begin + i) for i in range(len(texts))]
-    symbols = mib.FIRST[: len(texts)], "".join(letters)
-    clean, corrupted = (_whole(row, mib.prompt(question, [str(text) for text in texts], each)) for each in symbols)
+    symbols = mib.FIRST[: len(texts)], "".join(chr(ord("A") + begin + i) for i in range(len(texts)))
+    clean, corrupted = (mib.prompt(question, [str(text) for text in texts], each) for each in symbols)
+    rows.check_unicode(row, "choices", clean)
     return Pair(clean, corrupted, (f" {symbols[0][place]}",), (f" {symbols[1][place]}",), where=row.where)
 
 
-def _whole(row: Row, text: str) -> str:
-    """Refuse half of a character, which JSON allows and tokenizers do not."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(
-            f"{row.where} has an incomplete Unicode character in its prompt or choices. Correct it."
-        ) from None
-    return text
-
-
-def _mib(row: Row) -> Pair:
-    """MIB's own rows: the prompt, and that of a counterfactual with its own choices."""
+def _mib(row: Row, reader: AnswerReader) -> Pair:
+    """A row of MIB's data: a prompt with its choices, and the same of a counterfactual."""
 
     def read(values: Any) -> tuple[str, str]:
-        labels = values["choices"]["label"]
-        return _whole(
-            row, str(values["prompt"])
-        ), f" {labels[values['answerkey' if 'answerkey' in values else 'answerKey']]}"
+        rows.check_unicode(row, "prompt", str(values["prompt"]))
+        key = values["answerkey" if "answerkey" in values else "answerKey"]
+        return str(values["prompt"]), f" {values['choices']['label'][key]}"
 
     try:
         (clean, right), (corrupted, wrong) = read(row.values), read(row.values["symbol_counterfactual"])
@@ -280,16 +256,17 @@ _FIRST = "the text columns, by their first token"
 _LOGIT, _PROBABILITY = "logit-difference", "probability-difference"
 _CAPITAL_COLUMNS = ("clean", "country", "corrupted", "corrupted_country")
 _HYPERNYMY_COLUMNS = ("clean", "answers", "corrupted", "corrupted_answers")
-_GENDER_COLUMNS = ("clean", "corrupted", "clean_answer_idx", "corrupted_answer_idx")
 
 LAYOUTS = (
-    Layout("own", ("clean", "corrupted", "answers", "wrong_answers"), None, _own),
+    Layout("own", ("clean", "corrupted", "answers", "wrong_answers"), None, _text_answers),
     Layout("capital-country", _CAPITAL_COLUMNS, _LOGIT, _capital_country, _FIRST, _FIRST),
     Layout("hypernymy", _HYPERNYMY_COLUMNS, _PROBABILITY, _hypernymy, _IDS, _TEXT, _hypernymy_fits),
-    Layout("ioi", ("clean", "corrupted", "correct_idx", "incorrect_idx"), _LOGIT, _ioi, _IDS, _PROMPTS, _ioi_fits),
-    Layout("gender-bias", _GENDER_COLUMNS, _LOGIT, _gender_bias, _IDS, _PROMPTS, _gender_bias_fits),
-    Layout("MIB", ("prompt", "choices", "answerkey", "symbol_counterfactual"), _LOGIT, lambda row, _: _mib(row)),
-    Layout("ARC", ("question", "choices", "answerkey"), _LOGIT, lambda row, _: _choices(row)),
+    Layout("ioi", ("clean", "corrupted", *_IOI_IDS), _LOGIT, _ioi, _IDS, _PROMPTS, _ioi_fits),
+    Layout(
+        "gender-bias", ("clean", "corrupted", *_GENDER_IDS), _LOGIT, _gender_bias, _IDS, _PROMPTS, _gender_bias_fits
+    ),
+    Layout("MIB", ("prompt", "choices", "answerkey", "symbol_counterfactual"), _LOGIT, _mib),
+    Layout("ARC", ("question", "choices", "answerkey"), _LOGIT, _choices),
     Layout("sva", ("clean", "corrupted", "plural"), _PROBABILITY, _sva),
     Layout("greater-than", ("clean", "corrupted", "correct_idx"), _PROBABILITY, _greater_than),
     Layout("greater-than", ("clean", "corrupted", "label"), _PROBABILITY, _greater_than),
@@ -302,7 +279,7 @@ def ioi_names(clean: str, corrupted: str) -> tuple[str, str] | None:
     The subject is the name that the corrupted prompt replaces; "and" joins it to the indirect object elsewhere.
 
     >>> ioi_names("Amy and Laura met, and Laura gave it to", "Amy and Laura met, and Bob gave it to")
-    ('Amy', 'Laura')
+    (' Amy', ' Laura')
     """
     changed = _changed_word(clean, corrupted)
     if changed is None or not (subject := re.sub(r"\W", "", changed[0])):
@@ -310,7 +287,7 @@ def ioi_names(clean: str, corrupted: str) -> tuple[str, str] | None:
     before = re.search(rf"(\w+) and {subject}\b", clean)
     after = re.search(rf"\b{subject} and (\w+)", clean)
     names = [match[1] for match in (before, after) if match and match[1][0].isupper() and match[1] != subject]
-    return (names[0], subject) if len(names) == 1 else None
+    return (f" {names[0]}", f" {subject}") if len(names) == 1 else None
 
 
 def pronouns(clean: str, corrupted: str) -> tuple[str, str] | None:

@@ -1,7 +1,7 @@
 """Rows of the user's data, and their cells by type.
 
 CSV and JSONL files, Hugging Face datasets (by name or as objects) and lists of dictionaries all become a ``Table``.
-Rows are read on demand, and each knows where it is in its file. The second half of this file reads cells; a cell of the
+Rows are read on demand, and each records its place in the file. The second half of this file reads cells; a cell of the
 wrong type is an error that names the row and the column.
 """
 
@@ -57,25 +57,13 @@ def open_table(data: Any) -> Table:
     """
     if not isinstance(data, (str, Path)):
         return _objects(data, "data")
+    if not is_file(data):
+        return _hub(str(data))
     path = Path(data)
-    if path.is_file():
-        return _file(path)
     if path.is_dir():
         raise InputError(f"data must be one file: {path} is a folder. Give a CSV or JSONL file in it.")
-    if isinstance(data, Path) or path.suffix.lower() in (*_CSV, *_JSONL, *_OTHER_FILES):
+    if not path.is_file():
         raise InputError(f"there is no file {path}. Check the name and the folder it is in.")
-    return _hub(data)
-
-
-def is_file(data: Any) -> bool:
-    """Whether the data is a file, or was meant as one: not a dataset, its name, or rows."""
-    if not isinstance(data, (str, Path)):
-        return False
-    path = Path(data)
-    return isinstance(data, Path) or path.exists() or path.suffix.lower() in (*_CSV, *_JSONL, *_OTHER_FILES)
-
-
-def _file(path: Path) -> Table:
     suffix = path.suffix.lower()
     if suffix in _OTHER_FILES:
         raise InputError(
@@ -86,6 +74,14 @@ def _file(path: Path) -> Table:
         return _with_columns_of_first_row(readable(path.stem), _decode(path, _read_jsonl))
     rows = _decode(path, _read_csv)
     return Table(readable(path.stem), tuple(next(rows).values), rows)
+
+
+def is_file(data: Any) -> bool:
+    """Whether the data is the path of a file, which may not exist: not a dataset, its name, or rows."""
+    if not isinstance(data, (str, Path)):
+        return False
+    path = Path(data)
+    return isinstance(data, Path) or path.exists() or path.suffix.lower() in (*_CSV, *_JSONL, *_OTHER_FILES)
 
 
 def _decode(path: Path, parse: Callable[[IO[str], str], Iterator[Row]]) -> Iterator[Row]:
@@ -113,9 +109,10 @@ def _read_csv(file: IO[str], name: str) -> Iterator[Row]:
                 continue
             if not columns:
                 columns = [_column(field) for field in fields]
-                repeated = next((column for column in columns if column and columns.count(column) > 1), None)
-                if repeated:
-                    raise InputError(f"the header of {name} names {repeated!r} twice. Rename or remove one of the two.")
+                if repeated := [column for column in columns if column and columns.count(column) > 1]:
+                    raise InputError(
+                        f"the header of {name} names {repeated[0]!r} twice. Rename or remove one of the two."
+                    )
                 yield Row(name, dict.fromkeys(columns))
                 continue
             count += 1
@@ -187,7 +184,7 @@ def _hub(spec: str) -> Table:
     except Exception as error:
         raise InputError(
             f"there is no file {spec}, and the dataset {name!r} (part {part or 'train'!r}) cannot be loaded: "
-            f"{error}. Check the name; another part is asked for as {name}:PART."
+            f"{error}. Check the name; write another part as {name}:PART."
         ) from error
     return _objects(stream, name)
 
@@ -237,7 +234,7 @@ def answers(row: Row, column: str) -> tuple[str | int, ...]:
             raise _wrong_cell(row, column, item, "answers as text")
         if isinstance(item, str) and not item.strip():
             raise _empty_cell(row, column)
-        _check_unicode(row, column, item)
+        check_unicode(row, column, item)
     return tuple(items)
 
 
@@ -276,17 +273,17 @@ def _cell(row: Row, column: str) -> Any:
     value = row.values[column]
     if value is None or (isinstance(value, str) and not value.strip()):
         raise _empty_cell(row, column)
-    _check_unicode(row, column, value)
+    check_unicode(row, column, value)
     return value
 
 
-def _check_unicode(row: Row, column: str, value: Any) -> None:
+def check_unicode(row: Row, column: str, value: Any) -> None:
     """Refuse half of a character (a lone surrogate), which JSON allows and tokenizers do not."""
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise _wrong_cell(row, column, value, "whole characters") from error
+            raise _wrong_cell(row, column, value, "text without an incomplete Unicode character") from error
 
 
 def _items(row: Row, column: str) -> list[Any]:

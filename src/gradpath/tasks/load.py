@@ -1,15 +1,15 @@
 """``load_task``: from a name, or the user's own data, to a task that a model can run.
 
-Of the user's own data at most ``_MAX_ROWS`` rows are read, so that time and memory are bounded for any file; a note
-says if there were more. Half of the distinct pairs are for attribution (train), half for evaluation (test). With fewer
-than ``LEAST`` usable pairs nothing is held out: both are all of them.
+At most ``_MAX_ROWS`` rows of the user's own data are read, which bounds time and memory for any file; a note says if
+there were more. Half of the distinct pairs are for attribution (train), half for evaluation (test). With fewer than
+``LEAST`` usable pairs nothing is held out: both splits have all pairs.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -34,17 +34,15 @@ from gradpath.tasks.metrics import (
     metric_name,
     probability_difference,
 )
-from gradpath.tasks.pairs import REPEATED, Candidates, Kept, Pair, Source, keep
+from gradpath.tasks.pairs import REPEATED, Candidates, Pair, Source, UsablePairs, usable_pairs
 from gradpath.tasks.task import Task, judged_by_kl
 
 SPLITS = ("train", "test", "all")
-_SEEDS = len(SPLITS)  # streams of random numbers for each seed; "reworded" has that of "test"
 _MAX_PAIRS = 1_000_000  # in one task: more prompts would not fit into memory
 _FEWER = "Ask for fewer, or take both halves with the split 'all'."
 _MAX_ROWS = 100_000
 WARNING = "WARNING: "  # begins a note that should not be overlooked
-LEAST = 8  # pairs, to hold half of them out
-_ENOUGH = {"all": LEAST, "train": 1, "test": 1}  # usable pairs of each split
+LEAST = 8  # usable pairs that are needed to hold half of them out
 
 
 @runtime_checkable
@@ -100,28 +98,28 @@ def load_task(
     pairs = source.candidates.pairs
     if data is None:
         _check_number(n, len(pairs), source.name, split)
-    chosen = source.metric if metric is None else metric
-    function = find_metric(chosen)
-    # A metric that is not one of the two takes the labels that the task has by itself.
+    metric = source.metric if metric is None else metric
+    function = find_metric(metric)
+    # Any other metric gets the labels of the task's own metric.
     form = function if function in (logit_difference, probability_difference) else METRICS[source.metric]
     many = form is not logit_difference
-    kept = keep((pairs[i] for i in shuffled(len(pairs), seed, split)), tokenizer, n, many=many)
-    _check_kept(kept, n if data is None else None, source.name, split)
-    spans = [pair.spans or {} for pair in kept.pairs]
+    usable = usable_pairs((pairs[i] for i in shuffled(len(pairs), seed, split)), tokenizer, n, many=many)
+    _check_usable(usable, n if data is None else None, source.name, split)
+    spans = [pair.spans or {} for pair in usable.pairs]
     task = Task(
-        clean=[pair.clean for pair in kept.pairs],
-        corrupted=[pair.corrupted for pair in kept.pairs],
-        labels=label_tensor(kept.answers, many=many),
+        clean=[pair.clean for pair in usable.pairs],
+        corrupted=[pair.corrupted for pair in usable.pairs],
+        labels=label_tensor(usable.answers, many=many),
         metric=function,
         name=source.name,
-        about=_about(source, kept, chosen, n, seed, split),
+        about=_about(source, usable, metric, n, seed, split),
         spans=spans if any(spans) else None,
     )
     return judged_by_kl(task, clean_logits(model, task)) if function is kl_divergence else task
 
 
 def more_examples(task: Task, model: HasTokenizer, n: int) -> Task:
-    """A task with more pairs of the same kind, if they can be had.
+    """A task with more pairs of the same kind, if there are any.
 
     Args:
         task: The task.
@@ -129,8 +127,8 @@ def more_examples(task: Task, model: HasTokenizer, n: int) -> Task:
         n: The number of pairs.
 
     Returns:
-        Of a built-in task ``n`` pairs of the same split, or as many as there are, those of ``task`` first. Other tasks
-        are returned as they are.
+        For a built-in task, ``n`` pairs of the same split, or as many as there are; the pairs of ``task`` come first.
+        Any other task is returned unchanged.
     """
     about = task.about
     if about.get("source") != "gradpath" or task.name not in TASKS or n <= len(task):
@@ -142,9 +140,10 @@ def more_examples(task: Task, model: HasTokenizer, n: int) -> Task:
 
     try:
         drawn = draw(min(n, _MAX_PAIRS))
-    except UsageError:  # the task has fewer, or the tokenizer can represent fewer: all were tried
+    except UsageError:  # the task, or what the tokenizer can represent of it, has fewer pairs
         drawn = draw(None)
-    same = all(list(getattr(drawn, side)[: len(task)]) == list(getattr(task, side)) for side in ("clean", "corrupted"))
+    first = drawn[: len(task)]
+    same = list(first.clean) == list(task.clean) and list(first.corrupted) == list(task.corrupted)
     return drawn if same else task
 
 
@@ -166,10 +165,11 @@ def clean_logits(model: HasTokenizer | None, task: Task) -> Float[Tensor, "examp
 
 
 def check_task(name: str | None, data: Any = None) -> None:
-    """Refuse an unknown task, or a file that cannot be read, before a model is loaded."""
-    if data is not None:
-        check_data(data, name)
-    elif name is not None:
+    """Refuse an unknown task, or a file that cannot be read, before a model is loaded; other data is not checked."""
+    if is_file(data):
+        _, layout, rows = _read_table(data, name)
+        _read_pairs(layout, rows, AnswerReader(None))
+    elif data is None and name is not None:
         find_task(name)
 
 
@@ -183,12 +183,9 @@ def check_draw(n: Any, seed: Any, split: Any) -> None:
 
 
 def _tokenizer(model: HasTokenizer | None) -> Tokenizer:
-    if model is None:
-        raise UsageError("a task needs the model that will run it: got none. Give load_task(name, model).")
-    if not hasattr(model, "tokenizer"):
-        raise UsageError(
-            f"a task needs the model that will run it: got a {type(model).__name__}. Give load_task(name, model)."
-        )
+    if model is None or not hasattr(model, "tokenizer"):
+        got = "none" if model is None else f"a {type(model).__name__}"
+        raise UsageError(f"a task needs the model that will run it: got {got}. Give load_task(name, model).")
     if model.tokenizer is None:
         raise InputError(
             "a task needs a model with a tokenizer, to turn its words into tokens: this one has none. "
@@ -217,13 +214,13 @@ def shuffled(size: int, seed: int, split: str) -> Iterator[int]:
 
     The order is the same on every machine and Python version, because it uses nothing but ``random.Random.random``
     (``shuffle`` and ``sample`` have changed before). This is a Fisher-Yates shuffle that stores only the numbers that
-    moved: the first hundred of millions cost a hundred steps. The split enters so that the same seed draws different
-    templates for train and test.
+    moved: the first hundred of millions cost a hundred steps. The order depends on the split, so that the same seed
+    draws different templates for train and test. "reworded" has the order of "test".
 
     >>> list(shuffled(5, seed=0, split="train"))
     [4, 3, 1, 0, 2]
     """
-    rng = random.Random(_SEEDS * seed + SPLITS.index("test" if split == REWORDED else split))
+    rng = random.Random(len(SPLITS) * seed + SPLITS.index("test" if split == REWORDED else split))
     moved: dict[int, int] = {}
     for last in range(size - 1, -1, -1):
         pick = int(rng.random() * (last + 1))
@@ -231,13 +228,13 @@ def shuffled(size: int, seed: int, split: str) -> Iterator[int]:
         moved[pick] = moved.pop(last, last)
 
 
-def _check_kept(kept: Kept, n: int | None, name: str, split: str) -> None:
-    """Refuse to go on with fewer pairs than requested, and say why the others were dropped."""
-    count = len(kept.pairs)
+def _check_usable(usable: UsablePairs, n: int | None, name: str, split: str) -> None:
+    """Refuse fewer pairs than requested, and say why the others were dropped."""
+    count = len(usable.pairs)
     if count >= (n or 1):
         return
     reasons = "; ".join(
-        f"{drop.count} dropped because {reason} (first: {drop.first})" for reason, drop in kept.dropped.items()
+        f"{drop.count} dropped because {reason} (first: {drop.first})" for reason, drop in usable.dropped.items()
     )
     what = f"the task {name!r} has {count} in split {split!r} under this model's tokenizer: {reasons}"
     if count:
@@ -245,65 +242,30 @@ def _check_kept(kept: Kept, n: int | None, name: str, split: str) -> None:
     raise InputError(f"no pair can be used: {what}. Reword the prompts or the answers.")
 
 
-def _about(source: Source, kept: Kept, metric: str | Metric, n: int | None, seed: int, split: str) -> dict[str, Any]:
+def _about(
+    source: Source, usable: UsablePairs, metric: str | Metric, n: int | None, seed: int, split: str
+) -> dict[str, Any]:
     """What saved files record about the pairs: only values that JSON has."""
     notes = list(source.candidates.notes)
-    if words := sorted(kept.left_out):
+    if words := sorted(usable.left_out):
         shown = ", ".join(map(repr, words[:5])) + (", ..." if len(words) > 5 else "")
         notes.append(f"answers that are not a single token count for neither side: {shown}")
-    own = "rows_read" in source.about  # the user's own data, of which every row matters
-    if n is not None and len(kept.pairs) < n:
-        notes.append(f"{n} pairs were asked for, and {source.name} has {len(kept.pairs)} of them: all are used")
+    list_rows = "rows_read" in source.about  # in the user's own data every row matters
+    if n is not None and len(usable.pairs) < n:
+        notes.append(f"{n} pairs were asked for, and {source.name} has {len(usable.pairs)} of them: all are used")
     return {
         **source.about,
         "metric": metric_name(metric),
         "n": n,
         "seed": seed,
         "split": split,
-        "kept": len(kept.pairs),
+        "kept": len(usable.pairs),
         "dropped": {
-            reason: {"count": drop.count, "first": drop.first} | ({"rows": drop.cases} if own else {})
-            for reason, drop in kept.dropped.items()
+            reason: {"count": drop.count, "first": drop.first} | ({"rows": drop.cases} if list_rows else {})
+            for reason, drop in usable.dropped.items()
         },
         "notes": notes,
     }
-
-
-@dataclass(frozen=True)
-class _Content:
-    """The rows of the user's data, and their layout."""
-
-    name: str
-    layout: Layout
-    rows: list[Row]
-    more: bool  # whether there are rows that were not read
-
-    def pairs(self, reader: AnswerReader) -> list[Pair]:
-        """A pair for every row; all rows that cannot be read are reported at once."""
-        pairs, problems = [], []
-        for row in self.rows:
-            try:
-                if row.problem:
-                    raise InputError(row.problem)
-                pairs.append(self.layout.read(row, reader))
-            except InputError as problem:
-                problems.append(str(problem))
-        if len(problems) == 1:
-            raise InputError(problems[0])
-        if problems:
-            raise InputError(f"{len(problems):,} of the {len(self.rows):,} rows cannot be read:", problems)
-        return pairs
-
-
-def check_data(data: Any, name: str | None) -> None:
-    """Refuse a file that cannot be read, and say which rows, without a model; other data is left alone.
-
-    Args:
-        data: A file, or anything else that ``read_data`` takes.
-        name: The name of the task, if one was given.
-    """
-    if is_file(data):
-        _read(open_table(data), name).pairs(AnswerReader(None))
 
 
 def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> Source:
@@ -318,15 +280,17 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
     Returns:
         The pairs, and the metric that fits their layout.
     """
-    content = _read(open_table(data), name)
-    layout, reader = content.layout, AnswerReader(tokenizer)
-    reader.look_at(layout, content.rows)
-    halves = _halves(content.pairs(reader))
+    table, layout, rows = _read_table(data, name)
+    reader = AnswerReader(tokenizer)
+    reader.check_ids(layout, rows)
+    halves = _halves(_read_pairs(layout, rows, reader))
     problem = "" if split == "all" else _no_hold_out(halves, tokenizer)
-    held_out = split != "all" and not problem
-    pairs = halves[split if held_out else "all"]
-    notes = [*layout.notes(reader), *_space_note(pairs)]
-    if content.more:
+    is_held_out = split != "all" and not problem
+    pairs = halves[split if is_held_out else "all"]
+    origin = layout.with_ids if reader.ids_fit else layout.without_ids
+    notes = [f"answers are taken from {origin}"] if origin else []
+    notes += _space_note(pairs)
+    if next(table.rows, None) is not None:
         notes.append(f"only the first {_MAX_ROWS} rows were read")
     if problem:
         notes.append(
@@ -336,48 +300,67 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
     # A logit difference compares two answers; with more answers, their probabilities are summed.
     single = all(len(pair.right) == len(pair.wrong) == 1 for pair in halves["all"] if pair.right)
     metric = layout.metric or ("logit-difference" if single else "probability-difference")
-    about = {"source": content.name, "layout": layout.name, "rows_read": len(content.rows), "held_out": held_out}
-    return Source(name or content.name, metric, Candidates(pairs, tuple(notes)), about)
+    about = {"source": table.name, "layout": layout.name, "rows_read": len(rows), "held_out": is_held_out}
+    return Source(name or table.name, metric, Candidates(pairs, tuple(notes)), about)
 
 
-def _read(table: Table, name: str | None) -> _Content:
-    """The rows of a table, and the layout that its columns have."""
+def _read_table(data: Any, name: str | None) -> tuple[Table, Layout, list[Row]]:
+    """The table, the layout that its columns have, and its first ``_MAX_ROWS`` rows."""
+    table = open_table(data)
     layout = recognise(table.columns, table.name)
-    if name is not None and layout.task not in (name, None):
+    if name not in (None, layout.name) and layout.name in TASKS:
         raise InputError(
-            f"{table.name} has the columns of the task {layout.task!r}, and {name!r} was asked for. "
-            f"Ask for {layout.task!r}, or leave the task out."
+            f"{table.name} has the columns of the task {layout.name!r}, and {name!r} was asked for. "
+            f"Ask for {layout.name!r}, or leave the task out."
         )
     rows = list(islice(table.rows, _MAX_ROWS))
     if not rows:
         raise InputError(f"{table.name} has a header and no rows. Add one row for each pair of prompts.")
-    return _Content(table.name, layout, rows, more=next(table.rows, None) is not None)
+    return table, layout, rows
+
+
+def _read_pairs(layout: Layout, rows: list[Row], reader: AnswerReader) -> list[Pair]:
+    """A pair for every row; all rows that cannot be read are reported at once."""
+    pairs, problems = [], []
+    for row in rows:
+        try:
+            if row.problem:
+                raise InputError(row.problem)
+            pairs.append(layout.read(row, reader))
+        except InputError as problem:
+            problems.append(str(problem))
+    if len(problems) == 1:
+        raise InputError(problems[0])
+    if problems:
+        raise InputError(f"{len(problems):,} of the {len(rows):,} rows cannot be read:", problems)
+    return pairs
 
 
 def _no_hold_out(halves: dict[str, list[Pair]], tokenizer: Tokenizer) -> str:
-    """Why no pairs can be held out, if so: there are too few usable ones, or all of them are in one half."""
-    usable = {half: len(keep(halves[half], tokenizer, n, many=True).pairs) for half, n in _ENOUGH.items()}
-    if usable["all"] < LEAST:
+    """Why no pairs can be held out: too few are usable, or all usable ones are in one half. Empty if they can."""
+    needed = {"all": LEAST, "train": 1, "test": 1}
+    counts = {half: len(usable_pairs(halves[half], tokenizer, n, many=True).pairs) for half, n in needed.items()}
+    if counts["all"] < LEAST:
         return f"there are fewer than {LEAST} usable pairs"
-    return "" if usable["train"] and usable["test"] else "all usable pairs have the same clean prompt"
+    return "" if counts["train"] and counts["test"] else "all usable pairs have the same clean prompt"
 
 
 def _halves(pairs: list[Pair]) -> dict[str, list[Pair]]:
     """The pairs of each split.
 
-    Pairs with the same clean prompt are in one half, or the measured examples would not be held out. A new clean
+    Pairs with the same clean prompt are in one half, so that the measured examples are really held out. A new clean
     prompt goes to the half that has fewer distinct pairs so far, so a file that grows at its end keeps its halves. A
-    repeated pair is dropped as repeated.
+    repeated pair is marked, to be dropped later.
     """
     halves: dict[str, list[Pair]] = {"train": [], "test": [], "all": []}
-    home: dict[str, str] = {}
-    sizes, seen = {"train": 0, "test": 0}, set[tuple[str, str]]()
+    half_of: dict[str, str] = {}
+    sizes, earlier = {"train": 0, "test": 0}, set[tuple[str, str]]()
     for pair in pairs:
-        half = home.setdefault(pair.clean, min(sizes, key=lambda name: sizes[name]))
-        if (pair.clean, pair.corrupted) in seen:
+        half = half_of.setdefault(pair.clean, min(sizes, key=lambda name: sizes[name]))
+        if (pair.clean, pair.corrupted) in earlier:
             pair = replace(pair, problem=REPEATED)
         else:
-            seen.add((pair.clean, pair.corrupted))
+            earlier.add((pair.clean, pair.corrupted))
             sizes[half] += 1
         halves[half].append(pair)
         halves["all"].append(pair)

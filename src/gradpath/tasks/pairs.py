@@ -1,8 +1,8 @@
 """Pairs of prompts as text, and the choice of those that a tokenizer can represent.
 
-Tasks and data files speak of words; a pair is the same for every model. ``keep`` then checks pairs under a tokenizer. A
-pair is used if its prompts differ and have the same number of tokens, and if its answers are tokens, different ones for
-right and wrong. Other pairs are dropped and counted by reason, with the first case in words.
+Tasks and data files are made of words, so a pair is the same for every model. ``usable_pairs`` checks pairs under a
+tokenizer. A pair is usable if its prompts differ and have the same number of tokens, and if its right and wrong answers
+are different tokens. Other pairs are dropped and counted by reason, with the first case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_TOKEN = "an answer is not a single token"
 NO_ID = "an answer is not a token id of the model"
 SHARED = "right and wrong answers share a token"
 
-_LISTED = 20  # dropped pairs that are remembered for each reason
+_LISTED = 20  # dropped pairs that are listed for each reason
 _CHUNK = 2048  # pairs that are tokenised in one call
 Answers: TypeAlias = tuple[str | int, ...]
 Ids: TypeAlias = tuple[int, ...]
@@ -42,7 +42,7 @@ class Pair:
     wrong: Answers
     by_first: bool = False  # an answer of several tokens stands for its first one
     where: str = ""  # the row of the user's file
-    problem: str = ""  # why the pair cannot be used under this tokenizer, if so
+    problem: str = ""  # why the pair cannot be used under this tokenizer
     spans: Mapping[str, tuple[int, int]] | None = None  # named parts of the clean prompt, in characters
 
     @property
@@ -112,8 +112,8 @@ class Dropped:
 
 
 @dataclass
-class Kept:
-    """The pairs that are used, the token ids of their right and wrong answers, and what was dropped.
+class UsablePairs:
+    """The usable pairs, the token ids of their right and wrong answers, and the dropped pairs by reason.
 
     ``left_out`` are answers that are not single tokens, of pairs that have other answers.
     """
@@ -125,65 +125,65 @@ class Kept:
 
 
 class _UnusableError(Exception):
-    """Why one pair is dropped: the reason that is counted, and details of this pair."""
+    """Why a pair is dropped: the reason that is counted, and the details of this pair."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
         self.reason, self.detail = reason, detail
 
 
-def keep(pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, many: bool) -> Kept:
+def usable_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, many: bool) -> UsablePairs:
     """The first usable pairs.
 
     Args:
         pairs: The pairs in the order in which they are tried.
         tokenizer: The tokenizer of the model.
-        n: The number of pairs to keep, or None for all. No pair after the n-th usable one is tried.
+        n: The number of pairs to return, or None for all. No pair after the n-th usable one is tried.
         many: Whether the metric sums over answers. Answers that are not single tokens are then left out, as long as
             each side keeps one.
 
     Returns:
         The pairs, their answers, and what was dropped.
     """
-    words, seen, rest = _Words(tokenizer), set[tuple[str, str]](), iter(pairs)
-    kept = Kept(left_out=words.left_out)
-    while chunk := list(islice(rest, min(n or _CHUNK, _CHUNK))):
+    answer_tokens, earlier, remaining = _AnswerTokens(tokenizer), set[tuple[str, str]](), iter(pairs)
+    usable = UsablePairs(left_out=answer_tokens.left_out)
+    while chunk := list(islice(remaining, min(n or _CHUNK, _CHUNK))):
         clean = tokenizer.encode([pair.clean for pair in chunk])
         corrupted = tokenizer.encode([pair.corrupted for pair in chunk])
-        words.learn(chunk)
+        answer_tokens.add(chunk)
         for pair, clean_ids, corrupted_ids in zip(chunk, clean, corrupted, strict=True):
             try:
-                _check_prompts(pair, clean_ids, corrupted_ids, seen)
-                answers = words.answers(pair, many)
+                _check_prompts(pair, clean_ids, corrupted_ids, earlier)
+                answers = answer_tokens.of_pair(pair, many)
             except _UnusableError as problem:
                 case = f"{pair.title}: {problem.detail}" if problem.detail else pair.title
-                dropped = kept.dropped.setdefault(problem.reason, Dropped(0, case))
+                dropped = usable.dropped.setdefault(problem.reason, Dropped(0, case))
                 dropped.count += 1
                 if len(dropped.cases) < _LISTED:
                     detail = f" ({problem.detail})" if problem.detail else ""
                     dropped.cases.append(f"{pair.title}: {problem.reason}{detail}")
                 continue
-            seen.add((pair.clean, pair.corrupted))
-            kept.pairs.append(pair)
-            kept.answers.append(answers)
-            if len(kept.pairs) == n:
-                return kept
-    return kept
+            earlier.add((pair.clean, pair.corrupted))
+            usable.pairs.append(pair)
+            usable.answers.append(answers)
+            if len(usable.pairs) == n:
+                return usable
+    return usable
 
 
-def _check_prompts(pair: Pair, clean: list[int], corrupted: list[int], seen: set[tuple[str, str]]) -> None:
+def _check_prompts(pair: Pair, clean: list[int], corrupted: list[int], earlier: set[tuple[str, str]]) -> None:
     if pair.problem:
         raise _UnusableError(pair.problem)
     if len(clean) != len(corrupted):
         raise _UnusableError(LENGTHS, f"{len(clean)} and {len(corrupted)}")
     if clean == corrupted:
         raise _UnusableError(SAME)
-    if (pair.clean, pair.corrupted) in seen:
+    if (pair.clean, pair.corrupted) in earlier:
         raise _UnusableError(REPEATED)
 
 
-class _Words:
-    """Answers and their tokens. Each is looked up once, because all pairs of a task may share hundreds of them."""
+class _AnswerTokens:
+    """The tokens of answers. Each answer is looked up once, because all pairs of a task may share hundreds of them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -192,15 +192,15 @@ class _Words:
         self._sides: dict[tuple[Answers, bool], Ids] = {}
         self.left_out: set[str] = set()
 
-    def learn(self, pairs: Sequence[Pair]) -> None:
-        """Tokenise the answers of some pairs that are new."""
+    def add(self, pairs: Sequence[Pair]) -> None:
+        """Tokenise the new answers of these pairs."""
         sides = dict.fromkeys(side for pair in pairs for side in (pair.right, pair.wrong))
         new = dict.fromkeys(answer for side in sides for answer in side if answer not in self._known)
         texts = [answer for answer in new if isinstance(answer, str)]
         self._known.update(zip(texts, map(tuple, self._tokenizer.continuations(texts)), strict=True))
         self._known.update({answer: (answer,) for answer in new if isinstance(answer, int)})
 
-    def answers(self, pair: Pair, many: bool) -> tuple[Ids, Ids]:
+    def of_pair(self, pair: Pair, many: bool) -> tuple[Ids, Ids]:
         """The token ids of the right and the wrong answers of a pair."""
         for side in (pair.right, pair.wrong):
             if len(side) > 1 and not many:
@@ -214,17 +214,17 @@ class _Words:
         return right, wrong
 
     def _tokens(self, answers: Answers, pair: Pair) -> Ids:
-        """The tokens of answers: their only ones, or their first ones if the pair allows that."""
+        """The token of each answer: its only one, or its first one if the pair allows that."""
         key = answers, pair.by_first
         if key not in self._sides:
             known = {answer: self._known[answer] for answer in answers}
-            fit = {a: ids[0] for a, ids in known.items() if len(ids) == 1 or (ids and pair.by_first)}
-            for token in fit.values():
+            tokens = {a: ids[0] for a, ids in known.items() if len(ids) == 1 or (ids and pair.by_first)}
+            for token in tokens.values():
                 if not 0 <= token < self._size:
                     raise _UnusableError(NO_ID, f"{token} is not one of 0 to {self._size - 1}")
-            self._sides[key] = tuple(dict.fromkeys(fit.values()))
-            if fit:
-                self.left_out |= {str(answer) for answer in known if answer not in fit}
+            self._sides[key] = tuple(dict.fromkeys(tokens.values()))
+            if tokens:
+                self.left_out |= {str(answer) for answer in known if answer not in tokens}
         if not self._sides[key]:
             pieces = " + ".join(repr(self._tokenizer.decode([i])) for i in self._known[answers[0]]) or "no token"
             raise _UnusableError(NO_TOKEN, f"{answers[0]!r} is {pieces}")

@@ -15,8 +15,8 @@ from gradpath.tasks.pairs import Candidates, Combinations, Source
 
 REWORDED = "reworded"  # the split of other templates
 Item = TypeVar("Item")
-# From a split, "train", "test" or "reworded", and a tokenizer to all pairs of it. Pairs that the tokenizer cannot
-# represent may be among them: ``pairs.keep`` drops and counts them.
+# From a split, "train", "test" or "reworded", and a tokenizer to all pairs of the split. ``usable_pairs`` later drops
+# and counts those that the tokenizer cannot represent.
 MakeCandidates = Callable[[str, Tokenizer], Candidates]
 
 
@@ -31,17 +31,17 @@ class NamedTask:
     changed: str  # the part of a prompt in which the two prompts of a pair differ
     candidates: MakeCandidates
     reworded: bool  # whether the task has other templates, for the split "reworded"
-    answers: tuple[str, str] | None = None  # what the right and the wrong answer are called where the prompt has them
+    answers: tuple[str, str] | None = None  # what the right and the wrong answer are called, if the prompt has them
 
 
 TASKS = Registry[NamedTask]("task", [f"{__name__}.{module}" for module in ("paper", "mib")])
 PAPER_TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
-# MIB's tasks on questions that are not ours to pass on, and where they are.
+# MIB's tasks on questions that we may not redistribute, and their names in the dataset.
 FROM_FILE = {"arc-easy": "ARC-Easy", "arc-challenge": "ARC-Challenge"}
 
 
 def find_task(name: str) -> NamedTask:
-    """A task by its name; of one that needs a file, say which."""
+    """A task by its name; the error for a task that needs a file says which file."""
     if name in FROM_FILE:
         raise UsageError(
             f"{name} needs its questions as a file: save the rows of {FROM_FILE[name]} of the dataset allenai/ai2_arc "
@@ -87,8 +87,8 @@ def named_task(
 
 def describe_tasks() -> list[dict[str, str]]:
     """Name, summary, metric and citation of every built-in task, for tables and JSON."""
-    names = ("name", "summary", "metric", "citation")
-    return [{name: getattr(task, name) for name in names} for task in TASKS.values()]
+    fields = ("name", "summary", "metric", "citation")
+    return [{field: getattr(task, field) for field in fields} for task in TASKS.values()]
 
 
 def read_built_in(name: str, split: str, tokenizer: Tokenizer) -> Source:
@@ -108,14 +108,14 @@ def read_built_in(name: str, split: str, tokenizer: Tokenizer) -> Source:
     return Source(name, task.metric, candidates, about)
 
 
+def templates(task: str, split: str, usual: Sequence[str]) -> Sequence[str]:
+    """The templates of a split: the usual ones, or for "reworded" those that no other split has."""
+    return read_json("reworded.json")[task] if split == REWORDED else usual
+
+
 def read_text(file: str) -> str:
     """The text of a data file of the built-in tasks."""
     return (resources.files(__name__) / "data" / file).read_text(encoding="utf-8")
-
-
-def templates(task: str, split: str, own: Sequence[str]) -> Sequence[str]:
-    """The templates of a split: the task's own, or for "reworded" those that no other split has."""
-    return read_json("reworded.json")[task] if split == REWORDED else own
 
 
 def read_json(file: str) -> Any:
