@@ -20,7 +20,7 @@ from gradpath.registry import Registry, load_function, owner_of
 
 Metric = Callable[[Any, Any], Tensor]
 
-_PADDING = -1  # fills the shorter list of answers
+_PADDING = -1  # fills up the shorter list of answers
 
 
 def logit_difference(logits: Float[Tensor, "batch vocab"], labels: Int[Tensor, "batch 2"]) -> Float[Tensor, " batch"]:
@@ -49,10 +49,8 @@ def kl_divergence(
 ) -> Float[Tensor, " batch"]:
     """Minus the KL divergence from the clean run's output: 0 for the same output, negative otherwise.
 
-    Minus KL(clean || these logits), with the log-probabilities of the clean run as labels.
-
-    Its gradient at the clean input is zero, so a method that uses
-    only that gradient (EAP) gives zero scores: use one with a path.
+    This is -KL(clean || these logits), with the log-probabilities of the clean run as labels. Its gradient at the clean
+    input is zero, so a method that uses only that gradient (EAP) gives zero scores: use one with a path.
     """
     return -(labels.exp() * (labels - logits.log_softmax(-1))).sum(-1)
 
@@ -61,7 +59,6 @@ METRICS = Registry[Metric]("metric", [__name__])
 METRICS.add("logit-difference", logit_difference, __name__)
 METRICS.add("probability-difference", probability_difference, __name__)
 METRICS.add("kl", kl_divergence, __name__)
-AT_LABELS = frozenset({logit_difference})  # metrics that read no logits but those of the tokens in the labels
 
 
 def metric_of(
@@ -69,9 +66,9 @@ def metric_of(
 ) -> Float[Tensor, "run batch"]:
     """The metric of each example in several runs, from what ``logits`` reads at the last position in each.
 
-    The unembedding can be larger than all layers together. So a metric of a few tokens gets the logits of these alone.
+    The unembedding can be larger than all layers together, so a logit difference computes only the logits it needs.
     """
-    if metric in AT_LABELS:
+    if metric is logit_difference:
         _check_vocabulary(labels, len(model.unembedding))
         tokens, labels = torch.unique(labels, return_inverse=True)
         logits = model.unembed(final, tokens)
@@ -108,8 +105,8 @@ def metric_name(metric: str | Metric) -> str:
     """The name of a metric in saved files, without the folder of a user's file."""
     if isinstance(metric, str):
         return Path(metric).name if ".py:" in metric else metric
-    registered = [name for name, one in METRICS.items() if one is metric]
-    return registered[0] if registered else getattr(metric, "__name__", "custom")
+    names = [name for name, function in METRICS.items() if function is metric]
+    return names[0] if names else getattr(metric, "__name__", "custom")
 
 
 def check_metric(value: Any, batch: int) -> None:
@@ -122,7 +119,7 @@ def check_metric(value: Any, batch: int) -> None:
 
 
 def check_labels(metric: Metric, labels: Any) -> None:
-    """Refuse labels of a whole task that its metric would misread; labels for a user's own metric are not checked.
+    """Refuse labels that a built-in metric would misread; labels for a user's own metric are not checked.
 
     Args:
         metric: The metric.
@@ -133,12 +130,12 @@ def check_labels(metric: Metric, labels: Any) -> None:
     name, form, ndim, pairs = _LABELS[metric]
     if isinstance(labels, list):
         shapes = ", ".join(str(tuple(row.shape)) for row in labels[:3])
-        raise InputError(f"the labels of {name} are {form}: got rows of different shapes, {shapes}. {_OWN}")
+        raise InputError(f"the labels of {name} are {form}: got rows of different shapes, {shapes}. {_OTHER_FORM}")
     if labels.ndim != ndim or (pairs and labels.shape[1] != 2):
-        raise InputError(f"the labels of {name} are {form}: got shape {tuple(labels.shape)}. {_OWN}")
+        raise InputError(f"the labels of {name} are {form}: got shape {tuple(labels.shape)}. {_OTHER_FORM}")
     if not pairs:
         if not labels.is_floating_point():
-            raise InputError(f"the labels of {name} are {form}: got {labels.dtype}. {_OWN}")
+            raise InputError(f"the labels of {name} are {form}: got {labels.dtype}. {_OTHER_FORM}")
         return
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InputError(f"the labels of {name} are token ids, which are whole numbers: got {labels.dtype}.")
@@ -146,29 +143,25 @@ def check_labels(metric: Metric, labels: Any) -> None:
         _check_answers(name, i, *sides, padding=ndim == 3)
 
 
-_OWN = "Pass your own metric for labels of another form."
-_LABELS: dict[Metric, tuple[str, str, int, bool]] = {
+_OTHER_FORM = "Pass your own metric for labels of another form."
+_LISTS = "lists of right and wrong token ids per example, (n, 2, width) padded with -1"
+_LABELS: dict[Metric, tuple[str, str, int, bool]] = {  # name, form, axes, whether they are right and wrong answers
     logit_difference: ("logit_difference", "a right and a wrong token id per example, (n, 2)", 2, True),
-    probability_difference: (
-        "probability_difference",
-        "lists of right and wrong token ids per example, (n, 2, width) padded with -1",
-        3,
-        True,
-    ),
+    probability_difference: ("probability_difference", _LISTS, 3, True),
     kl_divergence: ("kl_divergence", "clean log-probabilities, (n, vocabulary)", 2, False),
 }
 
 
 def _check_answers(name: str, example: int, right: list[int], wrong: list[int], *, padding: bool) -> None:
     """Refuse answers of one example that would be misread, counted twice, or cancel."""
-    for side, ids in (("right", right), ("wrong", wrong)):
-        own = [i for i in ids if not (padding and i == _PADDING)]
-        if not own:
+    for side, padded in (("right", right), ("wrong", wrong)):
+        ids = [i for i in padded if not (padding and i == _PADDING)]
+        if not ids:
             raise InputError(f"{name} needs a {side} answer for every example: example {example} has none.")
-        if min(own) < 0:
-            raise InputError(f"a token id is 0 or above: example {example} has the {side} answer {min(own)}.")
-        if len(set(own)) < len(own):
-            raise InputError(f"a token counts once: example {example} has a {side} answer twice, {own}. Remove one.")
+        if min(ids) < 0:
+            raise InputError(f"a token id is 0 or above: example {example} has the {side} answer {min(ids)}.")
+        if len(set(ids)) < len(ids):
+            raise InputError(f"a token counts once: example {example} has a {side} answer twice, {ids}. Remove one.")
     if both := (set(right) & set(wrong)) - ({_PADDING} if padding else set()):
         raise InputError(
             f"an answer cannot be right and wrong: example {example} has token {min(both)} on both sides, "

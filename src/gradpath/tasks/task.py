@@ -83,7 +83,7 @@ class Task:
             raise InputError("a task needs at least one pair of prompts: got none.")
 
     def __repr__(self) -> str:
-        return f"<Task {self.name}: {len(self):,} {'pair' if len(self) == 1 else 'pairs'}, {self._metric_name}>"
+        return f"<Task {self.name}: {len(self):,} {'pair' if len(self) == 1 else 'pairs'}, {metric_name(self.metric)}>"
 
     def __str__(self) -> str:
         def shown(value: Any) -> str:
@@ -93,19 +93,15 @@ class Task:
         return "\n".join(
             [
                 f"Task {self.name}: {len(self):,} {'pair' if len(self) == 1 else 'pairs'} of prompts",
-                f"  metric     {self._metric_name}",
+                f"  metric     {metric_name(self.metric)}",
                 f"  clean      {shown(clean)}",
                 f"  corrupted  {shown(corrupted)}",
                 f"  label      {shown(label)}",
             ]
         )
 
-    @property
-    def _metric_name(self) -> str:
-        return metric_name(self.metric)
-
     def _check_forms(self) -> None:
-        """Refuse prompts and labels that are not lists: a string, for one, would be taken as its characters."""
+        """Refuse prompts and labels that are not lists: a string would be read as a list of characters."""
         for name in ("clean", "corrupted"):
             prompts = getattr(self, name)
             if isinstance(prompts, str) or not isinstance(prompts, (Tensor, Sequence)):
@@ -113,13 +109,12 @@ class Task:
                     f"{name} has to be a list of prompts or a tensor of token ids: got {type(prompts).__name__}. "
                     "Write a single prompt as a list of one."
                 )
-            if not isinstance(prompts, Tensor):
-                for i, prompt in enumerate(prompts):
-                    if not isinstance(prompt, str):
-                        raise InputError(
-                            f"prompts are strings, or one tensor of token ids: {name}[{i}] is a "
-                            f"{type(prompt).__name__}. Make token ids a tensor, (examples, positions)."
-                        )
+            for i, prompt in enumerate(() if isinstance(prompts, Tensor) else prompts):
+                if not isinstance(prompt, str):
+                    raise InputError(
+                        f"prompts are strings, or one tensor of token ids: {name}[{i}] is a "
+                        f"{type(prompt).__name__}. Make token ids a tensor, (examples, positions)."
+                    )
         if isinstance(self.labels, str) or not hasattr(self.labels, "__len__") or getattr(self.labels, "ndim", 1) == 0:
             raise InputError(
                 f"labels have to be a tensor or a list with one entry per example: got {type(self.labels).__name__}"
@@ -143,21 +138,21 @@ class Task:
             parts = {name: getattr(self, name)[at] for name in ("clean", "corrupted", "labels")}
             return replace(self, **parts, spans=None if self.spans is None else self.spans[at])
         try:
-            place = range(len(self))[operator.index(at)]
+            row = range(len(self))[operator.index(at)]
         except TypeError:
             raise UsageError(f"a task is indexed by a number or a slice, task[3] or task[:50]: got {at!r}.") from None
         except IndexError:
             raise IndexError(f"this task has {len(self)} pairs, from 0 to {len(self) - 1}: got {at}.") from None
-        return PromptPair(self.clean[place], self.corrupted[place], self.labels[place])
+        return PromptPair(self.clean[row], self.corrupted[row], self.labels[row])
 
     def take(self, rows: Sequence[int]) -> Task:
         """A task with the pairs at these indices, in this order."""
 
-        def chosen(column: Any) -> Any:
+        def select(column: Any) -> Any:
             return column[list(rows)] if isinstance(column, Tensor) else [column[i] for i in rows]
 
-        parts = {name: chosen(getattr(self, name)) for name in ("clean", "corrupted", "labels")}
-        return replace(self, **parts, spans=None if self.spans is None else chosen(self.spans))
+        parts = {name: select(getattr(self, name)) for name in ("clean", "corrupted", "labels")}
+        return replace(self, **parts, spans=None if self.spans is None else select(self.spans))
 
     def __iter__(self) -> Iterator[PromptPair]:
         return (self[i] for i in range(len(self)))
@@ -169,7 +164,7 @@ class Task:
 
 
 def shortened(text: str, width: int = 100) -> str:
-    """A text in one line of at most this many characters, with its beginning and its end.
+    """A text on one line of at most this many characters; the middle of a longer text is left out.
 
     >>> shortened("When Mary and John went to the store", 21)
     'When Mar ... he store'
@@ -183,9 +178,9 @@ def shortened(text: str, width: int = 100) -> str:
 class Pairs:
     """Token ids of a task's prompts under one tokenizer, padded on the right.
 
-    ``last`` is the position of each prompt's last token, and ``first`` that of the first token in which the two prompts
-    of a pair differ. A causal model never reads what is to the right, so padding needs no attention mask, and the two
-    runs of a pair are equal to the left of ``first``.
+    ``last`` is the position of each prompt's last token, ``first`` the first position at which the two prompts of a
+    pair differ. A causal model never reads to the right, so padding needs no attention mask, and the two runs of a pair
+    are equal to the left of ``first``.
     """
 
     clean: Int[Tensor, "batch pos"]
@@ -193,7 +188,7 @@ class Pairs:
     last: Int[Tensor, " batch"]
     first: Int[Tensor, " batch"]
     labels: Any
-    index: Int[Tensor, " batch"]  # the example of the task that each row is
+    index: Int[Tensor, " batch"]  # the row of the task that each pair comes from
     spans: Int[Tensor, "batch pos"] | None = None  # the span of each position (``Labels``)
 
     def __len__(self) -> int:
@@ -225,19 +220,20 @@ class Pairs:
             yield self.rows(order[start : start + size])
 
     def tight_batches(self, rows: int, most: int, price: int = 20) -> list[Pairs]:
-        """All pairs in batches that are cut where that leaves the least padding.
+        """All pairs in batches, divided so that they contain the least padding.
 
         Args:
-            rows: The most rows of a batch of several examples: examples times positions from the first difference on.
-            most: The most examples of a batch.
-            price: What one more batch costs, in rows.
+            rows: The largest number of rows of a batch with several examples: examples times positions from the first
+                difference on.
+            most: The largest number of examples of a batch.
+            price: The cost of one more batch, in rows.
 
         Returns:
             The batches, in the order of ``batches``.
         """
         order = self._order()
         first, last = self.first[order].tolist(), self.last[order].tolist()
-        least, begins = [0.0], [0]  # the cost of the first pairs, and where the last batch of them begins
+        least, begins = [0.0], [0]  # the lowest cost of the first ``end`` pairs, and where their last batch begins
         for end in range(1, len(order) + 1):
             least.append(math.inf)
             begins.append(end - 1)
@@ -269,7 +265,7 @@ class Pairs:
 
 
 def judged_by_kl(task: Task, clean_logits: Float[Tensor, "example vocab"]) -> Task:
-    """The same pairs with ``kl_divergence`` as the metric: how close the output stays to that of the clean run.
+    """The same pairs with ``kl_divergence`` as the metric: how close the output is to the output of the clean run.
 
     Args:
         task: The task.
@@ -310,7 +306,7 @@ def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
     last = torch.tensor([len(ids) - 1 for ids in clean], device="cpu")
     clean_ids, corrupted_ids = padded(clean), padded(corrupted)
     differs = clean_ids != corrupted_ids
-    # Two equal prompts differ nowhere: the last position is used instead.
+    # If the two prompts are equal, the last position counts as the first difference.
     first = torch.where(differs.any(1), differs.int().argmax(1), last)
     labels = _labels(task, tokenizer)
     check_labels(task.metric, labels)
@@ -318,13 +314,15 @@ def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
 
 
 def task_digest(task: Task, tokenizer: Tokenizer | None) -> str:
-    """A digest of the prompts' tokens (so of BOS, too), the labels and the metric."""
+    """A digest of the prompts' tokens (including BOS), the labels and the metric."""
     pairs = encode(task, tokenizer)
     labels: Any = pairs.labels
-    if isinstance(labels, Tensor) and labels.is_floating_point():  # such as the clean output: many numbers
+    if isinstance(labels, list):
+        labels = [x.tolist() for x in labels]
+    elif labels.is_floating_point():  # such as the clean output: many numbers
         labels = sha256(labels.double().numpy().tobytes()).hexdigest()
     else:
-        labels = labels.tolist() if isinstance(labels, Tensor) else [x.tolist() for x in labels]
+        labels = labels.tolist()
     metric = task.about.get("metric", getattr(task.metric, "__name__", "custom"))
     content = (pairs.clean.tolist(), pairs.corrupted.tolist(), pairs.last.tolist(), labels, metric)
     return sha256(repr(content).encode()).hexdigest()[:16]
@@ -364,7 +362,7 @@ class Labels:
     at: Int[Tensor, "example pos"]
 
     def reach(self) -> Bool[Tensor, "from to"]:
-        """Whether some token of one span is at or before some token of another, in any example."""
+        """Whether any token of a span is at or before any token of another span, in any example."""
         reach = torch.eye(len(self.names), dtype=torch.bool, device="cpu")
         for row in torch.unique(self.at, dim=0):
             positions = [(row == i).nonzero() for i in range(len(self.names))]
@@ -429,7 +427,7 @@ def _by_part(pairs: Pairs, changed: str) -> Labels:
 def _by_name(task: Task, spans: Sequence[Spans], pairs: Pairs, tokenizer: Tokenizer | None) -> Labels:
     if tokenizer is None or isinstance(task.clean, Tensor):
         raise InputError("spans are named in text, and these prompts are token ids. Give them as text.")
-    names = (*dict.fromkeys(name for one in spans for name in one), REST)
+    names = (*dict.fromkeys(name for named in spans for name in named), REST)
     at = torch.full(pairs.clean.shape, PADDING, device="cpu")
     for i, (text, named) in enumerate(zip(task.clean, spans, strict=True)):
         for position, (begin, end) in enumerate(tokenizer.pieces(text)):
