@@ -1,10 +1,9 @@
 """Registries of everything that users name.
 
 These are methods, selections, tasks, metrics, ablations, model families, file formats and experiments. A registry is
-a mapping from names to entries. The modules that define the built-in entries are imported at the
-first look-up, so that importing the package stays quick, and their entries come first, in the order of those
-modules. Anybody can add an entry; a name that is taken is refused. Entries come from a user's file
-(``load_plugin``), or from an installed package that names a module of its own in its ``pyproject.toml``:
+a mapping from names to entries. The modules that define the built-in entries are imported at the first look-up, so
+that importing the package stays quick. Their entries come first, in the order of these modules. Anybody can add an
+entry under a new name: in a file (``load_plugin``), or in an installed package whose ``pyproject.toml`` names a module:
 
     [project.entry-points."gradpath.plugins"]
     my-paths = "my_package.paths"
@@ -36,18 +35,17 @@ from typing import Any, Generic, TypeVar
 from gradpath.errors import InputError, UsageError, reason, unknown, warn
 
 Entry = TypeVar("Entry")
-_PREFIX = "gradpath_plugin_"  # of the modules that users' files become
 PLUGINS = "gradpath.plugins"  # the group of entry points of installed packages
 
 
 def owner_of(function: Callable[..., object]) -> str:
-    """The place where a function is defined, by which a repeated definition is recognised."""
+    """The module and name of a function, by which a repeated definition is recognised."""
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}:{name}"
 
 
 def option_value(text: str) -> Any:
-    """The value of an option that was typed: what it is in JSON, such as a number, else the text itself."""
+    """The value of an option on the command line: the text read as JSON, such as a number, or else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -64,7 +62,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def __init__(self, kind: str, modules: Sequence[str] = ()) -> None:
         self.kind, self._modules = kind, tuple(modules)
-        self._entries: dict[str, tuple[str, Entry]] = {}  # name -> (owner, entry)
+        self._entries: dict[str, tuple[str, Entry]] = {}  # from a name to the owner and the entry
         self._loaded = False
 
     def add(self, name: str, entry: Entry, owner: str) -> Entry:
@@ -74,7 +72,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             name: The name that users type.
             entry: What it stands for.
             owner: Where the entry is defined, as ``owner_of`` gives it. The same owner may register the same
-                name again, as a notebook cell does that is run twice.
+                name again, for example when a notebook cell is run twice.
 
         Returns:
             The entry.
@@ -111,7 +109,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return len(self._entries)
 
     def _position(self, owner: str) -> int:
-        """The place of an owner's module among the built-in ones; behind all of them for others."""
+        """The place of an owner's module among the built-in ones; other modules come after them."""
         module = owner.partition(":")[0]
         return self._modules.index(module) if module in self._modules else len(self._modules)
 
@@ -135,13 +133,13 @@ def load_plugin(file: str | Path) -> ModuleType:
     path = Path(file)
     if path.suffix != ".py" or not os.path.isfile(path):
         raise InputError(f"a plug-in is a Python file, such as my_paths.py: there is no such file {file}.")
-    name = f"{_PREFIX}{sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    name = f"gradpath_plugin_{sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
     try:
         code = path.read_bytes()
         digest = sha256(code).hexdigest()
         if name in sys.modules and _FILES.get(name) == (path.name, digest):
             return sys.modules[name]
-        spec = importlib.util.spec_from_loader(name, _Source(name, str(path), code), origin=str(path))
+        spec = importlib.util.spec_from_loader(name, _Source(str(path), code), origin=str(path))
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -156,14 +154,14 @@ def load_plugin(file: str | Path) -> ModuleType:
     return module
 
 
-_FILES: dict[str, tuple[str, str]] = {}  # module -> the name of its file, and the digest of what was run
+_FILES: dict[str, tuple[str, str]] = {}  # from a module to the name of its file and the digest of its code
 
 
 class _Source(SourceLoader):
-    """Runs the very bytes that were hashed: the file may change at any time, and a cached .pyc may be stale."""
+    """Runs exactly the bytes that were hashed: the file may have changed since, and a cached .pyc may be stale."""
 
-    def __init__(self, name: str, path: str, code: bytes) -> None:
-        self._name, self._path, self._code = name, path, code
+    def __init__(self, path: str, code: bytes) -> None:
+        self._path, self._code = path, code
 
     def get_filename(self, fullname: str) -> str:
         return self._path
@@ -175,10 +173,10 @@ class _Source(SourceLoader):
 
 
 def loaded_plugins() -> dict[str, str]:
-    """The plug-ins in use, for keys of stored results: a digest of the code of each file, and of each package."""
+    """The loaded plug-ins, for keys of stored results: a digest of the code of each file, and of each package."""
     load_installed_plugins()
     digests: dict[str, str] = {}
-    for name, digest in sorted(_FILES.values()):  # files of the same name may lie in several folders
+    for name, digest in sorted(_FILES.values()):  # files in different folders may have the same name
         digests[name] = f"{digests[name]}+{digest}" if name in digests else digest
     return digests | _installed_digests()
 
@@ -191,9 +189,9 @@ def _installed_digests() -> dict[str, str]:
         if point.dist is None:
             continue
         spec = importlib.util.find_spec(point.module.partition(".")[0])
-        folders = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
-        files = sorted(file for folder in folders for file in folder.rglob("*.py"))
-        if not folders and spec is not None and spec.origin is not None:
+        folders = spec.submodule_search_locations or () if spec else ()
+        files = sorted(file for folder in folders for file in Path(folder).rglob("*.py"))
+        if not folders and spec and spec.origin:
             files = [Path(spec.origin)]
         code = sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest()
         digests[point.dist.name] = f"{point.dist.version} {code}"
@@ -213,7 +211,7 @@ def load_installed_plugins() -> None:
     """Import the plug-ins of installed packages, once; one that fails is left out, with a warning."""
     if _INSTALLED:
         return
-    _INSTALLED.append(PLUGINS)  # first, because a plug-in that is being imported comes here again
+    _INSTALLED.append(PLUGINS)  # first, because importing a plug-in can call this function again
     for point in importlib.metadata.entry_points(group=PLUGINS):
         try:
             point.load()
