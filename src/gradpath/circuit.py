@@ -1,8 +1,9 @@
-"""A circuit: a set of a model's edges, and how they were found; its file, JSON with one edge per line; comparisons."""
+"""``Circuit``: a set of a model's edges and how they were found, its JSON file, and comparisons of two circuits."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from torch import Tensor
 from gradpath.errors import InputError, UsageError, reason
 from gradpath.graph import Graph, graph_from_json, node_of
 from gradpath.runtime.files import digest_of, write_rows
-from gradpath.scores import LISTED, Provenance, checked_about, listed
+from gradpath.scores import LISTED, Provenance, checked_about, listed, split_span
 
 if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
@@ -76,11 +77,10 @@ class Circuit:
         return f"<Circuit of {len(self):,} edges: {self.provenance}>"
 
     def __str__(self) -> str:
-        n_edges = self.graph.n_edges * max(1, len(self.spans))
-        asked = f", {self.asked:,} requested" if self.asked != len(self) else ""
-        title = (
-            f"Circuit of {len(self):,} edges between {len(self.nodes):,} nodes{asked}; the model has {n_edges:,} edges"
-        )
+        title = f"Circuit of {len(self):,} edges between {len(self.nodes):,} nodes"
+        if self.asked != len(self):
+            title += f", {self.asked:,} requested"
+        title += f"; the model has {self.graph.n_edges * max(1, len(self.spans)):,} edges"
         best = self.scores.abs().sort(descending=True, stable=True).indices[:LISTED].tolist()
         edges = listed([self.edges[i] for i in best], self.scores[best].tolist())
         return "\n".join([title, f"  found on   {self.provenance}", *edges])
@@ -159,9 +159,9 @@ class Circuit:
         sources, targets = self.index.unbind(1)
         if "->" in name:
             at_span = self.span is not None and "@" in name
-            source, target, span = _place(self.graph, name, self.spans if at_span else ())
-            found = (sources == source) & (targets == target)
-            return found & (self.span == span) if at_span else found
+            source, target, span = _index(self.graph, name, self.spans if at_span else ())
+            matches = (sources == source) & (targets == target)
+            return matches & (self.span == span) if at_span else matches
         nodes = (*self.graph.sources, "logits")
         if name in self.graph.targets and name not in nodes:
             return targets == self.graph.targets.index(name)
@@ -220,7 +220,7 @@ class Circuit:
         return replace(self, about={**self.about, "selection": selection})
 
     def _shared_with(self, other: Circuit) -> Circuit:
-        """The same edges; what is recorded about them is what holds for the other circuit, too."""
+        """The same edges, with a record of only what holds for both circuits."""
         about = {k: v for k, v in self.about.items() if k == "selection" or (k in other.about and other.about[k] == v)}
         return replace(self, about=about)
 
@@ -235,27 +235,23 @@ class Circuit:
     @property
     def masks(self) -> Bool[Tensor, "span source target"]:
         """The mask of the circuit's edges at each span; without spans, one mask for all positions."""
-        if self.span is None:
-            return self.mask[None]
-        shape = (len(self.spans), self.graph.n_sources, self.graph.n_targets)
+        shape = (max(1, len(self.spans)), self.graph.n_sources, self.graph.n_targets)
         masks = torch.zeros(shape, dtype=torch.bool, device="cpu")
-        masks[self.span, self.index[:, 0], self.index[:, 1]] = True
+        masks[0 if self.span is None else self.span, self.index[:, 0], self.index[:, 1]] = True
         return masks
 
     @property
     def mask(self) -> Bool[Tensor, "source target"]:
         """The mask of the circuit's edges, (source, target); with spans, at any position."""
-        mask = torch.zeros(self.graph.n_sources, self.graph.n_targets, dtype=torch.bool, device="cpu")
-        mask[self.index[:, 0], self.index[:, 1]] = True
-        return mask
+        return self.masks.any(0)
 
     def anywhere(self) -> Circuit:
         """The circuit without spans: each edge once, at all positions, with the sum of its scores."""
         if self.span is None:
             return self
-        totals = dict[tuple[int, int], float]()
+        totals = defaultdict[tuple[int, int], float](float)
         for (source, target), score in zip(self.index.tolist(), self.scores.tolist(), strict=True):
-            totals[source, target] = totals.get((source, target), 0.0) + score
+            totals[source, target] += score
         index = torch.tensor(list(totals), dtype=torch.long, device="cpu").view(-1, 2)
         scores = torch.tensor(list(totals.values()), dtype=torch.float32, device="cpu")
         return Circuit(self.graph, index, scores, self.about)
@@ -413,46 +409,33 @@ def _jaccard(a: int, b: int, both: int) -> float:
 
 
 def circuit_by_names(graph: Graph, edges: Any, about: Any, spans: tuple[str, ...] = ()) -> Circuit:
-    """The circuit of a list of (edge name, score), in this order; every one is checked."""
-    index, scores, seen = [], [], set()
+    """The circuit of a list of (edge name, score), in this order; every edge is checked."""
+    scores: dict[tuple[int, int, int], float] = {}  # by source, target and span
     if not isinstance(edges, (list, tuple)):
         raise InputError(f"its edges must be a list: got {edges!r}.")
     for edge in edges:
         if not isinstance(edge, (list, tuple)) or len(edge) != 2:
             raise InputError(f"an edge is a name and a score: got {edge!r}.")
         name, score = edge
-        place = _place(graph, name, spans)
-        if place in seen:
+        index = _index(graph, name, spans)
+        if index in scores:
             raise InputError(f"the edge {name!r} occurs twice. Remove one of them.")
-        seen.add(place)
-        index.append(place)
-        scores.append(_finite(name, score))
-    places = torch.tensor(index, dtype=torch.long, device="cpu").view(-1, 3)
-    values = torch.tensor(scores, dtype=torch.float32, device="cpu")
-    return Circuit(graph, places[:, :2], values, checked_about(about), spans, places[:, 2] if spans else None)
+        if not isinstance(score, (int, float)) or not abs(score) <= _LARGEST_SCORE:
+            raise InputError(f"the score of {name!r} is {score!r}: it must be a finite number.")
+        scores[index] = float(score)
+    indices = torch.tensor(list(scores), dtype=torch.long, device="cpu").view(-1, 3)
+    values = torch.tensor(list(scores.values()), dtype=torch.float32, device="cpu")
+    return Circuit(graph, indices[:, :2], values, checked_about(about), spans, indices[:, 2] if spans else None)
 
 
-def _place(graph: Graph, name: Any, spans: tuple[str, ...]) -> tuple[int, int, int]:
-    """The source, the target and the span of an edge's name; the span is 0 where there are none."""
-    if not spans:
-        return (*graph.index(name), 0)
-    edge, at, span = str(name).rpartition("@")
-    if not at or span not in spans:
-        raise InputError(
-            f"{name!r} has no known span: write it as source->target@span, span one of {', '.join(spans)}."
-        )
-    return (*graph.index(edge), spans.index(span))
-
-
-def _finite(name: str, score: Any) -> float:
-    """The score, if it is finite in float32."""
-    if not isinstance(score, (int, float)) or not abs(score) <= _LARGEST_SCORE:
-        raise InputError(f"the score of {name!r} is {score!r}: it must be a finite number.")
-    return float(score)
+def _index(graph: Graph, name: Any, spans: tuple[str, ...]) -> tuple[int, int, int]:
+    """The source, the target and the span of an edge's name; the span is 0 for a circuit without spans."""
+    edge, span = split_span(str(name), spans) if spans else (name, 0)
+    return (*graph.index(edge), span)
 
 
 def is_hub_address(file: str | Path) -> bool:
-    """Whether this is the address of a circuit on the hub, and not a file."""
+    """Whether this is the address of a circuit on the hub, not a file."""
     return isinstance(file, str) and file.startswith("hf://")
 
 

@@ -22,13 +22,11 @@ from gradpath.runtime.files import digest_of, write_atomically
 
 FORMAT = 1
 _METADATA, _SPAN_METADATA = "gradpath", "gradpath_positions"  # the keys of the two kinds of files
-
-
 LISTED = 5  # edges in the printed form of scores and circuits
 
 
 def listed(names: Sequence[str], scores: Sequence[float]) -> list[str]:
-    """Lines with the strongest edges, for people."""
+    """The strongest edges as lines of the printed form."""
     width = max(map(len, names), default=0)
     lines = [f"{name:{width}}  {score:+.4g}" for name, score in zip(names, scores, strict=True)]
     return [f"  {'strongest' if i == 0 else '':10} {line}" for i, line in enumerate(lines)]
@@ -69,8 +67,8 @@ class Provenance:
     @property
     def selection(self) -> Mapping[str, Any]:
         """How a circuit was selected: how, pruned, edges_asked, edges_kept."""
-        found: Mapping[str, Any] = self.about.get("selection", {})
-        return found
+        selection: Mapping[str, Any] = self.about.get("selection", {})
+        return selection
 
     @property
     def how(self) -> str:
@@ -89,16 +87,26 @@ class Provenance:
 
 
 def checked_about(about: Any) -> dict[str, Any]:
-    """The ``about`` of a file that may hold anything, in the form that ``Provenance`` reads."""
+    """The ``about`` of a file that may contain anything, checked so that ``Provenance`` can read it."""
     selection = about.get("selection", {}) if isinstance(about, Mapping) else None
     if not isinstance(selection, Mapping):
         raise InputError("its 'about' is not an object. Make it again with gradpath find.")
     if not isinstance(about.get("data", {}), Mapping):
         raise InputError("its 'data' is not an object. Make it again with gradpath find.")
-    asked = selection.get("edges_asked", 0)
-    if type(asked) is not int or asked < 0:
-        raise InputError(f"its 'edges_asked' is {asked!r}. Make it again with gradpath find.")
+    requested = selection.get("edges_asked", 0)
+    if type(requested) is not int or requested < 0:
+        raise InputError(f"its 'edges_asked' is {requested!r}. Make it again with gradpath find.")
     return dict(about)
+
+
+def split_span(edge: str, spans: Sequence[str]) -> tuple[str, int]:
+    """An edge's name without its span, and the index of the span: ``a0.h1->m3@subject``."""
+    name, at, span = edge.rpartition("@")
+    if not at or span not in spans:
+        raise InputError(
+            f"{edge!r} has no known span: write it as source->target@span, span one of {', '.join(spans)}."
+        )
+    return name, spans.index(span)
 
 
 @dataclass(frozen=True)
@@ -108,14 +116,6 @@ class SpanScores:
     names: tuple[str, ...]
     values: Float[Tensor, "span source target"]
     reach: Bool[Tensor, "span span"]  # reach[i, j]: whether span j can attend to span i
-
-    def index(self, span: str, edge: str) -> int:
-        """The place of a span's name; ``edge`` is for the error message."""
-        if span not in self.names:
-            raise InputError(
-                f"{edge!r} has no known span: write it as source->target@span, span one of {', '.join(self.names)}."
-            )
-        return self.names.index(span)
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,23 +147,25 @@ class Scores:
         return f"<Scores of {self.n_edges:,} edges: {self.provenance}>"
 
     def __str__(self) -> str:
-        what = "nodes" if self.provenance.of_nodes else "edges"
-        count = self.graph.n_sources if self.provenance.of_nodes else self.graph.n_edges
-        at = f", and of {len(self.examples):,} examples" if self.examples is not None else ""
-        at = at if self.by_span is None else f" at {len(self.by_span.names)} spans: {', '.join(self.by_span.names)}"
+        of_nodes = self.provenance.of_nodes
+        title = f"Scores of {self.graph.n_sources:,} nodes" if of_nodes else f"Scores of {self.graph.n_edges:,} edges"
+        if self.by_span is not None:
+            title += f" at {len(self.by_span.names)} spans: {', '.join(self.by_span.names)}"
+        elif self.examples is not None:
+            title += f", and of {len(self.examples):,} examples"
         flat = self.values.detach().flatten().cpu()
         order = flat.abs().sort(descending=True, stable=True).indices[:LISTED]
-        places = self.graph.unflattened(order).tolist()
-        ends = [self.graph.sources[u] if self.provenance.of_nodes else self.graph.edge(u, v) for u, v in places]
-        title = shorten(f"Scores of {count:,} {what}{at}", 100, placeholder=" ...")
-        return "\n".join([title, f"  made on    {self.provenance}", *listed(ends, flat[order].tolist())])
+        pairs = self.graph.unflattened(order).tolist()
+        names = [self.graph.sources[pair[0]] if of_nodes else self.graph.edge(*pair) for pair in pairs]
+        lines = [shorten(title, 100, placeholder=" ..."), f"  made on    {self.provenance}"]
+        return "\n".join([*lines, *listed(names, flat[order].tolist())])
 
     def __getitem__(self, edge: str) -> float:
         """One score: ``scores["a0.h1->m3"]``, or ``scores["a0.h1->m3@subject"]`` at one span."""
         if self.by_span is None or "@" not in edge:
             return float(self.values[self.graph.index(edge)])
-        name, _, span = edge.rpartition("@")
-        return float(self.by_span.values[self.by_span.index(span, edge), *self.graph.index(name)])
+        name, span = split_span(edge, self.by_span.names)
+        return float(self.by_span.values[span, *self.graph.index(name)])
 
     @property
     def n_edges(self) -> int:
