@@ -89,12 +89,12 @@ def mcqa(split: str, tokenizer: Tokenizer) -> Candidates:
         clean      Question: A box is brown. What color is a box?\nA. gray\nB. brown\nC. red\nD. white\nAnswer:  -> B
         corrupted  Question: A box is brown. What color is a box?\nP. gray\nQ. brown\nR. red\nS. white\nAnswer:  (Q)
 
-    The corrupted prompt has other letters and is otherwise the same (MIB's ``symbol_counterfactual``): the circuit of
-    the difference is that which finds the letter of the right answer, not that which finds the answer. No thing is in
-    both splits. ``arc`` reads questions of the user's own in the same form.
+    The corrupted prompt has other letters and is otherwise the same (MIB's ``symbol_counterfactual``). So the circuit
+    finds the letter of the right answer, not the answer itself. No thing is in both splits. The layout "ARC" of users'
+    data has the same form.
 
-    The pairs: every thing of the split with every three other colors, the right one at every place, and all other
-    letters.
+    The pairs: every thing of the split with every three other colors, the right color at every place, and every set of
+    other letters.
     """
     facts = read_json("mcqa.json")
     things, texts = half(facts["things"], split), templates("mcqa", split, [facts["question"]])
@@ -103,8 +103,8 @@ def mcqa(split: str, tokenizer: Tokenizer) -> Candidates:
 
     def build(text: int, thing: int, others: int, place: int, letters: int) -> Pair:
         name, color = things[thing]
-        left = [other for other in colors if other != color]
-        choices = [left[i] for i in wrong[others]]
+        other_colors = [other for other in colors if other != color]
+        choices = [other_colors[i] for i in wrong[others]]
         choices = choices[others % 3 :] + choices[: others % 3]  # or colors would come in one order only
         choices.insert(place, color)
         question = texts[text].format(thing=name[0].upper() + name[1:], again=name, color=color)

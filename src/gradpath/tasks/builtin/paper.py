@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 
@@ -172,20 +172,14 @@ def capital_country(split: str, tokenizer: Tokenizer) -> Candidates:
     The pairs: every ordered pair of countries of the split.
     """
     rows = half(list(csv.DictReader(read_text("capital_country.csv").splitlines())), split)
-    alike = [(a, b) for a, b in permutations(rows, 2) if a["article"] == b["article"]]
     texts = templates("capital-country", split, ["{capital}, the capital of"])
-    return Candidates([_capital_pair(text, a, b) for text in texts for a, b in alike])
-
-
-def _capital_pair(template: str, clean: dict[str, str], corrupted: dict[str, str]) -> Pair:
-    text = f"{template} {clean['article']}".rstrip()
-    return Pair(
-        clean=text.format(capital=clean["capital"]),
-        corrupted=text.format(capital=corrupted["capital"]),
-        right=(f" {clean['country']}",),
-        wrong=(f" {corrupted['country']}",),
-        by_first=True,
-    )
+    pairs = []
+    for text, (clean, corrupted) in product(texts, permutations(rows, 2)):
+        if clean["article"] == corrupted["article"]:
+            prompt = f"{text} {clean['article']}".rstrip()
+            right, wrong = (f" {clean['country']}",), (f" {corrupted['country']}",)
+            pairs.append(Pair(prompt.format(**clean), prompt.format(**corrupted), right, wrong, by_first=True))
+    return Candidates(pairs)
 
 
 @named_task(
@@ -197,7 +191,7 @@ def _capital_pair(template: str, clean: dict[str, str], corrupted: dict[str, str
     changed="word",
 )
 def hypernymy(split: str, tokenizer: Tokenizer) -> Candidates:
-    """Hypernymy: the kind of thing that a thing is.
+    """Hypernymy: the kind that a thing belongs to.
 
         clean      , gemstones and other        -> stones, jewels
         corrupted  , vice presidents and other  (would be: officials, leaders)
@@ -228,7 +222,7 @@ def hypernymy(split: str, tokenizer: Tokenizer) -> Candidates:
 
 @dataclass(frozen=True)
 class Year:
-    """One year under a tokenizer: the text at the end of the prompt, and the next tokens that count."""
+    """A year under a tokenizer: the text at the end of the prompt, and the next tokens that are right and wrong."""
 
     shown: str
     width: int  # digits of the next token
@@ -269,7 +263,6 @@ def greater_than(split: str, tokenizer: Tokenizer) -> Candidates:
     nouns = half(facts["nouns"], split)
     numbers = [f"{century}{rest:02d}" for century in facts["centuries"] for rest in range(2, 99)]
     years = _split_alike(read_years(numbers, tokenizer))
-
     [text] = templates("greater-than", split, [facts["template"]])
 
     def build(noun: int, at: int) -> Pair:
@@ -279,7 +272,10 @@ def greater_than(split: str, tokenizer: Tokenizer) -> Candidates:
         stem = text.format(noun=nouns[noun], year="{}") + year.shown
         return Pair(stem.format(number), stem.format(early), year.right, year.wrong, problem=year.problem)
 
-    return Candidates(Combinations((len(nouns), len(numbers)), build), (_note(years),))
+    number, year = next((item for item in years.items() if not item[1].problem), ("", Year("", 0, (), ())))
+    digits = f"{year.width} digit{'s' if year.width != 1 else ''} of the year"
+    note = f"the next token holds {digits}: after {number!r} the prompt ends with {year.shown!r}"
+    return Candidates(Combinations((len(nouns), len(numbers)), build), (note,))
 
 
 def read_years(numbers: Sequence[str], tokenizer: Tokenizer, shown: int | None = None) -> dict[str, Year]:
@@ -312,7 +308,7 @@ def _year(number: str, pieces: list[str], shown: int | None) -> Year:
 
 
 def _sides(number: str, shown: int, width: int) -> tuple[list[str], list[str]]:
-    """The next ``width`` digits after ``shown`` ones that lead to later years only, and to no later year."""
+    """The next ``width`` digits after the ``shown`` ones: those of later years only, and those of no later year."""
     later: dict[str, set[bool]] = {}
     for year in (f"{number[:2]}{rest:02d}" for rest in range(100)):
         if year.startswith(number[:shown]):
@@ -333,9 +329,3 @@ def _split_alike(years: dict[str, Year]) -> dict[str, Year]:
         number: year if (len(year.shown), year.width) == common else replace(year, problem=UNUSUAL)
         for number, year in years.items()
     }
-
-
-def _note(years: Mapping[str, Year]) -> str:
-    number, year = next((item for item in years.items() if not item[1].problem), ("", Year("", 0, (), ())))
-    digits = f"{year.width} digit{'s' if year.width != 1 else ''} of the year"
-    return f"the next token holds {digits}: after {number!r} the prompt ends with {year.shown!r}"
