@@ -9,8 +9,8 @@ In Python::
     formats.write(content, "circuit.graphml")         # the format by the name, or to="graphml"
     circuit.to_networkx(), circuit.to_pandas(), scores.to_pandas()
 
-What a format has no place for is stored as notes, where it allows them, and restored on reading. Scores that are
-split by span are written as their sum over the prompt, except by ``scores``. Content that a format cannot
+Facts that a format has no field for are stored as notes, if it allows them, and restored on reading. Scores that are
+split by span are written as their sum over the prompt, except in the format ``scores``. Content that a format cannot
 represent, such as scores of all edges in a drawing, is refused.
 
 Packages add a format with ``FORMATS.add("name", Format(".suffix", "What it is.", write, read), owner="package")``.
@@ -27,14 +27,7 @@ from typing import Any
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError, reason, warn
 from gradpath.formats.content import Content
-from gradpath.formats.eap_ig import (
-    eap_ig_bytes,
-    eap_ig_content,
-    eap_ig_text,
-    is_eap_ig,
-    read_eap_ig_pt,
-    write_mib_scores,
-)
+from gradpath.formats.eap_ig import eap_ig_bytes, eap_ig_content, eap_ig_text, read_eap_ig_pt, write_mib_scores
 from gradpath.formats.edges import (
     csv_text,
     dot,
@@ -108,7 +101,7 @@ def read(file: str | Path) -> Content:
 
 
 def _warn_of_loose_edges(circuit: Circuit | None, name: str) -> None:
-    """Warn of edges on no way from input to logits in another tool's circuit; ours were pruned, or meant to be so."""
+    """Warn of edges that are on no way from input to logits, in a circuit that another tool selected."""
     if circuit is None or circuit.spans or circuit.provenance.selection:
         return
     if loose := len(circuit) - int(pruned(circuit.graph, circuit.mask).sum()):
@@ -141,10 +134,11 @@ def write(
 
 
 def format_of(file: Path, to: str | None = None) -> str:
-    """The name of the format to write: ``to``, or that of the file's suffix."""
+    """The name of the format to write: ``to``, or the format of the file's suffix."""
     if to is not None:
         FORMATS.find(to)
-    name = to or _by_suffix(file, FORMATS)
+        return to
+    name = _by_suffix(file, FORMATS)
     if name is None:
         known = ", ".join(f"{entry.suffix} ({name})" for name, entry in FORMATS.items())
         raise UsageError(f"{file.name} has no suffix of a format that can be written. Known: {known}.")
@@ -159,7 +153,9 @@ def _by_suffix(file: Path, formats: Mapping[str, Format]) -> str | None:
 
 def _read_json(file: Path) -> Content:
     content: Any = json.loads(file.read_text(encoding="utf-8"))
-    return eap_ig_content(content) if is_eap_ig(content) else Content(circuit=load_circuit(file))
+    if isinstance(content, dict) and {"cfg", "nodes", "edges"} <= content.keys():
+        return eap_ig_content(content)
+    return Content(circuit=load_circuit(file))
 
 
 _BUILT_IN = {

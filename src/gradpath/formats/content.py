@@ -1,4 +1,4 @@
-"""``Content``: what a file can hold. And what the formats share: notes, and checks of what a file claims."""
+"""``Content``: what a file can contain. Also functions that the formats share, for notes and checks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Content:
             values = spans.values.cpu()[self.circuit.span, *index]
         if not torch.equal(values, self.circuit.scores.cpu()):
             raise InputError(
-                "the circuit was not selected from these scores: its edges have others. Give those of the same find."
+                "the circuit was not selected from these scores: its edges have other scores. Give files of one find."
             )
 
     @classmethod
@@ -90,7 +90,7 @@ def graph_in(shape: Any, what: str) -> Graph:
 
 
 def check_named(graph: Graph, n_edges: int) -> None:
-    """Refuse scores of few edges for a large model, before memory for all of its edges is allocated."""
+    """Refuse a file with scores of less than 1% of its model's edges, before memory for all edges is allocated."""
     if n_edges * 100 < graph.n_edges:
         raise InputError(
             f"it has scores of {n_edges:,} edges, but its model has {graph.n_edges:,}. It is cut off, or of "

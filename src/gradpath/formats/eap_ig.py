@@ -126,11 +126,6 @@ def _tensors(content: Content, d_model: int | None) -> tuple[dict[str, Any], Map
     return tensors, abouts[0].get("node_scores", {})
 
 
-def is_eap_ig(content: Any) -> bool:
-    """Whether parsed JSON is a file of the library."""
-    return isinstance(content, dict) and {"cfg", "nodes", "edges"} <= content.keys()
-
-
 def eap_ig_content(content: Mapping[str, Any]) -> Content:
     """The scores and the circuit in parsed JSON of the library."""
     graph = _graph(content["cfg"])
@@ -185,9 +180,9 @@ def _load(file: Path) -> dict[str, Any]:
     except (OSError, InputError):
         raise
     except Exception as problem:  # of many kinds: a file can be broken anywhere
-        first = str(problem).strip().partition("\n")[0]
+        line = str(problem).strip().partition("\n")[0]
         raise InputError(
-            f"it cannot be opened without running code that it may contain ({first}). Save it again as plain "
+            f"it cannot be opened without running code that it may contain ({line}). Save it again as plain "
             "tensors, or as JSON."
         ) from None
     if not isinstance(tensors, dict):
@@ -201,14 +196,16 @@ def _graph(cfg: Any) -> Graph:
 
 
 def _content(graph: Graph, values: Tensor, inside: Tensor, nodes: Mapping[str, float], file: Any) -> Content:
-    """The scores and the circuit; without notes of gradpath, ``about`` keeps what else the file has."""
+    """The scores and the circuit; without notes of gradpath, ``about`` is what else the file contains."""
     cfg, notes = file["cfg"], file.get(NOTES)
     if not values.isfinite().all():
         raise InputError("a score in it is not a finite number. Attribute again.")
     if notes is None:
         about: dict[str, Any] = {"d_model": cfg.get("d_model")}
-        about |= {"cfg": {name: value for name, value in cfg.items() if name not in _SHAPE}, "node_scores": nodes}
-        about = {name: value for name, value in about.items() if value or name == "d_model"}
+        if other := {name: value for name, value in cfg.items() if name not in _SHAPE}:
+            about["cfg"] = other
+        if nodes:
+            about["node_scores"] = nodes
         notes = {"scores": about, "circuit": about if inside.any() else None}
     scores = circuit = None
     if notes["scores"] is not None:
@@ -232,8 +229,8 @@ def _order(graph: Graph, values: Tensor, inside: Tensor, names: list[str]) -> Te
 def write_mib_scores(content: Content, folder: Path, d_model: int | None) -> None:
     """Write the scores of all edges into the folder of their task and model."""
     scores = content.need_scores()
-    place = folder / mib_folder(scores.provenance)
-    write_atomically(place / "importances.json", eap_ig_text(Content(scores), d_model))
+    file = folder / mib_folder(scores.provenance) / "importances.json"
+    write_atomically(file, eap_ig_text(Content(scores), d_model))
 
 
 def mib_sizes(graph: Graph) -> list[int]:
@@ -248,18 +245,18 @@ def write_mib_circuits(circuits: Sequence[Circuit], folder: Path, d_model: int |
             write_atomically(draft / f"circuit_{100 * fraction:g}.json", eap_ig_text(Content(circuit=circuit), d_model))
 
 
-def mib_folder(made: Provenance) -> str:
+def mib_folder(provenance: Provenance) -> str:
     """MIB's name for a task and a model, such as ``arc-easy_llama3``."""
-    if not made.task or not made.model:
+    if not provenance.task or not provenance.model:
         raise InputError(
             "a submission to MIB is filed by task and model, which this file does not record. Give one that find wrote."
         )
-    task, model = made.task.replace("_", "-"), MIB_MODELS.get(made.model)
+    task, model = provenance.task.replace("_", "-"), MIB_MODELS.get(provenance.model)
     if task not in MIB_TASKS or model is None:
         warn(
-            f"MIB's leaderboard has no {task} in {made.model}: its tasks are {', '.join(MIB_TASKS)}, its models "
+            f"MIB's leaderboard has no {task} in {provenance.model}: its tasks are {', '.join(MIB_TASKS)}, its models "
             f"{', '.join(dict.fromkeys(MIB_MODELS.values()))}. The file is written, and can be evaluated with MIB's "
             "code."
         )
-    model = model or made.model.rstrip("/").rpartition("/")[2]
+    model = model or provenance.model.rstrip("/").rpartition("/")[2]
     return re.sub(r"[^\w.-]", "-", f"{task}_{model}")

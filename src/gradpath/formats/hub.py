@@ -7,8 +7,8 @@ An address is ``hf://owner/name``, with ``@revision`` after the name and a folde
 
 Files of others cannot be trusted. Only JSON and safetensors are read or written, neither of which can contain code; a
 folder with files that run code when they are opened is refused. Sizes are checked before anything is downloaded, and
-every file is checked as one from disk would be. All files of a pull come from one commit, and all or none are
-written. A push is one commit, with a card (``README.md``) that is made from the circuit's provenance.
+every file is checked like a file on disk. All files of a pull come from one commit, and all or none are written. A push
+is one commit, with a card (``README.md``) that is made from the circuit's provenance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 CIRCUIT, CARD = "circuit.json", "README.md"
-MAIN = "main"
 MOST_FILES = 1000
 MOST_BYTES = {".json": 1 << 30, ".safetensors": 8 << 30, ".md": 1 << 20}  # of one file
 # Opening one of these runs code that it may contain, or it is code.
@@ -68,17 +67,17 @@ class Address:
 
 
 def parse_address(text: str, revision: str | None = None) -> Address:
-    """The address that a text means; ``revision`` is one that was given apart from it."""
+    """The address that a text means; ``revision`` is for a text that has none."""
     match = _ADDRESS.fullmatch(text)
     path = "" if match is None else (match[3] or "").strip("/")
     if match is None or not _is_plain(path or "x"):
         raise UsageError(
             f"a circuit on the hub is named owner/name, owner/name@revision or owner/name/folder: got {text!r}."
         )
-    own = unquote(match[2]) if match[2] else None
-    if own and revision and own != revision:
-        raise UsageError(f"two revisions were given, {own} and {revision}: give one of them.")
-    return Address(match[1], own or revision, path)
+    after_at = unquote(match[2]) if match[2] else None
+    if after_at and revision and after_at != revision:
+        raise UsageError(f"two revisions were given, {after_at} and {revision}: give one of them.")
+    return Address(match[1], after_at or revision, path)
 
 
 def _is_plain(path: str) -> bool:
@@ -107,7 +106,7 @@ def download_circuit(text: str) -> Path:
             known = [name for name in files if PurePosixPath(name).name == CIRCUIT]
             hint = f" It has {', '.join(known[:10])}." if known else " It has no circuit.json at all."
             raise InputError(f"there is no {path} in {address.repo} on the hub.{hint}")
-        return _download(api, replace(address, revision=commit), path, files[path])
+        return _download(api, replace(address, revision=commit), path, files)
 
 
 def pull(text: str, out: Path | None = None, revision: str | None = None) -> tuple[Path, list[str]]:
@@ -126,17 +125,23 @@ def pull(text: str, out: Path | None = None, revision: str | None = None) -> tup
     with _as_errors(address):
         api = _api()
         commit, files = _listing(api, address)
-        own = {PurePosixPath(path).name: path for path in files if path == address.inside(PurePosixPath(path).name)}
-        _refuse_code(address, [path for path in files if path.startswith(address.inside(""))])
-        wanted = {name: path for name, path in own.items() if name == CARD or name.endswith((".json", ".safetensors"))}
-        if CIRCUIT not in wanted:
+        prefix = address.inside("")
+        below = [path for path in files if path.startswith(prefix)]
+        if unsafe := [path for path in below if path.lower().endswith(RUNS_CODE)]:
+            raise InputError(
+                f"{address} has files that can run code when they are opened ({', '.join(unsafe[:3])}), so nothing was "
+                "downloaded. A circuit consists of JSON and safetensors files."
+            )
+        names = [path.removeprefix(prefix) for path in below if "/" not in path.removeprefix(prefix)]
+        to_pull = [name for name in names if name == CARD or name.endswith((".json", ".safetensors"))]
+        if CIRCUIT not in to_pull:
             folders = sorted(str(PurePosixPath(path).parent) for path in files if path.endswith(f"/{CIRCUIT}"))
             hint = f" Name one of its folders: {', '.join(folders[:10])}." if folders else ""
             raise InputError(f"there is no {CIRCUIT} in {address} on the hub.{hint}")
-        if ignored := sorted(own.keys() - wanted.keys() - {".gitattributes"}):
-            warn(f"of {address} only JSON and safetensors are taken, and these files are left: {', '.join(ignored)}.")
+        if ignored := sorted(set(names) - set(to_pull) - {".gitattributes"}):
+            warn(f"only JSON and safetensors of {address} are pulled, and these files are left: {', '.join(ignored)}.")
         pinned = replace(address, revision=commit)
-        cached = {name: _download(api, pinned, path, files[path]) for name, path in wanted.items()}
+        cached = {name: _download(api, pinned, address.inside(name), files) for name in to_pull}
     for name, file in cached.items():
         _check(file, name, f"{name} of {address}")
     with write_together(out) as draft:
@@ -170,8 +175,8 @@ def push(
     for file in files:
         _check(file, file.name, str(file))
     contents: dict[str, str | bytes] = {file.name: str(file) for file in files}
-    own_card = folder / CARD
-    contents[CARD] = str(own_card) if own_card.is_file() else card(circuit, str(address), list(contents)).encode()
+    user_card = folder / CARD
+    contents[CARD] = str(user_card) if user_card.is_file() else card(circuit, str(address), list(contents)).encode()
     if get_token() is None:
         raise InputError("to push, the hub needs to know who you are: run `hf auth login`, or set HF_TOKEN to a token.")
     with _as_errors(address):
@@ -179,21 +184,21 @@ def push(
         api.create_repo(address.repo, private=private or None, exist_ok=True)
         if private and not api.model_info(address.repo).private:
             raise InputError(f"{address.repo} exists and is public, and --private was given. Nothing was uploaded.")
-        if address.revision not in (None, MAIN):
+        if address.revision not in (None, "main"):
             api.create_branch(address.repo, branch=str(address.revision), exist_ok=True)
-        done = api.create_commit(
+        commit = api.create_commit(
             address.repo,
             [CommitOperationAdd(address.inside(name), content) for name, content in contents.items()],
             commit_message=message or f"Add a circuit: {circuit.provenance}"[:200],
             revision=address.revision,
         )
-    return str(done.commit_url), sorted(contents)
+    return str(commit.commit_url), sorted(contents)
 
 
 def _api() -> HfApi:
     from huggingface_hub import HfApi
 
-    # The variable is read now, and not when huggingface_hub was imported.
+    # Without an endpoint, huggingface_hub would use the value that the variable had when it was imported.
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name="gradpath", library_version=__version__)
 
 
@@ -210,17 +215,9 @@ def _listing(api: HfApi, address: Address) -> tuple[str, dict[str, int | None]]:
     return info.sha, files
 
 
-def _refuse_code(address: Address, files: list[str]) -> None:
-    if unsafe := [path for path in files if path.lower().endswith(RUNS_CODE)]:
-        raise InputError(
-            f"{address} has files that can run code when they are opened ({', '.join(unsafe[:3])}), so nothing was "
-            "downloaded. A circuit consists of JSON and safetensors files."
-        )
-
-
-def _download(api: HfApi, address: Address, path: str, size: int | None) -> Path:
+def _download(api: HfApi, address: Address, path: str, sizes: Mapping[str, int | None]) -> Path:
     """A file at a commit, in the cache; its size is checked before and after."""
-    _check_size(path, 0 if size is None else size)
+    _check_size(path, sizes[path] or 0)
     file = Path(api.hf_hub_download(address.repo, path, revision=address.revision))
     _check_size(path, file.stat().st_size)
     return file
@@ -242,13 +239,9 @@ def _check(file: Path, name: str, title: str) -> None:
         elif name.endswith(".json"):
             json.loads(file.read_text(encoding="utf-8"))
     except (GradpathError, OSError, ValueError, RecursionError) as problem:
-        raise InputError(f"{title} cannot be used: {_without(str(file), problem)}") from None
-
-
-def _without(path: str, problem: BaseException) -> str:
-    """The problem's sentence without a path in the cache, which says nothing to the user."""
-    text = str(problem) if isinstance(problem, GradpathError) else reason(problem)
-    return text.replace(path, "it")
+        message = str(problem) if isinstance(problem, GradpathError) else reason(problem)
+        # A path in the cache means nothing to the user.
+        raise InputError(f"{title} cannot be used: {message.replace(str(file), 'it')}") from None
 
 
 @contextmanager
@@ -272,13 +265,14 @@ def _as_errors(address: Address) -> Iterator[None]:
             "login`) as someone who may read it."
         ) from None
     except errors.HfHubHTTPError as problem:
-        raise InputError(f"the hub refused {address.repo}: {_status(problem)}") from None
+        code = getattr(problem.response, "status_code", None)
+        raise InputError(f"the hub refused {address.repo}: {_MEANING.get(code, f'{reason(problem)}.')}") from None
     except errors.HFValidationError as problem:
         raise UsageError(f"{address.repo} is not a name that the hub allows: {reason(problem)}.") from None
     except Exception as raised:
         # A failed upload is a RuntimeError that was caused by the failure.
         cause = raised.__cause__ if isinstance(raised, RuntimeError) and raised.__cause__ is not None else raised
-        has_no_number = isinstance(cause, OSError) and cause.errno is None  # not of this machine, as a full disk is
+        has_no_number = isinstance(cause, OSError) and cause.errno is None  # an error of this machine has a number
         if has_no_number or type(cause).__module__.partition(".")[0] in _NETWORK:
             where = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
             raise InputError(
@@ -289,15 +283,10 @@ def _as_errors(address: Address) -> Iterator[None]:
 
 
 _NETWORK = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "huggingface_hub", "hf_xet")
-_MEANING: Mapping[int, str] = {
+_MEANING: Mapping[int | None, str] = {
     401: "your token is not valid. Run `hf auth login`.",
     403: "your token does not allow this. Use one that may write to this repository.",
 }
-
-
-def _status(problem: Any) -> str:
-    code = getattr(getattr(problem, "response", None), "status_code", None)
-    return _MEANING.get(code, f"{reason(problem)}.") if isinstance(code, int) else f"{reason(problem)}."
 
 
 def card(circuit: Circuit, address: str, files: Sequence[str]) -> str:
@@ -306,17 +295,17 @@ def card(circuit: Circuit, address: str, files: Sequence[str]) -> str:
     Args:
         circuit: The circuit.
         address: Its place on the hub.
-        files: The names of the files beside the card.
+        files: The names of the other files in its folder.
 
     Returns:
         Markdown after a block of YAML metadata, whose values are written as JSON.
     """
-    made, base = circuit.provenance, _hub_name(circuit.provenance.model)
-    tags = ["gradpath", "mechanistic-interpretability", "circuit", *filter(None, (made.task, made.method))]
+    provenance, base = circuit.provenance, _hub_name(circuit.provenance.model)
+    tags = ["gradpath", "mechanistic-interpretability", "circuit", *filter(None, (provenance.task, provenance.method))]
     metadata: dict[str, Any] = {"library_name": "gradpath", "tags": tags}
     if base is not None:
         metadata["base_model"] = base
-    title = " in ".join(_cell(part) for part in (made.task or "A circuit", base or made.model) if part)
+    title = " in ".join(_cell(part) for part in (provenance.task or "A circuit", base or provenance.model) if part)
     return "\n".join(
         [
             "---",
@@ -347,22 +336,23 @@ def card(circuit: Circuit, address: str, files: Sequence[str]) -> str:
 
 def _facts(circuit: Circuit) -> dict[str, Any]:
     """How the circuit was made, in the order of the card's table."""
-    made, about = circuit.provenance, circuit.about
-    options, plugins = about.get("options"), about.get("plugins")
+    provenance, about = circuit.provenance, circuit.about
+    options, plugins, data = about.get("options"), about.get("plugins"), about.get("data")
+    data = data if isinstance(data, dict) else {}
     return {
-        "model": _hub_name(made.model) or made.model,
+        "model": _hub_name(provenance.model) or provenance.model,
         "weights": about.get("weights"),
-        "task": made.task,
-        "metric": _inside(about.get("data"), "metric"),
-        "method": made.method,
+        "task": provenance.task,
+        "metric": data.get("metric"),
+        "method": provenance.method,
         "steps": about.get("steps"),
         "options": ", ".join(f"{name}={value}" for name, value in options.items()) if isinstance(options, dict) else "",
-        "selection": made.how,
-        "ablation": made.ablation,
+        "selection": provenance.how,
+        "ablation": provenance.ablation,
         "examples attributed": about.get("examples"),
-        "seed": _inside(about.get("data"), "seed"),
+        "seed": data.get("seed"),
         "edges": f"{len(circuit):,} of {circuit.graph.n_edges * max(1, len(circuit.spans)):,}",
-        "edges requested": made.selection.get("edges_asked"),
+        "edges requested": provenance.selection.get("edges_asked"),
         "plug-ins": ", ".join(map(str, plugins)) if isinstance(plugins, dict) else "",
         "gradpath": about.get("version"),
     }
@@ -376,12 +366,8 @@ def _hub_name(model: str | None) -> str | None:
     return model if is_name and not os.path.exists(str(model)) else None
 
 
-def _inside(data: Any, name: str) -> Any:
-    return data.get(name) if isinstance(data, dict) else None
-
-
 def _cell(value: Any) -> str:
-    """A value in a table: a file can put anything into its provenance, and it stays one line of text."""
+    """A value in a table, as one line of plain text: a file can put anything into its provenance."""
     text = " ".join(str(value).split())[:200]
     for sign in ("\\", "|", "`", "*", "_", "[", "<"):
         text = text.replace(sign, f"\\{sign}")

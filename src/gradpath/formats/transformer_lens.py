@@ -1,7 +1,7 @@
-"""A circuit as hooks of TransformerLens, to go on there.
+"""A circuit as hooks of TransformerLens, to continue work there.
 
-In a ``HookedTransformer`` every head reads the residual stream through hooks of its own, for q, k and v, and so does
-every MLP. A hook takes out of what its target v reads what edges outside the circuit carry::
+In a ``HookedTransformer`` every head reads the residual stream through its own hooks for q, k and v, and every MLP
+through its own hook. The hook of a target v subtracts what edges outside the circuit carry from what v reads::
 
     in_v = residual stream - sum over the edges u -> v outside the circuit of (x_u - x'_u)
 
@@ -38,11 +38,13 @@ def circuit_hooks(hooked: Any, circuit: Circuit, corrupted: Tensor) -> Hooks:
     """
     graph = circuit.graph
     _prepare(hooked, graph, circuit)
-    outputs = ["hook_embed", *(name for i in range(graph.n_layers) for name in _outputs(i))]
+    outputs = ["hook_embed"]
+    for layer in range(graph.n_layers):
+        outputs += [f"blocks.{layer}.attn.hook_result", f"blocks.{layer}.hook_mlp_out"]
     with torch.no_grad():
         _, cache = hooked.run_with_cache(corrupted, names_filter=lambda name: name in set(outputs))
     x_corrupted = {name: cache[name] for name in outputs if name in cache}
-    differences: dict[str, Tensor] = {}  # x_u - x'_u, of the sources that this run has come to
+    differences: dict[str, Tensor] = {}  # x_u - x'_u, for the sources that this run has reached
     left_out = graph.mask & ~circuit.mask
 
     def record(value: Tensor, hook: Any) -> None:
@@ -51,7 +53,7 @@ def circuit_hooks(hooked: Any, circuit: Circuit, corrupted: Tensor) -> Hooks:
         differences[hook.name] = value - x_corrupted[hook.name]
 
     def removed(targets: slice) -> Tensor:
-        """What edges outside the circuit would carry to some targets, (target, batch, pos, d_model)."""
+        """What edges outside the circuit would carry to these targets, (target, batch, pos, d_model)."""
         known = [differences[name] for name in outputs if name in differences]
         parts = [x if x.ndim == 4 else x.unsqueeze(2) for x in known]  # the heads of a layer are in one tensor
         written = torch.cat(parts, 2)  # (batch, pos, source, d_model)
@@ -64,30 +66,22 @@ def circuit_hooks(hooked: Any, circuit: Circuit, corrupted: Tensor) -> Hooks:
 def _read_hooks(graph: Graph, removed: Callable[[slice], Tensor]) -> Hooks:
     """The hooks of all targets."""
 
-    def heads(first: int) -> Callable[..., Tensor]:
-        def read(value: Tensor, hook: Any) -> Tensor:  # (batch, pos, head, d_model)
-            return value - removed(slice(first, first + graph.n_heads)).permute(1, 2, 0, 3)
+    def heads(first: int) -> Callable[..., Tensor]:  # the value is (batch, pos, head, d_model)
+        return lambda value, hook: value - removed(slice(first, first + graph.n_heads)).permute(1, 2, 0, 3)
 
-        return read
-
-    def one(target: int) -> Callable[..., Tensor]:
+    def single(target: int) -> Callable[..., Tensor]:
         return lambda value, hook: value - removed(slice(target, target + 1))[0]
 
     hooks: Hooks = []
     for layer in range(graph.n_layers):
-        first = graph.target_head(layer)
-        hooks += [(f"blocks.{layer}.hook_{kind}_input", heads(first + i * graph.n_heads)) for i, kind in enumerate(QKV)]
-        hooks.append((f"blocks.{layer}.hook_mlp_in", one(graph.target_mlp(layer))))
-    return [*hooks, (f"blocks.{graph.n_layers - 1}.hook_resid_post", one(graph.logits))]
-
-
-def _outputs(layer: int) -> tuple[str, str]:
-    """The hooks at what the heads and the MLP of a layer write."""
-    return f"blocks.{layer}.attn.hook_result", f"blocks.{layer}.hook_mlp_out"
+        for i, kind in enumerate(QKV):
+            hooks.append((f"blocks.{layer}.hook_{kind}_input", heads(graph.target_head(layer, i))))
+        hooks.append((f"blocks.{layer}.hook_mlp_in", single(graph.target_mlp(layer))))
+    return [*hooks, (f"blocks.{graph.n_layers - 1}.hook_resid_post", single(graph.logits))]
 
 
 def _prepare(hooked: Any, graph: Graph, circuit: Circuit) -> None:
-    """Refuse what the hooks cannot express, and turn on those that they need."""
+    """Refuse a circuit or model that hooks cannot run, and turn on the switches that the hooks need."""
     cfg = hooked.cfg
     if circuit.spans:
         raise InputError("a circuit with edges at spans cannot be run by hooks: use circuit.anywhere().")
