@@ -1,6 +1,6 @@
-r"""Ablations: what an edge outside the circuit carries instead of its node's write.
+r"""Ablations: what an edge outside the circuit carries instead of what its node writes.
 
-``corrupted`` is what the node writes on the corrupted prompt, x'_u, and differs from example to example. The
+``corrupted`` is what the node writes on the corrupted prompt, x'_u, which is different for every example. The
 others are the same for all examples, and replace x'_u everywhere::
 
     zero             a_u = 0
@@ -11,12 +11,12 @@ others are the same for all examples, and replace x'_u everywhere::
     in_v             sum over edges of  x_u  if the edge is in the circuit,  else  a_u
 
 A method's path does not change: it lies in the space of embeddings between the two prompts. A circuit without
-edges is the run in which every node writes a_u: its metric replaces that of the corrupted run, and
+edges is the run in which every node writes a_u: its metric replaces the metric of the corrupted run, and
 faithfulness is 0 there. Before the first token in which the prompts differ, x_u - a_u is not zero, so all
-positions count. Biases and positional embeddings belong to no edge and stay, whatever is ablated (the EAP-IG
-library counts an MLP's output bias as part of its write, so its ``zero`` differs for models that have one).
+positions count. Biases and positional embeddings belong to no edge and are never ablated (the EAP-IG library
+counts an MLP's output bias as part of what it writes, so its ``zero`` differs for models that have one).
 
-A head's write is linear in ``LayerRun.written``, so the mean of that, d_head numbers, is all that is kept.
+What a head writes is linear in ``LayerRun.written``, so only the mean of that, d_head numbers, is stored.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ CORRUPTED = defaults.ABLATION
 
 @dataclass(frozen=True)
 class Ablation:
-    """What every node writes instead: one row per position; the last row serves all later positions."""
+    """What every ablated node writes: one row per position; the last row is also for all later positions."""
 
     input: Tensor  # (row, d_model)
     heads: list[Tensor]  # per layer (row, head, d_head): ``written``
     mlps: list[Tensor]  # per layer (row, d_model), with the bias
 
     def run(self, model: Transformer, batch: int, length: int) -> tuple[Tensor, Run]:
-        """What ``input`` writes, and a run in which every node writes what the ablation says.
+        """What ``input`` writes, and a run in which every node writes its ablated value.
 
-        Targets read what follows from that; neither attention nor an MLP is computed.
+        Targets read the sum of these; neither attention nor an MLP is computed.
         """
         at = torch.arange(length, device=model.device).clamp(max=len(self.input) - 1)
         x, *rest = (part[at].expand(batch, *part[at].shape) for part in (self.input, *self.heads, *self.mlps))
-        place, resid, layers = model.position_info(0, length), model.with_positions(x, 0), list[LayerRun]()
+        info, resid, layers = model.position_info(0, length), model.with_positions(x, 0), list[LayerRun]()
         for index, layer in enumerate(model.layers):
-            here = layer.w_qkv
-            written, mlp_out = (to_device_of(rest[i], here) for i in (index, len(model.layers) + index))
-            resid, place = to_device_of(resid, here), place.to_device_of(here)
+            weight = layer.w_qkv
+            written, mlp_out = (to_device_of(rest[i], weight) for i in (index, len(model.layers) + index))
+            resid, info = to_device_of(resid, weight), info.to_device_of(weight)
             y, rstd = model.read_norm(resid)
             q, k, v = model.project(layer, y)
             after = resid + F.linear(written.flatten(-2), layer.w_write, layer.b_o)
             mlp_in = resid if model.arch.parallel else after
-            own = model.keys_and_values(layer, k, v, place)
-            layers.append(LayerRun(resid, y, rstd, q, k, v, written, written, mlp_in, mlp_out, own))
+            keys_values = model.keys_and_values(layer, k, v, info)
+            layers.append(LayerRun(resid, y, rstd, q, k, v, written, written, mlp_in, mlp_out, keys_values))
             resid = after + mlp_out
         return x, Run(layers, to_device_of(resid, x))
 
 
-# From the model, the task whose clean prompts means are taken over, and the limits. None: the corrupted prompt.
+# From the model, the task over whose clean prompts means are taken, and the limits. None is the corrupted prompt.
 MakeAblation = Callable[[Transformer, Task, Limits], Ablation | None]
 
 
@@ -140,18 +140,16 @@ def _mean(model: Transformer, data: Task, limits: Limits, *, by_position: bool) 
         batch = batch.to(model.device)
         x = model.embed(batch.clean)
         run = model.run(x)
-        layers = run.layers
+        parts = [x, *(layer.written for layer in run.layers), *(layer.mlp_out for layer in run.layers)]
         real = torch.arange(x.shape[1], device=model.device) <= batch.last[:, None]  # (batch, pos)
-        for total, part in zip(
-            sums, [x, *(run.written for run in layers), *(run.mlp_out for run in layers)], strict=True
-        ):
+        for total, part in zip(sums, parts, strict=True):
             mask = real.view(*real.shape, *[1] * (part.ndim - 2))
             total[: x.shape[1]] += (to_device_of(part, x).double() * mask).sum(0)
         count[: x.shape[1]] += real.sum(0)
         return run.final_in
 
-    size, doing = limits.batch(model, pairs), "the mean"
-    for _ in sweep(add, pairs, size, model=model, task=data, doing=doing, same=lambda: model.identity):
+    size = limits.batch(model, pairs)
+    for _ in sweep(add, pairs, size, model=model, task=data, doing="the mean", same=lambda: model.identity):
         pass
     sums, count = [distributed.all_sum(total) for total in sums], distributed.all_sum(count)
 

@@ -50,7 +50,7 @@ class UsageError(GradpathError):
 
 
 class GradpathWarning(UserWarning):
-    """Something was wrong and has been dealt with, such as a damaged file that is made again."""
+    """A problem that was dealt with, such as a damaged file that is made again."""
 
 
 def warn(message: str) -> None:
@@ -71,7 +71,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def unknown_option(name: str, owners: Mapping[str, Iterable[str]]) -> UsageError:
-    """The error for an unknown option of all that could have it, such as "the method 'eap-ig'", by their options."""
+    """The error for an unknown option; ``owners`` maps what could have it ("the method 'eap-ig'") to its options."""
     hint = _nearest(name, sorted({option for options in owners.values() for option in options}))
     lists = {owner: ", ".join(options) or "none" for owner, options in owners.items()}
     if len(lists) == 1:
@@ -87,7 +87,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 def check_type(what: str, value: Any, kind: type) -> None:
-    """Refuse an argument of another type, such as one of two that were swapped."""
+    """Refuse an argument of another type, for example because two arguments were swapped."""
     if not isinstance(value, kind):
         raise UsageError(
             f"{what} has to be a {kind.__name__}: got a {type(value).__name__}. Check the order of the arguments."

@@ -4,8 +4,8 @@ Every process (a *rank*) runs the same program on the same model and examples. B
 ranks (``gradpath.sweep``) and their results are summed, after which all ranks have the same numbers. The first
 rank alone reads and writes files (``on_first_rank``), so the ranks need no common folder.
 
-In a process that was not started as one of several, everything here does nothing. A process that was started
-so takes part in the shared work unless it opts out::
+In a single process, everything here does nothing. A process of a distributed run takes part in the shared work
+unless it opts out::
 
     with gradpath.runtime.distributed.alone():
         scores = gradpath.attribute(...)  # on the examples of this rank only
@@ -112,7 +112,7 @@ def _reduced(values: Tensor, operation: str) -> Tensor:
 
 
 def broadcast_first(values: Tensor) -> Tensor:
-    """The tensor of the first rank, where rounding on different machines could lead to different decisions."""
+    """The tensor of the first rank, for decisions that rounding could make different on other machines."""
     if world() == 1:
         return values
     import torch
@@ -127,7 +127,7 @@ def broadcast_first(values: Tensor) -> Tensor:
 
 
 def on_first_rank(work: Callable[[], Value]) -> Value:
-    """Do some work on the first rank alone.
+    """Do work on the first rank alone.
 
     Args:
         work: A function whose result JSON can represent. If it fails, all ranks raise its error.
@@ -161,7 +161,7 @@ def fail_together() -> Iterator[None]:
 
 
 def _share_failure(problem: Exception | None) -> None:
-    """Exchange failures, and raise that of the lowest rank that has one; return there, so that it raises it."""
+    """Raise the failure of the lowest rank that has one; on that rank return, so that the caller raises it."""
     import torch
 
     failed = 0 if problem is None else world() - rank()  # the larger, the lower the rank

@@ -1,7 +1,7 @@
 """Atomic writes, and one run at a time in a folder.
 
-The command line turns SIGTERM and Ctrl-C into exceptions, which can be raised between any two bytecodes. So
-whatever is created on disk has a name, or an owner that cleans up, before it exists.
+The command line turns SIGTERM and Ctrl-C into exceptions, which can be raised between any two bytecodes. So the name
+of every file, or the code that removes it, is set before the file exists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gradpath.runtime import distributed
 ELSEWHERE = ".../"  # the start of a recorded path that leads out of the working directory
 PART = ".gradpath-part"  # the suffix of what is still being written
 _LOCK = ".gradpath-lock"
-_DEVICES = ("/dev/", "/proc/")  # /dev/stdout may lead to a regular file, which its owner still writes to
+_DEVICES = ("/dev/", "/proc/")  # /dev/stdout may lead to a regular file to which another process still writes
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
@@ -36,7 +36,7 @@ def write_atomically(file: Path, content: str | bytes) -> None:
         file: The file to write; its folder is created if necessary.
         content: Text, written as UTF-8, or bytes.
     """
-    # A name or a prompt may have characters that no encoding has: they are shown, and stop nothing.
+    # A name or a prompt may contain surrogates, which UTF-8 cannot encode: they are written as escapes.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     temporary = None
     try:
@@ -60,7 +60,7 @@ def write_atomically(file: Path, content: str | bytes) -> None:
 
 
 def recorded_path(path: str | Path) -> str:
-    """A path as files record it that people send to each other: without the folders of this machine.
+    """A path without the folders of this machine, for files that people send to each other.
 
     A relative path stays as it is. An absolute one becomes ``./...`` inside of the working directory, and ``.../name``
     outside of it. A name that is not UTF-8 has replacement characters.
@@ -86,7 +86,7 @@ def readable(name: str) -> str:
 
 
 def digest_of(content: Any, *blobs: Any) -> str:
-    """A digest by which a file shows that it is as it was written.
+    """A digest that shows whether a file has changed since it was written.
 
     Args:
         content: Values that JSON can represent. Their digest is the same after they were saved and read.
@@ -136,7 +136,7 @@ def write_together(folder: Path, *, instead_of: Sequence[str] = ()) -> Iterator[
             drafts.extend(_checked_drafts(draft, folder))
             _move(drafts, folder, instead_of)
         finally:
-            if drafts:  # a signal may have come while they were moved, and the files have to be those of one run
+            if drafts:  # a signal may have interrupted the move, and all files have to come from one run
                 _move(drafts, folder, instead_of)
             shutil.rmtree(draft, ignore_errors=True)
     finally:  # once more, in case a signal interrupted the first
@@ -151,7 +151,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _checked_drafts(draft: Path, folder: Path) -> list[Path]:
-    """The files of a draft, those first that are not simply renamed, because only these can fail half-way."""
+    """The files of a draft. Those that are not simply renamed come first, because only they can fail half-way."""
     for file in draft.iterdir():
         if (folder / file.name).is_dir():
             raise _not_writable(folder / file.name, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
@@ -194,7 +194,7 @@ def _is_replaceable(file: Path) -> bool:
 
 @contextmanager
 def lock_folder(folder: Path | None) -> Iterator[None]:
-    """Refuse other runs that want to write to this folder, for as long as this lasts.
+    """Within the block, refuse other runs that want to write to this folder.
 
     The lock belongs to the process (of several, to the first), so it ends with the process, however that ends.
     A folder that did not exist before and is still empty afterwards is removed.
@@ -221,11 +221,11 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
 
 def _acquire(lock: Path, handles: list[int]) -> None:
     """Open the lock file, lock it, write our process number to it, and remove what killed runs left behind."""
-    opened = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         while not _is_current(lock, handles):  # another run may remove the file before we have locked it
-            handles.append(os.open(lock, opened, 0o666))
+            handles.append(os.open(lock, flags, 0o666))
             _check_ours(lock, handles[-1])
             if not try_lock(handles[-1]):
                 other = os.read(handles[-1], 20).decode(errors="replace").strip() or "unknown"
@@ -235,8 +235,8 @@ def _acquire(lock: Path, handles: list[int]) -> None:
                 )
         os.truncate(handles[-1], 0)
         os.write(handles[-1], f"{os.getpid()}".encode())
-        for place in (lock.parent, *(lock.parent / name for name in ("cells", "orders", "scores"))):
-            for part in place.glob(f".*{PART}"):
+        for folder in (lock.parent, *(lock.parent / name for name in ("cells", "orders", "scores"))):
+            for part in folder.glob(f".*{PART}"):
                 if part.is_dir() and not part.is_symlink():
                     shutil.rmtree(part, ignore_errors=True)
                 else:
@@ -280,7 +280,7 @@ def _release(lock: Path, handles: list[int], is_new: bool) -> None:
 
 
 def _is_current(lock: Path, handles: list[int]) -> bool:
-    """Whether the last handle is that of the file that the lock's name refers to now."""
+    """Whether the last handle belongs to the file that the lock's name refers to now."""
     try:
         return bool(handles) and os.path.samestat(os.fstat(handles[-1]), lock.lstat())
     except FileNotFoundError:

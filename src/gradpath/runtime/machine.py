@@ -1,10 +1,10 @@
-"""What the machine offers: memory that is free, and how threads wait.
+"""Free memory, and how threads wait.
 
-OpenMP splits every large matrix product over its threads, and by default a thread that is done first *spins* until
-the others are. On a machine with other work one of them is always late, and the others burn whole cores waiting: two
-threads then take several times the CPU time of one, and more time, too. Threads that sleep while they wait cost
-nothing. OpenMP reads its settings once, when PyTorch is imported, so ``set_threads`` has to come before. The number of
-threads does not depend on how busy the machine is: that could move the last digit of a result.
+OpenMP splits every large matrix product over its threads, and by default a thread that finishes early *spins* until
+the others are done. On a busy machine one of them is always late, and the others occupy whole cores while they wait:
+two threads then take several times the CPU time of one, and more time, too. Threads that sleep while they wait cost
+nothing. OpenMP reads its settings once, when PyTorch is imported, so ``set_threads`` has to be called before that. The
+number of threads does not depend on how busy the machine is: that could change the last digit of a result.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def set_threads() -> None:
-    """Let threads that wait sleep, and use no more of them than a container has cores.
+    """Let waiting threads sleep, and use no more threads than a container has cores.
 
-    What the user has set in the environment stays as it is. Once PyTorch is imported, nothing is set.
+    Variables that the user has set stay as they are. Once PyTorch is imported, nothing is set.
     """
     if "torch" in sys.modules:
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    if (cores := _cpu_quota()) is not None:  # PyTorch counts the machine's
+    if (cores := _cpu_quota()) is not None:  # PyTorch counts the cores of the whole machine
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))
 
 
 def free_memory() -> int | None:
     """Bytes of main memory that could be used without swapping, within the limit of a container; None if not known."""
     free = _meminfo().get("MemAvailable")
-    limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
-    if limit is not None and used is not None:
-        # File pages count as used, and are given up when memory is asked for.
+    limit, current = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
+    if limit is not None and current is not None:
+        # File pages count towards current memory, but are freed when other memory is requested.
         pages = sum(_fields(_CGROUP / "memory.stat").get(name, 0) for name in ("inactive_file", "active_file"))
-        within = max(0, limit - used + pages)
-        free = within if free is None else min(free, within)
+        below_limit = max(0, limit - current + pages)
+        free = below_limit if free is None else min(free, below_limit)
     return free
 
 
 def return_memory() -> None:
-    """Give freed memory back to the operating system. C's allocator would keep what lies between blocks in use."""
+    """Return freed memory to the operating system. C's allocator would keep what lies between blocks in use."""
     if sys.platform.startswith("linux"):
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,9 +1,9 @@
 """Progress through a whole job, in counted work.
 
-Whatever runs a layer counts it (``count``): one layer over one position of one example is one unit. A ``Job`` knows how
-many units each of its phases should take and moves one bar while they are counted, so that the bar moves within a
-batch, too, and its estimate of the remaining time starts with the first layers. Backward passes are not counted
-separately: a phase has a price for each unit, which includes them.
+Code that runs a layer counts it (``count``): one layer over one position of one example is one unit. Each phase of a
+``Job`` has an expected number of units. The bar moves while they are counted, so it also moves within a batch, and its
+estimate of the remaining time starts with the first layers. Backward passes are not counted separately: the price of a
+phase's unit includes them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 _listener: ContextVar[Callable[[float], None] | None] = ContextVar("listener", default=None)
-ALMOST = 0.99  # of a phase is the most that is shown before it ends: the number of units is an estimate
+ALMOST = 0.99  # the largest share of a phase that is shown before it ends: the number of units is an estimate
 
 
 def count(units: float) -> None:
@@ -36,10 +36,10 @@ def uncounted() -> Iterator[None]:
 
 
 class Bar(Protocol):
-    """What a job is shown on."""
+    """A progress bar."""
 
     def describe(self, what: str) -> None:
-        """Say what is being done."""
+        """Show what is being done."""
 
     def advance(self, price: float) -> None:
         """Move by a part of the total."""
@@ -72,7 +72,7 @@ class Job:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Show what is counted within the block as progress of this phase, and all of it at the end."""
+        """Show the units counted within the block as progress of this phase, and the whole phase at the end."""
         shown = 0.0
 
         def listen(units: float) -> None:
@@ -98,14 +98,11 @@ class Hidden:
     def advance(self, price: float) -> None: ...
 
 
+@dataclass(frozen=True)
 class NotebookBar:
     """A bar of tqdm: a widget in a notebook, a line elsewhere."""
 
-    def __init__(self, total: float) -> None:
-        from tqdm.auto import tqdm  # type: ignore[import-untyped]
-
-        layout = "{desc}{percentage:.0f}%|{bar}| {elapsed}<{remaining}"
-        self.bar = tqdm(total=total, bar_format=layout)
+    bar: Any
 
     def describe(self, what: str) -> None:
         self.bar.set_description(what)
@@ -120,8 +117,7 @@ def job(total: float, *, shown: bool) -> Iterator[Job]:
     if not shown:
         yield Job(Hidden())
         return
-    bar = NotebookBar(total)
-    try:
-        yield Job(bar)
-    finally:
-        bar.bar.close()
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+    with tqdm(total=total, bar_format="{desc}{percentage:.0f}%|{bar}| {elapsed}<{remaining}") as bar:
+        yield Job(NotebookBar(bar))
