@@ -155,7 +155,7 @@ class Circuit:
         return Comparison(self, other)
 
     def _edges_named(self, name: str) -> Bool[Tensor, " edge"]:
-        """Which edges a name means: that of an edge, a node, or a head's query, key or value."""
+        """Which edges a name means. It is the name of an edge, a node, or a head's query, key or value."""
         sources, targets = self.index.unbind(1)
         if "->" in name:
             at_span = self.span is not None and "@" in name

@@ -91,10 +91,9 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def find(self, name: str) -> Entry:
         """The entry of that name, or an error that suggests the nearest one."""
-        self._load()
-        if name not in self._entries:
+        if name not in self:
             raise unknown(self.kind, name, self)
-        return self._entries[name][1]
+        return self[name]
 
     def __getitem__(self, name: str) -> Entry:
         self._load()

@@ -2,21 +2,12 @@
 
 from gradpath.tasks.builtin import TASKS, describe_tasks, named_task
 from gradpath.tasks.load import load_task
-from gradpath.tasks.metrics import (
-    METRICS,
-    Metric,
-    find_metric,
-    kl_divergence,
-    logit_difference,
-    metric,
-    probability_difference,
-)
+from gradpath.tasks.metrics import METRICS, find_metric, kl_divergence, logit_difference, metric, probability_difference
 from gradpath.tasks.task import Pairs, Task, encode, judged_by_kl
 
 __all__ = [
     "METRICS",
     "TASKS",
-    "Metric",
     "Pairs",
     "Task",
     "describe_tasks",

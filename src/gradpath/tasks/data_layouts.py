@@ -182,8 +182,8 @@ def _greater_than(row: Row, reader: AnswerReader) -> Pair:
         if column != "label":
             raise
         raise InputError(
-            f"{problem} Columns clean, corrupted, label are those of greater-than data, whose label is a year's last "
-            "two digits. In your own data, name the answers in the columns answers and wrong_answers."
+            f"{problem} The columns clean, corrupted, label mean greater-than data, whose label is a year's last two "
+            "digits. In your own data, name the answers in the columns answers and wrong_answers."
         ) from None
     prompt_year = last_year(rows.text(row, "clean"))
     if prompt_year is None:

@@ -23,7 +23,6 @@ from gradpath.runtime.files import readable
 _MAX_LINE = 1_000_000  # characters of a line of JSONL
 _CSV, _JSONL = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
 _OTHER_FILES = (".json", ".parquet", ".gz", ".zip", ".xlsx")
-_SEPARATOR = "|"  # between several answers in one cell
 _SPANS = 'an object such as {"subject": "the chef"}'
 
 
@@ -122,7 +121,7 @@ def _read_csv(file: IO[str], name: str) -> Iterator[Row]:
                 continue
             problem = (
                 f"{where} has {len(fields)} fields, and the header has {len(columns)}. "
-                "Put prompts that hold commas between double quotes."
+                "Put prompts that contain commas between double quotes."
             )
             yield Row(where, {}, problem)
     except csv.Error as error:
@@ -294,7 +293,7 @@ def _items(row: Row, column: str) -> list[Any]:
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise _wrong_cell(row, column, value, "a list such as ['gems', 'stones']") from error
     elif isinstance(value, str):
-        value = value.split(_SEPARATOR)
+        value = value.split("|")
     elif isinstance(value, int):
         value = [value]
     if not isinstance(value, (list, tuple)):

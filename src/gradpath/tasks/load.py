@@ -273,7 +273,7 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
 
     Args:
         data: A file, a dataset or its name, or a list of rows.
-        name: The name of the task; by default that of the data.
+        name: The name of the task; by default the name of the data.
         split: "train", "test" or "all".
         tokenizer: The tokenizer of the model.
 
