@@ -1,11 +1,11 @@
 """A model, a request and a store of finished work: what every experiment works on.
 
-A cell of the store is one measurement, a small JSON file named after its key. The key is a dictionary of plain values
+A cell of the store is one measurement: a small JSON file named after its key. The key is a dictionary of plain values
 with everything that the result depends on: digests of the model's weights and the task's tokens, the method with all
-its options, the selection, the number of edges. The file contains it as well. Files are written atomically, so a file
-that exists is finished, whenever a run was killed.
+its options, the selection, the number of edges. The file contains the key as well. Files are written atomically, so a
+file that exists is complete, even if the run was killed.
 
-In a distributed run only the first rank reads and writes, and sends the others what it read: all ranks call the same
+In a distributed run only the first rank reads and writes, and sends the others what it read. All ranks call the same
 methods in the same order.
 """
 
@@ -15,7 +15,6 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,7 +35,7 @@ from gradpath.runtime import distributed
 from gradpath.runtime.files import digest_of, write_atomically
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import find_selection, nested_order, select_many
-from gradpath.selection.ranking import NestedOrder, edge_count
+from gradpath.selection.ranking import edge_count
 from gradpath.sweep import Progress
 from gradpath.tasks import Task, load_task
 from gradpath.tasks.task import task_digest
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
 
 Key = Mapping[str, Any]
 Value = TypeVar("Value")
+Stored = TypeVar("Stored", Scores, Circuit)
 
 
 def digest(key: Key) -> str:
@@ -107,14 +107,11 @@ class Store:
         return Scores(Graph(**description["graph"]), values, description["about"])
 
     def _read_scores(self, key: Key) -> Scores | None:
-        file = self._scores_file(key)
         try:
-            scores = load_scores(file) if file.is_file() else None
+            return _load(load_scores, self._scores_file(key), key)
         except InputError:
-            warn(f"{file} is damaged, so the scores are computed again.")
+            warn(f"{self._scores_file(key)} is damaged, so the scores are computed again.")
             return None
-        same = scores is not None and _canonical(scores.about.get("key", {})) == _canonical(key)
-        return scores if same else None
 
     def keep_scores(self, key: Key, scores: Scores, seconds: float) -> Scores:
         """Write the scores with their key and the CPU time that they took."""
@@ -123,27 +120,21 @@ class Store:
         return scores
 
     def keep_order(self, key: Key, order: Circuit) -> None:
-        """Keep the order of edges that circuits of several sizes were taken from, unless there is a longer one."""
+        """Write the order of edges that circuits of several sizes were taken from, unless a longer one is stored."""
 
         def write() -> None:
-            stored = self._read_order(key)
+            stored = self.order(key)
             if stored is None or len(stored) < len(order):
                 replace(order, about={**order.about, "key": dict(key)}).save(self._order_file(key))
 
         distributed.on_first_rank(write)
 
     def order(self, key: Key) -> Circuit | None:
-        """An order that was kept, on the first rank; None if there is none that is whole."""
-        return self._read_order(key) if distributed.rank() == 0 else None
-
-    def _read_order(self, key: Key) -> Circuit | None:
-        file = self._order_file(key)
+        """A stored order, on the first rank; None if there is none, or if its file is damaged."""
         try:
-            order = load_circuit(file) if file.is_file() else None
+            return _load(load_circuit, self._order_file(key), key) if distributed.rank() == 0 else None
         except InputError:
             return None
-        same = order is not None and _canonical(order.about.get("key", {})) == _canonical(key)
-        return order if same else None
 
     def has_scores(self, key: Key) -> bool:
         return distributed.on_first_rank(self._scores_file(key).is_file)
@@ -156,6 +147,13 @@ class Store:
 
     def _scores_file(self, key: Key) -> Path:
         return self.folder / "scores" / f"{key.get('method', 'scores')}-{digest(key)}.safetensors"
+
+
+def _load(load: Callable[[Path], Stored], file: Path, key: Key) -> Stored | None:
+    """The scores or the circuit in a file; None without a file, or if they were stored under another key."""
+    stored = load(file) if file.is_file() else None
+    same = stored is not None and _canonical(stored.about.get("key", {})) == _canonical(key)
+    return stored if same else None
 
 
 @dataclass
@@ -176,10 +174,6 @@ class Bench:
     _tasks: dict[tuple[str, str], Task] = field(default_factory=dict)
     _digests: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    @cached_property
-    def weights(self) -> str:
-        return self.model.digest
-
     @property
     def title(self) -> str:
         """The model's name without folders."""
@@ -193,16 +187,11 @@ class Bench:
 
     def _load_task(self, name: str, split: str) -> Task:
         request = self.request
+        known = None if request.data is not None and name == CUSTOM else name
 
         def load(n: int | None) -> Task:
-            known = None if request.data is not None and name == CUSTOM else name
-            options: dict[str, Any] = {
-                "seed": request.seed,
-                "split": split,
-                "data": request.data,
-                "metric": request.metric,
-            }
-            return load_task(known, self.model, n=n, **options)
+            seed, data, metric = request.seed, request.data, request.metric
+            return load_task(known, self.model, n=n, seed=seed, split=split, data=data, metric=metric)
 
         try:
             return load(request.examples)
@@ -213,15 +202,15 @@ class Bench:
             return task
 
     def task_key(self, name: str, split: str) -> dict[str, Any]:
-        """All that a result on a task depends on, apart from what is computed."""
+        """Everything that a result on a task depends on, except the method and the circuit."""
         task = self.task(name, split)
         if (name, split) not in self._digests:
             self._digests[name, split] = task_digest(task, self.model.tokenizer)
         return {
             **({"plugins": plugins} if (plugins := loaded_plugins()) else {}),
             "version": __version__,
-            "model": self.title,  # the weights say which it is, wherever its folder is now
-            "weights": self.weights,
+            "model": self.title,  # the digest of the weights identifies it, wherever its folder is now
+            "weights": self.model.digest,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "task": task.name,
             "split": split,
@@ -241,46 +230,41 @@ class Bench:
         return self.store.keep_scores(key, *self.attribute(task, method, progress)) if scores is None else scores
 
     def attribute(self, task: str, method: MethodSpec, progress: Progress | None = None) -> tuple[Scores, float]:
-        """A method's scores, computed, and the CPU seconds that took."""
-        return timed(
-            lambda: attribute(
-                self.model,
-                self.task(task, "train"),
-                method.name,
-                batch_size=self.request.batch_size,
-                memory=self.request.memory,
-                progress=progress,
-                ablation=self.request.ablation,
-                **method.options,
-            )
-        )
+        """A method's scores, computed now, and the CPU seconds that they took."""
+        request, train = self.request, self.task(task, "train")
+        options = {**method.options, "ablation": request.ablation, "progress": progress}
+        options |= {"batch_size": request.batch_size, "memory": request.memory}
+        return timed(lambda: attribute(self.model, train, method.name, **options))
 
     def circuits(self, scores: Scores, task: str, how: str, counts: Sequence[int]) -> list[Circuit]:
-        """Circuits of several sizes; selections that measure do so on the attributed examples.
+        """Circuits of several sizes; selections that measure circuits use the attributed examples.
 
-        The order of edges of such a selection is kept, because the report cannot compute it.
+        What such a selection selects is stored, because the report cannot compute it: all circuits of a selection
+        that decides their size, and otherwise the order of edges, not pruned, with the smallest size it was made for.
         """
         train, limits = self.task(task, "train"), self.request.limits
         selection, _ = find_selection(how)
         if not (selection.measures and selection.nested):
             circuits = select_many(scores, counts, how=how, model=self.model, task=train, limits=limits)
-            if not selection.sized:  # the report cannot compute these, either
+            if not selection.sized:
                 for circuit in circuits:
                     self.store.keep_order(_order_key(scores, circuit.provenance.how), circuit)
             return circuits
         sizes: dict[str, Any] = {"smallest": min(counts), "largest": max(counts), "sizes": counts}
         order = nested_order(scores, how=how, **sizes, model=self.model, task=train, limits=limits)
-        self.store.keep_order(_order_key(scores, how), _whole(order))
+        edges = order.circuit(len(order.edges), prune=False)
+        about = {**edges.about, "selection": {**edges.provenance.selection, "smallest": order.smallest}}
+        self.store.keep_order(_order_key(scores, how), replace(edges, about=about))
         return [order.circuit(n) for n in counts]
 
     def order(self, scores: Scores, how: str) -> tuple[Circuit, int] | None:
-        """The order of edges of a selection that measures, as a circuit, and the smallest size that it holds for."""
-        order = self.store.order(_order_key(scores, how))
+        """The order of edges of a selection that measures, as a circuit, and the smallest size it was made for."""
+        order = self.circuit(scores, how)
         smallest = 0 if order is None else order.provenance.selection.get("smallest")
         return (order, smallest) if order is not None and isinstance(smallest, int) else None
 
     def circuit(self, scores: Scores, how: str) -> Circuit | None:
-        """A circuit of a selection that decides its size, as it was kept."""
+        """The stored circuit of a selection that decides its size."""
         return self.store.order(_order_key(scores, how))
 
     def sparsities(self, task: str) -> tuple[float, ...]:
@@ -306,15 +290,8 @@ def _order_key(scores: Scores, how: str) -> Key:
     return {"kind": "order", "found_on": scores.about.get("key"), "how": how}
 
 
-def _whole(order: NestedOrder) -> Circuit:
-    """All edges of an order, not pruned, with the smallest size that it was made for."""
-    whole = order.circuit(len(order.edges), prune=False)
-    selection = {**whole.provenance.selection, "smallest": order.smallest}
-    return replace(whole, about={**whole.about, "selection": selection})
-
-
 def timed(work: Callable[[], Value]) -> tuple[Value, float]:
-    """The result of some work, and the CPU seconds it took on all ranks."""
+    """The result of a function, and the CPU seconds it took on all ranks."""
     begin = time.process_time()
     value = work()
     return value, distributed.total_over_ranks(time.process_time() - begin)

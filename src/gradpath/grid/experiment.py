@@ -1,10 +1,10 @@
-"""Experiments: run them, and write their tables and figures with a record of all that is needed to run them again.
+"""Experiments: run them, and write their tables and figures.
 
 An experiment ``NAME`` writes into the folder ``OUT``::
 
     NAME.csv    one row per measurement, numbers in full
     NAME.md     the tables, with the paper's numbers where there are any
-    NAME.json   the rows, and the record: all that is needed to run it again (versions, seed, command, times)
+    NAME.json   the rows, and a record of everything needed to run it again (versions, seed, command, times)
     NAME.png    the figure, and NAME.svg for print
 
 CSV and Markdown are the same for every run of the same request, except for times that are results themselves.
@@ -20,6 +20,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ _PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers", "mat
 
 
 def grouped(rows: Sequence[Row], *columns: str) -> dict[Any, list[Row]]:
-    """The rows by their value in a column, or by their values in several, in the order of appearance.
+    """Group rows by their value in one column, or by their values in several, in order of appearance.
 
     >>> grouped([{"task": "ioi", "n": 1}, {"task": "sva", "n": 2}, {"task": "ioi", "n": 3}], "task")["ioi"]
     [{'task': 'ioi', 'n': 1}, {'task': 'ioi', 'n': 3}]
@@ -55,17 +56,16 @@ def grouped(rows: Sequence[Row], *columns: str) -> dict[Any, list[Row]]:
 
 
 def mean_of(rows: Sequence[Row], column: str) -> float:
-    """The mean of a column."""
     return sum(float(row[column]) for row in rows) / len(rows)
 
 
 def spread(rows: Sequence[Row], *columns: str) -> Row:
     """The mean, smallest and largest value of each column: ``error``, ``error_low``, ``error_high``."""
-    row: Row = {}
+    summary: Row = {}
     for name in columns:
-        values = [float(one[name]) for one in rows]
-        row |= {name: mean_of(rows, name), f"{name}_low": min(values), f"{name}_high": max(values)}
-    return row
+        values = [float(row[name]) for row in rows]
+        summary |= {name: mean_of(rows, name), f"{name}_low": min(values), f"{name}_high": max(values)}
+    return summary
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
@@ -114,7 +114,7 @@ def interval_column(heading: str, name: str, ends: str = ".2f") -> Column:
 
 
 def nfs(row: Row) -> str:
-    """A row's faithfulness in percent with its interval, ``80.1 [74, 86]``."""
+    """The faithfulness of a row in percent with its interval, ``80.1 [74, 86]``."""
     low, high = (percent(row[f"faithfulness_{end}"], 0) for end in ("low", "high"))
     return f"{percent(row['faithfulness'])} [{low}, {high}]"
 
@@ -124,7 +124,7 @@ class Outcome:
     """The result of an experiment.
 
     Args:
-        name: The experiment's name, which its files have.
+        name: The experiment's name, which is also that of its files.
         title: The heading of its page.
         rows: The table for programs.
         text: The tables for people, in Markdown.
@@ -148,24 +148,27 @@ class Outcome:
         return "\n\n".join(part for part in (f"# {self.title}", self.text, *self.notes) if part) + "\n"
 
 
-def _write(outcome: Outcome, folder: Path, record: Mapping[str, Any]) -> list[Path]:
-    """Write all files of an outcome, all or none, and return their paths."""
-    with write_together(folder) as draft:
-        csv_file, page, json_file = (draft / f"{outcome.name}.{suffix}" for suffix in ("csv", "md", "json"))
-        write_atomically(csv_file, _csv_text(outcome.rows))
-        others = [file for stem, figure in outcome.figures.items() for file in save(figure(), draft / stem)]
-        others += outcome.files(draft)
-        images = "".join(f"\n![{file.stem}]({file.name})\n" for file in others if file.suffix == ".png")
-        write_atomically(page, outcome.page + images)
-        content = {"experiment": outcome.name, "title": outcome.title, **record}
-        content |= {"notes": list(outcome.notes), **outcome.facts, "rows": outcome.rows}
-        write_atomically(json_file, json.dumps(content, indent=1) + "\n")
-        files = [csv_file, page, json_file, *others]
-    return [folder / file.name for file in files]
+def write_outcome(outcome: Outcome, folder: Path, record: Mapping[str, Any]) -> list[Path]:
+    """Write all files of an outcome, or none, on the first rank; all ranks get their paths."""
+
+    def write() -> list[str]:
+        with write_together(folder) as draft:
+            csv_file, page, json_file = (draft / f"{outcome.name}.{suffix}" for suffix in ("csv", "md", "json"))
+            write_atomically(csv_file, _csv_text(outcome.rows))
+            others = [file for stem, figure in outcome.figures.items() for file in save(figure(), draft / stem)]
+            others += outcome.files(draft)
+            images = "".join(f"\n![{file.stem}]({file.name})\n" for file in others if file.suffix == ".png")
+            write_atomically(page, outcome.page + images)
+            content = {"experiment": outcome.name, "title": outcome.title, **record}
+            content |= {"notes": list(outcome.notes), **outcome.facts, "rows": outcome.rows}
+            write_atomically(json_file, json.dumps(content, indent=1) + "\n")
+        return [file.name for file in (csv_file, page, json_file, *others)]
+
+    return [folder / name for name in distributed.on_first_rank(write)]
 
 
 def _csv_text(rows: Sequence[Row]) -> str:
-    """All rows under the columns of all of them; a missing value is an empty cell."""
+    """All rows, with the columns of all of them; a missing value is an empty cell."""
     out = io.StringIO()
     writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n", restval="")
     writer.writeheader()
@@ -213,7 +216,7 @@ def reproduce(
     watch: Watch | None = None,
     note: Note = lambda text: None,
 ) -> list[Written]:
-    """Run what is left of some experiments and write their results.
+    """Run what is missing of some experiments and write their results.
 
     Args:
         bench: The model, the request and the store.
@@ -229,11 +232,19 @@ def reproduce(
     """
     distributed.on_first_rank(lambda: _check_folder(bench, [x.name for x in experiments], out, note))
     begin, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    chosen = [x for x in experiments if _can_run(bench, x, alone=len(experiments) == 1, note=note)]
-    run_jobs(bench, [job for experiment in chosen for job in experiment.jobs(bench)], watch)
+    runnable = []
+    for experiment in experiments:
+        refusal = experiment.refusal(bench)
+        if refusal is None:
+            runnable.append(experiment)
+        elif len(experiments) == 1:
+            raise UsageError(refusal)
+        else:
+            note(f"skipped {experiment.name}: {refusal}")
+    run_jobs(bench, [job for experiment in runnable for job in experiment.jobs(bench)], watch)
     about = _provenance(bench, command)
     written = []
-    for experiment in chosen:
+    for experiment in runnable:
         outcome = experiment.outcome(bench)
         record = {**about, "times": {"started": started, "seconds": round(time.monotonic() - begin, 2)}}
         written.append(Written(outcome, record, write_outcome(outcome, out, record)))
@@ -241,35 +252,21 @@ def reproduce(
 
 
 def _check_folder(bench: Bench, names: Sequence[str], out: Path, note: Note) -> None:
-    """Refuse to overwrite a table of another model. Cells never mix, whatever a folder contains."""
+    """Refuse to overwrite a table of another model. Cells of different models never mix, even in one folder."""
     for name in names:
         try:
             before = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
             weights, model, request = before["weights"], before["model"], before["asked"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        # Before 0.2.0 a digest was shorter, and covered a part of the weights.
-        if len(weights) == len(bench.weights) and weights != bench.weights:
+        # Before 0.2.0 a digest was shorter, and covered only some of the weights.
+        if len(weights) == len(bench.model.digest) and weights != bench.model.digest:
             raise UsageError(
                 f"{out} contains {name} of another model, {model}, and {bench.model.name or 'this model'} was asked "
                 "for. Give another folder with --out."
             )
         if request != _request_record(bench):
             note(f"{name} in {out} was made with other settings: its tables are written again, its cells are kept.")
-
-
-def write_outcome(outcome: Outcome, out: Path, record: dict[str, Any]) -> list[Path]:
-    """Write an outcome on the first rank; all ranks get the paths of its files."""
-    return [Path(x) for x in distributed.on_first_rank(lambda: [str(file) for file in _write(outcome, out, record)])]
-
-
-def _can_run(bench: Bench, experiment: Experiment, *, alone: bool, note: Note) -> bool:
-    refusal = experiment.refusal(bench)
-    if refusal is not None and alone:
-        raise UsageError(refusal)
-    if refusal is not None:
-        note(f"skipped {experiment.name}: {refusal}")
-    return refusal is None
 
 
 def _provenance(bench: Bench, command: str) -> dict[str, Any]:
@@ -279,7 +276,7 @@ def _provenance(bench: Bench, command: str) -> dict[str, Any]:
     return {
         **first,
         "model": bench.model.name,
-        "weights": bench.weights,
+        "weights": bench.model.digest,
         "dtype": str(bench.model.dtype).removeprefix("torch."),
         "device": str(bench.model.device),
         "bos": bench.model.tokenizer is not None and bench.model.tokenizer.prepend is not None,
@@ -291,26 +288,20 @@ def _provenance(bench: Bench, command: str) -> dict[str, Any]:
 
 
 def environment(command: str) -> dict[str, Any]:
-    """The command, the commit and the versions of what ran it."""
-    return {"command": command, "version": __version__, "commit": commit(), "versions": _versions()}
+    """The command, the commit, and the versions of Python and of the packages."""
+    versions = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    for package in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {"command": command, "version": __version__, "commit": commit(), "versions": versions}
 
 
 def _request_record(bench: Bench) -> dict[str, Any]:
     record = asdict(bench.request)
     record["methods"] = [method.label for method in bench.request.methods]
-    del record["memory"]  # makes batches smaller and changes no number; the command has it
+    del record["memory"]  # it makes batches smaller and changes no number; the command line has it
     record["data"] = None if bench.request.data is None else recorded_path(bench.request.data)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def commit() -> str | None:

@@ -2,15 +2,14 @@
 
 For every task, method, selection and sparsity: the share of the behaviour that the circuit keeps (NFS) and the
 error per example, on examples that were not attributed, with intervals, and the number of edges after pruning.
-Then every method and selection compared with one of them on the same examples, and, on MIB's grid, its areas.
+All methods and selections are compared with one of them on the same examples. On MIB's grid there are its areas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from itertools import product
-from types import MappingProxyType
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +31,7 @@ from gradpath.grid.experiment import (
     spread,
     with_interval,
 )
-from gradpath.grid.jobs import OWN, CircuitJob, Job, MatchedJob, circuit_cell
+from gradpath.grid.jobs import UNSIZED, CircuitJob, Job, MatchedJob, circuit_cell
 from gradpath.grid.request import MethodSpec
 from gradpath.report.style import GREY, INK, LINES, MUTED, colour, marker, method_title, panels, task_title
 from gradpath.selection import find_selection, swept, with_values
@@ -89,7 +88,7 @@ def jobs(bench: Bench) -> list[Job]:
 
 
 def random_jobs(task: str, methods: tuple[MethodSpec, ...], hows: Sequence[str], sizes: tuple[int, ...]) -> list[Job]:
-    """Random circuits of the given sizes, and of those that selections decided on, which are run before."""
+    """Random circuits of the given sizes, and of the sizes of selections that decide themselves (run before)."""
     unsized = tuple(how for how in hows if not find_selection(how)[0].sized)
     jobs: list[Job] = [] if len(unsized) == len(hows) else [CircuitJob(task, methods[:1], RANDOM, sizes)]
     return jobs + ([MatchedJob(task, methods, unsized, RANDOM)] if unsized else [])
@@ -107,12 +106,14 @@ def random_rows(bench: Bench) -> list[Row]:
 
 
 def _random_sizes(bench: Bench, task: str) -> list[tuple[int, float]]:
-    """The numbers of edges and the sparsities of random circuits: those asked for, then those that selections had."""
+    """The numbers of edges and the sparsities of random circuits: as requested, then those that selections chose."""
     request = bench.request
     sizes = [(bench.edges(sparsity), sparsity) for sparsity in bench.sparsities(task) if request.sized]
     for how, method in product(request.unsized, request.methods):
-        own = [(row["edges_asked"], row["sparsity"]) for row in curve(bench, task, method, how)]
-        sizes += [size for size in dict.fromkeys(own) if size[0] and size not in sizes]
+        for row in curve(bench, task, method, how):
+            size = row["edges_asked"], row["sparsity"]
+            if row["edges_asked"] and size not in sizes:
+                sizes.append(size)
     return sorted(sizes, key=lambda size: -size[1]) if request.unsized else sizes
 
 
@@ -156,27 +157,25 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
 
 
 def curve(bench: Bench, task: str, method: MethodSpec, how: str) -> list[Row]:
-    """The circuits of a method and selection: one for each sparsity, or for each of the selection's own thresholds."""
+    """The circuits of a method and selection: one for each sparsity, or for each threshold of the selection."""
     if find_selection(how)[0].sized:
         return [circuit_row(bench, task, method, how, sparsity) for sparsity in bench.sparsities(task)]
     rows, total = [], bench.model.graph.n_edges
-    for value, one in swept(how).items():
-        row = measured_row(bench, task, method, one, OWN, {"sparsity": 0.0, "threshold": value})
+    for value, name in swept(how).items():
+        row = measured_row(bench, task, method, name, UNSIZED, sparsity=0.0, threshold=value)
         rows.append({**row, "how": with_values(how, ()), "sparsity": round(1 - row["edges_asked"] / total, 6)})
     return sorted(rows, key=lambda row: -row["sparsity"])
 
 
 def circuit_row(bench: Bench, task: str, method: MethodSpec, how: str, sparsity: float) -> Row:
     """One measured circuit of a sparsity, with the paper's number if there is one."""
-    row = measured_row(bench, task, method, how, bench.edges(sparsity), {"sparsity": sparsity})
+    row = measured_row(bench, task, method, how, bench.edges(sparsity), sparsity=sparsity)
     paper = None if bench.paper is None else bench.paper.faithfulness(task, sparsity, method.label)
     return row if paper is None else {**row, "paper": paper, "difference": row["faithfulness"] - paper}
 
 
-def measured_row(
-    bench: Bench, task: str, method: MethodSpec, how: str, n: int, size: Mapping[str, Any] = MappingProxyType({})
-) -> Row:
-    """One measured circuit of n edges; ``size`` are columns that say how its size was given."""
+def measured_row(bench: Bench, task: str, method: MethodSpec, how: str, n: int, **size: float | None) -> Row:
+    """One measured circuit of n edges; ``size`` are the columns of its sparsity or threshold, if there are any."""
     cell = circuit_cell(bench, task, method, how, n)
     row: Row = {"task": task, "method": method.label, "steps": method.steps, "how": how, **size}
     row |= {name: cell[name] for name in ("edges_asked", "edges_kept", "clean", "corrupted", "circuit")}
@@ -186,7 +185,7 @@ def measured_row(
     row["examples"] = len(bench.task(task, "test"))
     row["examples_attributed"] = len(bench.task(task, "train"))
     if not bench.task(task, "test").about.get("held_out", True):
-        row["held_out"] = False  # too few pairs of the user's own data
+        row["held_out"] = False  # the user's data has too few pairs
     return row
 
 
@@ -211,7 +210,7 @@ def _random_areas(bench: Bench) -> list[Row]:
         areas = [_areas_of(bench, task, bench.request.methods[0], how) for how in RANDOM]
         row: Row = {"task": task, "rankings": len(areas)}
         for name in ("cpr", "cmd"):
-            values = [getattr(one, name) for one in areas]
+            values = [getattr(ranking, name) for ranking in areas]
             row |= {name: sum(values) / len(values), f"{name}_range": [min(values), max(values)]}
         rows.append(row)
     return rows
@@ -222,20 +221,15 @@ def _cells(bench: Bench, task: str, method: MethodSpec, how: str) -> list[Cell]:
 
 
 def _areas_table(rows: Sequence[Row], random: Sequence[Row]) -> str:
-    def cells(group: Sequence[Row]) -> list[str]:
-        return [with_interval(group[0][name], *group[0][f"{name}_interval"]) for name in ("cpr", "cmd")]
+    def cells(row: Row, ends: str) -> list[str]:
+        return [with_interval(row[name], *row[f"{name}_{ends}"]) for name in ("cpr", "cmd")]
 
     # Random rankings have no method: their line is the same under each.
     n = len(grouped(rows, "method"))
-    lines = [
-        [
-            f"{task_title(row['task'])}, random",
-            *[with_interval(row[name], *row[f"{name}_range"]) for name in ("cpr", "cmd")] * n,
-        ]
-        for row in random
-    ]
+    lines = [[f"{task_title(row['task'])}, random", *cells(row, "range") * n] for row in random]
     reading = f"random: the mean of {random[0]['rankings']} random rankings, and the smallest and largest of them."
-    return f"## MIB\n\n{reading}\n\n" + _by_method("areas of MIB", ("CPR", "CMD"), rows, cells, lines)
+    table = _by_method("areas of MIB", ("CPR", "CMD"), rows, lambda group: cells(group[0], "interval"), lines)
+    return f"## MIB\n\n{reading}\n\n{table}"
 
 
 def _means_table(rows: Sequence[Row]) -> str:
@@ -246,7 +240,7 @@ def _means_table(rows: Sequence[Row]) -> str:
 
 
 def _random_table(rows: Sequence[Row]) -> str:
-    """What random circuits of the same sizes have, task by task, as means over sparsities."""
+    """The faithfulness and error of random circuits of the same sizes: a line per task, means over sparsities."""
     lines = []
     for task, group in grouped(rows, "task").items():
         line = [task_title(task)]
@@ -259,16 +253,15 @@ def _random_table(rows: Sequence[Row]) -> str:
 
 
 def price_rows(bench: Bench) -> list[Row]:
-    """The mean passes over tasks that each method's scores took; a method whose scores were deleted has no row."""
-    rows = []
+    """The passes that each method's scores took, as means over tasks; no rows if scores were deleted."""
+    rows, tasks = [], bench.request.task_names
     for method in bench.request.methods:
-        keys = [bench.scores_key(task, method) for task in bench.request.task_names]
-        if not all(bench.store.has_scores(key) for key in keys):
+        if not all(bench.store.has_scores(bench.scores_key(task, method)) for task in tasks):
             return []
-        about = [bench.scores(task, method).about for task in bench.request.task_names]
+        passes = [bench.scores(task, method).about["passes"] for task in tasks]
         row: Row = {"method": method.label}
         for kind in ("forward", "backward"):
-            row[kind] = sum(one["passes"][kind] for one in about) / len(about)
+            row[kind] = sum(counts[kind] for counts in passes) / len(tasks)
         row["units"] = (row["forward"] + 2 * row["backward"]) / 3
         rows.append(row)
     return rows
@@ -299,20 +292,17 @@ def _by_method(
     cells: Callable[[Sequence[Row]], list[str]],
     more: Sequence[list[str]] = (),
 ) -> str:
-    """A table with a line per task and selection, and ``cells`` of the rows of each method; then the lines ``more``."""
-    lines = [
-        [
-            f"{task_title(task)}, {how}",
-            *(text for rows_of_one in grouped(group, "method").values() for text in cells(rows_of_one)),
-        ]
-        for (task, how), group in grouped(rows, "task", "how").items()
-    ]
+    """A table with a line per task and selection, and the ``cells`` of each method in it; then the lines ``more``."""
+    lines = []
+    for (task, how), group in grouped(rows, "task", "how").items():
+        by_method = grouped(group, "method").values()
+        lines.append([f"{task_title(task)}, {how}", *chain.from_iterable(map(cells, by_method))])
     headings = [title, *(f"{label} {name}" for label in grouped(rows, "method") for name in names)]
     return markdown(headings, [*lines, *more])
 
 
 def examples_of(row: Row) -> str:
-    """How many examples were attributed and measured."""
+    """The numbers of examples that were attributed and measured, as text."""
     if not row.get("held_out", True):
         return f"{row['examples']} examples, both attributed and measured: nothing is held out"
     return f"{row['examples_attributed']} examples to attribute, {row['examples']} others to measure"
@@ -340,7 +330,7 @@ def _task_section(rows: Sequence[Row]) -> str:
 def comparison(bench: Bench) -> str | None:
     """Tables of the differences from EAP-IG with the first selection, in error and in |1 - NFS|.
 
-    Without EAP-IG the first method takes its place. None if there is nothing to compare.
+    Without EAP-IG the baseline is the first method. None if there is nothing to compare.
     """
     request, hows = bench.request, bench.request.sized
     pairs = [(method, how) for how, method in product(hows, request.methods)]
@@ -353,19 +343,19 @@ def comparison(bench: Bench) -> str | None:
         "the difference. Below zero is better; bold where the interval excludes zero."
     )
     cells = {task: [_cells(bench, task, method, how) for method, how in pairs] for task in request.task_names}
+
+    def text(difference: Difference) -> str:
+        value = with_interval(difference.value, difference.low, difference.high, "+.3f", "+.3f")
+        return f"**{value}**" if difference.is_clear else value
+
     tables = []
     for name, difference in DIFFERENCES.items():
         lines = [
-            [task_title(task), *(_difference_text(difference(x, baseline)) for x in compared)]
+            [task_title(task), *(text(difference(x, baseline)) for x in compared)]
             for task, (baseline, *compared) in cells.items()
         ]
         tables.append(markdown([name, *others], lines))
     return "\n\n".join([f"## Compared with {first}", reading, *tables])
-
-
-def _difference_text(difference: Difference) -> str:
-    text = with_interval(difference.value, difference.low, difference.high, "+.3f", "+.3f")
-    return f"**{text}**" if difference.is_clear else text
 
 
 FAITHFULNESS = Experiment("faithfulness", jobs, outcome)
@@ -374,25 +364,24 @@ FAITHFULNESS = Experiment("faithfulness", jobs, outcome)
 def draw_curves(
     rows: Sequence[Row], model: str, *, log: bool, areas: Sequence[Row] = (), random: Sequence[Row] = ()
 ) -> Figure:
-    """NFS against sparsity: panels are tasks, colours methods, line styles selections.
+    """NFS against sparsity: panels are tasks, colours are methods, line styles are selections.
 
-    The grey band is from the worst to the best of the random circuits. The other bands are 95% intervals, open circles
-    the paper's numbers. Panels list the MIB areas of their lines.
+    The grey band is from the worst to the best of the random circuits. The other bands are 95% intervals. Open circles
+    are the paper's numbers. Panels list the MIB areas of their lines.
     """
     tasks = grouped(rows, "task")
     figure, axes, columns = tiled(len(tasks), (4.2, 3.3), (1.2, 1.3))
     for (task, group), ax in zip(tasks.items(), axes, strict=False):
-        _curve_panel(ax, group, log)
-        _random_band(ax, [row for row in random if row["task"] == task], log)
+        _curve_panel(ax, group, [row for row in random if row["task"] == task], log)
         _list_areas(ax, [row for row in areas if row["task"] == task])
     figure.suptitle(f"Normalized faithfulness of circuits in {model}", fontsize=12, color=INK)
-    handles = _curve_handles(rows) + _random_handles(random)
+    handles = _curve_handles(rows, random)
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, fontsize=8.5, frameon=False)
     return figure
 
 
 def tiled(n: int, size: tuple[float, float], margin: tuple[float, float]) -> tuple[Figure, list[Axes], int]:
-    """A figure of n panels in up to three columns, the others hidden: it, its axes, the number of columns."""
+    """A figure of n panels in up to three columns, the others hidden. Returns the number of columns, too."""
     columns = min(3, n)
     lines = -(-n // columns)
     figure, axes = panels(lines, columns, (size[0] * columns + margin[0], size[1] * lines + margin[1]))
@@ -401,13 +390,26 @@ def tiled(n: int, size: tuple[float, float], margin: tuple[float, float]) -> tup
     return figure, axes, columns
 
 
-def _curve_panel(ax: Axes, rows: Sequence[Row], log: bool) -> None:
+def _curve_panel(ax: Axes, rows: Sequence[Row], random: Sequence[Row], log: bool) -> None:
+    def x_of(rows: Sequence[Row]) -> list[float]:
+        return [100 * (1 - row["sparsity"]) if log else 100 * row["sparsity"] for row in rows]
+
+    def band(rows: Sequence[Row], **style: Any) -> None:
+        low, high = ([100 * row[f"faithfulness_{end}"] for row in rows] for end in ("low", "high"))
+        ax.fill_between(x_of(rows), low, high, **style)
+
     labels, hows = list(grouped(rows, "method")), list(grouped(rows, "how"))
     ax.axhline(100, color=MUTED, linewidth=0.8, linestyle=":")
     for label, how in product(labels, hows):
         curve = [row for row in rows if (row["method"], row["how"]) == (label, how)]
-        style = {"color": colour(label, labels), "marker": marker(label, labels), "linestyle": LINES.get(how, ":")}
-        _curve(ax, curve, style, band=how == hows[0], log=log)
+        y, paint, main = [100 * row["faithfulness"] for row in curve], colour(label, labels), how == hows[0]
+        style = {"color": paint, "marker": marker(label, labels), "linestyle": LINES.get(how, ":")}
+        ax.plot(x_of(curve), y, **style, markersize=4 if main else 3, linewidth=1.6 if main else 1.1)
+        if main:
+            band(curve, color=paint, alpha=0.13, linewidth=0)
+            if paper := [row for row in curve if "paper" in row]:
+                y = [100 * row["paper"] for row in paper]
+                ax.scatter(x_of(paper), y, s=34, facecolors="none", edgecolors=paint, linewidths=1.1)
     kind = "held-out examples" if rows[0].get("held_out", True) else "examples"
     ax.set_title(f"{task_title(rows[0]['task'])}  ({rows[0]['examples']} {kind})", color=INK)
     ax.set_xlabel("edges kept (% of all edges)" if log else "edge sparsity (% of edges left out)")
@@ -418,34 +420,11 @@ def _curve_panel(ax: Axes, rows: Sequence[Row], log: bool) -> None:
     else:
         ax.invert_xaxis()
     fit(ax, rows)
-
-
-def _curve(ax: Axes, rows: Sequence[Row], style: dict[str, Any], *, band: bool, log: bool) -> None:
-    x = [100 * (1 - row["sparsity"]) if log else 100 * row["sparsity"] for row in rows]
-    y = [100 * row["faithfulness"] for row in rows]
-    ax.plot(x, y, **style, markersize=4 if band else 3, linewidth=1.6 if band else 1.1)
-    if band:
-        low, high = ([100 * row[f"faithfulness_{end}"] for row in rows] for end in ("low", "high"))
-        ax.fill_between(x, low, high, color=style["color"], alpha=0.13, linewidth=0)
-        if paper := {at: 100 * row["paper"] for at, row in zip(x, rows, strict=True) if "paper" in row}:
-            style = {"s": 34, "facecolors": "none", "edgecolors": style["color"], "linewidths": 1.1}
-            ax.scatter(list(paper), list(paper.values()), **style)
-
-
-def _random_band(ax: Axes, rows: Sequence[Row], log: bool) -> None:
-    x = [100 * (1 - row["sparsity"]) if log else 100 * row["sparsity"] for row in rows]
-    low, high = ([100 * row[f"faithfulness_{end}"] for row in rows] for end in ("low", "high"))
-    ax.fill_between(x, low, high, color=GREY, alpha=0.35, linewidth=0.8, zorder=0)
-
-
-def _random_handles(rows: Sequence[Row]) -> list[Any]:
-    from matplotlib.patches import Patch
-
-    return [Patch(color=GREY, alpha=0.35, label=f"{rows[0]['circuits']} random circuits")] if rows else []
+    band(random, color=GREY, alpha=0.35, linewidth=0.8, zorder=0)
 
 
 def _list_areas(ax: Axes, areas: Sequence[Row]) -> None:
-    """A legend with CPR and CMD of every line."""
+    """A legend with the CPR and CMD of every line."""
     from matplotlib.lines import Line2D
 
     labels = list(grouped(areas, "method"))
@@ -458,22 +437,27 @@ def _list_areas(ax: Axes, areas: Sequence[Row]) -> None:
 
 
 def fit(ax: Axes, rows: Sequence[Row]) -> None:
-    """Fit the axis to the curves, not to intervals, which are very wide for a handful of edges."""
+    """Fit the axis to the curves, not to their intervals, which are very wide for circuits of a few edges."""
     values = [100 * row["faithfulness"] for row in rows]
     low, high = min(0.0, *values), max(105.0, *values)
     room = 0.06 * (high - low)
     ax.set_ylim(low - room, high + room)
 
 
-def _curve_handles(rows: Sequence[Row]) -> list[Any]:
+def _curve_handles(rows: Sequence[Row], random: Sequence[Row]) -> list[Any]:
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     labels, hows = list(grouped(rows, "method")), list(grouped(rows, "how"))
-    handles = [Line2D([], [], color=colour(x, labels), marker=marker(x, labels), label=method_title(x)) for x in labels]
+    handles: list[Any] = []
+    for x in labels:
+        handles.append(Line2D([], [], color=colour(x, labels), marker=marker(x, labels), label=method_title(x)))
     for how in hows:
         title = SELECTION_TITLES.get(how, how) + (" (band: 95% interval)" if how == hows[0] else "")
         handles.append(Line2D([], [], color=INK, linestyle=LINES.get(how, ":"), label=title))
     if any("paper" in row for row in rows):
         circle: dict[str, Any] = {"marker": "o", "linestyle": "", "markerfacecolor": "none"}
         handles.append(Line2D([], [], color=INK, label="the paper's figure", **circle))
+    if random:
+        handles.append(Patch(color=GREY, alpha=0.35, label=f"{random[0]['circuits']} random circuits"))
     return handles

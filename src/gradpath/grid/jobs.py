@@ -1,7 +1,7 @@
 """Jobs: pieces of work that fill the store, run one after the other under one progress bar.
 
-A job knows what it still costs (nothing, if its cells are in the store) and how to run. Costs are counted in passes
-over one example; the bar shows them and estimates the remaining time from them.
+A job knows how to run, and what it still costs: nothing, if its cells are in the store. Costs are counted in passes
+over one example. The bar estimates the remaining time from them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gradpath.sweep import Progress
 # Circuits measured together, after one set-up. With so many the set-up costs little, and a killed run loses few.
 TOGETHER = 64
 Advance = Callable[[float], None]
-Planned = set[str]  # digests of the keys that earlier jobs are going to store
+Planned = set[str]  # digests of the keys that earlier jobs will store
 CircuitSpec = tuple[MethodSpec, str, int]  # the method of its scores, its selection, its number of edges
-OWN = 0  # in place of a number of edges: the selection decides, and gives a circuit for each threshold
+UNSIZED = 0  # in place of a number of edges: the selection decides, and gives a circuit for each threshold
 
 
 class Watch(Protocol):
@@ -82,12 +82,11 @@ def scaled(advance: Advance, cost: float) -> Progress:
     return lambda done: advance(done * cost)
 
 
-def _plan(key: Key, planned: Planned) -> bool:
-    """Add a key to those planned; False if it was one of them."""
-    name = digest(key)
-    new = name not in planned
-    planned.add(name)
-    return new
+def plan(key: Key, planned: Planned) -> bool:
+    """Add a key to those planned; False if it already was one of them."""
+    before = len(planned)
+    planned.add(digest(key))
+    return len(planned) > before
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class ScoreJob:
 
     def remaining(self, bench: Bench, planned: Planned) -> float:
         key = bench.scores_key(self.task, self.method)
-        if bench.store.has_scores(key) or not _plan(key, planned):
+        if bench.store.has_scores(key) or not plan(key, planned):
             return 0.0
         return len(bench.task(self.task, "train")) * self.method.cost(bench.model)
 
@@ -115,9 +114,9 @@ class ScoreJob:
 class CircuitJob:
     """Circuits of several sizes and selections from the scores of one method, or of several related ones.
 
-    Circuits are measured in groups, and a group is stored as soon as it is done. Products of several circuits at
-    once round by their number and order. So a group of which a killed run stored only a part is measured again with
-    empty circuits in the places of the stored ones.
+    Circuits are measured in groups, and a group is stored as soon as it is done. The rounding of a circuit's numbers
+    depends on the number and order of the circuits in its group. So a group of which a killed run stored only a part
+    is measured again with empty circuits in the places of the stored ones.
     """
 
     task: str
@@ -133,19 +132,20 @@ class CircuitJob:
     def groups(self, bench: Bench) -> list[tuple[list[CircuitSpec], list[CircuitSpec]]]:
         """The circuits that are measured together, and those of them that are missing."""
         counts = dict.fromkeys(self.counts)
-        specs = [(method, one, n) for method in self.methods for how in self.hows for one, n in points(how, counts)]
+        specs = [(method, *point) for method in self.methods for how in self.hows for point in points(how, counts)]
         groups = [specs[at : at + TOGETHER] for at in range(0, len(specs), TOGETHER)]
         cell = bench.store.cell
         return [(group, [x for x in group if cell(circuit_key(bench, self.task, *x)) is None]) for group in groups]
 
     def remaining(self, bench: Bench, planned: Planned) -> float:
-        cost = 0.0
+        cost, n_edges = 0.0, bench.model.graph.n_edges
+        n_train, n_test = (len(bench.task(self.task, split)) for split in ("train", "test"))
         for _, missing in self.groups(bench):
-            new = [spec for spec in missing if _plan(circuit_key(bench, self.task, *spec), planned)]
+            new = [spec for spec in missing if plan(circuit_key(bench, self.task, *spec), planned)]
             cost += sum(ScoreJob(self.task, method).remaining(bench, planned) for method in _methods_of(new))
-            train = len(bench.task(self.task, "train"))
-            cost += train * _selecting_cost(new, train, bench.model.graph.n_edges)
-            cost += len(bench.task(self.task, "test")) * _cost(new)
+            n_sizes = Counter(spec[:2] for spec in new)
+            cost += n_train * sum(selecting_passes(how, n_train, n_edges, n) for (_, how), n in n_sizes.items())
+            cost += n_test * _cost(new)
         return cost
 
     def run(self, bench: Bench, advance: Advance) -> None:
@@ -160,15 +160,17 @@ class CircuitJob:
         for method in _methods_of(missing):
             scores = bench.scores(self.task, method, scaled(advance, method.cost(bench.model)))
             for how in self.hows:
-                own = {one for one, _ in points(how, self.counts)}
-                if specs := [spec for spec in missing if spec[0] == method and spec[1] in own]:
-                    counts = [n for _, _, n in specs if n != OWN]
-                    selected = bench.circuits(scores, self.task, how if counts else joined(specs), counts)
-                    circuits |= zip(specs, selected, strict=True)
+                names = {name for name, _ in points(how, self.counts)}
+                specs = [spec for spec in missing if spec[0] == method and spec[1] in names]
+                if not specs:
+                    continue
+                counts, selection = [n for _, _, n in specs if n != UNSIZED], how
+                if not counts:  # one selection with the thresholds of all missing circuits
+                    values = [value for _, name, _ in specs for value in swept(name) if value is not None]
+                    selection = with_values(specs[0][1], values)
+                circuits |= zip(specs, bench.circuits(scores, self.task, selection, counts), strict=True)
             del scores  # before those of the next method
-        empty = Circuit(
-            bench.model.graph, torch.empty(0, 2, dtype=torch.long, device="cpu"), torch.empty(0, device="cpu")
-        )
+        empty = Circuit.from_edges(bench.model.graph, ())
         results = evaluate(
             bench.model,
             [circuits.get(spec, empty) for spec in group],
@@ -186,7 +188,7 @@ class CircuitJob:
 
 @dataclass(frozen=True)
 class MatchedJob:
-    """Random circuits as large as those of selections that decide themselves how many edges they keep."""
+    """Random circuits of the same sizes as those of selections that decide their size themselves."""
 
     task: str
     methods: tuple[MethodSpec, ...]
@@ -198,7 +200,7 @@ class MatchedJob:
         return f"{self.task}: random circuits"
 
     def _sizes(self, bench: Bench) -> list[int | None]:
-        """The number of edges of each circuit that is to be matched; None if it is not known yet."""
+        """The number of edges of each circuit to match; None if it is not known yet."""
         specs = [(method, *point) for method in self.methods for how in self.hows for point in points(how, ())]
         cells = [bench.store.cell(circuit_key(bench, self.task, *spec)) for spec in specs]
         return [None if cell is None else int(cell["edges_asked"]) for cell in cells]
@@ -224,19 +226,7 @@ def points(how: str, counts: Iterable[int]) -> list[tuple[str, int]]:
     """The circuits of a selection: one for each number of edges, or for each of its own thresholds."""
     if find_selection(how)[0].sized:
         return [(how, n) for n in counts]
-    return [(one, OWN) for one in swept(how).values()]
-
-
-def joined(specs: Sequence[CircuitSpec]) -> str:
-    """The selection that gives all of these circuits, which differ in their threshold alone, at once."""
-    values = [value for _, how, _ in specs for value in swept(how) if value is not None]
-    return with_values(specs[0][1], values)
-
-
-def _selecting_cost(specs: Sequence[CircuitSpec], examples: int, edges: int) -> float:
-    """Passes over one example of the selections that run circuits."""
-    sizes = Counter(spec[:2] for spec in specs)
-    return sum(selecting_passes(how, examples, edges, n) for (_, how), n in sizes.items())
+    return [(name, UNSIZED) for name in swept(how).values()]
 
 
 def _cost(specs: Sequence[CircuitSpec]) -> float:
@@ -245,7 +235,7 @@ def _cost(specs: Sequence[CircuitSpec]) -> float:
 
 
 def circuit_key(bench: Bench, task: str, method: MethodSpec, how: str, n: int) -> Key:
-    """All that the measurement of a circuit depends on: how it was found, and on what it was measured."""
+    """Everything that the measurement of a circuit depends on."""
     return {
         "kind": "circuit",
         "found_on": bench.scores_key(task, method),
@@ -258,7 +248,7 @@ def circuit_key(bench: Bench, task: str, method: MethodSpec, how: str, n: int) -
 def measured(result: Result) -> dict[str, Any]:
     """A circuit's cell: the numbers, and the metric of every example for later comparisons."""
 
-    def texts(values: torch.Tensor) -> list[float]:
+    def decimals(values: torch.Tensor) -> list[float]:
         """float32 as the shortest decimals that give it back."""
         return [float(f"{value:.9g}") for value in values.tolist()]
 
@@ -267,9 +257,9 @@ def measured(result: Result) -> dict[str, Any]:
         **{name: getattr(result, name) for name in names},
         "faithfulness_interval": list(result.interval),
         "error_interval": list(result.error_interval),
-        "values": texts(result.circuit_values),
-        "clean_values": texts(result.clean_values),
-        "corrupted_values": texts(result.corrupted_values),
+        "values": decimals(result.circuit_values),
+        "clean_values": decimals(result.clean_values),
+        "corrupted_values": decimals(result.corrupted_values),
     }
 
 
@@ -278,7 +268,7 @@ def circuit_cell(bench: Bench, task: str, method: MethodSpec, how: str, n: int) 
 
 
 def finished(bench: Bench, key: Key) -> dict[str, Any]:
-    """A cell that has to exist, because its job has run."""
+    """A cell that exists, because its job has run."""
     value = bench.store.cell(key)
     assert value is not None, f"no cell for {key}"
     return value
@@ -294,7 +284,7 @@ class CellJob:
     compute: Callable[[Advance], Mapping[str, Any]]
 
     def remaining(self, bench: Bench, planned: Planned) -> float:
-        return self.cost if bench.store.cell(self.key) is None and _plan(self.key, planned) else 0.0
+        return self.cost if bench.store.cell(self.key) is None and plan(self.key, planned) else 0.0
 
     def run(self, bench: Bench, advance: Advance) -> None:
         value, seconds = timed(lambda: self.compute(advance))
