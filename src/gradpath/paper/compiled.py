@@ -28,10 +28,11 @@ import io
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,18 @@ from gradpath.tasks.task import Task
 LEVELS = ("plain", "hidden", "curved")
 CONSTANT = 8192.0
 ATTRIBUTED = 24  # of the pairs; the others are held out
-HEADS, LAYERS = 4, 3  # the least that a hidden program is given
+HEADS, LAYERS = 4, 3  # the smallest model of a hidden program
 SPARE, NEURONS = 6, 8  # dimensions of the residual stream, and neurons in each MLP, that the program does not use
 BUMPS, HEIGHT = 2, 3.0  # of the level ``curved``
 KINK = 0.1
 SURE = 60.0  # an attention logit that leaves e^-60 to all other positions
 FILLER = ("the", "[UNK]")  # words of the tokenizer that are neither tokens of a program nor answers
+_FOLDER = resources.files("gradpath.paper") / "data" / "truth"
 
 
 @dataclass(frozen=True)
 class Program:
-    """The weights of one compiled program in tracr's own residual stream, and its data."""
+    """The weights of one compiled program in tracr's residual stream, and its data."""
 
     name: str
     weights: Mapping[str, Tensor]
@@ -74,6 +76,11 @@ class Program:
     def width(self) -> int:
         return int(self.weights["embed"].shape[1])
 
+    @property
+    def length(self) -> int:
+        """The number of positions."""
+        return len(self.weights["positions"])
+
     @cached_property
     def heads(self) -> list[int]:
         """The number of heads in each layer."""
@@ -81,34 +88,34 @@ class Program:
         return [sum(layer == f"layer{i}" for layer, _ in names) for i in range(self.n_layers)]
 
     @property
+    def answer_words(self) -> tuple[str, ...]:
+        """The answers; a number raises the logit of ``more`` and lowers that of ``less``."""
+        return self.answers or ("more", "less")
+
+    @property
     def vocabulary(self) -> list[str]:
         """All words: those of prompts, then the other answers, then those that no prompt has."""
-        return list(dict.fromkeys([*self.tokens, *(self.answers or ("more", "less")), *FILLER]))
+        return list(dict.fromkeys([*self.tokens, *self.answer_words, *FILLER]))
 
     def unembedding(self) -> Tensor:
-        """What every word's logit reads of x, (word, width). A number raises ``more`` and lowers ``less``."""
+        """The weights by which every word's logit reads x, (word, width)."""
         read, words = self.weights["unembed"].T, self.vocabulary
         rows = torch.zeros(len(words), self.width)
-        if self.answers is None:
-            rows[words.index("more")], rows[words.index("less")] = read[0], -read[0]
-        else:
-            rows[[words.index(word) for word in self.answers]] = read
+        answers = [words.index(word) for word in self.answer_words]
+        rows[answers] = torch.cat([read[:1], -read[:1]]) if self.answers is None else read
         return rows
 
 
 @cache
-def _facts() -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((_folder() / "truth.json").read_text(encoding="utf-8"))
-    return facts
-
-
-def _folder() -> Any:
-    return resources.files("gradpath.paper") / "data" / "truth"
+def _true_edges() -> dict[str, dict[str, str]]:
+    """The true edges of every program, and the kind of each."""
+    edges: dict[str, dict[str, str]] = json.loads((_FOLDER / "truth.json").read_text(encoding="utf-8"))
+    return edges
 
 
 def program_names() -> list[str]:
     """The names of all programs."""
-    return sorted(file.name.removesuffix(".safetensors") for file in _folder().iterdir() if "safetensors" in file.name)
+    return sorted(file.name.removesuffix(".safetensors") for file in _FOLDER.iterdir() if "safetensors" in file.name)
 
 
 def load_program(name: str) -> Program:
@@ -117,7 +124,7 @@ def load_program(name: str) -> Program:
 
     if name not in program_names():
         raise unknown("compiled program", name, program_names())
-    with resources.as_file(_folder() / f"{name}.safetensors") as file, safe_open(str(file), "pt") as stored:
+    with resources.as_file(_FOLDER / f"{name}.safetensors") as file, safe_open(str(file), "pt") as stored:
         weights = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118  (it is not a mapping)
         facts = json.loads(stored.metadata()["program"])
     answers = None if facts["answers"] is None else tuple(facts["answers"])
@@ -134,7 +141,7 @@ class Layout:
     heads: list[list[int]]
 
     def node(self, name: str) -> str:
-        """A node of the plain model, or a target, in this one."""
+        """The name that a node or target of the plain model has in this one."""
         if name in ("input", "logits"):
             return name
         place, _, head = name[1:].partition(".h")
@@ -145,8 +152,8 @@ class Layout:
         return f"a{layer}.h{self.heads[int(place)][int(number)]}{bracket}{kind}"
 
     def edge(self, name: str) -> str:
-        """An edge of the plain model in this one."""
-        return "->".join(self.node(end) for end in name.split("->"))
+        """The name that an edge of the plain model has in this one."""
+        return "->".join(map(self.node, name.split("->")))
 
 
 def layout_of(program: Program, level: str) -> Layout:
@@ -154,18 +161,18 @@ def layout_of(program: Program, level: str) -> Layout:
     if level == "plain":
         graph = Graph(program.n_layers, max(1, *program.heads))
         return Layout(graph, list(range(program.n_layers)), [list(range(n)) for n in program.heads])
-    dice, graph = _dice(program, "layout"), Graph(max(program.n_layers, LAYERS), max(*program.heads, HEADS))
-    layers = sorted(torch.randperm(graph.n_layers, generator=dice)[: program.n_layers].tolist())
-    heads = [torch.randperm(graph.n_heads, generator=dice)[:n].tolist() for n in program.heads]
+    rng, graph = _rng(program, "layout"), Graph(max(program.n_layers, LAYERS), max(*program.heads, HEADS))
+    layers = sorted(torch.randperm(graph.n_layers, generator=rng)[: program.n_layers].tolist())
+    heads = [torch.randperm(graph.n_heads, generator=rng)[:n].tolist() for n in program.heads]
     return Layout(graph, layers, heads)
 
 
-def _dice(program: Program, purpose: str) -> torch.Generator:
+def _rng(program: Program, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(f"{program.name} {purpose}".encode()))
 
 
 class Weights:
-    """Weights in a stream x without norms, (in, out) each, to be filled in and then laid out as those of a GPT-2."""
+    """Weights in a stream x without norms, (in, out) each: to be filled in, then laid out as those of a GPT-2."""
 
     def __init__(self, graph: Graph, width: int, d_head: int, d_mlp: int) -> None:
         self.graph, self.width = graph, width
@@ -179,10 +186,10 @@ class Weights:
 
     def add_neurons(self, layer: int, read: Tensor, write: Tensor, bias: Tensor | float = 0.0) -> None:
         """Neurons that read (width, neuron) and write (neuron, width)."""
-        own = slice(self.neurons[layer], self.neurons[layer] + read.shape[1])
-        self.mlp_in[layer, : len(read), own], self.mlp_in_bias[layer, own] = read, torch.as_tensor(bias)
-        self.mlp_out[layer, own, : write.shape[1]] = write
-        self.neurons[layer] = own.stop
+        new = slice(self.neurons[layer], self.neurons[layer] + read.shape[1])
+        self.mlp_in[layer, : len(read), new], self.mlp_in_bias[layer, new] = read, torch.as_tensor(bias)
+        self.mlp_out[layer, new, : write.shape[1]] = write
+        self.neurons[layer] = new.stop
 
     def state(self, embed: Tensor, positions: Tensor, unembed: Tensor, rotation: Tensor) -> dict[str, Tensor]:
         """The weights of a GPT-2 with that residual stream, by name."""
@@ -203,7 +210,7 @@ class Weights:
         state = {"wte.weight": write(embed), "wpe.weight": place, "ln_f.weight": gain, "ln_f.bias": nothing}
         for i in range(self.graph.n_layers):
             biases = torch.cat([self.q_bias[i].flatten(), torch.zeros(2 * self.q_bias[i].numel())])
-            own = {
+            layer = {
                 "ln_1.weight": gain,
                 "ln_1.bias": nothing,
                 "ln_2.weight": gain,
@@ -217,18 +224,18 @@ class Weights:
                 "mlp.c_proj.weight": write(self.mlp_out[i]),
                 "mlp.c_proj.bias": write(self.mlp_out_bias[i]),
             }
-            state |= {f"h.{i}.{name}": x for name, x in own.items()}
+            state |= {f"h.{i}.{name}": x for name, x in layer.items()}
         state = {f"transformer.{name}": x for name, x in state.items()} | {"lm_head.weight": read(unembed.T).T}
         return {name: x.float().clone(memory_format=torch.contiguous_format) for name, x in state.items()}
 
 
-def rotation_of(d: int, fixed: tuple[int, int], dice: torch.Generator) -> Tensor:
+def rotation_of(d: int, fixed: tuple[int, int], rng: torch.Generator) -> Tensor:
     """A random rotation that leaves two coordinates and the mean of the others alone."""
     n, wide = d - len(fixed), torch.float64
-    ones, noise = torch.ones(n, 1, dtype=wide), torch.randn(n, n - 1, dtype=wide, generator=dice)
+    ones, noise = torch.ones(n, 1, dtype=wide), torch.randn(n, n - 1, dtype=wide, generator=rng)
     basis = torch.linalg.qr(torch.cat([ones, noise], 1))[0]  # its first column is the direction of the mean
     turned = torch.eye(n, dtype=wide)
-    turned[1:, 1:] = torch.linalg.qr(torch.randn(n - 1, n - 1, dtype=wide, generator=dice))[0]
+    turned[1:, 1:] = torch.linalg.qr(torch.randn(n - 1, n - 1, dtype=wide, generator=rng))[0]
     others = torch.tensor([i for i in range(d) if i not in fixed])
     rotation = torch.eye(d, dtype=wide)
     rotation[others[:, None], others] = basis @ turned @ basis.T
@@ -242,24 +249,27 @@ def build(program: Program, level: str) -> tuple[dict[str, Any], dict[str, Tenso
     spare = SPARE if level != "plain" else 0
     bumps = BUMPS if level == "curved" else 0
     width = r + spare + (bumps + 1 if bumps else 0)
-    d_head = max(math.ceil((2 * width + 2) / graph.n_heads), *_head_sizes(program))
-    sizes = [x.shape[1] for name, x in program.weights.items() if name.endswith("mlp.in")]
-    weights = Weights(graph, width, d_head, max([*sizes, 1]) + (NEURONS if spare else 0) + 2 * bumps)
+
+    def most(ends: tuple[str, ...]) -> int:
+        return max([1, *(x.shape[1] for name, x in program.weights.items() if name.endswith(ends))])
+
+    d_head = max(math.ceil((2 * width + 2) / graph.n_heads), most((".q", ".v")))
+    weights = Weights(graph, width, d_head, most(("mlp.in",)) + (NEURONS if spare else 0) + 2 * bumps)
     _place(program, layout, weights)
     words = program.vocabulary
-    embed, positions, unembed = (torch.zeros(n, width) for n in (len(words), _length(program), len(words)))
+    embed, positions, unembed = (torch.zeros(n, width) for n in (len(words), program.length, len(words)))
     embed[: len(program.tokens), :r], positions[:, :r] = program.weights["embed"], program.weights["positions"]
     unembed[:, :r] = program.unembedding()
     rotation = torch.eye(graph.n_heads * d_head, dtype=torch.float64)
     if spare:
-        others = [i for i, word in enumerate(words) if word not in (program.answers or ("more", "less"))]
-        unembed[others, r : r + spare] = torch.randn(len(others), spare, generator=_dice(program, "unembedding"))
+        others = [i for i, word in enumerate(words) if word not in program.answer_words]
+        unembed[others, r : r + spare] = torch.randn(len(others), spare, generator=_rng(program, "unembedding"))
         _add_bumps(program, layout, weights, unembed, bumps)
         _add_distractors(program, layout, weights, slice(r, r + spare), bumps)
-        rotation = rotation_of(len(rotation), (2 * width, 2 * width + 1), _dice(program, "rotation"))
+        rotation = rotation_of(len(rotation), (2 * width, 2 * width + 1), _rng(program, "rotation"))
     config = {
         "vocab_size": len(words),
-        "n_positions": _length(program),
+        "n_positions": program.length,
         "n_embd": len(rotation),
         "n_layer": graph.n_layers,
         "n_head": graph.n_heads,
@@ -271,14 +281,6 @@ def build(program: Program, level: str) -> tuple[dict[str, Any], dict[str, Tenso
         "eos_token_id": words.index("BOS"),
     }
     return config, weights.state(embed, positions, unembed, rotation)
-
-
-def _length(program: Program) -> int:
-    return len(program.weights["positions"])
-
-
-def _head_sizes(program: Program) -> list[int]:
-    return [1, *(x.shape[1] for name, x in program.weights.items() if name.endswith((".q", ".v")))]
 
 
 def _place(program: Program, layout: Layout, weights: Weights) -> None:
@@ -299,34 +301,35 @@ def _place(program: Program, layout: Layout, weights: Weights) -> None:
 
 
 def _off_the_kink(program: Program, read: Tensor, write: Tensor) -> tuple[Tensor, Tensor]:
-    """A bias for neurons that would be at exactly 0, where rounding decides their derivative, and what they then write.
+    """A bias for neurons that would be at exactly 0, where rounding decides their derivative, and their new output.
 
     The neurons of a map of categories are 1 or 0. With the bias they are 1 - KINK, scaled back, or off.
     """
     constant = program.weights["embed"].sum(0) == len(program.tokens)  # the dimension that is 1 for all tokens
-    own = read.masked_fill(constant[:, None], 0.0)
-    linear = torch.stack([(own == -column[:, None]).all(0).any() for column in own.T])  # x as relu(x) - relu(-x)
-    category = (own.abs().amax(0) == 1) & ~linear
+    varying = read.masked_fill(constant[:, None], 0.0)
+    # Pairs of neurons that pass on x as relu(x) - relu(-x) are not categories.
+    linear = torch.stack([(varying == -column[:, None]).all(0).any() for column in varying.T])
+    category = (varying.abs().amax(0) == 1) & ~linear
     return -KINK * category, torch.where(category[:, None], write / (1 - KINK), write)
 
 
 def _free_heads(layout: Layout) -> list[tuple[int, int]]:
     """The (layer, head) of all heads that the program does not use."""
-    used = {(at, head) for at, heads in zip(layout.layers, layout.heads, strict=True) for head in heads}
-    every = [(layer, head) for layer in range(layout.graph.n_layers) for head in range(layout.graph.n_heads)]
-    return [place for place in every if place not in used]
+    program_heads = {(at, head) for at, heads in zip(layout.layers, layout.heads, strict=True) for head in heads}
+    every = product(range(layout.graph.n_layers), range(layout.graph.n_heads))
+    return [place for place in every if place not in program_heads]
 
 
-def _add_distractors(program: Program, layout: Layout, weights: Weights, spare: slice, taken: int) -> None:
+def _add_distractors(program: Program, layout: Layout, weights: Weights, spare: slice, bumps: int) -> None:
     """Random heads, where there is room, and random neurons; they read everything and write to spare dimensions."""
-    dice, d_head, size = _dice(program, "distractors"), weights.q.shape[-1], spare.stop - spare.start
+    rng, d_head, size = _rng(program, "distractors"), weights.q.shape[-1], spare.stop - spare.start
 
     def noise(*shape: int, scale: float) -> Tensor:
-        return torch.randn(*shape, generator=dice) * scale
+        return torch.randn(*shape, generator=rng) * scale
 
-    for place in _free_heads(layout)[taken:]:
-        for part, scale in ((weights.q, 0.3), (weights.k, 0.3), (weights.v, 0.3)):
-            part[place][: spare.stop] = noise(spare.stop, d_head, scale=scale)
+    for place in _free_heads(layout)[bumps:]:
+        for part in (weights.q, weights.k, weights.v):
+            part[place][: spare.stop] = noise(spare.stop, d_head, scale=0.3)
         weights.o[place][:, spare] = noise(d_head, size, scale=d_head**-0.5)
     for layer in range(layout.graph.n_layers):
         write = torch.zeros(NEURONS, weights.width)
@@ -338,30 +341,29 @@ def _add_bumps(program: Program, layout: Layout, weights: Weights, unembed: Tens
     """Heads that copy a property of one token, and an MLP that adds |s - 1/2| - 1/2 = 0 of it to an answer."""
     if not bumps:
         return
-    dice, answer, length = _dice(program, "bumps"), weights.width - 1, _length(program)
-    words, answers = program.vocabulary, program.answers or ("more", "less")
-    for i, word in enumerate(answers):
-        unembed[words.index(word), answer] = 1.0 if i % 2 else -1.0
+    rng, answer = _rng(program, "bumps"), weights.width - 1
+    for i, word in enumerate(program.answer_words):
+        unembed[program.vocabulary.index(word), answer] = 1.0 if i % 2 else -1.0
     for i, (layer, head) in enumerate(_free_heads(layout)[:bumps]):
         s = weights.width - 1 - bumps + i
-        position = int(torch.randint(1, length, (), generator=dice))
+        position = int(torch.randint(1, program.length, (), generator=rng))
         weights.q_bias[layer, head, 0] = SURE
         weights.k[layer, head, : program.width, 0] = program.weights["positions"][position]
-        weights.v[layer, head, : program.width, 0] = _property(program, dice)
+        weights.v[layer, head, : program.width, 0] = _property(program, rng)
         weights.o[layer, head, 0, s] = 1.0
-        at = int(torch.randint(layer, layout.graph.n_layers, (), generator=dice))
+        at = int(torch.randint(layer, layout.graph.n_layers, (), generator=rng))
         read, write = torch.zeros(weights.width, 2), torch.zeros(2, weights.width)
         read[s], write[:, answer] = torch.tensor([1.0, -1.0]), HEIGHT
         weights.add_neurons(at, read, write, torch.tensor([-0.5, 0.5]))
         weights.mlp_out_bias[at, answer] -= HEIGHT / 2
 
 
-def _property(program: Program, dice: torch.Generator) -> Tensor:
-    """A direction that reads 0 or 1 of a token: 1 for half of them, and 0 for BOS."""
+def _property(program: Program, rng: torch.Generator) -> Tensor:
+    """A direction that reads 1 for half of the tokens, and 0 for the others and BOS."""
     embed, tokens = program.weights["embed"], [i for i, word in enumerate(program.tokens) if word != "BOS"]
-    chosen = [tokens[i] for i in torch.randperm(len(tokens), generator=dice)[: len(tokens) // 2].tolist()]
-    own = embed * (embed.sum(0) == 1)  # without the dimension that is 1 for all
-    return own[chosen].sum(0)
+    chosen = [tokens[i] for i in torch.randperm(len(tokens), generator=rng)[: len(tokens) // 2].tolist()]
+    varying = embed * (embed.sum(0) == 1)  # without the dimension that is 1 for all
+    return varying[chosen].sum(0)
 
 
 @dataclass(frozen=True)
@@ -388,21 +390,21 @@ class Compiled:
 
     @cached_property
     def all_pairs(self) -> Task:
-        words, bos = self.program.vocabulary, ["BOS"]
+        words = self.program.vocabulary
 
-        def ids(column: int) -> Tensor:
-            return torch.tensor([[words.index(w) for w in bos + x[column].split()] for x in self.program.pairs])
+        def ids(texts: Iterable[str]) -> Tensor:
+            return torch.tensor([[words.index(word) for word in text.split()] for text in texts])
 
-        labels = torch.tensor([[words.index(right), words.index(wrong)] for *_, right, wrong in self.program.pairs])
+        clean, corrupted = (ids(f"BOS {pair[side]}" for pair in self.program.pairs) for side in (0, 1))
+        labels = ids(f"{right} {wrong}" for *_, right, wrong in self.program.pairs)
         about = {"metric": "logit-difference"}
-        return Task(ids(0), ids(1), labels, metric=logit_difference, name=self.program.name, about=about)
+        return Task(clean, corrupted, labels, metric=logit_difference, name=self.program.name, about=about)
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The true edges, and how each is known: ``saturated``, ``redundant`` or ``open`` (``benchmarks/truth``)."""
+        """The true edges, and the kind of each: ``saturated``, ``redundant`` or ``open`` (``benchmarks/truth``)."""
         layout = layout_of(self.program, self.level)
-        kinds: dict[str, str] = _facts()[self.program.name]
-        return {layout.edge(edge): kind for edge, kind in kinds.items()}
+        return {layout.edge(edge): kind for edge, kind in _true_edges()[self.program.name].items()}
 
     @property
     def circuit(self) -> Circuit:
@@ -442,7 +444,7 @@ def hf_model(program: Program, level: str) -> Any:
 
 
 def hf_tokenizer(program: Program) -> Any:
-    """A tokenizer of words between spaces."""
+    """A tokenizer that splits text at spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

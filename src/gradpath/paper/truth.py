@@ -2,13 +2,13 @@
 
 Every compiled model (``compiled``) has true edges, derived by interventions and stored (``benchmarks/truth``). A
 method ranks all edges by |score|, and every group of equal scores ends a circuit; a selection gives circuits of several
-sizes. For each circuit, and for all edges at last,
+sizes. For each circuit, the last of which has all edges,
 
     precision = true edges in it / edges in it        recall = true edges in it / true edges
 
 The area is the sum of precision times the gain in recall over the circuits in order of recall (average precision). At
-random it is the share of true edges among all. F1 is the harmonic mean of both, at the best of the circuits; the recall
-of each kind of true edge is at that one, too.
+random it is the share of true edges among all. F1 is the harmonic mean of precision and recall, at the circuit where it
+is largest. The recall of each kind of true edge is at the same circuit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.attribution.attribute import attribute
+from gradpath.graph import Graph
 from gradpath.grid.bench import Bench, Key
 from gradpath.grid.experiment import Experiment, Outcome, Row, grouped, markdown
 from gradpath.grid.jobs import Advance, CellJob, Job, Planned, finished
@@ -47,25 +49,27 @@ SELECTIONS = ("refined", "acdc")
 THRESHOLDS = (0.2, 0.02, 0.002)  # of acdc
 SIZES = 16  # of the circuits of a selection, from one edge to half of all
 KINDS = ("open", "saturated", "redundant")
-TIE = 1e-6  # of the largest |score|: what is less apart is rounding
+TIE = 1e-6  # of the largest |score|: smaller differences are rounding
 RECALLS = [i / 20 for i in range(1, 21)]  # where curves are drawn
 Sets = Sequence[frozenset[str]]
 
 
 def circuits_of_ranking(scores: Scores) -> list[frozenset[str]]:
-    """The sets of edges above each score, from the largest |score| on; equal scores come together."""
-    graph = scores.graph
-    names = [graph.edge(u, v) for u, v in graph.mask.nonzero().tolist()]
-    size = scores.values[graph.mask].abs().double()
+    """The sets of edges above each score, from the largest |score| on; edges of equal scores come together."""
+    names, size = _edges(scores.graph.mask, scores.graph), scores.values[scores.graph.mask].abs().double()
     steps = (size / size.max().clamp_min(1e-30) / TIE).round().tolist()
     return [
-        frozenset(name for name, own in zip(names, steps, strict=True) if own >= step)
-        for step in sorted(set(steps), reverse=True)
+        frozenset(name for name, step in zip(names, steps, strict=True) if step >= least)
+        for least in sorted(set(steps), reverse=True)
     ]
 
 
+def _edges(mask: Tensor, graph: Graph) -> list[str]:
+    return [graph.edge(u, v) for u, v in mask.nonzero().tolist()]
+
+
 def agreement(circuits: Sets, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Precision and recall of circuits against the true edges, and what follows from them.
+    """Compare circuits with the true edges by precision and recall.
 
     Args:
         circuits: Sets of edges. The last has all edges of the model.
@@ -75,51 +79,48 @@ def agreement(circuits: Sets, kinds: Mapping[str, str]) -> dict[str, Any]:
         The area, the best F1 and the circuit that has it, and the precision at each of ``RECALLS``.
     """
     true = kinds.keys()
-    points = [(len(own & true) / len(own), len(own & true) / len(true), own) for own in circuits if own]
+    points = [(len(edges & true) / len(edges), len(edges & true) / len(true), edges) for edges in circuits if edges]
     points.sort(key=lambda point: point[1])
     area = before = 0.0
     for precision, recall, _ in points:
         area, before = area + precision * (recall - before), recall
     f1, precision, recall, best = max(
-        ((2 * p * r / (p + r) if r else 0.0, p, r, own) for p, r, own in points), key=lambda point: point[0]
+        ((2 * p * r / (p + r) if r else 0.0, p, r, edges) for p, r, edges in points), key=lambda point: point[0]
     )
     row: dict[str, Any] = {"area": area, "f1": f1, "precision": precision, "recall": recall, "edges": len(best)}
     for kind in KINDS:
-        own = {edge for edge, its in kinds.items() if its == kind}
-        row |= {f"{kind}_true": len(own), f"{kind}_found": len(own & best)}
-    # From a recall on, the best precision that can be had: curves of different programs can then be averaged.
+        true_of_kind = {edge for edge in kinds if kinds[edge] == kind}
+        row |= {f"{kind}_true": len(true_of_kind), f"{kind}_found": len(true_of_kind & best)}
+    # The best precision at this recall or a higher one: curves of different programs can then be averaged.
     row["curve"] = [round(max(p for p, r, _ in points if r >= level - 1e-9), 6) for level in RECALLS]
     return row
 
 
-@cache
-def compiled(name: str, level: str) -> Compiled:
-    return load_compiled(name, level)
-
-
-def _methods(bench: Bench) -> tuple[MethodSpec, ...]:
-    """Those that were asked for, or by default all that there is something to say about."""
-    asked = bench.request.methods
-    return parse_methods(METHODS) if asked == parse_methods(defaults.PAPER_METHODS) else asked
-
-
+compiled = cache(load_compiled)
 Cell = tuple[str, str, MethodSpec, str]  # the program, its level, the method, and the selection or '' for the ranking
 
 
+def _all_compiled() -> list[Compiled]:
+    return [compiled(name, level) for name in program_names() for level in LEVELS]
+
+
 def _cells(bench: Bench) -> list[Cell]:
-    ways = [(method, "") for method in _methods(bench)] + [(BASE, how) for how in SELECTIONS]
-    return [(name, level, *way) for level in LEVELS for name in program_names() for way in ways]
+    methods = bench.request.methods
+    if methods == parse_methods(defaults.PAPER_METHODS):  # the default of the command line
+        methods = parse_methods(METHODS)
+    rankings = [(method, "") for method in methods] + [(BASE, how) for how in SELECTIONS]
+    return [(name, level, *ranking) for level in LEVELS for name in program_names() for ranking in rankings]
 
 
 def _key(cell: Cell) -> Key:
     name, level, method, how = cell
-    own = compiled(name, level)
+    item = compiled(name, level)
     return {
         "kind": "truth",
         "version": __version__,
-        "weights": own.model.digest,
-        "tokens": task_digest(own.task, own.model.tokenizer),
-        "truth": sorted(own.kinds.items()),
+        "weights": item.model.digest,
+        "tokens": task_digest(item.task, item.model.tokenizer),
+        "truth": sorted(item.kinds.items()),
         "method": method.name,
         "options": method.options,
         "how": how,
@@ -136,66 +137,55 @@ class ModelsJob:
 
     title: str = "writing the models"
 
-    def missing(self, bench: Bench) -> list[Compiled]:
-        every = [compiled(name, level) for name in program_names() for level in LEVELS]
-        return [own for own in every if not (self.folder(bench, own) / "circuit.json").is_file()]  # written last
-
-    def folder(self, bench: Bench, own: Compiled) -> Path:
-        return bench.store.folder / "models" / own.name
+    def missing(self, bench: Bench) -> list[tuple[Compiled, Path]]:
+        """The models that are not written yet, and their folders."""
+        folders = [(item, bench.store.folder / "models" / item.name) for item in _all_compiled()]
+        return [(item, folder) for item, folder in folders if not (folder / "circuit.json").is_file()]  # written last
 
     def remaining(self, bench: Bench, planned: Planned) -> float:
         return float(len(self.missing(bench)))
 
     def run(self, bench: Bench, advance: Advance) -> None:
-        for own in self.missing(bench):
-            own.save(self.folder(bench, own))
+        for item, folder in self.missing(bench):
+            item.save(folder)
             advance(1.0)
 
 
 def _job(cell: Cell) -> CellJob:
     name, level, method, how = cell
-    own = compiled(name, level)
+    item = compiled(name, level)
+    model, task = item.model, item.task
 
     def compute(advance: Advance) -> Mapping[str, Any]:
-        graph, options = own.model.graph, method.options
-        scores = attribute(own.model, own.task, method.name, batch_size=len(own.task), **options)
-        every = frozenset(graph.edge(u, v) for u, v in graph.mask.nonzero().tolist())
-        circuits = [*_selected(own, scores, how), every] if how else circuits_of_ranking(scores)
-        return agreement(circuits, own.kinds)
+        scores = attribute(model, task, method.name, batch_size=len(task), **method.options)
+        if not how:
+            return agreement(circuits_of_ranking(scores), item.kinds)
+        every = frozenset(_edges(model.graph.mask, model.graph))
+        return agreement([*_selected(item, scores, how), every], item.kinds)
 
-    cost = own.model.graph.n_edges if how or method.name == "exact" else method.cost(own.model)
-    return CellJob(f"{own.name}: {_label(method, how)}", _key(cell), len(own.task) * cost, compute)
-
-
-def _label(method: MethodSpec, how: str) -> str:
-    return how or method.label
+    cost = model.graph.n_edges if how or method.name == "exact" else method.cost(model)
+    return CellJob(f"{item.name}: {how or method.label}", _key(cell), len(task) * cost, compute)
 
 
-def _selected(own: Compiled, scores: Scores, how: str) -> Sets:
+def _selected(item: Compiled, scores: Scores, how: str) -> Sets:
     """The circuits of a selection at sizes from one edge to half of all, or at the thresholds of ACDC."""
+    model, task = item.model, item.task
     if how == "acdc":
-        masks = acdc_masks(own.model, own.task, scores, THRESHOLDS)
-        return [frozenset(own.model.graph.edge(u, v) for u, v in mask.nonzero().tolist()) for mask in masks]
-    most = own.model.graph.n_edges / 2
-    counts = sorted({max(1, round(most ** (i / (SIZES - 1)))) for i in range(SIZES)} | {len(own.kinds)})
-    circuits = select_many(scores, counts, how=how, model=own.model, task=own.task)
-    return [frozenset(circuit.edges) for circuit in circuits]
+        return [frozenset(_edges(mask, model.graph)) for mask in acdc_masks(model, task, scores, THRESHOLDS)]
+    most = model.graph.n_edges / 2
+    counts = sorted({max(1, round(most ** (i / (SIZES - 1)))) for i in range(SIZES)} | {len(item.kinds)})
+    return [frozenset(circuit.edges) for circuit in select_many(scores, counts, how=how, model=model, task=task)]
 
 
 def outcome(bench: Bench) -> Outcome:
     rows, curves = list[Row](), list[list[float]]()
     for cell in _cells(bench):
         name, level, method, how = cell
-        value, own = finished(bench, _key(cell)), compiled(name, level)
-        row: Row = {
-            "program": name,
-            "level": level,
-            "method": _label(method, how),
-            "edges_total": own.model.graph.n_edges,
-        }
-        row |= {key: x for key, x in value.items() if key != "curve"}
-        rows.append(row)
-        curves.append(value["curve"])
+        value = finished(bench, _key(cell))
+        curves.append(value.pop("curve"))
+        row: Row = {"program": name, "level": level, "method": how or method.label}
+        rows.append({**row, "edges_total": compiled(name, level).model.graph.n_edges, **value})
+    digests = {item.model.name: item.model.digest for item in _all_compiled()}
     return Outcome(
         name="truth",
         title="Methods against circuits that are known",
@@ -203,14 +193,8 @@ def outcome(bench: Bench) -> Outcome:
         text=f"{_summary(rows)}\n\n## By program, level curved: area\n\n{_by_program(rows)}\n\n{_models()}",
         figures={"truth": lambda: _draw(rows, curves)},
         notes=(_note(bench),),
-        facts={"edges_total": None, "models": _digests(), "true_edges": _all_kinds()},
+        facts={"edges_total": None, "models": digests, "true_edges": _all_kinds()},
     )
-
-
-def _digests() -> dict[str, str]:
-    """The digest of every model's weights."""
-    models = [compiled(name, level).model for name in program_names() for level in LEVELS]
-    return {model.name: model.digest for model in models}
 
 
 def _all_kinds() -> dict[str, dict[str, str]]:
@@ -218,21 +202,21 @@ def _all_kinds() -> dict[str, dict[str, str]]:
 
 
 def _share(rows: Sequence[Row], kind: str) -> str:
-    """The share of the true edges of a kind that are found, over all programs and levels."""
-    true, found = (sum(row[f"{kind}_{what}"] for row in rows) for what in ("true", "found"))
-    return f"{100 * found / true:.0f}" if true else ""
+    """The share of the true edges of a kind that are in the best circuits, over all programs and levels."""
+    n_true, n_found = (sum(row[f"{kind}_{column}"] for row in rows) for column in ("true", "found"))
+    return f"{100 * n_found / n_true:.0f}" if n_true else ""
 
 
 def _summary(rows: Sequence[Row]) -> str:
     headings = ["method", *(f"area, {level}" for level in LEVELS), *(f"F1, {level}" for level in LEVELS)]
     headings += [*(f"{kind} edges found (%)" for kind in KINDS), "CPU seconds"]
     lines = []
-    for label, own in grouped(rows, "method").items():
-        by_level = grouped(own, "level")
+    for label, group in grouped(rows, "method").items():
+        by_level = grouped(group, "level")
         line = [method_title(label)]
         line += [f"{mean(row[x] for row in by_level[level]):.3f}" for x in ("area", "f1") for level in LEVELS]
-        line += [_share(own, kind) for kind in KINDS]
-        lines.append([*line, f"{sum(row['cpu_seconds'] for row in own):.1f}"])
+        line += [_share(group, kind) for kind in KINDS]
+        lines.append([*line, f"{sum(row['cpu_seconds'] for row in group):.1f}"])
     chance = [
         mean(sum(row[f"{kind}_true"] for kind in KINDS) / row["edges_total"] for row in rows if row["level"] == level)
         for level in LEVELS
@@ -243,13 +227,11 @@ def _summary(rows: Sequence[Row]) -> str:
 
 def _by_program(rows: Sequence[Row]) -> str:
     hard = grouped([row for row in rows if row["level"] == LEVELS[-1]], "program")
-    labels = list(grouped(rows, "method"))
-    lines = [[name, *(f"{row['area']:.2f}" for row in own)] for name, own in hard.items()]
-    return markdown(["program", *(method_title(label) for label in labels)], lines)
+    lines = [[name, *(f"{row['area']:.2f}" for row in group)] for name, group in hard.items()]
+    return markdown(["program", *map(method_title, grouped(rows, "method"))], lines)
 
 
 def _models() -> str:
-    """What each program computes, and its true edges."""
     lines = []
     for name, kinds in _all_kinds().items():
         counts = [str(list(kinds.values()).count(kind)) for kind in KINDS]
@@ -277,8 +259,9 @@ def _draw(rows: Sequence[Row], curves: Sequence[Sequence[float]]) -> Figure:
     figure, axes = panels(1, len(LEVELS) + 1, (4.0 * (len(LEVELS) + 1), 4.6))
     for ax, level in zip(axes, LEVELS, strict=False):
         for label in labels:
-            own = [c for row, c in zip(rows, curves, strict=True) if (row["level"], row["method"]) == (level, label)]
-            means = torch.tensor(own).mean(0).tolist()
+            rows_and_curves = zip(rows, curves, strict=True)
+            values = [curve for row, curve in rows_and_curves if (row["level"], row["method"]) == (level, label)]
+            means = torch.tensor(values).mean(0).tolist()
             style: dict[str, Any] = {"color": _colour(label, labels), "marker": marker(label, labels)}
             ax.plot(RECALLS, means, label=method_title(label), linewidth=1.4, markersize=4, markevery=4, **style)
         ax.set_title(level, fontsize=10, color=INK)
@@ -293,7 +276,7 @@ def _draw(rows: Sequence[Row], curves: Sequence[Sequence[float]]) -> Figure:
 
 
 def _colour(label: str, labels: list[str]) -> str:
-    """Of selections a colour that no method has."""
+    """The colour of a method; selections have colours that no method has."""
     return {"refined": INK, "acdc": BLUE}.get(label) or colour(label, labels)
 
 
@@ -301,8 +284,7 @@ def _bars(ax: Axes, rows: Sequence[Row], labels: list[str]) -> None:
     """The share of the true edges of each kind that each method finds."""
     width = 0.8 / len(labels)
     for i, label in enumerate(labels):
-        own = grouped(rows, "method")[label]
-        shares = [float(_share(own, kind) or 0) / 100 for kind in KINDS]
+        shares = [float(_share(grouped(rows, "method")[label], kind) or 0) / 100 for kind in KINDS]
         at = [place + (i - len(labels) / 2 + 0.5) * width for place in range(len(KINDS))]
         ax.bar(at, shares, width, color=_colour(label, labels), edgecolor=MUTED, linewidth=0.2)
     ax.set_xticks(range(len(KINDS)), KINDS)
@@ -312,7 +294,7 @@ def _bars(ax: Axes, rows: Sequence[Row], labels: list[str]) -> None:
 
 
 def own_model() -> Transformer:
-    """The first of the compiled models, in place of --model; it stands for all of them in the record."""
+    """The first compiled model, which stands for all of them in the record."""
     return replace(compiled(program_names()[0], "plain").model, name="compiled programs")
 
 
