@@ -380,9 +380,11 @@ def draw_curves(
     return figure
 
 
-def tiled(n: int, size: tuple[float, float], margin: tuple[float, float]) -> tuple[Figure, list[Axes], int]:
-    """A figure of n panels in up to three columns, the others hidden. Returns the number of columns, too."""
-    columns = min(3, n)
+def tiled(
+    n: int, size: tuple[float, float], margin: tuple[float, float], columns: int = 3
+) -> tuple[Figure, list[Axes], int]:
+    """A figure of n panels in up to so many columns, the others hidden. Returns the number of columns, too."""
+    columns = min(columns, n)
     lines = -(-n // columns)
     figure, axes = panels(lines, columns, (size[0] * columns + margin[0], size[1] * lines + margin[1]))
     for ax in axes[n:]:

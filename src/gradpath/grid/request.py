@@ -33,12 +33,11 @@ GRIDS = {
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a list with commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def parse_selections(text: str) -> tuple[str, ...]:
-    """Selections separated by commas. A number belongs to the word before it: thresholds have commas, too.
+    """Selections separated by commas. A number belongs to the word before it, because thresholds have commas, too.
 
     >>> parse_selections("top, acdc+threshold=0.01,0.1")
     ('top', 'acdc+threshold=0.01,0.1')
@@ -78,7 +77,7 @@ class MethodSpec:
         return int(self.options.get("steps", 1))
 
     def cost(self, model: Transformer) -> float:
-        """About how many passes over an example the scores take, for the progress bar."""
+        """The approximate number of passes over an example that the scores take, for the progress bar."""
         method, options = find_method(self.name), self.options
         return 2 * method.passes(model, options) - 1 + (4.0 * self.steps if method.whole(options) else 0.0)
 
@@ -91,23 +90,20 @@ class MethodSpec:
 
 def parse_methods(text: str) -> tuple[MethodSpec, ...]:
     """Methods separated by commas, each with its options after plus signs; names and types are checked."""
-    methods = tuple(_parse_method(word) for word in words(text))
+    methods = []
+    for word in words(text):
+        name, *options = word.split("+")
+        changes = []
+        for option in options:
+            key, equals, value = option.partition("=")
+            if not equals or not key:
+                raise UsageError(f"a method's option is written +NAME=VALUE, as in eap-gp+steps=10: got {word!r}.")
+            changes.append((key, option_value(value)))
+        methods.append(MethodSpec(name, tuple(changes)))
+        _ = methods[-1].options  # raises if the method or one of its options is unknown
     if not methods:
         raise UsageError(f"--methods needs at least one method, such as {defaults.PAPER_METHODS}: got {text!r}.")
-    return methods
-
-
-def _parse_method(word: str) -> MethodSpec:
-    name, *texts = word.split("+")
-    changes = []
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UsageError(f"a method's option is written +NAME=VALUE, as in eap-gp+steps=10: got {word!r}.")
-        changes.append((key, option_value(value)))
-    method = MethodSpec(name, tuple(changes))
-    _ = method.options  # raises if the method or one of its options is unknown
-    return method
+    return tuple(methods)
 
 
 @dataclass(frozen=True)
@@ -143,13 +139,13 @@ class Request:
 
     @property
     def sized(self) -> tuple[str, ...]:
-        """The selections that select as many edges as are asked for."""
+        """The selections that select a requested number of edges."""
         return tuple(how for how in self.hows if find_selection(how)[0].sized)
 
     @property
     def unsized(self) -> tuple[str, ...]:
-        """The selections that decide themselves how many edges they keep, such as ``acdc``."""
-        return tuple(how for how in self.hows if not find_selection(how)[0].sized)
+        """The selections that decide the number of edges themselves, such as ``acdc``."""
+        return tuple(how for how in self.hows if how not in self.sized)
 
     @property
     def measures_mib(self) -> bool:

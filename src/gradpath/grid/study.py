@@ -8,15 +8,17 @@
     examples: 50
     seeds: [0, 1]
 
-All keys are optional and have the defaults of ``curve``; one value may stand for a list of one. Paths are relative to
-the file. It is YAML without references and without objects, and all mistakes in it are reported at once, by line.
+All keys are optional and have the defaults of ``curve``; a list of one value may be written as that value. Paths are
+relative to the file. It is YAML without references and objects. All mistakes are reported at once, with their lines.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +43,7 @@ from gradpath.tasks.load import check_task
 
 Value = TypeVar("Value")
 MOST_BYTES = 1_000_000  # of a study's file
+SEE = "docs/run.md has an example."
 DATA = (".csv", ".jsonl", ".json")  # suffixes by which a task is a file of pairs
 KEYS = {
     "title": "The heading of the report.",
@@ -73,7 +76,7 @@ class Study:
     selections: tuple[str, ...]
     sizes: tuple[int | float, ...]
     seeds: tuple[int, ...]
-    request: Request  # what all parts share
+    request: Request  # the options that all parts share
     device: str | None
     dtype: str | None
     plain: Mapping[str, Any]
@@ -81,26 +84,24 @@ class Study:
     @property
     def n_cells(self) -> int:
         """The number of circuits, random ones not counted."""
-        count = 1
-        for part in (self.models, (*self.tasks, *self.data), self.methods, self.seeds):
-            count *= len(part)
-        return count * self.circuits_of(range(1, 1 + len(self.sizes)))
+        lists = (self.models, (*self.tasks, *self.data), self.methods, self.seeds)
+        return prod(map(len, lists)) * self.circuits_of(range(1, 1 + len(self.sizes)))
 
-    def circuits_of(self, counts: Iterable[int]) -> int:
+    def circuits_of(self, counts: Collection[int]) -> int:
         """The number of circuits of one method on one task: of all sizes, or of all thresholds."""
-        sizes = list(counts)
-        return sum(len(points(how, sizes)) for how in self.selections)
+        return sum(len(points(how, counts)) for how in self.selections)
 
     def counts(self, graph: Graph) -> dict[int | float, int]:
-        """The number of edges that each size stands for in a model; sizes that it does not have are left out."""
-        fits = [size for size in self.sizes if size < 1 or size <= graph.n_edges]
+        """The number of edges of each size in a model; sizes larger than the model are left out."""
+        n_edges = graph.n_edges
         return {
-            size: edge_count(graph.n_edges, None, size) if size < 1 else edge_count(graph.n_edges, int(size), None)
-            for size in fits
+            size: edge_count(n_edges, None, size) if size < 1 else edge_count(n_edges, int(size), None)
+            for size in self.sizes
+            if size < 1 or size <= n_edges
         }
 
     def benches(self, model: Transformer, store: Store) -> Iterator[Bench]:
-        """What is measured in one model: a bench for each seed, and for each file of the user's own pairs."""
+        """One bench for each seed, and for each seed and file of the user's pairs."""
         for seed in self.seeds:
             if self.tasks:
                 yield Bench(model, replace(self.request, tasks=self.tasks, seed=seed), store)
@@ -121,8 +122,8 @@ def read_study(file: str | Path, *, device: str | None = None, dtype: str | None
 
     Args:
         file: The YAML file. Its plug-ins are run.
-        device: Where to run, whatever the file says.
-        dtype: The precision, whatever the file says.
+        device: Where to run; it overrides the file.
+        dtype: The precision; it overrides the file.
 
     Returns:
         The study. An error lists every mistake with its line.
@@ -130,10 +131,10 @@ def read_study(file: str | Path, *, device: str | None = None, dtype: str | None
     path = Path(file)
     entries = _Entries(path, _parse(path))
     folder = path.parent
-    entries.each("plugins", [], lambda name: load_plugin(_beside(folder, _text(name))))
+    entries.each("plugins", [], lambda name: load_plugin(_path(folder, _text(name))))
     tasks = entries.each("tasks", [defaults.TASK], lambda name: _task(folder, _text(name)))
     study = Study(
-        title=entries.one("title", path.stem, _text),
+        title=entries.single("title", path.stem, _text),
         models=entries.each("models", [defaults.MODEL], lambda name: _model(folder, _text(name))),
         tasks=tuple(task for task in tasks if isinstance(task, str)),
         data=tuple(task for task in tasks if isinstance(task, Path)),
@@ -142,29 +143,29 @@ def read_study(file: str | Path, *, device: str | None = None, dtype: str | None
         sizes=entries.each("sizes", [defaults.SPARSITY], _size),
         seeds=entries.each("seeds", [defaults.SEED], lambda seed: whole_number("a seed", seed, least=0)),
         request=Request(),
-        device=device or entries.one("device", None, _known(find_device)),
-        dtype=dtype or entries.one("dtype", None, _known(find_dtype)),
+        device=device or entries.single("device", None, _known(find_device)),
+        dtype=dtype or entries.single("dtype", None, _known(find_dtype)),
         plain=entries.plain,
     )
     shared: dict[str, Any] = {
-        "examples": entries.one("examples", defaults.EXAMPLES, lambda n: whole_number("the number of examples", n)),
-        "ablation": entries.one("ablation", defaults.ABLATION, _known(ABLATIONS.find)),
-        "metric": entries.one("metric", None, lambda name: _metric(folder, _text(name))),
-        "batch_size": entries.one("batch_size", None, lambda n: whole_number("the batch size", n)),
-        "memory": entries.one("memory", None, lambda size: parse_bytes(str(size))),
+        "examples": entries.single("examples", defaults.EXAMPLES, lambda n: whole_number("the number of examples", n)),
+        "ablation": entries.single("ablation", defaults.ABLATION, _known(ABLATIONS.find)),
+        "metric": entries.single("metric", None, lambda name: _metric(folder, _text(name))),
+        "batch_size": entries.single("batch_size", None, lambda n: whole_number("the batch size", n)),
+        "memory": entries.single("memory", None, lambda size: parse_bytes(str(size))),
     }
     entries.check()
     return replace(study, request=Request(methods=study.methods, hows=study.selections, **shared))
 
 
 class _Entries:
-    """The keys of a file with the lines of their values, and the mistakes that were seen so far."""
+    """The keys of a file with the lines of their values, and all mistakes so far."""
 
     def __init__(self, path: Path, root: yaml.Node | None) -> None:
         self.path, self.mistakes = path, list[tuple[int, str]]()
         self.values: dict[str, tuple[int, Any, list[tuple[int, Any]]]] = {}  # key -> line, value, its items
         if not isinstance(root, yaml.MappingNode):
-            raise InputError(f"{path} has to be a list of keys with values, such as 'tasks: [ioi, sva]'. {_see()}")
+            raise InputError(f"{path} has to be a list of keys with values, such as 'tasks: [ioi, sva]'. {SEE}")
         for key_node, node in root.value:
             line, key = key_node.start_mark.line + 1, str(_plain(key_node))
             if key not in KEYS:
@@ -173,7 +174,7 @@ class _Entries:
                 self.mistakes.append((line, f"{key} was given before, in line {self.values[key][0]}."))
             else:
                 nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-                items = [(one.start_mark.line + 1, _plain(one)) for one in nodes]
+                items = [(item.start_mark.line + 1, _plain(item)) for item in nodes]
                 self.values[key] = line, _plain(node), items
 
     @property
@@ -181,14 +182,14 @@ class _Entries:
         return {key: value for key, (_, value, _) in self.values.items()}
 
     def each(self, key: str, default: Sequence[Any], parse: Callable[[Any], Value]) -> tuple[Value, ...]:
-        """The values of a list, each parsed; a value that was given twice counts once."""
+        """The values of a list, each parsed; repeated values count once."""
         line, _, items = self.values.get(key, (0, None, [(0, value) for value in default]))
         if not items and key in self.values and default:
             self.mistakes.append((line, f"{key} needs at least one value."))
         values = [self._parsed(key, line, value, parse) for line, value in items]
         return tuple(dict.fromkeys(value for value in values if value is not None))
 
-    def one(self, key: str, default: Any, parse: Callable[[Any], Value]) -> Any:
+    def single(self, key: str, default: Any, parse: Callable[[Any], Value]) -> Any:
         """A value that cannot be a list."""
         if key not in self.values:
             return default
@@ -207,14 +208,13 @@ class _Entries:
         """Raise an error that lists all mistakes, if there are any."""
         if self.mistakes:
             count = "1 mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
-            lines = [
-                f"line {line}: {' '.join(text.split())}" for line, text in sorted(self.mistakes, key=lambda one: one[0])
-            ]
+            mistakes = sorted(self.mistakes, key=itemgetter(0))
+            lines = [f"line {line}: {' '.join(text.split())}" for line, text in mistakes]
             raise UsageError(f"{self.path} has {count}:", lines)
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Plain values alone. References are refused: a few lines of them can stand for gigabytes."""
+    """Reads plain values only. References are refused: a few lines of them can expand to gigabytes."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -234,14 +234,14 @@ def _parse(path: Path) -> yaml.Node | None:
         finally:
             loader.dispose()
     except FileNotFoundError:
-        raise InputError(f"there is no file {path}. {_see()}") from None
+        raise InputError(f"there is no file {path}. {SEE}") from None
     except OSError as problem:
         raise InputError(f"{path} cannot be read: {problem.strerror}.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as problem:
         mark = getattr(problem, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 1}"
         what = getattr(problem, "problem", None) or type(problem).__name__
-        raise InputError(f"{path} is not YAML{where}: {what}. {_see()}") from None
+        raise InputError(f"{path} is not YAML{where}: {what}. {SEE}") from None
 
 
 def _plain(node: yaml.Node) -> Any:
@@ -253,10 +253,6 @@ def _plain(node: yaml.Node) -> Any:
         return f"<{node.tag}>"  # a tag of another language, or a key that cannot be one: refused as any other text
     finally:
         loader.dispose()
-
-
-def _see() -> str:
-    return "docs/run.md has an example."
 
 
 def _text(value: Any) -> str:
@@ -276,18 +272,18 @@ def _known(find: Callable[[str], object]) -> Callable[[Any], str]:
     return parse
 
 
-def _beside(folder: Path, name: str) -> Path:
-    """A path of the file, which is relative to its folder."""
+def _path(folder: Path, name: str) -> Path:
+    """A path in the file, which is relative to the file's folder."""
     return folder / os.path.expanduser(name)
 
 
 def _model(folder: Path, name: str) -> str:
-    """A folder or file next to the study, or a name that is looked up as --model does."""
-    own = _beside(folder, name)
-    if os.path.exists(own):  # which is false for a name that no system allows
-        return str(own)
+    """A folder or file, or a name that is looked up as --model does."""
+    path = _path(folder, name)
+    if os.path.exists(path):  # Path.exists raises for some names that the system does not allow
+        return str(path)
     if name.startswith((".", "/", "~")) or name.endswith(".gguf"):
-        raise InputError(f"there is no folder or file {own}.")
+        raise InputError(f"there is no folder or file {path}.")
     return name
 
 
@@ -295,7 +291,7 @@ def _task(folder: Path, name: str) -> str | Path:
     if not name.endswith(DATA):
         TASKS.find(name)
         return name
-    file = _beside(folder, name)
+    file = _path(folder, name)
     check_task(None, file)
     return file
 
@@ -314,7 +310,7 @@ def _size(value: Any) -> int | float:
 
 
 def _metric(folder: Path, name: str) -> str:
-    """The name of a metric, or ``FILE.py:function`` with the file's path from here."""
-    own = str(_beside(folder, name)) if ".py:" in name else name
-    find_metric(own)
-    return own
+    """The name of a metric, or ``FILE.py:function``."""
+    metric = str(_path(folder, name)) if ".py:" in name else name
+    find_metric(metric)
+    return metric

@@ -1,13 +1,13 @@
-"""Run a study, model by model, and report on all of it: a table of rows, tables for people, a figure and a page."""
+"""Run a study, model by model, and write its report: all rows, tables for people, a figure and a page."""
 
 from __future__ import annotations
 
 import html
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,9 @@ from gradpath.model.transformer import Transformer
 from gradpath.report.style import task_title
 from gradpath.runtime import distributed
 from gradpath.runtime.files import recorded_path, write_atomically
-from gradpath.selection import find_selection
 from gradpath.tasks import encode
 
-LoadModel = Callable[[str], "Transformer"]
+LoadModel = Callable[[str], Transformer]
 SEEDS = "With several seeds, numbers are means over them, and the ends of an interval are the lowest and the highest."
 
 
@@ -51,7 +50,7 @@ def run_study(
     watch: Callable[[], AbstractContextManager[Watch | None]] = nullcontext,
     note: Note = lambda text: None,
 ) -> Written:
-    """Measure what is missing of a study, and write its report.
+    """Measure the missing circuits of a study, and write its report.
 
     Args:
         study: The study.
@@ -79,8 +78,8 @@ def run_study(
         for bench in benches:
             rows += _rows(study, bench, label)
             random += _random_rows(study, bench, label)
-        models.append({"name": label, "edges_total": model.graph.n_edges, "weights": model.digest})
-        models[-1] |= {"dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device)}
+        about = {"name": label, "edges_total": model.graph.n_edges, "weights": model.digest}
+        models.append({**about, "dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device)})
         del model, benches
     outcome = study_outcome(study, rows, random)
     times = {"started": started, "seconds": round(time.monotonic() - begin, 2)}
@@ -90,29 +89,24 @@ def run_study(
 
 def _rows(study: Study, bench: Bench, model: str) -> list[Row]:
     """One row per circuit of a bench."""
-    sizes = study.counts(bench.model.graph).values()
-    return [
-        _row(bench, model, task, row)
-        for task in bench.request.task_names
-        for method in study.methods
-        for how in study.selections
-        for row in (
-            [measured_row(bench, task, method, how, n) for n in sizes]
-            if find_selection(how)[0].sized
-            else curve(bench, task, method, how)
-        )
-    ]
+    rows, sizes = list[Row](), study.counts(bench.model.graph).values()
+    for task, method, how in product(bench.request.task_names, study.methods, study.selections):
+        if how in bench.request.sized:
+            measured = [measured_row(bench, task, method, how, n) for n in sizes]
+        else:
+            measured = curve(bench, task, method, how)
+        rows += [_row(bench, model, task, row) for row in measured]
+    return rows
 
 
 def _random_rows(study: Study, bench: Bench, model: str) -> list[Row]:
     """For every task and size the faithfulness and error of random circuits: mean, worst and best."""
-    rows = []
-    sizes = study.counts(bench.model.graph).values() if bench.request.sized else ()
-    for task in bench.request.task_names:
-        own = [
-            row for how in bench.request.unsized for method in study.methods for row in curve(bench, task, method, how)
-        ]
-        for n in dict.fromkeys([*sizes, *(row["edges_asked"] for row in own if row["edges_asked"])]):
+    rows, request = [], bench.request
+    for task in request.task_names:
+        sizes = list(study.counts(bench.model.graph).values()) if request.sized else []
+        for how, method in product(request.unsized, study.methods):
+            sizes += [row["edges_asked"] for row in curve(bench, task, method, how) if row["edges_asked"]]
+        for n in dict.fromkeys(sizes):
             cells = [measured_row(bench, task, study.methods[0], how, n) for how in RANDOM]
             row = {**_row(bench, model, task, cells[0]), **spread(cells, "faithfulness", "error")}
             rows.append({**row, "method": "random", "how": "", "circuits": len(cells)})
@@ -126,18 +120,18 @@ def _row(bench: Bench, model: str, task: str, row: Row) -> Row:
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
-    """One row for circuits that differ in their seed alone: means, and the outermost ends of their intervals."""
+    """One row for circuits that differ only in their seed: means, and the outermost ends of their intervals."""
     merged = []
     keyed = [{**row, "size": row.get("threshold") or row["edges_asked"]} for row in rows]
     for group in grouped(keyed, "model", "task", "method", "how", "size").values():
         row = {name: value for name, value in group[0].items() if name != "size"}
-        if "threshold" in row:  # whose circuits have another size for every seed
+        if "threshold" in row:  # the size of the circuit depends on the seed
             row |= {name: round(mean_of(group, name)) for name in ("edges_asked", "edges_kept")}
             row["sparsity"] = mean_of(group, "sparsity")
         for name in ("faithfulness", "error"):
             row[name] = mean_of(group, name)
-            row[f"{name}_low"] = min(float(one[f"{name}_low"]) for one in group)
-            row[f"{name}_high"] = max(float(one[f"{name}_high"]) for one in group)
+            row[f"{name}_low"] = min(float(other[f"{name}_low"]) for other in group)
+            row[f"{name}_high"] = max(float(other[f"{name}_high"]) for other in group)
         merged.append(row)
     return merged
 
@@ -167,27 +161,24 @@ class _Table:
 
 def study_outcome(study: Study, rows: list[Row], random: list[Row]) -> Outcome:
     """The report on measured rows."""
-    shown, chance = over_seeds(rows), over_seeds(random)
-    # Circuits of thresholds have sizes of their own, and random circuits as many.
-    alike = [row for row in shown if "threshold" not in row]
-    sizes = {row["edges_asked"] for row in alike}
-    beside = [row for row in chance if row["edges_asked"] in sizes]
-    tables = [_means(alike, beside)] if alike else []
-    tables += [
-        _sizes(group, [row for row in beside if (row["model"], row["task"]) == key])
-        for key, group in grouped(alike, "model", "task").items()
-    ]
-    tables += [
-        _thresholds(group, [row for row in chance if (row["model"], row["task"]) == key[:2]])
-        for key, group in grouped([row for row in shown if "threshold" in row], "model", "task", "how").items()
-    ]
+    means, random_means = over_seeds(rows), over_seeds(random)
+    # Circuits of thresholds have other sizes, and so have the random circuits that match them.
+    by_size = [row for row in means if "threshold" not in row]
+    by_threshold = [row for row in means if "threshold" in row]
+    sizes = {row["edges_asked"] for row in by_size}
+    random_by_size = [row for row in random_means if row["edges_asked"] in sizes]
+    tables = [_means(by_size, random_by_size)] if by_size else []
+    for place, group in grouped(by_size, "model", "task").items():
+        tables.append(_sizes(group, grouped(random_by_size, "model", "task").get(place, [])))
+    for (model, task, _), group in grouped(by_threshold, "model", "task", "how").items():
+        tables.append(_thresholds(group, grouped(random_means, "model", "task").get((model, task), [])))
     notes = [READING, *([SEEDS] if len(study.seeds) > 1 else [])]
     return Outcome(
         name="study",
         title=study.title,
         rows=rows,
         text="\n\n".join(table.markdown for table in tables) or "No circuit was measured.",
-        figures={"study": lambda: _figure(study, shown, chance)} if shown else {},
+        figures={"study": lambda: _figure(study, means, random_means)} if means else {},
         notes=tuple(notes),
         facts={"random": random},
         files=lambda draft: [_write_page(study, tables, notes, draft)],
@@ -233,7 +224,7 @@ def _thresholds(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
     """The circuits of one model, task and selection without sizes: a line per method and threshold."""
     lines = []
     for row in rows:
-        near = min(random, key=lambda one: abs(one["edges_asked"] - row["edges_asked"]), default=None)
+        near = min(random, key=lambda other: abs(other["edges_asked"] - row["edges_asked"]), default=None)
         chance = "" if near is None or not row["edges_asked"] else _pair(near["faithfulness"], near["error"])
         line = [row["method"], f"{row['threshold']:g}", f"{row['edges_asked']:,}", f"{row['edges_kept']:,}"]
         lines.append([*line, nfs(row), f"{row['error']:.3f}", chance])
@@ -270,9 +261,7 @@ th:first-child, td:first-child { text-align: left; } svg { max-width: 100%; heig
 def _write_page(study: Study, tables: Sequence[_Table], notes: Sequence[str], draft: Path) -> Path:
     """Write ``study.html``: the figure and all tables, in one file that makes no request."""
     figure = draft / "study.svg"
-    picture = (
-        re.sub(r"^.*?(?=<svg)", "", figure.read_text(encoding="utf-8"), flags=re.DOTALL) if figure.exists() else ""
-    )
+    svg = figure.read_text(encoding="utf-8") if figure.exists() else ""
     parts = [
         "<!doctype html>",
         '<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
@@ -280,7 +269,7 @@ def _write_page(study: Study, tables: Sequence[_Table], notes: Sequence[str], dr
         f"<title>{html.escape(study.title)} · gradpath</title><style>{_STYLE}</style>",
         f"<h1>{html.escape(study.title)}</h1>",
         *(f"<p>{html.escape(note)}</p>" for note in notes),
-        picture,
+        svg[max(0, svg.find("<svg")) :],  # without the XML declaration
         *(table.html for table in tables),
         "</html>",
     ]
@@ -295,7 +284,7 @@ class Estimate:
     model: str
     circuits: int  # all of them, random ones not counted
     passes: float  # over one example
-    seconds: float  # about, at the speed of this machine now; of all passes
+    seconds: float  # of all passes, estimated from the current speed of this machine
 
 
 def estimate(study: Study, out: Path, load: LoadModel) -> list[Estimate]:

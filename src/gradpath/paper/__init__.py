@@ -1,4 +1,4 @@
-"""The paper's tables and figures, and its published numbers. Modules are imported when used."""
+"""The paper's tables and figures, and its published numbers. The modules of experiments are imported on first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gradpath.grid.experiment import Experiment
     from gradpath.model.transformer import Transformer
 
-# Name -> module, description; in the order in which ``all`` runs them: first those whose results others use.
+# Name -> module, description; in the order in which ``all`` runs them. Results are computed before they are reused.
 _BUILT_IN = {
     "baselines": ("paper.tables", "The metric of the full model, clean and corrupted, on every task."),
     "faithfulness": ("grid.faithfulness", "Faithfulness (NFS) against sparsity, for every task and method."),
@@ -28,11 +28,11 @@ _BUILT_IN = {
     "circuit": ("paper.circuits", "A drawing of the Greater-Than circuit at 99.9% sparsity."),
     "exact": ("paper.exact", "Each method's scores against exact edge patching."),
 }
-# Those with models of their own, which ``all`` leaves out.
+# Experiments that bring their models; ``all`` leaves them out.
 OWN_MODELS = {"truth": ("paper.truth", "Methods and selections against models whose circuit is known.")}
 _GPT2_VOCABULARY = 50257
 _NAMES = {"eap": "eap", "eap-ig": "eap-ig", "eap-gp+stride=unit": "eap-gp"}  # a method and its options -> the paper's
-ABOUT = {name: about for name, (_, about) in {**_BUILT_IN, **OWN_MODELS}.items()}
+ABOUT = {name: about for name, (_, about) in (_BUILT_IN | OWN_MODELS).items()}
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,14 @@ def find_experiment(name: str) -> Experiment:
     return EXPERIMENTS[name].load()
 
 
-def _import(name: str) -> Experiment:
+def _import(module: str, name: str) -> Experiment:
     """A built-in experiment: the constant of its name in its module."""
-    module, _ = {**_BUILT_IN, **OWN_MODELS}[name]
     experiment: Experiment = getattr(importlib.import_module(f"gradpath.{module}"), name.upper())
     return experiment
 
 
-for _name, _about in ABOUT.items():
-    EXPERIMENTS.add(_name, Listed(_about, partial(_import, _name)), __name__)
+for _name, (_module, _about) in (_BUILT_IN | OWN_MODELS).items():
+    EXPERIMENTS.add(_name, Listed(_about, partial(_import, _module, _name)), __name__)
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,11 @@ class Published:
     source: str
 
     def sparsities(self, task: str) -> tuple[float, ...]:
-        """Those of the paper's table of faithfulness, most sparse first."""
+        """The sparsities of the paper's table of faithfulness, most sparse first."""
         return tuple(float(sparsity) for sparsity in self.tables["faithfulness"].get(task, {}))
 
     def faithfulness(self, task: str, sparsity: float, method: str) -> float | None:
-        """At a sparsity; None if the paper has none. Its EAP-GP is the literal one, ``eap-gp+stride=unit``."""
+        """The faithfulness at a sparsity, if the paper has it. Its EAP-GP is ``eap-gp+stride=unit``."""
         row = self.tables["faithfulness"].get(task, {}).get(f"{sparsity:.4f}", {})
         value: float | None = row.get(_NAMES.get(method))
         return value
@@ -99,7 +98,7 @@ class Published:
         return numbers
 
     def baseline(self, task: str) -> Mapping[str, float]:
-        """The mean metric, ``clean`` and ``corrupted``, and whether it is ``doubtful``; empty if there is none."""
+        """The mean metric, ``clean`` and ``corrupted``, and whether it is ``doubtful``; empty if the paper has none."""
         numbers: Mapping[str, float] = self.tables.get("baselines", {}).get(task, {})
         return numbers
 

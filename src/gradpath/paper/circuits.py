@@ -1,13 +1,12 @@
-"""Circuits that people have seen: the Greater-Than circuit at 99.9% sparsity as a drawing, and those found by hand.
+"""A drawing of the Greater-Than circuit at 99.9% sparsity, and a comparison with circuits found by hand.
 
-Circuits of growing size, pruned, are compared with the IOI and Greater-Than circuits that people found by hand in GPT-2
+Pruned circuits of many sizes are compared with the IOI and Greater-Than circuits that people found by hand in GPT-2
 small (``data/manual``), as read by the EAP-IG authors and by ACDC: precision and recall of nodes and edges. Only a
 model with GPT-2 small's heads can be compared.
 
-Nodes are counted so that the totals of the literature come out (IOI 26 nodes and 215 edges, Greater-Than 19 and
-240): a node is a head or MLP in one of the circuit's groups. Nodes that are on edges but in no group are left out
-of the comparison: ``input``, ``logits``, and ``m11``, which is on two edges of the IOI circuit,
-a9.h7 -> m11 -> logits.
+Nodes are counted so that the totals agree with the literature (IOI 26 nodes and 215 edges, Greater-Than 19 and 240): a
+node is a head or MLP in one of the circuit's groups. Nodes that are on edges but in no group are left out of the
+comparison: ``input``, ``logits``, and ``m11``, which is on two edges of the IOI circuit, a9.h7 -> m11 -> logits.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import json
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from importlib import resources
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,6 @@ from gradpath.runtime.files import write_atomically
 from gradpath.selection.ranking import edge_count
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SPARSITY = 0.999
@@ -68,7 +66,7 @@ def circuit_outcome(bench: Bench) -> Outcome:
     rows = [circuit_row(bench, task, method, how, sparsity) for task in tasks for how in bench.request.hows]
     circuits = {task: _circuit(bench, task) for task in tasks}
     notes = [
-        f"Drawn for {task_title(task)}: {circuit.about['selection']['how']}, {len(circuit)} edges."
+        f"Drawn for {task_title(task)}: {circuit.provenance.how}, {len(circuit)} edges."
         if len(circuit)
         else f"Not drawn for {task_title(task)}: no edge is left after pruning. Ask for a lower sparsity."
         for task, circuit in circuits.items()
@@ -94,12 +92,11 @@ def _circuit(bench: Bench, task: str) -> Circuit:
 
 def _write_circuit(bench: Bench, folder: Path, task: str, circuit: Circuit) -> list[Path]:
     """Write the circuit as JSON and, if it has edges, as pictures."""
-    stem = folder / f"circuit-{task}"
-    json_file, dot_file = (folder / f"{stem.name}.{suffix}" for suffix in ("json", "dot"))
+    json_file, dot_file = (folder / f"circuit-{task}.{suffix}" for suffix in ("json", "dot"))
     circuit.save(json_file)
     if not len(circuit):
         return [json_file]
-    pictures = save(_draw_circuit(bench, task, circuit), stem)
+    pictures = save(_draw_circuit(bench, task, circuit), folder / f"circuit-{task}")
     write_atomically(dot_file, dot(circuit))
     return [json_file, *pictures, dot_file]
 
@@ -109,8 +106,7 @@ def _draw_circuit(bench: Bench, task: str, circuit: Circuit) -> Figure:
 
     _, method, sparsity = _choices(bench)
     title = f"{task_title(task)} in {bench.title}: {len(circuit)} edges at {100 * sparsity:.4g}% sparsity\n"
-    title += f"{method_title(method.label)}, {circuit.about['selection']['how']}, "
-    title += f"on {len(bench.task(task, 'train'))} examples"
+    title += f"{method_title(method.label)}, {circuit.provenance.how}, on {len(bench.task(task, 'train'))} examples"
     width, height = inches(circuit.graph)
     total = height + 0.55  # inches, for the title
     figure = Figure(figsize=(max(width, 4.6), total))
@@ -200,13 +196,8 @@ def manual_jobs(bench: Bench) -> list[Job]:
 
 
 def manual_outcome(bench: Bench) -> Outcome:
-    rows = [
-        row
-        for manual in _chosen(bench)
-        for how in bench.request.hows
-        for method in bench.request.methods
-        for row in _rows(bench, manual, method, how)
-    ]
+    choices = product(_chosen(bench), bench.request.hows, bench.request.methods)
+    rows = [row for manual, how, method in choices for row in _rows(bench, manual, method, how)]
     groups = grouped(rows, "manual")
     return Outcome(
         name="manual",
@@ -268,23 +259,19 @@ def _draw_overlap(bench: Bench, rows: Sequence[Row]) -> Figure:
     for i, manual in enumerate(circuits):
         examples = len(bench.task(manual.task, "train"))
         for kind, ax in zip(("node", "edge"), axes[2 * i :], strict=False):
-            _overlap_panel(ax, grouped(rows, "manual")[manual.name], kind, labels)
+            for (label, how), group in grouped(grouped(rows, "manual")[manual.name], "method", "how").items():
+                ax.plot(*_curve(group, kind), LINES.get(how, ":"), color=colour(label, labels), linewidth=1.5)
             count = len(manual.nodes if kind == "node" else manual.edges)
             ax.set_title(f"{manual.title}\n{count} {kind}s, {examples} examples", fontsize=8.5, color=INK)
+            ax.set_xlabel(f"{kind} recall (share of the manual circuit)")
+            ax.set_ylabel(f"{kind} precision (share of ours)")
+            ax.set_xlim(-0.02, 1.02)
+            ax.set_ylim(-0.02, 1.02)
     handles = [Line2D([], [], color=colour(x, labels), label=method_title(x)) for x in labels]
     handles += [Line2D([], [], color=INK, linestyle=LINES.get(how, ":"), label=how) for how in grouped(rows, "how")]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.suptitle(f"Overlap with manual circuits in {bench.title}", fontsize=12, color=INK)
     return figure
-
-
-def _overlap_panel(ax: Axes, rows: Sequence[Row], kind: str, labels: list[str]) -> None:
-    for (label, how), group in grouped(rows, "method", "how").items():
-        ax.plot(*_curve(group, kind), LINES.get(how, ":"), color=colour(label, labels), linewidth=1.5)
-    ax.set_xlabel(f"{kind} recall (share of the manual circuit)")
-    ax.set_ylabel(f"{kind} precision (share of ours)")
-    ax.set_xlim(-0.02, 1.02)
-    ax.set_ylim(-0.02, 1.02)
 
 
 MANUAL = Experiment("manual", manual_jobs, manual_outcome, manual_refusal)

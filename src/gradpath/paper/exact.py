@@ -1,7 +1,7 @@
 """Each method's scores against what they estimate, exact edge patching. The paper has no such table.
 
-Rank correlation and the overlap of the largest scores, over all edges of a small model or a seeded random sample of
-the edges of a large one, and what each costs. Both kinds of scores are computed on the same examples.
+Rank correlation and the overlap of the largest scores, over all edges or a seeded random sample of them, and the cost
+of each. Both kinds of scores are computed on the same examples.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from torch import Tensor
 from gradpath.attribution.exact import Edge, exact_scores, passes, sample
 from gradpath.grid.bench import Bench, Key
 from gradpath.grid.experiment import Column, Experiment, Outcome, Row, grouped, interval_column, markdown, percent
+from gradpath.grid.faithfulness import tiled
 from gradpath.grid.jobs import Advance, CellJob, Job, finished, scaled
 from gradpath.grid.request import MethodSpec
-from gradpath.report.style import INK, MUTED, colour, method_title, panels, task_title
+from gradpath.report.style import INK, MUTED, colour, method_title, task_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Values = Float[Tensor, " edge"]
-CHUNK = 100  # edges in a cell: what a killed run can lose
+CHUNK = 100  # edges in a cell: a killed run loses at most these
 SHARES = (0.01, 0.05, 0.25)  # of the compared edges, for the overlap of the largest
 
 
@@ -191,12 +192,9 @@ def draw_exact(rows: Sequence[Row], points: Sequence[Points], model: str) -> Fig
     """A panel for each row, a dot for each edge; on the dotted line the estimate is exact."""
     tasks, labels = list(grouped(rows, "task")), list(grouped(rows, "method"))
     columns = len(labels) if len(tasks) > 1 else min(4, len(labels))
-    lines = -(-len(rows) // columns)
-    figure, axes = panels(lines, columns, (3.3 * columns + 0.6, 2.9 * lines + 0.8))
+    figure, axes, _ = tiled(len(rows), (3.3, 2.9), (0.6, 0.8), columns)
     for ax, row, scores in zip(axes, rows, points, strict=False):
         _panel(ax, row, scores, colour(row["method"], labels))
-    for ax in axes[len(rows) :]:
-        ax.set_visible(False)
     edges = f"{rows[0]['edges']:,} of {rows[0]['edges_total']:,} edges"
     figure.suptitle(f"Scores against exact patching in {model} ({edges})", fontsize=12, color=INK)
     return figure
@@ -209,26 +207,16 @@ def _panel(ax: Axes, row: Row, points: Points, paint: str) -> None:
     for scale in (ax.set_xscale, ax.set_yscale):
         scale("symlog", linthresh=limit / 1000)
     ax.plot([-limit, limit], [-limit, limit], color=MUTED, linewidth=0.8, linestyle=":", label="equal")
-    many = len(exact) > 2000  # as shapes, they would make a file of megabytes
+    many = len(exact) > 2000  # as vector shapes they would make the file megabytes large
     ax.scatter(exact, estimated, s=5, color=paint, alpha=0.45, linewidths=0, label="one edge", rasterized=many)
-    power = 10.0 ** exponent(limit)
+    power = 10.0 ** int(f"{limit:e}".partition("e")[2])  # the largest power of ten that is not above the limit
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_ticks([-power, -power / 100, 0.0, power / 100, power])
         axis.set_major_formatter(lambda x, _: f"{x:g}")
         axis.set_tick_params(labelsize=7)
-    task = f"{task_title(row['task'])}, {row['examples']} examples"
-    title = f"{method_title(row['method'])}: {task}\n"
+    title = f"{method_title(row['method'])}: {task_title(row['task'])}, {row['examples']} examples\n"
     title += f"Spearman {row['spearman']:.2f}, of sizes {row['spearman_size']:.2f}"
     ax.set_title(title, fontsize=8.5, color=INK)
     ax.set_xlabel("exact score (loss of the metric)", fontsize=8)
     ax.set_ylabel("estimated score", fontsize=8)
     ax.legend(loc="upper left", fontsize=6.5, frameon=False, handletextpad=0.3)
-
-
-def exponent(x: float) -> int:
-    """The exponent of the largest power of ten that is not above x.
-
-    >>> exponent(0.3), exponent(20.0)
-    (-1, 1)
-    """
-    return int(f"{x:e}".partition("e")[2])

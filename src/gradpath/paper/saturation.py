@@ -1,10 +1,10 @@
 r"""The figure that explains the paper: the gradient and the metric along each method's path.
 
-One edge u -> v, the mean over a task's examples. EAP takes the gradient at the clean prompt alone, EAP-IG at k points
+One edge u -> v, the mean over a task's examples. EAP takes the gradient at the clean prompt only, EAP-IG at k points
 of the straight line to the corrupted prompt, EAP-GP at k points of its own path. The path is saturated where the
 gradient at v is close to zero (here: its norm is below a tenth of its largest on the straight line). It is flat, a
 weaker and more common condition, where the product of the gradient with x_u - x'_u is close to zero in the same sense:
-there is a gradient, but it says nothing about this edge.
+there is a gradient, but it contributes nothing to the score of this edge.
 
 For an edge u -> v and a point p of a path::
 
@@ -101,7 +101,7 @@ def follow_gradpath(
     options = path.options({"steps": steps, "start": True, "stride": "unit"}) | {"steps": steps + 1}
 
     def gradpath(runs: BatchRuns) -> Iterator[PointRun]:
-        return (here for here, scored in run_path(runs, path, options) if scored)
+        return (run for run, scored in run_path(runs, path, options) if scored)
 
     at = [j / steps for j in range(steps + 1)]
     return _follow(model, task, edge, gradpath, at, limits, progress, n_at_once=steps, whole=True)
@@ -127,7 +127,7 @@ def _follow(
         with torch.enable_grad():
             runs = BatchRuns(model, batch.to(model.device), task.metric, whole)
             difference = write_of(model, runs.writes, source).view(len(batch), -1)
-            values = [_quantities(runs, here, difference, target) for here in points(runs)]
+            values = [_quantities(runs, point, difference, target) for point in points(runs)]
         return batch.index, torch.stack(values, 1).double().cpu()
 
     # (quantity, point, example), in the order of the task's examples
@@ -146,13 +146,13 @@ def _follow(
     return Track(list(at), dict(zip(QUANTITIES, distributed.all_sum(total), strict=True)))
 
 
-def _quantities(runs: BatchRuns, here: PointRun, difference: Tensor, target: int) -> Tensor:
+def _quantities(runs: BatchRuns, point: PointRun, difference: Tensor, target: int) -> Tensor:
     """The three quantities at a point, (quantity, batch)."""
-    metric = runs.metric_of(here.final)[0]
-    at = torch.arange(runs.start, runs.start + here.suffix.shape[1], device=metric.device)
+    metric = runs.metric_of(point.final)[0]
+    at = torch.arange(runs.start, runs.start + point.suffix.shape[1], device=metric.device)
     # Positions before an example's first difference are in the suffix only because of others in the batch.
     counts = at >= runs.batch.first[:, None]
-    gradient = (read_gradient(runs.model, here.run, metric.sum(), target) * counts[..., None]).flatten(1)
+    gradient = (read_gradient(runs.model, point.run, metric.sum(), target) * counts[..., None]).flatten(1)
     return torch.stack([gradient.norm(dim=1), (difference * gradient).sum(1), metric.detach().float()])
 
 
@@ -193,12 +193,11 @@ def _key(bench: Bench, task: str) -> Key:
 
 
 def _job(bench: Bench, task: str) -> CellJob:
-    train = bench.task(task, "train")
+    train, model, limits = bench.task(task, "train"), bench.model, bench.request.limits
     line_cost, path_cost = 2.5 * LINE_POINTS, 5.0 * STEPS
 
     def compute(advance: Advance) -> Mapping[str, Any]:
         edge = bench.request.edge or strongest(bench.scores(task, RANKING))
-        model, limits = bench.model, bench.request.limits
         line = follow_line(model, train, edge, LINE_POINTS, limits=limits, progress=scaled(advance, line_cost))
         path = follow_gradpath(model, train, edge, STEPS, limits=limits, progress=scaled(advance, path_cost))
         return {"edge": edge, "examples": len(train), "line": _summary(line), "eap-gp": _summary(path)}
@@ -207,7 +206,7 @@ def _job(bench: Bench, task: str) -> CellJob:
 
 
 def strongest(scores: Scores) -> str:
-    """The edge of largest |score|, except edges into the logits: their gradient hardly depends on the path."""
+    """The edge of largest |score|, without edges into the logits: their gradient hardly depends on the path."""
     size = scores.values.abs().clone()
     size[:, scores.graph.logits] = -1
     best = int(size.masked_fill(~scores.graph.mask, -1).argmax())
@@ -265,8 +264,10 @@ def _methods_at(path: str, i: int) -> str:
     """The methods that take the gradient at the i-th point of a path."""
     if path == "eap-gp":
         return "eap-gp" if i else ""
-    # EAP-IG's points j = 1..k count from the corrupted end: the clean prompt is one, the corrupted is not.
-    return " ".join(["eap"] * (i == 0) + ["eap-ig"] * (i % 8 == 0 and i < LINE_POINTS - 1))
+    # EAP-IG's points j = 1..k count from the corrupted end: the clean prompt is one of them, the corrupted is not.
+    if i % 8 or i == LINE_POINTS - 1:
+        return ""
+    return "eap-ig" if i else "eap eap-ig"
 
 
 def _points_of(method: str, rows: Sequence[Row]) -> list[Row]:

@@ -3,7 +3,7 @@
 The paper's claim: a few steps are enough, and more can hurt.
 
 With unit steps, GradPath's points for k = 3 are the first three of k = 20. So one run of 20 steps gives the scores of
-every smaller k, ::
+every smaller k::
 
     score_k = (x_u - x'_u) . 1/k  sum over j = 1..k of  dL/d in_v (gamma_j)
 
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import find_method, find_path
-from gradpath.grid.bench import Bench, Key, digest, timed
+from gradpath.grid.bench import Bench, Key, timed
 from gradpath.grid.experiment import Experiment, Outcome, Row, grouped, markdown, percent
 from gradpath.grid.faithfulness import READING, circuit_row, tiled
-from gradpath.grid.jobs import Advance, CircuitJob, Job, Planned, scaled
+from gradpath.grid.jobs import Advance, CircuitJob, Job, Planned, plan, scaled
 from gradpath.grid.request import MethodSpec
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
@@ -77,17 +77,14 @@ class NestedJob:
         return {k: key for k, key in keys.items() if not bench.store.has_scores(key)}
 
     def remaining(self, bench: Bench, planned: Planned) -> float:
-        missing = {k: digest(key) for k, key in self.missing(bench).items()}
-        new = [k for k, name in missing.items() if name not in planned]
-        planned |= set(missing.values())
+        new = [k for k, key in self.missing(bench).items() if plan(key, planned)]
         return len(bench.task(self.task, "train")) * self.method.with_steps(max(new)).cost(bench.model) if new else 0.0
 
     def run(self, bench: Bench, advance: Advance) -> None:
         missing, task = self.missing(bench), bench.task(self.task, "train")
         most = max(missing)
         progress = scaled(advance, self.method.with_steps(most).cost(bench.model))
-        # The sums stop at every number of steps, missing or not: so a run that was killed and continues rounds as
-        # one that was not.
+        # The sums stop at every number of steps, missing or not: a continued run rounds like one that was not killed.
         steps, limits = [k for k in self.steps if k <= most], bench.request.limits
         scores, seconds = timed(
             lambda: attribute_nested(bench.model, task, self.method, steps, limits=limits, progress=progress)

@@ -4,10 +4,10 @@ Baselines are the metric of the full model on clean and on corrupted prompts: th
 faithfulness score, with bootstrap intervals over examples, and the numbers of pairs that the model's tokenizer kept and
 dropped.
 
-Seconds on one machine say little about another. So the table of times also has the number of forward and backward
-passes that a method makes, and its CPU time as a multiple of one plain forward and backward pass of the same model over
-the same prompts. The two times are measured alternately on one batch, and the smallest of each is used, which keeps a
-noisy machine out of the ratio.
+Seconds depend on the machine. So the table of times also has the number of forward and backward passes that a method
+makes, and its CPU time as a multiple of one plain forward and backward pass of the same model over the same prompts.
+The two times are measured alternately on one batch, and the smallest of each counts, so that other work on the machine
+hardly changes the ratio.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _baseline_job(bench: Bench, name: str) -> CellJob:
     def compute(advance: Advance) -> Mapping[str, Any]:
         result = evaluate(
             bench.model,
-            Circuit(bench.model.graph, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0)),
+            Circuit.from_edges(bench.model.graph, ()),
             task,
             batch_size=bench.request.batch_size,
             memory=bench.request.memory,
@@ -160,7 +160,7 @@ def runtime_jobs(bench: Bench) -> list[Job]:
 
 
 def _timing_key(bench: Bench, task: str, method: MethodSpec) -> Key:
-    """The key of a timing, on one batch that fits for all methods and for plain passes over the whole prompt."""
+    """The key of a timing, on a batch that is small enough for all methods and for plain passes over whole prompts."""
     pairs = encode(bench.task(task, "train"), bench.model.tokenizer)
     needs = [(x.steps, find_method(x.name).whole(x.options)) for x in bench.request.methods]
     limits = bench.request.limits
@@ -176,49 +176,40 @@ def _timing_job(bench: Bench, task: str, method: MethodSpec) -> CellJob:
     batch = bench.task(task, "train")[: key["batch"]]
     cost = len(batch) * (method.cost(bench.model) + 2) * (REPEATS + 1)
 
-    def score() -> None:
-        attribute(bench.model, batch, method.name, batch_size=len(batch), **method.options)
+    # CPU time, which other programs do not disturb; an accelerator has only wall time.
+    clock = time.process_time if bench.model.device.type == "cpu" else time.perf_counter
 
-    def plain() -> None:
-        forward_and_backward(bench.model, batch)
+    def seconds(work: Callable[[], object]) -> float:
+        begin = clock()
+        work()
+        return clock() - begin
+
+    def measure(advance: Advance) -> dict[str, float]:
+        times = []
+        for _ in range(REPEATS + 1):
+            scoring = seconds(
+                lambda: attribute(bench.model, batch, method.name, batch_size=len(batch), **method.options)
+            )
+            times.append((scoring, seconds(lambda: forward_and_backward(bench.model, batch))))
+            advance(cost / (REPEATS + 1))
+        scoring, plain = map(min, zip(*times[1:], strict=True))  # the first run warms up
+        return {"method": scoring, "plain": plain, "ratio": scoring / plain}
 
     def compute(advance: Advance) -> Mapping[str, Any]:
-        def measure() -> dict[str, float]:
-            times = alternate([score, plain], clock_for(bench.model), lambda: advance(cost / (REPEATS + 1)))
-            return {"method": times[0], "plain": times[1], "ratio": times[0] / times[1]}
-
-        return distributed.on_first_rank(measure)  # other ranks would slow it down
+        return distributed.on_first_rank(lambda: measure(advance))  # other ranks would slow it down
 
     return CellJob(f"{task}: timing {method.label}", key, cost, compute)
-
-
-def clock_for(model: Transformer) -> Callable[[], float]:
-    """CPU time, which other programs do not disturb; on an accelerator, which has none, wall time."""
-    return time.process_time if model.device.type == "cpu" else time.perf_counter
-
-
-def alternate(works: Sequence[Callable[[], None]], clock: Callable[[], float], tick: Callable[[], None]) -> list[float]:
-    """The smallest time of each work: all are run once to warm up, then timed in turns."""
-    best = [float("inf")] * len(works)
-    for turn in range(REPEATS + 1):
-        for i, work in enumerate(works):
-            begin = clock()
-            work()
-            if turn:
-                best[i] = min(best[i], clock() - begin)
-        tick()
-    return best
 
 
 def forward_and_backward(model: Transformer, task: Task) -> None:
     """The unit of time: the metric of the clean prompts and its gradient at the input."""
     pairs = encode(task, model.tokenizer)
-    for batch in pairs.batches(len(pairs)):
-        on = batch.to(model.device)
+    for pairs_on_cpu in pairs.batches(len(pairs)):
+        batch = pairs_on_cpu.to(model.device)
         with torch.enable_grad():
-            x = model.embed(on.clean).detach().requires_grad_()
-            last = model.run(x).final_in[torch.arange(len(on), device=model.device), on.last]
-            metric = task.metric(model.unembed(last), on.labels).sum()
+            x = model.embed(batch.clean).detach().requires_grad_()
+            last = model.run(x).final_in[torch.arange(len(batch), device=model.device), batch.last]
+            metric = task.metric(model.unembed(last), batch.labels).sum()
             torch.autograd.grad(metric, x)[0].cpu()
 
 
@@ -233,13 +224,12 @@ def runtime_outcome(bench: Bench) -> Outcome:
         "of all examples."
     )
     paper = (f"Paper: {bench.paper.source}; its seconds are on an NVIDIA A40.",) if bench.paper else ()
+    paper_columns = PAPER_RUNTIME_COLUMNS if any("paper_seconds" in row for row in rows) else []
     return Outcome(
         name="runtime",
         title=f"Faithfulness and cost at {100 * SPARSITY:g}% sparsity in {bench.title}",
         rows=rows,
-        text=table(
-            [*RUNTIME_COLUMNS, *(PAPER_RUNTIME_COLUMNS if any("paper_seconds" in row for row in rows) else ())], rows
-        ),
+        text=table([*RUNTIME_COLUMNS, *paper_columns], rows),
         figures={"runtime": lambda: _draw_runtime(rows, bench.title)},
         notes=(READING, note, *paper),
     )
