@@ -68,7 +68,7 @@ class Store:
     folder: Path
 
     def cell(self, key: Key) -> dict[str, Any] | None:
-        """The value of a finished cell, or None. A file that is not as it was written counts as unfinished."""
+        """The value of a finished cell, or None. A file that was changed after it was written is measured again."""
 
         def read() -> dict[str, Any] | None:
             file = self._cell_file(key)
@@ -268,7 +268,7 @@ class Bench:
         return self.store.order(_order_key(scores, how))
 
     def sparsities(self, task: str) -> tuple[float, ...]:
-        """The requested sparsities, or those of the grid; the paper's tables of larger models have their own."""
+        """The requested sparsities, or those of the grid; the paper's tables of larger models have other grids."""
         if self.request.sparsities is not None:
             return self.request.sparsities
         if self.request.grid == "paper" and self.paper is not None and self.paper.name != "gpt2":

@@ -78,20 +78,18 @@ RANDOM = tuple(f"random+seed={seed}" for seed in range(5))
 
 
 def jobs(bench: Bench) -> list[Job]:
-    """One job per task and method, which measures all its circuits, and one per task for random ones."""
+    return [job for task in bench.request.task_names for job in task_jobs(bench, task, bench.sizes(task))]
+
+
+def task_jobs(bench: Bench, task: str, sizes: tuple[int, ...]) -> list[Job]:
+    """One job per method, which measures all its circuits on a task, and then random circuits of the same sizes."""
     request = bench.request
-    jobs: list[Job] = []
-    for task in request.task_names:
-        jobs += [CircuitJob(task, (method,), request.hows, bench.sizes(task)) for method in request.methods]
-        jobs += random_jobs(task, request.methods, request.hows, bench.sizes(task))
+    jobs: list[Job] = [CircuitJob(task, (method,), request.hows, sizes) for method in request.methods]
+    if request.sized:
+        jobs.append(CircuitJob(task, request.methods[:1], RANDOM, sizes))
+    if request.unsized:
+        jobs.append(MatchedJob(task, request.methods, request.unsized, RANDOM))
     return jobs
-
-
-def random_jobs(task: str, methods: tuple[MethodSpec, ...], hows: Sequence[str], sizes: tuple[int, ...]) -> list[Job]:
-    """Random circuits of the given sizes, and of the sizes of selections that decide themselves (run before)."""
-    unsized = tuple(how for how in hows if not find_selection(how)[0].sized)
-    jobs: list[Job] = [] if len(unsized) == len(hows) else [CircuitJob(task, methods[:1], RANDOM, sizes)]
-    return jobs + ([MatchedJob(task, methods, unsized, RANDOM)] if unsized else [])
 
 
 def random_rows(bench: Bench) -> list[Row]:

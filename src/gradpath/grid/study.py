@@ -29,8 +29,8 @@ from gradpath.ablation import ABLATIONS
 from gradpath.errors import GradpathError, InputError, UsageError, reason, unknown, whole_number
 from gradpath.graph import Graph
 from gradpath.grid.bench import Bench, Store
-from gradpath.grid.faithfulness import random_jobs
-from gradpath.grid.jobs import CircuitJob, Job, points
+from gradpath.grid.faithfulness import task_jobs
+from gradpath.grid.jobs import Job, points
 from gradpath.grid.request import CUSTOM, MethodSpec, Request, parse_methods
 from gradpath.limits import parse_bytes
 from gradpath.model.load import find_device, find_dtype
@@ -109,12 +109,10 @@ class Study:
                 yield Bench(model, replace(self.request, tasks=(CUSTOM,), data=file, seed=seed), store)
 
     def jobs(self, bench: Bench) -> list[Job]:
-        """A job per task and method, and one per task for random circuits of the same sizes."""
-        counts, jobs = tuple(dict.fromkeys(self.counts(bench.model.graph).values())), list[Job]()
-        for task in bench.request.task_names if self.circuits_of(counts) else ():
-            jobs += [CircuitJob(task, (method,), self.selections, counts) for method in self.methods]
-            jobs += random_jobs(task, self.methods, self.selections, counts)
-        return jobs
+        """The jobs of all tasks; none if the model is too small for all sizes."""
+        counts = tuple(dict.fromkeys(self.counts(bench.model.graph).values()))
+        tasks = bench.request.task_names if self.circuits_of(counts) else ()
+        return [job for task in tasks for job in task_jobs(bench, task, counts)]
 
 
 def read_study(file: str | Path, *, device: str | None = None, dtype: str | None = None) -> Study:

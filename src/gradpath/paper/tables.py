@@ -175,7 +175,7 @@ def _timing_job(bench: Bench, task: str, method: MethodSpec) -> CellJob:
     key = _timing_key(bench, task, method)
     batch = bench.task(task, "train")[: key["batch"]]
     cost = len(batch) * (method.cost(bench.model) + 2) * (REPEATS + 1)
-
+    options = {"batch_size": len(batch), **method.options}
     # CPU time, which other programs do not disturb; an accelerator has only wall time.
     clock = time.process_time if bench.model.device.type == "cpu" else time.perf_counter
 
@@ -187,18 +187,16 @@ def _timing_job(bench: Bench, task: str, method: MethodSpec) -> CellJob:
     def measure(advance: Advance) -> dict[str, float]:
         times = []
         for _ in range(REPEATS + 1):
-            scoring = seconds(
-                lambda: attribute(bench.model, batch, method.name, batch_size=len(batch), **method.options)
-            )
+            scoring = seconds(lambda: attribute(bench.model, batch, method.name, **options))
             times.append((scoring, seconds(lambda: forward_and_backward(bench.model, batch))))
             advance(cost / (REPEATS + 1))
         scoring, plain = map(min, zip(*times[1:], strict=True))  # the first run warms up
         return {"method": scoring, "plain": plain, "ratio": scoring / plain}
 
-    def compute(advance: Advance) -> Mapping[str, Any]:
-        return distributed.on_first_rank(lambda: measure(advance))  # other ranks would slow it down
+    def on_first_rank(advance: Advance) -> dict[str, float]:  # other ranks would slow it down
+        return distributed.on_first_rank(lambda: measure(advance))
 
-    return CellJob(f"{task}: timing {method.label}", key, cost, compute)
+    return CellJob(f"{task}: timing {method.label}", key, cost, on_first_rank)
 
 
 def forward_and_backward(model: Transformer, task: Task) -> None:
