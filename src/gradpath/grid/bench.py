@@ -1,11 +1,11 @@
-"""A model, a request and a store of finished work: what every experiment works on.
+"""The bench that every experiment works on: a model, a request and a store of finished work.
 
 A cell of the store is one measurement: a small JSON file named after its key. The key is a dictionary of plain values
 with everything that the result depends on: digests of the model's weights and the task's tokens, the method with all
 its options, the selection, the number of edges. The file contains the key as well. Files are written atomically, so a
 file that exists is complete, even if the run was killed.
 
-In a distributed run only the first rank reads and writes, and sends the others what it read. All ranks call the same
+In a distributed run only the first rank reads and writes, and sends its values to the others. All ranks call the same
 methods in the same order.
 """
 
@@ -239,8 +239,8 @@ class Bench:
     def circuits(self, scores: Scores, task: str, how: str, counts: Sequence[int]) -> list[Circuit]:
         """Circuits of several sizes; selections that measure circuits use the attributed examples.
 
-        What such a selection selects is stored, because the report cannot compute it: all circuits of a selection
-        that decides their size, and otherwise the order of edges, not pruned, with the smallest size it was made for.
+        The report cannot run such a selection. So the store keeps its circuits if it decides their size, or its order
+        of edges, not pruned, if smaller circuits are parts of larger ones.
         """
         train, limits = self.task(task, "train"), self.request.limits
         selection, _ = find_selection(how)

@@ -216,7 +216,7 @@ def reproduce(
     watch: Watch | None = None,
     note: Note = lambda text: None,
 ) -> list[Written]:
-    """Run what is missing of some experiments and write their results.
+    """Run experiments and write their results; finished measurements are not repeated.
 
     Args:
         bench: The model, the request and the store.

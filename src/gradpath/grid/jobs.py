@@ -44,13 +44,13 @@ class Job(Protocol):
     @property
     def title(self) -> str: ...
     def remaining(self, bench: Bench, planned: Planned) -> float:
-        """The cost of what is not stored yet, in passes over one example.
+        """The cost of the results that are not stored yet, in passes over one example.
 
         Keys in ``planned`` cost nothing; the job adds its own.
         """
 
     def run(self, bench: Bench, advance: Advance) -> None:
-        """Compute and store what is missing; calls ``advance`` with costs that add up to ``remaining``."""
+        """Compute and store the missing results. Calls ``advance`` with costs that add up to ``remaining``."""
 
 
 def run_jobs(bench: Bench, jobs: Sequence[Job], watch: Watch | None = None) -> None:
@@ -115,8 +115,8 @@ class CircuitJob:
     """Circuits of several sizes and selections from the scores of one method, or of several related ones.
 
     Circuits are measured in groups, and a group is stored as soon as it is done. The rounding of a circuit's numbers
-    depends on the number and order of the circuits in its group. So a group of which a killed run stored only a part
-    is measured again with empty circuits in the places of the stored ones.
+    depends on the number and order of the circuits in its group. So a group that a killed run stored only in part is
+    measured again, with empty circuits in the places of the stored ones.
     """
 
     task: str
@@ -130,7 +130,7 @@ class CircuitJob:
         return f"{self.task}: {first}" + (f" to {last}" if len(self.methods) > 1 else "")
 
     def groups(self, bench: Bench) -> list[tuple[list[CircuitSpec], list[CircuitSpec]]]:
-        """The circuits that are measured together, and those of them that are missing."""
+        """The groups of circuits that are measured together, and the missing circuits of each."""
         counts = dict.fromkeys(self.counts)
         specs = [(method, *point) for method in self.methods for how in self.hows for point in points(how, counts)]
         groups = [specs[at : at + TOGETHER] for at in range(0, len(specs), TOGETHER)]

@@ -288,7 +288,7 @@ class Estimate:
 
 
 def estimate(study: Study, out: Path, load: LoadModel) -> list[Estimate]:
-    """Count what is left to do, model by model, and time a few passes."""
+    """Count the missing passes, model by model, and time a few of them."""
     estimates = []
     for name in study.models:
         model = load(name)

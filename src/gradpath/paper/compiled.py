@@ -6,8 +6,8 @@ stream x of one dimension per value. ``data/truth`` has its weights for fifteen 
 
     stream = [x, -x, C, -C, 0 ...]        C = 8192, in the positional embeddings, so no ablation changes it
 
-The mean of the stream is 0 and its norm is that of the constant, up to |x|^2 / 2 C^2 < 1e-6 of it, so LayerNorm divides
-by a constant, which its gain undoes. The activation is ReLU, as in tracr; neurons that tracr leaves at exactly 0, where
+The mean of the stream is 0 and its norm is the constant's, up to a share |x|^2 / 2 C^2 < 1e-6, so LayerNorm divides by
+a constant, which its gain undoes. The activation is ReLU, as in tracr; neurons that tracr leaves at exactly 0, where
 ReLU has no derivative, are moved below it. A weight w that reads x reads the stream as [w / 2, -w / 2].
 
 Programs come at three levels:
@@ -368,7 +368,7 @@ def _property(program: Program, rng: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled model, its data, and what is known about it."""
+    """A compiled model, its data and its true circuit."""
 
     program: Program
     level: str

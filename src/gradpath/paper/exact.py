@@ -1,4 +1,4 @@
-"""Each method's scores against what they estimate, exact edge patching. The paper has no such table.
+"""Each method's scores against exact edge patching, which they estimate. The paper has no such table.
 
 Rank correlation and the overlap of the largest scores, over all edges or a seeded random sample of them, and the cost
 of each. Both kinds of scores are computed on the same examples.
