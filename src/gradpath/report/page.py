@@ -22,7 +22,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, replace
 from importlib.resources import files
 from pathlib import Path
@@ -43,17 +43,18 @@ from gradpath.report.plots import draw
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS
-from gradpath.verdict import NAMES, QUESTIONS, Check, sentence
+from gradpath.verdict import NAMES, QUESTIONS, Check, Effects, sentence
 
 LIMIT = 30_000
 _POINT = ("how", "asked", "kept", "faithfulness", "low", "high", "error")  # the page's names for a CurvePoint
-_DIGITS = 4  # of the numbers of roles
+_DIGITS = 4  # of the numbers of roles: a page has thousands of them
 _SCRIPTS = (
     "graph select format layout paint svg scene view curve controls details inside pattern notes address "
     "search evidence verdict downloads compare theme"
 )
 SCRIPTS = [f"{name}.js" for name in f"{_SCRIPTS} keys main".split()]
 FIGURES = (".svg", ".png", ".pdf")
+GRAPHS = {".dot": dot, ".graphml": graphml}
 
 
 def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
@@ -86,14 +87,13 @@ def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
         "bibtex": bibtex(str(run.origin.about.get("method", "")) for run in report.runs),
     }
     if report.checks:
-        effects = None if report.effects is None else report.effects.to_json()
-        content["verdict"] = {**_verdict(report.checks), "effects": effects}
+        content["verdict"] = _verdict(report.checks, report.effects)
     result: dict[str, Any] = plain(content)
     return result
 
 
-def _verdict(checks: Mapping[str, Check]) -> dict[str, Any]:
-    """The tests as the page lists them, and how to make those that are missing."""
+def _verdict(checks: Mapping[str, Check], effects: Effects | None) -> dict[str, Any]:
+    """The tests as the page lists them, and the command for those that were not run."""
     rows = [
         {"name": name, "question": QUESTIONS[name], **asdict(replace(check, details={}))}
         for name, check in checks.items()
@@ -101,8 +101,14 @@ def _verdict(checks: Mapping[str, Check]) -> dict[str, Any]:
     missing = [name for name in NAMES if name not in checks]
     note = f"Not tested here: {', '.join(missing)}. For the whole verdict: " if missing else ""
     command = "gradpath test circuit.json --out verdict.html" if missing else ""
-    said = sentence(checks)
-    return {"checks": rows, "sentence": said[0].upper() + said[1:], "note": note, "command": command}
+    summary = sentence(checks)
+    return {
+        "checks": rows,
+        "sentence": summary[0].upper() + summary[1:],
+        "note": note,
+        "command": command,
+        "effects": None if effects is None else effects.to_json(),
+    }
 
 
 def _check(report: Report) -> None:
@@ -180,16 +186,18 @@ def packed(values: Tensor, dtype: str) -> str:
     return base64.b64encode(values.numpy().astype(dtype).tobytes()).decode("ascii")
 
 
-def plain(value: Any) -> Any:
-    """A value as strict JSON can represent it: None for NaN, the text of other objects."""
+def plain(value: Any, digits: int | None = None) -> Any:
+    """A value as strict JSON can represent it: None for NaN, the text of other objects; floats with so many digits."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if not math.isfinite(value):
+            return None
+        return value if digits is None else float(f"{value:.{digits}g}")
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(item, digits) for item in value]
     return str(value)
 
 
@@ -207,20 +215,13 @@ def asset(name: str) -> str:
     return (files("gradpath.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def inside_payload(inside: Inside) -> dict[str, Any]:
-    """What the page knows of single examples, as one JSON object with the same columns.
-
-    Args:
-        inside: What the circuit does on the examples of the report.
-
-    Returns:
-        Values that strict JSON can represent.
-    """
+def _inside(inside: Inside) -> dict[str, Any]:
+    """What the page shows of single examples, as one JSON object with the same columns."""
     number = {token: at for at, token in enumerate(inside.texts)}
-    used = inside.tokens.flatten().tolist()
+    tokens = [number[token] for token in inside.tokens.flatten().tolist()]
     explanation = inside.explanation
     return {
-        "nodes": [_rounded(role.to_json()) for role in explanation],
+        "nodes": [plain(role.to_json(), _DIGITS) for role in explanation],
         "parts": list(explanation.parts),
         "answers": list(explanation.answers) if inside.answers is not None else None,
         "sources": inside.sources,
@@ -229,21 +230,10 @@ def inside_payload(inside: Inside) -> dict[str, Any]:
         "effects": packed(inside.effects, "<f4"),
         "patterns": [packed(pattern, "u1") for pattern in inside.patterns],
         "vocabulary": list(inside.texts.values()),
-        "tokens": packed(torch.tensor([number[token] for token in used], device="cpu"), "<u4"),
+        "tokens": packed(torch.tensor(tokens, device="cpu"), "<u4"),
         "logits": packed(inside.logits, "<f4"),
         "sides": None if inside.answers is None else packed(inside.answers, "<f4"),
     }
-
-
-def _rounded(value: Any) -> Any:
-    """Floats with a few digits: a page has thousands of them."""
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(item) for item in value]
-    return value
 
 
 def render(report: Report, limit: int = LIMIT) -> str:
@@ -260,17 +250,17 @@ def render(report: Report, limit: int = LIMIT) -> str:
     if isinstance(report.inside, str):
         content["no_inside"] = report.inside
     elif report.inside is not None:
-        content["inside"] = inside_payload(report.inside)
-    return filled(f"{report.title} · gradpath", content)
+        content["inside"] = _inside(report.inside)
+    return filled(report.title, content)
 
 
 def filled(title: str, content: Mapping[str, Any]) -> str:
-    """The template with a title and the page's data filled in."""
+    """The template with the report's title and the page's data filled in."""
     data = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&":  # so that no prompt can end the script element that holds the data
         data = data.replace(character, f"\\u{ord(character):04x}")
     parts = {
-        "title": html.escape(title),
+        "title": html.escape(f"{title} · gradpath"),
         "style": asset("page.css") + asset("inside.css"),
         "data": data,
         "script": "\n".join(map(asset, SCRIPTS)),
@@ -278,25 +268,14 @@ def filled(title: str, content: Mapping[str, Any]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], asset("page.html"))
 
 
-def write(report: Report, file: str | Path, limit: int = LIMIT) -> None:
+def write(report: Report, file: str | Path) -> None:
     """Write the page of a report, atomically.
 
     Args:
         report: The report.
         file: The file to write.
-        limit: The largest number of edges that can be selected in the page, if the report needs no more.
     """
-    write_atomically(Path(file), render(report, limit))
-
-
-WRITERS: dict[str, Callable[[Circuit, Path], None]] = {
-    ".html": lambda circuit, file: write(circuit_report(circuit), file),
-    ".svg": draw,
-    ".png": draw,
-    ".pdf": draw,
-    ".dot": lambda circuit, file: write_atomically(file, dot(circuit)),
-    ".graphml": lambda circuit, file: write_atomically(file, graphml(circuit)),
-}
+    write_atomically(Path(file), render(report))
 
 
 def show(
@@ -319,37 +298,39 @@ def show(
         attention: Attention patterns to draw beside a figure in rows (``figure.draw_figure``).
     """
     out = Path(out_file)
-    suffix = out.suffix.lower()
-    writer = WRITERS.get(suffix)
-    if writer is None:
+    suffix, suffixes = out.suffix.lower(), (".html", *FIGURES, *GRAPHS)
+    if suffix not in suffixes:
         raise UsageError(
             f"a circuit cannot be shown as {out.suffix or 'a file without a suffix'!r} ({out.name}): "
-            f"name a file that ends in {', '.join(WRITERS)}."
+            f"name a file that ends in {', '.join(suffixes)}."
         )
     circuit = load_circuit(circuit_file).anywhere()
-    read = None if notes is None else load_notes(notes, circuit.graph)
+    node_notes = None if notes is None else load_notes(notes, circuit.graph)
     if edges is not None:
         circuit = first_edges(circuit, edges)
-    if suffix in FIGURES and (read is not None or rows or attention):
-        draw_figure(circuit, out, read, attention)
-    elif read is not None and suffix != ".html":
+    if suffix == ".html":
+        report = circuit_report(circuit)
+        noted = {} if node_notes is None else {"notes": node_notes.to_json(circuit.graph)}
+        write_atomically(out, filled(report.title, {**payload(report), **noted}))
+    elif suffix in FIGURES and (node_notes is not None or rows or attention):
+        draw_figure(circuit, out, node_notes, attention)
+    elif node_notes is not None:
         raise UsageError(f"notes are shown in pages and figures (.html, {', '.join(FIGURES)}): got {out.name}.")
-    elif read is not None:
-        content = {**payload(circuit_report(circuit)), "notes": read.to_json(circuit.graph)}
-        write_atomically(out, filled(f"{circuit_report(circuit).title} · gradpath", content))
+    elif suffix in FIGURES:
+        draw(circuit, out)
     else:
-        writer(circuit, out)
+        write_atomically(out, GRAPHS[suffix](circuit))
 
 
 def first_edges(circuit: Circuit, n: int) -> Circuit:
-    """The first edges of a circuit that lie on a way from ``input`` to ``logits`` over them."""
+    """Those of the first n edges of a circuit that lie on a path of such edges from ``input`` to ``logits``."""
     if not 1 <= n <= len(circuit):
         raise UsageError(f"this circuit has {len(circuit):,} edges, so between 1 and as many can be drawn: got {n:,}.")
     part = replace(circuit, index=circuit.index[:n], scores=circuit.scores[:n])
-    kept = pruned(part.graph, part.mask)[part.index[:, 0], part.index[:, 1]]
-    if not bool(kept.any()):
+    on_path = pruned(part.graph, part.mask)[part.index[:, 0], part.index[:, 1]]
+    if not bool(on_path.any()):
         raise InputError(f"the first {n:,} edges of this circuit do not lead from input to logits. Draw more of them.")
-    return replace(part, index=part.index[kept], scores=part.scores[kept])
+    return replace(part, index=part.index[on_path], scores=part.scores[on_path])
 
 
 def write_comparison(comparison: Comparison, file: Path, names: tuple[str, str] = ("A", "B")) -> None:
@@ -368,51 +349,43 @@ def render_comparison(comparison: Comparison, names: tuple[str, str] = ("A", "B"
     a, b = comparison.a.anywhere(), comparison.b.anywhere()
     if not len(a) and not len(b):
         raise InputError("both circuits are empty, so there is nothing to draw.")
-    comparison, strength = Comparison(a, b), _strengths(a, b)
+    comparison = Comparison(a, b)
     parts = {"All": a | b, "Only A": comparison.only_a, "Both": comparison.both, "Only B": comparison.only_b}
-    runs = [MethodRun(None, circuit=_drawn(part, a, b, strength), name=name) for name, part in parts.items()]
+    sides = [_ranks_and_scores(circuit) for circuit in (a, b)]
+    runs = [MethodRun(None, circuit=_drawn(part, sides), name=name) for name, part in parts.items()]
     model, task = (_joined(a, b, what) for what in ("model", "task"))
     report = Report(f"{task} in {model}", model, task, runs, Chosen(len(parts["All"]), SAVED, pruned=False))
     content = payload(report)
     for run, part in zip(content["runs"], parts.values(), strict=True):
         flat = flat_index(part).sort().values
-        run["sides"] = [_columns(side, flat) for side in (a, b)]
-    abouts = [{**one.about, **one.provenance.selection} for one in (a, b)]
+        run["sides"] = [
+            {"rank": packed(ranks[flat], "<u4"), "score": packed(scores[flat], "<f4")} for ranks, scores in sides
+        ]
+    abouts = [{**circuit.about, **circuit.provenance.selection} for circuit in (a, b)]
     content["compare"] = plain({**comparison.to_json(), "names": names, "about": abouts})
-    return filled(f"{report.title} · gradpath", content)
+    return filled(report.title, content)
 
 
 def _joined(a: Circuit, b: Circuit, what: str) -> str:
     """The model or the task of both circuits."""
-    named = [getattr(one.provenance, what) or f"an unnamed {what}" for one in (a, b)]
-    return " and ".join(dict.fromkeys(named))
+    names = [getattr(circuit.provenance, what) or f"an unnamed {what}" for circuit in (a, b)]
+    return " and ".join(dict.fromkeys(names))
 
 
-def _strengths(a: Circuit, b: Circuit) -> Tensor:
-    """For every (source, target) the share of the strongest edge's score, flattened; 0 outside of both circuits."""
-    shares, count = (torch.zeros(a.graph.n_pairs, dtype=torch.float32, device="cpu") for _ in range(2))
-    for one in (a, b):
-        largest = float(one.scores.abs().max()) if len(one) else 0.0
-        shares[flat_index(one)] += one.scores / largest if largest else one.scores
-        count[flat_index(one)] += 1
-    return shares / count.clamp(min=1)
-
-
-def _drawn(part: Circuit, a: Circuit, b: Circuit, strength: Tensor) -> Circuit:
-    """A part of both circuits with these strengths, in the order in which the circuits took the edges."""
-    ranks = torch.full((a.graph.n_pairs,), len(a) + len(b), dtype=torch.long, device="cpu")
-    for one in (b, a):
-        flat = flat_index(one)
-        ranks[flat] = torch.minimum(ranks[flat], torch.arange(len(one), device="cpu"))
-    flat = flat_index(part)
-    order = ranks[flat].sort(stable=True).indices
-    return Circuit(part.graph, part.index[order], strength[flat[order]], part.about)
-
-
-def _columns(circuit: Circuit, flat: Tensor) -> dict[str, Any]:
-    """The rank (0 if it is not in) and the score of each edge in one of the circuits."""
+def _ranks_and_scores(circuit: Circuit) -> tuple[Tensor, Tensor]:
+    """The rank, from 1, and the score of every (source, target), flattened; 0 outside the circuit."""
     ranks = torch.zeros(circuit.graph.n_pairs, dtype=torch.long, device="cpu")
     scores = torch.zeros(circuit.graph.n_pairs, dtype=torch.float32, device="cpu")
-    own = flat_index(circuit)
-    ranks[own], scores[own] = torch.arange(1, len(circuit) + 1, device="cpu"), circuit.scores
-    return {"rank": packed(ranks[flat], "<u4"), "score": packed(scores[flat], "<f4")}
+    flat = flat_index(circuit)
+    ranks[flat], scores[flat] = torch.arange(1, len(circuit) + 1, device="cpu"), circuit.scores
+    return ranks, scores
+
+
+def _drawn(part: Circuit, sides: list[tuple[Tensor, Tensor]]) -> Circuit:
+    """A part of both circuits: edges by the better of their two ranks, with their shares of the strongest edge."""
+    flat = flat_index(part)
+    ranks = torch.stack([ranks[flat] for ranks, _ in sides])  # (side, edge)
+    shares = torch.stack([scores[flat] / (float(scores.abs().max()) or 1.0) for _, scores in sides])
+    strengths = shares.sum(0) / (ranks > 0).sum(0)
+    order = ranks.where(ranks > 0, torch.iinfo(torch.long).max).amin(0).sort(stable=True).indices
+    return Circuit(part.graph, part.index[order], strengths[order], part.about)
