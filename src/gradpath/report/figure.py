@@ -31,9 +31,9 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, reason
-from gradpath.formats.edges import COLOURS, column
+from gradpath.formats.edges import column
 from gradpath.graph import Graph, graph_from_json, kind, node_of
-from gradpath.report.plots import DASHED, legend
+from gradpath.report.plots import draw_edge, legend
 from gradpath.report.style import INK, MUTED, PAPER, save_as
 
 if TYPE_CHECKING:
@@ -45,9 +45,10 @@ _COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
 MOST = 150  # boxes: more cannot be read on a page
 _GAP, _ROW = 0.16, 0.56  # inches between boxes, and from row to row
 _LETTER, _LINE = 0.062, 0.125  # inches: the width of a letter and the height of a line
-_PER_LINE = 4  # members of a group in a line
+_PER_LINE = 4  # nodes of a group in a line
 _SWEEPS = 40
 _INSET = 1.55  # inches: the side of an attention pattern
+_LEGEND = 3.2, 0.55  # inches: the width and the height of the legend
 _PORTS = {"q": -0.3, "k": 0.0, "v": 0.3}  # where an edge enters a head, in shares of its width
 Attention = Mapping[str, tuple[Tensor, Sequence[str]]]  # of a head: weights (pos, pos), and the tokens
 
@@ -81,6 +82,9 @@ class Notes:
 
     def group_of(self, node: str) -> Group | None:
         return next((group for group in self.groups if node in group.nodes), None)
+
+    def name_of(self, node: str) -> str:
+        return self.nodes[node].name if node in self.nodes else ""
 
     def colour_of(self, node: str) -> str:
         """The colour of a node, or that of its group; empty if neither has one."""
@@ -125,10 +129,10 @@ def load_notes(file: str | Path, graph: Graph) -> Notes:
 def _parsed(content: Any, graph: Graph) -> Notes:
     if not isinstance(content, dict) or content.get("gradpath_notes") != FORMAT:
         raise InputError(f'it has no "gradpath_notes": {FORMAT}. Give a file that the report saved.')
-    theirs = graph_from_json(content.get("graph"))
-    if theirs != graph:
+    noted = graph_from_json(content.get("graph"))
+    if noted != graph:
         raise InputError(
-            f"the notes are of a model with {theirs.n_layers} layers of {theirs.n_heads} heads, and the circuit is of "
+            f"the notes are of a model with {noted.n_layers} layers of {noted.n_heads} heads, and the circuit is of "
             f"one with {graph.n_layers} layers of {graph.n_heads}. Use notes of the same model."
         )
     nodes, groups = content.get("nodes", {}), content.get("groups", [])
@@ -140,17 +144,18 @@ def _parsed(content: Any, graph: Graph) -> Notes:
 
 
 def _groups(groups: list[Any], graph: Graph) -> tuple[Group, ...]:
-    made, seen = [], set[str]()
+    parsed, grouped_nodes = [], set[str]()
     for group in groups:
         if not isinstance(group, dict) or not isinstance(group.get("nodes"), list) or not group.get("nodes"):
             raise InputError(f"a group is an object with a name and a list of nodes: got {group!r}.")
         members = tuple(_node(node, graph) for node in group["nodes"])
         for node in members:
-            if node in seen:
+            if node in grouped_nodes:
                 raise InputError(f"the node {node!r} is in two groups. Remove it from one of them.")
-            seen.add(node)
-        made.append(Group(**_texts(group, ("name", "colour")), nodes=members, folded=bool(group.get("folded", True))))
-    return tuple(made)
+            grouped_nodes.add(node)
+        folded = bool(group.get("folded", True))
+        parsed.append(Group(**_texts(group, ("name", "colour")), nodes=members, folded=folded))
+    return tuple(parsed)
 
 
 def _node(node: Any, graph: Graph) -> str:
@@ -214,22 +219,22 @@ def draw_figure(
             f"a figure can show at most {MOST} nodes: this circuit has {len(boxes)}. Draw fewer of its edges with "
             "--edges, or fold nodes into groups."
         )
-    places = layout(boxes, edges)
-    width = max(x + boxes[name].width / 2 for name, (x, _) in places.items()) + 0.1
-    height = max(y for _, y in places.values()) + 0.4
-    beside = (_INSET + 0.75) if attention else 0.0
-    below = 0.55
-    tall = max(height + below, len(attention or {}) * (_INSET + 0.75))
-    figure = Figure(figsize=(max(width, 3.2) + beside, tall))
-    share = max(width, 3.2) / (max(width, 3.2) + beside)
-    axes = figure.add_axes((0, 0, share, 1))
+    places, patterns = layout(boxes, edges), attention or {}
+    right = max(x + boxes[name].width / 2 for name, (x, _) in places.items()) + 0.1
+    top = max(y for _, y in places.values()) + 0.4
+    width = max(right, _LEGEND[0])
+    height = max(top + _LEGEND[1], len(patterns) * (_INSET + 0.75))
+    full_width = width + (_INSET + 0.75 if patterns else 0.0)
+    left = min(0.0, (right - _LEGEND[0]) / 2)
+    figure = Figure(figsize=(full_width, height))
+    axes = figure.add_axes((0, 0, width / full_width, 1))
     axes.set_axis_off()
-    axes.set_xlim(min(0.0, (width - 3.2) / 2), max(width, 3.2) + min(0.0, (width - 3.2) / 2))
-    axes.set_ylim(-below - (tall - height - below), height)
+    axes.set_xlim(left, width + left)
+    axes.set_ylim(top - height, top)
     _draw_edges(axes, boxes, edges, places)
     _draw_boxes(axes, boxes, places)
     legend(axes)
-    for row, (node, (weights, tokens)) in enumerate((attention or {}).items()):
+    for row, (node, (weights, tokens)) in enumerate(patterns.items()):
         _draw_inset(figure, node, weights, tokens, row, notes)
     save_as(figure, Path(file), dpi=220)
 
@@ -259,10 +264,8 @@ def _box(graph: Graph, name: str, nodes: list[str], notes: Notes) -> Box:
     depths = [graph.layer_of(node) + (0.5 if node.startswith("m") else 0.0) for node in nodes]
     place = sum(depths) / len(depths), sum(column(graph, node) for node in nodes) / len(nodes)
     if name in graph.sources or name == "logits":
-        note = notes.nodes.get(name)
-        if note is not None and note.name:
-            return Box(note.name, (name,), notes.colour_of(name), *place)
-        return Box(name, (), notes.colour_of(name), *place)
+        title = notes.name_of(name)
+        return Box(title or name, (name,) if title else (), notes.colour_of(name), *place)
     group = notes.group_of(nodes[0])
     assert group is not None
     lines = tuple(" ".join(nodes[at : at + _PER_LINE]) for at in range(0, len(nodes), _PER_LINE))
@@ -279,9 +282,12 @@ def layout(boxes: Mapping[str, Box], edges: Edges) -> dict[str, tuple[float, flo
     x = {name: 0.9 * box.side for name, box in boxes.items()}
     for sweep in range(_SWEEPS):
         for row in rows if sweep % 2 else reversed(rows):
-            wish = {name: _mean(x, near[name], x[name]) for name in row}
-            row.sort(key=lambda name: (wish[name], boxes[name].side, name))
-            _spread(row, wish, boxes, x)
+            means = {}
+            for name in row:
+                total = sum(weight for _, weight in near[name])
+                means[name] = sum(x[other] * weight for other, weight in near[name]) / total if total else x[name]
+            row.sort(key=lambda name: (means[name], boxes[name].side, name))
+            _spread(row, means, boxes, x)
     left = min(x[name] - boxes[name].width / 2 for name in boxes) - 0.1
     heights, y = {}, 0.25
     for row in rows:
@@ -307,29 +313,20 @@ def _rows(boxes: Mapping[str, Box], edges: Edges) -> list[list[str]]:
     return [names for names in rows if names]
 
 
-def _mean(x: Mapping[str, float], near: list[tuple[str, float]], otherwise: float) -> float:
-    total = sum(weight for _, weight in near)
-    return sum(x[name] * weight for name, weight in near) / total if total else otherwise
-
-
 def _spread(row: list[str], wish: Mapping[str, float], boxes: Mapping[str, Box], x: dict[str, float]) -> None:
-    """Give the boxes of a row places as near to the wished ones as the distances between them allow."""
-    gaps = [0.0, *((boxes[a].width + boxes[b].width) / 2 + _GAP for a, b in pairwise(row))]
-    right, left = list[float](), list[float]()
-    for name, gap in zip(row, gaps, strict=True):
-        right.append(max(wish[name], right[-1] + gap) if right else wish[name])
-    for at in range(len(row) - 1, -1, -1):
-        left.insert(0, min(wish[row[at]], left[0] - gaps[at + 1]) if left else wish[row[at]])
-    for name, a, b in zip(row, left, right, strict=True):
+    """Place the boxes of a row as near to their wished places as the distances between them allow."""
+    gaps = [(boxes[a].width + boxes[b].width) / 2 + _GAP for a, b in pairwise(row)]
+    right, left = [wish[row[0]]], [wish[row[-1]]]
+    for name, gap in zip(row[1:], gaps, strict=True):
+        right.append(max(wish[name], right[-1] + gap))
+    for name, gap in zip(row[-2::-1], reversed(gaps), strict=True):
+        left.append(min(wish[name], left[-1] - gap))
+    for name, a, b in zip(row, reversed(left), right, strict=True):
         x[name] = (a + b) / 2
 
 
 def _draw_edges(axes: Axes, boxes: Mapping[str, Box], edges: Edges, places: Mapping[str, tuple[float, float]]) -> None:
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path as Curve
-
     largest = max(abs(score) for score in edges.values())
-    codes = [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4]
     for (source, target, feeds), score in sorted(edges.items(), key=lambda item: abs(item[1])):
         strength = sqrt(abs(score) / largest) if largest else 1.0
         (x, y), (end_x, end_y) = places[source], places[target]
@@ -337,14 +334,7 @@ def _draw_edges(axes: Axes, boxes: Mapping[str, Box], edges: Edges, places: Mapp
         end_x += _PORTS.get(feeds, 0.0) * boxes[target].width
         rise = max(0.45 * (end_y - y), 0.25)
         points = [(x, y), (x, y + rise), (end_x, end_y - rise), (end_x, end_y)]
-        look: Any = {
-            "edgecolor": COLOURS[feeds],
-            "alpha": 0.16 + 0.76 * strength,
-            "linewidth": 0.5 + 2.9 * strength**1.6,
-        }
-        axes.add_patch(
-            PathPatch(Curve(points, codes), facecolor="none", linestyle=DASHED if score < 0 else "solid", **look)
-        )
+        draw_edge(axes, points, feeds, score, alpha=0.16 + 0.76 * strength, linewidth=0.5 + 2.9 * strength**1.6)
 
 
 def _draw_boxes(axes: Axes, boxes: Mapping[str, Box], places: Mapping[str, tuple[float, float]]) -> None:
@@ -381,6 +371,6 @@ def _draw_inset(figure: Figure, node: str, weights: Tensor, tokens: Sequence[str
     axes.xaxis.tick_top()
     axes.tick_params(length=0, pad=1.5, colors=MUTED)
     axes.spines[:].set_visible(False)
-    group, note = notes.group_of(node), notes.nodes.get(node)
-    name = note.name if note is not None and note.name else group.name if group is not None else ""
+    group = notes.group_of(node)
+    name = notes.name_of(node) or (group.name if group else "")
     axes.set_xlabel(f"{node} ({name})" if name else node, fontsize=7, color=INK)

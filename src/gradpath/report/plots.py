@@ -9,7 +9,7 @@ prompt a circuit with positions reads. Cards are small HTML without scripts, rea
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,24 +173,22 @@ def draw_on(circuit: Circuit, axes: Axes) -> None:
 
 
 def _draw_edges(circuit: Circuit, axes: Axes) -> None:
+    largest = float(circuit.scores.abs().max())
+    faint = min(0.5, max(0.05, 2.4 / sqrt(len(circuit))))
+    for source, target, score in sorted(circuit.named_edges(), key=lambda edge: abs(edge[2])):  # the strongest on top
+        strength = sqrt(abs(score) / largest) if largest else 1.0
+        alpha, linewidth = faint + (0.92 - faint) * strength**1.35, 0.5 + 2.6 * strength**1.7
+        draw_edge(axes, _curve(circuit.graph, source, target), kind(target), score, alpha=alpha, linewidth=linewidth)
+
+
+def draw_edge(axes: Axes, points: list[tuple[float, float]], feeds: str, score: float, **style: float) -> None:
+    """Draw an edge as the Bezier curve of four points, in the colour of what it feeds."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Curve
 
-    largest = float(circuit.scores.abs().max())
-    faint = min(0.5, max(0.05, 2.4 / sqrt(len(circuit))))
-    codes = [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4]
-    for source, target, score in sorted(circuit.named_edges(), key=lambda edge: abs(edge[2])):  # the strongest on top
-        strength = sqrt(abs(score) / largest) if largest else 1.0
-        patch = PathPatch(
-            Curve(_curve(circuit.graph, source, target), codes),
-            facecolor="none",
-            edgecolor=COLOURS[kind(target)],
-            alpha=faint + (0.92 - faint) * strength**1.35,
-            linewidth=0.5 + 2.6 * strength**1.7,
-            linestyle=DASHED if score < 0 else "solid",
-            capstyle="butt",
-        )
-        axes.add_patch(patch)
+    curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+    line: Any = {"edgecolor": COLOURS[feeds], "linestyle": DASHED if score < 0 else "solid", **style}
+    axes.add_patch(PathPatch(curve, facecolor="none", **line))
 
 
 def _curve(graph: Graph, source: str, target: str) -> list[tuple[float, float]]:
@@ -276,7 +274,9 @@ def result_card(result: Result) -> str:
         ("edges", f"{result.edges_kept:,} of {result.edges_asked:,} asked for"),
         ("examples", f"{len(result.clean_values):,}"),
     ]
-    return _card("Result", _table(rows))
+    left = 'style="text-align:left"'
+    cells = (f"<tr><td {left}>{name}</td><td {left}>{value}</td></tr>" for name, value in rows)
+    return _card("Result", f"<table>{''.join(cells)}</table>")
 
 
 def scores_card(scores: Scores) -> str:
@@ -284,16 +284,15 @@ def scores_card(scores: Scores) -> str:
     order = top(scores, min(LISTED, scores.graph.n_edges))
     values = scores.values.flatten()[order].tolist()
     names = [scores.graph.edge(*divmod(flat, scores.graph.n_targets)) for flat in order.tolist()]
-    title = f"Scores of {scores.graph.n_edges:,} edges"
-    return _card(title, _origin(scores.about) + _edges(zip(names, values, strict=True)))
+    return _card(f"Scores of {scores.graph.n_edges:,} edges", _origin(scores.about) + _edges(names, values))
 
 
 def circuit_card(circuit: Circuit) -> str:
     """The card of a circuit: how it was found, and its first edges."""
-    pairs = zip(circuit.edges[:LISTED], circuit.scores[:LISTED].tolist(), strict=True)
-    asked = f", {circuit.asked:,} asked for" if circuit.asked != len(circuit) else ""
-    title = f"Circuit of {len(circuit):,} edges{asked}, of {circuit.graph.n_edges:,}"
-    return _card(title, _origin(circuit.about) + _edges(pairs))
+    edges = _edges(circuit.edges[:LISTED], circuit.scores[:LISTED].tolist())
+    requested = f", {circuit.asked:,} asked for" if circuit.asked != len(circuit) else ""
+    title = f"Circuit of {len(circuit):,} edges{requested}, of {circuit.graph.n_edges:,}"
+    return _card(title, _origin(circuit.about) + edges)
 
 
 def _card(title: str, body: str) -> str:
@@ -305,17 +304,10 @@ def _origin(about: Mapping[str, Any]) -> str:
     return f'<div style="opacity:.7">{html.escape(" · ".join(facts))}</div>' if facts else ""
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> str:
-    left = 'style="text-align:left"'
-    cells = (f"<tr><td {left}>{name}</td><td {left}>{value}</td></tr>" for name, value in rows)
-    return f"<table>{''.join(cells)}</table>"
-
-
-def _edges(pairs: Iterable[tuple[str, float]]) -> str:
+def _edges(names: Sequence[str], scores: Sequence[float]) -> str:
     """The strongest edges with a bar each, in the colours of the report."""
-    edges, rows = list(pairs), []
-    largest = max((abs(score) for _, score in edges), default=0.0)
-    for edge, score in edges:
+    largest, rows = max(map(abs, scores), default=0.0), []
+    for edge, score in zip(names, scores, strict=True):
         colour = COLOURS[kind(edge.partition("->")[2])]
         width = round(160 * abs(score) / largest) if largest else 0
         bar = f'<span style="display:inline-block;height:.6em;width:{width}px;background:{colour}"></span>'
