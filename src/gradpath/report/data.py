@@ -1,7 +1,4 @@
-"""The data of a report: plain values about the methods that were run.
-
-They hold what was measured. The page computes the rest from it: circuits of other sizes, pruning, sparsities.
-"""
+"""The data of a report: what was measured. The page computes circuits of other sizes, pruning and sparsities itself."""
 
 from __future__ import annotations
 
@@ -48,9 +45,8 @@ class CurvePoint:
 
 
 def selected_by(circuit: Circuit, how: str) -> Circuit:
-    """The same circuit under another name of its selection: that of the curve on which it is one point of several."""
-    selection = {**circuit.provenance.selection, "how": how}
-    return replace(circuit, about={**circuit.about, "selection": selection})
+    """The same circuit with another name for its selection: that of the curve on which it is one of several points."""
+    return replace(circuit, about={**circuit.about, "selection": {**circuit.provenance.selection, "how": how}})
 
 
 @dataclass(frozen=True)
@@ -186,23 +182,26 @@ def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Rep
     Returns:
         The report.
     """
-    report = circuit_report(circuit, command)
-    kept, (low, high) = verdict.sufficiency.details["faithfulness"], verdict.equivalence.details["interval"]
-    error = verdict.sufficiency.value
-    assert error is not None
-    how = circuit.provenance.how or SAVED
-    point = CurvePoint(how, circuit.asked, len(circuit), kept, 1 + low, 1 + high, error)
-    run = MethodRun(None, [point], circuit=circuit)
-    facts = {"tested on": f"{verdict.examples} examples of {verdict.task}"}
+    low, high = verdict.equivalence.details["interval"]
+    assert verdict.sufficiency.value is not None
+    point = CurvePoint(
+        circuit.provenance.how or SAVED,
+        circuit.asked,
+        len(circuit),
+        verdict.sufficiency.details["faithfulness"],
+        1 + low,
+        1 + high,
+        error=verdict.sufficiency.value,
+    )
     return replace(
-        report,
+        circuit_report(circuit, command),
         title=f"{verdict.task} in {verdict.model}",
         model=verdict.model,
         task=verdict.task,
-        runs=[run],
+        runs=[MethodRun(None, [point], circuit=circuit)],
         checks=verdict.checks,
         effects=verdict.effects,
-        about=facts,
+        about={"tested on": f"{verdict.examples} examples of {verdict.task}"},
     )
 
 
@@ -212,8 +211,8 @@ def spread_examples(result: Result, n: int) -> list[int]:
     total = len(distance)
     step = (total - 1) / (n - 1) if total > n >= 2 else 1
     places = [round(i * step) for i in range(min(total, n))]
-    chosen: list[int] = distance.argsort(stable=True)[places].tolist()
-    return chosen
+    examples: list[int] = distance.argsort(stable=True)[places].tolist()
+    return examples
 
 
 def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = SHOWN) -> tuple[Example, ...]:
@@ -229,15 +228,14 @@ def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = S
         The examples, in order of the circuit's distance from the model.
     """
     pairs = encode(task, tokenizer)
+    has_answers = task.metric in (logit_difference, probability_difference)
 
     def example(i: int) -> Example:
         end = int(pairs.last[i]) + 1
         return Example(
             clean_tokens=[_text(token, tokenizer) for token in pairs.clean[i, :end].tolist()],
             corrupted_tokens=[_text(token, tokenizer) for token in pairs.corrupted[i, :end].tolist()],
-            answer=_answer(pairs.labels[i], tokenizer)
-            if task.metric in (logit_difference, probability_difference)
-            else "",
+            answer=_answer(pairs.labels[i], tokenizer) if has_answers else "",
             clean=float(result.clean_values[i]),
             corrupted=float(result.corrupted_values[i]),
             circuit=float(result.circuit_values[i]),

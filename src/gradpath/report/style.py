@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The palette of Okabe and Ito, which colour-blind readers can tell apart; also that of ``formats.graphs``.
+# The palette of Okabe and Ito, which colour-blind readers can tell apart; also in ``formats.edges``.
 COLOURS = {"eap": "#7f7f7f", "eap-ig": "#0072b2", "eap-gp": "#d55e00", "clean-corrupted": "#cc79a7"}
 COLOURS["eap-gp+stride=unit"] = "#e69f00"
 SPARE = ("#009e73", "#56b4e9", "#8c564b", "#9467bd")
