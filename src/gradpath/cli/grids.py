@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +22,13 @@ from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 if TYPE_CHECKING:
     from gradpath.grid.bench import Bench
     from gradpath.grid.experiment import Outcome, Row, Written
-    from gradpath.grid.request import MethodSpec, Request
+    from gradpath.grid.request import Request
     from gradpath.grid.study import Study
     from gradpath.grid.study_report import Estimate
     from gradpath.model.transformer import Transformer
     from gradpath.report import Chosen, CurvePoint, MethodRun
-NAMES = "\n".join(f"{name:<13} {about}" for name, about in ABOUT.items())
+
+NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
 SELECTIONS = "top,greedy"
 
 
@@ -41,7 +44,7 @@ SELECTIONS = "top,greedy"
 @opt.json_option
 @opt.load_options
 def curve_command(
-    task: str | None, data: Path | None, how: str | None, out: Path | None, as_json: bool, **given: Any
+    task: str | None, data: Path | None, how: str | None, out: Path | None, as_json: bool, **values: Any
 ) -> None:
     """Measure circuits of many sizes, found by several methods on one task.
 
@@ -55,19 +58,18 @@ def curve_command(
     opt.check_folder(out)
     from gradpath.grid import faithfulness
     from gradpath.grid.bench import Bench, Store
-    from gradpath.grid.experiment import Experiment, Written, reproduce
+    from gradpath.grid.experiment import Experiment, reproduce
     from gradpath.paper import published
     from gradpath.pipeline import notices
     from gradpath.runtime.files import lock_folder
 
-    loading = opt.pick(opt.ModelOptions, given)
+    loading = opt.pick(opt.ModelOptions, values)
     name = task or ("custom" if data else defaults.TASK)
-    how = opt.grid_selections(how, given["grid"], defaults.SELECTION)
-    request = request_of(tasks=name, how=how, data=data, **given)
+    request = request_of(tasks=name, how=how, default_how=defaults.SELECTION, data=data, **values)
 
     def outcome(bench: Bench) -> Outcome:
-        made = faithfulness.outcome(bench, "curve")
-        return made if out is None else replace(made, files=lambda draft: [_write_report(bench, made, draft)])
+        measured = faithfulness.outcome(bench, "curve")
+        return measured if out is None else replace(measured, files=lambda draft: _write_report(bench, measured, draft))
 
     curve = Experiment("curve", faithfulness.jobs, outcome)
     with ExitStack() as stack:
@@ -75,12 +77,12 @@ def curve_command(
         stack.enter_context(lock_folder(folder))
         model = loading.load()
         bench = Bench(model, request, Store(folder), published(model))
-        for line in notices(*(bench.task(name, split) for split in ("train", "test"))) if data else ():
+        for line in notices(bench.task(name, "train"), bench.task(name, "test")) if data else ():
             Screen().note(line)
         with GridBar() as bar:
             written = reproduce(bench, [curve], folder, command=opt.command_line(), watch=bar, note=Screen().note)
         if out is None:
-            written = [Written(one.outcome, one.record, []) for one in written]
+            written = [replace(experiment, files=[]) for experiment in written]
         print_result(as_json_object(written) if as_json else _curve_text(written[0], out))
 
 
@@ -89,25 +91,24 @@ def _curve_text(written: Written, out: Path | None) -> str:
     from gradpath.grid.experiment import grouped
     from gradpath.grid.faithfulness import examples_of
 
-    rows, areas = written.outcome.rows, written.outcome.facts.get("mib", ())
-    first = rows[0]
-    lines = [f"{first['task']}: {examples_of(first)}"]
+    rows, facts = written.outcome.rows, written.outcome.facts
+    lines = [f"{rows[0]['task']}: {examples_of(rows[0])}"]
     for (method, how), group in grouped(rows, "method", "how").items():
-        own_size = "threshold" in group[0]
-        first_column = f"{'threshold':>10}" if own_size else ""
+        has_thresholds = "threshold" in group[0]
+        first_column = f"{'threshold':>10}" if has_thresholds else ""
         heading = f"{first_column}{'sparsity':>10}{'edges':>10}{'kept':>10}  {'faithfulness [95%]':<22}error"
         lines += ["", f"{method}, {how}", heading]
         for row in group:
             low, high = (f"{100 * row[f'faithfulness_{end}']:.0f}" for end in ("low", "high"))
             share = f"{100 * row['faithfulness']:.1f}% [{low}, {high}]"
-            sizes = f"{row['threshold']:>10g}" if own_size else ""
+            sizes = f"{row['threshold']:>10g}" if has_thresholds else ""
             sizes += f"{row['sparsity']:>10.2%}{row['edges_asked']:>10,}{row['edges_kept']:>10,}"
             lines.append(f"{sizes}  {share:<22}{row['error']:.3f}")
-        own = [row for row in areas if (row["method"], row["how"]) == (method, how)]
-        lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in own]
-    ends = [100 * row[f"faithfulness_{end}"] for row in written.outcome.facts["random"] for end in ("low", "high")]
+        areas = [row for row in facts.get("mib", ()) if (row["method"], row["how"]) == (method, how)]
+        lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in areas]
+    ends = [100 * row[f"faithfulness_{end}"] for row in facts["random"] for end in ("low", "high")]
     lines += ["", f"Random circuits of the same sizes: faithfulness {min(ends):.1f}% to {max(ends):.1f}%"]
-    for row in written.outcome.facts.get("mib_random", ()):
+    for row in facts.get("mib_random", ()):
         lines.append(
             f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}, the mean of {row['rankings']} random rankings"
         )
@@ -117,11 +118,7 @@ def _curve_text(written: Written, out: Path | None) -> str:
     return "\n".join([*lines, "", f"Wrote to {out}:", f"  {names}", f"Open {out / 'report.html'} in a browser."])
 
 
-def _size(row: Row) -> int:
-    return int(row["edges_asked"])
-
-
-def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
+def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> list[Path]:
     """Write ``report.html``: all methods side by side, opened on the last circuit of the first of them."""
     from gradpath.report import Report, write
 
@@ -134,20 +131,20 @@ def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> Path:
         task=rows[0]["task"],
         runs=runs,
         chosen=_chosen(rows, runs[0], readable, unsized=request.hows[0] in request.unsized),
-        examples=(),
         command=opt.command_line(),
         about={"examples measured": rows[0]["examples"], "seed": request.seed},
     )
     write(report, folder / "report.html")
-    return folder / "report.html"
+    return [folder / "report.html"]
 
 
 def _readable(rows: Sequence[Row], method: str) -> Row:
-    """Of circuits that are not parts of each other, the page shows one: the largest that a person can follow."""
+    """The largest circuit of the first selection that a person can follow: of unsized ones the page shows only one."""
     from gradpath.pipeline.found import READABLE
 
-    own = [row for row in rows if row["how"] == rows[0]["how"] and row["method"] == method]
-    return max((row for row in own if row["edges_asked"] <= READABLE), key=_size, default=min(own, key=_size))
+    size = itemgetter("edges_asked")
+    circuits = [row for row in rows if row["how"] == rows[0]["how"] and row["method"] == method]
+    return max((row for row in circuits if size(row) <= READABLE), key=size, default=min(circuits, key=size))
 
 
 def _runs(bench: Bench, outcome: Outcome, readable: Row) -> list[MethodRun]:
@@ -157,25 +154,24 @@ def _runs(bench: Bench, outcome: Outcome, readable: Row) -> list[MethodRun]:
     from gradpath.report.data import IN_PAGE, selected_by
     from gradpath.selection import swept
 
-    rows, hows = outcome.rows, bench.request.hows
+    rows, request = outcome.rows, bench.request
     task, how = rows[0]["task"], rows[0]["how"]
-    chance = _random_points(bench, outcome)
     names = ["how", "edges_asked", "edges_kept", "faithfulness", "faithfulness_low", "faithfulness_high", "error"]
     area_names = [field.name for field in fields(Areas)]
-
-    def run_of(method: MethodSpec) -> MethodRun:
+    chance, runs = _random_points(bench, outcome), []
+    for method in request.methods:
         label, scores = method.label, bench.scores(task, method)
         points = [CurvePoint(*(row[name] for name in names)) for row in rows if row["method"] == label]
-        own = [row for row in outcome.facts.get("mib", ()) if row["method"] == label]
-        areas = {row["how"]: Areas(*(row[name] for name in area_names)) for row in own}
+        mib_rows = [row for row in outcome.facts.get("mib", ()) if row["method"] == label]
+        areas = {row["how"]: Areas(*(row[name] for name in area_names)) for row in mib_rows}
         run = MethodRun(scores, points + chance, name=label, areas=areas)
-        if hows[0] in bench.request.unsized:
-            kept = bench.circuit(scores, swept(hows[0])[readable["threshold"]])
-            return run if kept is None else replace(run, circuit=selected_by(kept, how))
-        order = None if how in IN_PAGE else bench.order(scores, how)
-        return run if order is None else replace(run, circuit=order[0], smallest=order[1])
-
-    return [run_of(method) for method in bench.request.methods]
+        if request.hows[0] in request.unsized:
+            circuit = bench.circuit(scores, swept(request.hows[0])[readable["threshold"]])
+            run = run if circuit is None else replace(run, circuit=selected_by(circuit, how))
+        elif how not in IN_PAGE and (order := bench.order(scores, how)) is not None:
+            run = replace(run, circuit=order[0], smallest=order[1])
+        runs.append(run)
+    return runs
 
 
 def _random_points(bench: Bench, outcome: Outcome) -> list[CurvePoint]:
@@ -184,12 +180,12 @@ def _random_points(bench: Bench, outcome: Outcome) -> list[CurvePoint]:
     from gradpath.report import CurvePoint
     from gradpath.report.data import CHANCE
 
-    def point(how: str, n: int) -> CurvePoint:
-        cell = circuit_cell(bench, outcome.rows[0]["task"], bench.request.methods[0], how, n)
-        low, high = cell["faithfulness_interval"]
-        return CurvePoint(CHANCE, n, cell["edges_kept"], cell["faithfulness"], low, high, cell["error"])
-
-    return [point(how, row["edges_asked"]) for how in RANDOM for row in outcome.facts["random"]]
+    task, method, points = outcome.rows[0]["task"], bench.request.methods[0], []
+    for how, row in product(RANDOM, outcome.facts["random"]):
+        cell = circuit_cell(bench, task, method, how, row["edges_asked"])
+        numbers = row["edges_asked"], cell["edges_kept"], cell["faithfulness"], *cell["faithfulness_interval"]
+        points.append(CurvePoint(CHANCE, *numbers, cell["error"]))
+    return points
 
 
 def _chosen(rows: Sequence[Row], run: MethodRun, readable: Row, *, unsized: bool) -> Chosen:
@@ -215,7 +211,7 @@ def _chosen(rows: Sequence[Row], run: MethodRun, readable: Row, *, unsized: bool
 @opt.load_options
 @opt.out_option("Write measurements and the report to this folder.  [out/NAME, for NAME.yaml]")
 @opt.json_option
-def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool, **given: Any) -> None:
+def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool, **values: Any) -> None:
     """Measure circuits for all combinations of models, tasks, methods, selections and sizes that a file lists.
 
     An interrupted run continues where it stopped. All mistakes in the file are listed at once. --device and --dtype
@@ -230,24 +226,23 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
     from gradpath.grid.study_report import estimate, run_study
     from gradpath.runtime.files import lock_folder
 
-    study = read_study(study_file, device=given["device"], dtype=given["dtype"])
+    study = read_study(study_file, device=values["device"], dtype=values["dtype"])
     folder = out or Path("out") / study_file.stem
-    # A map of devices takes the place of the file's device; --device beside it is refused when a model is loaded.
-    device = study.device if given["device_map"] is None else given["device"]
+    # --device-map replaces the file's device; together with --device it is refused when a model is loaded.
+    device = study.device if values["device_map"] is None else values["device"]
 
     def load(name: str) -> Transformer:
-        return opt.ModelOptions(**{**given, "model": name, "device": device, "dtype": study.dtype}).load()
+        return opt.ModelOptions(**{**values, "model": name, "device": device, "dtype": study.dtype}).load()
 
     if dry_run:
         estimates = estimate(study, folder, load)
-        plan = {"study": dict(study.plain), "circuits": study.n_cells, "models": [vars(one) for one in estimates]}
+        plan = {"study": dict(study.plain), "circuits": study.n_cells, "models": list(map(vars, estimates))}
         print_result(plan if as_json else _estimate_text(study, estimates))
         return
     with lock_folder(folder):
         written = run_study(study, folder, load, command=opt.command_line(), watch=GridBar, note=Screen().note)
     if as_json:
-        files = [str(file) for file in written.files]
-        print_result({**written.record, "files": files, "rows": written.outcome.rows})
+        print_result({**written.record, "files": list(map(str, written.files)), "rows": written.outcome.rows})
     else:
         names = ", ".join(file.name for file in written.files)
         print_result(
@@ -258,7 +253,7 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
 def _estimate_text(study: Study, estimates: list[Estimate]) -> str:
     """What would be measured, and how long it takes."""
     parts = {
-        "models": [one.model for one in estimates],
+        "models": [estimate.model for estimate in estimates],
         "tasks": [*study.tasks, *(file.name for file in study.data)],
         "methods": [method.label for method in study.methods],
         "selections": study.selections,
@@ -268,9 +263,9 @@ def _estimate_text(study: Study, estimates: list[Estimate]) -> str:
     lines = [f"{study.title}: {study.n_cells:,} circuits, each measured on {study.request.examples} examples"]
     lines += [f"  {name:<11} {len(values):>3}  {', '.join(map(str, values))}" for name, values in parts.items()]
     lines += ["", "Left to do, at the speed of this machine now:"]
-    for one in estimates:
-        work = f"{one.passes:,.0f} passes over an example, about {_time(one.seconds)}" if one.passes else "nothing"
-        lines.append(f"  {one.model}: {one.circuits:,} circuits, {work}")
+    for left in estimates:
+        work = f"{left.passes:,.0f} passes over an example, about {_time(left.seconds)}" if left.passes else "nothing"
+        lines.append(f"  {left.model}: {left.circuits:,} circuits, {work}")
     return "\n".join(lines)
 
 
@@ -280,7 +275,7 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _sample(text: str) -> int:
+def _sample(context: click.Context, parameter: click.Parameter, text: str) -> int:
     """The number of edges to patch; 0 stands for all of them."""
     if text == "all":
         return 0
@@ -294,7 +289,7 @@ def _sample(text: str) -> int:
     help=f"""Make a table or figure of the paper, on any model. An interrupted run continues where it stopped.
 
     \b
-    {NAMES.replace(chr(10), chr(10) + "    ")}
+    {NAMES}
     all           All of the above except truth, which has its own models.
 
     \b
@@ -314,32 +309,29 @@ def _sample(text: str) -> int:
     metavar="N|all",
     default="300",
     show_default=True,
-    callback=lambda _, option, text: _sample(text),
+    callback=_sample,
     help="Edges to patch one by one (exact only).",
 )
 @opt.plugin_option
 @opt.out_option("Write measurements and results to this folder.  [out/reproduce/MODEL]")
 @opt.json_option
 @opt.load_options
-def reproduce_command(name: str, how: str | None, out: Path | None, as_json: bool, **given: Any) -> None:
-    if name != "all":
-        find_experiment(name)  # before a model is loaded
+def reproduce_command(name: str, how: str | None, out: Path | None, as_json: bool, **values: Any) -> None:
+    names = [name for name in ABOUT if name not in OWN_MODELS] if name == "all" else [name]
+    experiments = [find_experiment(name) for name in names]
     opt.check_folder(out)
     from gradpath.grid.bench import Bench, Store
     from gradpath.grid.experiment import reproduce
     from gradpath.paper import published
     from gradpath.runtime.files import lock_folder
 
-    loading = opt.pick(opt.ModelOptions, given)
-    request = request_of(how=opt.grid_selections(how, given["grid"], SELECTIONS), **given)
+    loading = opt.pick(opt.ModelOptions, values)
+    request = request_of(how=how, default_how=SELECTIONS, **values)
     if request.unsized and name != "faithfulness":
         raise UsageError(
             f"{request.unsized[0]} decides itself how many edges it keeps, and {name} needs circuits of given sizes: "
             "use it with curve or reproduce faithfulness."
         )
-    experiments = [
-        find_experiment(one) for one in ([x for x in ABOUT if x not in OWN_MODELS] if name == "all" else [name])
-    ]
     own_model = experiments[0].own_model
     folder = out or Path("out") / "reproduce" / (name if own_model else Path(loading.model).name or "model")
     with lock_folder(folder):
@@ -347,53 +339,57 @@ def reproduce_command(name: str, how: str | None, out: Path | None, as_json: boo
         bench = Bench(model, request, Store(folder), published(model))
         with GridBar() as bar:
             written = reproduce(bench, experiments, folder, command=opt.command_line(), watch=bar, note=Screen().note)
-    print_result(as_json_object(written) if as_json else as_text(written))
+    parts = []
+    for experiment in written:
+        files = "Wrote " + ", ".join(map(str, experiment.files)) if experiment.files else ""
+        parts += [experiment.outcome.page, files]
+    print_result(as_json_object(written) if as_json else "\n".join(parts))
 
 
 def request_of(
     *,
     tasks: str | None,
     methods: str,
-    how: str,
+    how: str | None,
+    default_how: str,
+    grid: str,
     sparsities: str | None,
     batch_size: int | None,
     memory: str | None,
     steps: str | None = None,
-    **given: Any,
+    **values: Any,
 ) -> Request:
-    """The request of a grid, from the texts that were typed."""
+    """The request of a grid, from the values of the command's options."""
     from gradpath.grid.request import Request, numbers, parse_methods, parse_selections, whole_numbers, words
 
     limits = opt.limits_of(batch_size, memory)
-    given["examples"] = opt.examples_or_default(given["examples"], given.get("data"))
+    values["examples"] = opt.examples_or_default(values["examples"], values.get("data"))
     if steps is not None:
-        given["steps"] = whole_numbers(steps, "--steps")
+        values["steps"] = whole_numbers(steps, "--steps")
+    default_how = "top,signed" if grid == "mib" else default_how  # MIB's areas are defined for rankings
     return Request(
         tasks=None if tasks is None else words(tasks),
         methods=parse_methods(methods),
-        hows=parse_selections(how),
+        hows=parse_selections(how or default_how),
+        grid=grid,
         sparsities=None if sparsities is None else numbers(sparsities, "--sparsities"),
         batch_size=limits.batch_size,
         memory=limits.memory,
-        **given,
+        **values,
     )
 
 
 def as_json_object(written: list[Written]) -> dict[str, Any]:
     """The object that ``--json`` prints: the record and the rows of each experiment, and its files."""
     experiments = {}
-    for one in written:
-        entry = {"title": one.outcome.title, "files": [str(file) for file in one.files]}
-        facts = {"notes": list(one.outcome.notes), **one.outcome.facts, "rows": one.outcome.rows}
-        experiments[one.outcome.name] = {**entry, **facts}
+    for experiment in written:
+        outcome = experiment.outcome
+        experiments[outcome.name] = {
+            "title": outcome.title,
+            "files": list(map(str, experiment.files)),
+            "notes": list(outcome.notes),
+            **outcome.facts,
+            "rows": outcome.rows,
+        }
     record = written[0].record if written else {}
     return {**record, "experiments": experiments}
-
-
-def as_text(written: list[Written]) -> str:
-    """The tables for people, and their files."""
-    parts = []
-    for one in written:
-        files = "Wrote " + ", ".join(str(file) for file in one.files) if one.files else ""
-        parts += [one.outcome.page, files]
-    return "\n".join(parts)

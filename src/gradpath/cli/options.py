@@ -19,16 +19,14 @@ if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
     from gradpath.scores import Provenance
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Object = TypeVar("Object")
-Decorator = Callable[[Command], Command]
+Decorator = Callable[[Any], Any]
 
-MODEL_HELP = "Hub name, folder, .gguf file, smollm2 or gemma3-270m."
 FILE = click.Path(path_type=Path)
 
 
 class CircuitFile(click.Path):
-    """A circuit's file, or the address of one on the hub, which stays a text: a Path would change its slashes."""
+    """A circuit's file, or its address on the hub, which stays a string: a Path would change its slashes."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if str(value).startswith("hf://") else super().convert(value, param, ctx)
@@ -37,7 +35,7 @@ class CircuitFile(click.Path):
 CIRCUIT = CircuitFile(path_type=Path)
 
 
-def together(*options: Decorator[Any]) -> Decorator[Any]:
+def together(*options: Decorator) -> Decorator:
     """Several options as one decorator, listed by --help in this order."""
 
     def add(command: Any) -> Any:
@@ -48,9 +46,9 @@ def together(*options: Decorator[Any]) -> Decorator[Any]:
     return add
 
 
-def pick(kind: type[Object], given: dict[str, Any]) -> Object:
-    """Take the fields of a dataclass out of the values that click gave."""
-    return kind(**{field.name: given.pop(field.name) for field in fields(kind) if field.name in given})  # type: ignore[arg-type]
+def pick(kind: type[Object], values: dict[str, Any]) -> Object:
+    """Take the fields of a dataclass out of the values of the command's options."""
+    return kind(**{field.name: values.pop(field.name) for field in fields(kind) if field.name in values})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class ModelOptions:
 
 
 def recorded_model(about: Provenance) -> str | None:
-    """The model of scores or of a circuit; a model outside the working directory is looked for at its recorded path."""
+    """The model of scores or of a circuit. For one outside the working directory, the path at which it was last."""
     from gradpath.model.cache import remembered_path
     from gradpath.runtime.files import ELSEWHERE
 
@@ -95,7 +93,9 @@ def recorded_model(about: Provenance) -> str | None:
     return remembered_path(about.about.get("weights")) or about.model
 
 
-model_option = click.option("--model", default=defaults.MODEL, show_default=True, help=MODEL_HELP)
+model_option = click.option(
+    "--model", default=defaults.MODEL, show_default=True, help="Hub name, folder, .gguf file, smollm2 or gemma3-270m."
+)
 load_options = together(
     click.option(
         "--device", metavar="NAME", help="Where to run: cpu, cuda, mps ...  [cpu; with torchrun, a GPU per process]"
@@ -128,8 +128,7 @@ batch_options = together(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 
 
-def out_option(about: str) -> Decorator[Any]:
-    """The folder to write to."""
+def out_option(about: str) -> Decorator:
     return click.option("--out", type=FILE, metavar="DIR", help=about)
 
 
@@ -158,8 +157,8 @@ plugin_option = click.option(
 )
 
 
-def examples_option(about: str, *, data: bool = True) -> Decorator[Any]:
-    """How many examples to use; with ``data`` the command takes the user's own, of which all are the default."""
+def examples_option(about: str, *, data: bool = True) -> Decorator:
+    """How many examples to use; ``data`` if the command has --data, of which all are used by default."""
     default = f"  [{defaults.EXAMPLES}{'; all of --data' if data else ''}]"
     return click.option("--examples", type=click.IntRange(min=1), help=about + default)
 
@@ -169,28 +168,26 @@ def examples_or_default(examples: int | None, data: Path | None) -> int | None:
     return defaults.EXAMPLES if examples is None and data is None else examples
 
 
-def ablation_option(default: str | None) -> Decorator[Any]:
-    """What edges outside the circuit carry."""
+def ablation_option(default: str | None) -> Decorator:
     return click.option(
         "--ablation",
         metavar=f"[{'|'.join(defaults.ABLATIONS)}]",
         default=default,
         show_default=default is not None,
-        callback=lambda _, option, name: _check_ablation(name),
+        callback=_check_ablation,
         help="What edges outside the circuit carry." + ("" if default else "  [the circuit's own]"),
     )
 
 
-def _check_ablation(name: str | None) -> str | None:
-    """The name of a built-in ablation, or of one that a plug-in adds."""
-    if name is not None and name not in defaults.ABLATIONS:
+def _check_ablation(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    if name is not None and name not in defaults.ABLATIONS:  # it may be one that a plug-in adds
         from gradpath.ablation import ABLATIONS
 
         ABLATIONS.find(name)
     return name
 
 
-def grid_options(*, methods: str, how: str, data: bool) -> Decorator[Any]:
+def grid_options(*, methods: str, how: str, data: bool) -> Decorator:
     """Methods, selections, sparsities and examples of a grid of measurements, with its defaults."""
     return together(
         click.option(
@@ -215,13 +212,7 @@ def grid_options(*, methods: str, how: str, data: bool) -> Decorator[Any]:
     )
 
 
-def grid_selections(how: str | None, grid: str, default: str) -> str:
-    """The selections of a grid; MIB's areas are defined for rankings."""
-    return how or ("top,signed" if grid == "mib" else default)
-
-
 def limits_of(batch_size: int | None, memory: str | None) -> Limits:
-    """The batch size and the memory budget."""
     from gradpath.limits import Limits, parse_bytes
 
     return Limits(batch_size, None if memory is None else parse_bytes(memory))
@@ -237,7 +228,7 @@ def check_folder(out: Path | None) -> None:
 
 
 def command_line() -> str:
-    """What was typed, for files: without the folders of this machine."""
+    """The command line as files record it, without the folders of this machine."""
     from gradpath.runtime.files import recorded_path
 
     words = [word.partition("=") if word.startswith("-") else ("", "", word) for word in sys.argv[1:]]
