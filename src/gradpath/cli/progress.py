@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,7 +40,7 @@ def console() -> Console:
 
 
 def print_result(result: str | Mapping[str, Any]) -> None:
-    """Print the result on stdout, as text or as one JSON object, once, however many processes have it."""
+    """Print the result on stdout, as text or as one JSON object; of several processes only the first does."""
     if distributed.rank() == 0:
         click.echo(result if isinstance(result, str) else json.dumps(result, indent=1))
 
@@ -51,7 +50,7 @@ class Screen:
 
     @contextmanager
     def counting(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar over ``total`` examples; call what it gives with the number of each finished batch."""
+        """A bar over ``total`` examples, as a function to call with the number of examples of each finished batch."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -71,18 +70,18 @@ class Screen:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[Callable[[str], None]]:
-        """A spinner; call what it gives to say what is done now."""
+        """A spinner, as a function to call with the current step."""
         screen = console()
         if not screen.is_terminal:
-            yield lambda now: None
+            yield lambda step: None
             return
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=screen, transient=True) as progress:
             task = progress.add_task(what, total=None)
-            yield lambda now: progress.update(task, description=f"{what}: {now}")
+            yield lambda step: progress.update(task, description=f"{what}: {step}")
 
     def note(self, text: str) -> None:
-        """Something that the user should know and that is not the result."""
+        """A message that is not the result."""
         console().print(text, highlight=False, soft_wrap=True)
 
 
@@ -99,7 +98,7 @@ def _job_columns() -> tuple[ProgressColumn, ...]:
 
 @contextmanager
 def _bar(total: float, *columns: ProgressColumn, speed_over: float = 30) -> Iterator[Bar]:
-    """A bar on a terminal; lines in a file, such as the log of a cluster's job, where no bar can move."""
+    """A bar on a terminal, or lines in a file such as the log of a cluster job."""
     screen = console()
     if not screen.is_terminal:
         now = time.monotonic()
@@ -111,8 +110,6 @@ def _bar(total: float, *columns: ProgressColumn, speed_over: float = 30) -> Iter
 
 @dataclass(frozen=True)
 class _RichBar:
-    """A task of a progress display, as the bar of a job."""
-
     progress: Progress
     task: TaskID
 
@@ -125,7 +122,7 @@ class _RichBar:
 
 @dataclass
 class _Log:
-    """A line now and then: what is being done, how much of the whole is done, and the time that is left."""
+    """Writes a line every ``LOG_EVERY`` seconds: the phase, the share that is done, and the time that is left."""
 
     screen: Console
     total: float
@@ -153,30 +150,20 @@ def _minutes(seconds: float) -> str:
     return f"{max(1, round(seconds / 60))} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
 
 
-class GridBar:
+class GridBar(ExitStack):
     """One bar over all jobs of a grid; it counts passes over one example."""
 
-    def __init__(self) -> None:
-        self._open = ExitStack()
-        self._bar: Bar | None = None
-
-    def __enter__(self) -> GridBar:
-        return self
-
-    def __exit__(self, kind: type | None, problem: BaseException | None, trace: TracebackType | None) -> None:
-        self._open.close()
+    bar: Bar
 
     def begin(self, total: float) -> None:
         # The speed is averaged over minutes, because the cost of some jobs is estimated better than others'.
-        self._bar = self._open.enter_context(_bar(total, *_job_columns(), speed_over=600))
+        self.bar = self.enter_context(_bar(total, *_job_columns(), speed_over=600))
 
     def start(self, title: str) -> None:
-        assert self._bar is not None
-        self._bar.describe(title)
+        self.bar.describe(title)
 
     def advance(self, done: float) -> None:
-        assert self._bar is not None
-        self._bar.advance(done)
+        self.bar.advance(done)
 
 
 def numbers_of(graph: Graph, result: Result, n_spans: int = 1) -> dict[str, Any]:
