@@ -1,7 +1,4 @@
-"""Commands that start from a saved circuit: ``eval``, ``test``, ``explain``, ``show`` and ``compare``.
-
-The first three run the circuit: ``open_circuit`` gives it with the model and the examples, as ``saved_options`` say.
-"""
+"""Commands that start from a saved circuit: ``eval``, ``test``, ``explain``, ``show`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.cli import options as opt
 from gradpath.cli.progress import Screen, lines_of, numbers_of, print_result
@@ -33,11 +31,11 @@ T = TypeVar("T")
 
 circuit_argument = click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
 _COLUMNS = ("node", "effect", "direct", "attends", "reads most from", "adds to the answers' logits")
-_EXPERTS = 4  # of a node in the table
+_EXPERTS = 4  # listed for a node
 
 
-def saved_options(examples: str) -> opt.Decorator[Any]:
-    """The options that say which model and which examples; ``examples`` is the help of --examples."""
+def saved_options(examples: str) -> opt.Decorator:
+    """The options of ``open_circuit``; ``examples`` is the help of --examples."""
     return opt.together(
         click.option("--model", help="Another model of the same shape.  [the circuit's own]"),
         click.option("--task", help="Another task.  [the circuit's own]"),
@@ -62,20 +60,20 @@ def saved_options(examples: str) -> opt.Decorator[Any]:
 
 @dataclass(frozen=True)
 class ExampleOptions:
-    """Which examples to run a saved circuit on, and what edges outside of it carry."""
+    """Which examples to run a saved circuit on, and the ablation of the edges outside of it."""
 
-    task: str | None
-    data: Path | None
-    metric: str | None
-    examples: int | None
-    seed: int
-    split: str
-    ablation: str | None
+    task: str | None = None
+    data: Path | None = None
+    metric: str | None = None
+    examples: int | None = None
+    seed: int = defaults.SEED
+    split: str = "test"
+    ablation: str | None = None
 
 
 @dataclass(frozen=True)
 class SavedCircuit:
-    """A circuit from a file, its model, the examples, and what edges outside of it carry."""
+    """A circuit from a file, its model, the examples, and the ablation of the edges outside of it."""
 
     circuit: Circuit
     model: Transformer
@@ -87,7 +85,7 @@ class SavedCircuit:
     limits: Limits
 
     def run(self, function: Callable[..., T], what: str) -> T:
-        """What ``evaluate`` or ``explain`` gives for the circuit on the examples, with a progress bar."""
+        """Call ``evaluate`` or ``explain`` for the circuit and the examples, with a progress bar."""
         with Screen().counting(what, len(self.task)) as progress:
             return function(
                 self.model,
@@ -100,20 +98,11 @@ class SavedCircuit:
                 mean_over=self.mean_over,
             )
 
-    @property
-    def has_templates(self) -> bool:
-        """Whether the task has other templates, for the split "reworded"."""
-        from gradpath.tasks import TASKS
 
-        return self.options.data is None and self.task.name in TASKS and TASKS[self.task.name].reworded
+def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
+    """Load a circuit, its model and examples; ``values`` are those of ``saved_options``.
 
-
-def open_circuit(file: str | Path, given: dict[str, Any]) -> SavedCircuit:
-    """Load a circuit, its model and examples; what is not given is as the circuit was found.
-
-    Args:
-        file: The circuit.
-        given: What click gave for ``saved_options``.
+    An option without a value is as when the circuit was found.
     """
     from gradpath.ablation import CORRUPTED
     from gradpath.circuit import load_circuit
@@ -122,44 +111,43 @@ def open_circuit(file: str | Path, given: dict[str, Any]) -> SavedCircuit:
     from gradpath.tasks import load_task
     from gradpath.tasks.load import check_task
 
-    chosen, limits = opt.pick(ExampleOptions, given), opt.limits_of(given.get("batch_size"), given.get("memory"))
-    data, seed, split = chosen.data, chosen.seed, chosen.split
-    circuit = load_circuit(file)
-    about, made = circuit.about, circuit.provenance
-    loading = opt.pick(opt.ModelOptions, given)
-    own_model = loading.model is None
-    if own_model:
-        # A circuit that was found with a BOS token is measured with one, unless told otherwise.
+    limits = opt.limits_of(values.get("batch_size"), values.get("memory"))
+    options, loading = opt.pick(ExampleOptions, values), opt.pick(opt.ModelOptions, values)
+    data, circuit = options.data, load_circuit(file)
+    about, provenance = circuit.about, circuit.provenance
+    same_model = loading.model is None
+    if same_model:
+        # A circuit that was found with a BOS token is measured with one, unless --no-bos is given.
         bos = about.get("bos") if loading.bos is None else loading.bos
-        loading = replace(loading, model=_recorded(opt.recorded_model(made), "model", file), bos=bos)
-    metric = _metric(circuit, chosen.metric, file, own_task=chosen.task is None)
-    task = chosen.task or (None if data else _task(circuit, file))
+        loading = replace(loading, model=_recorded(opt.recorded_model(provenance), "model", file), bos=bos)
+    metric = _metric(circuit, options.metric, file, same_task=options.task is None)
+    task = options.task or (None if data else _task(circuit, file))
     check_task(task, data)
     model = loading.load()
     check_same_graph(model, circuit)
     # Files from before 0.2.0 have no digest, and that of another precision differs.
     same_dtype, digest = about.get("dtype") == str(model.dtype).removeprefix("torch."), about.get("weights")
-    if own_model and same_dtype and digest is not None and digest != model.digest:
+    if same_model and same_dtype and digest is not None and digest != model.digest:
         warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
-    n = opt.examples_or_default(chosen.examples, data)
+    n = opt.examples_or_default(options.examples, data)
 
     def draw(split: str, seed: int) -> Task:
         return load_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
 
-    pairs = draw(split, seed)
+    pairs = draw(options.split, options.seed)
     if data is not None:
         for line in notices(pairs, pairs):
             Screen().note(line)
-    ablation, mean_over = chosen.ablation or made.ablation, None
+    ablation, mean_over = options.ablation or provenance.ablation, None
     if ablation not in (CORRUPTED, "zero"):
         # Over the examples that the circuit was found on, or as many of another task.
-        drawn = {"n": about.get("examples", n), "seed": about.get("data", {}).get("seed", seed)}
-        mean_over = load_task(task, model, split="train", data=data, **drawn)
-    return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, chosen, limits)
+        seed = about.get("data", {}).get("seed", options.seed)
+        mean_over = load_task(task, model, n=about.get("examples", n), seed=seed, split="train", data=data)
+    return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, options, limits)
 
 
 def _task(circuit: Circuit, file: str | Path) -> str:
-    """The circuit's own task, which has to be a built-in one: the user's own data has to be given again."""
+    """The task that the circuit was found on, unless that was the user's own data, which the file does not have."""
     from gradpath.tasks import TASKS
 
     name = _recorded(circuit.provenance.task, "task", file)
@@ -174,20 +162,20 @@ def _task(circuit: Circuit, file: str | Path) -> str:
     return name
 
 
-def _metric(circuit: Circuit, metric: str | None, file: str | Path, *, own_task: bool) -> str | None:
-    """The requested metric, or on the circuit's own task the one that it was found with."""
+def _metric(circuit: Circuit, metric: str | None, file: str | Path, *, same_task: bool) -> str | None:
+    """The requested metric, or on the same task the one that the circuit was found with."""
     from gradpath.tasks import METRICS, find_metric
 
-    recorded = circuit.about.get("data", {}).get("metric") if own_task else None
+    recorded = circuit.about.get("data", {}).get("metric") if same_task else None
     if metric is None and isinstance(recorded, str) and recorded not in METRICS:
         raise UsageError(
             f"{file} was found with the metric {recorded!r}, which is your own: give it again with --metric "
             "FILE.py:FUNCTION or with its --plugin, or name another."
         )
-    chosen = metric or recorded
-    if chosen is not None:
-        find_metric(chosen)
-    return chosen
+    metric = metric or recorded
+    if metric is not None:
+        find_metric(metric)
+    return metric
 
 
 def _recorded(value: str | None, what: str, file: str | Path) -> str:
@@ -199,7 +187,7 @@ def _recorded(value: str | None, what: str, file: str | Path) -> str:
 @click.command(name="eval")
 @circuit_argument
 @saved_options("Examples to measure on.")
-def eval_command(circuit_file: str | Path, as_json: bool, **given: Any) -> None:
+def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None:
     """Run a saved circuit with every other edge corrupted and measure what is left.
 
     \b
@@ -208,7 +196,7 @@ def eval_command(circuit_file: str | Path, as_json: bool, **given: Any) -> None:
     """
     from gradpath.evaluation import evaluate
 
-    begin, saved = time.monotonic(), open_circuit(circuit_file, given)
+    begin, saved = time.monotonic(), open_circuit(circuit_file, values)
     result = saved.run(evaluate, "measuring the circuit")
     about = saved.circuit.about
     summary = {
@@ -226,12 +214,8 @@ def eval_command(circuit_file: str | Path, as_json: bool, **given: Any) -> None:
         **numbers_of(saved.circuit.graph, result, max(1, len(saved.circuit.spans))),
         "seconds": round(time.monotonic() - begin, 2),
     }
-    print_result(summary if as_json else _measured_text(summary))
-
-
-def _measured_text(s: dict[str, Any]) -> str:
-    where = f"{s['examples']} examples of {s['task']} ({s['split']}) in {s['model']}"
-    return "\n".join([f"{s['circuit_file']} on {where}:", *lines_of(s)])
+    where = f"{len(saved.task)} examples of {saved.task.name} ({saved.options.split}) in {saved.model.name}"
+    print_result(summary if as_json else "\n".join([f"{circuit_file} on {where}:", *lines_of(summary)]))
 
 
 @click.command(name="test")
@@ -240,7 +224,7 @@ def _measured_text(s: dict[str, Any]) -> str:
     "--out", type=opt.FILE, metavar="PAGE.html", help="Write the report of the circuit, with the verdict at the top."
 )
 @saved_options("Examples to test on.")
-def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **given: Any) -> None:
+def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **values: Any) -> None:
     """Test a saved circuit: is it better than chance, equivalent to the model, necessary, minimal, stable?
 
     \b
@@ -249,14 +233,17 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **gi
     gradpath test out/ioi/circuit.json --out out/ioi/verdict.html
     """
     from gradpath.report import verdict_report, write
+    from gradpath.tasks import TASKS
     from gradpath.tasks.builtin import REWORDED
     from gradpath.verdict import test
 
     if out is not None and out.suffix.lower() != ".html":
         raise UsageError(f"the verdict is written as an HTML page: --out has to end in .html, got {out.name}.")
-    saved = open_circuit(circuit_file, given)
+    saved = open_circuit(circuit_file, values)
     data, seed = saved.options.data, saved.options.seed
     circuit = replace(saved.circuit, about={**saved.circuit.about, "ablation": saved.ablation})
+    name = saved.task.name
+    has_templates = data is None and name in TASKS and TASKS[name].reworded
     with Screen().waiting(f"testing {len(circuit):,} edges on {len(saved.task)} examples") as watch:
         verdict = test(
             saved.model,
@@ -264,7 +251,7 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **gi
             saved.task,
             found_on=saved.draw("train", seed),
             draws=[] if data else [saved.draw("train", seed + 1)],
-            reworded=saved.draw(REWORDED, seed) if saved.has_templates else None,
+            reworded=saved.draw(REWORDED, seed) if has_templates else None,
             seed=seed,
             batch_size=saved.limits.batch_size,
             memory=saved.limits.memory,
@@ -281,7 +268,7 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **gi
 @circuit_argument
 @click.option("--top", type=click.IntRange(min=1), default=25, show_default=True, help="Nodes to show in the table.")
 @saved_options("Examples to look at.")
-def explain_command(circuit_file: str | Path, top: int, as_json: bool, **given: Any) -> None:
+def explain_command(circuit_file: str | Path, top: int, as_json: bool, **values: Any) -> None:
     """Say what each node of a saved circuit reads, where it attends and what it writes.
 
     \b
@@ -290,14 +277,19 @@ def explain_command(circuit_file: str | Path, top: int, as_json: bool, **given: 
     """
     from gradpath.explanation import explain
 
-    begin, saved = time.monotonic(), open_circuit(circuit_file, given)
+    begin, saved = time.monotonic(), open_circuit(circuit_file, values)
     explanation = saved.run(explain, "looking at the nodes")
     if not as_json:
         print_result(_roles_text(explanation, circuit_file, top))
         return
-    facts: dict[str, Any] = {"version": __version__, "circuit_file": str(circuit_file)}
-    facts |= {"seed": saved.options.seed, "split": saved.options.split, "ablation": saved.ablation}
-    facts |= {"seconds": round(time.monotonic() - begin, 2)}
+    facts = {
+        "version": __version__,
+        "circuit_file": str(circuit_file),
+        "seed": saved.options.seed,
+        "split": saved.options.split,
+        "ablation": saved.ablation,
+        "seconds": round(time.monotonic() - begin, 2),
+    }
     print_result({**facts, **explanation.to_json()})
 
 
@@ -315,8 +307,8 @@ def _roles_text(explanation: Explanation, file: str | Path, top: int) -> str:
     if mixtures := [role for role in roles if role.experts]:
         lines += ["", "Experts, by their part of the node's effect (chosen by clean / corrupted tokens):"]
         lines += [f"  {role.node:9s} {', '.join(map(_expert, role.experts[:_EXPERTS]))}" for role in mixtures]
-    if told := [f"  {role.node:9s} {role.sentence}" for role in roles if role.sentence]:
-        lines += ["", "In words, where the numbers are clear:", *told]
+    if sentences := [f"  {role.node:9s} {role.sentence}" for role in roles if role.sentence]:
+        lines += ["", "In words, where the numbers are clear:", *sentences]
     if rest := len(explanation) - len(roles):
         lines += ["", f"{rest} more nodes: --top {len(explanation)} shows all, --json has every number."]
     return "\n".join(lines)
@@ -332,15 +324,16 @@ def _cells(role: Role) -> tuple[str, ...]:
     effect, direct = ("" if x is None else f"{x:+.2f}" for x in (role.effect, role.direct_effect))
     attends = ""
     if role.attends:
-        one = max(role.attends, key=lambda one: one.share)
-        weights = sorted(one.weights["clean"].items(), key=lambda item: -item[1])
-        attends = f"{one.start}: " + ", ".join(f"{part} {weight:.2f}" for part, weight in weights[:2])
+        strongest = max(role.attends, key=lambda pattern: pattern.share)
+        weights = sorted(strongest.weights["clean"].items(), key=lambda item: -item[1])
+        attends = f"{strongest.start}: " + ", ".join(f"{part} {weight:.2f}" for part, weight in weights[:2])
     kinds = {"mlp": "", "logits": ""}
     reads = [f"{kinds.get(at, f'{at} ')}{edges[0].source} {edges[0].share:.0%}" for at, edges in role.reads.items()]
-    writes = role.writes
-    added = "" if writes is None else " ".join(repr(token) for token, _ in writes.promotes[:3])
-    if writes is not None and writes.right is not None:
-        added = f"right {writes.right:+.2f}, wrong {writes.wrong:+.2f}"
+    added = ""
+    if role.writes is not None and role.writes.right is not None:
+        added = f"right {role.writes.right:+.2f}, wrong {role.writes.wrong:+.2f}"
+    elif role.writes is not None:
+        added = " ".join(repr(token) for token, _ in role.writes.promotes[:3])
     return role.node, effect, direct, attends, ", ".join(reads), added
 
 
@@ -375,20 +368,19 @@ def show_command(
     from gradpath.circuit import is_hub_address
     from gradpath.report import show
 
-    own = Path(Path(circuit_file).name if is_hub_address(circuit_file) else circuit_file)
-    target = out or own.with_suffix(".html")
+    local = Path(Path(circuit_file).name if is_hub_address(circuit_file) else circuit_file)
+    target = out or local.with_suffix(".html")
     patterns = _patterns(circuit_file, attention) if attention else None
     show(circuit_file, target, notes=notes, edges=edges, rows=rows, attention=patterns)
     click.echo(target)
 
 
 def _patterns(circuit_file: str | Path, heads: tuple[str, ...]) -> Attention:
-    """The attention of some heads on the first held-out example of the circuit's task."""
+    """The attention of these heads on the first held-out example of the circuit's task."""
     from gradpath.model.inspection import token_text
     from gradpath.model.tokenizer import prompt_ids
 
-    drawn: Any = {"task": None, "data": None, "metric": None, "examples": 1, "seed": 0, "split": "test"}
-    saved = open_circuit(circuit_file, {"model": None, **drawn, "ablation": None})
+    saved = open_circuit(circuit_file, {"model": None, "examples": 1})
     model, prompt = saved.model, saved.task.clean[:1]
     tokens = [token_text(model, token) for token in prompt_ids(prompt, model.tokenizer)[0]]
     return {head: (model.attention(prompt, head)[0], tokens) for head in heads}
@@ -439,6 +431,6 @@ def _names(file_a: str | Path, file_b: str | Path) -> tuple[str, str]:
 
 
 def _described(file: str | Path, circuit: Circuit) -> str:
-    made = circuit.provenance
-    facts = [made.task, made.model and f"in {made.model}", made.method and f"by {made.method}", made.how]
+    origin = circuit.provenance
+    facts = [origin.task, origin.model and f"in {origin.model}", origin.method and f"by {origin.method}", origin.how]
     return " ".join([f"{file}:", *(fact for fact in facts if fact)])

@@ -183,8 +183,9 @@ def _random_points(bench: Bench, outcome: Outcome) -> list[CurvePoint]:
     task, method, points = outcome.rows[0]["task"], bench.request.methods[0], []
     for how, row in product(RANDOM, outcome.facts["random"]):
         cell = circuit_cell(bench, task, method, how, row["edges_asked"])
-        numbers = row["edges_asked"], cell["edges_kept"], cell["faithfulness"], *cell["faithfulness_interval"]
-        points.append(CurvePoint(CHANCE, *numbers, cell["error"]))
+        low, high = cell["faithfulness_interval"]
+        numbers = cell["edges_kept"], cell["faithfulness"], low, high, cell["error"]
+        points.append(CurvePoint(CHANCE, row["edges_asked"], *numbers))
     return points
 
 
