@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 @opt.json_option
 @opt.load_options
 def find_command(
-    options: tuple[str, ...], batch_size: int | None, memory: str | None, out: Path | None, as_json: bool, **given: Any
+    options: tuple[str, ...], batch_size: int | None, memory: str | None, out: Path | None, as_json: bool, **values: Any
 ) -> None:
     """Score every edge of a model on a task, select a circuit and measure how much it keeps.
 
@@ -87,10 +87,9 @@ def find_command(
     from gradpath.pipeline.request import FindRequest
     from gradpath.runtime.files import lock_folder
 
-    loading = opt.pick(opt.ModelOptions, given)
-    limits = opt.limits_of(batch_size, memory)
-    own, given["how"] = _split_options(_values(options), given["method"], given["how"])
-    request = FindRequest(options=own, limits=limits, **given)
+    loading = opt.pick(opt.ModelOptions, values)
+    method_options, values["how"] = _parse_options(options, values["method"], values["how"])
+    request = FindRequest(options=method_options, limits=opt.limits_of(batch_size, memory), **values)
     with lock_folder(out):
         model, screen, command_line = loading.load(), Screen(), opt.command_line()
         examples = load_examples(model, request, screen)
@@ -112,27 +111,27 @@ def find_command(
     print_result(printed if as_json else _text(printed, out))
     if out is None and found is not None:  # the result is on the screen before its report is made
         with screen.waiting(_INSIDE):
-            kept = entry is not None and distributed.on_first_rank(lambda: entry.keep(found, summary, command_line))
+            stored = entry is not None and distributed.on_first_rank(lambda: entry.keep(found, summary, command_line))
         if not as_json:
-            print_result(_how_to_write(summary["task"], shlex.join(["gradpath", *sys.argv[1:]]) if kept else None))
+            advice = "To write the scores, the circuit and a report, give a folder with --out."
+            if stored:
+                command = shlex.join(["gradpath", *sys.argv[1:]])
+                advice = "To write the scores, the circuit and a report, without computing again:\n"
+                advice += f"  {command} --out out/{summary['task']}"
+            print_result(advice)
 
 
-def _values(texts: tuple[str, ...]) -> dict[str, Any]:
-    """``-o stride=unit -o start=true`` as a dictionary of values."""
+def _parse_options(texts: tuple[str, ...], method: str, how: str | None) -> tuple[dict[str, Any], str | None]:
+    """``-o stride=unit`` as options of the method, or as part of the selection: ``acdc+threshold=0.01``."""
+    from gradpath.attribution.methods import METHODS
+    from gradpath.selection import SELECTIONS
+
     options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise UsageError(f"an option is written NAME=VALUE, such as stride=unit: got {text!r}.")
         options[name] = option_value(value)
-    return options
-
-
-def _split_options(options: dict[str, Any], method: str, how: str | None) -> tuple[dict[str, Any], str | None]:
-    """The options of the method, and the selection with its own: ``acdc+threshold=0.01``."""
-    from gradpath.attribution.methods import METHODS
-    from gradpath.selection import SELECTIONS
-
     selection = (how or "").partition("+")[0]
     known = SELECTIONS[selection].defaults if selection in SELECTIONS else {}
     if known and method in METHODS:
@@ -140,21 +139,14 @@ def _split_options(options: dict[str, Any], method: str, how: str | None) -> tup
         for name in options:
             if not any(name in its_options for its_options in owners.values()):
                 raise unknown_option(name, owners)
-    # Values that are not JSON, such as several thresholds with commas between them, are still strings.
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
-    own = [f"{name}={text}" for name, text in texts.items() if name in known]
-    rest = {name: value for name, value in options.items() if name not in known}
-    return rest, "+".join([how, *own]) if how else how
+    for name in [name for name in options if name in known]:
+        value = options.pop(name)
+        # A value that is not JSON, such as several thresholds with commas between them, is still a string.
+        how = f"{how}+{name}={value if isinstance(value, str) else json.dumps(value)}"
+    return options, how
 
 
 _INSIDE = "looking inside the circuit for the report"
-
-
-def _how_to_write(task: str, kept: str | None) -> str:
-    """What to type for the files; ``kept`` is the command whose result can be written without computing again."""
-    if kept is None:
-        return "To write the scores, the circuit and a report, give a folder with --out."
-    return f"To write the scores, the circuit and a report, without computing again:\n  {kept} --out out/{task}"
 
 
 def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
@@ -184,7 +176,7 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
 
 
 def _circuits(found: Found) -> list[dict[str, Any]]:
-    """The circuits that there were to choose from, one for each threshold, the smallest first."""
+    """The circuits of all thresholds, the smallest first."""
     from gradpath.pipeline.found import other_file
 
     graph, rows = found.model.graph, list[dict[str, Any]]()
@@ -195,7 +187,7 @@ def _circuits(found: Found) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each circuit that there was to choose from."""
+    """A line for each of the circuits."""
     wide = max(len(row["selection"]) for row in rows)
     lines = [f"  {'':<{wide}}  {'edges':>8}  {'faithfulness [95%]':<20}error"]
     for row in rows:
@@ -208,13 +200,13 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
 def _text(s: dict[str, Any], out: Path | None) -> str:
     """The result for people."""
-    used = f"{s['examples']} to attribute, {s['examples_measured']} held-out ones to measure"
+    examples = f"{s['examples']} to attribute, {s['examples_measured']} held-out ones to measure"
     if not s["held_out"]:
-        used = f"{s['examples']}, both attributed and measured: nothing is held out"
+        examples = f"{s['examples']}, both attributed and measured: nothing is held out"
     lines = [
         f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({s['steps']} steps, {s['selection']}):",
         *lines_of(s),
-        f"  examples      {used}",
+        f"  examples      {examples}",
         f"  took          {s['seconds']:.0f} s",
     ]
     if "positions" in s:
@@ -224,9 +216,8 @@ def _text(s: dict[str, Any], out: Path | None) -> str:
         what = "The smallest that keeps the share on the attributed examples is taken; if none does, the nearest."
         lines += ["All circuits, on the measured examples:", *_table(s["circuits"]), f"  {what}"]
     if out is not None:
-        figure = "positions" in s
         lines.append(f"Wrote {out / 'scores.safetensors'} and {out / 'circuit.json'}")
         if others := [row["file"] for row in s.get("circuits", ()) if row["file"] != "circuit.json"]:
             lines.append(f"The other circuits: {', '.join(others)}")
-        lines.append(f"Open {out / ('positions.svg' if figure else 'report.html')} in a browser.")
+        lines.append(f"Open {out / ('positions.svg' if 'positions' in s else 'report.html')} in a browser.")
     return "\n".join(lines)

@@ -1,11 +1,9 @@
-"""The whole way from prompts to a measured circuit: what ``gradpath find`` and ``gp.find`` do.
+"""From prompts to a measured circuit: what ``gradpath find`` and ``gp.find`` do.
 
-1. Load the task: examples to attribute, and others to measure on. ``notices`` says what was taken of the data.
+1. Load the task: examples to attribute, and others to measure on.
 2. Attribute: score every edge.
 3. Select a circuit, and circuits of other sizes for the report's curve.
 4. Evaluate all of them on the held-out examples.
-
-A ``Reporter`` shows how far it is. ``measure_mib`` is the same for given scores, for MIB's areas.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from gradpath.verdict.tests import QUICK, few_examples
 # The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to a share of all. The
 # largest circuits of the paper have 3.1% of the edges, and a large circuit takes as long as several small ones.
 SMALLEST, LARGEST, SIZES = 20, 0.05, 10
-# Random circuits run on few examples: that is enough to see what chance gives. So many of each size make the grey band.
+# Random circuits of each size in the report's grey band. They run on few examples: enough to see what chance gives.
 BAND = 3
 # The requested circuit, those of other sizes for the curve, and their order, if there is one.
 Selected = tuple[Circuit, list[Circuit], NestedOrder | None]
@@ -174,16 +172,19 @@ def _measured(
 ) -> Found:
     """Measure the circuit, and for the report those of other sizes, of ``top``, and random ones."""
     circuit, others, order = selected
-    compared = others and request.nodes is None and request.selection != defaults.RANKING
-    sizes = _sizes_to_compare([one.asked for one in others])
-    top = select_many(scores, [*sizes, circuit.asked]) if compared else []
-    limits = request.limits
+    limits, compare_top = request.limits, request.nodes is None and request.selection != defaults.RANKING
+    sizes = [other.asked for other in others]
+    sizes = sizes[-2::-3] or sizes  # for comparison, every third is enough; the largest takes longest
+    top = select_many(scores, [*sizes, circuit.asked]) if others and compare_top else []
     result, *results = _results(model, [circuit, *others, *top], to_measure, limits, to_attribute)
     few, random = None, list[Result]()
     if curve and scores.by_span is None:
-        random_circuits = _random_circuits(scores, circuit.asked, sizes)
-        some = few_examples(to_measure, result)
-        few, *random = _results(model, [circuit, *random_circuits], some, limits, to_attribute)
+        random_circuits = list[Circuit]()
+        for seed in range(QUICK):
+            counts = [circuit.asked, *(sizes[:3] if seed < BAND else ())]
+            random_circuits += select_many(scores, counts, how=f"random-paths+seed={seed}")
+        subset = few_examples(to_measure, result)
+        few, *random = _results(model, [circuit, *random_circuits], subset, limits, to_attribute)
     return Found(
         model,
         to_attribute,
@@ -201,50 +202,29 @@ def _measured(
     )
 
 
-def _sizes_to_compare(sizes: list[int]) -> list[int]:
-    """The sizes of lines to compare the curve with: every third, without the largest, which takes longest."""
-    return sizes[-2::-3] or sizes
-
-
-def _random_circuits(scores: Scores, n: int, others: list[int]) -> list[Circuit]:
-    """Circuits of n edges on random paths, and a few of each of some other sizes."""
-    drawn = [
-        select_many(scores, [n, *(others[:3] if seed < BAND else ())], how=f"random-paths+seed={seed}")
-        for seed in range(QUICK)
-    ]
-    return [circuit for circuits in drawn for circuit in circuits]
-
-
 def _results(
     model: Transformer, circuits: Sequence[Circuit], task: Task, limits: Limits, mean_over: Task
 ) -> list[Result]:
-    """The result of each circuit. Equal circuits are run once; they record the ablation to measure them with."""
-    different = {_content(circuit): circuit for circuit in circuits}
+    """The result of each circuit, with the ablation that it records. Equal circuits are run once."""
+    # The largest circuit of refined is that of top, for example.
+    keys = [(circuit.asked, circuit.masks.numpy().tobytes()) for circuit in circuits]
+    different = dict(zip(keys, circuits, strict=True))
     results = evaluate(
         model, list(different.values()), task, batch_size=limits.batch_size, memory=limits.memory, mean_over=mean_over
     )
-    by_content = dict(zip(different, results, strict=True))
-    return [by_content[_content(circuit)] for circuit in circuits]
-
-
-def _content(circuit: Circuit) -> tuple[int, bytes]:
-    """What a result depends on. The largest circuit of ``refined`` is that of ``top``, for example."""
-    return circuit.asked, circuit.masks.numpy().tobytes()
+    by_key = dict(zip(different, results, strict=True))
+    return [by_key[key] for key in keys]
 
 
 def _phases(
     model: Transformer, request: FindRequest, to_attribute: Task, to_measure: Task, curve: bool
 ) -> dict[str, Phase]:
-    """What is going to be done, and how much work it is."""
-    method, options = find_method(request.method), dict(request.options)
-    if request.steps is not None and "steps" in method.defaults:
-        options["steps"] = request.steps
-    score = attribution_phase(model, to_attribute, method, method.options(options))
+    """The phases of the progress bar, and how much work each is."""
     how, share = request.selection, request.share
-    sizes = 1 if share is None else 0
-    own = 0.0 if request.nodes is not None else selecting_passes(how, len(to_attribute), model.graph.n_edges, sizes)
-    # A search measures about eight small circuits, after two set-ups.
-    passes = own + (0.0 if share is None else 7.0)
+    score = attribution_phase(model, to_attribute, find_method(request.method), request.method_options)
+    passes = 0.0 if share is None else 7.0  # a search measures about eight small circuits, after two set-ups
+    if request.nodes is None:
+        passes += selecting_passes(how, len(to_attribute), model.graph.n_edges, 1 if share is None else 0)
     what = f"selecting edges ({how})" + ("" if share is None else f" that keep {share:.0%}")
     select = Phase(what, units(model, to_attribute, passes) if passes else 0.0)
     n_circuits = 1 + (4 * SIZES // 3 if curve and request.positions is None else 0)
@@ -276,30 +256,31 @@ def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) 
 def _circuits(model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool) -> Selected:
     limits, curve = request.limits, curve and scores.by_span is None
     if request.nodes is not None:
-        counts = _node_counts(model.graph.n_sources, request.nodes) if curve else []
-        return select_nodes(scores, request.nodes), [select_nodes(scores, n) for n in counts], None
-    how = request.selection
-    share = request.share
-    if not find_selection(how)[0].sized:
+        # Each of the other circuits has 1.5 times as many nodes as the one before.
+        counts = [n for n in (round(1.5**i) for i in range(2, 40)) if n < model.graph.n_sources and n != request.nodes]
+        others = [select_nodes(scores, n) for n in counts[-12:]] if curve else []
+        return select_nodes(scores, request.nodes), others, None
+    how, share = request.selection, request.share
+    selection, _ = find_selection(how)
+    if not selection.sized:
         circuits = select_many(scores, (), how=how, model=model, task=task, limits=limits)
         circuits = [circuit for circuit in circuits if circuit.asked]
         if not circuits:
-            sweep = find_selection(how)[0].sweep
-            smaller = "" if sweep is None else f": give a smaller {sweep}"
+            smaller = "" if selection.sweep is None else f": give a smaller {selection.sweep}"
             raise UsageError(f"{how} keeps none of the model's edges on these examples{smaller}.")
         circuit = circuits.pop(0 if share is None else smallest_of(model, task, circuits, share, limits))
         return circuit, circuits, None
     sizes = _curve_sizes(model.graph.n_edges) if curve else []
     n = None if share is not None else request.edge_count(scores.n_edges)
-    if n is not None and not find_selection(how)[0].nested:
+    if n is not None and not selection.nested:
         sizes = [size for size in sizes if size >= n // 2]  # each takes a selection of its own
         circuit, *others = select_many(scores, [n, *sizes], how=how, model=model, task=task, limits=limits)
         return circuit, others, None
     smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
-    asked = () if n is None else (n,)
+    requested = () if n is None else (n,)
     with own_settings(model):
-        set_ups = SetUps.of(model, task, scores.provenance.ablation, limits)  # held for both of what follows
-    order = nested_order(scores, how=how, smallest=smallest, sizes=asked, model=model, task=task, limits=limits)
+        set_ups = SetUps.of(model, task, scores.provenance.ablation, limits)  # shared by the order and the search
+    order = nested_order(scores, how=how, smallest=smallest, sizes=requested, model=model, task=task, limits=limits)
     if n is None:
         assert share is not None
         n = smallest_faithful(model, task, order, share, limits)
@@ -308,14 +289,9 @@ def _circuits(model: Transformer, request: FindRequest, scores: Scores, task: Ta
 
 
 def _curve_sizes(n_edges: int) -> list[int]:
-    """Numbers of edges to measure in addition to n; of a small model almost all."""
+    """Numbers of edges to measure in addition to n; in a small model up to almost all."""
     largest = max(round(LARGEST * n_edges), min(n_edges, READABLE))
     return log_spaced(min(SMALLEST, max(1, largest // 50)), largest, SIZES)
-
-
-def _node_counts(n_sources: int, n: int) -> list[int]:
-    """Numbers of nodes to measure in addition to n: each 1.5 times the one before."""
-    return [k for k in (round(1.5**i) for i in range(2, 40)) if k < n_sources and k != n][-12:]
 
 
 def measure_mib(
@@ -364,18 +340,18 @@ def measure_mib(
 
 @runtime_checkable
 class Reporter(Protocol):
-    """Shows how the work goes on."""
+    """Shows progress and messages."""
 
     def job(self, total: float) -> AbstractContextManager[Job]:
-        """A bar over work in phases, which together cost ``total``."""
+        """A bar over phases that together cost ``total``."""
 
     def note(self, text: str) -> None:
-        """Something that the user should know."""
+        """Show a message."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A reporter for Python: shows a bar if that was asked for, and of the notes only warnings."""
+    """The reporter of Python calls: shows a bar if requested, and of the messages only warnings."""
 
     shown: bool = False
 
@@ -389,11 +365,12 @@ class Plain:
 
 def notices(attributed: Task, measured: Task) -> list[str]:
     """What the user should know about the pairs: how many are used for what, notes, and which were dropped and why."""
-    tasks = [attributed] if measured is attributed else [attributed, measured]
-    lines = [] if "rows_read" not in attributed.about else [_taken(attributed, measured)]
+    about, tasks = attributed.about, [attributed] if measured is attributed else [attributed, measured]
+    lines = [_usage(attributed, measured)] if "rows_read" in about else []
     lines += dict.fromkeys(str(note) for task in tasks for note in task.about.get("notes", []))
-    rows = sum(sum(drop["count"] for drop in task.about.get("dropped", {}).values()) for task in tasks)
-    listed = [row for task in tasks for drop in task.about.get("dropped", {}).values() for row in drop.get("rows", ())]
+    drops = [drop for task in tasks for drop in task.about.get("dropped", {}).values()]
+    rows = sum(drop["count"] for drop in drops)
+    listed = [row for drop in drops for row in drop.get("rows", ())]
     if listed:
         lines.append(f"{rows:,} {'row is' if rows == 1 else 'rows are'} left out:")
         lines += [f"  {line}" for line in listed]
@@ -402,16 +379,16 @@ def notices(attributed: Task, measured: Task) -> list[str]:
     return lines + [
         f"{drop['count']:,} {'pair was' if drop['count'] == 1 else 'pairs were'} dropped because {reason} "
         f"(first: {drop['first']})"
-        for reason, drop in attributed.about.get("dropped", {}).items()
+        for reason, drop in about.get("dropped", {}).items()
     ]
 
 
-def _taken(attributed: Task, measured: Task) -> str:
-    """What was taken of the user's own data."""
-    about, held_out = attributed.about, measured is not attributed and attributed.about.get("held_out", True)
-    head = f"{about['source']}: {about['rows_read']:,} {'row' if about['rows_read'] == 1 else 'rows'}, "
-    tail = f"; metric {about['metric']}"
-    if not held_out:
-        n = f"{len(attributed):,} {'pair' if len(attributed) == 1 else 'pairs'}"
-        return f"{head}{n} to attribute, and the same to measure{tail}"
-    return f"{head}{len(attributed):,} pairs to attribute and {len(measured):,} others, held out, to measure{tail}"
+def _usage(attributed: Task, measured: Task) -> str:
+    """How many pairs of the user's own data are attributed, and how many are measured on."""
+    about, n = attributed.about, len(attributed)
+    if measured is not attributed and about.get("held_out", True):
+        pairs = f"{n:,} pairs to attribute and {len(measured):,} others, held out, to measure"
+    else:
+        pairs = f"{n:,} {'pair' if n == 1 else 'pairs'} to attribute, and the same to measure"
+    rows = f"{about['rows_read']:,} {'row' if about['rows_read'] == 1 else 'rows'}"
+    return f"{about['source']}: {rows}, {pairs}; metric {about['metric']}"

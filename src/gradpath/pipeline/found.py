@@ -1,10 +1,10 @@
-"""Everything that one ``find`` computed, and how it is printed, saved, reported, and kept for later.
+"""Everything that one ``find`` computed: how it is printed, saved and reported, and its entry in the cache.
 
-What ``find`` computed without ``--out`` is kept in the user's cache, so that ``--out`` can still write it. An entry is
-a folder with the files that ``--out`` writes and ``kept.json``: the key, the summary that was printed and a digest of
-every file. The key has everything that determines the result: the weights, the tokens, labels and metric of all
-examples, the options, and the code. A method, selection or metric of the user's own has no such record, so these runs
-are not kept. The latest ``MOST`` entries stay.
+A run without ``--out`` is stored in the user's cache, so that ``--out`` can still write it. An entry is a folder with
+the files that ``--out`` writes and ``kept.json``: the key, the summary that was printed and a digest of every file.
+The key has everything that determines the result: the weights, the tokens, labels and metric of all examples, the
+options, and the code. Methods, selections and metrics of the user's own have no such record, so runs with them are not
+stored. The latest ``MOST`` entries stay.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from gradpath.verdict import Check, Verdict
 from gradpath.verdict.tests import quick_checks
 
 READABLE = 200  # the most edges that a person can follow in a drawing: a report opens on no more
-MOST = 20  # runs that are kept
+MOST = 20  # entries in the cache
 _RECORD = "kept.json"
 
 
@@ -101,8 +101,7 @@ class Found:
         return f"<Found: {self.circuit!r}, {self.result!r}>"
 
     def __str__(self) -> str:
-        same = self.measured is self.attributed
-        measured = "the same" if same else f"{len(self.measured):,} held-out ones"
+        measured = "the same" if self.measured is self.attributed else f"{len(self.measured):,} held-out ones"
         return "\n".join(
             [
                 f"Found: {self.circuit.provenance}",
@@ -169,21 +168,22 @@ class Found:
         write(report, Path(file))
 
     def _shown(self, how: str) -> tuple[MethodRun, Chosen]:
-        """How the page gets the circuits: it selects them itself, or has their order, or only the one found."""
-        asked = self.circuit.asked
+        """What the page needs: the scores to select from, the order of edges, or only the circuit itself."""
+        requested = self.circuit.asked
         if self.circuit.spans or (how not in IN_PAGE and self.order is None):
             circuit = selected_by(self.circuit.anywhere(), how)  # edges at spans are drawn once
             return MethodRun(self.scores, circuit=circuit), Chosen(len(circuit), SAVED)
         sizes = [result.edges_asked for result in [*self.curve, self.result]]
-        opens = asked if asked <= READABLE else max((n for n in sizes if n <= READABLE), default=asked)
+        opens = requested if requested <= READABLE else max((n for n in sizes if n <= READABLE), default=requested)
         if how in IN_PAGE:
-            return MethodRun(self.scores), Chosen(asked, how, opens=opens)
+            return MethodRun(self.scores), Chosen(requested, how, opens=opens)
         assert self.order is not None
         whole = self.order.circuit(max(sizes), prune=False)
-        return MethodRun(self.scores, circuit=whole, smallest=self.order.smallest), Chosen(asked, SAVED, opens=opens)
+        run = MethodRun(self.scores, circuit=whole, smallest=self.order.smallest)
+        return run, Chosen(requested, SAVED, opens=opens)
 
     def _inside(self) -> Inside | str:
-        """What the circuit does on the examples that the report shows; or why that cannot be seen."""
+        """What the circuit does on the examples that the report shows, or why that cannot be computed."""
         shown = self.measured.take(spread_examples(self.result, SHOWN))
         try:
             return look_inside(self.model, self.circuit, shown, limits=self.limits, mean_over=self.attributed)
@@ -229,7 +229,7 @@ class Entry:
 
     @classmethod
     def of(cls, model: Transformer, request: FindRequest, tasks: Sequence[Task]) -> Entry | None:
-        """The entry of a run, or None if something in it is the user's own code."""
+        """The entry of a run, or None if it uses code of the user's own."""
         functions = [find_method(request.method).build, find_selection(request.selection)[0].order, tasks[0].metric]
         if not all(owner_of(function).startswith("gradpath.") for function in functions):
             return None
@@ -254,22 +254,25 @@ class Entry:
         return cache_folder() / "find" / digest_of(self.key)
 
     def keep(self, found: Found, summary: dict[str, Any], command: str) -> bool:
-        """Keep a run; whether that was possible."""
+        """Store a run; False if that is not possible."""
         try:
             found.save(self.folder, command=command, seconds=summary["seconds"])
             content = {"key": self.key, "summary": summary, "files": _digests(self.folder)}
             write_atomically(self.folder / _RECORD, json.dumps({**content, "digest": digest_of(content)}, indent=1))
-            _remove_old(self.folder.parent)
+            entries = sorted(self.folder.parent.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
+            for entry in entries[MOST:]:
+                shutil.rmtree(entry, ignore_errors=True)
         except (GradpathError, OSError) as problem:
             warn(f"the result could not be kept for later ({reason(problem)}): run the command again with --out.")
             return False
         return True
 
     def write_to(self, out: Path) -> dict[str, Any] | None:
-        """Write the files of a kept run to a folder; its summary, or None if there is none that is whole."""
+        """Write the files of a stored run to a folder and return its summary; None if it is missing or damaged."""
         try:
             content = json.loads((self.folder / _RECORD).read_text(encoding="utf-8"))
-            digest, summary, files = content.pop("digest"), content["summary"], content["files"]
+            summary: dict[str, Any] = content["summary"]
+            digest, files = content.pop("digest"), content["files"]
             if digest != digest_of(content) or content["key"] != self.key or files != _digests(self.folder):
                 raise ValueError("its files are not as they were written")
         except FileNotFoundError:
@@ -283,8 +286,7 @@ class Entry:
                     shutil.copyfile(self.folder / name, draft / name)
         except OSError as problem:
             raise InputError(f"{out} could not be written: {problem.strerror or problem}.") from None
-        result: dict[str, Any] = summary
-        return result
+        return summary
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -293,13 +295,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _code_digest() -> str:
-    """A digest of this package's code, so that nothing is taken from a run of another version of it."""
+    """A digest of this package's code, so that no run of another version is reused."""
     source = Path(gradpath.__file__).parent
     files = sorted(file for file in source.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
     return digest_of([str(file.relative_to(source)) for file in files], *(file.read_bytes() for file in files))
-
-
-def _remove_old(folder: Path) -> None:
-    entries = sorted(folder.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
-    for entry in entries[MOST:]:
-        shutil.rmtree(entry, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a user can ask ``find`` for, and which requests make no sense."""
+"""The options of ``find``, and which combinations make no sense."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPLITS = ("held-out", "same", "all")
 
 @dataclass(frozen=True)
 class FindRequest:
-    """The options of ``find``; wrong ones are refused before a model is loaded. See ``find``."""
+    """The options of ``find``, which describes them. Wrong ones are refused before a model is loaded."""
 
     task: str | None = None
     data: Any = None
@@ -43,17 +43,15 @@ class FindRequest:
     seed: int = defaults.SEED
 
     def __post_init__(self) -> None:
-        method = find_method(self.method)
-        steps = {} if self.steps is None or "steps" not in method.defaults else {"steps": self.steps}
-        complete = method.options({**self.options, **steps})
+        method_options = self.method_options
         check_task(self.task_name, self.data)
         if self.metric is not None:
-            method.check_metric(find_metric(self.metric), complete)
+            find_method(self.method).check_metric(find_metric(self.metric), method_options)
         check_draw(self.examples, self.seed, "train")
         sizes = {name: getattr(self, name) for name in ("faithfulness", "edges", "sparsity", "nodes")}
-        given = [name for name, value in sizes.items() if value is not None]
-        if len(given) > 1:
-            raise UsageError(f"{' and '.join(given)} both set the size of the circuit: give one of them.")
+        set_by = [name for name, value in sizes.items() if value is not None]
+        if len(set_by) > 1:
+            raise UsageError(f"{' and '.join(set_by)} both set the size of the circuit: give one of them.")
         if self.faithfulness is not None:
             check_share(self.faithfulness)
         for name in ("edges", "nodes"):
@@ -71,11 +69,11 @@ class FindRequest:
             if value not in known:
                 raise unknown(what, value, known)
         selection, _ = find_selection(self.selection, spans=self.positions is not None)
-        if not selection.sized and given and (given != ["faithfulness"] or not self.several):
-            chosen = ""
-            if given == ["faithfulness"] and selection.sweep is not None:
-                chosen = f", or give several values of {selection.sweep} to choose from"
-            raise UsageError(f"{selection.name} decides itself how many edges it keeps: leave {given[0]} out{chosen}.")
+        if not selection.sized and set_by and (set_by != ["faithfulness"] or not self.several):
+            hint = ""
+            if set_by == ["faithfulness"] and selection.sweep is not None:
+                hint = f", or give several values of {selection.sweep} to choose from"
+            raise UsageError(f"{selection.name} decides itself how many edges it keeps: leave {set_by[0]} out{hint}.")
         if self.faithfulness is not None and selection.sized and not selection.nested:
             raise UsageError(
                 f"faithfulness searches the circuits of one order, and those of how={self.how} are not parts of each "
@@ -85,6 +83,13 @@ class FindRequest:
             raise UsageError("nodes and positions cannot be combined: give edges or sparsity instead of nodes.")
         if self.nodes is not None and self.how is not None:
             raise UsageError(f"how={self.how} selects edges, and nodes selects nodes: leave one of them out.")
+
+    @property
+    def method_options(self) -> dict[str, Any]:
+        """All options of the method, checked."""
+        method = find_method(self.method)
+        steps = {} if self.steps is None or "steps" not in method.defaults else {"steps": self.steps}
+        return method.options({**self.options, **steps})
 
     @property
     def selection(self) -> str:
