@@ -40,7 +40,7 @@ def convert_command(
     how: str | None,
     d_model: int | None,
     data: Path | None,
-    **given: Any,
+    **values: Any,
 ) -> None:
     """Turn a file with scores, a circuit or both into another format.
 
@@ -64,16 +64,17 @@ def convert_command(
     content = read(source)
     if scores is not None:
         content = Content(read(scores).need_scores(), content.circuit)
-    loading = opt.pick(opt.ModelOptions, given)
+    loading = opt.pick(opt.ModelOptions, values)
     if how is not None and format_ == MIB:
         from gradpath.formats.eap_ig import mib_sizes, write_mib_circuits
 
-        every = content.need_scores()
-        write_mib_circuits(_select(every, mib_sizes(every.graph), how, loading, data, source), target, d_model)
+        edge_scores = content.need_scores()
+        sizes = mib_sizes(edge_scores.graph)
+        write_mib_circuits(_select(edge_scores, sizes, how, loading, data, source), target, d_model)
     else:
         if edges is not None:
-            every = content.need_scores()
-            content = Content(every, _select(every, [edges], how or "top", loading, data, source)[0])
+            edge_scores = content.need_scores()
+            content = Content(edge_scores, _select(edge_scores, [edges], how or "top", loading, data, source)[0])
         write(content, target, format_, d_model=d_model)
     click.echo(target)
 
@@ -81,33 +82,33 @@ def convert_command(
 def _select(
     scores: Scores, counts: list[int], how: str, loading: opt.ModelOptions, data: Path | None, source: Path
 ) -> list[Circuit]:
-    """Circuits of these scores. A selection that measures loads the model and the examples they were made with."""
+    """Circuits of these scores. A selection that measures loads the model and the examples of the scores."""
     from gradpath.selection import find_selection, select_many
     from gradpath.tasks import load_task
 
-    chosen, _ = find_selection(how, spans=scores.by_span is not None)
-    if not chosen.sized:
+    selection, _ = find_selection(how, spans=scores.by_span is not None)
+    if not selection.sized:
         raise UsageError(f"{how} decides itself how many edges it keeps. Use another selection, or gradpath find.")
-    if not chosen.measures:
+    if not selection.measures:
         return select_many(scores, counts, how=how)
-    about, made = scores.about, scores.provenance
-    name = loading.model or opt.recorded_model(made)
-    if name is None or (made.task is None and data is None):
+    about, recorded_task = scores.about, scores.provenance.task
+    name = loading.model or opt.recorded_model(scores.provenance)
+    if name is None or (recorded_task is None and data is None):
         raise InputError(
             f"the selection {how!r} measures circuits, and {source} does not record its model and task. Use "
             "another selection, or gradpath find."
         )
     bos = about.get("bos") if loading.bos is None else loading.bos
     model = replace(loading, model=name, bos=bos).load()
-    drawn = about.get("data", {})
+    recorded = about.get("data", {})
     task = load_task(
-        None if data else made.task,
+        None if data else recorded_task,
         model,
         n=about.get("examples"),
-        seed=drawn.get("seed", 0),
-        split=drawn.get("split", "train"),
+        seed=recorded.get("seed", 0),
+        split=recorded.get("split", "train"),
         data=data,
-        metric=drawn.get("metric"),
+        metric=recorded.get("metric"),
     )
     return select_many(scores, counts, how=how, model=model, task=task)
 

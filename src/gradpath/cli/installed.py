@@ -12,7 +12,6 @@ import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
-from gradpath.cli.options import json_option, plugin_option
 from gradpath.cli.progress import Screen, print_result
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def _method(method: Method) -> str:
 
 
 def _entries(where: str, about: Callable[[Any], str] = lambda entry: entry.about) -> Callable[[], Rows]:
-    """The rows of a registry, which is imported when it is listed; ``about`` describes an entry."""
+    """The rows of a registry, "module:NAME", which is imported when it is listed; ``about`` describes an entry."""
 
     def rows() -> Rows:
         module, _, name = where.partition(":")
@@ -87,8 +86,8 @@ LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
 
 @click.command(name="ls")
 @click.argument("what", type=click.Choice(list(LISTS)), required=False)
-@json_option
-@plugin_option
+@opt.json_option
+@opt.plugin_option
 def ls_command(what: str | None, as_json: bool) -> None:
     """List models, tasks, methods, selections, metrics, ablations, experiments or file formats.
 
@@ -112,7 +111,7 @@ def ls_command(what: str | None, as_json: bool) -> None:
 @opt.plugin_option
 @opt.json_option
 @opt.load_options
-def check_command(task: str, examples: int, as_json: bool, **given: Any) -> None:
+def check_command(task: str, examples: int, as_json: bool, **values: Any) -> None:
     """Check a model's logits, scores and circuits against transformers and a plain, slow reference.
 
     With --device, scores and circuits are also compared with those on the CPU, and a table shows how fast both are.
@@ -128,7 +127,7 @@ def check_command(task: str, examples: int, as_json: bool, **given: Any) -> None
     from gradpath.tasks.load import check_task
 
     check_task(task)
-    loading, screen = opt.pick(opt.ModelOptions, given), Screen()
+    loading, screen = opt.pick(opt.ModelOptions, values), Screen()
     model, loaded = loading.model, loading.load()
     prompts = load_task(task, loaded, n=examples)
     with screen.waiting("loading it with transformers"):
@@ -151,17 +150,17 @@ def check_command(task: str, examples: int, as_json: bool, **given: Any) -> None
         if speeds:
             summary |= {"device": _device_name(loaded.device), "seconds": [vars(speed) for speed in speeds]}
         print_result(summary)
-        sys.exit(0 if passed else 1)
-    if speeds:
-        print_result(_speed_table(speeds, loaded))
-    verdict = "is computed" if passed else "is NOT computed"
-    advice = "" if passed else ": do not use its scores, and please report this"
-    print_result(f"{model} {verdict} as it should be{advice}.")
+    else:
+        if speeds:
+            print_result(_speed_table(speeds, loaded))
+        verdict = "is computed" if passed else "is NOT computed"
+        advice = "" if passed else ": do not use its scores, and please report this"
+        print_result(f"{model} {verdict} as it should be{advice}.")
     sys.exit(0 if passed else 1)
 
 
 def _speed_table(speeds: Sequence[Speed], model: Transformer) -> str:
-    """How long everything takes on the CPU and on the device, to read or to send."""
+    """How long each computation takes on the CPU and on the device."""
     import torch
 
     name, dtype = _device_name(model.device), str(model.dtype).removeprefix("torch.")
@@ -172,7 +171,7 @@ def _speed_table(speeds: Sequence[Speed], model: Transformer) -> str:
 
 
 def _device_name(device: torch.device) -> str:
-    """The name of a GPU where PyTorch knows it, else that of the device."""
+    """The name of a GPU if PyTorch knows it, or of the device."""
     import torch
 
     name = getattr(torch.get_device_module(device), "get_device_name", None)
