@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _check_folder() -> None:
-    """Refuse a working directory that is gone: MKL would end the process with an error of its own."""
+    """Refuse a working directory that no longer exists: MKL would end the process with its own error."""
     try:
         os.getcwd()
     except OSError as problem:
@@ -140,7 +140,7 @@ _CONTINUE = "no file is half written; curve, run and reproduce with --out contin
 
 
 class Terminated(BaseException):
-    """SIGTERM was received. Open files and locks are closed on the way out, as for Ctrl-C."""
+    """SIGTERM was received. Files and locks are closed as for Ctrl-C."""
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def _sigterm_as_exception() -> Iterator[None]:
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Show our own warnings as one line, without the place in the code that Python adds."""
+    """Show gradpath's warnings as one line, without the place in the code that Python adds."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -178,12 +178,12 @@ def _warnings_as_lines() -> Iterator[None]:
 
 
 def _discard_output() -> None:
-    """Point stdout to nowhere, so that flushing its buffer at exit does not fail again."""
+    """Redirect stdout to the null device, so that flushing its buffer at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(message: str, *, shared: bool = False, lines: bool = False) -> None:
-    """Print one sentence to stderr, or ``lines``; an error that all processes share is printed by the first alone."""
+    """Print a message to stderr, in one line unless ``lines``. Only the first process prints an error shared by all."""
     if os.environ.get("GRADPATH_DEBUG"):
         traceback.print_exc()
     rank, world = distributed.rank(), distributed.world()

@@ -177,14 +177,14 @@ def _measured(
     sizes = sizes[-2::-3] or sizes  # for comparison, every third is enough; the largest takes longest
     top = select_many(scores, [*sizes, circuit.asked]) if others and compare_top else []
     result, *results = _results(model, [circuit, *others, *top], to_measure, limits, to_attribute)
-    few, random = None, list[Result]()
+    subset_result, random = None, list[Result]()
     if curve and scores.by_span is None:
         random_circuits = list[Circuit]()
         for seed in range(QUICK):
             counts = [circuit.asked, *(sizes[:3] if seed < BAND else ())]
             random_circuits += select_many(scores, counts, how=f"random-paths+seed={seed}")
         subset = few_examples(to_measure, result)
-        few, *random = _results(model, [circuit, *random_circuits], subset, limits, to_attribute)
+        subset_result, *random = _results(model, [circuit, *random_circuits], subset, limits, to_attribute)
     return Found(
         model,
         to_attribute,
@@ -196,7 +196,7 @@ def _measured(
         order=order,
         top=results[len(others) :],
         limits=limits,
-        few=few,
+        few=subset_result,
         random=random,
         others=others if request.several else [],
     )

@@ -137,10 +137,10 @@ class Report:
         examples: A few examples, as ``evidence`` gives them.
         command: The command that makes the report again.
         about: Further facts to list, such as the seed, the time and the versions.
-        inside: What the nodes and edges of the requested circuit do on these examples; or, as text, why that is not
-            known.
-        checks: The tests of the requested circuit that were made, by name (``verdict.test`` and ``quick_checks``).
-        effects: The effects of a sample of its edges, estimated and measured, which the verdict has too.
+        inside: What the nodes and edges of the requested circuit do on these examples, or a text that says why that
+            is not known.
+        checks: The results of the tests of the requested circuit, by name (``verdict.test`` and ``quick_checks``).
+        effects: The estimated and the measured effects of a sample of its edges, from the verdict.
     """
 
     title: str

@@ -3,8 +3,8 @@
 1. Fold: a folded group becomes one box, and edges between the same two boxes that feed the same of q, k, v, MLP or
    logits are summed.
 2. Rows: a box is one row above the highest box that it reads.
-3. Places in a row: boxes move to the mean of their neighbours, weighted by |score|, and keep a distance, in turns; so
-   strong edges cross as little as this simple method can do.
+3. Places in a row: boxes move to the mean of their neighbours, weighted by |score|, and are then spread apart; this is
+   repeated, so that strong edges cross little.
 
 Names, colours and groups of nodes are notes on the circuit, in a file that the page saves::
 
@@ -13,7 +13,7 @@ Names, colours and groups of nodes are notes on the circuit, in a file that the 
      "groups": [{"name": "name movers", "colour": "#d55e00", "nodes": ["a23.h0", "a23.h1"], "folded": true}],
      "view": {...}}
 
-A folded group is drawn as one box with the edges of its nodes summed. ``view`` is what the page showed.
+``view`` is what the page showed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Attention = Mapping[str, tuple[Tensor, Sequence[str]]]  # of a head: weights (po
 
 @dataclass(frozen=True)
 class NodeNote:
-    """The name, the colour and the remark that a node was given; each may be empty."""
+    """The name, colour and remark of a node; each may be empty."""
 
     name: str = ""
     colour: str = ""
@@ -206,7 +206,7 @@ def draw_figure(
         circuit: The circuit.
         file: The file to write.
         notes: Names, colours and groups.
-        attention: Patterns to draw beside the circuit: for a head its weights (pos, pos) and the tokens.
+        attention: Patterns to draw on the right: for each head its weights (pos, pos) and the tokens.
     """
     from matplotlib.figure import Figure
 

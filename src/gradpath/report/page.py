@@ -293,9 +293,10 @@ def show(
         circuit_file: A ``circuit.json``. Edges at spans are drawn once, wherever in the prompt they are.
         out_file: The file to write; its suffix is .html, .svg, .png, .pdf, .dot or .graphml.
         notes: Names, colours and groups that the page saved, for a page or a figure in rows.
-        edges: Draw only the first edges of the file, those that lead from ``input`` to ``logits``.
-        rows: Draw the nodes of the circuit alone, in rows by their depth, as with notes, and not on the model's grid.
-        attention: Attention patterns to draw beside a figure in rows (``figure.draw_figure``).
+        edges: The number of edges to draw, the first of the file. Of these, edges on no path from ``input`` to
+            ``logits`` are left out.
+        rows: Draw a figure with the circuit's nodes only, in rows by depth. Notes and attention imply it.
+        attention: Attention patterns to draw on the right of a figure in rows (``figure.draw_figure``).
     """
     out = Path(out_file)
     suffix, suffixes = out.suffix.lower(), (".html", *FIGURES, *GRAPHS)

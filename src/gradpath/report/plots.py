@@ -1,9 +1,8 @@
-"""How scores, circuits and results show themselves: plots with matplotlib, and cards in notebooks.
+"""Scores, circuits and results as plots with matplotlib, and as cards in notebooks.
 
-``plot_result``, ``plot_scores`` and ``plot_circuit`` draw on the axes that they are given, or on new ones, and
-return them. ``draw`` makes a circuit a picture for a paper, with vector text and a legend: each node has a cell of a
-grid as wide as its label, so labels cannot overlap, however many edges there are. ``write_spans`` draws where in the
-prompt a circuit with positions reads. Cards are small HTML without scripts, readable in light and dark.
+``plot_result``, ``plot_scores`` and ``plot_circuit`` draw on the axes that are passed, or on new ones, and return
+them. A circuit is drawn with vector text and a legend. Each node has a cell of a grid as wide as its label, so labels
+cannot overlap, however many edges there are. Cards are small HTML without scripts, readable in light and dark.
 """
 
 from __future__ import annotations
