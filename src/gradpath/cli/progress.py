@@ -51,21 +51,14 @@ class Screen:
     @contextmanager
     def counting(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
         """A bar over ``total`` examples, as a function to call with the number of examples of each finished batch."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        with _bar(total, *columns) as bar:
+        with _bar(total, MofNCompleteColumn(), TimeElapsedColumn()) as bar:
             bar.describe(what)
             yield bar.advance
 
     @contextmanager
     def job(self, total: float) -> Iterator[Job]:
         """One bar over all phases of a job, in counted work."""
-        with _bar(total, *_job_columns()) as bar:
+        with _bar(total, *_share_columns()) as bar:
             yield Job(bar)
 
     @contextmanager
@@ -85,25 +78,19 @@ class Screen:
         console().print(text, highlight=False, soft_wrap=True)
 
 
-def _job_columns() -> tuple[ProgressColumn, ...]:
-    return (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+def _share_columns() -> tuple[ProgressColumn, ...]:
+    return TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left")
 
 
 @contextmanager
 def _bar(total: float, *columns: ProgressColumn, speed_over: float = 30) -> Iterator[Bar]:
-    """A bar on a terminal, or lines in a file such as the log of a cluster job."""
+    """A bar with these columns on a terminal, or lines in a file such as the log of a cluster job."""
     screen = console()
     if not screen.is_terminal:
         now = time.monotonic()
         yield _Log(screen, total, began=now, last=now)
         return
+    columns = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
     with Progress(*columns, console=screen, speed_estimate_period=speed_over) as progress:
         yield _RichBar(progress, progress.add_task("", total=total))
 
@@ -157,7 +144,7 @@ class GridBar(ExitStack):
 
     def begin(self, total: float) -> None:
         # The speed is averaged over minutes, because the cost of some jobs is estimated better than others'.
-        self.bar = self.enter_context(_bar(total, *_job_columns(), speed_over=600))
+        self.bar = self.enter_context(_bar(total, *_share_columns(), speed_over=600))
 
     def start(self, title: str) -> None:
         self.bar.describe(title)

@@ -84,12 +84,12 @@ class Notes:
         return next((group for group in self.groups if node in group.nodes), None)
 
     def name_of(self, node: str) -> str:
-        return self.nodes[node].name if node in self.nodes else ""
+        return self.nodes.get(node, NodeNote()).name
 
     def colour_of(self, node: str) -> str:
         """The colour of a node, or that of its group; empty if neither has one."""
         group = self.group_of(node)
-        return (self.nodes[node].colour if node in self.nodes else "") or (group.colour if group else "")
+        return self.nodes.get(node, NodeNote()).colour or (group.colour if group else "")
 
     def to_json(self, graph: Graph) -> dict[str, Any]:
         """The content of a file of notes."""

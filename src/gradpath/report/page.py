@@ -50,9 +50,9 @@ _POINT = ("how", "asked", "kept", "faithfulness", "low", "high", "error")  # the
 _DIGITS = 4  # of the numbers of roles: a page has thousands of them
 _SCRIPTS = (
     "graph select format layout paint svg scene view curve controls details inside pattern notes address "
-    "search evidence verdict downloads compare theme"
+    "search evidence verdict downloads compare theme keys main"
 )
-SCRIPTS = [f"{name}.js" for name in f"{_SCRIPTS} keys main".split()]
+SCRIPTS = [f"{name}.js" for name in _SCRIPTS.split()]
 FIGURES = (".svg", ".png", ".pdf")
 GRAPHS = {".dot": dot, ".graphml": graphml}
 
