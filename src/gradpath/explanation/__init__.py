@@ -1,8 +1,8 @@
-"""Reading a circuit: what each of its nodes does, on which words, for which example.
+"""What each node of a circuit does.
 
-``explain`` is about all examples. ``look_inside`` is about single ones, what the page shows when an example is chosen:
-attention patterns, tokens that are raised, effects of edges. The effect of an edge on one example is its score there,
-by the method with which the circuit was found if that follows a path, else by EAP-IG.
+``explain`` summarizes all examples. ``look_inside`` describes single examples for the report: attention patterns,
+tokens that are raised, effects of edges. The effect of an edge on one example is its score there, by the method that
+the circuit was found with if that follows a path, else by EAP-IG.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Explanation:
     Args:
         roles: One ``Role`` per node, the one with the strongest effect first.
         parts: The names of the parts of a prompt.
-        answers: What the correct and the wrong answer are called.
+        answers: The names of the correct and the wrong answer.
         model: The name of the model.
         task: The name of the task.
         examples: The number of examples.
@@ -77,8 +77,9 @@ class Explanation:
 
     def __repr__(self) -> str:
         lines = [f"<Explanation of {len(self)} nodes on {self.examples} examples of {self.task} in {self.model}>"]
-        told = [f"  {role.node}: {role.sentence}" for role in self.roles if role.sentence]
-        return "\n".join(lines + told[:8] + ([f"  ... and {len(told) - 8} more"] if len(told) > 8 else []))
+        sentences = [f"  {role.node}: {role.sentence}" for role in self.roles if role.sentence]
+        more = [f"  ... and {len(sentences) - 8} more"] if len(sentences) > 8 else []
+        return "\n".join(lines + sentences[:8] + more)
 
     def to_json(self) -> dict[str, Any]:
         """All roles as a dictionary, as ``gradpath explain --json`` prints them."""
@@ -144,25 +145,17 @@ def explain(
     Returns:
         One row per node, the one with the strongest effect first.
     """
-    measured = measure(
-        model,
-        circuit,
-        task,
-        limits=Limits(batch_size, memory),
-        progress=progress,
-        ablation=ablation,
-        mean_over=mean_over,
-    )
-    return explanation_of(model, circuit, task, measured)
+    limits = Limits(batch_size, memory)
+    measured = measure(model, circuit, task, limits=limits, progress=progress, ablation=ablation, mean_over=mean_over)
+    return _explanation(model, circuit, task, measured)
 
 
-def explanation_of(model: Transformer, circuit: Circuit, task: Task, measured: Measured) -> Explanation:
-    """The explanation of what was measured."""
-    known = known_head_scores(model, measured.heads)
+def _explanation(model: Transformer, circuit: Circuit, task: Task, measured: Measured) -> Explanation:
+    head_scores, answers = known_head_scores(model, measured.heads), names_of_answers(task)
     return Explanation(
-        roles=tuple(roles_of(model, circuit, measured, known, names_of_answers(task))),
+        roles=tuple(roles_of(model, circuit, measured, head_scores, answers)),
         parts=measured.parts.names,
-        answers=names_of_answers(task),
+        answers=answers,
         model=model.name,
         task=task.name,
         examples=len(task),
@@ -172,7 +165,7 @@ def explanation_of(model: Transformer, circuit: Circuit, task: Task, measured: M
 
 
 _TOKENS = 4  # raised, and as many lowered, for each node
-_UNEMBEDDED = 128  # writes at once: the unembedding takes longer to read than to multiply with a few
+_UNEMBEDDED = 128  # node outputs at once: reading the unembedding takes longer than multiplying a few with it
 
 
 @dataclass(frozen=True)
@@ -182,15 +175,15 @@ class Inside:
     Args:
         circuit: The circuit.
         explanation: The roles.
-        sources: The nodes of the circuit that write, as sources of the graph.
-        heads: Those of them that are heads.
+        sources: The nodes of the circuit except ``logits``, as sources of the graph.
+        heads: The heads among them.
         patterns: For each example the attention of every head, from 0 to 255, in the clean, the corrupted and the
             circuit's run: (3, head, pair), with the pairs of query and earlier key row by row.
         tokens: The tokens that each node raises most, then those that it lowers most.
-        texts: Those tokens as text.
+        texts: The text of these tokens.
         logits: What the node adds to their logits.
-        answers: What it adds to those of the right and the wrong answer; None for tasks without them.
-        effects: The effect of each edge of the circuit, in its order.
+        answers: What it adds to the logits of the right and the wrong answer; None for tasks without answers.
+        effects: The effect of each edge, in the circuit's order.
     """
 
     circuit: Circuit
@@ -208,35 +201,35 @@ class Inside:
 def look_inside(
     model: Transformer, circuit: Circuit, task: Task, *, limits: Limits = Limits(), mean_over: Task | None = None
 ) -> Inside:
-    """Look at every example of a task, of which there should be few.
+    """Describe what a circuit does on every example of a task. The task should have few examples.
 
     Args:
         model: The model that the circuit is of.
         circuit: The circuit.
         task: The examples.
         limits: How many examples may be run at once.
-        mean_over: The task whose clean prompts means are taken over, where the circuit's ablation has means.
+        mean_over: The task whose clean prompts means are taken over, if the circuit's ablation uses means.
 
     Returns:
-        What its nodes and edges do on each of them.
+        What the nodes and edges do on each example.
     """
     with distributed.alone(), own_settings(model):
         pairs = named_positions(encode(task, model.tokenizer), [circuit], task, model)
         answers, n = answers_of(task, pairs), len(task)
         shape = n, sum(node != "logits" for node in circuit.nodes)
-        seen: list[Tensor] = [torch.empty(0)] * n
+        attention: list[Tensor] = [torch.empty(0)] * n
         tokens = torch.zeros(*shape, 2 * _TOKENS, dtype=torch.long, device="cpu")
         logits = torch.zeros(*shape, 2 * _TOKENS, device="cpu")
         sides = torch.zeros(*shape, 2, device="cpu")
 
-        def see(here: BatchWork) -> None:
-            batch, weights = here.runs.batch, _all_patterns(here)
+        def inspect(work: BatchWork) -> None:
+            batch, weights = work.runs.batch, _all_patterns(work)
             for row, example in enumerate(batch.index.tolist()):
-                seen[example] = _triangle(weights[:, row], int(batch.last[row]) + 1)
-            tokens[batch.index], logits[batch.index] = _most_changed(model, here.writes)
+                attention[example] = _triangle(weights[:, row], int(batch.last[row]) + 1)
+            tokens[batch.index], logits[batch.index] = _most_changed(model, work.writes)
             if answers is not None:
-                own = answers[batch.index].to(model.device)
-                added = token_logits(model, here.writes, own).sum(-1) / (own >= 0).sum(-1).clamp(min=1)[:, None]
+                ids = answers[batch.index].to(model.device)
+                added = token_logits(model, work.writes, ids).sum(-1) / (ids >= 0).sum(-1).clamp(min=1)[:, None]
                 sides[batch.index] = added.float().cpu()
 
         method, options = _method(circuit.about)
@@ -256,16 +249,16 @@ def look_inside(
             limits=Limits(at_once.examples, limits.memory),
             mean_over=mean_over,
             batches=at_once.batches,
-            see=see,
+            inspect=inspect,
             finish=score,
         )
         return Inside(
             circuit=circuit,
             texts={token: token_text(model, token) for token in sorted(set(tokens.flatten().tolist()))},
-            explanation=explanation_of(model, circuit, task, measured),
+            explanation=_explanation(model, circuit, task, measured),
             sources=measured.sources,
             heads=measured.heads,
-            patterns=seen,
+            patterns=attention,
             tokens=tokens,
             logits=logits,
             answers=None if answers is None else sides,
@@ -274,18 +267,18 @@ def look_inside(
 
 
 @torch.no_grad()
-def _all_patterns(here: BatchWork) -> Float[Tensor, "run batch head query key"]:
+def _all_patterns(work: BatchWork) -> Float[Tensor, "run batch head query key"]:
     """The attention patterns in the three runs, with a row for every token.
 
-    Before the first difference of the pairs, the runs attend alike.
+    Before the first difference of the pairs, attention is the same in all runs.
     """
-    ids = here.runs.batch.clean
-    if not here.patterns:
+    ids = work.runs.batch.clean
+    if not work.patterns:
         return torch.zeros(len(RUNS), len(ids), 0, 0, 0, device="cpu")
-    later = torch.cat(here.patterns, 2)
-    if here.before is None:
+    later = torch.cat(work.patterns, 2)
+    if work.before is None:
         return later
-    earlier = F.pad(here.before, (0, ids.shape[1] - here.runs.start))  # (batch, head, query, key)
+    earlier = F.pad(work.before, (0, ids.shape[1] - work.runs.start))  # (batch, head, query, key)
     return torch.cat([earlier.expand(len(later), *earlier.shape), later], 3)
 
 
@@ -298,13 +291,13 @@ def _triangle(weights: Float[Tensor, "run head query key"], length: int) -> UInt
 
 
 @torch.no_grad()
-def _most_changed(model: Transformer, behind: Float[Tensor, "batch source d_model"]) -> tuple[Tensor, Tensor]:
-    """The tokens that each node raises, then those that it lowers most, and by how much, (batch, source, token)."""
+def _most_changed(model: Transformer, writes: Float[Tensor, "batch source d_model"]) -> tuple[Tensor, Tensor]:
+    """The tokens that each node raises and then those that it lowers most, and by how much, (batch, source, token)."""
     unembedding = at_least_float32(model.unembedding)
     centre, k = unembedding.mean(0), min(_TOKENS, len(unembedding) // 2)
     ids, values = [], []
     # A few nodes at a time: all logits at once would not fit.
-    for x in torch.split(behind, max(1, _UNEMBEDDED // len(behind)), 1):
+    for x in torch.split(writes, max(1, _UNEMBEDDED // len(writes)), 1):
         logits = (x.reshape(-1, x.shape[-1]) @ unembedding.T).view(*x.shape[:2], -1)
         mean = (x @ centre)[..., None]
         up, down = logits.topk(k), logits.topk(k, largest=False)
@@ -319,8 +312,8 @@ def _edge_effects(
 ) -> Float[Tensor, "example edge"]:
     """The score of each edge of the circuit on each example of a batch."""
     model, (source, target) = runs.model, circuit.index.T
-    # The same runs serve methods that move the suffix alone and do not change the backward pass.
-    same = not method.whole(options) and method.rules(options) == model.rules
+    # A method that moves only the suffix and does not change the backward pass can use the same runs.
+    reusable = not method.whole(options) and method.rules(options) == model.rules
     [(scores, _)] = score_batch(
         model,
         runs.metric,
@@ -330,7 +323,7 @@ def _edge_effects(
         ablation=runs.ablation,
         at_once=runs.at_once,
         split=rows_of_examples,
-        runs=runs if same else None,
+        runs=runs if reusable else None,
     )
     return scores[:, source, target].float()
 

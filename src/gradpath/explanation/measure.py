@@ -1,25 +1,25 @@
-r"""What the nodes of a circuit do on every example: how they attend, what they bring about, what they write.
+r"""What the nodes of a circuit do on every example: where they attend, their effect, what they write.
 
 For an example, a node u of the circuit and the parts p of its prompt::
 
     attention  mean weight from the queries in one part to the keys in another: on the clean prompt, on the
                corrupted one, and in the circuit's own run
-    effect     sum over positions in p of (x_u - x'_u) . g_u,   g_u the gradient of the metric at what u writes,
-               the mean of that on the clean and on the corrupted prompt: what the metric owes to u, to first order
-    direct     the metric less the metric when only the edge u->logits carries x'_u: exact
-    logits     x_u at the last position, through the final norm (with its scale as it is) and the unembedding,
-               less the mean over all tokens: what u adds to the logit of a token
+    effect     sum over positions in p of (x_u - x'_u) . g_u: the first-order effect of u on the metric. g_u is the
+               gradient of the metric at the output of u, averaged over the clean and the corrupted prompt
+    direct     the metric minus the metric when only the edge u->logits carries x'_u: exact
+    logits     x_u at the last position, through the final norm (with its scale fixed) and the unembedding,
+               minus the mean over all tokens: what u adds to the logit of a token
 
-x_u is u's write on the clean prompt, x'_u on the corrupted one, or what the circuit's ablation says.
+x_u is the output of u on the clean prompt, x'_u on the corrupted one, or under the circuit's ablation.
 
-A prompt is divided into parts, so that the attention of a query over them adds up to 1. Data with named spans has
-those. Elsewhere the parts are those of ``labels_of``: before the first difference of the pair, the changed part,
-between that and the end, and the end. Out of what has no name of its own (before, between, rest) come
+A prompt is divided into parts, so that the attention of a query over them adds up to 1. If the data has named spans,
+these are the parts. Otherwise the parts are those of ``labels_of``: before the first difference of the pair, the
+changed part, between that and the end, and the end. Positions without a name (before, between, rest) are split further:
 
     first token      on which many heads rest
     right answer     tokens that are the example's right answer: in IOI the "indirect object"
     wrong answer     tokens that are its wrong answer: in IOI the "subject", where it is first mentioned
-    after X          the token behind such a mention, which a previous-token head marks for an induction head
+    after X          the token after such a mention, which a previous-token head marks for an induction head
 
 Cost per batch: two forward and two backward passes, the circuit's run, and for every node the unembedding of the last
 position.
@@ -27,7 +27,7 @@ position.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,7 +37,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.ablation import Ablation, ablation_of, all_positions
-from gradpath.attribution.batch import BatchRuns, Writes
+from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import NodeReads
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
@@ -49,7 +49,7 @@ from gradpath.explanation.experts import NUMBERS, expert_parts, mixtures_of, n_c
 from gradpath.limits import Limits
 from gradpath.model.inspection import output_of, patterns
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, at_least_float32
+from gradpath.model.transformer import Past, PositionInfo, Transformer, at_least_float32
 from gradpath.runtime import distributed
 from gradpath.sweep import Progress, own_settings, sweep
 from gradpath.tasks.builtin import TASKS
@@ -74,7 +74,7 @@ def answers_of(task: Task, pairs: Pairs) -> Int[Tensor, "example side answer"] |
 
 
 def names_of_answers(task: Task) -> tuple[str, str]:
-    """What the right and the wrong answer are called: in IOI the indirect object and the subject."""
+    """The names of the right and the wrong answer: in IOI the indirect object and the subject."""
     known = TASKS.get(task.name)
     if known is None or known.answers is None or task.about.get("changed") != known.changed:
         return SIDES
@@ -97,7 +97,7 @@ def parts_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None) -> Labels:
     unnamed = torch.tensor([*(name in UNNAMED for name in names), False], device="cpu")
 
     def name(where: Tensor, part: str) -> None:
-        """Give positions that have no name of their own one."""
+        """Name those of the positions that have no name yet."""
         if part not in names:
             names.append(part)
         at[where & unnamed[torch.where(at < len(spans.names), at, PADDING)]] = names.index(part)
@@ -105,33 +105,32 @@ def parts_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None) -> Labels:
     position = torch.arange(at.shape[1], device="cpu")
     name(position == pairs.last[:, None], END)
     answers = answers_of(task, pairs)
-    if answers is not None and answers.shape[-1] == 1:  # one of many answers may stand anywhere by chance
-        said = [(pairs.clean[:, :, None] == answers[:, None, side]).any(-1) for side in range(len(SIDES))]
-        for where, part in zip(said, names_of_answers(task), strict=True):
-            name(where, part)
+    if answers is not None and answers.shape[-1] == 1:  # one of many answers may occur anywhere by chance
+        for side, part in enumerate(names_of_answers(task)):
+            name((pairs.clean[:, :, None] == answers[:, None, side]).any(-1), part)
         for part in names_of_answers(task):
             mention = at == names.index(part)
-            name(torch.nn.functional.pad(mention[:, :-1], (1, 0)), f"{AFTER}{part}")
+            name(F.pad(mention[:, :-1], (1, 0)), f"{AFTER}{part}")
     name(position == 0, FIRST)
-    return _that_occur(Labels(tuple(names), at), pairs)
+    return _that_occur(Labels(tuple(names), at))
 
 
-def _that_occur(labels: Labels, pairs: Pairs) -> Labels:
-    """The same without names that no position has, in the order in which they begin in the prompts."""
-    where = torch.arange(labels.at.shape[1], device="cpu").expand_as(labels.at).double()
-    seen = [i for i in range(len(labels.names)) if bool((labels.at == i).any())]
-    seen.sort(key=lambda i: float(where[labels.at == i].mean()))
+def _that_occur(labels: Labels) -> Labels:
+    """Drop names that no position has, and order the others by their mean position."""
+    position = torch.arange(labels.at.shape[1], device="cpu").expand_as(labels.at).double()
+    order = [i for i in range(len(labels.names)) if bool((labels.at == i).any())]
+    order.sort(key=lambda i: float(position[labels.at == i].mean()))
     number = torch.full((len(labels.names) + 1,), PADDING, device="cpu")
-    number[seen] = torch.arange(len(seen), device="cpu")
-    return Labels(tuple(labels.names[i] for i in seen), number[labels.at])
+    number[order] = torch.arange(len(order), device="cpu")
+    return Labels(tuple(labels.names[i] for i in order), number[labels.at])
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the nodes of a circuit do on every example; see above."""
+    """What the nodes of a circuit do on every example; see the module's docstring."""
 
     sources: list[int]  # the nodes, in the order of the graph
-    heads: list[int]  # those of them that are heads
+    heads: list[int]  # the heads among them
     parts: Labels
     answers: Int[Tensor, "example side answer"] | None
     clean: Float[Tensor, " example"]
@@ -139,41 +138,74 @@ class Measured:
     attention: Float[Tensor, "run example head part part"]
     effect: Float[Tensor, "example source part"]
     direct: Float[Tensor, "example source"]
-    mean_write: Float[Tensor, "source d_model"]  # at the last position, behind the final norm; the mean over examples
+    mean_write: Float[Tensor, "source d_model"]  # after the final norm, at the last position; the mean over examples
     answer_logits: Float[Tensor, "example source side answer"] | None  # zero for padding
-    mixtures: list[int]  # those nodes that are MLPs with experts
+    mixtures: list[int]  # the MLPs with experts among the sources
     experts: Float[Tensor, "number mixture expert"]  # ``experts.NUMBERS``, summed over the examples
-    n_tokens: int  # from the first changed token of each example on
+    n_tokens: int  # from the first changed token of each example to its last token
 
 
 @dataclass(frozen=True)
 class BatchWork:
-    """Everything that is run for one batch, and the nodes to look at."""
+    """The runs of one batch, and what the nodes of the circuit do in them."""
 
     model: Transformer
     runs: BatchRuns
     prepared: Prepared
     plan: Plan
     sources: list[int]
-    before: Float[Tensor, "batch head query key"] | None  # patterns before the first difference, where asked for
+    heads: dict[int, list[int]]  # the heads among the sources, by layer
+    before: Float[Tensor, "batch head query key"] | None  # patterns before the first difference, if requested
 
     @cached_property
+    @torch.no_grad()
     def patterns(self) -> list[Float[Tensor, "run batch head query key"]]:
-        """See ``head_patterns``."""
-        return head_patterns(self)
+        """The attention patterns of the heads, layer by layer, in the three runs.
+
+        Queries are the positions from the first difference of the pairs on.
+        """
+        model, runs, prepared = self.model, self.runs, self.prepared
+        info = model.position_info(runs.start, runs.clean.suffix.shape[1])
+        in_circuit = dict[int, tuple[list[int], Tensor]]()
+
+        def watch(layer: int, heads: list[int], q: Tensor, past: Past, place: PositionInfo) -> None:
+            weights_of_heads = model.layers[layer].of_heads(heads)
+            in_circuit[layer] = heads, model.attention_weights(weights_of_heads, q, past.keys, place)
+
+        run_nodes(prepared, [self.plan], watch)
+        by_layer = []
+        for layer, heads in self.heads.items():
+            before = runs.past[layer] if runs.past else None
+            three = [
+                patterns(model, layer, run.layers[layer], info, before)[:, heads]
+                for run in (runs.clean.run, runs.corrupted.run, prepared.corrupted)
+            ]
+            live, weights = in_circuit.get(layer, ([], None))
+            for i, head in enumerate(heads):
+                if head in live and weights is not None:
+                    three[2][:, i] = weights[:, live.index(head)]
+            by_layer.append(torch.stack(three))
+        return by_layer
 
     @cached_property
+    @torch.no_grad()
     def writes(self) -> Float[Tensor, "batch source d_model"]:
-        """See ``normed_writes``."""
-        return normed_writes(self)
+        """What each node writes at the last position on the clean prompt, after the final norm."""
+        model = self.model
+        rstd = model.norm(self.runs.clean.run.final_in[self.prepared.last])[1]  # (batch, 1)
+        x = at_least_float32(torch.stack([self.last_write(source) for source in self.sources], 1))
+        if model.arch.norm == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        return x * at_least_float32(rstd)[:, None] * at_least_float32(model.final_gain)
 
-    @property
-    def last(self) -> tuple[Tensor, Tensor]:
-        return self.prepared.last
-
-    def heads_of(self, layer: int) -> list[int]:
-        """The heads of a layer that are looked at."""
-        return _heads_of(self.model, self.sources, layer)
+    def last_write(self, source: int, *, clean: bool = True) -> Float[Tensor, "batch d_model"]:
+        """What a node writes at each prompt's last position."""
+        at = self.prepared.last
+        if source == 0:
+            written = self.runs.clean.suffix.detach()
+            return (written if clean else written - self.prepared.input)[at]
+        run = self.runs.clean.run if clean else self.prepared.corrupted
+        return output_of(self.model, run, *self.model.graph.place_of_source(source), at=at)
 
 
 def measure(
@@ -186,7 +218,7 @@ def measure(
     ablation: str | None = None,
     mean_over: Task | None = None,
     batches: list[Pairs] | None = None,
-    see: Callable[[BatchWork], None] | None = None,
+    inspect: Callable[[BatchWork], None] | None = None,
     finish: Callable[[BatchRuns], None] | None = None,
 ) -> Measured:
     """Measure what every node of a circuit does on every example of a task.
@@ -197,11 +229,11 @@ def measure(
         task: The examples.
         limits: How many examples may be run at once.
         progress: Called with the number of examples of each finished batch.
-        ablation: What edges outside the circuit carry; by default as the circuit was found.
+        ablation: What edges outside the circuit carry; by default the ablation that the circuit was found with.
         mean_over: The task whose clean prompts means are taken over; by default ``task`` itself.
         batches: The batches; by default as many examples as fit into memory.
-        see: Called with everything that is run for a batch.
-        finish: Called with the clean and the corrupted run of a batch in the end, when all else is freed.
+        inspect: Called with the runs of each batch, which then include patterns before the first difference.
+        finish: Called with the clean and the corrupted run of each batch at the end, when all else is freed.
 
     Returns:
         The measurements.
@@ -214,24 +246,31 @@ def measure(
     parts, answers = parts_of(task, pairs, model.tokenizer), answers_of(task, pairs)
     graph, plan = model.graph, plan_of(model, circuit)
     sources = [graph.source(node) for node in circuit.nodes if node != "logits"]
-    heads = [source for source in sources if source and graph.place_of_source(source)[1] < graph.n_heads]
+    heads = [source for source in sources if graph.place_of_source(source)[1] < graph.n_heads]
     n, width, mixtures = len(pairs), len(parts.names), mixtures_of(model, sources)
-    totals = _zeros(n, len(sources), len(heads), width, answers)
-    totals["write"] = torch.zeros(len(sources), model.arch.d_model, dtype=torch.float64)
-    totals["experts"] = torch.zeros(len(NUMBERS), len(mixtures), n_columns(model, mixtures), dtype=torch.float64)
+    totals = {
+        "metric": torch.zeros(2, n),
+        "attention": torch.zeros(len(RUNS), n, len(heads), width, width),
+        "effect": torch.zeros(n, len(sources), width),
+        "direct": torch.zeros(n, len(sources)),
+        "answers": torch.zeros(n, len(sources), *(answers.shape[1:] if answers is not None else (0, 0))),
+        "write": torch.zeros(len(sources), model.arch.d_model, dtype=torch.float64),
+        "experts": torch.zeros(len(NUMBERS), len(mixtures), n_columns(model, mixtures), dtype=torch.float64),
+    }
     with own_settings(model):
-        instead = ablation_of(ablation or circuit.provenance.ablation, model, mean_over or task, limits)
-        pairs = all_positions(named_positions(pairs, [circuit], task, model), instead)
+        ablated = ablation_of(ablation or circuit.provenance.ablation, model, mean_over or task, limits)
+        pairs = all_positions(named_positions(pairs, [circuit], task, model), ablated)
 
-        def work(batch: Pairs) -> dict[str, Tensor]:
-            here = batch_work(model, task, batch, plan, sources, instead, whole_patterns=see is not None)
-            if see is not None:
-                see(here)
+        def measure_batch(batch: Pairs) -> dict[str, Tensor]:
+            work = _run_batch(model, task, batch, plan, sources, ablated, whole_patterns=inspect is not None)
+            if inspect is not None:
+                inspect(work)
             rows, length = batch.index, batch.clean.shape[1]
-            own = _one_hot(parts.at[rows, :length], width).to(model.device)  # (batch, pos, part)
-            new = _of_batch(here, own, None if answers is None else answers[rows].to(model.device), mixtures)
-            new, runs = {name: x.detach() for name, x in new.items()}, here.runs
-            del here
+            in_part = F.one_hot(parts.at[rows, :length] + 1, width + 1)[..., 1:].float().to(model.device)
+            answers_of_batch = None if answers is None else answers[rows].to(model.device)
+            new = {name: x.detach() for name, x in _measure_work(work, in_part, answers_of_batch, mixtures).items()}
+            runs = work.runs
+            del work
             if finish is not None:
                 finish(runs)
             # Nothing is added up before: a batch that does not fit is run again, in halves.
@@ -243,45 +282,38 @@ def measure(
                 totals[name][place] = x
             return new
 
-        def same() -> object:
-            return model.identity, circuit.masks.numpy().tobytes(), instead is None
-
-        size = limits.batch(model, pairs)
         for _ in sweep(
-            work, pairs, size, model=model, task=task, doing="explaining", same=same, progress=progress, batches=batches
+            measure_batch,
+            pairs,
+            limits.batch(model, pairs),
+            model=model,
+            task=task,
+            doing="explaining",
+            same=lambda: (model.identity, circuit.masks.numpy().tobytes(), ablated is None),
+            progress=progress,
+            batches=batches,
         ):
             pass
-    done = {name: distributed.all_sum(x) for name, x in totals.items()}
+    totals = {name: distributed.all_sum(x) for name, x in totals.items()}
     return Measured(
         sources=sources,
         heads=heads,
         parts=parts,
         answers=answers,
-        clean=done["metric"][0],
-        corrupted=done["metric"][1],
-        attention=done["attention"],
-        effect=done["effect"],
-        direct=done["direct"],
-        mean_write=(done["write"] / n).float(),
-        answer_logits=None if answers is None else done["answers"],
+        clean=totals["metric"][0],
+        corrupted=totals["metric"][1],
+        attention=totals["attention"],
+        effect=totals["effect"],
+        direct=totals["direct"],
+        mean_write=(totals["write"] / n).float(),
+        answer_logits=None if answers is None else totals["answers"],
         mixtures=mixtures,
-        experts=done["experts"].float(),
+        experts=totals["experts"].float(),
         n_tokens=int((pairs.last - pairs.first + 1).sum()),
     )
 
 
-def _zeros(n: int, n_sources: int, n_heads: int, width: int, answers: Tensor | None) -> dict[str, Tensor]:
-    """Room for what is measured of each of n examples, whose prompts have ``width`` parts."""
-    return {
-        "metric": torch.zeros(2, n),
-        "attention": torch.zeros(len(RUNS), n, n_heads, width, width),
-        "effect": torch.zeros(n, n_sources, width),
-        "direct": torch.zeros(n, n_sources),
-        "answers": torch.zeros(n, n_sources, *(answers.shape[1:] if answers is not None else (0, 0))),
-    }
-
-
-def batch_work(
+def _run_batch(
     model: Transformer,
     task: Task,
     batch: Pairs,
@@ -289,18 +321,21 @@ def batch_work(
     sources: list[int],
     ablation: Ablation | None,
     *,
-    whole_patterns: bool = False,
+    whole_patterns: bool,
 ) -> BatchWork:
     """Run the clean and the corrupted prompts of a batch, with gradients, and prepare it for the circuit's run.
 
-    With ``whole_patterns`` attention before the first difference of the pairs is kept, too.
+    With ``whole_patterns`` attention before the first difference of the pairs is included.
     """
     batch, start, prefix, before = batch.to(model.device), batch.start, None, None
-    heads = {layer: own for layer in range(model.arch.n_layers) if (own := _heads_of(model, sources, layer))}
+    heads = dict[int, list[int]]()
+    for layer, head in map(model.graph.place_of_source, sources):
+        if head < model.arch.n_heads:
+            heads.setdefault(layer, []).append(head)
     if whole_patterns and start and heads:
         with torch.no_grad():
             run, info = model.run(model.embed(batch.clean[:, :start])), model.position_info(0, start)
-            parts = [patterns(model, layer, run.layers[layer], info)[:, own] for layer, own in heads.items()]
+            parts = [patterns(model, layer, run.layers[layer], info)[:, chosen] for layer, chosen in heads.items()]
             prefix, before = [layer.past for layer in run.layers], torch.cat(parts, 1)
     with torch.enable_grad():
         runs = BatchRuns(model, batch, task.metric, whole=False, ablation=ablation, prefix=prefix)
@@ -316,97 +351,43 @@ def batch_work(
         input=(runs.clean.suffix - corrupted_input).detach(),
         clean_final=runs.clean.final,
     )
-    return BatchWork(model, runs, prepared, plan, sources, before)
+    return BatchWork(model, runs, prepared, plan, sources, heads, before)
 
 
-def _heads_of(model: Transformer, sources: Sequence[int], layer: int) -> list[int]:
-    """The heads of a layer among some sources."""
-    here = model.graph.source_heads(layer)
-    return [source - here.start for source in sources if here.start <= source < here.stop]
-
-
-def _of_batch(here: BatchWork, own: Tensor, answers: Tensor | None, mixtures: list[int]) -> dict[str, Tensor]:
-    """All measurements of one batch; ``own`` says which part a position is in."""
-    writes, reads = here.writes, node_reads(here)
-    ends = torch.cat([here.runs.clean.final, here.runs.corrupted.final])
+def _measure_work(
+    work: BatchWork, in_part: Float[Tensor, "batch pos part"], answers: Tensor | None, mixtures: list[int]
+) -> dict[str, Tensor]:
+    """All measurements of one batch; ``in_part`` is 1 where a position is in a part, else 0."""
+    model, runs, reads = work.model, work.runs, NodeReads()
+    for point in (runs.clean, runs.corrupted):
+        reads.add(model, point.run, runs.metric_of(point.final))
     measured = {
-        "metric": here.runs.metric_of(ends),
-        "attention": part_attention(here, own),
-        "effect": part_effects(here, reads, own[:, here.runs.start :]),
-        "experts": expert_parts(here, reads, mixtures, n_columns(here.model, mixtures)),
-        "direct": direct_effects(here),
-        "write": writes,
+        "metric": runs.metric_of(torch.cat([runs.clean.final, runs.corrupted.final])),
+        "attention": _part_attention(work, in_part),
+        "effect": _part_effects(work, reads, in_part[:, runs.start :]),
+        "experts": expert_parts(work, reads, mixtures, n_columns(model, mixtures)),
+        "direct": _direct_effects(work),
+        "write": work.writes,
     }
     if answers is not None:
-        measured["answers"] = token_logits(here.model, writes, answers)
+        measured["answers"] = token_logits(model, work.writes, answers)
     return measured
 
 
-def _one_hot(at: Tensor, width: int) -> Tensor:
-    """(batch, pos) as (batch, pos, part); zero for padding."""
-    return F.one_hot(at + 1, width + 1)[..., 1:].float()
-
-
 @torch.no_grad()
-def part_attention(here: BatchWork, own: Tensor) -> Float[Tensor, "run batch head part part"]:
+def _part_attention(work: BatchWork, in_part: Tensor) -> Float[Tensor, "run batch head part part"]:
     """The mean attention of every head from each part of a prompt to each part, in the three runs."""
-    queries = own[:, here.runs.start :]
+    queries = in_part[:, work.runs.start :]
     mean = queries / queries.sum(1, keepdim=True).clamp(min=1)
-    return torch.cat([torch.einsum("bqp,rbhqk,bkt->rbhpt", mean, seen, own) for seen in here.patterns], dim=2)
+    return torch.cat([torch.einsum("bqp,rbhqk,bkt->rbhpt", mean, x, in_part) for x in work.patterns], dim=2)
 
 
-@torch.no_grad()
-def head_patterns(here: BatchWork) -> list[Float[Tensor, "run batch head query key"]]:
-    """The attention patterns of the heads that are looked at, layer by layer, in the three runs.
-
-    Queries are the positions from the first difference of the pairs on.
-    """
-    model, runs, prepared = here.model, here.runs, here.prepared
-    info = model.position_info(runs.start, runs.clean.suffix.shape[1])
-    in_circuit = dict[int, tuple[list[int], Tensor]]()
-
-    def watch(layer: int, heads: list[int], q: Tensor, past: Past, place: PositionInfo) -> None:
-        own = model.layers[layer].of_heads(heads)
-        in_circuit[layer] = heads, model.attention_weights(own, q, past.keys, place)
-
-    run_nodes(prepared, [here.plan], watch)
-    seen = []
-    for layer in range(model.arch.n_layers):
-        heads = here.heads_of(layer)
-        if not heads:
-            continue
-        before = runs.past[layer] if runs.past else None
-        three = [
-            patterns(model, layer, run.layers[layer], info, before)[:, heads]
-            for run in (runs.clean.run, runs.corrupted.run, prepared.corrupted)
-        ]
-        live, weights = in_circuit.get(layer, ([], None))
-        for i, head in enumerate(heads):
-            if head in live and weights is not None:
-                three[2][:, i] = weights[:, live.index(head)]
-        seen.append(torch.stack(three))
-    return seen
-
-
-def node_reads(here: BatchWork) -> NodeReads:
-    """The gradients at what the nodes write, on the clean and on the corrupted prompts."""
-    reads = NodeReads()
-    for point in (here.runs.clean, here.runs.corrupted):
-        reads.add(here.model, point.run, here.runs.metric_of(point.final))
-    return reads
-
-
-def part_effects(here: BatchWork, reads: NodeReads, own: Tensor) -> Float[Tensor, "batch source part"]:
-    """What the metric owes to each node's write in each part of a prompt, to first order."""
-    by_row = _effects(here.model, here.runs.writes, reads, here.sources) / reads.n_points  # (row, source)
-    return torch.einsum("bqs,bqp->bsp", by_row.view(*own.shape[:2], -1), own.to(by_row.dtype))
-
-
-def _effects(model: Transformer, writes: Writes, reads: NodeReads, sources: Sequence[int]) -> Tensor:
-    """Writes times gradients of every row, (row, source)."""
-    a, columns = model.arch, list[Tensor]()
+def _part_effects(work: BatchWork, reads: NodeReads, in_part: Tensor) -> Float[Tensor, "batch source part"]:
+    """The first-order effect of what each node writes in each part of a prompt."""
+    model, writes, columns = work.model, work.runs.writes, list[Tensor]()
+    a = model.arch
     assert reads.input is not None
-    for source in sources:
+    for source in work.sources:
         layer, head = model.graph.place_of_source(source)
         if source == 0:
             columns.append((writes.input * reads.input).sum(-1))
@@ -415,48 +396,26 @@ def _effects(model: Transformer, writes: Writes, reads: NodeReads, sources: Sequ
         else:
             w_write = at_least_float32(model.layers[layer].w_write).view(a.d_model, a.n_heads, a.d_head)[:, head]
             columns.append((writes.heads[layer][head] * (reads.heads[layer] @ w_write)).sum(-1))
-    return torch.stack(columns, -1)
+    by_row = torch.stack(columns, -1) / reads.n_points  # (row, source)
+    return torch.einsum("bqs,bqp->bsp", by_row.view(*in_part.shape[:2], -1), in_part.to(by_row.dtype))
 
 
 @torch.no_grad()
-def direct_effects(here: BatchWork) -> Float[Tensor, "batch source"]:
-    """The metric less the metric when the edge from a node to ``logits`` alone is corrupted."""
-    clean = here.runs.clean
-    final, metric = clean.final, here.runs.metric_of(clean.final)[0]
-    effects = []
-    for at in range(0, len(here.sources), _TOGETHER):
-        lost = [
-            _last_write(here, source) - _last_write(here, source, clean=False)
-            for source in here.sources[at:][:_TOGETHER]
-        ]
-        effects.append(metric - here.runs.metric_of(final - torch.stack(lost)))  # (source, batch)
+def _direct_effects(work: BatchWork) -> Float[Tensor, "batch source"]:
+    """The metric minus the metric when only the edge from a node to ``logits`` is corrupted."""
+    final, metric_of = work.runs.clean.final, work.runs.metric_of
+    metric, effects = metric_of(final)[0], []
+    for at in range(0, len(work.sources), _TOGETHER):
+        sources = work.sources[at : at + _TOGETHER]
+        lost = torch.stack([work.last_write(source) - work.last_write(source, clean=False) for source in sources])
+        effects.append(metric - metric_of(final - lost))  # (source, batch)
     return torch.cat(effects).T
 
 
-@torch.no_grad()
-def normed_writes(here: BatchWork) -> Float[Tensor, "batch source d_model"]:
-    """What each node writes at the last position on the clean prompt, behind the final norm."""
-    model = here.model
-    rstd = model.norm(here.runs.clean.run.final_in[here.last])[1]  # (batch, 1)
-    x = at_least_float32(torch.stack([_last_write(here, source) for source in here.sources], 1))
-    if model.arch.norm == "layer":
-        x = x - x.mean(-1, keepdim=True)
-    return x * at_least_float32(rstd)[:, None] * at_least_float32(model.final_gain)
-
-
-def _last_write(here: BatchWork, source: int, *, clean: bool = True) -> Tensor:
-    """What a node writes at each prompt's last position, (batch, d_model)."""
-    if source == 0:
-        written = here.runs.clean.suffix.detach()
-        return (written if clean else written - here.prepared.input)[here.last]
-    run: Run = here.runs.clean.run if clean else here.prepared.corrupted
-    return output_of(here.model, run, *here.model.graph.place_of_source(source), at=here.last)
-
-
 def token_logits(
-    model: Transformer, behind: Float[Tensor, "batch source d_model"], tokens: Int[Tensor, "batch side answer"]
+    model: Transformer, writes: Float[Tensor, "batch source d_model"], tokens: Int[Tensor, "batch side answer"]
 ) -> Float[Tensor, "batch source side answer"]:
-    """What each node adds to the logits of some tokens, less the mean over all tokens; zero where a token is -1."""
+    """What each node adds to the logits of some tokens, minus the mean over all tokens; zero where a token is -1."""
     unembedding = at_least_float32(model.unembedding)
     rows = unembedding[tokens.clamp(min=0)] - unembedding.mean(0)
-    return torch.einsum("bsd,bkad->bska", behind, rows) * (tokens >= 0)[:, None]
+    return torch.einsum("bsd,bkad->bska", writes, rows) * (tokens >= 0)[:, None]
