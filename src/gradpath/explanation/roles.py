@@ -1,22 +1,22 @@
-"""What each node of a circuit does, from what was measured: rows of numbers, and a sentence where they are clear.
+"""What each node of a circuit does: numbers from the measurements, and a sentence if the numbers are clear.
 
-Heads also have scores of the kinds that are known from the literature, on synthetic prompts of the model's own
-vocabulary. A prompt is a sequence of different random tokens, twice: ``s_1 ... s_n s_1 ... s_n``, behind the BOS token
+Heads also have scores for the kinds of heads known from the literature, on synthetic prompts of the model's
+vocabulary. A prompt is a sequence of different random tokens, twice: ``s_1 ... s_n s_1 ... s_n``, after the BOS token
 if prompts of the model begin with one. The first three scores are mean attention weights (Olsson et al. 2022, Wang et
 al. 2023)::
 
     previous token   from every token to the one before it
     duplicate token  from every token of the second copy to the same token in the first
-    induction        from every token of the second copy to the one behind the same token in the first
-    copying          the share of tokens that are among the 5 most raised ones when the head attends to them alone:
-                     what it reads there, through its value and output matrices, the final norm and the unembedding
+    induction        from every token of the second copy to the one after the same token in the first
+    copying          the share of tokens that are among the 5 most raised ones when the head attends only to them:
+                     the head's input there, through its value and output matrices, the final norm and the unembedding
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,13 +28,13 @@ from gradpath.explanation.experts import Expert, experts_of
 from gradpath.explanation.measure import AFTER, END, FIRST, RUNS, UNNAMED, Measured
 from gradpath.graph import kind, node_of
 from gradpath.model.inspection import patterns, token_text
-from gradpath.model.transformer import Run, Transformer, at_least_float32
+from gradpath.model.transformer import Transformer, at_least_float32
 
 SCORES = ("previous_token", "duplicate_token", "induction", "copying")
 _PROMPTS, _LENGTH = 8, 24
 _COPIED = 32  # tokens for the copying score: each costs an unembedding per head
 _TOGETHER = 4  # heads that are unembedded at once
-_TOP = 5
+_TOP = 5  # a token is copied if it is among so many most raised ones
 _TOKENS = 5  # promoted and suppressed tokens of a row
 _SOURCES = 3  # incoming edges of a row, for each of q, k and v
 
@@ -113,7 +113,7 @@ class Role:
             "effect": self.effect,
             "direct_effect": self.direct_effect,
             "reads": {at: [asdict(read) for read in edges] for at, edges in self.reads.items()},
-            "attends": [one.to_json() for one in self.attends],
+            "attends": [attends.to_json() for attends in self.attends],
             "writes": None if self.writes is None else asdict(self.writes),
             "scores": dict(self.scores),
             "experts": [asdict(expert) for expert in self.experts],
@@ -122,48 +122,47 @@ class Role:
 
 
 def roles_of(
-    model: Transformer, circuit: Circuit, measured: Measured, known: Tensor, names: tuple[str, str]
+    model: Transformer, circuit: Circuit, measured: Measured, head_scores: Tensor, answers: tuple[str, str]
 ) -> list[Role]:
-    """The row of every node, the one with the strongest effect first and ``logits`` last.
+    """The role of every node, the one with the strongest effect first and ``logits`` last.
 
     Args:
         model: The model.
         circuit: The circuit.
         measured: What its nodes do on every example.
-        known: The scores of its heads (``known_head_scores``).
-        names: What the right and the wrong answer are called.
+        head_scores: The scores of its heads (``known_head_scores``).
+        answers: The names of the right and the wrong answer.
 
     Returns:
-        The rows.
+        The roles.
     """
     reads, writes = reads_of(circuit), _writes(model, measured)
     effects = measured.effect.mean(0)  # (source, part)
-    size = abs(float((measured.clean - measured.corrupted).mean()))
+    behaviour = abs(float((measured.clean - measured.corrupted).mean()))
     roles = []
     for row, source in enumerate(measured.sources):
-        node = model.graph.sources[source]
-        column = measured.heads.index(source) if source in measured.heads else None
-        scores = {} if column is None else dict(zip(SCORES, known[column].tolist(), strict=True))
-        direct = measured.direct[:, row]
+        node, direct = model.graph.sources[source], measured.direct[:, row]
+        mean = direct.mean()
         role = Role(
             node=node,
             effect=float(effects[row].sum()),
-            direct_effect=float(direct.mean()),
+            direct_effect=float(mean),
             reads=reads.get(node, {}),
-            attends=[] if column is None else _attends(measured, column, effects[row]),
             writes=writes[row],
-            scores={name: score for name, score in scores.items() if not math.isnan(score)},
-            experts=_experts(model, measured, source) if source in measured.mixtures else (),
         )
-        clear = _is_clear(direct, size)
-        roles.append(Role(**{**vars(role), "sentence": sentence(role, names, direct_is_clear=clear)}))
+        if source in measured.heads:
+            column = measured.heads.index(source)
+            scores = dict(zip(SCORES, head_scores[column].tolist(), strict=True))
+            scores = {name: score for name, score in scores.items() if not math.isnan(score)}
+            role = replace(role, attends=_attends(measured, column, effects[row]), scores=scores)
+        if source in measured.mixtures:
+            numbers = measured.experts[:, measured.mixtures.index(source)]
+            role = replace(role, experts=experts_of(model, source, numbers, len(direct), measured.n_tokens))
+        same_sign = float((direct.sign() == mean.sign()).float().mean())
+        clear = abs(float(mean)) >= CLEAR_EFFECT * behaviour and same_sign >= CLEAR_SIGN
+        roles.append(replace(role, sentence=sentence(role, answers, direct_is_clear=clear)))
     roles.sort(key=lambda role: -abs(role.effect or 0.0))
     return [*roles, Role("logits", reads=reads.get("logits", {}))] if "logits" in circuit.nodes else roles
-
-
-def _experts(model: Transformer, measured: Measured, source: int) -> list[Expert]:
-    numbers = measured.experts[:, measured.mixtures.index(source)]
-    return experts_of(model, source, numbers, len(measured.clean), measured.n_tokens)
 
 
 def reads_of(circuit: Circuit) -> dict[str, dict[str, list[Read]]]:
@@ -180,21 +179,16 @@ def reads_of(circuit: Circuit) -> dict[str, dict[str, list[Read]]]:
     return reads
 
 
-def _attends(measured: Measured, column: int, effects: Tensor) -> list[Attends]:
-    """From the last token, and from the part whose writes matter most."""
-    names = measured.parts.names
+def _attends(measured: Measured, column: int, effects: Float[Tensor, " part"]) -> list[Attends]:
+    """Where a head attends from the last token, and from the part of the prompt that its effect mostly comes from."""
+    parts, attends = measured.parts, []
     shares = effects.abs() / effects.abs().sum().clamp(min=1e-12)
-    starts = dict.fromkeys([END, names[int(shares.argmax())]])
-    return [_attends_from(measured, column, names.index(start), float(shares[names.index(start)])) for start in starts]
-
-
-def _attends_from(measured: Measured, column: int, start: int, share: float) -> Attends:
-    """The mean over the examples that have the part."""
-    names = measured.parts.names
-    there = (measured.parts.at == start).any(1)
-    weights = measured.attention[:, there, column, start].mean(1)  # (run, part)
-    by_run = {run: dict(zip(names, row, strict=True)) for run, row in zip(RUNS, weights.tolist(), strict=True)}
-    return Attends(names[start], share, by_run)
+    for start in dict.fromkeys([parts.names.index(END), int(shares.argmax())]):
+        has_part = (parts.at == start).any(1)  # (example,)
+        weights = measured.attention[:, has_part, column, start].mean(1).tolist()  # (run, part)
+        by_run = {run: dict(zip(parts.names, row, strict=True)) for run, row in zip(RUNS, weights, strict=True)}
+        attends.append(Attends(parts.names[start], float(shares[start]), by_run))
+    return attends
 
 
 def _writes(model: Transformer, measured: Measured) -> list[Writes]:
@@ -202,17 +196,20 @@ def _writes(model: Transformer, measured: Measured) -> list[Writes]:
     n, unembedding = len(measured.clean), at_least_float32(model.unembedding)
     mean_write = measured.mean_write.to(unembedding)
     centre = mean_write @ unembedding.mean(0)
-    right_wrong = _answer_means(measured)
+    right_wrong = [(None, None)] * len(measured.sources)
+    if measured.answers is not None and measured.answer_logits is not None:
+        count = (measured.answers >= 0).sum(-1).clamp(min=1)  # (example, side)
+        right_wrong = (measured.answer_logits.sum(-1) / count[:, None]).mean(0).tolist()  # (source, side)
     rows = []
     for row in range(len(measured.sources)):
         logits = (mean_write[row] @ unembedding.T - centre[row]).cpu()  # (vocab,)
         usable = torch.ones_like(logits, dtype=torch.bool)
         if measured.answers is not None and measured.answer_logits is not None:
             # An answer counts among the other tokens only where it is not an answer.
-            token = measured.answers.flatten()
-            real, own = token >= 0, measured.answer_logits[:, row].flatten()
-            total = torch.zeros_like(logits).index_add_(0, token[real], own[real])
-            count = torch.zeros_like(logits).index_add_(0, token[real], torch.ones_like(own[real]))
+            is_token = measured.answers >= 0
+            token, added = measured.answers[is_token], measured.answer_logits[:, row][is_token]
+            total = torch.zeros_like(logits).index_add_(0, token, added)
+            count = torch.zeros_like(logits).index_add_(0, token, torch.ones_like(added))
             usable = count < n
             logits = (n * logits - total) / (n - count).clamp(min=1)
         k = min(_TOKENS, int(usable.sum()))
@@ -225,90 +222,68 @@ def _writes(model: Transformer, measured: Measured) -> list[Writes]:
     return rows
 
 
-def _answer_means(measured: Measured) -> list[tuple[float | None, float | None]]:
-    """What each node adds to the logits of the right and of the wrong answers, the mean over examples."""
-    if measured.answers is None or measured.answer_logits is None:
-        return [(None, None)] * len(measured.sources)
-    count = (measured.answers >= 0).sum(-1).clamp(min=1)  # (example, side)
-    means = (measured.answer_logits.sum(-1) / count[:, None]).mean(0)  # (source, side)
-    return [(right, wrong) for right, wrong in means.tolist()]
-
-
-def _is_clear(direct: Tensor, size: float) -> bool:
-    """Whether a direct effect is of some size, and of one sign in most examples."""
-    mean = direct.mean()
-    same = (direct.sign() == mean.sign()).float().mean()
-    return bool(abs(float(mean)) >= CLEAR_EFFECT * size and float(same) >= CLEAR_SIGN)
-
-
 _KINDS = {"previous_token": "previous-token", "duplicate_token": "duplicate-token", "induction": "induction"}
 
 
-def sentence(role: Role, names: tuple[str, str], *, direct_is_clear: bool) -> str | None:
-    """What a node does in words, made of the parts that are clear; None where none is."""
+def sentence(role: Role, answers: tuple[str, str], *, direct_is_clear: bool) -> str | None:
+    """What a node does, in words: the facts that are clear; None if none is."""
     kinds = [
         f"{_KINDS[name]} head ({score:.2f})"
         for name, score in role.scores.items()
         if name in _KINDS and score >= CLEAR_SCORE
     ]
     attends, attended = _attends_phrase(role)
-    writes = _writes_phrase(role, names, attended) if direct_is_clear else None
-    does = " and ".join(phrase for phrase in (attends, writes, _experts_phrase(role) if writes else None) if phrase)
-    return ": ".join(part for part in (", ".join(kinds), does) if part) or None
+    writes = _writes_phrase(role, answers, attended) if direct_is_clear else None
+    phrases = [phrase for phrase in (attends, writes) if phrase]
+    if writes and role.experts and role.experts[0].share >= CLEAR_SHARE:
+        phrases.append(f"owes {role.experts[0].share:.0%} of its effect to {role.experts[0].name}")
+    return ": ".join(part for part in (", ".join(kinds), " and ".join(phrases)) if part) or None
 
 
 def _attends_phrase(role: Role) -> tuple[str | None, str | None]:
     """Where a head attends from the part of the prompt that its effect comes from, and that part's name."""
-    for one in sorted(role.attends, key=lambda one: -one.share):
-        part, weight = max(one.weights["clean"].items(), key=lambda item: item[1])
-        if one.share >= CLEAR_SHARE and weight >= CLEAR_WEIGHT and part not in UNNAMED:
+    for attends in sorted(role.attends, key=lambda attends: -attends.share):
+        part, weight = max(attends.weights["clean"].items(), key=lambda item: item[1])
+        if attends.share >= CLEAR_SHARE and weight >= CLEAR_WEIGHT and part not in UNNAMED:
             if part == FIRST:
                 return None, None  # it rests there
-            where = "itself" if part == one.start else _the(part)
-            return f"attends from {_the(one.start)} to {where} ({weight:.2f})", part
+            where = "itself" if part == attends.start else _the(part)
+            return f"attends from {_the(attends.start)} to {where} ({weight:.2f})", part
     return None, None
 
 
-def _writes_phrase(role: Role, names: tuple[str, str], attended: str | None) -> str | None:
-    """Which answer a node raises or lowers most, of those by which it moves the metric as it does."""
+def _writes_phrase(role: Role, answers: tuple[str, str], attended: str | None) -> str | None:
+    """Which answer a node raises or lowers most, in the direction in which it moves the metric."""
     if role.writes is None or role.writes.right is None or role.writes.wrong is None or role.direct_effect is None:
         return None
     sign = 1 if role.direct_effect > 0 else -1
-    value, name = max((sign * role.writes.right, names[0]), (-sign * role.writes.wrong, names[1]))
+    value, name = max((sign * role.writes.right, answers[0]), (-sign * role.writes.wrong, answers[1]))
     if value <= 0:
         return None
-    raises = (name == names[0]) == (sign > 0)
+    raises = (name == answers[0]) == (sign > 0)
     whose = "its" if name == attended else f"{_the(name)}'s"
     return f"{'raises' if raises else 'lowers'} {whose} logit ({value if raises else -value:+.2f})"
 
 
-def _experts_phrase(role: Role) -> str | None:
-    """The expert that most of the effect comes from, if there is one."""
-    if not role.experts or role.experts[0].share < CLEAR_SHARE:
-        return None
-    return f"owes {role.experts[0].share:.0%} of its effect to {role.experts[0].name}"
-
-
 def _the(part: str) -> str:
-    """A part of the prompt in a sentence; a task without names of its own calls what differs ``changed``."""
+    """The name of a part in a sentence; without named spans, the part that differs is ``changed``."""
     if part.startswith(AFTER):
         return f"the token after {_the(part.removeprefix(AFTER))}"
     return {END: "the last token", "changed": "the changed words"}.get(part, f"the {part}")
 
 
 @torch.no_grad()
-def known_head_scores(model: Transformer, heads: Sequence[int], seed: int = 0) -> Float[Tensor, "head score"]:
+def known_head_scores(model: Transformer, heads: Sequence[int]) -> Float[Tensor, "head score"]:
     """Score heads as previous-token, duplicate-token, induction and copying heads.
 
     Args:
         model: The model.
         heads: The heads, as sources of the graph.
-        seed: Chooses the tokens.
 
     Returns:
         The scores in the order of ``SCORES``, from 0 to 1; NaN for a model with too few tokens or positions.
     """
-    ids, front = repeated_tokens(model, seed)
+    ids, front = _repeated_tokens(model)
     length = (ids.shape[1] - front) // 2
     scores = torch.full((len(heads), len(SCORES)), torch.nan, device="cpu")
     if length < 2:
@@ -317,29 +292,33 @@ def known_head_scores(model: Transformer, heads: Sequence[int], seed: int = 0) -
     info = model.position_info(0, ids.shape[1])
     second = torch.arange(front + length, front + 2 * length, device=model.device)
     every = torch.arange(front + 1, front + 2 * length, device=model.device)
-    places = ((every, every - 1), (second, second - length), (second, second - length + 1))
-    for layer in sorted({model.graph.place_of_source(source)[0] for source in heads}):
+    queries_and_keys = ((every, every - 1), (second, second - length), (second, second - length + 1))
+    places = [model.graph.place_of_source(source) for source in heads]
+    for layer in sorted({layer for layer, _ in places}):
         weights = patterns(model, layer, run.layers[layer], info)  # (prompt, head, query, key)
-        for row, source in enumerate(heads):
-            own_layer, head = model.graph.place_of_source(source)
-            if own_layer == layer:
-                attended = [float(weights[:, head, query, key].mean()) for query, key in places]
+        for row, (layer_of_head, head) in enumerate(places):
+            if layer_of_head == layer:
+                attended = [float(weights[:, head, query, key].mean()) for query, key in queries_and_keys]
                 scores[row, :-1] = torch.tensor(attended, device="cpu")
     tokens = ids[:, front : front + length].flatten()[:_COPIED].to(model.device)
+    a = model.arch
     for at in range(0, len(heads), _TOGETHER):
-        written = torch.stack([_written(model, run, source, front, length) for source in heads[at : at + _TOGETHER]])
-        scores[at : at + _TOGETHER, -1] = _copying(model, written, tokens)
+        written = []  # by each head when it attends to one of the first tokens alone
+        for layer, head in places[at : at + _TOGETHER]:
+            values = run.layers[layer].past.values[:, head, front : front + length].flatten(0, 1)[:_COPIED]
+            written.append(values @ model.layers[layer].w_write.view(a.d_model, a.n_heads, a.d_head)[:, head].T)
+        scores[at : at + _TOGETHER, -1] = _copying(model, torch.stack(written), tokens)
     return scores
 
 
-def repeated_tokens(model: Transformer, seed: int) -> tuple[Int[Tensor, "prompt pos"], int]:
+def _repeated_tokens(model: Transformer) -> tuple[Int[Tensor, "prompt pos"], int]:
     """Sequences of different random tokens, each twice, and the number of tokens in front of them."""
     tokenizer, limit = model.tokenizer, model.max_positions
     front = [] if tokenizer is None or tokenizer.prepend is None else [tokenizer.prepend]
     special = set(front) | set(getattr(getattr(tokenizer, "hf", None), "all_special_ids", None) or [])
     usable = torch.tensor([i for i in range(len(model.embedding)) if i not in special], device="cpu")
     longest = len(usable) if limit is None else min(len(usable), (limit - len(front)) // 2)
-    generator = torch.Generator(device="cpu").manual_seed(seed)
+    generator = torch.Generator(device="cpu").manual_seed(0)
     rows = []
     for _ in range(_PROMPTS):
         order = torch.randperm(len(usable), generator=generator, device="cpu")[: max(0, min(_LENGTH, longest))]
@@ -347,17 +326,10 @@ def repeated_tokens(model: Transformer, seed: int) -> tuple[Int[Tensor, "prompt 
     return torch.stack(rows), len(front)
 
 
-def _written(model: Transformer, run: Run, source: int, front: int, length: int) -> Float[Tensor, "token d_model"]:
-    """What a head writes when it attends to one of the first tokens alone, for some of them."""
-    a, (layer, head) = model.arch, model.graph.place_of_source(source)
-    values = run.layers[layer].past.values[:, head, front : front + length].flatten(0, 1)[:_COPIED]  # (token, d_head)
-    return values @ model.layers[layer].w_write.view(a.d_model, a.n_heads, a.d_head)[:, head].T
-
-
 def _copying(
     model: Transformer, written: Float[Tensor, "head token d_model"], tokens: Int[Tensor, " token"]
 ) -> Float[Tensor, " head"]:
-    """The share of tokens that a head raises among the most when it attends to them alone."""
+    """The share of tokens that are among those that a head raises most when it attends only to them."""
     written = written - written.mean(-1, keepdim=True) if model.arch.norm == "layer" else written
     # The scale of the norm is the same for all tokens of the vocabulary, so it does not change their order.
     raised = (written * model.final_gain) @ model.unembedding.T  # (head, token, vocabulary)
