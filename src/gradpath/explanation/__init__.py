@@ -101,10 +101,10 @@ class Explanation:
             The table. Its columns ``attends X`` are attention weights from the last token on the clean prompts.
         """
         pandas = optional("pandas", "a table of pandas")
-        return pandas.DataFrame([_flat(role) for role in self.roles])
+        return pandas.DataFrame([_row(role) for role in self.roles])
 
 
-def _flat(role: Role) -> dict[str, Any]:
+def _row(role: Role) -> dict[str, Any]:
     row: dict[str, Any] = {"node": role.node, "effect": role.effect, "direct_effect": role.direct_effect}
     for at in ("q", "k", "v", "mlp", "logits"):
         row[f"reads {at}"] = ", ".join(f"{read.source} {read.share:.0%}" for read in role.reads.get(at, ())) or None

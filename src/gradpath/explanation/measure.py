@@ -249,12 +249,13 @@ def measure(
     heads = [source for source in sources if graph.place_of_source(source)[1] < graph.n_heads]
     n, width, mixtures = len(pairs), len(parts.names), mixtures_of(model, sources)
     totals = {
-        "metric": torch.zeros(2, n),
+        "clean": torch.zeros(n),
+        "corrupted": torch.zeros(n),
         "attention": torch.zeros(len(RUNS), n, len(heads), width, width),
         "effect": torch.zeros(n, len(sources), width),
         "direct": torch.zeros(n, len(sources)),
-        "answers": torch.zeros(n, len(sources), *(answers.shape[1:] if answers is not None else (0, 0))),
-        "write": torch.zeros(len(sources), model.arch.d_model, dtype=torch.float64),
+        "answer_logits": torch.zeros(n, len(sources), *(answers.shape[1:] if answers is not None else (0, 0))),
+        "mean_write": torch.zeros(len(sources), model.arch.d_model, dtype=torch.float64),
         "experts": torch.zeros(len(NUMBERS), len(mixtures), n_columns(model, mixtures), dtype=torch.float64),
     }
     with own_settings(model):
@@ -274,12 +275,11 @@ def measure(
             if finish is not None:
                 finish(runs)
             # Nothing is added up before: a batch that does not fit is run again, in halves.
-            for name in ("write", "experts"):
+            for name in ("mean_write", "experts"):
                 totals[name] += new.pop(name).double().sum(0).cpu()
             new = {name: x.float().cpu() for name, x in new.items()}
             for name, x in new.items():
-                place = (slice(None), rows) if name in ("metric", "attention") else (rows,)
-                totals[name][place] = x
+                totals[name][(slice(None), rows) if name == "attention" else rows] = x
             return new
 
         for _ in sweep(
@@ -295,21 +295,17 @@ def measure(
         ):
             pass
     totals = {name: distributed.all_sum(x) for name, x in totals.items()}
+    totals["mean_write"] /= n
+    answer_logits = totals.pop("answer_logits")
     return Measured(
         sources=sources,
         heads=heads,
         parts=parts,
         answers=answers,
-        clean=totals["metric"][0],
-        corrupted=totals["metric"][1],
-        attention=totals["attention"],
-        effect=totals["effect"],
-        direct=totals["direct"],
-        mean_write=(totals["write"] / n).float(),
-        answer_logits=None if answers is None else totals["answers"],
+        answer_logits=None if answers is None else answer_logits,
         mixtures=mixtures,
-        experts=totals["experts"].float(),
         n_tokens=int((pairs.last - pairs.first + 1).sum()),
+        **{name: x.float() for name, x in totals.items()},
     )
 
 
@@ -361,16 +357,18 @@ def _measure_work(
     model, runs, reads = work.model, work.runs, NodeReads()
     for point in (runs.clean, runs.corrupted):
         reads.add(model, point.run, runs.metric_of(point.final))
+    clean, corrupted = runs.metric_of(torch.cat([runs.clean.final, runs.corrupted.final]))
     measured = {
-        "metric": runs.metric_of(torch.cat([runs.clean.final, runs.corrupted.final])),
+        "clean": clean,
+        "corrupted": corrupted,
         "attention": _part_attention(work, in_part),
         "effect": _part_effects(work, reads, in_part[:, runs.start :]),
         "experts": expert_parts(work, reads, mixtures, n_columns(model, mixtures)),
         "direct": _direct_effects(work),
-        "write": work.writes,
+        "mean_write": work.writes,
     }
     if answers is not None:
-        measured["answers"] = token_logits(model, work.writes, answers)
+        measured["answer_logits"] = token_logits(model, work.writes, answers)
     return measured
 
 

@@ -108,17 +108,9 @@ class Role:
 
     def to_json(self) -> dict[str, Any]:
         """The role as a dictionary."""
-        return {
-            "node": self.node,
-            "effect": self.effect,
-            "direct_effect": self.direct_effect,
-            "reads": {at: [asdict(read) for read in edges] for at, edges in self.reads.items()},
-            "attends": [attends.to_json() for attends in self.attends],
-            "writes": None if self.writes is None else asdict(self.writes),
-            "scores": dict(self.scores),
-            "experts": [asdict(expert) for expert in self.experts],
-            "sentence": self.sentence,
-        }
+        fields = asdict(self)
+        attends = [x.to_json() for x in self.attends]
+        return {**fields, "attends": attends, "experts": list(fields["experts"])}
 
 
 def roles_of(
