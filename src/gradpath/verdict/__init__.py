@@ -15,19 +15,19 @@ difference between clean and corrupted prompts:
                  far the metric moves when H alone runs on the corrupted prompts and all others are clean: below 0.8,
                  something outside of H backs it up (OR).
 ``minimality``   The share of H's weakest edges that it needs: without such an edge, the examples are further from M (a
-                 sign-flip test over examples, Holm's correction for as many edges). Passed from 0.9 on. An edge that
-                 another one backs up inside of H is not needed by this definition, and with few examples a small need
+                 sign-flip test over examples, Holm's correction for the number of edges). Passed from 0.9 on. An edge
+                 that another edge of H backs up is not needed by this definition. With few examples, a small effect
                  is not clear.
-``stability``    The Jaccard index of the edges of circuits that are found again, in the same way, on bootstrap samples
-                 of the examples and on other draws (arXiv 2510.00845). Passed from 0.5 on.
+``stability``    The Jaccard index of H's edges and those of circuits that are found in the same way on bootstrap
+                 samples of the examples and on other draws (arXiv 2510.00845). Passed from 0.5 on.
 ``transfer``     The faithfulness on other words, on other words in other templates, and on the examples that the
-                 circuit was found with. Passed if none of the first two is lower by more than the margin.
+                 circuit was found with. Passed if neither of the first two is lower by more than the margin.
 
-Next to them are the effects of a sample of H's edges, estimated by gradients and measured, and a bound on what an edge
-outside of H could add: see ``verdict.tests``.
+A verdict also has the effects of a sample of H's edges, estimated by gradients and measured, and a bound on what an
+edge outside of H could add: see ``verdict.tests``.
 
-What faithfulness means depends on the ablation and on what is ablated (Miller et al. 2024, arXiv 2407.08734); all tests
-use the circuit's own ablation. A test that cannot be made says why, and does not count.
+What faithfulness means depends on the ablation and on what is ablated (Miller et al. 2024, arXiv 2407.08734). All tests
+use the ablation that the circuit was found with. A test that cannot be made says why, and does not count.
 
 Cost: three times ``RANDOM`` circuits, ``RANDOM`` complements, at most ``WEAKEST`` and ``SAMPLE`` circuits, ``SUBSETS``
 large ones on a few examples, and ``SAMPLES`` attributions and selections.
@@ -49,7 +49,7 @@ from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Task
 
-# What each test asks, in the order in which a verdict lists them.
+# The question of each test, in the order in which a verdict lists them.
 QUESTIONS = {
     "sufficiency": "Better than random circuits?",
     "equivalence": "The behaviour of the model?",
@@ -82,16 +82,16 @@ class Check:
 
 @dataclass(frozen=True)
 class Effects:
-    """How exact the effects of the circuit's edges are, and what could have been missed: see ``verdict.tests``.
+    """The exactness of the circuit's edge effects, and a bound on what was missed: see ``verdict.tests``.
 
     All numbers are shares of the behaviour.
 
     Args:
         edges: A sample of the circuit's edges, the strongest first.
         measured: What the circuit loses without each of them.
-        estimated: The same to first order, by gradients in the circuit; None if the metric has no gradient.
-        bound: By how much an edge outside changes the circuit at most, with 95% confidence; None if there is none.
-        bound_edge: The edge that this bound is of.
+        estimated: The first-order estimate of this, by gradients in the circuit; None if the metric has no gradient.
+        bound: The most that an edge outside changes the circuit, with 95% confidence; None if there is no such edge.
+        bound_edge: The edge with this bound.
         subsets: The number of random subsets behind the bound.
     """
 
@@ -133,16 +133,16 @@ class Effects:
 
 
 def sentence(checks: Mapping[str, Check]) -> str:
-    """Which of these tests are passed, of those that could be made."""
-    made = {name: check for name, check in checks.items() if check.passed is not None}
-    failed = [name for name, check in made.items() if not check.passed]
-    if not made:
+    """Which tests the circuit passes, of those that could be made."""
+    outcomes = {name: check.passed for name, check in checks.items() if check.passed is not None}
+    n, failed = len(outcomes), [name for name, passed in outcomes.items() if not passed]
+    if not outcomes:
         return "no test could be made"
     if not failed:
-        return f"passes all {len(made)} tests" if len(made) > 1 else f"passes the test of {next(iter(made))}"
-    *some, last = failed
-    names = f"{', '.join(some)} and {last}" if some else last
-    return f"fails {names}; passes {len(made) - len(failed)} of {len(made)} tests"
+        return f"passes all {n} tests" if n > 1 else f"passes the test of {next(iter(outcomes))}"
+    *others, last = failed
+    names = f"{', '.join(others)} and {last}" if others else last
+    return f"fails {names}; passes {n - len(failed)} of {n} tests"
 
 
 @dataclass(frozen=True, repr=False)
@@ -234,7 +234,7 @@ def test(
     Returns:
         The verdict. Print it, or use ``.passed``, ``.necessity.value`` and ``.to_json()``.
     """
-    from gradpath.verdict import tests  # which returns what is defined here
+    from gradpath.verdict import tests  # here, because it imports this module
 
     check_same_graph(model, circuit)
     if len(task) < tests.FEWEST:
@@ -246,23 +246,23 @@ def test(
         what = "has no edges" if not len(circuit) else "has its edges at parts of the prompt: test circuit.anywhere()"
         raise InputError(f"this circuit cannot be tested: it {what}.")
     lab = tests.Lab(model, circuit, task, torch.Generator(device="cpu").manual_seed(seed), Limits(batch_size, memory))
-    own = lab.measure([circuit.mask])[0]
-    makers: dict[str, Callable[[], Check]] = {
-        "sufficiency": lambda: tests.sufficiency(lab, own),
-        "equivalence": lambda: tests.equivalence(own),
+    result = lab.measure([circuit.mask])[0]
+    runs: dict[str, Callable[[], Check]] = {
+        "sufficiency": lambda: tests.sufficiency(lab, result),
+        "equivalence": lambda: tests.equivalence(result),
         "necessity": lambda: tests.necessity(lab),
-        "minimality": lambda: tests.minimality(lab, own),
+        "minimality": lambda: tests.minimality(lab, result),
         "stability": lambda: tests.stability(lab, found_on, draws),
-        "transfer": lambda: tests.transfer(lab, own, found_on, reworded),
+        "transfer": lambda: tests.transfer(lab, result, found_on, reworded),
     }
     checks = dict[str, Check]()
-    for name, make in makers.items():
+    for name, run in runs.items():
         watch(name)
-        checks[name] = make()
+        checks[name] = run()
     watch("effects")
     return Verdict(
         **checks,
-        effects=tests.measure_effects(lab, own),
+        effects=tests.measure_effects(lab, result),
         model=model.name,
         task=task.name,
         examples=len(task),

@@ -1,8 +1,8 @@
-"""The six tests, in the order in which a verdict lists them; the room's docstring defines them.
+"""The six tests, in the order in which a verdict lists them; the package's docstring defines them.
 
-Then their p values, which are exact or by resampling, so that nothing is assumed to be normal; ``quick_checks``, the
-two tests that ``find`` makes of every circuit, from what it measures and a few runs of random circuits; and
-``measure_effects``: how exact the effects of a circuit's edges are, and what could have been missed outside of it.
+Their p values are exact or from resampling: nothing is assumed to be normal. ``quick_checks`` are the two tests that
+``find`` makes of every circuit, from its own measurements and a few runs of random circuits. ``measure_effects`` shows
+how exact the effects of a circuit's edges are, and what could have been missed outside of it.
 
 Selections and scores estimate effects by gradients. Inside the circuit H the estimate for an edge e, and what it
 estimates, are
@@ -13,9 +13,9 @@ estimates, are
 (``evaluation.circuit_gradients``, and exact patching), both in shares of the behaviour, for a sample of H's edges from
 the strongest to the weakest.
 
-No gradient can tell what gradients miss. AtP*'s diagnostic (Kramar et al. 2024, arXiv 2403.00745, section on
-diagnostics and Algorithm 1) can: it patches random subsets S of everything that was not verified. Here S has a quarter
-of the edges outside of H, every edge in exactly a quarter of the ``SUBSETS`` subsets, and
+Gradients cannot show what gradients miss. AtP*'s diagnostic (Kramar et al. 2024, arXiv 2403.00745, section on
+diagnostics and Algorithm 1) can: it patches random subsets S of everything that was not verified. Our S has a quarter
+of the edges outside of H, every edge is in exactly a quarter of the ``SUBSETS`` subsets, and
 
     c(e) = mean m(H + S) over subsets with e  -  mean m(H + S) over subsets without e
 
@@ -24,11 +24,11 @@ with the standard error and the degrees of freedom of Welch's t-test: the smalle
 one-sided test at 5% rejects. The edge of the largest effect is one of them, so the bound is above that effect with a
 confidence of 95%, and needs no correction for the number of edges (an intersection-union test).
 
-As in the paper are the random subsets of what was not verified, the means with and without, Welch's test, and the
-largest over all. Different are: edges, not nodes; they are added to H, where the paper corrupts nodes of the clean run;
-and each is in a fixed number of subsets, where the paper includes each with some probability. As there, the bound says
-nothing of an edge that acts only together with others that are seldom in the same subset. It is loose where the subsets
-themselves differ much. The confidence is over subsets: the examples are taken as they are.
+The random subsets of what was not verified, the means with and without, Welch's test, and the maximum over all are as
+in the paper. There are three differences: we use edges, not nodes; we add them to H, where the paper corrupts nodes of
+the clean run; and each edge is in a fixed number of subsets, where the paper includes each with some probability. As in
+the paper, the bound does not cover an edge that acts only together with others that are seldom in the same subset. It
+is loose if the subsets themselves differ much. The confidence is over subsets: the examples are fixed.
 
 Cost: one gradient in H and at most ``SAMPLE`` circuits on all examples, ``SUBSETS`` large circuits on a few of them.
 """
@@ -36,9 +36,8 @@ Cost: one gradient in H and at most ``SAMPLE`` circuits on all examples, ``SUBSE
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -89,7 +88,7 @@ class Lab:
     limits: Limits
 
     def measure(self, masks: Sequence[Tensor], task: Task | None = None) -> list[Result]:
-        """Each set of edges as a circuit, on the examples."""
+        """Evaluate each mask of edges as a circuit, on ``task`` or the examples of all tests."""
         graph, about = self.circuit.graph, {"ablation": self.circuit.provenance.ablation}
         circuits = []
         for mask in masks:
@@ -98,53 +97,64 @@ class Lab:
         examples = self.task if task is None else task
         return evaluate(self.model, circuits, examples, batch_size=self.limits.batch_size, memory=self.limits.memory)
 
+    def measure_without(self, edges: Sequence[int]) -> list[Result]:
+        """Evaluate the circuit without each of these edges, given as rows of ``circuit.index``."""
+        masks = []
+        for edge in edges:
+            mask = self.circuit.mask
+            mask[tuple(self.circuit.index[edge])] = False
+            masks.append(mask)
+        return self.measure(masks)
+
     def random_mask(self, *, by_layer: bool) -> Bool[Tensor, "source target"]:
-        """As many random edges as the circuit has, in all or into every layer."""
-        graph, own = self.circuit.graph, self.circuit.mask
-        drawn = torch.zeros_like(own)
+        """As many random edges as the circuit has, in total or into every layer."""
+        graph, mask = self.circuit.graph, self.circuit.mask
+        drawn = torch.zeros_like(mask)
         layers = torch.tensor([graph.layer_of_target(v) for v in range(graph.n_targets)], device="cpu")
         for layer in range(graph.n_layers + 1) if by_layer else [None]:
-            here = graph.mask if layer is None else graph.mask & (layers == layer)
-            edges = here.flatten().nonzero()[:, 0]
-            n = int((own & here).sum())
+            candidates = graph.mask if layer is None else graph.mask & (layers == layer)
+            edges = candidates.flatten().nonzero()[:, 0]
+            n = int((mask & candidates).sum())
             chosen = edges[torch.randperm(len(edges), generator=self.dice, device="cpu")[:n]]
             drawn.view(-1)[chosen] = True
         return drawn
 
-    def random_paths(self) -> Bool[Tensor, "source target"]:
-        """A circuit of random paths from ``input`` to ``logits``, with as many edges."""
-        seed = int(torch.randint(2**31, (), generator=self.dice, device="cpu"))
-        return random_circuit(self.circuit.graph, len(self.circuit), Random(seed))
 
-
-def sufficiency(lab: Lab, own: Result) -> Check:
-    draw: dict[str, Callable[[], Tensor]] = {
-        "edges": partial(lab.random_mask, by_layer=False),
-        "edges of every layer": partial(lab.random_mask, by_layer=True),
-        "paths": lab.random_paths,
+def sufficiency(lab: Lab, result: Result) -> Check:
+    graph, n = lab.circuit.graph, len(lab.circuit)
+    masks = {
+        "edges": [lab.random_mask(by_layer=False) for _ in range(RANDOM)],
+        "edges of every layer": [lab.random_mask(by_layer=True) for _ in range(RANDOM)],
     }
-    masks = {kind: [one() for _ in range(RANDOM)] for kind, one in draw.items()}
+    seeds = [int(torch.randint(2**31, (), generator=lab.dice, device="cpu")) for _ in range(RANDOM)]
+    masks["paths"] = [random_circuit(graph, n, Random(seed)) for seed in seeds]
     errors = {kind: [x.error for x in lab.measure(drawn)] for kind, drawn in masks.items()}
-    cut = sum(not pruned(lab.circuit.graph, mask).any() for drawn in masks.values() for mask in drawn)
-    p = {kind: p_value(own.error, values) for kind, values in errors.items()}
+    cut = sum(not pruned(graph, mask).any() for drawn in masks.values() for mask in drawn)
+    p = {kind: p_value(result.error, values) for kind, values in errors.items()}
     medians = {kind: float(torch.tensor(values).median()) for kind, values in errors.items()}
     best = min(min(values) for values in errors.values())
     about = (
-        f"error {own.error:.3f} (faithfulness {own.faithfulness:.3f}); random circuits of the same size "
+        f"error {result.error:.3f} (faithfulness {result.faithfulness:.3f}); random circuits of the same size "
         f"{medians['edges']:.3f}, of the same layers {medians['edges of every layer']:.3f}, of random paths "
         f"{medians['paths']:.3f}, best {best:.3f} (p = {max(p.values()):.3f})"
     )
     about += f"; {cut} of these {len(masks) * RANDOM} have no path from input to logits" if cut else ""
-    details = {"faithfulness": own.faithfulness, "p": p, "random_median": medians, "random_best": best, "no_path": cut}
-    return Check(own.error, min(medians.values()), max(p.values()) <= LEVEL, about, details)
+    details = {
+        "faithfulness": result.faithfulness,
+        "p": p,
+        "random_median": medians,
+        "random_best": best,
+        "no_path": cut,
+    }
+    return Check(result.error, min(medians.values()), max(p.values()) <= LEVEL, about, details)
 
 
-def equivalence(own: Result) -> Check:
-    gap = (own.circuit_values - own.clean_values).double()
-    unit = float((own.clean_values - own.corrupted_values).abs().double().mean())
+def equivalence(result: Result) -> Check:
+    gap = (result.circuit_values - result.clean_values).double()
+    unit = float((result.clean_values - result.corrupted_values).abs().double().mean())
     wins, losses = (int((sign * gap > 1e-5 * unit).sum()) for sign in (1, -1))
-    p, (low, high) = sign_test(wins, losses), own.interval
-    off, passed = own.faithfulness - 1, max(abs(low - 1), abs(high - 1)) <= MARGIN
+    p, (low, high) = sign_test(wins, losses), result.interval
+    off, passed = result.faithfulness - 1, max(abs(low - 1), abs(high - 1)) <= MARGIN
     about = (
         f"off by {off:+.3f} of the behaviour [{low - 1:+.3f}, {high - 1:+.3f}], margin {MARGIN}; stronger than the "
         f"model on {wins}, weaker on {losses} of {len(gap)} examples (sign test p = {p:.3f})"
@@ -153,42 +163,35 @@ def equivalence(own: Result) -> Check:
 
 
 def necessity(lab: Lab) -> Check:
-    graph, own = lab.circuit.graph, lab.circuit.mask
-    masks = [own, *(lab.random_mask(by_layer=False) for _ in range(RANDOM))]
-    kept = [x.faithfulness for x in lab.measure([graph.mask & ~mask for mask in masks])]
-    chance = float(torch.tensor(kept[1:]).median())
-    about = (
-        f"{kept[0]:.3f} of the behaviour is left without it (limit {KEPT}); without as many random edges {chance:.3f}"
-    )
-    details: dict[str, Any] = {"p": p_value(kept[0], kept[1:])}
-    passed = kept[0] < KEPT and kept[0] <= chance - APART
+    graph, circuit = lab.circuit.graph, lab.circuit.mask
+    masks = [circuit, *(lab.random_mask(by_layer=False) for _ in range(RANDOM))]
+    left, *left_by_chance = (x.faithfulness for x in lab.measure([graph.mask & ~mask for mask in masks]))
+    chance = float(torch.tensor(left_by_chance).median())
+    about = f"{left:.3f} of the behaviour is left without it (limit {KEPT}); without as many random edges {chance:.3f}"
+    details: dict[str, Any] = {"p": p_value(left, left_by_chance)}
+    passed = left < KEPT and left <= chance - APART
     if lab.circuit.provenance.ablation == CORRUPTED:
         # The same two prompts, exchanged.
         exchanged = replace(lab.task, clean=lab.task.corrupted, corrupted=lab.task.clean, spans=None)
-        details["moved"] = lab.measure([own], exchanged)[0].faithfulness
+        details["moved"] = lab.measure([circuit], exchanged)[0].faithfulness
         passed = passed and details["moved"] > 1 - KEPT
         about += (
             f"; {details['moved']:.3f} is lost if it alone is corrupted and all else is held clean (limit {1 - KEPT})"
         )
-    return Check(kept[0], chance, passed, about, details)
+    return Check(left, chance, passed, about, details)
 
 
-def minimality(lab: Lab, own: Result) -> Check:
+def minimality(lab: Lab, result: Result) -> Check:
     circuit = lab.circuit
     weakest = circuit.scores.abs().sort(stable=True).indices[:WEAKEST].tolist()
-    masks = []
-    for i in weakest:
-        mask = circuit.mask
-        mask[tuple(circuit.index[i])] = False
-        masks.append(mask)
-    unit = float((own.clean_values - own.corrupted_values).abs().mean())
-    distances = torch.stack([(x.circuit_values - x.clean_values).abs() for x in [own, *lab.measure(masks)]]) / unit
+    unit = float((result.clean_values - result.corrupted_values).abs().mean())
+    results = [result, *lab.measure_without(weakest)]
+    distances = torch.stack([(x.circuit_values - x.clean_values).abs() for x in results]) / unit
     loss = (distances[1:] - distances[0]).T  # (example, edge)
     loss = torch.where(loss.abs() < 1e-5, 0.0, loss)
     needed = holm(sign_flip_p(loss, lab.dice))
     idle = [circuit.edges[i] for i, matters in zip(weakest, needed.tolist(), strict=True) if not matters]
-    share = float(needed.double().mean())
-    n_needed = int(needed.sum())
+    share, n_needed = float(needed.double().mean()), int(needed.sum())
     verb = "is" if n_needed == 1 else "are"
     about = f"{n_needed} of its {len(weakest)} weakest edges {verb} clearly needed (limit {NEEDED:.0%})"
     about += f"; not clearly: {', '.join(idle[:3])}{' ...' if len(idle) > 3 else ''}" if idle else ""
@@ -196,16 +199,17 @@ def minimality(lab: Lab, own: Result) -> Check:
 
 
 def stability(lab: Lab, found_on: Task | None, draws: Sequence[Task]) -> Check:
-    circuit, made = lab.circuit, lab.circuit.provenance
-    how = made.how.partition("=")[0].partition("+")[0]
-    if made.method not in METHODS or how not in SELECTIONS or made.of_nodes:
+    circuit, provenance = lab.circuit, lab.circuit.provenance
+    how = provenance.how.partition("=")[0].partition("+")[0]
+    if provenance.method not in METHODS or how not in SELECTIONS or provenance.of_nodes:
         return Check(None, None, None, "the circuit does not say how it was found, so it cannot be found again")
     if found_on is None:
         return Check(None, None, None, "needs the examples that it was found with (found_on)")
-    samples = [_resampled(found_on, lab.dice) for _ in range(SAMPLES)]
-    again = [_found_again(lab, sample) for sample in samples]
-    others = [_found_again(lab, sample) for sample in draws]
-    bootstrap, nodes = _jaccard(circuit, again), _jaccard(circuit, again, nodes=True)
+    size = (len(found_on),)
+    rows = [torch.randint(len(found_on), size, generator=lab.dice, device="cpu").tolist() for _ in range(SAMPLES)]
+    samples = [_find_again(lab, found_on.take(sample)) for sample in rows]
+    others = [_find_again(lab, draw) for draw in draws]
+    bootstrap, nodes = _jaccard(circuit, samples), _jaccard(circuit, samples, nodes=True)
     n, total = len(circuit), circuit.graph.n_edges
     chance = n / (2 * total - n)
     about = (
@@ -219,55 +223,45 @@ def stability(lab: Lab, found_on: Task | None, draws: Sequence[Task]) -> Check:
     return Check(bootstrap, chance, bootstrap >= max(SHARED, chance), about, details)
 
 
-def _resampled(task: Task, dice: torch.Generator) -> Task:
-    """As many examples, drawn with replacement."""
-    rows = torch.randint(len(task), (len(task),), generator=dice, device="cpu").tolist()
-
-    def some(values: Any) -> Any:
-        return values[rows] if isinstance(values, Tensor) else [values[i] for i in rows]
-
-    spans = None if task.spans is None else some(task.spans)
-    return replace(task, clean=some(task.clean), corrupted=some(task.corrupted), labels=some(task.labels), spans=spans)
-
-
-def _found_again(lab: Lab, task: Task) -> Circuit:
+def _find_again(lab: Lab, task: Task) -> Circuit:
     """The circuit that the same method and selection find on these examples."""
-    about, made, limits = lab.circuit.about, lab.circuit.provenance, lab.limits
-    budget: dict[str, Any] = {"batch_size": limits.batch_size, "memory": limits.memory}
-    options = {**about.get("options", {})}
-    steps = about.get("steps") if "steps" in METHODS[str(made.method)].defaults else None
-    scores = attribute(lab.model, task, str(made.method), steps=steps, ablation=made.ablation, **budget, **options)
-    n = lab.circuit.asked if find_selection(made.how)[0].sized else None
-    return select(scores, n, how=made.how, model=lab.model, task=task, **budget)
+    about, provenance = lab.circuit.about, lab.circuit.provenance
+    method, how = str(provenance.method), provenance.how
+    budget: dict[str, Any] = {"batch_size": lab.limits.batch_size, "memory": lab.limits.memory}
+    options = {**about.get("options", {}), **budget}
+    steps = about.get("steps") if "steps" in METHODS[method].defaults else None
+    scores = attribute(lab.model, task, method, steps=steps, ablation=provenance.ablation, **options)
+    n = lab.circuit.asked if find_selection(how)[0].sized else None
+    return select(scores, n, how=how, model=lab.model, task=task, **budget)
 
 
 def _jaccard(circuit: Circuit, others: Sequence[Circuit], *, nodes: bool = False) -> float:
-    """The share of edges, or nodes, that the circuit has in common with another, its mean over others."""
-    own, *sets = (set(x.nodes if nodes else x.edges) for x in (circuit, *others))
-    return sum(len(own & other) / len(own | other) for other in sets) / len(sets)
+    """The Jaccard index of the edges, or nodes, of the circuit and each of the others; its mean."""
+    first, *sets = (set(x.nodes if nodes else x.edges) for x in (circuit, *others))
+    return sum(len(first & other) / len(first | other) for other in sets) / len(sets)
 
 
-def transfer(lab: Lab, own: Result, found_on: Task | None, reworded: Task | None) -> Check:
+def transfer(lab: Lab, result: Result, found_on: Task | None, reworded: Task | None) -> Check:
     if found_on is None:
         return Check(None, None, None, "needs the examples that it was found with (found_on)")
     before = lab.measure([lab.circuit.mask], found_on)[0].faithfulness
-    about = f"faithfulness {own.faithfulness:.3f} on other examples, {before:.3f} on those it was found with"
-    kept, details = [own.faithfulness], dict[str, Any]()
+    about = f"faithfulness {result.faithfulness:.3f} on other examples, {before:.3f} on those it was found with"
+    least, details = result.faithfulness, dict[str, Any]()
     if reworded is not None:
         details["reworded"] = lab.measure([lab.circuit.mask], reworded)[0].faithfulness
-        kept.append(details["reworded"])
+        least = min(least, details["reworded"])
         about += f", {details['reworded']:.3f} in other templates"
     about += f"; margin {MARGIN}"
-    return Check(min(kept), before, min(kept) >= before - MARGIN, about, details)
+    return Check(least, before, least >= before - MARGIN, about, details)
 
 
-def p_value(own: float, others: Sequence[float]) -> float:
-    """The share of random circuits that are at least as good, the circuit itself among them."""
-    return (1 + sum(other <= own for other in others)) / (1 + len(others))
+def p_value(value: float, others: Sequence[float]) -> float:
+    """The share of circuits with at most this value, among the random ones and the circuit itself."""
+    return (1 + sum(other <= value for other in others)) / (1 + len(others))
 
 
 def sign_test(wins: int, losses: int) -> float:
-    """The two-sided p value of as uneven a split of wins and losses, if both were as likely.
+    """The two-sided p value of a split of wins and losses that is at least as uneven, if both are equally likely.
 
     >>> sign_test(0, 6), sign_test(3, 3)
     (0.03125, 1.0)
@@ -278,7 +272,7 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def sign_flip_p(losses: Float[Tensor, "example edge"], dice: torch.Generator) -> Float[Tensor, " edge"]:
-    """For each edge how often the mean loss is as large when the signs of the examples are random."""
+    """For each edge, how often the mean loss is at least as large when the signs of the examples are random."""
     signs = 2.0 * torch.randint(2, (FLIPS, len(losses)), generator=dice, device="cpu") - 1
     observed, random = losses.double().mean(0), signs.double() @ losses.double() / len(losses)
     return (1 + (random >= observed - 1e-12).sum(0)) / (1 + FLIPS)
@@ -298,19 +292,19 @@ def holm(p: Float[Tensor, " edge"], level: float = LEVEL) -> Bool[Tensor, " edge
 
 
 def few_examples(task: Task, result: Result) -> Task:
-    """The first examples, as many as it takes to have a behaviour: a metric such as accuracy has few values."""
+    """The first examples, as many as show the behaviour: a metric such as accuracy may not differ on a few."""
     n, behaviour = FEW, (result.clean_values - result.corrupted_values).double()
     while n < len(task) and abs(float(behaviour[:n].mean())) < NO_BEHAVIOUR * abs(float(behaviour.mean())):
         n *= 2
     return task[:n]
 
 
-def quick_checks(result: Result, few: Result, random: Sequence[Result]) -> dict[str, Check]:
+def quick_checks(result: Result, on_few: Result, random: Sequence[Result]) -> dict[str, Check]:
     """Test whether a circuit is better than chance, and equivalent to the model.
 
     Args:
         result: The circuit on all examples.
-        few: The circuit on the examples that the random circuits ran on.
+        on_few: The circuit on the few examples that the random circuits ran on.
         random: Circuits of random paths, of the same size, on these examples.
 
     Returns:
@@ -321,10 +315,10 @@ def quick_checks(result: Result, few: Result, random: Sequence[Result]) -> dict[
         reason = f"needs at least {FEWEST} examples to measure on: there {'is' if n == 1 else 'are'} {n}"
         return dict.fromkeys(("sufficiency", "equivalence"), Check(None, None, None, reason))
     errors = [other.error for other in random]
-    p = p_value(few.error, errors)
+    p = p_value(on_few.error, errors)
     about = (
         f"error {result.error:.3f} (faithfulness {result.faithfulness:.3f}); {len(random)} circuits of random paths "
-        f"with as many edges, on {len(few.clean_values)} examples, {min(errors):.3f} to {max(errors):.3f}"
+        f"with as many edges, on {len(on_few.clean_values)} examples, {min(errors):.3f} to {max(errors):.3f}"
     )
     median = float(torch.tensor(errors, device="cpu").median())
     details = {"faithfulness": result.faithfulness, "p": p}
@@ -332,48 +326,43 @@ def quick_checks(result: Result, few: Result, random: Sequence[Result]) -> dict[
     return {"sufficiency": sufficient, "equivalence": equivalence(result)}
 
 
-def measure_effects(lab: Lab, own: Result) -> Effects:
+def measure_effects(lab: Lab, result: Result) -> Effects:
     """The effects of a sample of the circuit's edges, estimated and measured, and a bound on what others could add."""
-    circuit, unit = lab.circuit, own.clean - own.corrupted
-    ranks = circuit.scores.abs().argsort(descending=True, stable=True)
+    circuit, unit = lab.circuit, result.clean - result.corrupted
+    ranked = circuit.scores.abs().argsort(descending=True, stable=True)
     n = min(SAMPLE, len(circuit))
-    sample = ranks[torch.linspace(0, len(ranks) - 1, n, device="cpu").round().long()]
-    masks = []
-    for i in sample.tolist():
-        mask = circuit.mask
-        mask[tuple(circuit.index[i])] = False
-        masks.append(mask)
-    measured = [(own.circuit - without.circuit) / unit for without in lab.measure(masks)]
+    sample = ranked[torch.linspace(0, len(ranked) - 1, n, device="cpu").round().long()]
+    measured = [(result.circuit - without.circuit) / unit for without in lab.measure_without(sample.tolist())]
     try:
         estimated: list[float] | None = (_estimates(lab)[sample] / unit).tolist()
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # a metric without a gradient
         estimated = None
-    bound, edge = _bound(lab, few_examples(lab.task, own))
+    bound, edge = _bound(lab, few_examples(lab.task, result))
     return Effects([circuit.edges[i] for i in sample.tolist()], measured, estimated, bound, edge, SUBSETS)
 
 
 def _estimates(lab: Lab) -> Float[Tensor, " edge"]:
-    """The mean over examples of what each edge of the circuit does to first order, in its own run."""
+    """The mean over examples of the first-order effect of each edge of the circuit, in the circuit's run."""
     model, circuit, task = lab.model, lab.circuit, lab.task
-    plan, asked = plan_of(model, circuit), circuit.index[:, 0] * circuit.graph.n_targets + circuit.index[:, 1]
-    order = asked.argsort()
-    total = torch.zeros(len(asked), dtype=torch.float64, device="cpu")
+    plan, edges = plan_of(model, circuit), circuit.index[:, 0] * circuit.graph.n_targets + circuit.index[:, 1]
+    order = edges.argsort()
+    total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
     with own_settings(model):
         ablation = ablation_of(circuit.provenance.ablation, model, task, lab.limits)
         pairs = all_positions(encode(task, model.tokenizer), ablation)
         for batch in pairs.batches(lab.limits.batch(model, pairs)):
             with torch.no_grad():
                 prepared = prepare(model, batch.to(model.device), ablation)
-            total[order] += edge_effects(prepared, plan, task.metric, asked[order])[1].double().sum(0).cpu()
+            total[order] += edge_effects(prepared, plan, task.metric, edges[order])[1].double().sum(0).cpu()
     return total / len(pairs)
 
 
 def _bound(lab: Lab, task: Task) -> tuple[float | None, str | None]:
     """What an edge outside the circuit adds at most, in shares of the behaviour, and the edge with this bound."""
-    graph, own = lab.circuit.graph, lab.circuit.mask
-    outside = (graph.mask & ~own).flatten().nonzero()[:, 0]
+    graph, circuit = lab.circuit.graph, lab.circuit.mask
+    outside = (graph.mask & ~circuit).flatten().nonzero()[:, 0]
     if not len(outside):
         return None, None
     member = torch.empty(len(outside), SUBSETS, dtype=torch.bool, device="cpu")
@@ -382,11 +371,10 @@ def _bound(lab: Lab, task: Task) -> tuple[float | None, str | None]:
         member[at : at + _ROWS] = random.argsort(1) < SUBSETS // 4
     masks = []
     for subset in member.T:
-        mask = own.flatten().clone()
+        mask = circuit.flatten().clone()
         mask[outside[subset]] = True
-        masks.append(mask.view(own.shape))
-    changes = lab.measure(masks, task)
-    values = torch.tensor([x.faithfulness for x in changes], dtype=torch.float64, device="cpu")
+        masks.append(mask.view(circuit.shape))
+    values = torch.tensor([x.faithfulness for x in lab.measure(masks, task)], dtype=torch.float64, device="cpu")
     bounds = upper_bounds(member, values)
     worst = int(bounds.argmax())
     source, target = divmod(int(outside[worst]), graph.n_targets)
@@ -394,7 +382,7 @@ def _bound(lab: Lab, task: Task) -> tuple[float | None, str | None]:
 
 
 def upper_bounds(member: Tensor, values: Float[Tensor, " subset"]) -> Float[Tensor, " edge"]:
-    """Of each edge, |mean with it - mean without it| and what Welch's test adds; ``member`` is (edge, subset)."""
+    """|mean with an edge - mean without it| plus the margin of Welch's test; ``member`` is (edge, subset)."""
     inside = member.double()
     n = inside.sum(1)
     m = len(values) - n
