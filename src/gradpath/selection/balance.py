@@ -1,28 +1,26 @@
 r"""Selections that correct the ranking: ``balanced`` by the circuit's strength, ``stable`` by the score's sign.
 
-``balanced``: the n edges of largest |score| tend to give too little of the behaviour, those of largest positive
-score far too much. Between them is a mix that gives what the model gives. So the n edges are the largest of
-both signs, and the number of positive ones is found by bisection: the mean metric of the circuit on the
-attribution examples should equal the model's. Cost: a round runs one circuit of every size, after one set-up;
-at most ``ROUNDS`` of them.
+``balanced``: the circuit of the n edges of largest |score| tends to be weaker than the model, and that of the largest
+positive scores much stronger. A mix of both is as strong as the model. So the circuit has the largest edges of both
+signs, and bisection finds the number of positive ones for which the mean metric of the circuit on the attribution
+examples equals the model's. Cost: one set-up, and at most ``ROUNDS`` rounds, each with one run of a circuit per size.
 
-``stable``: a score is a mean over examples, and a small mean of large numbers of both signs is chance. So the
-examples are resampled with replacement, ``RESAMPLES`` times, and an edge is stable if its score has the same
-sign in nearly all samples (``SURE``). The n edges are the stable ones of largest |score| among the ``WIDE`` n
-largest of all; where those are too few, the largest of the others fill up. Cost: the attribution once more,
-with a contraction for each example, which takes the same multiplications. Memory does not grow with the
-examples: only a sum for every sample and edge is kept.
+``stable``: a score is a mean over examples, and a small mean of large numbers of both signs may be chance. So the
+examples are resampled with replacement, ``RESAMPLES`` times, and an edge is stable if its score has the same sign in
+nearly all samples (``SURE``). The circuit has the n stable edges of largest |score| among the ``WIDE`` n largest of
+all; if there are too few, the largest of the others are added. Cost: the attribution once more, with a contraction for
+each example, which takes the same multiplications. Memory does not grow with the number of examples: only a sum for
+every sample and edge is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.ablation import ablation_of, all_positions
@@ -54,70 +52,50 @@ def balanced(
 
     One order for each size, by |score|; ``task`` holds the examples of the scores.
     """
-    signs = _BySign.of(scores)
-    searches = [_Search(signs, n) for n in counts]
+    searches = [_Search(scores, n) for n in counts]
     for _ in range(ROUNDS):
-        open_ = [search for search in searches if not search.done]
-        if not open_:
+        unfinished = [search for search in searches if not search.done]
+        if not unfinished:
             break
-        circuits = [circuit_of(scores, search.order()) for search in open_]
+        circuits = [circuit_of(scores, search.order(search.n_positive)) for search in unfinished]
         results = evaluate(model, circuits, task, batch_size=limits.batch_size, memory=limits.memory)
         gaps = distributed.on_first_rank(lambda: [result.faithfulness - 1 for result in results])  # noqa: B023
-        for search, gap in zip(open_, gaps, strict=True):
+        for search, gap in zip(unfinished, gaps, strict=True):
             search.update(gap)
     return [search.order(search.best) for search in searches]
-
-
-@dataclass(frozen=True)
-class _BySign:
-    """Positive edges, and the others, each by |score|."""
-
-    positive: Int[Tensor, " positive"]
-    rest: Int[Tensor, " other"]
-    size: Float[Tensor, " flat"]  # |score|
-
-    @classmethod
-    def of(cls, scores: Scores) -> _BySign:
-        order = top(scores, scores.graph.n_edges)
-        values = scores.values.flatten()
-        positive = values[order] > 0
-        return cls(order[positive], order[~positive], values.abs())
-
-    def positive_in_top(self, n: int) -> int:
-        """Where the search starts, so that its result is never further off than ``top``."""
-        order = torch.cat([self.positive, self.rest])
-        largest = self.size[order].sort(descending=True, stable=True).indices[:n]
-        return int((largest < len(self.positive)).sum())
-
-    def mix(self, n: int, n_positive: int) -> Order:
-        mixed = torch.cat([self.positive[:n_positive], self.rest[: n - n_positive]])
-        return mixed[self.size[mixed].sort(descending=True, stable=True).indices]
 
 
 class _Search:
     """Bisection for the number of positive edges among n: more of them make a stronger circuit."""
 
-    def __init__(self, signs: _BySign, n: int) -> None:
-        self.signs, self.n = signs, n
-        self.low = max(0, n - len(signs.rest))
-        self.high = min(n, len(signs.positive))
-        self.here = signs.positive_in_top(n)
-        self.best, self.best_gap = self.here, float("inf")
+    def __init__(self, scores: Scores, n: int) -> None:
+        order, values = top(scores, scores.graph.n_edges), scores.values.flatten()
+        positive = values[order] > 0
+        self.n, self.sizes = n, values.abs()
+        self.positive, self.others = order[positive], order[~positive]
+        self.low = max(0, n - len(self.others))
+        self.high = min(n, len(self.positive))
+        # The search starts from the edges of ``top``, so its result is never further off.
+        largest = self.sizes[torch.cat([self.positive, self.others])].sort(descending=True, stable=True).indices[:n]
+        self.n_positive = int((largest < len(self.positive)).sum())
+        self.best, self.best_gap = self.n_positive, float("inf")
         self.done = False
 
-    def order(self, n_positive: int | None = None) -> Order:
-        return self.signs.mix(self.n, self.here if n_positive is None else n_positive)
+    def order(self, n_positive: int) -> Order:
+        """The n edges of largest |score| with so many positive ones, by |score|."""
+        mixed = torch.cat([self.positive[:n_positive], self.others[: self.n - n_positive]])
+        return mixed[self.sizes[mixed].sort(descending=True, stable=True).indices]
 
     def update(self, gap: float) -> None:
-        """The circuit with ``here`` positive edges is too strong by ``gap``, a share of the behaviour."""
+        """Continue after the circuit with ``n_positive`` positive edges is too strong by ``gap`` of the behaviour."""
         if abs(gap) < self.best_gap:
-            self.best, self.best_gap = self.here, abs(gap)
+            self.best, self.best_gap = self.n_positive, abs(gap)
         if gap < 0:
-            self.low = self.here + 1
+            self.low = self.n_positive + 1
         else:
-            self.high = self.here - 1
+            self.high = self.n_positive - 1
         self.done = abs(gap) <= CLOSE or self.low > self.high
-        self.here = (self.low + self.high) // 2
+        self.n_positive = (self.low + self.high) // 2
 
 
 @selection("stable", measures=True, nested=False)
@@ -127,11 +105,11 @@ def stable(model: Transformer, task: Task, scores: Scores, counts: Sequence[int]
     sums = _resampled(model, task, scores, order, limits)
     sign = scores.values.flatten()[order].sign()
     sure = (sums.sign() == sign).float().mean(0) >= SURE
-    return [_first(order[: WIDE * n], sure[: WIDE * n], n) for n in counts]
-
-
-def _first(order: Order, sure: Tensor, n: int) -> Int[Tensor, " chosen"]:
-    return torch.cat([order[sure], order[~sure]])[:n]
+    orders = []
+    for n in counts:
+        largest, is_sure = order[: WIDE * n], sure[: WIDE * n]
+        orders.append(torch.cat([largest[is_sure], largest[~is_sure]])[:n])
+    return orders
 
 
 def _resampled(
@@ -142,7 +120,10 @@ def _resampled(
     ablation = ablation_of(scores.provenance.ablation, model, task, limits)
     pairs = all_positions(encode(task, model.tokenizer), ablation)
     at_once = limits.attribution(model, pairs, points=options.get("steps", 1), whole=path.whole(options))
-    times = _draws(len(pairs))
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    draws = torch.randint(len(pairs), (RESAMPLES, len(pairs)), generator=generator, device="cpu")
+    # How often each sample draws each example, (sample, example).
+    times = torch.zeros(draws.shape, device="cpu").scatter_add_(1, draws, torch.ones(draws.shape, device="cpu"))
     sums = torch.zeros(RESAMPLES, len(edges), device="cpu")
 
     def attribute(batch: Pairs) -> Tensor:
@@ -165,16 +146,8 @@ def _resampled(
     return distributed.all_sum(sums)
 
 
-def _draws(examples: int) -> Float[Tensor, "sample example"]:
-    """How often each example is drawn in each sample."""
-    generator = torch.Generator(device="cpu").manual_seed(0)
-    draws = torch.randint(examples, (RESAMPLES, examples), generator=generator, device="cpu")
-    once = torch.ones(draws.shape, device="cpu")
-    return torch.zeros(draws.shape, device="cpu").scatter_add_(1, draws, once)
-
-
 def _path_of(scores: Scores) -> tuple[Path, dict[str, Any]]:
-    """The path that the scores were made with, and all of its options."""
+    """The path of the scores' method, and all of its options."""
     name = scores.about.get("method")
     path = METHODS.get(str(name))
     if not isinstance(path, Path) or path.of == "nodes":
@@ -182,7 +155,7 @@ def _path_of(scores: Scores) -> tuple[Path, dict[str, Any]]:
             f"the selection 'stable' attributes each example again, which scores by {name!r} do not allow. "
             "Use edge scores of a path, such as eap-ig, or another selection."
         )
-    given = dict(scores.about.get("options", {}))
+    options = dict(scores.about.get("options", {}))
     if "steps" in path.defaults:
-        given["steps"] = scores.about["steps"]
-    return path, path.options(given)
+        options["steps"] = scores.about["steps"]
+    return path, path.options(options)
