@@ -11,25 +11,24 @@ d is how far the circuit's output is from the model's, a mean over examples:
 ``measure=metric``  |m(H) - m(model)|, in units of the mean difference between clean and corrupted prompts: the error
 ``measure=kl``      the KL divergence of H's distribution of the next token from the model's, as in the paper, in nats
 
-An edge into a node that no kept edge leaves has no effect, and is removed unseen. With ``among`` the search starts from
-that share of the edges, those of largest |score|.
+An edge into a node that no remaining edge leaves has no effect, and is removed without a run. With ``among`` the search
+starts from that share of the edges, those of largest |score|.
 
-Several thresholds give one circuit each. Their searches visit the same edges in the same order and share one set-up,
-and all circuits that more than one of them meets, which are those up to the first edge that they decide differently on.
+Several thresholds give one circuit each. Their searches visit the same edges in the same order and share one set-up.
+They also share the runs of circuits up to the first edge that they decide differently on.
 
-Cost: for each threshold one run of a circuit for each edge that it starts from, less what is removed unseen. That is
-sequential: every decision depends on those before it. The set-up's activations stay in memory. What was measured is
-stored in the cache folder while the search goes on, so one that was stopped continues.
+Cost: for each threshold one run of a circuit for each edge that it starts from, except edges removed without a run. The
+runs are sequential: every decision depends on those before it. The set-up's activations stay in memory. Distances are
+stored in the cache folder during the search, so a search that was stopped continues.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -54,7 +53,7 @@ from gradpath.tasks.metrics import metric_of
 from gradpath.tasks.task import Pairs, Task, encode
 
 COST = 0.2  # passes over one example that one more circuit takes
-MOST_PASSES = 100_000  # over one example, that are made without being asked twice: hours on a CPU, with a small model
+MOST_PASSES = 100_000  # over one example, without ``sure``: hours on a CPU, with a small model
 STORED_EVERY = 20.0  # seconds
 Mask = Bool[Tensor, "source target"]
 
@@ -79,8 +78,8 @@ def acdc(
 ) -> Orders:
     """Visit all edges from the logits down, and remove those that change the output by less than a threshold.
 
-    The number of edges follows from the threshold; several thresholds give a circuit each. ``sure`` allows what would
-    take very long.
+    The number of edges follows from the threshold; several thresholds give a circuit each. ``sure`` allows a search
+    that takes very long.
     """
     thresholds = threshold if isinstance(threshold, list) else [threshold]
     masks = acdc_masks(model, task, scores, thresholds, limits=limits, among=among, measure=measure, sure=sure)
@@ -104,12 +103,12 @@ def acdc_masks(
     Args:
         model: The model.
         task: The examples.
-        scores: Scores of all edges; only ``among`` and the ablation they were made with are used.
-        thresholds: How much the output may change by the removal of an edge.
+        scores: Scores of all edges; they are used for ``among``, and for the ablation that they record.
+        thresholds: How much the removal of an edge may change the output.
         limits: The batch size and memory.
         among: The share of edges to start from, those of largest |score|.
         measure: ``metric`` or ``kl``, see above.
-        sure: Whether to do what would take very long.
+        sure: Whether to run a search that takes very long.
 
     Returns:
         One mask of edges for each threshold.
@@ -121,29 +120,25 @@ def acdc_masks(
     graph = scores.graph
     start = graph.mask_of(top(scores, max(1, round(among * graph.n_edges)))).view(graph.n_sources, -1)
     pairs = encode(task, model.tokenizer)
-    _check_affordable(len(thresholds), int(start.sum()), len(pairs), sure)
-    distance = _Distance.of(model, task, pairs, scores.provenance.ablation, measure, limits)
-    log = _Log.of((model.digest, str(model.dtype), pairs.clean.tolist(), pairs.corrupted.tolist(), distance.ends))
-    masks = [search(graph, start, threshold, lambda mask: log.look_up(mask, distance)) for threshold in thresholds]
+    n_edges = int(start.sum())
+    cost = COST * len(thresholds) * n_edges * len(pairs)
+    if cost > MOST_PASSES and not sure:
+        several = len(thresholds) > 1
+        at_each = f" at each of {len(thresholds)} thresholds" if several else ""
+        raise UsageError(
+            f"acdc visits {n_edges:,} edges on {len(pairs):,} examples{at_each}, which takes about {cost:,.0f} forward "
+            "passes of one example: start from fewer edges with among=0.1, use fewer examples"
+            f"{' or thresholds' if several else ''}, or confirm with sure=true."
+        )
+    distance = _Distance(model, task, pairs, scores.provenance.ablation, measure, limits)
+    log = _Log((model.digest, str(model.dtype), pairs.clean.tolist(), pairs.corrupted.tolist(), distance.ends))
+    masks = [_search(graph, start, threshold, lambda mask: log.look_up(mask, distance)) for threshold in thresholds]
     log.remove()
     return masks
 
 
-def _check_affordable(thresholds: int, edges: int, examples: int, sure: bool) -> None:
-    cost = COST * thresholds * edges * examples
-    if cost > MOST_PASSES and not sure:
-        fewer = "start from fewer edges with among=0.1, use fewer examples"
-        several = ""
-        if thresholds > 1:
-            fewer, several = f"{fewer} or thresholds", f" at each of {thresholds} thresholds"
-        raise UsageError(
-            f"acdc visits {edges:,} edges on {examples:,} examples{several}, which takes about {cost:,.0f} forward "
-            f"passes of one example: {fewer}, or confirm with sure=true."
-        )
-
-
-def search(graph: Graph, start: Mask, threshold: float, distance: Callable[[Mask], float]) -> Mask:
-    """The edges that are kept, from those of ``start``."""
+def _search(graph: Graph, start: Mask, threshold: float, distance: Callable[[Mask], float]) -> Mask:
+    """The edges of ``start`` that remain."""
     mask = start.clone()
     last = distance(mask)
     for target in reversed(range(graph.n_targets)):
@@ -161,87 +156,72 @@ def search(graph: Graph, start: Mask, threshold: float, distance: Callable[[Mask
     return mask
 
 
-@dataclass
 class _Log:
-    """The distances of the circuits measured so far, in a file while the search goes on."""
+    """The distances of the circuits measured so far, in a file during the search."""
 
-    file: Path
-    known: dict[str, float]  # by a digest of the circuit's edges
-    written: float = 0.0
-
-    @classmethod
-    def of(cls, key: object) -> _Log:
-        file = cache_folder() / "acdc" / f"{sha256(repr(key).encode()).hexdigest()[:32]}.json"
+    def __init__(self, key: object) -> None:
+        self._file = cache_folder() / "acdc" / f"{sha256(repr(key).encode()).hexdigest()[:32]}.json"
         try:
-            stored = {key: float(value) for key, value in json.loads(file.read_text(encoding="utf-8")).items()}
+            stored = {key: float(value) for key, value in json.loads(self._file.read_text(encoding="utf-8")).items()}
         except (OSError, ValueError, AttributeError, TypeError):
             stored = {}
         # All processes have to decide alike, so all of them use what the first one has read.
-        return cls(file, distributed.on_first_rank(lambda: stored), time.monotonic())
+        self._known = distributed.on_first_rank(lambda: stored)  # by a digest of the circuit's edges
+        self._written = time.monotonic()
 
     def look_up(self, mask: Mask, distance: Callable[[Mask], float]) -> float:
         """The distance of a circuit, measured unless it is known."""
         key = sha256(mask.numpy().tobytes()).hexdigest()[:16]
-        if key not in self.known:
-            self._add(key, distance(mask))
-        return self.known[key]
-
-    def _add(self, key: str, value: float) -> None:
-        self.known[key] = value
-        if time.monotonic() - self.written > STORED_EVERY:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.file, json.dumps(self.known))
-            self.written = time.monotonic()
+        if key not in self._known:
+            self._known[key] = distance(mask)
+            if time.monotonic() - self._written > STORED_EVERY:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self._file, json.dumps(self._known))
+                self._written = time.monotonic()
+        return self._known[key]
 
     def remove(self) -> None:
-        self.file.unlink(missing_ok=True)
+        self._file.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
 class _Distance:
-    """How far a circuit's output is from the model's, on examples that were set up once."""
+    """How far a circuit's output is from the model's, on examples that are set up once."""
 
-    task: Task
-    parts: list[Prepared]
-    goals: list[Tensor]  # the model's own output on the examples of each part: their metric, or log-probabilities
-    measure: str
-    unit: float
-    ends: str  # a digest of all examples' metric on both prompts: of the metric, the labels and the ablation, too
-
-    @classmethod
     @torch.no_grad()
-    def of(cls, model: Transformer, task: Task, pairs: Pairs, ablation: str, measure: str, limits: Limits) -> _Distance:
-        instead = ablation_of(ablation, model, task, limits)
-        pairs = all_positions(pairs, instead)
+    def __init__(
+        self, model: Transformer, task: Task, pairs: Pairs, ablation: str, measure: str, limits: Limits
+    ) -> None:
+        self._model, self._task, self._measure = model, task, measure
+        ablated = ablation_of(ablation, model, task, limits)
+        pairs = all_positions(pairs, ablated)
         batches = pairs.batches(limits.batch(model, pairs))
-        parts = [prepare(model, batch.to(model.device), instead) for batch in batches]
-        clean, corrupted = torch.cat([part.ends(task.metric) for part in parts], 1)
+        self._parts = [prepare(model, batch.to(model.device), ablated) for batch in batches]
+        clean, corrupted = torch.cat([part.ends(task.metric) for part in self._parts], 1)
         unit = float((clean - corrupted).double().abs().mean()) if measure == "metric" else 1.0
-        ends = sha256(repr((measure, clean.tolist(), corrupted.tolist())).encode()).hexdigest()
-        goals = [_output(part, task, measure, part.clean_final) for part in parts]
-        return cls(task, parts, goals, measure, unit or 1.0, ends)
+        self._unit = unit or 1.0
+        self._goals = [self._output(part, part.clean_final) for part in self._parts]  # the model's output
+        # Of the metric of all examples on both prompts: it depends on the metric, the labels and the ablation, too.
+        self.ends = sha256(repr((measure, clean.tolist(), corrupted.tolist())).encode()).hexdigest()
 
     @torch.no_grad()
     def __call__(self, mask: Mask) -> float:
-        graph = self.parts[0].model.graph
         index = mask.nonzero()
-        plan = plan_of(self.parts[0].model, Circuit(graph, index, torch.zeros(len(index), device="cpu")))
+        plan = plan_of(self._model, Circuit(self._model.graph, index, torch.zeros(len(index), device="cpu")))
         values = []
-        for part, goal in zip(self.parts, self.goals, strict=True):
-            output = _output(part, self.task, self.measure, final_reads(part, [plan])[0])
-            apart = (goal.exp() * (goal - output)).sum(-1) if self.measure == "kl" else (output - goal).abs()
-            values.append(apart.double())
-        mean = float(torch.cat(values).mean()) / self.unit
-        if mean != mean:
+        for part, goal in zip(self._parts, self._goals, strict=True):
+            output = self._output(part, final_reads(part, [plan])[0])
+            distance = (goal.exp() * (goal - output)).sum(-1) if self._measure == "kl" else (output - goal).abs()
+            values.append(distance.double())
+        mean = float(torch.cat(values).mean()) / self._unit
+        if math.isnan(mean):
             raise InputError(
-                f"acdc cannot go on: the output of a circuit on {self.task.name!r} is not a finite number. "
+                f"acdc cannot go on: the output of a circuit on {self._task.name!r} is not a finite number. "
                 "Use --dtype float32, or another metric."
             )
         return mean
 
-
-def _output(part: Prepared, task: Task, measure: str, final: Tensor) -> Tensor:
-    """What distances are taken of, from what ``logits`` reads: the metric (batch,), or log-probabilities."""
-    if measure == "kl":
-        return part.model.unembed(final).double().log_softmax(-1)
-    return metric_of(part.model, task.metric, final[None], part.batch.labels)[0]
+    def _output(self, part: Prepared, final: Tensor) -> Tensor:
+        """The metric (batch,), or log-probabilities (batch, vocab), from what ``logits`` reads."""
+        if self._measure == "kl":
+            return part.model.unembed(final).double().log_softmax(-1)
+        return metric_of(part.model, self._task.metric, final[None], part.batch.labels)[0]

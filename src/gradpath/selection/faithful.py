@@ -1,12 +1,12 @@
 """The smallest circuit that keeps a share of the behaviour, among the circuits of a nested order.
 
 Sizes are measured from small to large on the attribution examples, two at a time, until one keeps the share. The gap
-between it and the size below is then cut into three, again and again, until neighbours differ by a few percent. A
-circuit that exaggerates the behaviour is as far from the model as one that loses some of it, so a share of 0.85 asks
-for a faithfulness from 0.85 to 1.15. The whole model has 1, so some size always passes.
+between it and the size below is then divided into three repeatedly, until neighbours differ by a few percent. A
+circuit that exaggerates the behaviour is as far from the model as one that loses some of it, so a share of 0.85 means
+a faithfulness from 0.85 to 1.15. The whole model has 1, so some size always passes.
 
-Cost: one set-up, unless that of the selection is still held, and a run of each circuit, which is cheap because small
-ones come first.
+Cost: one set-up, unless that of the selection is still in memory, and a run of each circuit, which is cheap because
+small ones come first.
 """
 
 from __future__ import annotations
@@ -53,25 +53,23 @@ def smallest_faithful(
     Returns:
         The number of edges to request.
     """
-    used = order.scores.provenance.ablation
+    ablation = order.scores.provenance.ablation
     with own_settings(model):
-        set_ups = SetUps.of(model, task, used, limits)
-
-    def passes(sizes: Sequence[int]) -> list[bool]:
-        with own_settings(model):
-            results = measure_circuits(set_ups, [order.circuit(n) for n in sizes], task, used, limits)
-        away = distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
-        return [distance <= 1 - check_share(share) + 1e-6 for distance in away]
+        set_ups = SetUps.of(model, task, ablation, limits)  # for all sizes
 
     def narrowed(below: int, n: int, sizes: list[int]) -> tuple[int, int]:
         """The gap between a size that does not pass and one that does, after measuring sizes between them."""
-        for size, is_enough in zip(sizes, passes(sizes), strict=True):
-            if is_enough:
+        distances = _distances(set_ups, task, [order.circuit(size) for size in sizes], ablation, limits)
+        for size, distance in zip(sizes, distances, strict=True):
+            if _passes(distance, share):
                 return below, size
             below = size
         return below, n
 
-    below, n, way_up = order.smallest - 1, len(order.edges), _way_up(order.smallest, len(order.edges))
+    below, n, way_up = order.smallest - 1, len(order.edges), [order.smallest]
+    while way_up[-1] < n:
+        way_up.append(max(way_up[-1] + 1, round(RATIO * way_up[-1])))
+    way_up.pop()  # the largest size need not be measured
     while way_up:
         below, n = narrowed(below, n, way_up[:AT_ONCE])
         way_up = [size for size in way_up[AT_ONCE:] if size < n]  # none, once a size passes
@@ -80,27 +78,29 @@ def smallest_faithful(
     return n
 
 
-def _way_up(smallest: int, largest: int) -> list[int]:
-    """Sizes below the largest, each ``RATIO`` times the one before."""
-    sizes = [smallest]
-    while sizes[-1] < largest:
-        sizes.append(max(sizes[-1] + 1, round(RATIO * sizes[-1])))
-    return sizes[:-1]
-
-
 def smallest_of(
     model: Transformer, task: Task, circuits: Sequence[Circuit], share: float, limits: Limits = Limits()
 ) -> int:
-    """Which of some circuits is the smallest that keeps a share of the behaviour; the nearest to it if none does."""
-    used = circuits[0].provenance.ablation
+    """The index of the smallest circuit that keeps a share of the behaviour; of the nearest to it if none does."""
+    ablation = circuits[0].provenance.ablation
     with own_settings(model):
-        set_ups = SetUps.of(model, task, used, limits)
-        results = measure_circuits(set_ups, circuits, task, used, limits)
-    away = distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
-    passing = [i for i, distance in enumerate(away) if distance <= 1 - check_share(share) + 1e-6]
+        set_ups = SetUps.of(model, task, ablation, limits)
+    distances = _distances(set_ups, task, circuits, ablation, limits)
+    passing = [i for i, distance in enumerate(distances) if _passes(distance, share)]
     if not passing:
-        return min(range(len(away)), key=lambda i: away[i])
+        return min(range(len(distances)), key=lambda i: distances[i])
     return min(passing, key=lambda i: len(circuits[i]))
+
+
+def _distances(set_ups: SetUps, task: Task, circuits: Sequence[Circuit], ablation: str, limits: Limits) -> list[float]:
+    """How far the faithfulness of each circuit is from 1."""
+    with own_settings(set_ups.model):
+        results = measure_circuits(set_ups, circuits, task, ablation, limits)
+    return distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
+
+
+def _passes(distance: float, share: float) -> bool:
+    return distance <= 1 - check_share(share) + 1e-6
 
 
 def log_spaced(first: int, last: int, n: int) -> list[int]:
