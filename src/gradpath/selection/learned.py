@@ -1,8 +1,8 @@
 r"""``learned``: learn how much of every edge a circuit needs, by gradient descent on masks between 0 and 1.
 
-``refined`` decides about edges one after another, on the examples it has. Here every edge has a score s, and all scores
-are learned together, as in Matryoshka attribution (arXiv 2609.25518). A step draws a size k and gives every edge a
-weight
+``refined`` decides about edges one after another, on the given examples. ``learned`` gives every edge a score s and
+learns all scores together, as in Matryoshka attribution (arXiv 2609.25518). A step draws a size k and gives every edge
+a weight
 
     w_e = sigmoid((s_e - t) / T)        with t such that the weights sum to k,
 
@@ -18,23 +18,21 @@ and moves the scores by Adam. With m_i the metric of example i, the loss is
 
 The gradient of m_i by w_e is the effect of the edge on the example in this run (``evaluation.circuit_gradients``), so a
 step costs one run of the circuit and one backward pass. T falls, so that in the end the weights are nearly 0 or 1.
-Edges whose weight is negligible are left out of the run, and with them nodes that no other edge leaves.
+Edges of negligible weight are left out of the run, and so are nodes that no other edge leaves.
 
-A circuit that is learned on few examples fits these and no others. So new examples come in as long as the task has
-them: a built-in task draws more of its own split; with other tasks the examples are those of the scores, again and
-again. The set-up of an example costs as much as its step. So a step draws from a window of examples that moves on
-slowly, and each of them is used ``USES`` times. Sizes are drawn around those that are asked for. The result is one
-order of edges for all sizes.
+A circuit that is learned on few examples fits only these. So new examples are used as long as the task has them: a
+built-in task draws more of its own split; other tasks use the examples of the scores repeatedly. The set-up of an
+example costs as much as its step. So a step draws from a window of examples that moves slowly, and each example is used
+``USES`` times. Sizes are drawn around the requested ones. The result is one order of edges for all sizes.
 
-The last step is exact. The circuits of the sizes asked for are run with hard edges on ``UNSEEN`` examples, if possible
-others than those learned from. Where the mean metric of one is off the model's by more than chance, a penalty lambda
-brings it back: edges are ranked by s_e + lambda a_e, with a_e the mean effect of the edge there, and lambda is found by
-bisection. Effects are first-order, so the circuit is run again, and is taken if its error and distance of the mean are
-smaller.
+The last step is exact. The circuits of the requested sizes are run with hard edges on ``UNSEEN`` examples, if possible
+other examples than those learned from. If the mean metric of a circuit differs from the model's by more than chance,
+edges are ranked again by s_e + lambda a_e, with a_e the mean effect of the edge there. Bisection finds the lambda for
+which the difference vanishes. Effects are first-order, so the new circuit is run, too. It is used if its error plus the
+difference of the means is smaller.
 
 Cost per step: the set-up of ``batch / USES`` examples, and on ``batch`` examples one run of the circuit and one
-backward pass. The state is stored in the cache folder while the scores are learned, so a run that was stopped
-continues.
+backward pass. The state is stored in the cache folder during learning, so a run that was stopped continues.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -74,19 +71,19 @@ STEPS = 32
 EXAMPLES = 1000  # to learn from, at most
 BATCH = 16
 ROWS = 96  # examples times positions that are run at once
-USES = 4  # steps that an example is used in, on average, before another takes its place
+USES = 4  # steps that use an example, on average, before another replaces it
 WINDOW = 64  # examples that a step draws from: their set-ups are kept
 RATE = 0.1  # of Adam
 DECAY = 0.9, 0.99  # of Adam's two means
-WARM = {"scores": 0.5, "refined": 0.2}  # T at the first step: less where the order it starts from is good already
+WARM = {"scores": 0.5, "refined": 0.2}  # T at the first step: smaller if the order to start from is already good
 COLD = 0.1  # and at the last step
-SPREAD = 1.5  # sizes are drawn up to this factor from those asked for
+SPREAD = 1.5  # sizes are drawn up to this factor from the requested ones
 SPACING = 0.5  # s of the edge of rank r at the start: -SPACING log(r / n)
 NEGLIGIBLE = 0.01  # an edge of less weight is left out of the run
 AVERAGED = 0.1  # the share of steps, the last ones, whose scores are averaged
 UNSEEN = 48  # examples that the last step is measured on
 CLEAR = 2.0  # a circuit's mean is off the model's if they differ by more standard errors than this
-LADDER = 4  # sizes that are brought back to the model's mean, where only a range of sizes is asked for
+LADDER = 4  # sizes that are corrected to the model's mean, if only a range of sizes is requested
 STORED_EVERY = 20.0  # seconds
 ADAM_EPS = 1e-12
 LAST_RUNS = 1.25  # for progress bars: runs of the last step for each size, with their backward passes, on average
@@ -98,8 +95,8 @@ def _passes(
     """Forward passes over n examples, for the progress bar; a budget of ``seconds`` counts like the steps."""
     n_last = min(examples, UNSEEN)
     last = SET_UP_PASSES * n_last + RUN_PASSES * LAST_RUNS * (sizes or LADDER) * n_last
-    own = (_passes_of_steps(steps, batch, examples) + last) / n
-    return own + (descent_passes(n, edges, sizes=sizes) if start == "refined" else 0.0)
+    passes = (_passes_of_steps(steps, batch, examples) + last) / n
+    return passes + (descent_passes(n, edges, sizes=sizes) if start == "refined" else 0.0)
 
 
 def _passes_of_steps(steps: int, batch: int, examples: int) -> float:
@@ -141,9 +138,9 @@ def learned(
     if not 0 <= seconds < math.inf or not 0 < rate < math.inf:
         raise UsageError(f"learned needs seconds of at least 0 and a rate above 0: got {seconds} and {rate}.")
     needed = examples if seconds else min(examples, _drawn(steps, batch))
-    # Means of an ablation are taken over the examples of the scores, so these are all there are.
-    wide = task if scores.provenance.ablation.startswith("mean") else more_examples(task, model, needed)
-    judged = judged_by_kl(wide, clean_logits(model, wide)) if loss == "kl" else wide
+    # The means of an ablation are over the examples of the scores, so there are no others.
+    more = task if scores.provenance.ablation.startswith("mean") else more_examples(task, model, needed)
+    judged = judged_by_kl(more, clean_logits(model, more)) if loss == "kl" else more
     probe = CircuitProbe.of(model, judged, scores, limits, rows=ROWS)
     n_edges, n_start = scores.graph.n_edges, start_size(scores)
     ranked = (
@@ -167,14 +164,14 @@ def learned(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that circuits are learned for: some that matter most, or all from the smallest to the largest."""
+    """The sizes that circuits are learned for: the requested ones, or all from the smallest to the largest."""
 
     asked: tuple[int, ...]
     smallest: int
     largest: int
 
     def draw(self, generator: torch.Generator) -> float:
-        """A size, at random: up to a factor of ``SPREAD`` from one of those asked for, or one of the whole range."""
+        """A random size: up to a factor of ``SPREAD`` from a requested one, or one of the whole range."""
         which, where = (float(x) for x in torch.rand(2, generator=generator, device="cpu"))
         if not self.asked:
             return self.smallest * math.pow(self.largest / self.smallest, where)
@@ -182,7 +179,7 @@ class Sizes:
 
     @property
     def measured(self) -> list[int]:
-        """The sizes that are brought back to the model's mean, largest first."""
+        """The sizes that are corrected to the model's mean, largest first."""
         if self.asked:
             return sorted(self.asked, reverse=True)
         ratio = self.smallest / self.largest
@@ -192,8 +189,8 @@ class Sizes:
 def sizes_of(counts: Sequence[int], n_start: int) -> Sizes:
     """The sizes of ``nested_order``: the smallest, those that matter most if there are any, and the largest."""
     smallest, largest = min(counts), min(max(counts), n_start)
-    asked = counts[1:-1] if len(counts) > 2 or smallest < largest else counts
-    return Sizes(tuple(dict.fromkeys(n for n in asked if n < n_start)), min(smallest, n_start), largest)
+    requested = counts[1:-1] if len(counts) > 2 or smallest < largest else counts
+    return Sizes(tuple(dict.fromkeys(n for n in requested if n < n_start)), min(smallest, n_start), largest)
 
 
 def weights_of(values: Float[Tensor, " edge"], size: float, temperature: float) -> Float[Tensor, " edge"]:
@@ -210,7 +207,7 @@ def weights_of(values: Float[Tensor, " edge"], size: float, temperature: float) 
 def gradient_by_values(
     weights: Float[Tensor, " edge"], by_weights: Float[Tensor, " edge"], temperature: float
 ) -> Float[Tensor, " edge"]:
-    """The gradient by s of a loss with this gradient by the weights, while t keeps their sum."""
+    """The gradient by s of a loss, from its gradient by the weights, with t such that their sum is constant."""
     slope = weights * (1 - weights) / temperature
     return slope * (by_weights - (slope * by_weights).sum() / slope.sum().clamp_min(torch.finfo(slope.dtype).tiny))
 
@@ -228,11 +225,11 @@ class _State:
     n_total: int
 
 
-class _Off(NamedTuple):
-    """By how much a circuit is off the model."""
+class _Deviation(NamedTuple):
+    """How far the metric of a circuit is from the model's."""
 
-    gap: float  # in the mean
-    error: float  # per example
+    mean: float
+    error: float  # the mean of the absolute deviations
     chance: float  # the standard error of the mean
 
 
@@ -253,11 +250,11 @@ class _Learner:
 
     def order(self) -> Order:
         """The edges, best first."""
-        stored = _Stored.of(self._key(), len(self.edges))
+        stored = _Stored(self._key(), len(self.edges))
         state = stored.state or self._first()
         while (done := self._done(state)) < 1:
             began = time.monotonic()
-            # Nobody knows how many steps a budget of time is for: the bar moves by the share of the time instead.
+            # The number of steps in a budget of time is unknown, so the bar moves by the share of the time.
             with progress.uncounted() if self.seconds else nullcontext():
                 state = self._next(state)
             took = distributed.on_first_rank(lambda: time.monotonic() - began)  # noqa: B023
@@ -277,11 +274,11 @@ class _Learner:
     @cached_property
     def _planned(self) -> float:
         """The work of the steps, as ``_passes`` estimates it."""
-        probe = self.probe
-        n = len(probe.task)
-        return units(probe.model, probe.task, _passes_of_steps(self.steps, self.batch, n) / n)
+        task, n = self.probe.task, len(self.probe.task)
+        return units(self.probe.model, task, _passes_of_steps(self.steps, self.batch, n) / n)
 
     def _first(self) -> _State:
+        """The state before the first step."""
         n = len(self.edges)
         zeros = torch.zeros(n, dtype=torch.float64, device="cpu")
         rank = torch.arange(1, n + 1, dtype=torch.float64, device="cpu")
@@ -290,17 +287,16 @@ class _Learner:
     def _next(self, state: _State) -> _State:
         """The state after one more step."""
         done, n = min(1.0, self._done(state)), state.step
-        generator = _generator(self.seed, "size", n)
         temperature = self.warm * (COLD / self.warm) ** done
-        weights = weights_of(state.values, self.sizes.draw(generator), temperature)
-        by_weights = self._gradient(weights, n)
-        gradient = gradient_by_values(weights, by_weights, temperature)
+        size = self.sizes.draw(_generator(self.seed, "size", n))
+        weights = weights_of(state.values, size, temperature)
+        gradient = gradient_by_values(weights, self._gradient(weights, n), temperature)
         first = DECAY[0] * state.first + (1 - DECAY[0]) * gradient
         second = DECAY[1] * state.second + (1 - DECAY[1]) * gradient.square()
-        ahead = first / (1 - DECAY[0] ** (n + 1))
-        size = (second / (1 - DECAY[1] ** (n + 1))).sqrt() + ADAM_EPS
+        mean = first / (1 - DECAY[0] ** (n + 1))
+        root_mean_square = (second / (1 - DECAY[1] ** (n + 1))).sqrt() + ADAM_EPS
         rate = self.rate * (1 - 0.9 * max(0.0, 2 * done - 1))
-        values = distributed.broadcast_first(state.values - rate * ahead / size)
+        values = distributed.broadcast_first(state.values - rate * mean / root_mean_square)
         late = done >= 1 - AVERAGED
         total = state.total + values if late else state.total
         return _State(n + 1, state.elapsed, values, first, second, total, state.n_total + late)
@@ -309,7 +305,11 @@ class _Learner:
         """The gradient of the loss by the weights, on the examples of a step."""
         alive = weights > NEGLIGIBLE
         plan = self._plan(self.edges[alive], weights[alive])
-        examples, loss = self._examples(step), _half_square if self.match else _minus
+        examples = self._examples(step)
+
+        def loss(deviations: Tensor) -> Tensor:
+            return deviations.square().sum() / 2 if self.match else -deviations.sum()
+
         parts = [self.probe.gradient_on(pairs, plan, self.edges, loss) for pairs in examples]
         return torch.stack(parts).sum(0) / sum(map(len, examples))
 
@@ -341,24 +341,20 @@ class _Learner:
         width = min(len(batches), math.ceil(max(WINDOW, self.batch) / per_batch))
         n = min(width, max(1, round(self.batch / per_batch)))
         begin = step * n // USES
-        self._forget(begin, width)
+        # Only the set-ups of the window stay in memory.
+        self.probe.set_ups.keep_only({int(i) for at in range(begin, begin + width) for i in self._batch(at).index})
         drawn = torch.randperm(width, generator=_generator(self.seed, "examples", step), device="cpu")[:n]
         return [self._batch(begin + place) for place in drawn.tolist()]
 
     def _batch(self, place: int) -> Pairs:
-        """A batch by its place in the sequence of all rounds, each in an order of its own."""
+        """A batch by its place in the sequence of all rounds. Each round has another random order."""
         batches = self._split[0]
         turn, place = divmod(place, len(batches))
         order = torch.randperm(len(batches), generator=_generator(self.seed, "round", turn), device="cpu")
         return batches[int(order[place])]
 
-    def _forget(self, begin: int, width: int) -> None:
-        """Drop the set-ups of examples that are not in the window."""
-        inside = {int(i) for place in range(begin, begin + width) for i in self._batch(place).index}
-        self.probe.set_ups.keep_only(inside)
-
     def _brought_back(self, values: Tensor) -> Order:
-        """The edges by their scores; those of the sizes asked for so that the circuit is as strong as the model."""
+        """The edges by their scores, corrected so that circuits of the requested sizes are as strong as the model."""
         self.probe.set_ups.keep_only({int(i) for batch in self._split[1] for i in batch.index})  # makes room for them
         left, rest = values.sort(descending=True, stable=True).indices, list[Tensor]()
         for n in self.sizes.measured if self.match else []:
@@ -369,67 +365,51 @@ class _Learner:
         return self.edges[torch.cat([left, *rest])]
 
     def _strong_as_the_model(self, values: Tensor, edges: Order, n: int) -> Int[Tensor, " edge"]:
-        """The order of edges, given by score, moved towards the model's mean metric where that is clearly another."""
+        """A new order of the edges, which are sorted by score, if the circuit's mean metric is clearly off."""
         order = torch.arange(len(edges), device="cpu")
         # With the effects, though they may not be needed: another run for them would take longer.
-        off, effects = self._measured(edges[:n], edges)
-        if abs(off.gap) <= CLEAR * off.chance:
+        before, effects = self._measured(edges[:n], edges)
+        if abs(before.mean) <= CLEAR * before.chance:
             return order
-        moved = distributed.broadcast_first(shifted(values, _shrunk(effects), order[:n], -off.gap))
-        now, _ = self._measured(edges[moved[:n]], edges[:0])
-        return moved if now.error + abs(now.gap) < off.error + abs(off.gap) else order
+        moved = distributed.broadcast_first(shifted(values, _shrunk(effects), order[:n], -before.mean))
+        after, _ = self._measured(edges[moved[:n]], edges[:0])
+        return moved if after.error + abs(after.mean) < before.error + abs(before.mean) else order
 
     def _measured(
-        self, edges: Int[Tensor, " own"], asked: Int[Tensor, " edge"]
-    ) -> tuple[_Off, Float[Tensor, "example edge"]]:
-        """How far a circuit is off on the examples of the last step, and the effects there of the edges asked for."""
-        plan = self._plan(edges.sort().values)
-        parts = [self.probe.measure_on(pairs, plan, asked, [pairs]) for pairs in self._split[1]]
+        self, circuit: Int[Tensor, " circuit"], edges: Int[Tensor, " edge"]
+    ) -> tuple[_Deviation, Float[Tensor, "example edge"]]:
+        """The deviation of a circuit on the examples of the last step, and the effects of some edges there."""
+        plan = self._plan(circuit.sort().values)
+        parts = [self.probe.measure_on(pairs, plan, edges, [pairs]) for pairs in self._split[1]]
         deviations, effects = (torch.cat(x).double() for x in zip(*parts, strict=True))
         chance = float(deviations.std(correction=min(1, len(deviations) - 1))) / math.sqrt(len(deviations))
-        return _Off(float(deviations.mean()), float(deviations.abs().mean()), chance), effects
+        return _Deviation(float(deviations.mean()), float(deviations.abs().mean()), chance), effects
 
     def _key(self) -> object:
         """Everything that the scores depend on."""
         probe = self.probe
         pairs = [probe.pairs.clean.tolist(), probe.pairs.corrupted.tolist(), repr(probe.pairs.labels)]
         options = [self.match, self.warm, self.steps, self.seconds, self.batch, probe.most, self.rate, self.seed]
-        ablation = probe.scores.provenance.ablation
-        return (
-            probe.model.digest,
-            pairs,
-            metric_name(probe.task.metric),
-            ablation,
-            options,
-            self.sizes,
-            self.edges.tolist(),
-        )
-
-
-def _half_square(deviations: Tensor) -> Tensor:
-    return deviations.square().sum() / 2
-
-
-def _minus(deviations: Tensor) -> Tensor:
-    return -deviations.sum()
+        metric, ablation = metric_name(probe.task.metric), probe.scores.provenance.ablation
+        return probe.model.digest, pairs, metric, ablation, options, self.sizes, self.edges.tolist()
 
 
 def _shrunk(effects: Float[Tensor, "example edge"]) -> Float[Tensor, " edge"]:
-    """The mean effects, less what is chance: of thousands of edges, those with the largest means owe most to it."""
+    """The mean effects, shrunk by their variance: of thousands of edges, the largest means are due to chance most."""
     mean, variance = effects.mean(0), effects.var(0, correction=min(1, len(effects) - 1)) / len(effects)
     return mean * (1 - variance / mean.square().clamp_min(torch.finfo(mean.dtype).tiny)).clamp_min(0)
 
 
-def _generator(seed: int, *what: object) -> torch.Generator:
-    """Random numbers that depend on nothing else, so that a run can continue at any step."""
-    digest = sha256(repr((seed, *what)).encode()).digest()
+def _generator(seed: int, use: str, number: int) -> torch.Generator:
+    """Random numbers that depend only on the arguments, so that a run can continue at any step."""
+    digest = sha256(repr((seed, use, number)).encode()).digest()
     return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:4], "big"))
 
 
 def shifted(
     values: Float[Tensor, " edge"], effects: Float[Tensor, " edge"], inside: Int[Tensor, " n"], change: float
 ) -> Int[Tensor, " edge"]:
-    """The order by s + lambda a of which the first n have, in sum, effects that differ by ``change`` from those inside.
+    """The order by s + lambda a in which the sum of the first n effects is ``change`` more than that of those inside.
 
     Args:
         values: The scores s.
@@ -456,45 +436,33 @@ def shifted(
     return order(high)
 
 
-@dataclass
 class _Stored:
-    """The state, in a file while the scores are learned."""
+    """The state, in a file during learning."""
 
-    file: Path
-    state: _State | None
-    written: float
-
-    @classmethod
-    def of(cls, key: object, n_edges: int) -> _Stored:
-        file = cache_folder() / "learned" / f"{sha256(repr(key).encode()).hexdigest()[:32]}.safetensors"
+    def __init__(self, key: object, n_edges: int) -> None:
+        self._file = cache_folder() / "learned" / f"{sha256(repr(key).encode()).hexdigest()[:32]}.safetensors"
         packed = torch.full((3 + 4 * n_edges,), -1.0, dtype=torch.float64, device="cpu")
         with suppress(OSError, SafetensorError, KeyError):
-            stored = load(file.read_bytes())["state"]
+            stored = load(self._file.read_bytes())["state"]
             if stored.shape == packed.shape and stored.dtype == packed.dtype and stored.isfinite().all():
                 packed = stored
-        # All processes go on from what the first one has read.
+        # All processes continue from what the first one has read.
         packed = distributed.broadcast_first(packed)
-        return cls(file, None if packed[0] < 0 else _unpacked(packed), time.monotonic())
+        step, elapsed, n_total = packed[:3].tolist()
+        values, first, second, total = packed[3:].chunk(4)
+        state = _State(round(step), elapsed, values, first, second, total, round(n_total))
+        self.state = None if step < 0 else state
+        self._written = time.monotonic()
 
     def put(self, state: _State) -> None:
-        self.state = state
-        if distributed.rank() or time.monotonic() - self.written <= STORED_EVERY:
+        if distributed.rank() or time.monotonic() - self._written <= STORED_EVERY:
             return
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.file, save({"state": _packed(state)}))
-        self.written = time.monotonic()
+        numbers = torch.tensor([state.step, state.elapsed, state.n_total], dtype=torch.float64, device="cpu")
+        packed = torch.cat([numbers, state.values, state.first, state.second, state.total])
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file, save({"state": packed}))
+        self._written = time.monotonic()
 
     def remove(self) -> None:
         if not distributed.rank():
-            self.file.unlink(missing_ok=True)
-
-
-def _packed(state: _State) -> Tensor:
-    numbers = torch.tensor([state.step, state.elapsed, state.n_total], dtype=torch.float64, device="cpu")
-    return torch.cat([numbers, state.values, state.first, state.second, state.total])
-
-
-def _unpacked(packed: Tensor) -> _State:
-    step, elapsed, n_total = packed[:3].tolist()
-    values, first, second, total = packed[3:].chunk(4)
-    return _State(round(step), elapsed, values, first, second, total, round(n_total))
+            self._file.unlink(missing_ok=True)
