@@ -1,8 +1,8 @@
 """From scores to a circuit.
 
-A selection either uses the scores alone (``ranking``), or it measures: it runs circuits on the attribution
-examples while it selects, so it needs the model and those examples as well, and costs a few more passes
-(``balance``, ``refine``). What is selected is then pruned (``graph.pruned``).
+A selection either uses only the scores (``ranking``), or it measures: it runs circuits on the attribution examples
+while it selects, so it also needs the model and those examples, and takes more passes (``balance``, ``refine``,
+``learned``, ``acdc``). The selected edges are then pruned (``graph.pruned``).
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from gradpath.scores import Scores
 from gradpath.selection.ranking import (
     SELECTIONS,
     NestedOrder,
-    Order,
     Orders,
-    Selection,
     checked,
     circuit_of,
     edge_count,
@@ -37,25 +35,10 @@ from gradpath.selection.ranking import (
 from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task
 
-__all__ = [
-    "SELECTING",
-    "SELECTIONS",
-    "NestedOrder",
-    "Order",
-    "Selection",
-    "default_selection",
-    "edge_count",
-    "find_selection",
-    "nested_order",
-    "select",
-    "select_many",
-    "selecting_passes",
-    "selection",
-    "swept",
-    "with_values",
-]
+# Other packages import these from here.
+__all__ = ["SELECTIONS", "NestedOrder", "edge_count", "find_selection", "selection", "swept", "with_values"]
 
-SELECTING = 12.0  # forward passes that a selection which measures takes, for progress bars: measured on SmolLM2
+SELECTING = 12.0  # forward passes of a selection that measures, for progress bars: measured on SmolLM2
 
 
 def select(
@@ -97,7 +80,9 @@ def select(
         if how is not None:
             raise UsageError(f"how={how!r} selects edges, and nodes={nodes} selects nodes: give one of them.")
         return select_nodes(scores, nodes, prune=prune)
-    how = how or default_selection(scores, measurable=model is not None and task is not None)
+    if not how:
+        measurable = model is not None and task is not None and scores.by_span is None
+        how = defaults.SELECTION if measurable else defaults.RANKING
     if not find_selection(how)[0].sized:
         if n is not None or sparsity is not None:
             raise UsageError(f"{how} decides itself how many edges it keeps: leave the size out.")
@@ -106,11 +91,6 @@ def select(
         n = scores.n_edges
     counts, limits = [edge_count(scores.n_edges, n, sparsity)], Limits(batch_size, memory)
     return select_many(scores, counts, how=how, prune=prune, model=model, task=task, limits=limits)[0]
-
-
-def default_selection(scores: Scores, *, measurable: bool = True) -> str:
-    """The selection for these scores if none is named; ``measurable`` if there is a model and a task."""
-    return defaults.SELECTION if measurable and scores.by_span is None else defaults.RANKING
 
 
 def select_many(
@@ -154,14 +134,15 @@ def select_many(
     orders = _orders(scores, counts, how, model, task, limits)
     if not find_selection(how)[0].sized:
         names = swept(how).values()
-        return [circuit_of(scores, order, how=one, prune=prune) for one, order in zip(names, orders, strict=True)]
-    return [circuit_of(scores, order, how=how, prune=prune, asked=n) for n, order in zip(counts, orders, strict=True)]
+        return [circuit_of(scores, order, how=name, prune=prune) for name, order in zip(names, orders, strict=True)]
+    sized = zip(counts, orders, strict=True)
+    return [circuit_of(scores, order, how=how, prune=prune, requested=n) for n, order in sized]
 
 
 def selecting_passes(how: str, examples: int, edges: int, sizes: int = 0) -> float:
-    """About how many forward passes over the examples a selection takes in a model of so many edges.
+    """About how many forward passes over the examples a selection takes in a model with this number of edges.
 
-    ``sizes`` is how many sizes of circuits are asked for, or 0 for a range of them.
+    ``sizes`` is the number of requested circuit sizes, or 0 for a range of sizes.
     """
     chosen, options = find_selection(how)
     if not chosen.measures:
@@ -202,8 +183,8 @@ def nested_order(
         known = ", ".join(x.name for x in SELECTIONS.values() if x.nested)
         raise UsageError(f"circuits selected by {how!r} are not parts of each other. Use one of {known}.")
     scores = checked(scores)
-    ends = smallest, scores.n_edges if largest is None else largest
-    counts = [edge_count(scores.n_edges, n, None) for n in (ends[0], *sizes, ends[1])]
+    largest = scores.n_edges if largest is None else largest
+    counts = [edge_count(scores.n_edges, n, None) for n in (smallest, *sizes, largest)]
     *_, edges = _orders(scores, counts, how, model, task, limits)
     return NestedOrder(scores, edges, how, smallest)
 
@@ -211,11 +192,13 @@ def nested_order(
 def _orders(
     scores: Scores, counts: Sequence[int], how: str, model: Transformer | None, task: Task | None, limits: Limits
 ) -> Orders:
-    """The order of each size."""
+    """One order of edges for each size."""
     chosen, options = find_selection(how, spans=scores.by_span is not None)
     if not chosen.measures:
-        largest = chosen.order(scores, max(counts), **options) if chosen.nested else None
-        return [chosen.order(scores, n, **options) if largest is None else largest[:n] for n in counts]
+        if not chosen.nested:
+            return [chosen.order(scores, n, **options) for n in counts]
+        order = chosen.order(scores, max(counts), **options)
+        return [order[:n] for n in counts]
     if model is None or task is None:
         raise UsageError(
             f"the selection {how!r} measures circuits while it selects: give it model= and task=, the "
@@ -231,7 +214,7 @@ def select_nodes(scores: Scores, n: int, *, prune: bool = True) -> Circuit:
     """Select nodes instead of edges.
 
     Args:
-        scores: The scores of nodes, or of edges, whose sum over the edges that leave a node is then its score.
+        scores: The scores of nodes; or of edges: then the score of a node is the sum over the edges that leave it.
         n: The number of heads and MLPs to select, by |score|.
         prune: Whether to remove edges that are on no path from ``input`` to ``logits``.
 

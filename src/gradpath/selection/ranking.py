@@ -1,20 +1,20 @@
-"""Selections that use the scores alone: an order of all edges, of which the first n are taken.
+"""Selections that use only the scores: an order of all edges, of which the first n are selected.
 
 ``top`` ranks by |score|, ``signed`` by the score itself, so that edges that raise the metric come first.
-``ratio`` takes a fixed share of edges that raise it. ``greedy`` starts from ``logits``; its frontier is every
-edge into a node that is in, it takes the one of largest |score|, and when that edge's source is new its
-incoming edges join the frontier. Each is one nested sequence, computed once for circuits of all sizes. Ties go
-to the lower index.
+``ratio`` selects a fixed share of edges that raise it. ``greedy`` starts from ``logits``. Its frontier is every edge
+into a node of the circuit; it adds the edge of largest |score|, and if the edge's source is new, the edges into that
+source join the frontier. Each of these is one nested sequence, computed once for circuits of all sizes. Ties go to the
+lower index.
 
 ``random`` draws edges one by one. That is a weak baseline: in a large model they hardly ever form a path, so nothing
 reaches ``logits`` and every circuit beats them. So the circuits of ``random-paths`` grow by whole paths, like the
-random circuits of Shi et al. (2024, arXiv 2410.13032). A path begins at a random target of the circuit and goes back,
-each time to a random source that the target reads and to a random q, k or v of that head, until it meets the circuit or
-``input``. Paths are added until there are n edges. (In the code of Shi et al. paths go forward from the input, and the
-last one may exceed n.)
+random circuits of Shi et al. (2024, arXiv 2410.13032). A path begins at a random target of the circuit and goes
+backwards, each time to a random source that the target reads and to a random q, k or v of that head, until it meets the
+circuit or ``input``. Paths are added until there are n edges. (In the code of Shi et al. paths go forward from the
+input, and the last one may exceed n.)
 
-An order holds positions in the flattened (source, target) matrix, or in the flattened (span, source, target)
-one where the scores are split by span.
+An order contains positions in the flattened (source, target) matrix, or in the flattened (span, source, target) one
+if the scores are split by span.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import heapq
 import inspect
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -39,17 +40,16 @@ from gradpath.scores import Scores
 
 Order = Int[Tensor, " edge"]
 Orders = list[Order]  # one for each size
-TRIES = 50  # paths that do not fit, one after another, before single edges fill the circuit up
+TRIES = 50  # paths in a row that do not fit, before single edges are added
 
 
 @dataclass(frozen=True)
 class NestedOrder:
-    """Edges in an order of which every beginning is a circuit: circuits of all sizes from one selection.
+    """Circuits of all sizes from one selection: the first n edges of an order are the circuit of n edges.
 
     Args:
         scores: The scores that the edges were selected by.
-        edges: The positions of edges in the flattened matrix of the scores. Those that even the smallest circuits
-            have come first.
+        edges: The positions of edges in the flattened matrix of the scores.
         how: The selection.
         smallest: The smallest number of edges that the order was made for.
     """
@@ -60,7 +60,7 @@ class NestedOrder:
     smallest: int = 1
 
     def circuit(self, n: int, *, prune: bool = True) -> Circuit:
-        """The circuit of the first ``n`` edges, pruned unless told otherwise."""
+        """The circuit of the first ``n`` edges, by default pruned."""
         if not self.smallest <= n <= len(self.edges):
             raise UsageError(
                 f"this order of edges by {self.how} was made for circuits of {self.smallest:,} to "
@@ -71,23 +71,16 @@ class NestedOrder:
 
 @dataclass(frozen=True)
 class Selection:
-    """A registered way to select edges.
-
-    ``order`` is a function of the scores and a number of edges. A selection that ``measures`` runs circuits
-    while it selects; its function takes the model, the task, the scores, all sizes and the ``Limits``, and
-    returns an order for each size. If it is ``nested``, the smaller orders are the beginnings of the largest.
-    """
+    """A registered selection; the decorator ``selection`` documents the fields."""
 
     name: str
     order: Callable[..., Any]
-    measures: bool = False
-    spans: bool = False  # whether it can select edges at spans
-    nested: bool = True  # whether a smaller circuit is a part of every larger one
-    sized: bool = True  # whether it selects as many edges as are asked for
-    passes: Callable[..., float] | None = (
-        None  # forward passes, by the numbers of examples, edges, sizes and the options
-    )
-    sweep: str | None = None  # the option that may have several values, with a circuit for each; its size follows
+    measures: bool
+    spans: bool
+    nested: bool
+    sized: bool
+    passes: Callable[..., float] | None
+    sweep: str | None
 
     @property
     def about(self) -> str:
@@ -100,21 +93,21 @@ class Selection:
         parameters = inspect.signature(self.order).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
-    def options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The given options, if the selection has them and their types fit."""
-        fitting = dict[str, Any]()
-        for name, value in given.items():
+    def options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """These options, if the selection has them and their types fit."""
+        checked_options = dict[str, Any]()
+        for name, value in options.items():
             if name not in self.defaults:
                 raise unknown_option(name, {f"the selection {self.name!r}": self.defaults})
             default = self.defaults[name]
             values = value if name == self.sweep and isinstance(value, list) and value else [value]
             hint = get_type_hints(self.order).get(name)
             kind = hint if get_origin(hint) is Literal else type(default)
-            for one in values:
-                check_option(self.name, name, one, kind, several=name == self.sweep)
-            values = [float(one) if type(default) is float else one for one in values]
-            fitting[name] = values if isinstance(value, list) else values[0]
-        return fitting
+            for x in values:
+                check_option(self.name, name, x, kind, several=name == self.sweep)
+            values = [float(x) if type(default) is float else x for x in values]
+            checked_options[name] = values if isinstance(value, list) else values[0]
+        return checked_options
 
 
 SELECTIONS = Registry[Selection](
@@ -144,7 +137,8 @@ def selection(
         spans: Whether it can select edges at spans.
         nested: Whether a smaller circuit is a part of every larger one.
         sized: Whether it selects as many edges as are requested.
-        passes: The number of forward passes, as a function of the numbers of examples and edges and of the options.
+        passes: The number of forward passes, as a function of the numbers of examples, edges and sizes, and of the
+            options.
         sweep: The option that may have several values, each of which gives a circuit.
 
     Returns:
@@ -159,17 +153,21 @@ def selection(
 
 
 def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, dict[str, Any]]:
-    """The selection that ``how`` names, and its options: ``acdc+threshold=0.01``, and ``ratio=0.7`` for its share."""
+    """The selection that ``how`` names, and its options, as in ``acdc+threshold=0.01`` or ``ratio=0.7``."""
     first, *texts = how.split("+")
-    name, equals, share = first.partition("=")
+    name, equals, value = first.partition("=")
     chosen = SELECTIONS.find(name)
     if equals:
-        if name != "ratio" or _share(share) is None:
+        try:
+            share = float(value)
+        except ValueError:
+            share = math.nan
+        if name != "ratio" or not 0 <= share <= 1:
             raise UsageError(
                 f"the selection {how!r} is not understood: only ratio takes a value, the share of positive edges "
                 "from 0 to 1, as in ratio=0.7. Options are written as in acdc+threshold=0.01."
             )
-        return chosen, {"share": _share(share)}
+        return chosen, {"share": share}
     options = dict[str, Any]()
     for text in texts:
         key, _, value = text.partition("=")
@@ -184,7 +182,7 @@ def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, dict[st
 
 
 def swept(how: str) -> dict[float | None, str]:
-    """The circuits of a selection that has no size: for each value of the option that it sweeps the name of one.
+    """For each value of the option that a selection sweeps, the name of the selection of its circuit.
 
     >>> swept("acdc+threshold=0.01,0.1+among=0.2")
     {0.01: 'acdc+threshold=0.01+among=0.2', 0.1: 'acdc+threshold=0.1+among=0.2'}
@@ -197,7 +195,7 @@ def swept(how: str) -> dict[float | None, str]:
 
 
 def with_values(how: str, values: Sequence[float]) -> str:
-    """The same selection with other values of the option that it sweeps; without the option, if there are none."""
+    """The same selection with other values of the option that it sweeps; without the option if there are no values."""
     sweep = find_selection(how)[0].sweep
     name, *texts = how.split("+")
     listed = f"{sweep}={','.join(json.dumps(value) for value in values)}"
@@ -205,13 +203,6 @@ def with_values(how: str, values: Sequence[float]) -> str:
         return how
     texts = [listed if text.startswith(f"{sweep}=") else text for text in texts]
     return "+".join([name, *(text for text in texts if values or text != listed)])
-
-
-def _share(text: str) -> float | None:
-    try:
-        return float(text) if 0 <= float(text) <= 1 else None
-    except ValueError:
-        return None
 
 
 def _candidates(scores: Scores) -> tuple[Order, Tensor]:
@@ -232,7 +223,7 @@ def top(scores: Scores, n: int) -> Order:
 def greedy(scores: Scores, n: int) -> Order:
     """Search backwards from ``logits``: take the edge of largest |score| at the frontier, n times.
 
-    Each target's sources are sorted once; the heap holds one edge per target, so n edges cost n pops.
+    Each target's sources are sorted once; the heap has one edge per target, so n edges cost n pops.
     """
     graph = scores.graph
     size = scores.values.abs().masked_fill(~graph.mask, -1)
@@ -248,21 +239,21 @@ def greedy(scores: Scores, n: int) -> Order:
             heapq.heappush(heap, (-sizes[target][rank], flat, rank))
 
     offer(graph.logits, 0)
-    taken, reached = list[int](), set[int]()
-    while len(taken) < n:
+    order, reached = list[int](), set[int]()
+    while len(order) < n:
         _, flat, rank = heapq.heappop(heap)
         source, target = divmod(flat, graph.n_targets)
-        taken.append(flat)
+        order.append(flat)
         offer(target, rank + 1)
         if source not in reached:
             reached.add(source)
             for reader in targets_of[source]:
                 offer(reader, 0)
-    return torch.tensor(taken, dtype=torch.long, device="cpu")
+    return torch.tensor(order, dtype=torch.long, device="cpu")
 
 
 def _targets_of_nodes(graph: Graph) -> list[list[int]]:
-    """For each source the targets that the same node reads at: none for ``input``."""
+    """The targets of each node, by source: none for ``input``."""
     readers: list[list[int]] = [[] for _ in range(graph.n_sources)]
     for target, node in enumerate(graph.node_of_target.tolist()[:-1]):
         readers[node].append(target)
@@ -280,8 +271,8 @@ def signed(scores: Scores, n: int) -> Order:
 def ratio(scores: Scores, n: int, *, share: float = 0.6) -> Order:
     """The n edges of largest |score|, 60% of them positive; ratio=0.7 sets another share.
 
-    The j-th positive edge comes at j / share and the j-th of the others at j / (1 - share), so every first n
-    have that share, as far as there are edges of both kinds.
+    The j-th positive edge comes at j / share and the j-th of the others at j / (1 - share). So the first n have that
+    share for every n, as long as there are edges of both kinds.
     """
     order: Order = top(scores, scores.graph.n_edges)
     positive = scores.values.flatten()[order] > 0
@@ -344,7 +335,7 @@ def random_circuit(graph: Graph, n: int, dice: Random) -> Bool[Tensor, "source t
 
 
 def checked(scores: Scores) -> Scores:
-    """The scores on the CPU, if they can be ranked."""
+    """The scores on the CPU; an error if they cannot be ranked."""
     if not scores.values.isfinite().all():
         raise InputError("scores that are not finite numbers cannot be ranked. Attribute again.")
     if scores.by_span is None:
@@ -354,7 +345,7 @@ def checked(scores: Scores) -> Scores:
 
 
 def edge_count(n_edges: int, n: int | None, sparsity: float | None) -> int:
-    """The number of edges that a number, or a sparsity, asks for, out of ``n_edges``."""
+    """The number of edges from a requested number or sparsity, out of ``n_edges``."""
     if (n is None) == (sparsity is None):
         raise UsageError("the circuit needs a size: give either a number of edges or a sparsity.")
     if sparsity is not None:
@@ -369,21 +360,18 @@ def edge_count(n_edges: int, n: int | None, sparsity: float | None) -> int:
     return n
 
 
-def circuit_of(scores: Scores, order: Order, *, how: str = "", prune: bool = True, asked: int | None = None) -> Circuit:
-    """The circuit of these edges, pruned or not; ``asked`` is how many were requested, if not all of these."""
-    graph, n, spans = scores.graph, len(order) if asked is None else asked, scores.by_span
+def circuit_of(
+    scores: Scores, order: Order, *, how: str = "", prune: bool = True, requested: int | None = None
+) -> Circuit:
+    """The circuit of these edges; ``requested`` is the requested number of edges, if it is not the number of these."""
+    graph, n, spans = scores.graph, len(order) if requested is None else requested, scores.by_span
     values = scores.values if spans is None else spans.values
     if prune:
         mask = torch.zeros(values.numel(), dtype=torch.bool, device="cpu")
         mask[order] = True
         mask = mask.view(values.shape)
-        kept = pruned(graph, mask) if spans is None else pruned_spans(graph, mask, spans.reach)
-        order = order[kept.flatten()[order]]
-    selected = {"how": how, "pruned": prune, "edges_asked": n, "edges_kept": len(order)}
-    circuit = Circuit(
-        graph,
-        graph.unflattened(order % graph.n_pairs),
-        values.flatten()[order],
-        {**scores.about, "selection": selected},
-    )
+        mask = pruned(graph, mask) if spans is None else pruned_spans(graph, mask, spans.reach)
+        order = order[mask.flatten()[order]]
+    about = {**scores.about, "selection": {"how": how, "pruned": prune, "edges_asked": n, "edges_kept": len(order)}}
+    circuit = Circuit(graph, graph.unflattened(order % graph.n_pairs), values.flatten()[order], about)
     return circuit if spans is None else replace(circuit, spans=spans.names, span=order // graph.n_pairs)
