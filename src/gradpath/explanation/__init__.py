@@ -8,6 +8,7 @@ the circuit was found with if that follows a path, else by EAP-IG.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -330,15 +331,13 @@ def _edge_effects(
 
 def _method(about: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     """The method that a circuit was found with, if it follows a path and scores edges; else EAP-IG."""
-    default = find_method(defaults.METHOD)
-    assert isinstance(default, Path)
-    try:
+    with suppress(GradpathError):  # a method of a plug-in that is not loaded, or options of another version
         method = find_method(str(about.get("method")))
         options = method.options(dict(about.get("options", {})))
-    except GradpathError:  # a method of a plug-in that is not loaded, or options of another version
-        return default, default.options({})
-    if not isinstance(method, Path) or method.of == "nodes" or method.increments:
-        return default, default.options({})
-    if "steps" in method.defaults and about.get("steps"):
-        options["steps"] = int(about["steps"])
-    return method, options
+        if isinstance(method, Path) and method.of != "nodes" and not method.increments:
+            if "steps" in method.defaults and about.get("steps"):
+                options["steps"] = int(about["steps"])
+            return method, options
+    default = find_method(defaults.METHOD)
+    assert isinstance(default, Path)
+    return default, default.options({})

@@ -61,7 +61,7 @@ def mixtures_of(model: Transformer, sources: Sequence[int]) -> list[int]:
 
 
 def n_columns(model: Transformer, mixtures: Sequence[int]) -> int:
-    """The most columns of a node: one for each expert, one for the shared expert, one for the ablation."""
+    """The largest number of columns of a node: one per expert, one for the shared expert, one for the ablation."""
     return max((len(_experts(model, source).router) + 2 for source in mixtures), default=0)
 
 
@@ -117,15 +117,8 @@ def experts_of(
 ) -> list[Expert]:
     """The experts of a node that any token chooses, the one with the largest part of the effect first.
 
-    Args:
-        model: The model.
-        source: The node.
-        numbers: Its numbers (``expert_parts``), summed over the examples.
-        n_examples: The number of examples.
-        n_tokens: The number of tokens that were counted.
-
-    Returns:
-        The experts. Every token uses the shared one.
+    ``numbers`` are those of ``expert_parts``, summed over the examples; ``n_tokens`` is the number of tokens that were
+    counted. Every token uses the shared expert.
     """
     node, layer = model.graph.sources[source], model.layers[model.graph.place_of_source(source)[0]]
     effects, clean, corrupted = numbers.tolist()

@@ -82,22 +82,13 @@ def names_of_answers(task: Task) -> tuple[str, str]:
 
 
 def parts_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None) -> Labels:
-    """Name the part of every position of a task's prompts.
-
-    Args:
-        task: The task.
-        pairs: Its prompts as token ids.
-        tokenizer: The model's tokenizer, for spans that are named in text.
-
-    Returns:
-        The names that occur, and the part of each position, -1 for padding.
-    """
+    """The names of parts that occur in a task's prompts, and the part of each position, -1 for padding."""
     spans = labels_of(task, pairs, tokenizer, "span")
     names, at = list(spans.names), spans.at.clone()
     unnamed = torch.tensor([*(name in UNNAMED for name in names), False], device="cpu")
 
     def name(where: Tensor, part: str) -> None:
-        """Name those of the positions that have no name yet."""
+        """Name the positions that have no name yet."""
         if part not in names:
             names.append(part)
         at[where & unnamed[torch.where(at < len(spans.names), at, PADDING)]] = names.index(part)

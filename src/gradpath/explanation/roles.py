@@ -118,15 +118,7 @@ def roles_of(
 ) -> list[Role]:
     """The role of every node, the one with the strongest effect first and ``logits`` last.
 
-    Args:
-        model: The model.
-        circuit: The circuit.
-        measured: What its nodes do on every example.
-        head_scores: The scores of its heads (``known_head_scores``).
-        answers: The names of the right and the wrong answer.
-
-    Returns:
-        The roles.
+    ``head_scores`` are those of ``known_head_scores``, ``answers`` the names of the right and the wrong answer.
     """
     reads, writes = reads_of(circuit), _writes(model, measured)
     effects = measured.effect.mean(0)  # (source, part)

@@ -1,4 +1,4 @@
-r"""``acdc``: visit every edge from the logits down, and remove it if the output stays as it is (Conmy et al. 2023).
+r"""``acdc``: visit every edge from the logits down, and remove it if the output hardly changes (Conmy et al. 2023).
 
 ACDC (arXiv 2304.14997, Algorithm 1) starts from a circuit H of all edges. It visits the targets from ``logits`` down,
 and of each the sources from the last to the first, and removes an edge for good if that changes the output by less

@@ -331,7 +331,7 @@ class _Learner:
             return pairs.rows(torch.arange(begin, end, device="cpu")).tight_batches(self.probe.rows, most)
 
         most = self.probe.most
-        # The pairs are shuffled, so the last ones are a sample. The last batches would be those of the longest pairs.
+        # The pairs are shuffled, so the last ones are a sample. The last batches would contain the longest pairs.
         return cut(0, n if n >= 3 * UNSEEN else len(pairs), min(most, self.batch)), cut(max(0, n), len(pairs), most)
 
     def _examples(self, step: int) -> list[Pairs]:
@@ -409,13 +409,10 @@ def _generator(seed: int, use: str, number: int) -> torch.Generator:
 def shifted(
     values: Float[Tensor, " edge"], effects: Float[Tensor, " edge"], inside: Int[Tensor, " n"], change: float
 ) -> Int[Tensor, " edge"]:
-    """The order by s + lambda a in which the sum of the first n effects is ``change`` more than that of those inside.
+    """The order of edges by s + lambda a, with lambda such that the circuit becomes stronger by ``change``.
 
-    Args:
-        values: The scores s.
-        effects: The mean effects a.
-        inside: The n edges of the circuit in which the effects were measured.
-        change: How much stronger the circuit should be.
+    ``values`` are s and ``effects`` are a. ``inside`` are the n edges of the circuit that the effects were measured in.
+    Its strength is the sum of the effects of its edges: the first n of the order.
     """
     n, goal = len(inside), float(effects[inside].sum()) + change
 
