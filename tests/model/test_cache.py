@@ -45,9 +45,10 @@ def test_a_model_of_any_family_comes_back_as_it_was(model, tmp_path):
     convert = Conversion(model)
     for _ in range(2):
         found, _ = cached_model(tmp_path / "model", convert)
-        assert found.digest == model.digest
+        assert found.digest == model.digest  # every weight, bit for bit
         ids = torch.tensor([[3, 4, 5]])
-        assert found.logits(ids).equal(model.logits(ids))
+        # Some weights of a converted model are views of others. Products with these round differently on some machines.
+        torch.testing.assert_close(found.logits(ids), model.logits(ids), rtol=1e-5, atol=1e-5)
     assert convert.count == 1
 
 
