@@ -238,6 +238,8 @@ def test_a_curve_of_five_rows_says_that_nothing_is_held_out(run, model_folder, f
     assert "5 examples, both attributed and measured: nothing is held out" in ran.out
     assert "WARNING: nothing is held out" in ran.err
     assert "row 6 (line 7 of pairs.csv): the prompts have different numbers of tokens" in ran.err
+    assert ran.err.count("row 6 (line 7") == 1  # though both halves are made of the same rows
+    assert "1 row is left out:" in ran.err
 
 
 def test_python_warns_if_nothing_is_held_out(model_folder, file):

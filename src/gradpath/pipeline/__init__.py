@@ -365,7 +365,9 @@ class Plain:
 
 def notices(attributed: Task, measured: Task) -> list[str]:
     """What the user should know about the pairs: how many are used for what, notes, and which were dropped and why."""
-    about, tasks = attributed.about, [attributed] if measured is attributed else [attributed, measured]
+    about = attributed.about
+    held_out = measured is not attributed and about.get("held_out", True)
+    tasks = [attributed, measured] if held_out else [attributed]
     lines = [_usage(attributed, measured)] if "rows_read" in about else []
     lines += dict.fromkeys(str(note) for task in tasks for note in task.about.get("notes", []))
     drops = [drop for task in tasks for drop in task.about.get("dropped", {}).values()]
