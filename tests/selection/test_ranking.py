@@ -9,7 +9,7 @@ from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph, pruned
 from gradpath.scores import Scores
 from gradpath.selection import select, select_many
-from gradpath.selection.ranking import edge_count, greedy, signed, top
+from gradpath.selection.ranking import edge_count, find_selection, greedy, signed, top
 
 GRAPH = Graph(3, 2)
 
@@ -56,6 +56,13 @@ def test_a_share_that_is_none_is_refused(how):
     scores = Scores(GRAPH, torch.zeros(GRAPH.n_sources, GRAPH.n_targets))
     with pytest.raises(UsageError, match="share of positive edges"):
         select(scores, 3, how=how)
+
+
+def test_ratio_is_checked_like_the_others():
+    with pytest.raises(UsageError, match="cannot select edges at positions"):
+        find_selection("ratio=0.7", spans=True)
+    with pytest.raises(UsageError, match="steps"):
+        find_selection("ratio=0.7+steps=3")
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -156,7 +156,7 @@ def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, dict[st
     """The selection that ``how`` names, and its options, as in ``acdc+threshold=0.01`` or ``ratio=0.7``."""
     first, *texts = how.split("+")
     name, equals, value = first.partition("=")
-    chosen = SELECTIONS.find(name)
+    chosen, options = SELECTIONS.find(name), dict[str, Any]()
     if equals:
         try:
             share = float(value)
@@ -167,8 +167,7 @@ def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, dict[st
                 f"the selection {how!r} is not understood: only ratio takes a value, the share of positive edges "
                 "from 0 to 1, as in ratio=0.7. Options are written as in acdc+threshold=0.01."
             )
-        return chosen, {"share": share}
-    options = dict[str, Any]()
+        options["share"] = share
     for text in texts:
         key, _, value = text.partition("=")
         several = key == chosen.sweep and "," in value and not value.startswith("[")
