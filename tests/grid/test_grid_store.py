@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from gradpath.circuit import Circuit
 from gradpath.errors import GradpathWarning
 from gradpath.grid.bench import Store, digest
 from gradpath.model.load import load_model
@@ -48,6 +49,16 @@ def test_a_damaged_cell_is_measured_again_with_a_warning(tmp_path, damage):
     file.write_text(damage(file.read_text()))
     with pytest.warns(GradpathWarning, match=rf"{file.name} is damaged .*, so it is measured again"):
         assert store.cell(key) is None
+
+
+def test_a_damaged_order_of_edges_is_left_out_with_a_warning(tiny, tmp_path):
+    store, key = Store(tmp_path), {"how": "refined"}
+    store.keep_order(key, Circuit.from_edges(tiny, ["input->m0", "m0->logits"]))
+    assert store.order(key).edges == ["input->m0", "m0->logits"]
+    (file,) = (tmp_path / "orders").iterdir()
+    file.write_text(file.read_text()[:-20])
+    with pytest.warns(GradpathWarning, match=rf"{file.name} is damaged, so the report leaves its circuits out"):
+        assert store.order(key) is None
 
 
 def test_damaged_scores_are_computed_again_with_a_warning(tiny, tmp_path):

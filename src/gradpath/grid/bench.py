@@ -134,6 +134,7 @@ class Store:
         try:
             return _load(load_circuit, self._order_file(key), key) if distributed.rank() == 0 else None
         except InputError:
+            warn(f"{self._order_file(key)} is damaged, so the report leaves its circuits out.")
             return None
 
     def has_scores(self, key: Key) -> bool:
