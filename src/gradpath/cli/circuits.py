@@ -237,7 +237,7 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **va
     from gradpath.tasks.builtin import REWORDED
     from gradpath.verdict import test
 
-    if out is not None and out.suffix.lower() != ".html":
+    if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"the verdict is written as an HTML page: --out has to end in .html, got {out.name}.")
     saved = open_circuit(circuit_file, values)
     data, seed = saved.options.data, saved.options.seed

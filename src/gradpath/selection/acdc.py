@@ -174,14 +174,15 @@ class _Log:
         key = sha256(mask.numpy().tobytes()).hexdigest()[:16]
         if key not in self._known:
             self._known[key] = distance(mask)
-            if time.monotonic() - self._written > STORED_EVERY:
+            if distributed.rank() == 0 and time.monotonic() - self._written > STORED_EVERY:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(self._file, json.dumps(self._known))
                 self._written = time.monotonic()
         return self._known[key]
 
     def remove(self) -> None:
-        self._file.unlink(missing_ok=True)
+        if distributed.rank() == 0:
+            self._file.unlink(missing_ok=True)
 
 
 class _Distance:
