@@ -90,13 +90,13 @@ class Method:
         parameters = list(inspect.signature(self.build).parameters.values())[1:]
         return {p.name: None if p.default is p.empty else p.default for p in parameters}
 
-    def options(self, given: Options) -> Options:
-        """The defaults, updated by the given options, whose names and types are checked."""
-        for name in given.keys() - self.defaults.keys():
+    def options(self, changes: Options) -> Options:
+        """The defaults, updated by the options in ``changes``, whose names and types are checked."""
+        for name in changes.keys() - self.defaults.keys():
             raise unknown_option(name, {f"the method {self.name!r}": self.defaults})
-        for name, value in given.items():
+        for name, value in changes.items():
             self._check(name, value)
-        return {**self.defaults, **given}
+        return {**self.defaults, **changes}
 
     def check_metric(self, metric: Metric, options: Options) -> None:
         """Refuse a metric that has no gradient where the method takes it: its scores would be rounding errors."""

@@ -147,7 +147,7 @@ class SetUps:
         self.model, self.metric, self.ablation, self.room = model, metric, ablation, room
         self.task: Task | None = None
         self.batches: list[Pairs] | None = None  # all examples, in the batches in which they were set up
-        self._kept = dict[tuple[int, ...], SetUp]()
+        self._set_ups = dict[tuple[int, ...], SetUp]()
 
     @classmethod
     def of(cls, model: Transformer, task: Task, ablation: str, limits: Limits) -> SetUps:
@@ -163,20 +163,20 @@ class SetUps:
     def prepare(self, batch: Pairs) -> SetUp:
         """The set-up of a batch; a batch is known by the numbers of its examples."""
         key = tuple(batch.index.tolist())
-        if key in self._kept:
-            return self._kept[key]
+        if key in self._set_ups:
+            return self._set_ups[key]
         prepared = prepare(self.model, batch.to(self.model.device), self.ablation)
         set_up = SetUp(prepared.for_circuits(), *prepared.ends(self.metric))
         if (n_bytes := set_up.prepared.n_bytes) <= self.room:
-            self._kept[key] = set_up
+            self._set_ups[key] = set_up
             self.room -= n_bytes
         return set_up
 
     def keep_only(self, examples: Collection[int]) -> None:
         """Forget the batches with other examples than these."""
         inside = set(examples)
-        for key in [key for key in self._kept if not inside.issuperset(key)]:
-            self.room += self._kept.pop(key).prepared.n_bytes
+        for key in [key for key in self._set_ups if not inside.issuperset(key)]:
+            self.room += self._set_ups.pop(key).prepared.n_bytes
 
 
 _SHARED = WeakValueDictionary[tuple[int, int, str], SetUps]()

@@ -333,37 +333,37 @@ class _Examples:
         Returns by how much the predictions were off in the mean. Examples that are not measured now are corrected by
         this; where no measured one has a prediction, it is the difference between different examples.
         """
-        off, known = 0.0, self._seen[rows]
+        off, known = 0.0, self._is_measured[rows]
         if known.any():
             off = float((deviations - self._deviations[rows])[known].mean())
             self._deviations += off
-        elif self._seen.any():
-            off = float(deviations.mean() - self._deviations[self._seen].mean())
+        elif self._is_measured.any():
+            off = float(deviations.mean() - self._deviations[self._is_measured].mean())
         self._effects = self._effects[:, torch.searchsorted(self._edges, edges)]
         self._edges, self._age = edges, self._age + 1
         self._deviations[rows], self._effects[rows], self._age[rows] = deviations, effects, 0
         return off
 
     @property
-    def _seen(self) -> Bool[Tensor, " example"]:
+    def _is_measured(self) -> Bool[Tensor, " example"]:
         return self._age.isfinite()
 
     @property
     def deviations(self) -> Float[Tensor, " seen"]:
-        return self._deviations[self._seen]
+        return self._deviations[self._is_measured]
 
     @property
     def effects(self) -> Float[Tensor, "seen edge"]:
-        return self._effects[self._seen]
+        return self._effects[self._is_measured]
 
     @property
     def weights(self) -> Float[Tensor, " seen"]:
         """How much they count: less the longer ago they were measured."""
-        return KEPT ** self._age[self._seen]
+        return KEPT ** self._age[self._is_measured]
 
     def predict(self, deviations: Float[Tensor, " seen"]) -> None:
         """Take in what the deviations are expected to be in the circuit that is measured next."""
-        self._deviations[self._seen] = deviations
+        self._deviations[self._is_measured] = deviations
 
 
 def _connected(graph: Graph, edges: Bool[Tensor, " flat"]) -> Bool[Tensor, " flat"]:
