@@ -24,13 +24,13 @@ removed down to the middle of the next rung; those above the lower end are gone 
 from this prediction, mostly in one direction, because many effects near zero add up. Half of the difference is added
 to the drift that is assumed on the next rung.
 
-A rung measures one quarter of the examples, and the next rung the next quarter. The other examples keep the effects
-that were last measured. Their deviations follow from the edges removed since, corrected by what the measured quarter
-shows. They count less the longer ago they were measured (``KEPT``). So every decision uses all examples at a quarter
-of the cost, as in stochastic average gradients (Schmidt, Le Roux and Bach, 2017). Two kinds of rungs measure one half
-of the examples: the first one, which removes most edges and has no earlier effects, and those of ``SMALL`` circuits, in
-which effects change faster and a run takes less time. An edge may matter to other examples than those of a rung. Its
-score s_e, a mean over all of them, shows this, so ``PRIOR`` n s_e^2 is added to its cost, with n examples.
+A rung measures one quarter of the examples, and the next rung the next quarter. Of the other examples it takes the
+effects of when they were last measured, and the deviations that follow from the edges removed since, corrected by what
+the measured quarter shows. They count the less the longer ago that was (``KEPT``). So every decision uses all examples
+at a quarter of the cost, as in stochastic average gradients (Schmidt, Le Roux and Bach, 2017). In ``SMALL`` circuits
+effects change faster, and a run takes less time: there a rung measures one half of the examples. An edge may matter
+to other examples than those of a rung, and its score s_e, a mean over all of them, tells. So with n examples,
+``PRIOR`` n s_e^2 is added to its cost.
 
 ``exchanged`` goes on from there. An edge that was removed early does not come back in ``refined``, though the
 smaller circuit may need it. So the circuit is measured once more, together with the edges around it: those that
@@ -80,7 +80,7 @@ GROUPS = 200  # sweeps over all effects on a rung; between them edges are taken 
 SWAP_ROUNDS = 4
 SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
 PARTS = 4  # of the examples, which are measured in turn
-SMALL = 0.003  # circuits of at most this share of all edges are measured on two parts at a time, like the first
+SMALL = 0.003  # circuits of at most this share of all edges are measured on two parts at a time
 PART = 12  # examples of a part at least
 KEPT = 0.7  # what the weight of an example is multiplied by on every rung that does not measure it
 ROWS = 140  # examples times positions in a batch on a CPU: more are hardly faster, and take more memory
@@ -93,11 +93,9 @@ MAX_EFFECTS = 2**26  # kept at once, one for every example and edge: a quarter o
 def descent_passes(n: int, edges: int, *, sizes: int = 0, **_: object) -> float:
     """Forward passes over n examples, for the progress bar: down to 1% of the edges for certain sizes, else to 20."""
     n_parts = min(PARTS, max(1, n // PART))
-    start, smallest, runs = START * edges, 0.01 * edges if sizes else 20, 0.0
-    left = start
+    left, smallest, runs = START * edges, 0.01 * edges if sizes else 20, 0.0
     while left > smallest:
-        two = left == start or left <= SMALL * edges
-        runs += min(2 if two else 1, n_parts) / n_parts
+        runs += min(2 if left <= SMALL * edges else 1, n_parts) / n_parts
         left *= RUNG
     return SET_UP_PASSES + RUN_PASSES * runs
 
@@ -282,8 +280,7 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
     examples, drift, turn = _Examples(len(probe.pairs), left.nonzero()[:, 0]), 0.0, cycle(range(len(probe.parts)))
     while int(left.sum()) > smallest:
         edges = left.nonzero()[:, 0]
-        is_first = len(removed) == 1
-        n_parts = min(2 if is_first or len(edges) <= SMALL * graph.n_edges else 1, len(probe.parts))
+        n_parts = min(2 if len(edges) <= SMALL * graph.n_edges else 1, len(probe.parts))
         parts = list(islice(turn, n_parts))
         measured = probe.measure(middle.nonzero()[:, 0], edges, parts)
         drift += examples.update(torch.cat([probe.parts[part][0] for part in parts]), edges, *measured) / 2
