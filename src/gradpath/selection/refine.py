@@ -24,13 +24,12 @@ removed down to the middle of the next rung; those above the lower end are gone 
 from this prediction, mostly in one direction, because many effects near zero add up. Half of the difference is added
 to the drift that is assumed on the next rung.
 
-A rung measures one quarter of the examples, and the next rung the next quarter. Of the other examples it takes the
-effects of when they were last measured, and the deviations that follow from the edges removed since, corrected by what
-the measured quarter shows. They count the less the longer ago that was (``KEPT``). So every decision uses all examples
-at a quarter of the cost, as in stochastic average gradients (Schmidt, Le Roux and Bach, 2017). In ``SMALL`` circuits
-effects change faster, and a run takes less time: there a rung measures one half of the examples. An edge may matter
-to other examples than those of a rung, and its score s_e, a mean over all of them, tells. So with n examples,
-``PRIOR`` n s_e^2 is added to its cost.
+A rung measures one quarter of the examples, and the next rung the next quarter. The other examples keep the effects
+that were last measured. Their deviations follow from the edges removed since, corrected by what the measured quarter
+shows. They count less the longer ago they were measured (``KEPT``). So every decision uses all examples at a quarter
+of the cost, as in stochastic average gradients (Schmidt, Le Roux and Bach, 2017). In ``SMALL`` circuits effects change
+faster, and a run takes less time: there a rung measures one half of the examples. An edge may matter to other examples
+than those of a rung. Its score s_e, a mean over all n of them, shows this: ``PRIOR`` n s_e^2 is added to its cost.
 
 ``exchanged`` goes on from there. An edge that was removed early does not come back in ``refined``, though the
 smaller circuit may need it. So the circuit is measured once more, together with the edges around it: those that
