@@ -137,7 +137,7 @@ def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, mon
 def test_rungs_are_measured_on_one_quarter_of_the_examples_after_another(found, monkeypatch):
     for name, value in {"START": 1.0, "PART": 2, "SMALL": 0.2}.items():
         monkeypatch.setattr(refined_module, name, value)
-    measured, decided, measure_on = [], [], CircuitProbe.measure_on
+    measured, decided, priors, measure_on = [], [], [], CircuitProbe.measure_on
 
     def seen(self, pairs, plan, asked, batches):
         assert sorted(torch.cat([batch.index for batch in batches]).tolist()) == sorted(pairs.index.tolist())
@@ -146,6 +146,7 @@ def test_rungs_are_measured_on_one_quarter_of_the_examples_after_another(found, 
 
     def decide(deviations, effects, n, without, **options):
         decided.append((len(deviations), [round(float(x), 3) for x in sorted(set(options["weights"].tolist()))]))
+        priors.append(options["prior"])
         return to_remove(deviations, effects, n, without, **options)
 
     monkeypatch.setattr(CircuitProbe, "measure_on", seen)
@@ -163,6 +164,12 @@ def test_rungs_are_measured_on_one_quarter_of_the_examples_after_another(found, 
     weights = [round(refined_module.KEPT**age, 3) for age in (3, 2, 1, 0)]
     assert decided[:4] == [(2 * n, weights[4 - n :]) for n in (1, 2, 3, 4)]
     assert decided[-1] == (len(TASK), weights[2:])
+    # Scores stand for the examples that a rung does not measure.
+    assert all(prior is not None and (prior >= 0).all() for prior in priors)
+    priors.clear()
+    monkeypatch.setattr(refined_module, "PART", len(TASK))
+    refined(model, TASK, scores, [5])
+    assert set(priors) == {None}
 
 
 def test_weights_of_examples_are_as_good_as_repetitions():

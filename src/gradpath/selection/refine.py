@@ -29,7 +29,8 @@ that were last measured. Their deviations follow from the edges removed since, c
 shows. They count less the longer ago they were measured (``KEPT``). So every decision uses all examples at a quarter
 of the cost, as in stochastic average gradients (Schmidt, Le Roux and Bach, 2017). In ``SMALL`` circuits effects change
 faster, and a run takes less time: there a rung measures one half of the examples. An edge may matter to other examples
-than those of a rung. Its score s_e, a mean over all n of them, shows this: ``PRIOR`` n s_e^2 is added to its cost.
+than those of a rung. Its score s_e, a mean over all n of them, shows this: ``PRIOR`` n s_e^2 is added to its cost on a
+rung that does not measure all examples.
 
 ``exchanged`` goes on from there. An edge that was removed early does not come back in ``refined``, though the
 smaller circuit may need it. So the circuit is measured once more, together with the edges around it: those that
@@ -294,7 +295,7 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
             Paths(graph, edges).remove,
             drift=drift,
             weights=examples.weights,
-            prior=PRIOR * probe.scores.values.flatten()[edges].square(),
+            prior=None if n_parts == len(probe.parts) else PRIOR * probe.scores.values.flatten()[edges].square(),
         )
         examples.predict(predicted)
         removal = edges[distributed.broadcast_first(removal)]
