@@ -27,10 +27,11 @@ to the drift that is assumed on the next rung.
 A rung measures one quarter of the examples, and the next rung the next quarter. The other examples keep the effects
 that were last measured. Their deviations follow from the edges removed since, corrected by what the measured quarter
 shows. They count less the longer ago they were measured (``KEPT``). So every decision uses all examples at a quarter
-of the cost, as in stochastic average gradients (Schmidt, Le Roux and Bach, 2017). In ``SMALL`` circuits effects change
-faster, and a run takes less time: there a rung measures one half of the examples. An edge may matter to other examples
-than those of a rung. Its score s_e, a mean over all n of them, shows this: ``PRIOR`` n s_e^2 is added to its cost on a
-rung that does not measure all examples.
+of the cost, as in stochastic average gradients (Schmidt, Le Roux and Bach, 2017). Two kinds of rungs measure one half
+of the examples: the first one, which removes most edges and has no earlier effects, and those of ``SMALL`` circuits, in
+which effects change faster and a run takes less time. An edge may matter to other examples than those of a rung. Its
+score s_e, a mean over all n of them, shows this: ``PRIOR`` n s_e^2 is added to its cost on a rung that does not measure
+all examples.
 
 ``exchanged`` goes on from there. An edge that was removed early does not come back in ``refined``, though the
 smaller circuit may need it. So the circuit is measured once more, together with the edges around it: those that
@@ -93,9 +94,10 @@ MAX_EFFECTS = 2**26  # kept at once, one for every example and edge: a quarter o
 def descent_passes(n: int, edges: int, *, sizes: int = 0, **_: object) -> float:
     """Forward passes over n examples, for the progress bar: down to 1% of the edges for certain sizes, else to 20."""
     n_parts = min(PARTS, max(1, n // PART))
-    left, smallest, runs = START * edges, 0.01 * edges if sizes else 20, 0.0
+    start, smallest, runs = START * edges, 0.01 * edges if sizes else 20, 0.0
+    left = start
     while left > smallest:
-        runs += min(2 if left <= SMALL * edges else 1, n_parts) / n_parts
+        runs += min(2 if left == start or left <= SMALL * edges else 1, n_parts) / n_parts
         left *= RUNG
     return SET_UP_PASSES + RUN_PASSES * runs
 
@@ -280,7 +282,8 @@ def _descent(probe: CircuitProbe, smallest: int) -> Order:
     examples, drift, turn = _Examples(len(probe.pairs), left.nonzero()[:, 0]), 0.0, cycle(range(len(probe.parts)))
     while int(left.sum()) > smallest:
         edges = left.nonzero()[:, 0]
-        n_parts = min(2 if len(edges) <= SMALL * graph.n_edges else 1, len(probe.parts))
+        is_first = len(removed) == 1
+        n_parts = min(2 if is_first or len(edges) <= SMALL * graph.n_edges else 1, len(probe.parts))
         parts = list(islice(turn, n_parts))
         measured = probe.measure(middle.nonzero()[:, 0], edges, parts)
         drift += examples.update(torch.cat([probe.parts[part][0] for part in parts]), edges, *measured) / 2
