@@ -40,8 +40,9 @@ def test_ranks_find_what_one_process_finds(one, many):
         for name, expected in one.items():
             got = torch.tensor(found["numbers"][name], dtype=torch.float64)
             size = float(torch.tensor(expected, dtype=torch.float64).abs().max())
-            # Batches of another size round differently, by how much depends on the processor.
-            assert got.tolist() == pytest.approx(expected, rel=0, abs=1e-5 * size), name
+            # Smaller batches round differently; by how much depends on the processor.
+            rounding = 1e-5 if name == "fewer examples than ranks" else 1e-6
+            assert got.tolist() == pytest.approx(expected, rel=0, abs=rounding * size), name
 
 
 def test_all_ranks_hold_the_same_numbers(many):
