@@ -83,6 +83,9 @@ def test_the_gradient_of_a_loss_is_that_of_the_patched_run(model, share, monkeyp
     plan = plan_of(model, circuit_of(graph, mask), weights.detach())
     asked = graph.mask.flatten().nonzero()[:, 0].flip(0)
     _, effects = edge_effects(prepared, plan, MIXED.metric, asked)
+    monkeypatch.setattr(circuit_gradients, "TARGETS", 1)  # a product for each layer, instead of one for all
+    _, by_layer = edge_effects(prepared, plan, MIXED.metric, asked)
+    assert torch.allclose(effects, by_layer, rtol=0, atol=1e-10 * float(effects.abs().max()))
     for layers in (1, 6):  # one product for each layer, and one for all
         monkeypatch.setattr(circuit_gradients, "LAYERS", layers)
         values, found = loss_gradient(

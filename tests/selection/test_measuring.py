@@ -86,6 +86,23 @@ def test_few_sweeps_leave_examples_no_further_off_than_one_for_every_edge(n, mon
     assert few <= 1.05 * left()
 
 
+@pytest.mark.parametrize("few", [0, 512])
+def test_edges_are_removed_in_the_order_of_the_definition(few, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    effects, off = torch.randn(5, 60, generator=generator), 3 * torch.randn(5, generator=generator)
+    weights, prior = 0.5 + torch.rand(5, generator=generator), torch.rand(60, generator=generator)
+    expected, left, n, drift = list[int](), off.clone(), 50, 8.0
+    for _ in range(n):
+        cost = weights @ (2 * effects.square() - 2 * left[:, None] * effects) + weights.sum() * prior
+        cost[expected] = torch.inf
+        expected.append(int(cost.argmin()))
+        left = left - effects[:, expected[-1]] + drift / n
+    monkeypatch.setattr(refined_module, "FEW", few)  # one sweep for all edges, or one for each
+    order, predicted = to_remove(off, effects, n, Alone(), drift=drift, weights=weights, prior=prior)
+    assert order.tolist() == expected
+    assert torch.allclose(predicted, left, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "neox"])
 def test_edges_on_no_path_are_removed_at_once(family):
     graph = tiny_model(family).graph

@@ -44,6 +44,8 @@ from gradpath.tasks.metrics import Metric, metric_of
 FEW_ROWS = 256
 # Layers whose effects are summed over the examples in one product: each reads what all sources below them write.
 LAYERS = 6
+# Targets whose effects on each example are computed in one product, at least: a narrow one takes twice as long for each.
+TARGETS = 60
 
 
 @torch.no_grad()
@@ -63,7 +65,7 @@ def edge_effects(prepared: Prepared, plan: Plan, metric: Metric, edges: Tensor) 
     effects.of_logits(gradient)
     for index in reversed(range(len(plan.layers))):
         run.backward(index)
-        effects.of_layer(index)
+        effects.add_layer(index)
     return value, effects.values
 
 
@@ -273,23 +275,30 @@ class _Effects:
         # The index of an edge among ``edges``, or -1.
         self.places = places.view(self.graph.n_sources, -1)[run.plan.sources]  # (live source, target)
         self.values = run.deltas.new_zeros(run.deltas.shape[1], len(edges))
+        self.columns, self.n_sources = list[int](), 0  # targets whose effects are not computed yet, and their sources
 
     def of_logits(self, gradient: Tensor) -> None:
         ends = self.run.deltas[:, *self.run.prepared.last]
         effects = torch.einsum("sbd,bd->bs", ends, gradient)
         self._put(effects[..., None], [self.graph.logits])
 
-    def of_layer(self, index: int) -> None:
-        step, (heads, mlp) = self.run.plan.layers[index], self.run.rows[2 * index : 2 * index + 2]
-        columns = [self.graph.target_head(index) + target for target in step.attention.targets]
+    def add_layer(self, index: int) -> None:
+        """Take in a layer's gradients; the effects follow when enough targets have come together."""
+        step = self.run.plan.layers[index]
+        targets = [self.graph.target_head(index) + target for target in step.attention.targets]
         if step.mlp is not None:
-            columns.append(self.graph.target_mlp(index))
-        n_sources = _sparse(step.mlp or step.attention).n_sources
-        if not n_sources or not columns:
+            targets.append(self.graph.target_mlp(index))
+        if targets and not self.columns:  # the first layer of a group, which is the last to run, has most sources
+            self.n_sources = _sparse(step.mlp or step.attention).n_sources
+        self.columns = targets + self.columns
+        if len(self.columns) < TARGETS and index > 0:
             return
-        sources = self.run.deltas[:n_sources].flatten(2).transpose(0, 1)  # (batch, source, pos d_model)
-        targets = self.run.gradients[heads.start : mlp.stop].flatten(2).permute(1, 2, 0)
-        self._put(torch.bmm(sources, targets), columns)
+        if self.columns and self.n_sources:
+            begin = self.run.rows[2 * index].start
+            sources = self.run.deltas[: self.n_sources].flatten(2).transpose(0, 1)  # (batch, source, pos d_model)
+            gradients = self.run.gradients[begin : begin + len(self.columns)].flatten(2).permute(1, 2, 0)
+            self._put(torch.bmm(sources, gradients), self.columns)
+        self.columns = []
 
     def _put(self, effects: Tensor, columns: list[int]) -> None:
         """Take over effects (batch, source, target) of the first live sources on some targets."""

@@ -78,6 +78,7 @@ RUNG = 0.6  # the share of a rung's edges that are left at its lower end
 CAUTION = 1.0
 PRIOR = 1.0  # the weight of an edge's squared score in its cost, for each example
 GROUPS = 200  # sweeps over all effects on a rung; between them edges are taken from the best of the last sweep
+FEW = 512  # edges up to this number are compared all with all, in one sweep
 SWAP_ROUNDS = 4
 SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
 PARTS = 4  # of the examples, which are measured in turn
@@ -440,23 +441,26 @@ def to_remove(
     cost, removed = (1 + caution) * effects.square().sum(1), list[int]()
     if prior is not None:
         cost += prior * root.square().sum()
-    group = max(1, n // GROUPS)
+    group = n if len(cost) <= FEW else max(1, n // GROUPS)
     while len(removed) < n:
         # Sweep all edges for the best few, and take from these until one outside may be better.
         gain = torch.addmv(cost, effects, left, alpha=-2)
         best = gain.topk(min(4 * group, len(cost)), largest=False).indices.sort().values
-        best_effects, best_cost, most = effects[best], cost[best], float(gain[best].max())
-        moves = drift / n * root - best_effects  # of the deviations, for each of them
-        before, edges = len(removed), best.tolist()
+        best_effects, edges, before, chosen = effects[best], best.tolist(), len(removed), list[int]()
+        # When one of them is removed, the gain of another changes by twice the product of their effects. NumPy takes
+        # less time than PyTorch for so few numbers.
+        gains, overlap = gain[best].numpy(), (2 * best_effects @ best_effects.T).numpy()
+        most, drifts = gains.max(), (2 * drift / n * (best_effects @ root)).numpy()
         for _ in range(group):
-            least, place = torch.addmv(best_cost, best_effects, left, alpha=-2).min(0)
-            if float(least) > most or len(removed) >= n:
+            at = int(gains.argmin())
+            if gains[at] > most or len(removed) >= n:
                 break
-            at = int(place)
-            best_cost[at] = torch.inf
+            gains[at] = torch.inf
             if now := remove(edges[at]):
-                left += moves[at] if len(now) == 1 else drift * len(now) / n * root - best_effects[at]
+                gains += overlap[at] - len(now) * drifts
+                chosen.append(at)
                 removed += now
+        left += drift * (len(removed) - before) / n * root - best_effects[chosen].sum(0)
         cost[removed[before:]] = torch.inf
     return torch.tensor(removed, dtype=torch.long, device="cpu"), left / root
 
