@@ -44,7 +44,7 @@ from gradpath.tasks.metrics import Metric, metric_of
 FEW_ROWS = 256
 # Layers whose effects are summed over the examples in one product: each reads what all sources below them write.
 LAYERS = 6
-# Targets whose effects on each example are computed in one product, at least: a narrow one takes twice as long for each.
+# Targets whose effects are computed in one product, at least: a narrow one takes twice as long for each target.
 TARGETS = 60
 
 
