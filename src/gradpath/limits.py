@@ -32,9 +32,12 @@ ROWS = 120
 GRADIENT_ROWS = 100
 STACKED_ROWS = 85
 ACCELERATOR = 16
-# What one more batch costs, in rows of padding: of circuits, which run no MLP there, and of gradients.
+# What one more batch costs, in rows: of circuits, and of gradients.
 BATCH = 60
 GRADIENT_BATCH = 20
+# What a position costs that is in a batch only because of other examples, in rows. Circuits need it for attention
+# alone, the runs before them as any other.
+PADDING = 0.5
 # The most bytes that the expanded writes of one chunk of rows may take.
 CHUNK = 1 << 27
 
@@ -73,11 +76,8 @@ class Limits:
         return self._largest(model, len(pairs), _extents(pairs), ROWS, False, _Sizes(model).circuits, 2 * CHUNK)
 
     def tight_batches(self, model: Transformer, pairs: Pairs) -> list[Pairs]:
-        """All pairs in batches for circuits, cut where that leaves little padding.
-
-        Padding takes less time than other rows, because no MLP runs there.
-        """
-        return pairs.tight_batches(rows_at_once(model, ROWS), self.fitting(model, pairs), BATCH)
+        """All pairs in batches for circuits, cut where that leaves little padding."""
+        return pairs.tight_batches(rows_at_once(model, ROWS), self.fitting(model, pairs), BATCH, PADDING)
 
     def fitting(self, model: Transformer, pairs: Pairs) -> int:
         """As ``batch``, if the number of rows is bounded elsewhere."""

@@ -141,7 +141,7 @@ def test_mlps_run_only_where_an_example_can_differ(model, monkeypatch):
 
     with torch.no_grad():
         prepared = prepare(model, batch)
-    assert differing < prepared.input[..., 0].numel()
+    assert differing == len(prepared.input) < len(batch) * prepared.n_positions
     monkeypatch.setattr(type(model), "mlp", counted)
     plan = plan_of(model, circuit_of(model.graph, model.graph.mask))
     edge_effects(prepared, plan, MIXED.metric, torch.arange(0))

@@ -153,16 +153,18 @@ def test_arguments_that_would_be_taken_for_something_else_are_refused(make, word
         make()
 
 
+@pytest.mark.parametrize("padding", [1.0, 0.3])
 @pytest.mark.parametrize(("rows", "most"), [(12, 50), (30, 3), (1, 50), (1000, 50)])
-def test_tight_batches_have_every_pair_once_and_little_padding(rows, most):
+def test_tight_batches_have_every_pair_once_and_little_padding(rows, most, padding):
     pairs = encode(
         prompts([6, 9, 6, 7, 9, 6, 12, 7], [[0], [4], [2, 3], [6], [8], [5], [1], [0]]), Tokenizer(Numbers())
     )
 
     def size(batch):
-        return len(batch) * (int(batch.last.max()) - batch.start + 1)
+        real = int((batch.last - batch.first + 1).sum())
+        return real + padding * (len(batch) * (int(batch.last.max()) - batch.start + 1) - real)
 
-    tight = pairs.tight_batches(rows, most, price=2)
+    tight = pairs.tight_batches(rows, most, price=2, padding=padding)
     assert sorted(i for batch in tight for i in batch.index.tolist()) == list(range(8))
     assert all(len(batch) <= most and (size(batch) <= rows or len(batch) == 1) for batch in tight)
     if rows == 1000:  # no even cut is cheaper

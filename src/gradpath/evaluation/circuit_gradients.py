@@ -35,8 +35,8 @@ from gradpath.evaluation.patched_run import (
     write_heads,
     write_weights,
 )
-from gradpath.evaluation.plan import Plan, SpanReads, SparseReads, mlp_positions, sum_groups
-from gradpath.evaluation.prepared import Positions, Prepared
+from gradpath.evaluation.plan import Plan, SpanReads, SparseReads, mlp_rows, sum_groups
+from gradpath.evaluation.prepared import Prepared, Rows
 from gradpath.model.transformer import same_device, to_device_of
 from gradpath.tasks.metrics import Metric, metric_of
 
@@ -121,9 +121,9 @@ class _TracedRun:
         """``edges`` are those whose effects are computed; they need not be in the circuit."""
         self.prepared, self.plan, self.model = prepared, plan, prepared.model
         mask = plan.edges.flatten().index_fill(0, edges, True).view_as(plan.edges)
-        self.positions = mlp_positions(prepared, plan, mask)  # at which the MLP of each layer is run
+        self.mlp_rows = mlp_rows(prepared, plan, mask)  # at which the MLP of each layer is run
         self.deltas = input_only(prepared, plan)
-        self.keep_graphs = prepared.input.shape[:2].numel() <= FEW_ROWS
+        self.keep_graphs = len(prepared.input) <= FEW_ROWS
         self.heads, self.mlps = dict[int, _Heads](), dict[int, tuple[Tensor, Tensor | None]]()
         self.rows = list[slice]()  # of the heads' targets of each layer; its MLP's comes next
         begin, ends, weights = 0, list[Tensor](), list[Tensor]()
@@ -158,33 +158,32 @@ class _TracedRun:
             with torch.set_grad_enabled(self.keep_graphs):
                 change = run_heads(prepared, index, step, projected.values)
             writes = write_heads(model, index, step, change.detach())
-            deltas[step.head_rows] = to_device_of(writes, deltas).view(-1, *deltas.shape[1:])
+            deltas[step.head_rows] = to_device_of(writes, deltas)
             if not in_place:
                 rows.copy_(to_device_of(x, rows))
             self.heads[index] = _Heads(projected, change if self.keep_graphs else None)
-        at = self.positions[index]
+        at = self.mlp_rows[index]
         if step.mlp is not None and at is not None:
             x = read_mlp(prepared, index, step.mlp, deltas, at).requires_grad_()
             with torch.set_grad_enabled(self.keep_graphs):
                 written = model.mlp(layer, x)
             mlp_out = to_device_of(before.mlp_out, deltas)[at]
-            deltas[step.mlp_row, *at] = to_device_of(written.detach(), deltas) - mlp_out
+            deltas[step.mlp_row, at] = to_device_of(written.detach(), deltas) - mlp_out
             self.mlps[index] = x, written if self.keep_graphs else None
 
     def read_logits(self) -> Tensor:
         """What ``logits`` reads at the last position, (batch, d_model)."""
-        last = self.prepared.last
-        return self.plan.logits.read(self.prepared.corrupted.final_in[last], self.deltas, at=last)[0]
+        return self.plan.logits.read(self.prepared.corrupted_final, self.deltas, at=self.prepared.last)[0]
 
     def backward_logits(self, gradient: Tensor) -> None:
         self.gradients[-1] = 0
-        self.gradients[-1, *self.prepared.last] = gradient
+        self.gradients[-1, self.prepared.last] = gradient
 
     def backward(self, index: int) -> None:
         """Fill in the gradients at what a layer's targets read; those of all later targets have to be there."""
         step, model = self.plan.layers[index], self.model
         count_nodes(self.prepared, step)
-        at, mlp_row = self.positions[index], self.rows[2 * index + 1]
+        at, mlp_row = self.mlp_rows[index], self.rows[2 * index + 1]
         if at is None:
             self.gradients[mlp_row] = 0
         else:
@@ -194,9 +193,9 @@ class _TracedRun:
                     written = model.mlp(model.layers[index], x)
             grad_out = self._at_writes(slice(step.mlp_row, step.mlp_row + 1), at)
             grad_out = to_device_of(grad_out, written).view_as(written)
-            if isinstance(at[0], Tensor):  # not everywhere
+            if isinstance(at, Tensor):  # not everywhere
                 self.gradients[mlp_row] = 0
-            self.gradients[mlp_row.start, *at] = to_device_of(_gradient(written, x, grad_out), self.deltas)
+            self.gradients[mlp_row.start, at] = to_device_of(_gradient(written, x, grad_out), self.deltas)
         if step.attention.targets:
             projected, change = self.heads.pop(index)
             if change is None:
@@ -206,12 +205,12 @@ class _TracedRun:
             grad_out = products(grad_out, write_weights(model, index, step), model.arch.d_head)
             at_values = _gradient(change, projected.values, grad_out)
             rows = self.gradients[self.rows[2 * index]]
-            gradient = _through_projection(projected, to_device_of(rows, at_values).flatten(1, 2), at_values)
+            gradient = _through_projection(projected, to_device_of(rows, at_values), at_values)
             if gradient.data_ptr() != rows.data_ptr():  # else it is in its place
-                rows.copy_(to_device_of(gradient.view_as(rows), rows))
+                rows.copy_(to_device_of(gradient, rows))
 
-    def _at_writes(self, rows: slice, at: Positions | None = None) -> Tensor:
-        """The gradients at the writes of some live sources, (source, position, d_model)."""
+    def _at_writes(self, rows: slice, at: Rows = slice(None)) -> Tensor:
+        """The gradients at the writes of some live sources, (source, row, d_model)."""
         begin, end = int(self.begins[rows.start]), int(self.begins[rows.stop])
         weights = self.weights[begin:end] if self.weighted else None
         sums = sum_groups(self.gradients, self.readers[begin:end], self.begins[rows] - begin, weights, at)
@@ -274,11 +273,11 @@ class _Effects:
         places[edges] = torch.arange(len(edges), device="cpu")
         # The index of an edge among ``edges``, or -1.
         self.places = places.view(self.graph.n_sources, -1)[run.plan.sources]  # (live source, target)
-        self.values = run.deltas.new_zeros(run.deltas.shape[1], len(edges))
+        self.values = run.deltas.new_zeros(len(run.prepared.batch), len(edges))
         self.columns, self.n_sources = list[int](), 0  # targets whose effects are not computed yet, and their sources
 
     def of_logits(self, gradient: Tensor) -> None:
-        ends = self.run.deltas[:, *self.run.prepared.last]
+        ends = self.run.deltas[:, self.run.prepared.last]
         effects = torch.einsum("sbd,bd->bs", ends, gradient)
         self._put(effects[..., None], [self.graph.logits])
 
@@ -294,10 +293,11 @@ class _Effects:
         if len(self.columns) < TARGETS and index > 0:
             return
         if self.columns and self.n_sources:
-            begin = self.run.rows[2 * index].start
-            sources = self.run.deltas[: self.n_sources].flatten(2).transpose(0, 1)  # (batch, source, pos d_model)
-            gradients = self.run.gradients[begin : begin + len(self.columns)].flatten(2).permute(1, 2, 0)
-            self._put(torch.bmm(sources, gradients), self.columns)
+            begin, sizes = self.run.rows[2 * index].start, self.run.prepared.sizes.tolist()
+            sources = torch.split(self.run.deltas[: self.n_sources], sizes, 1)  # of each example (source, row, d_model)
+            gradients = torch.split(self.run.gradients[begin : begin + len(self.columns)], sizes, 1)
+            products = [x.flatten(1) @ y.flatten(1).T for x, y in zip(sources, gradients, strict=True)]
+            self._put(torch.stack(products), self.columns)
         self.columns = []
 
     def _put(self, effects: Tensor, columns: list[int]) -> None:

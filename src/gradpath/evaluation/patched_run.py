@@ -29,14 +29,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradpath.evaluation.plan import LayerPlan, Plan, SpanReads, SparseReads, mlp_positions
-from gradpath.evaluation.prepared import Positions, Prepared
+from gradpath.evaluation.plan import LayerPlan, Plan, SpanReads, SparseReads, mlp_rows
+from gradpath.evaluation.prepared import Prepared, Rows
 from gradpath.model.transformer import Past, PositionInfo, Transformer, to_device_of
 from gradpath.runtime import progress
 from gradpath.sweep import Places
 from gradpath.tasks.metrics import Metric, metric_of
 
-# Called with a layer, its live heads, and their queries, keys and values in the circuit's run.
+# Called with a layer, its live heads, and their queries (zero but for rows), keys and values in the circuit's run.
 Watch = Callable[[int, list[int], Tensor, Past, PositionInfo], None]
 # How many circuits are run at once, if they are small.
 TOGETHER = 8
@@ -67,16 +67,15 @@ def _groups(plans: Sequence[Plan], n_sources: int) -> Iterator[list[Plan]]:
 
 def final_reads(prepared: Prepared, plans: Sequence[Plan]) -> list[Tensor]:
     """What ``logits`` reads at the last position in each circuit's run, (batch, d_model)."""
-    at = prepared.last
+    base, at, runs = prepared.corrupted_final, prepared.last, run_nodes(prepared, plans)
     spans = None if prepared.spans is None else prepared.spans[at]
-    base, runs = prepared.corrupted.final_in[at], run_nodes(prepared, plans)
     return [plan.logits.read(base, deltas, spans, at=at)[0] for plan, deltas in zip(plans, runs, strict=True)]
 
 
 def run_nodes(prepared: Prepared, plans: Sequence[Plan], watch: Watch | None = None) -> list[Tensor]:
     """For each circuit what its live nodes write, minus what they write in the corrupted run.
 
-    MLPs are run where their writes can differ and are read (``mlp_positions``), those of a layer in one product.
+    MLPs are run where their writes can differ and are read (``mlp_rows``), those of a layer in one product.
 
     Args:
         prepared: The batch.
@@ -84,12 +83,12 @@ def run_nodes(prepared: Prepared, plans: Sequence[Plan], watch: Watch | None = N
         watch: Sees the attention of every layer that is run; other layers attend as in the corrupted run.
 
     Returns:
-        The differences, (source, batch, pos, d_model).
+        The differences, (source, row, d_model).
     """
     model, runs = prepared.model, [input_only(prepared, plan) for plan in plans]
-    positions = [mlp_positions(prepared, plan, plan.edges) for plan in plans]
+    positions = [mlp_rows(prepared, plan, plan.edges) for plan in plans]
     for index, layer in enumerate(model.layers):
-        mlps = list[tuple[Tensor, int, Positions, Tensor]]()
+        mlps = list[tuple[Tensor, int, Rows, Tensor]]()
         for plan, deltas, places in zip(plans, runs, positions, strict=True):
             step, at = plan.layers[index], places[index]
             count_nodes(prepared, step)
@@ -98,16 +97,15 @@ def run_nodes(prepared: Prepared, plans: Sequence[Plan], watch: Watch | None = N
                 mlps.append((deltas, step.mlp_row, at, read_mlp(prepared, index, step.mlp, deltas, at)))
         if not mlps:
             continue
-        sizes = [x.shape[:-1].numel() for *_, x in mlps]
-        written = model.mlp(layer, torch.cat([x.flatten(0, -2) for *_, x in mlps]))
-        for (deltas, row, at, x), mlp_write in zip(mlps, torch.split(written, sizes), strict=True):
+        written = model.mlp(layer, torch.cat([x for *_, x in mlps]))
+        for (deltas, row, at, _), mlp_write in zip(mlps, torch.split(written, [len(x) for *_, x in mlps]), strict=True):
             mlp_out = to_device_of(prepared.layers[index].mlp_out, deltas)[at]
-            deltas[row, *at] = to_device_of(mlp_write, deltas).view_as(x) - mlp_out
+            deltas[row, at] = to_device_of(mlp_write, deltas) - mlp_out
     return runs
 
 
 def input_only(prepared: Prepared, plan: Plan) -> Tensor:
-    """The differences of the live sources before any layer is run, (source, batch, pos, d_model)."""
+    """The differences of the live sources before any layer is run, (source, row, d_model)."""
     deltas = prepared.input.new_zeros(len(plan.sources), *prepared.input.shape)
     if len(plan.sources) and plan.sources[0] == 0:
         deltas[0] = prepared.input
@@ -122,24 +120,20 @@ def _run_attention(prepared: Prepared, index: int, step: LayerPlan, deltas: Tens
         projected = project(prepared.model, index, step.attention.targets, x).values
         change = run_heads(prepared, index, step, projected, watch)
         writes = write_heads(prepared.model, index, step, change)
-        deltas[step.head_rows] = to_device_of(writes, deltas).view_as(deltas[step.head_rows])
+        deltas[step.head_rows] = to_device_of(writes, deltas)
 
 
-def read_mlp(prepared: Prepared, index: int, reads: SparseReads | SpanReads, deltas: Tensor, at: Positions) -> Tensor:
-    """What a layer's MLP reads at some positions, (row, d_model) if these are not all."""
+def read_mlp(prepared: Prepared, index: int, reads: SparseReads | SpanReads, deltas: Tensor, at: Rows) -> Tensor:
+    """What a layer's MLP reads at some rows, (row, d_model)."""
     mlp_in, spans = prepared.layers[index].mlp_in, prepared.spans
-    base = to_device_of(mlp_in, deltas)
-    if isinstance(at[0], Tensor) and 2 * len(at[0]) < base[..., 0].numel():
-        x = reads.read(base[at], deltas, None if spans is None else spans[at], at=at)[0]
-    else:
-        x = reads.read(base, deltas, spans)[0][at]
-    return to_device_of(x, mlp_in)
+    base = to_device_of(mlp_in, deltas)[at]
+    return to_device_of(reads.read(base, deltas, None if spans is None else spans[at], at=at)[0], mlp_in)
 
 
 def count_nodes(prepared: Prepared, step: LayerPlan) -> None:
     """Count the live nodes of a layer as a share of its work."""
     live = len(step.heads) + (step.mlp is not None)
-    progress.count(prepared.input[..., 0].numel() * live / (prepared.model.arch.n_heads + 1))
+    progress.count(len(prepared.input) * live / (prepared.model.arch.n_heads + 1))
 
 
 def places_in_circuits(prepared: Prepared, plans: Sequence[Plan], metric: Metric) -> Places:
@@ -163,7 +157,7 @@ class Projected(NamedTuple):
 
 
 def project(model: Transformer, index: int, targets: list[int], x: Tensor) -> Projected:
-    """Each target's own head projection of what it reads, x (target, batch, pos, d_model).
+    """Each target's own head projection of what it reads, x (target, row, d_model).
 
     The product with the weights is linear, so 1/sigma is multiplied afterwards, where a row is d_head wide and not
     d_model. Behind a LayerNorm the weights are centred and so is x, in place: then both kinds of norm are one.
@@ -172,7 +166,6 @@ def project(model: Transformer, index: int, targets: list[int], x: Tensor) -> Pr
     rows = [a.projection_row(*divmod(target, a.n_heads)) for target in targets]
     of_heads = layer.w_qkv.view(-1, a.d_qkv, a.d_model).unbind()
     weights = [of_heads[row] for row in rows]
-    x = x.flatten(1, 2)
     if a.norm_before and a.norm == "layer":
         x -= x.mean(-1, keepdim=True)
         weights = [w - w.mean(-1, keepdim=True) for w in weights]  # again, in the precision of this run
@@ -217,15 +210,16 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor
     ``projected`` are their q, k and v that have a kept edge, (target, row, d_qkv).
     """
     model, layer, a = prepared.model, prepared.model.layers[index], prepared.model.arch
-    before, heads = prepared.layers[index], step.heads
-    q, k, v = (_of_heads(x, heads, a.n_heads, 2) for x in (before.q, before.k, before.v))
+    before, heads, cells = prepared.layers[index], step.heads, to_device_of(prepared.cells, projected)
+    k, v = (_of_heads(x, heads, a.n_heads, 2) for x in (before.k, before.v))
+    q = torch.zeros_like(k).flatten(0, 1).index_copy(0, cells, _of_heads(before.q, heads, a.n_heads, 1)).view_as(k)
     # Every q, k and v as in the corrupted run, but for those that read something else.
-    place = {head: row for row, head in enumerate(heads)}
-    rows = [qkv * len(heads) + place[head] for qkv, head in (divmod(x, a.n_heads) for x in step.attention.targets)]
-    qkv_heads = torch.cat([q, k, v], 2).permute(2, 0, 1, 3)  # (q, k, v of each head; batch, pos, d_qkv)
-    fresh = projected.view(-1, *prepared.input.shape[:2], a.d_qkv)
-    qkv_heads = qkv_heads.index_copy(0, torch.tensor(rows, dtype=torch.long, device=fresh.device), fresh)
-    q, k, v = torch.split(qkv_heads.permute(1, 2, 0, 3), len(heads), 2)
+    place, each = {head: row for row, head in enumerate(heads)}, 3 * len(heads)
+    which = [qkv * len(heads) + place[head] for qkv, head in (divmod(x, a.n_heads) for x in step.attention.targets)]
+    fresh = torch.tensor(which, dtype=torch.long, device=cells.device)[:, None] + each * cells  # (target, row)
+    qkv_heads = torch.cat([q, k, v], 2)  # (batch, pos, q, k and v of each head, d_qkv)
+    qkv_heads = qkv_heads.flatten(0, 2).index_copy(0, fresh.flatten(), projected.flatten(0, 1)).view_as(qkv_heads)
+    q, k, v = torch.split(qkv_heads, len(heads), 2)
     positions = prepared.positions.to_device_of(layer.w_qkv)
     if len(heads) < a.n_heads:
         layer, positions = layer.of_heads(heads), positions.of_heads(heads)
@@ -235,9 +229,10 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor
     if watch is not None:
         watch(index, heads, queries, past, positions)
     z = model.attend(layer, queries, past, positions)  # (batch, pos, head, d_head)
+    z = z.flatten(0, 1).index_select(0, cells)  # (row, head, d_head)
     # Heads that share a norm are all here.
     written = z if layer.attn_gain is None else model.attention_out(layer, z)[1]
-    return (written - before.written[:, :, heads]).flatten(0, 1).transpose(0, 1)
+    return (written - before.written[:, heads]).transpose(0, 1)
 
 
 def _of_heads(x: Tensor, heads: list[int], n_heads: int, axis: int) -> Tensor:

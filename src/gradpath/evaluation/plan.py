@@ -26,34 +26,30 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.evaluation.prepared import Positions, Prepared
+from gradpath.evaluation.prepared import Prepared, Rows
 from gradpath.graph import QKV
 from gradpath.model.transformer import Transformer, to_device_of
 
 
 def sum_groups(
-    rows: Tensor, members: Tensor, begins: Tensor, weights: Tensor | None = None, at: Positions | None = None
+    nodes: Tensor, members: Tensor, begins: Tensor, weights: Tensor | None = None, at: Rows = slice(None)
 ) -> Tensor:
-    """The sum of each group of rows, (position, group, d_model).
+    """The sum of each group of nodes, (row, group, d_model).
 
     Args:
-        rows: The rows, (row, batch, pos, d_model).
-        members: The rows of the first group, then those of the second, and so on.
+        nodes: What the nodes have at each row, (node, row, d_model).
+        members: The nodes of the first group, then those of the second, and so on.
         begins: Where each group begins among the members.
         weights: What each member is multiplied by; by default 1.
-        at: The positions at which to sum; by default all.
+        at: The rows at which to sum; by default all.
     """
-    # Position by position: what all rows have there stays in the processor's cache, for all groups.
-    n_positions = rows.shape[1:-1].numel()
-    position = torch.arange(n_positions, device=rows.device)
-    if at is not None:
-        position = position.view(rows.shape[1:-1])[at].flatten()
-    position, n = position[:, None], len(position)
-    bags = begins + len(members) * torch.arange(n, device=rows.device)[:, None]
-    each = None if weights is None else weights.repeat(n)
-    index = (members * n_positions + position).flatten()
-    sums = F.embedding_bag(index, rows.flatten(0, -2), bags.flatten(), mode="sum", per_sample_weights=each)
-    return sums.view(n, len(begins), rows.shape[-1])
+    # Row by row: what all nodes have there stays in the processor's cache, for all groups.
+    row = torch.arange(nodes.shape[1], device=nodes.device)[at, None]
+    bags = begins + len(members) * torch.arange(len(row), device=nodes.device)[:, None]
+    each = None if weights is None else weights.repeat(len(row))
+    index = (members * nodes.shape[1] + row).flatten()
+    sums = F.embedding_bag(index, nodes.flatten(0, 1), bags.flatten(), mode="sum", per_sample_weights=each)
+    return sums.view(len(row), len(begins), nodes.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -86,16 +82,16 @@ class SparseReads:
         deltas: Tensor,
         spans: Tensor | None = None,
         *,
-        at: Positions | None = None,
+        at: Rows = slice(None),
         out: Tensor | None = None,
     ) -> Tensor:
-        """What the targets read: the corrupted input and what the kept edges bring, (target, *base).
+        """What the targets read: the corrupted input and what the kept edges bring, (target, row, d_model).
 
         Args:
-            base: The corrupted input, (batch, pos, d_model), or (position, d_model) of those at ``at``.
-            deltas: The differences that the live sources write, (source, batch, pos, d_model).
-            spans: Not needed where all positions have the same edges.
-            at: Some of the positions; by default all.
+            base: The corrupted input at the rows of ``at``, (row, d_model).
+            deltas: The differences that the live sources write, (source, row, d_model).
+            spans: Not needed where all rows have the same edges.
+            at: Some of the rows; by default all.
             out: Where to put the result, on the device of ``base``.
         """
         n_targets = len(self.targets)
@@ -104,12 +100,11 @@ class SparseReads:
             return out.copy_(base)
         rows = deltas[: self.n_sources]
         if isinstance(self.edges, Tensor):
-            rows = rows if at is None else rows[:, *at]
-            brought = (self.edges @ rows.flatten(1)).view_as(out)
+            brought = (self.edges @ rows[:, at].flatten(1)).view_as(out)
         else:
             sources, begins, *weights = self.edges
             sums = sum_groups(rows, sources, begins, weights[0] if weights else None, at)
-            brought = sums.transpose(0, 1).view_as(out)
+            brought = sums.transpose(0, 1)
         return torch.add(to_device_of(brought, base), base, out=out)
 
     @property
@@ -134,10 +129,10 @@ class SpanReads:
     def targets(self) -> list[int]:
         return self.parts[0].targets
 
-    def read(self, base: Tensor, deltas: Tensor, spans: Tensor | None = None, *, at: Positions | None = None) -> Tensor:
-        """As ``SparseReads.read``; ``spans`` has the span of every position of ``base``."""
+    def read(self, base: Tensor, deltas: Tensor, spans: Tensor | None = None, *, at: Rows = slice(None)) -> Tensor:
+        """As ``SparseReads.read``; ``spans`` has the span of every row of ``base``."""
         assert spans is not None, "a circuit of positions needs prompts whose positions are named"
-        deltas = deltas if at is None else deltas[:, *at]
+        deltas = deltas[:, at]
         read = base.expand(len(self.targets), *base.shape).clone()
         for i, part in enumerate(self.parts):
             in_span = spans == i
@@ -229,8 +224,8 @@ def check_same_graph(model: Transformer, circuit: Circuit) -> None:
 SMALL = 0.01
 
 
-def mlp_positions(prepared: Prepared, plan: Plan, edges: Bool[Tensor, "source target"]) -> list[Positions | None]:
-    """For each layer the positions, (batch, pos), at which its MLP has to be run.
+def mlp_rows(prepared: Prepared, plan: Plan, edges: Bool[Tensor, "source target"]) -> list[Rows | None]:
+    """For each layer the rows at which its MLP has to be run.
 
     Args:
         prepared: The batch.
@@ -238,55 +233,48 @@ def mlp_positions(prepared: Prepared, plan: Plan, edges: Bool[Tensor, "source ta
         edges: Its edges, and those outside of it whose effects are asked for.
 
     Returns:
-        The positions, or None where the MLP need not be run.
+        The rows, or None where the MLP need not be run.
     """
-    n_layers, last = len(plan.layers), prepared.last
     small = int(edges.sum()) <= SMALL * prepared.model.graph.n_edges
     if not small or prepared.input.device.type != "cpu":
-        every = [prepared.differing] * (n_layers - 1) + [last]
+        every: list[Rows] = [slice(None)] * (len(plan.layers) - 1) + [prepared.last]
         return [at if step.mlp is not None else None for at, step in zip(every, plan.layers, strict=True)]
     live_edges = edges[plan.sources].float()  # (live source, target)
     differs = _can_differ(prepared, plan, live_edges)
     everywhere = _read_everywhere(prepared, plan, live_edges)
 
-    def positions(step: LayerPlan) -> Positions | None:
+    def rows(step: LayerPlan) -> Rows | None:
         if step.mlp is None:
             return None
         mlp_differs = differs[step.mlp_row]
-        if everywhere[step.mlp_row]:
-            row, at = mlp_differs.nonzero().unbind(1)
-        else:
-            row, at = (index[mlp_differs[last]] for index in last)
-        return (row, at) if len(row) else None
+        at = mlp_differs.nonzero()[:, 0] if everywhere[step.mlp_row] else prepared.last[mlp_differs[prepared.last]]
+        return at if len(at) else None
 
-    return [positions(step) for step in plan.layers]
+    return [rows(step) for step in plan.layers]
 
 
-def _can_differ(prepared: Prepared, plan: Plan, edges: Float[Tensor, "live target"]) -> Bool[Tensor, "live batch pos"]:
+def _can_differ(prepared: Prepared, plan: Plan, edges: Float[Tensor, "live target"]) -> Bool[Tensor, "live row"]:
     """Where each live source can write something else than in the corrupted run."""
-    graph, inside = prepared.model.graph, prepared.differs
-    differs = inside.new_zeros(len(plan.sources), *inside.shape)
+    graph, n_rows = prepared.model.graph, len(prepared.input)
+    differs = torch.zeros(len(plan.sources), n_rows)
     if prepared.ablated:  # nodes write something else than what follows from their inputs
-        return differs | inside
-    flat = torch.zeros(len(differs), inside.numel())
+        return differs == 0
+    # Whether a row is of the same example as another and not before it, (row, row).
+    example = torch.arange(len(prepared.sizes)).repeat_interleave(prepared.sizes)
+    later = ((example[:, None] == example).float()).triu()
     if len(plan.sources) and plan.sources[0] == 0:
-        differs[0] = inside & (prepared.input != 0).any(-1)
-        flat[0] = differs[0].flatten()
+        differs[0] = (prepared.input != 0).any(-1)
     for index, step in enumerate(plan.layers):
         if step.heads:
             columns = _columns(graph.target_head(index), step, graph.n_heads)
-            reads = (edges[:, columns].T @ flat > 0).view(len(QKV), len(step.heads), *inside.shape)
-            q, k, v = reads
-            heads_differ = (q | ((k | v).cumsum(-1) > 0)) & inside
+            q, k, v = (edges[:, columns].T @ differs > 0).view(len(QKV), len(step.heads), n_rows)
+            heads_differ = q | ((k | v).float() @ later > 0)
             if prepared.model.heads_share_a_norm:
                 heads_differ = heads_differ.any(0).expand_as(heads_differ)
-            differs[step.head_rows] = heads_differ
-            flat[step.head_rows] = heads_differ.flatten(1).float()
+            differs[step.head_rows] = heads_differ.float()
         if step.mlp is not None:
-            mlp_differs = (edges[:, graph.target_mlp(index)] @ flat > 0).view_as(inside)
-            differs[step.mlp_row] = mlp_differs
-            flat[step.mlp_row] = mlp_differs.flatten().float()
-    return differs
+            differs[step.mlp_row] = (edges[:, graph.target_mlp(index)] @ differs > 0).float()
+    return differs > 0
 
 
 def _read_everywhere(prepared: Prepared, plan: Plan, edges: Float[Tensor, "live target"]) -> list[bool]:

@@ -6,104 +6,139 @@ Cost per batch: one clean and one corrupted forward pass.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.ablation import Ablation, ablation_of
 from gradpath.limits import Limits
 from gradpath.model.prompt_cache import keep_final, known_final, prefix_of
-from gradpath.model.transformer import LayerRun, Past, PositionInfo, Run, Transformer
+from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, to_device_of
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs, Task
 
-# Some positions of a batch, as an index of (batch, pos).
-Positions = tuple[slice | Tensor, slice | Tensor]
 # Bytes of set-ups that are kept; others are made again.
 ROOM = 3 * 2**27
+# Some rows of a batch: all, or those at an index.
+Rows = slice | Tensor
+
+
+class CorruptedLayer(NamedTuple):
+    """What circuits read of a layer of the corrupted run.
+
+    Keys and values may be those of a group of heads that shares them.
+    """
+
+    attn_in: Tensor  # (row, d_model)
+    q: Tensor  # (row, head, d_qkv)
+    k: Tensor  # (batch, pos, head, d_qkv): later rows read them at all positions
+    v: Tensor
+    written: Tensor  # (row, head, d_head)
+    mlp_in: Tensor  # (row, d_model)
+    mlp_out: Tensor  # (row, d_model)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One batch, set up for any number of circuits: its corrupted run, and what ``logits`` reads at both ends."""
+    """One batch, set up for any number of circuits: its corrupted run, and what ``logits`` reads at both ends.
+
+    A *row* is a position at which an example can differ from its corrupted run: from its first differing token to its
+    last token, example after example. The other positions of the suffix are padding, or before that token. Only
+    attention needs them.
+    """
 
     model: Transformer
     batch: Pairs
-    corrupted: Run  # or that of the ablation
+    cells: Int[Tensor, " row"]  # the place of each row among all positions of the suffix, (batch pos)
+    n_positions: int  # of the suffix
+    layers: list[CorruptedLayer]  # or those of the ablation
     ablated: bool  # whether its nodes write something else than what follows from their inputs
     prefix: list[Past]  # per layer, or empty if the prompts differ from the first token on
-    input: Tensor  # (batch, pos, d_model): x - x' of the node input
-    clean_final: Tensor  # (batch, d_model): what logits reads at the last position of the clean prompts
+    input: Float[Tensor, "row d_model"]  # x - x' of the node input
+    clean_final: Float[Tensor, "batch d_model"]  # what logits reads at the last position of the clean prompts
+    corrupted_final: Float[Tensor, "batch d_model"]
 
-    @property
-    def spans(self) -> Tensor | None:
-        """The span of each position of the suffix, (batch, pos), where positions have names."""
-        return None if self.batch.spans is None else self.batch.spans[:, self.batch.start :]
+    @classmethod
+    def of(
+        cls,
+        model: Transformer,
+        batch: Pairs,
+        corrupted: Run,
+        *,
+        ablated: bool,
+        prefix: list[Past],
+        input: Float[Tensor, "batch pos d_model"],  # noqa: A002  (the node)
+        clean_final: Tensor,
+    ) -> Prepared:
+        """Take from a run what circuits read, once where heads share keys and values."""
+        a, start, n_positions = model.arch, batch.start, input.shape[1]
+        position = torch.arange(start, start + n_positions, device=batch.last.device)
+        is_row = (batch.first[:, None] <= position) & (position <= batch.last[:, None])
+        cells = is_row.flatten().nonzero()[:, 0]
+        every = bool(is_row.all())
 
-    def for_circuits(self) -> Prepared:
-        """The same without what no circuit reads: parts of the corrupted run, and copies of shared keys and values."""
-        none, a = self.input.new_empty(0), self.model.arch
+        def rows(x: Tensor) -> Tensor:
+            x = x.flatten(0, 1)
+            return x if every else x.index_select(0, to_device_of(cells, x))
 
         def once(x: Tensor, axis: int, n_own: int) -> Tensor:
             first_of_group = torch.arange(0, a.n_heads, a.n_heads // n_own, device=x.device)
             return x if n_own == a.n_heads else x.index_select(axis, first_of_group)
 
         layers = []
-        for x in self.layers:
+        for x in corrupted.layers:
             q, k, v = (once(part, 2, n_own) for part, n_own in zip((x.q, x.k, x.v), a.qkv_blocks, strict=True))
-            layers.append(replace(x, q=q, k=k, v=v, y=none, rstd=none, z=none, past=Past(none, none)))
+            at_rows = [rows(part) for part in (x.attn_in, q, x.written, x.mlp_in, x.mlp_out)]
+            layers.append(CorruptedLayer(at_rows[0], at_rows[1], k, v, *at_rows[2:]))
         n_keys = a.n_kv_heads if a.d_latent is None else a.n_heads  # what is made of a latent differs between heads
-        prefix = [Past(once(past.keys, 1, n_keys), once(past.values, 1, n_keys)) for past in self.prefix]
-        return replace(self, corrupted=replace(self.corrupted, layers=layers), prefix=prefix)
+        example = torch.arange(len(batch), device=batch.last.device)
+        return cls(
+            model=model,
+            batch=batch,
+            cells=cells,
+            n_positions=n_positions,
+            layers=layers,
+            ablated=ablated,
+            prefix=[Past(once(past.keys, 1, n_keys), once(past.values, 1, n_keys)) for past in prefix],
+            input=rows(input),
+            clean_final=clean_final,
+            corrupted_final=corrupted.final_in[example, batch.last - start],
+        )
 
     def ends(self, metric: Metric) -> Tensor:
         """The metric of the examples on the clean prompts, and on the corrupted ones or ablated, (2, batch)."""
-        finals = torch.stack([self.clean_final, self.corrupted.final_in[self.last]])
+        finals = torch.stack([self.clean_final, self.corrupted_final])
         return metric_of(self.model, metric, finals, self.batch.labels)
 
     @property
     def n_bytes(self) -> int:
         """The memory that the runs take."""
-        parts = [x for layer in self.layers for x in vars(layer).values() if isinstance(x, Tensor)]
-        return sum(x.nbytes for x in (*parts, *(x for past in self.prefix for x in past)))
-
-    @property
-    def layers(self) -> list[LayerRun]:
-        """The layers of the corrupted run."""
-        return self.corrupted.layers
+        return sum(x.nbytes for parts in (*self.layers, *self.prefix) for x in parts)
 
     @cached_property
     def positions(self) -> PositionInfo:
         """Masks and rotations of the suffix."""
-        return self.model.position_info(self.batch.start, self.input.shape[1])
-
-    @property
-    def last(self) -> tuple[Tensor, Tensor]:
-        """The index of each example's last token in the suffix."""
-        at = self.batch.last - self.batch.start
-        return torch.arange(len(at), device=at.device), at
+        return self.model.position_info(self.batch.start, self.n_positions)
 
     @cached_property
-    def differs(self) -> Bool[Tensor, "batch pos"]:
-        """Whether an example can differ from its corrupted run at a position of the suffix.
-
-        It can from its first differing token to its last token; the rest is padding, or before that token.
-        """
-        pos = torch.arange(self.batch.start, self.batch.start + self.input.shape[1], device=self.batch.last.device)
-        return (self.batch.first[:, None] <= pos) & (pos <= self.batch.last[:, None])
+    def spans(self) -> Tensor | None:
+        """The span of each row, where positions have names."""
+        return None if self.batch.spans is None else self.batch.spans[:, self.batch.start :].flatten()[self.cells]
 
     @cached_property
-    def differing(self) -> Positions:
-        """The positions where an example can differ from its corrupted run."""
-        if bool(self.differs.all()):
-            return slice(None), slice(None)
-        row, at = self.differs.nonzero().unbind(1)
-        return row, at
+    def sizes(self) -> Int[Tensor, " batch"]:
+        """The number of rows of each example."""
+        return self.batch.last - self.batch.first + 1
+
+    @cached_property
+    def last(self) -> Int[Tensor, " batch"]:
+        """The row of each example's last token."""
+        return self.sizes.cumsum(0) - 1
 
 
 def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) -> Prepared:
@@ -120,14 +155,9 @@ def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) 
         run = model.run(corrupted[:, start:], start=start, past=past)
     else:
         corrupted, run = ablation.run(model, *batch.clean.shape)
-    return Prepared(
-        model=model,
-        batch=batch,
-        corrupted=run,
-        ablated=ablation is not None,
-        prefix=past,
-        input=(clean - corrupted)[:, start:],
-        clean_final=clean_final,
+    change = (clean - corrupted)[:, start:]
+    return Prepared.of(
+        model, batch, run, ablated=ablation is not None, prefix=past, input=change, clean_final=clean_final
     )
 
 
@@ -166,7 +196,7 @@ class SetUps:
         if key in self._set_ups:
             return self._set_ups[key]
         prepared = prepare(self.model, batch.to(self.model.device), self.ablation)
-        set_up = SetUp(prepared.for_circuits(), *prepared.ends(self.metric))
+        set_up = SetUp(prepared, *prepared.ends(self.metric))
         if (n_bytes := set_up.prepared.n_bytes) <= self.room:
             self._set_ups[key] = set_up
             self.room -= n_bytes

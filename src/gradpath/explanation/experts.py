@@ -89,7 +89,7 @@ def expert_parts(
                 numbers[:, 0] += sign * torch.einsum("bpk,bpke->be", effects[..., :-1], slots)
                 numbers[:, 0, _SHARED] += sign * effects[..., -1].sum(1)
         if prepared.ablated:
-            ablated = at_least_float32(prepared.corrupted.layers[index].mlp_out)
+            ablated = at_least_float32(work.corrupted.layers[index].mlp_out)
             numbers[:, 0, _ABLATION] = -(ablated * grad_out).sum((1, 2))
     return parts
 

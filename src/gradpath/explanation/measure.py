@@ -49,7 +49,7 @@ from gradpath.explanation.experts import NUMBERS, expert_parts, mixtures_of, n_c
 from gradpath.limits import Limits
 from gradpath.model.inspection import output_of, patterns
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.model.transformer import Past, PositionInfo, Transformer, at_least_float32
+from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, at_least_float32
 from gradpath.runtime import distributed
 from gradpath.sweep import Progress, own_settings, sweep
 from gradpath.tasks.builtin import TASKS
@@ -143,6 +143,8 @@ class BatchWork:
     model: Transformer
     runs: BatchRuns
     prepared: Prepared
+    corrupted: Run  # or that of the ablation
+    change: Float[Tensor, "batch pos d_model"]  # of the node input
     plan: Plan
     sources: list[int]
     heads: dict[int, list[int]]  # the heads among the sources, by layer
@@ -155,7 +157,7 @@ class BatchWork:
 
         Queries are the positions from the first difference of the pairs on.
         """
-        model, runs, prepared = self.model, self.runs, self.prepared
+        model, runs = self.model, self.runs
         info = model.position_info(runs.start, runs.clean.suffix.shape[1])
         in_circuit = dict[int, tuple[list[int], Tensor]]()
 
@@ -163,18 +165,20 @@ class BatchWork:
             weights_of_heads = model.layers[layer].of_heads(heads)
             in_circuit[layer] = heads, model.attention_weights(weights_of_heads, q, past.keys, place)
 
-        run_nodes(prepared, [self.plan], watch)
+        run_nodes(self.prepared, [self.plan], watch)
+        cells, n = self.prepared.cells, self.prepared.n_positions
+        example, query = cells // n, cells % n  # elsewhere the circuit attends as in the corrupted run
         by_layer = []
         for layer, heads in self.heads.items():
             before = runs.past[layer] if runs.past else None
             three = [
                 patterns(model, layer, run.layers[layer], info, before)[:, heads]
-                for run in (runs.clean.run, runs.corrupted.run, prepared.corrupted)
+                for run in (runs.clean.run, runs.corrupted.run, self.corrupted)
             ]
             live, weights = in_circuit.get(layer, ([], None))
             for i, head in enumerate(heads):
                 if head in live and weights is not None:
-                    three[2][:, i] = weights[:, live.index(head)]
+                    three[2][example, i, query] = weights[example, live.index(head), query]
             by_layer.append(torch.stack(three))
         return by_layer
 
@@ -183,7 +187,7 @@ class BatchWork:
     def writes(self) -> Float[Tensor, "batch source d_model"]:
         """What each node writes at the last position on the clean prompt, after the final norm."""
         model = self.model
-        rstd = model.norm(self.runs.clean.run.final_in[self.prepared.last])[1]  # (batch, 1)
+        rstd = model.norm(self.runs.clean.run.final_in[self.last])[1]  # (batch, 1)
         x = at_least_float32(torch.stack([self.last_write(source) for source in self.sources], 1))
         if model.arch.norm == "layer":
             x = x - x.mean(-1, keepdim=True)
@@ -191,12 +195,17 @@ class BatchWork:
 
     def last_write(self, source: int, *, clean: bool = True) -> Float[Tensor, "batch d_model"]:
         """What a node writes at each prompt's last position."""
-        at = self.prepared.last
         if source == 0:
             written = self.runs.clean.suffix.detach()
-            return (written if clean else written - self.prepared.input)[at]
-        run = self.runs.clean.run if clean else self.prepared.corrupted
-        return output_of(self.model, run, *self.model.graph.place_of_source(source), at=at)
+            return (written if clean else written - self.change)[self.last]
+        run = self.runs.clean.run if clean else self.corrupted
+        return output_of(self.model, run, *self.model.graph.place_of_source(source), at=self.last)
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor]:
+        """The index of each example's last token in the suffix."""
+        at = self.runs.batch.last - self.runs.start
+        return torch.arange(len(at), device=at.device), at
 
 
 def measure(
@@ -329,16 +338,12 @@ def _run_batch(
     corrupted_input, corrupted = runs.corrupted.suffix, runs.corrupted.run
     if ablation is not None:
         corrupted_input, corrupted = ablation.run(model, *batch.clean.shape)
-    prepared = Prepared(
-        model=model,
-        batch=runs.batch,
-        corrupted=corrupted,
-        ablated=ablation is not None,
-        prefix=runs.past,
-        input=(runs.clean.suffix - corrupted_input).detach(),
-        clean_final=runs.clean.final,
-    )
-    return BatchWork(model, runs, prepared, plan, sources, heads, before)
+    change, ablated = (runs.clean.suffix - corrupted_input).detach(), ablation is not None
+    with torch.no_grad():
+        prepared = Prepared.of(
+            model, runs.batch, corrupted, ablated=ablated, prefix=runs.past, input=change, clean_final=runs.clean.final
+        )
+    return BatchWork(model, runs, prepared, corrupted, change, plan, sources, heads, before)
 
 
 def _measure_work(

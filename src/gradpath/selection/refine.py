@@ -85,7 +85,8 @@ PARTS = 4  # of the examples, which are measured in turn
 SMALL = 0.003  # circuits of at most this share of all edges are measured on two parts at a time
 PART = 12  # examples of a part at least
 KEPT = 0.7  # what the weight of an example is multiplied by on every rung that does not measure it
-ROWS = 140  # examples times positions in a batch on a CPU: more are hardly faster, and take more memory
+ROWS = 180  # of a batch on a CPU: more are hardly faster, and take more memory
+PADDING = 0.3  # what a position costs that is in a batch only because of other examples, in rows
 # For progress bars, in forward passes over the positions of a prompt that are not shared: what the set-up of an example
 # takes, and a run of a circuit with its backward pass. Measured on SmolLM2.
 SET_UP_PASSES, RUN_PASSES = 2.5, 0.85
@@ -154,7 +155,7 @@ class CircuitProbe:
         """All examples in ``PARTS`` parts, or fewer if they are few: their rows, and the same in batches."""
         n_parts = min(PARTS, max(1, len(self.pairs) // PART))
         parts = torch.arange(len(self.pairs), device="cpu").tensor_split(n_parts)
-        return [(rows, self.pairs.rows(rows).tight_batches(self.rows, self.most, BATCH)) for rows in parts]
+        return [(rows, self.pairs.rows(rows).tight_batches(self.rows, self.most, BATCH, PADDING)) for rows in parts]
 
     @property
     def batch(self) -> int:

@@ -219,14 +219,15 @@ class Pairs:
         for start in range(0, len(order), size):
             yield self.rows(order[start : start + size])
 
-    def tight_batches(self, rows: int, most: int, price: int = 20) -> list[Pairs]:
-        """All pairs in batches, divided so that they contain the least padding.
+    def tight_batches(self, rows: int, most: int, price: int = 20, padding: float = 1.0) -> list[Pairs]:
+        """All pairs in batches, divided so that they take the least time.
 
         Args:
-            rows: The largest number of rows of a batch with several examples: examples times positions from the first
-                difference on.
+            rows: The largest number of rows of a batch with several examples. A row is a position of an example, from
+                its first difference on.
             most: The largest number of examples of a batch.
             price: The cost of one more batch, in rows.
+            padding: The cost of a position that is in a batch only because of other examples, in rows.
 
         Returns:
             The batches, in the order of ``batches``.
@@ -237,10 +238,11 @@ class Pairs:
         for end in range(1, len(order) + 1):
             least.append(math.inf)
             begins.append(end - 1)
-            start, stop = first[end - 1], last[end - 1]
+            start, stop, real = first[end - 1], last[end - 1], 0
             for begin in range(end - 1, max(-1, end - 1 - most), -1):
                 start, stop = min(start, first[begin]), max(stop, last[begin])
-                size = (end - begin) * (stop - start + 1)
+                real += last[begin] - first[begin] + 1
+                size = real + padding * ((end - begin) * (stop - start + 1) - real)
                 if size > rows and end - begin > 1:
                     break
                 if least[begin] + size + price < least[end]:
