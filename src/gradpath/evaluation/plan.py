@@ -4,8 +4,8 @@ A target reads its input of the corrupted run and, on top, what its kept edges b
 nodes that write to the circuit are *live*, and only these are run.
 
 Circuits are run at the *rows* of a batch: the positions at which an example can differ from its corrupted run
-(``prepared``). A small circuit differs at few of them, and only the last one of an example is read in the end. So an MLP
-of it has to be run at a row only if
+(``prepared``). A small circuit differs at few of them, and only the last one of an example is read in the end. So an
+MLP of it has to be run at a row only if
 
 1. something that it reads can differ there: the token itself, or the write of a node that can differ there. A head can
    differ where its query can, and from the first position on where its key or its value can.

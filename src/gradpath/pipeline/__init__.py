@@ -43,6 +43,8 @@ from gradpath.verdict.tests import QUICK, few_examples
 SMALLEST, LARGEST, SIZES = 20, 0.05, 10
 # Random circuits of each size in the report's grey band. They run on few examples: enough to see what chance gives.
 BAND = 3
+# Of a counted layer of a selection, in those of a measured circuit, for the progress bar: measured on SmolLM2.
+SELECT_PRICE = 2.0
 # The requested circuit, those of other sizes for the curve, and their order, if there is one.
 Selected = tuple[Circuit, list[Circuit], NestedOrder | None]
 
@@ -226,7 +228,7 @@ def _phases(
     if request.nodes is None:
         passes += selecting_passes(how, len(to_attribute), model.graph.n_edges, 1 if share is None else 0)
     what = f"selecting edges ({how})" + ("" if share is None else f" that keep {share:.0%}")
-    select = Phase(what, units(model, to_attribute, passes) if passes else 0.0)
+    select = Phase(what, units(model, to_attribute, passes) / SELECT_PRICE if passes else 0.0, SELECT_PRICE)
     n_circuits = 1 + (4 * SIZES // 3 if curve and request.positions is None else 0)
     return {"score": score, "select": select, "measure": evaluation_phase(model, to_measure, n_circuits)}
 

@@ -447,21 +447,21 @@ def to_remove(
         # Sweep all edges for the best few, and take from these until one outside may be better.
         gain = torch.addmv(cost, effects, left, alpha=-2)
         best = gain.topk(min(4 * group, len(cost)), largest=False).indices.sort().values
-        best_effects, edges, before, chosen = effects[best], best.tolist(), len(removed), list[int]()
+        edges, before, chosen = best.tolist(), len(removed), list[int]()
         # When one of them is removed, the gain of another changes by twice the product of their effects. NumPy takes
         # less time than PyTorch for so few numbers.
-        gains, overlap = gain[best].numpy(), (2 * best_effects @ best_effects.T).numpy()
-        most, drifts = gains.max(), (2 * drift / n * (best_effects @ root)).numpy()
+        gains, best_effects = gain[best].numpy(), effects[best].numpy()
+        most, drifts = gains.max(), 2 * drift / n * (best_effects @ root.numpy())
         for _ in range(group):
             at = int(gains.argmin())
             if gains[at] > most or len(removed) >= n:
                 break
             gains[at] = torch.inf
             if now := remove(edges[at]):
-                gains += overlap[at] - len(now) * drifts
+                gains += 2 * (best_effects @ best_effects[at]) - len(now) * drifts
                 chosen.append(at)
                 removed += now
-        left += drift * (len(removed) - before) / n * root - best_effects[chosen].sum(0)
+        left += drift * (len(removed) - before) / n * root - effects[best[chosen]].sum(0)
         cost[removed[before:]] = torch.inf
     return torch.tensor(removed, dtype=torch.long, device="cpu"), left / root
 
