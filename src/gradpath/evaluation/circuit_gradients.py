@@ -35,8 +35,9 @@ from gradpath.evaluation.patched_run import (
     write_heads,
     write_weights,
 )
-from gradpath.evaluation.plan import Plan, SpanReads, SparseReads, mlp_rows, sum_groups
+from gradpath.evaluation.plan import LayerPlan, Plan, SpanReads, SparseReads, mlp_rows, sum_groups
 from gradpath.evaluation.prepared import Prepared, Rows
+from gradpath.graph import Graph
 from gradpath.model.transformer import same_device, to_device_of
 from gradpath.tasks.metrics import Metric, metric_of
 
@@ -113,8 +114,8 @@ class _Heads(NamedTuple):
 class _TracedRun:
     """A patched run that keeps what its backward pass needs.
 
-    ``gradients`` has a row for every target that the circuit runs, in the order of the computation: what a head's q, k
-    or v reads, until the backward pass has come to it; then the gradient there.
+    ``gradients`` has an entry for every target that the circuit runs, in the order of the computation: what a head's
+    q, k or v reads, until the backward pass has come to it; then the gradient there.
     """
 
     def __init__(self, prepared: Prepared, plan: Plan, edges: Tensor) -> None:
@@ -125,11 +126,11 @@ class _TracedRun:
         self.deltas = input_only(prepared, plan)
         self.keep_graphs = len(prepared.input) <= FEW_ROWS
         self.heads, self.mlps = dict[int, _Heads](), dict[int, tuple[Tensor, Tensor | None]]()
-        self.rows = list[slice]()  # of the heads' targets of each layer; its MLP's comes next
+        self.targets = list[slice]()  # of the heads of each layer; its MLP's comes next
         begin, ends, weights = 0, list[Tensor](), list[Tensor]()
         for reads in [part for step in plan.layers for part in (step.attention, step.mlp)] + [plan.logits]:
             n_targets = 0 if reads is None else len(reads.targets)
-            self.rows.append(slice(begin, begin + n_targets))
+            self.targets.append(slice(begin, begin + n_targets))
             if reads is not None:
                 target, source, weight = _sparse(reads).edge_list
                 ends.append(torch.stack([source, begin + target]))
@@ -150,17 +151,17 @@ class _TracedRun:
         step, before, layer = self.plan.layers[index], prepared.layers[index], model.layers[index]
         count_nodes(prepared, step)
         if step.attention.targets or (prepared.ablated and step.heads):
-            rows = self.gradients[self.rows[2 * index]]
-            in_place = same_device(rows, before.attn_in)
-            x = _sparse(step.attention).read(before.attn_in, deltas, out=rows if in_place else None)
+            reads = self.gradients[self.targets[2 * index]]
+            in_place = same_device(reads, before.attn_in)
+            x = _sparse(step.attention).read(before.attn_in, deltas, out=reads if in_place else None)
             projected = project(model, index, step.attention.targets, x)
             projected = projected._replace(values=projected.values.detach().requires_grad_())
             with torch.set_grad_enabled(self.keep_graphs):
                 change = run_heads(prepared, index, step, projected.values)
             writes = write_heads(model, index, step, change.detach())
-            deltas[step.head_rows] = to_device_of(writes, deltas)
+            deltas[step.head_sources] = to_device_of(writes, deltas)
             if not in_place:
-                rows.copy_(to_device_of(x, rows))
+                reads.copy_(to_device_of(x, reads))
             self.heads[index] = _Heads(projected, change if self.keep_graphs else None)
         at = self.mlp_rows[index]
         if step.mlp is not None and at is not None:
@@ -168,7 +169,7 @@ class _TracedRun:
             with torch.set_grad_enabled(self.keep_graphs):
                 written = model.mlp(layer, x)
             mlp_out = to_device_of(before.mlp_out, deltas)[at]
-            deltas[step.mlp_row, at] = to_device_of(written.detach(), deltas) - mlp_out
+            deltas[step.mlp_source, at] = to_device_of(written.detach(), deltas) - mlp_out
             self.mlps[index] = x, written if self.keep_graphs else None
 
     def read_logits(self) -> Tensor:
@@ -183,37 +184,37 @@ class _TracedRun:
         """Fill in the gradients at what a layer's targets read; those of all later targets have to be there."""
         step, model = self.plan.layers[index], self.model
         count_nodes(self.prepared, step)
-        at, mlp_row = self.mlp_rows[index], self.rows[2 * index + 1]
+        at, mlp = self.mlp_rows[index], self.targets[2 * index + 1]
         if at is None:
-            self.gradients[mlp_row] = 0
+            self.gradients[mlp] = 0
         else:
             x, written = self.mlps.pop(index)
             if written is None:
                 with torch.enable_grad():
                     written = model.mlp(model.layers[index], x)
-            grad_out = self._at_writes(slice(step.mlp_row, step.mlp_row + 1), at)
+            grad_out = self._at_writes(slice(step.mlp_source, step.mlp_source + 1), at)
             grad_out = to_device_of(grad_out, written).view_as(written)
             if isinstance(at, Tensor):  # not everywhere
-                self.gradients[mlp_row] = 0
-            self.gradients[mlp_row.start, at] = to_device_of(_gradient(written, x, grad_out), self.deltas)
+                self.gradients[mlp] = 0
+            self.gradients[mlp.start, at] = to_device_of(_gradient(written, x, grad_out), self.deltas)
         if step.attention.targets:
             projected, change = self.heads.pop(index)
             if change is None:
                 with torch.enable_grad():
                     change = run_heads(self.prepared, index, step, projected.values)
-            grad_out = to_device_of(self._at_writes(step.head_rows), change)
+            grad_out = to_device_of(self._at_writes(step.head_sources), change)
             grad_out = products(grad_out, write_weights(model, index, step), model.arch.d_head)
             at_values = _gradient(change, projected.values, grad_out)
-            rows = self.gradients[self.rows[2 * index]]
-            gradient = _through_projection(projected, to_device_of(rows, at_values), at_values)
-            if gradient.data_ptr() != rows.data_ptr():  # else it is in its place
-                rows.copy_(to_device_of(gradient, rows))
+            reads = self.gradients[self.targets[2 * index]]
+            gradient = _through_projection(projected, to_device_of(reads, at_values), at_values)
+            if gradient.data_ptr() != reads.data_ptr():  # else it is in its place
+                reads.copy_(to_device_of(gradient, reads))
 
-    def _at_writes(self, rows: slice, at: Rows = slice(None)) -> Tensor:
+    def _at_writes(self, sources: slice, at: Rows = slice(None)) -> Tensor:
         """The gradients at the writes of some live sources, (source, row, d_model)."""
-        begin, end = int(self.begins[rows.start]), int(self.begins[rows.stop])
+        begin, end = int(self.begins[sources.start]), int(self.begins[sources.stop])
         weights = self.weights[begin:end] if self.weighted else None
-        sums = sum_groups(self.gradients, self.readers[begin:end], self.begins[rows] - begin, weights, at)
+        sums = sum_groups(self.gradients, self.readers[begin:end], self.begins[sources] - begin, weights, at)
         return sums.transpose(0, 1)
 
     def summed_effects(self, edges: Tensor) -> Tensor:
@@ -222,22 +223,21 @@ class _TracedRun:
         sources, targets = self.deltas.flatten(1), self.gradients.flatten(1)
         effects = sources.new_zeros(len(sources), len(targets))
         for begin in range(0, len(layers), LAYERS):
-            first, n_sources, end = self.rows[2 * begin].start, len(sources), len(targets)
+            first, n_sources, end = self.targets[2 * begin].start, len(sources), len(targets)
             if begin + LAYERS < len(layers):
                 above = begin + LAYERS
-                n_sources, end = _sparse(layers[above].attention).n_sources, self.rows[2 * above].start
+                n_sources, end = _sparse(layers[above].attention).n_sources, self.targets[2 * above].start
             effects[:n_sources, first:end] = sources[:n_sources] @ targets[first:end].T
-        rows = [
-            row
-            for index, step in enumerate(layers)
-            for row in (
-                *(graph.target_head(index) + target for target in step.attention.targets),
-                *(graph.target_mlp(index) for _ in range(step.mlp is not None)),
-            )
-        ]
+        columns = [column for index, step in enumerate(layers) for column in _targets(graph, index, step)]
         places = torch.zeros(graph.n_sources, graph.n_targets, dtype=effects.dtype, device="cpu")
-        places[self.plan.sources[:, None], torch.tensor([*rows, graph.logits], device="cpu")] = effects.cpu()
+        places[self.plan.sources[:, None], torch.tensor([*columns, graph.logits], device="cpu")] = effects.cpu()
         return places.flatten()[edges]
+
+
+def _targets(graph: Graph, index: int, step: LayerPlan) -> list[int]:
+    """The targets of a layer that the circuit runs."""
+    mlp = [] if step.mlp is None else [graph.target_mlp(index)]
+    return [graph.target_head(index) + target for target in step.attention.targets] + mlp
 
 
 def _sparse(reads: SparseReads | SpanReads) -> SparseReads:
@@ -259,8 +259,10 @@ def _through_projection(projected: Projected, x: Tensor, grad_out: Tensor) -> Te
     along = (projected.product * grad_out).sum(-1, keepdim=True, dtype=projected.rstd.dtype)
     along = -along * projected.rstd.pow(3) / x.shape[-1]
     x.mul_(along.to(x.dtype))
-    for rows, gradient, weights in zip(x, (grad_out * projected.rstd).to(x.dtype), projected.weights, strict=True):
-        rows.addmm_(gradient, weights)
+    for x_of_target, gradient, weights in zip(
+        x, (grad_out * projected.rstd).to(x.dtype), projected.weights, strict=True
+    ):
+        x_of_target.addmm_(gradient, weights)
     return x
 
 
@@ -284,20 +286,18 @@ class _Effects:
     def add_layer(self, index: int) -> None:
         """Take in a layer's gradients; the effects follow when enough targets have come together."""
         step = self.run.plan.layers[index]
-        targets = [self.graph.target_head(index) + target for target in step.attention.targets]
-        if step.mlp is not None:
-            targets.append(self.graph.target_mlp(index))
+        targets = _targets(self.graph, index, step)
         if targets and not self.columns:  # the first layer of a group, which is the last to run, has most sources
             self.n_sources = _sparse(step.mlp or step.attention).n_sources
         self.columns = targets + self.columns
         if len(self.columns) < TARGETS and index > 0:
             return
         if self.columns and self.n_sources:
-            begin, sizes = self.run.rows[2 * index].start, self.run.prepared.sizes.tolist()
+            begin, sizes = self.run.targets[2 * index].start, self.run.prepared.sizes.tolist()
             sources = torch.split(self.run.deltas[: self.n_sources], sizes, 1)  # of each example (source, row, d_model)
             gradients = torch.split(self.run.gradients[begin : begin + len(self.columns)], sizes, 1)
-            products = [x.flatten(1) @ y.flatten(1).T for x, y in zip(sources, gradients, strict=True)]
-            self._put(torch.stack(products), self.columns)
+            effects = [x.flatten(1) @ y.flatten(1).T for x, y in zip(sources, gradients, strict=True)]
+            self._put(torch.stack(effects), self.columns)
         self.columns = []
 
     def _put(self, effects: Tensor, columns: list[int]) -> None:

@@ -86,21 +86,23 @@ def run_nodes(prepared: Prepared, plans: Sequence[Plan], watch: Watch | None = N
         The differences, (source, row, d_model).
     """
     model, runs = prepared.model, [input_only(prepared, plan) for plan in plans]
-    positions = [mlp_rows(prepared, plan, plan.edges) for plan in plans]
+    rows = [mlp_rows(prepared, plan, plan.edges) for plan in plans]
     for index, layer in enumerate(model.layers):
         mlps = list[tuple[Tensor, int, Rows, Tensor]]()
-        for plan, deltas, places in zip(plans, runs, positions, strict=True):
-            step, at = plan.layers[index], places[index]
+        for plan, deltas, rows_of_plan in zip(plans, runs, rows, strict=True):
+            step, at = plan.layers[index], rows_of_plan[index]
             count_nodes(prepared, step)
             _run_attention(prepared, index, step, deltas, watch)
             if step.mlp is not None and at is not None:
-                mlps.append((deltas, step.mlp_row, at, read_mlp(prepared, index, step.mlp, deltas, at)))
+                mlps.append((deltas, step.mlp_source, at, read_mlp(prepared, index, step.mlp, deltas, at)))
         if not mlps:
             continue
         written = model.mlp(layer, torch.cat([x for *_, x in mlps]))
-        for (deltas, row, at, _), mlp_write in zip(mlps, torch.split(written, [len(x) for *_, x in mlps]), strict=True):
+        for (deltas, source, at, _), mlp_write in zip(
+            mlps, torch.split(written, [len(x) for *_, x in mlps]), strict=True
+        ):
             mlp_out = to_device_of(prepared.layers[index].mlp_out, deltas)[at]
-            deltas[row, at] = to_device_of(mlp_write, deltas) - mlp_out
+            deltas[source, at] = to_device_of(mlp_write, deltas) - mlp_out
     return runs
 
 
@@ -120,7 +122,7 @@ def _run_attention(prepared: Prepared, index: int, step: LayerPlan, deltas: Tens
         projected = project(prepared.model, index, step.attention.targets, x).values
         change = run_heads(prepared, index, step, projected, watch)
         writes = write_heads(prepared.model, index, step, change)
-        deltas[step.head_rows] = to_device_of(writes, deltas)
+        deltas[step.head_sources] = to_device_of(writes, deltas)
 
 
 def read_mlp(prepared: Prepared, index: int, reads: SparseReads | SpanReads, deltas: Tensor, at: Rows) -> Tensor:

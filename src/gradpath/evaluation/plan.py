@@ -149,9 +149,9 @@ class LayerPlan:
 
     heads: list[int]  # heads that write to the circuit, and those that share a norm with them
     attention: SparseReads | SpanReads  # their q, k and v that have a kept edge
-    head_rows: slice  # the rows of the heads among the live sources
+    head_sources: slice  # the heads among the live sources
     mlp: SparseReads | SpanReads | None  # if it writes to the circuit
-    mlp_row: int
+    mlp_source: int
 
 
 @dataclass(frozen=True)
@@ -247,8 +247,8 @@ def mlp_rows(prepared: Prepared, plan: Plan, edges: Bool[Tensor, "source target"
     def rows(step: LayerPlan) -> Rows | None:
         if step.mlp is None:
             return None
-        mlp_differs = differs[step.mlp_row]
-        at = mlp_differs.nonzero()[:, 0] if everywhere[step.mlp_row] else prepared.last[mlp_differs[prepared.last]]
+        mlp_differs = differs[step.mlp_source]
+        at = mlp_differs.nonzero()[:, 0] if everywhere[step.mlp_source] else prepared.last[mlp_differs[prepared.last]]
         return at if len(at) else None
 
     return [rows(step) for step in plan.layers]
@@ -260,21 +260,21 @@ def _can_differ(prepared: Prepared, plan: Plan, edges: Float[Tensor, "live targe
     differs = torch.zeros(len(plan.sources), n_rows)
     if prepared.ablated:  # nodes write something else than what follows from their inputs
         return differs == 0
-    # Whether a row is of the same example as another and not before it, (row, row).
-    example = torch.arange(len(prepared.sizes)).repeat_interleave(prepared.sizes)
-    later = ((example[:, None] == example).float()).triu()
+    firsts = prepared.last + 1 - prepared.sizes
+    first = firsts.repeat_interleave(prepared.sizes)  # for each row, the first one of its example
     if len(plan.sources) and plan.sources[0] == 0:
         differs[0] = (prepared.input != 0).any(-1)
     for index, step in enumerate(plan.layers):
         if step.heads:
             columns = _columns(graph.target_head(index), step, graph.n_heads)
             q, k, v = (edges[:, columns].T @ differs > 0).view(len(QKV), len(step.heads), n_rows)
-            heads_differ = q | ((k | v).float() @ later > 0)
+            n_before = F.pad((k | v).cumsum(-1), (1, 0))  # of the rows whose key or value differs
+            heads_differ = q | (n_before[:, 1:] > n_before[:, first])
             if prepared.model.heads_share_a_norm:
                 heads_differ = heads_differ.any(0).expand_as(heads_differ)
-            differs[step.head_rows] = heads_differ.float()
+            differs[step.head_sources] = heads_differ.float()
         if step.mlp is not None:
-            differs[step.mlp_row] = (edges[:, graph.target_mlp(index)] @ differs > 0).float()
+            differs[step.mlp_source] = (edges[:, graph.target_mlp(index)] @ differs > 0).float()
     return differs > 0
 
 
@@ -283,12 +283,12 @@ def _read_everywhere(prepared: Prepared, plan: Plan, edges: Float[Tensor, "live 
     graph = prepared.model.graph
     everywhere = torch.zeros(len(plan.sources), dtype=torch.bool)
     for index, step in reversed(list(enumerate(plan.layers))):
-        if step.mlp is not None and everywhere[step.mlp_row]:
+        if step.mlp is not None and everywhere[step.mlp_source]:
             everywhere |= edges[:, graph.target_mlp(index)] > 0
         if step.heads:
             columns = _columns(graph.target_head(index), step, graph.n_heads)
             q, k, v = (edges[:, columns] > 0).view(len(edges), len(QKV), -1).unbind(1)
-            queries_count = everywhere[step.head_rows]
+            queries_count = everywhere[step.head_sources]
             if prepared.model.heads_share_a_norm:
                 queries_count = queries_count.any().expand_as(queries_count)
             everywhere |= (k | v | (q & queries_count)).any(1)
