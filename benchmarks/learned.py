@@ -38,8 +38,8 @@ from gradpath.report.style import BLUE, FAINT, GREY, INK, TITLES, panels, save
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 from gradpath.selection import learned, nested_order
+from gradpath.selection.probe import start_size
 from gradpath.selection.ranking import NestedOrder
-from gradpath.selection.refine import start_size
 from gradpath.tasks.load import more_examples
 
 TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
@@ -163,7 +163,9 @@ def evaluate_all(model: Any, orders: Mapping[str, NestedOrder], sets: Mapping[st
         cells = []
         for how, order in orders.items():
             own = [
-                x for x in fractions if how in ("top", "random") or sized(order.scores, x) < start_size(order.scores)
+                x
+                for x in fractions
+                if how in ("top", "random") or sized(order.scores, x) < start_size(order.scores.graph.n_edges)
             ]
             circuits = [order.circuit(sized(order.scores, x)) for x in own]
             for fraction, result in zip(own, gp.evaluate(model, circuits, task), strict=True):

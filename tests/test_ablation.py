@@ -125,7 +125,7 @@ def test_an_unknown_ablation_is_refused(gpt2):
 
 @pytest.mark.parametrize(("how", "n"), [("balanced", 120), ("refined", 40), ("exchanged", 25)])
 def test_selections_that_measure_do_so_with_the_ablation_of_the_scores(gpt2, monkeypatch, how, n):
-    monkeypatch.setattr("gradpath.selection.refine.START", 0.8)
+    monkeypatch.setattr("gradpath.selection.probe.START", 0.8)
     scores = attribute(gpt2, MIXED, "eap", ablation="mean")
     as_if = replace(scores, about={**scores.about, "ablation": "corrupted"})
     own, other = (selection.select(x, n, how=how, model=gpt2, task=MIXED) for x in (scores, as_if))

@@ -15,10 +15,11 @@ import gradpath as gp
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate
+from gradpath.limits import Limits
 from gradpath.model.cache import cache_folder
 from gradpath.runtime.progress import Job, Phase
 from gradpath.selection import learned as learned_module
-from gradpath.selection import nested_order, select_many, selecting_passes
+from gradpath.selection import nested_order, probe, select_many, selecting_passes
 from gradpath.selection import refine as refined_module
 from gradpath.selection.learned import Sizes, gradient_by_values, shifted, sizes_of, weights_of
 from gradpath.selection.ranking import top
@@ -31,7 +32,7 @@ TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path))
-    monkeypatch.setattr(refined_module, "START", 0.6)
+    monkeypatch.setattr(probe, "START", 0.6)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +81,8 @@ def test_the_gradient_by_scores_is_that_of_finite_differences_on_the_slow_model(
         step[edge] = 1e-4
         return (loss(values + step) - loss(values - step)) / 2e-4
 
-    probe = refined_module.CircuitProbe.of(model, TASK, scores, refined_module.Limits(3))
-    learner = learned_module._Learner(probe, edges, Sizes((15,), 15, 40), True, 0.5, 1, 0.0, len(TASK), 0.1, 0)
+    circuit_probe = probe.CircuitProbe.of(model, TASK, scores, Limits(3))
+    learner = learned_module._Learner(circuit_probe, edges, Sizes((15,), 15, 40), True, 0.5, 1, 0.0, len(TASK), 0.1, 0)
     weights = weights_of(values, size, temperature)
     learner_gradient = 2 * gradient_by_values(weights, learner._gradient(weights, 0), temperature)
     checked = [0, 3, 11, 25, 39]
@@ -150,11 +151,13 @@ def test_a_run_that_was_stopped_continues_to_the_same_bits(found, monkeypatch):
 def test_the_last_step_is_measured_on_a_sample_that_nothing_was_learned_from(found, monkeypatch):
     model, scores = found
     monkeypatch.setattr(learned_module, "UNSEEN", 2)
-    probe = refined_module.CircuitProbe.of(model, TASK, scores, refined_module.Limits(3))
-    learner = learned_module._Learner(probe, top(scores, 40), Sizes((15,), 15, 40), True, 0.5, 1, 0.0, 2, 0.1, 0)
+    circuit_probe = probe.CircuitProbe.of(model, TASK, scores, Limits(3))
+    learner = learned_module._Learner(
+        circuit_probe, top(scores, 40), Sizes((15,), 15, 40), True, 0.5, 1, 0.0, 2, 0.1, 0
+    )
     seen, unseen = ([int(i) for batch in part for i in batch.index] for part in learner._split)
     # Not the longest pairs: the last ones of an order that looks random.
-    assert sorted(unseen) == sorted(probe.pairs.index[-2:].tolist())
+    assert sorted(unseen) == sorted(circuit_probe.pairs.index[-2:].tolist())
     assert sorted(seen + unseen) == list(range(len(TASK)))
     assert max(len(batch) for batch in learner._split[0]) == 2
 
@@ -180,33 +183,33 @@ def test_the_last_step_takes_a_few_examples_and_the_estimate_counts_its_passes(
         return count
 
     for name in ("measure_on", "gradient_on"):
-        monkeypatch.setattr(refined_module.CircuitProbe, name, counted(getattr(refined_module.CircuitProbe, name)))
+        monkeypatch.setattr(probe.CircuitProbe, name, counted(getattr(probe.CircuitProbe, name)))
     how = f"learned+steps=1+batch=2+examples={n_seen}+start=scores"
     nested_order(scores, how=how, smallest=5, sizes=sizes, model=model, task=task)
     n_measured = len(sizes) or learned_module.LADDER
     forward, backward = sum(n for n, _ in made), sum(n for n, has_gradients in made if has_gradients)
     assert (forward, backward) == (2 + 2 * n_measured * (1 + is_off), 2 + 2 * n_measured)
-    runs = refined_module.RUN_PASSES * (forward + backward) / 2
+    runs = probe.RUN_PASSES * (forward + backward) / 2
     expected = selecting_passes(how, n_seen, scores.graph.n_edges, len(sizes)) * n_seen
-    assert expected == pytest.approx(runs + refined_module.SET_UP_PASSES * n_seen)
+    assert expected == pytest.approx(runs + probe.SET_UP_PASSES * n_seen)
     assert len(set_up) <= n_seen
 
 
 @pytest.mark.parametrize("part", [12, 2])
 def test_the_estimate_of_refined_counts_its_rungs_and_learned_starts_with_them(found, monkeypatch, part):
     model, scores = found
-    monkeypatch.setattr(refined_module, "PART", part)
+    monkeypatch.setattr(probe, "PART", part)
     monkeypatch.setattr(refined_module, "SMALL", 0.3)
-    measure_on, made = refined_module.CircuitProbe.measure_on, []
+    measure_on, made = probe.CircuitProbe.measure_on, []
 
     def counted(self, pairs, plan, asked, batches=None):
         made.append(len(pairs))
         return measure_on(self, pairs, plan, asked, batches)
 
-    monkeypatch.setattr(refined_module.CircuitProbe, "measure_on", counted)
+    monkeypatch.setattr(probe.CircuitProbe, "measure_on", counted)
     n, edges = len(TASK), scores.graph.n_edges
     nested_order(scores, how="refined", smallest=20, model=model, task=TASK)
-    runs = (selecting_passes("refined", n, edges) - refined_module.SET_UP_PASSES) * n / refined_module.RUN_PASSES
+    runs = (selecting_passes("refined", n, edges) - probe.SET_UP_PASSES) * n / probe.RUN_PASSES
     assert sum(made) <= runs * (1 + 1e-9) <= sum(made) + max(made) + 1e-6  # pruning can save a rung
     begun, how = len(made), "learned+steps=1+batch=2+start="
     nested_order(scores, how=how + "refined", smallest=20, model=model, task=TASK)
@@ -242,7 +245,7 @@ def test_the_bar_of_a_budget_of_seconds_moves_with_the_time(found, monkeypatch):
     assert at_steps == pytest.approx([0.0, 0.4, 0.8, 1.0])
     # What the estimate takes the steps for, at the default number of them.
     per_pass = units(model, TASK, 1.0) - units(model, TASK, 0.0)
-    runs = refined_module.RUN_PASSES * learned_module.STEPS * learned_module.BATCH / len(TASK)
+    runs = probe.RUN_PASSES * learned_module.STEPS * learned_module.BATCH / len(TASK)
     assert sum(shown[:3]) == pytest.approx(units(model, TASK, 0.0) + per_pass * runs, rel=0.01)
 
 

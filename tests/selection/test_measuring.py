@@ -16,11 +16,13 @@ from gradpath.evaluation import evaluate
 from gradpath.graph import pruned
 from gradpath.limits import Limits
 from gradpath.scores import Scores
-from gradpath.selection import SELECTIONS, nested_order, select, select_many
+from gradpath.selection import SELECTIONS, nested_order, probe, select, select_many
 from gradpath.selection import refine as refined_module
 from gradpath.selection.balance import balanced, stable
+from gradpath.selection.exchange import exchanged, swap
+from gradpath.selection.probe import CircuitProbe
 from gradpath.selection.ranking import top
-from gradpath.selection.refine import CircuitProbe, Paths, exchanged, refined, swap, to_remove
+from gradpath.selection.refine import Paths, refined, to_remove
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
 
@@ -134,7 +136,7 @@ def test_of_edges_with_equal_effects_the_one_with_the_smaller_prior_is_removed_f
 
 
 def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, monkeypatch):
-    monkeypatch.setattr(refined_module, "START", 0.5)
+    monkeypatch.setattr(probe, "START", 0.5)
     model, scores = found
     order = nested_order(scores, how="refined", smallest=5, model=model, task=TASK)
     assert sorted(order.edges.tolist()) == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
@@ -152,8 +154,9 @@ def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, mon
 
 
 def test_rungs_are_measured_on_one_part_of_the_examples_after_another(found, monkeypatch):
-    for name, value in {"START": 1.0, "PART": 2, "SMALL": 0.2}.items():
-        monkeypatch.setattr(refined_module, name, value)
+    monkeypatch.setattr(probe, "START", 1.0)
+    monkeypatch.setattr(probe, "PART", 2)
+    monkeypatch.setattr(refined_module, "SMALL", 0.2)
     measured, decided, priors, measure_on = [], [], [], CircuitProbe.measure_on
 
     def seen(self, pairs, plan, asked, batches):
@@ -184,7 +187,7 @@ def test_rungs_are_measured_on_one_part_of_the_examples_after_another(found, mon
     # Scores stand for the examples that a rung does not measure.
     assert all(prior is not None and (prior >= 0).all() for prior in priors)
     priors.clear()
-    monkeypatch.setattr(refined_module, "PART", len(TASK))
+    monkeypatch.setattr(probe, "PART", len(TASK))
     refined(model, TASK, scores, [5])
     assert set(priors) == {None}
 
@@ -216,7 +219,7 @@ def test_refined_gives_as_many_edges_as_asked_for_whatever_else_was_asked_for(fo
 
 @pytest.mark.parametrize("family", some(["gpt2", "gpt2-variant", "llama-grouped", "mistral"], ["gpt2", "mistral"]))
 def test_measured_circuits_err_less_than_the_largest_scores_on_the_examples_they_saw(family, monkeypatch):
-    monkeypatch.setattr(refined_module, "START", 0.6)
+    monkeypatch.setattr(probe, "START", 0.6)
     model = tiny_model(family)
     scores = attribute(model, TASK, "eap-ig")
     counts = [scores.graph.n_edges // 10, scores.graph.n_edges // 5]
@@ -243,7 +246,7 @@ def test_edges_change_places_where_that_brings_the_examples_nearer():
 
 @pytest.mark.parametrize("family", some(["gpt2", "llama-grouped", "gemma3"], ["gemma3"]))
 def test_an_exchange_never_errs_more_than_before_on_the_examples_it_saw(family, monkeypatch):
-    monkeypatch.setattr(refined_module, "START", 0.6)
+    monkeypatch.setattr(probe, "START", 0.6)
     model = tiny_model(family)
     scores = attribute(model, TASK, "eap-ig")
     counts = [scores.graph.n_edges // share for share in (20, 10, 5)]

@@ -60,8 +60,9 @@ from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed, progress
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
+from gradpath.selection.probe import RUN_PASSES, SET_UP_PASSES, CircuitProbe, start_size
 from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
-from gradpath.selection.refine import RUN_PASSES, SET_UP_PASSES, CircuitProbe, descent_passes, refined, start_size
+from gradpath.selection.refine import descent_passes, refined
 from gradpath.sweep import units
 from gradpath.tasks.load import clean_logits, more_examples
 from gradpath.tasks.metrics import metric_name
@@ -142,7 +143,7 @@ def learned(
     more = task if scores.provenance.ablation.startswith("mean") else more_examples(task, model, needed)
     judged = judged_by_kl(more, clean_logits(model, more)) if loss == "kl" else more
     probe = CircuitProbe.of(model, judged, scores, limits, rows=ROWS)
-    n_edges, n_start = scores.graph.n_edges, start_size(scores)
+    n_edges, n_start = scores.graph.n_edges, start_size(scores.graph.n_edges)
     ranked = (
         top(scores, n_edges) if start == "scores" else refined(model, task, scores, [min(counts), n_edges], limits)[1]
     )

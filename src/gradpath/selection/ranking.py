@@ -111,7 +111,8 @@ class Selection:
 
 
 SELECTIONS = Registry[Selection](
-    "selection", [f"gradpath.selection.{module}" for module in ("ranking", "balance", "refine", "learned", "acdc")]
+    "selection",
+    [f"gradpath.selection.{module}" for module in ("ranking", "balance", "refine", "exchange", "learned", "acdc")],
 )
 
 

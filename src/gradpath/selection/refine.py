@@ -33,71 +33,42 @@ which effects change faster and a run takes less time. An edge may matter to oth
 score s_e, a mean over all n of them, shows this: ``PRIOR`` n s_e^2 is added to its cost on a rung that does not measure
 all examples.
 
-``exchanged`` goes on from there. An edge that was removed early does not come back in ``refined``, though the
-smaller circuit may need it. So the circuit is measured once more, together with the edges around it: those that
-are not in it, between nodes that are. A swap that removes e and adds f leaves r - a_e + a_f, and the best pair
-
-    e = argmin  (1 + caution) |a_e|^2 - 2 r . a_e        f = argmin  (1 + caution) |a_f|^2 + 2 r . a_f
-
-is swapped as long as it brings the examples nearer to the model. Then the circuit is measured again, and this
-repeats until the error stops falling; the best circuit that was measured is kept.
-
 Cost: one set-up of the examples; per rung, one run of the circuit and one backward pass through it on a quarter or a
-half of them; per round of swaps, the same on all of them.
+half of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from hashlib import sha256
 from itertools import cycle, islice
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradpath.ablation import all_positions
-from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
-from gradpath.evaluation.patched_run import places_in_circuits
-from gradpath.evaluation.plan import Plan, plan_of
-from gradpath.evaluation.prepared import SetUps
 from gradpath.graph import Graph, pruned
-from gradpath.limits import BATCH, Limits, rows_at_once
+from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import return_memory
 from gradpath.scores import Scores
-from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
-from gradpath.sweep import Places, places_in_prompts, sweep
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.selection.probe import RUN_PASSES, SET_UP_PASSES, CircuitProbe, part_count, start_size
+from gradpath.selection.ranking import Order, Orders, selection, top
+from gradpath.tasks.task import Task
 
-START = 0.1  # the share of all edges that the descent starts from
 RUNG = 0.6  # the share of a rung's edges that are left at its lower end
 CAUTION = 1.0
 PRIOR = 1.0  # the weight of an edge's squared score in its cost, for each example
 GROUPS = 200  # sweeps over all effects on a rung; between them edges are taken from the best of the last sweep
 FEW = 512  # edges up to this number are compared all with all, in one sweep
-SWAP_ROUNDS = 4
-SWAPPED = 0.1  # the largest share of edges swapped in one round: beyond it the measured effects go stale
-PARTS = 4  # of the examples, which are measured in turn
 SMALL = 0.003  # circuits of at most this share of all edges are measured on two parts at a time
-PART = 12  # examples of a part at least
 KEPT = 0.7  # what the weight of an example is multiplied by on every rung that does not measure it
-ROWS = 180  # of a batch on a CPU: more are hardly faster, and take more memory
-PADDING = 0.3  # what a position costs that is in a batch only because of other examples, in rows
-# For progress bars, in forward passes over the positions of a prompt that are not shared: what the set-up of an example
-# takes, and a run of a circuit with its backward pass. Measured on SmolLM2.
-SET_UP_PASSES, RUN_PASSES = 2.5, 0.85
-MAX_EFFECTS = 2**26  # kept at once, one for every example and edge: a quarter of a gigabyte
 
 
 def descent_passes(n: int, edges: int, *, sizes: int = 0, **_: object) -> float:
     """Forward passes over n examples, for the progress bar: down to 1% of the edges for certain sizes, else to 20."""
-    n_parts = min(PARTS, max(1, n // PART))
-    start, smallest, runs = START * edges, 0.01 * edges if sizes else 20, 0.0
-    left = start
+    n_parts, start = part_count(n), float(start_size(edges))
+    left, smallest, runs = start, 0.01 * edges if sizes else 20, 0.0
     while left > smallest:
         runs += min(2 if left == start or left <= SMALL * edges else 1, n_parts) / n_parts
         left *= RUNG
@@ -110,174 +81,17 @@ def refined(model: Transformer, task: Task, scores: Scores, counts: Sequence[int
 
     One order for each size, best first; ``task`` holds the examples of the scores.
     """
-    order = _descent(CircuitProbe.of(model, task, scores, limits), min(counts))
+    order = descent(CircuitProbe.of(model, task, scores, limits), min(counts))
     return [order[:n] for n in counts]
 
 
-@selection("exchanged", measures=True, nested=False)
-def exchanged(
-    model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()
-) -> Orders:
-    """Like refined, then swap edges for others that bring the circuit nearer to the model.
-
-    One order for each size, best first; ``task`` holds the examples of the scores.
-    """
-    probe = CircuitProbe.of(model, task, scores, limits)
-    order = _descent(probe, min(counts))
-    return [_swapped(probe, order[:n]) for n in counts]
-
-
-@dataclass(frozen=True)
-class CircuitProbe:
-    """Measures circuits: how far each example is off, and what each edge does, or would do, about it."""
-
-    model: Transformer
-    task: Task
-    scores: Scores
-    pairs: Pairs  # in an order that looks random, so that the first of them are a sample
-    rows: int  # examples times positions in a batch
-    most: int  # the most examples in a batch
-    set_ups: SetUps
-
-    @classmethod
-    def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits, *, rows: int = ROWS) -> CircuitProbe:
-        """A probe on the examples of the task, or on as many as there is memory for.
-
-        ``rows`` are those of a batch on a CPU; other devices take more.
-        """
-        set_ups = SetUps.of(model, task, scores.provenance.ablation, limits)
-        pairs = all_positions(encode(task, model.tokenizer), set_ups.ablation)
-        pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores))])
-        return cls(model, task, scores, pairs, rows_at_once(model, rows), limits.fitting(model, pairs), set_ups)
-
-    @cached_property
-    def parts(self) -> list[tuple[Int[Tensor, " example"], list[Pairs]]]:
-        """All examples in ``PARTS`` parts, or fewer if they are few: their rows, and the same in batches."""
-        n_parts = min(PARTS, max(1, len(self.pairs) // PART))
-        parts = torch.arange(len(self.pairs), device="cpu").tensor_split(n_parts)
-        return [(rows, self.pairs.rows(rows).tight_batches(self.rows, self.most, BATCH, PADDING)) for rows in parts]
-
-    @property
-    def batch(self) -> int:
-        """The number of examples in batches that are cut evenly."""
-        suffix = int((self.pairs.last - self.pairs.first).max()) + 1
-        return min(self.most, max(1, self.rows // suffix))
-
-    def measure(
-        self, circuit: Int[Tensor, " inside"], edges: Int[Tensor, " edge"], parts: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
-        """Measure a circuit that is pruned.
-
-        Args:
-            circuit: The edges of the circuit.
-            edges: The edges whose effects are measured, inside or outside the circuit.
-            parts: The numbers of the parts of the examples to measure on; by default all.
-
-        Returns:
-            The deviations of the examples, and the effects of the edges.
-        """
-        plan = plan_of(self.model, circuit_of(self.scores, circuit, prune=False))
-        if len(self.pairs) == len(self.task):  # a search for the size of the circuit uses the same batches
-            self.set_ups.batches = [batch for _, batches in self.parts for batch in batches]
-        chosen = self.parts if parts is None else [self.parts[part] for part in parts]
-        pairs = self.pairs.rows(torch.cat([rows for rows, _ in chosen]))
-        return self.measure_on(pairs, plan, edges, [batch for _, batches in chosen for batch in batches])
-
-    def measure_on(
-        self, pairs: Pairs, plan: Plan, edges: Int[Tensor, " edge"], batches: Sequence[Pairs] | None = None
-    ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
-        """As ``measure``, for a plan, whose edges may have weights, on some of the examples."""
-        # Zeros, so that the sum over ranks puts every example's values in their place.
-        deviations = torch.zeros(len(pairs), device="cpu")
-        effects = torch.zeros(len(pairs), len(edges), device="cpu")
-        row = {int(example): row for row, example in enumerate(pairs.index)}
-
-        def measure(batch: Pairs) -> tuple[Tensor, Tensor]:
-            prepared, goal, _ = self.set_ups.prepare(batch)
-            value, effect = edge_effects(prepared, plan, self.task.metric, edges)
-            deviation, effect = (value - goal).float().cpu(), effect.float().cpu()
-            rows = [row[int(example)] for example in batch.index]
-            deviations[rows], effects[rows] = deviation, effect
-            return deviation, effect
-
-        self._sweep(measure, pairs, plan, edges, batches)
-        return distributed.all_sum(deviations), distributed.all_sum(effects)
-
-    def gradient_on(
-        self, pairs: Pairs, plan: Plan, edges: Int[Tensor, " edge"], loss: Callable[[Tensor], Tensor]
-    ) -> Float[Tensor, " edge"]:
-        """The gradient of a loss with respect to the weights of some edges, on a batch.
-
-        ``loss`` is a function of the deviations of the examples: a sum over them.
-        """
-        total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
-
-        def measure(batch: Pairs) -> Tensor:
-            prepared, goal, _ = self.set_ups.prepare(batch)
-            _, gradient = loss_gradient(prepared, plan, self.task.metric, edges, lambda value: loss(value - goal))
-            total.add_(gradient)
-            return gradient
-
-        self._sweep(measure, pairs, plan, edges, [pairs])
-        return distributed.all_sum(total)
-
-    def _sweep(
-        self,
-        measure: Callable[[Pairs], Tensor | tuple[Tensor, Tensor]],
-        pairs: Pairs,
-        plan: Plan,
-        edges: Int[Tensor, " edge"],
-        batches: Sequence[Pairs] | None,
-    ) -> None:
-        """Measure a circuit on every batch; if a number is not finite, say where."""
-        model, metric = self.model, self.task.metric
-
-        def places(single: Pairs) -> Places:
-            yield from places_in_prompts(model, metric, single)
-            with torch.no_grad():
-                yield from places_in_circuits(self.set_ups.prepare(single).prepared, [plan], metric)
-            result = measure(single)
-            yield "the gradients in the circuit", result if isinstance(result, Tensor) else result[1]
-
-        def same() -> object:
-            return model.identity, plan.sources.numpy().tobytes(), edges.numpy().tobytes()
-
-        for _ in sweep(
-            measure,
-            pairs,
-            self.batch,
-            model=model,
-            task=self.task,
-            doing="the selection of edges",
-            same=same,
-            places=places,
-            batches=batches,
-            give_back=False,
-        ):
-            pass
-
-
-def start_size(scores: Scores) -> int:
-    """The number of edges that the descent starts from."""
-    return max(1, round(START * scores.graph.n_edges))
-
-
-def _shuffled(pairs: Pairs) -> Int[Tensor, " example"]:
-    """The examples in an order that looks random, but depends on nothing but their own tokens."""
-    keys = []
-    for clean, corrupted, last in zip(pairs.clean.cpu(), pairs.corrupted.cpu(), pairs.last.tolist(), strict=True):
-        tokens = torch.cat([clean[: last + 1], corrupted[: last + 1]])
-        keys.append(sha256(tokens.long().numpy().tobytes()).digest())
-    return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), device="cpu")
-
-
-def _descent(probe: CircuitProbe, smallest: int) -> Order:
+def descent(probe: CircuitProbe, smallest: int) -> Order:
     """All edges, those removed last first, down to a circuit of at most ``smallest``.
 
     The rungs do not depend on ``smallest``, so a circuit does not depend on the other sizes asked for.
     """
     graph = probe.scores.graph
-    ranked, n_start = top(probe.scores, graph.n_edges), start_size(probe.scores)
+    ranked, n_start = top(probe.scores, graph.n_edges), start_size(graph.n_edges)
     left = _connected(graph, graph.mask_of(ranked[:n_start]))
     middle = _connected(graph, graph.mask_of(ranked[: round(RUNG**0.5 * n_start)]))
     removed = [ranked[~left[ranked]].flip(0)]  # first removed first
@@ -464,70 +278,3 @@ def to_remove(
         left += drift * (len(removed) - before) / n * root - effects[best[chosen]].sum(0)
         cost[removed[before:]] = torch.inf
     return torch.tensor(removed, dtype=torch.long, device="cpu"), left / root
-
-
-def _swapped(probe: CircuitProbe, order: Int[Tensor, " before"]) -> Order:
-    """At most as many edges as these, after swaps; those that stay keep their order."""
-    n, graph = len(order), probe.scores.graph
-    if n >= start_size(probe.scores):
-        return order
-    circuit = graph.mask_of(order)
-    best, least = circuit, torch.inf
-    for _ in range(SWAP_ROUNDS + 1):
-        circuit = pruned(graph, circuit.view(graph.n_sources, -1)).flatten()
-        around = _around(probe.scores, circuit)
-        deviations, effects = probe.measure(circuit.nonzero()[:, 0], around)
-        error = float(deviations.abs().mean())
-        if error >= least:
-            break
-        best, least = circuit.clone(), error
-        circuit[around] = distributed.broadcast_first(swap(deviations, effects, circuit[around], n))
-    added = best.clone()
-    added[order] = False
-    return torch.cat([order[best[order]], added.nonzero()[:, 0]])
-
-
-def _around(scores: Scores, circuit: Bool[Tensor, " flat"]) -> Order:
-    """The circuit's edges and those between its nodes, at most as many as ``refined`` starts from.
-
-    Effects of the others are zero; and what bounds the memory of the descent bounds it here.
-    """
-    graph = scores.graph
-    mask = circuit.view(graph.n_sources, -1)
-    between = graph.mask & mask.any(1)[:, None] & mask.any(0)
-    most = max(int(circuit.sum()), start_size(scores))
-    size = torch.where(between, scores.values.abs(), -1.0).masked_fill(mask, torch.inf).flatten()
-    chosen = size.sort(descending=True, stable=True).indices[:most]
-    return chosen[size[chosen] >= 0].sort().values
-
-
-def swap(
-    deviations: Float[Tensor, " example"],
-    effects: Float[Tensor, "example edge"],
-    inside: Bool[Tensor, " edge"],
-    n: int,
-    *,
-    caution: float = CAUTION,
-) -> Bool[Tensor, " edge"]:
-    """Which edges are inside after swaps, at most ``n``; ``deviations`` are those before.
-
-    Where fewer than ``n`` are inside, edges are first added without another being removed. None moves twice.
-    """
-    deviations, inside, movable = deviations.clone(), inside.clone(), torch.ones_like(inside)
-    square = (1 + caution) * effects.square().sum(0)
-    free = n - int(inside.sum())
-    for swaps in range(free + max(1, int(SWAPPED * n))):
-        after, gain, out = deviations, 0.0, None
-        if swaps >= free:
-            removing = torch.where(inside & movable, square - 2 * (deviations @ effects), torch.inf)
-            out = int(removing.argmin())
-            after, gain = deviations - effects[:, out], float(removing[out])
-        adding = torch.where(~inside & movable, square + 2 * (after @ effects), torch.inf)
-        into = int(adding.argmin())
-        if gain + float(adding[into]) >= 0:
-            break
-        deviations = after + effects[:, into]
-        inside[into], movable[into] = True, False
-        if out is not None:
-            inside[out] = movable[out] = False
-    return inside

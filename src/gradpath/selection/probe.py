@@ -1,0 +1,183 @@
+"""Measure circuits on the examples of an attribution, for selections that decide by it (``refine``, ``learned``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradpath.ablation import all_positions
+from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
+from gradpath.evaluation.patched_run import places_in_circuits
+from gradpath.evaluation.plan import Plan, plan_of
+from gradpath.evaluation.prepared import SetUps
+from gradpath.limits import BATCH, Limits, rows_at_once
+from gradpath.model.transformer import Transformer
+from gradpath.runtime import distributed
+from gradpath.scores import Scores
+from gradpath.selection.ranking import circuit_of
+from gradpath.sweep import Places, places_in_prompts, sweep
+from gradpath.tasks.task import Pairs, Task, encode
+
+START = 0.1  # the largest share of all edges that is measured: ``refined`` starts from it
+PARTS = 4  # of the examples, which are measured in turn
+PART = 12  # examples of a part at least
+ROWS = 180  # of a batch on a CPU: more are hardly faster, and take more memory
+PADDING = 0.3  # what a position costs that is in a batch only because of other examples, in rows
+MAX_EFFECTS = 2**26  # kept at once, one for every example and edge: a quarter of a gigabyte
+# For progress bars, in forward passes over the positions of a prompt that are not shared: what the set-up of an example
+# takes, and a run of a circuit with its backward pass. Measured on SmolLM2.
+SET_UP_PASSES, RUN_PASSES = 2.5, 0.85
+
+
+@dataclass(frozen=True)
+class CircuitProbe:
+    """Measures circuits: how far each example is off, and what each edge does, or would do, about it."""
+
+    model: Transformer
+    task: Task
+    scores: Scores
+    pairs: Pairs  # in an order that looks random, so that the first of them are a sample
+    rows: int  # examples times positions in a batch
+    most: int  # the most examples in a batch
+    set_ups: SetUps
+
+    @classmethod
+    def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits, *, rows: int = ROWS) -> CircuitProbe:
+        """A probe on the examples of the task, or on as many as there is memory for.
+
+        ``rows`` are those of a batch on a CPU; other devices take more.
+        """
+        set_ups = SetUps.of(model, task, scores.provenance.ablation, limits)
+        pairs = all_positions(encode(task, model.tokenizer), set_ups.ablation)
+        pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores.graph.n_edges))])
+        return cls(model, task, scores, pairs, rows_at_once(model, rows), limits.fitting(model, pairs), set_ups)
+
+    @cached_property
+    def parts(self) -> list[tuple[Int[Tensor, " example"], list[Pairs]]]:
+        """All examples in ``PARTS`` parts, or fewer if they are few: their rows, and the same in batches."""
+        parts = torch.arange(len(self.pairs), device="cpu").tensor_split(part_count(len(self.pairs)))
+        return [(rows, self.pairs.rows(rows).tight_batches(self.rows, self.most, BATCH, PADDING)) for rows in parts]
+
+    @property
+    def batch(self) -> int:
+        """The number of examples in batches that are cut evenly."""
+        suffix = int((self.pairs.last - self.pairs.first).max()) + 1
+        return min(self.most, max(1, self.rows // suffix))
+
+    def measure(
+        self, circuit: Int[Tensor, " inside"], edges: Int[Tensor, " edge"], parts: Sequence[int] | None = None
+    ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
+        """Measure a circuit that is pruned.
+
+        Args:
+            circuit: The edges of the circuit.
+            edges: The edges whose effects are measured, inside or outside the circuit.
+            parts: The numbers of the parts of the examples to measure on; by default all.
+
+        Returns:
+            The deviations of the examples, and the effects of the edges.
+        """
+        plan = plan_of(self.model, circuit_of(self.scores, circuit, prune=False))
+        if len(self.pairs) == len(self.task):  # a search for the size of the circuit uses the same batches
+            self.set_ups.batches = [batch for _, batches in self.parts for batch in batches]
+        chosen = self.parts if parts is None else [self.parts[part] for part in parts]
+        pairs = self.pairs.rows(torch.cat([rows for rows, _ in chosen]))
+        return self.measure_on(pairs, plan, edges, [batch for _, batches in chosen for batch in batches])
+
+    def measure_on(
+        self, pairs: Pairs, plan: Plan, edges: Int[Tensor, " edge"], batches: Sequence[Pairs] | None = None
+    ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
+        """As ``measure``, for a plan, whose edges may have weights, on some of the examples."""
+        # Zeros, so that the sum over ranks puts every example's values in their place.
+        deviations = torch.zeros(len(pairs), device="cpu")
+        effects = torch.zeros(len(pairs), len(edges), device="cpu")
+        row = {int(example): row for row, example in enumerate(pairs.index)}
+
+        def measure(batch: Pairs) -> tuple[Tensor, Tensor]:
+            prepared, goal, _ = self.set_ups.prepare(batch)
+            value, effect = edge_effects(prepared, plan, self.task.metric, edges)
+            deviation, effect = (value - goal).float().cpu(), effect.float().cpu()
+            rows = [row[int(example)] for example in batch.index]
+            deviations[rows], effects[rows] = deviation, effect
+            return deviation, effect
+
+        self._sweep(measure, pairs, plan, edges, batches)
+        return distributed.all_sum(deviations), distributed.all_sum(effects)
+
+    def gradient_on(
+        self, pairs: Pairs, plan: Plan, edges: Int[Tensor, " edge"], loss: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, " edge"]:
+        """The gradient of a loss with respect to the weights of some edges, on a batch.
+
+        ``loss`` is a function of the deviations of the examples: a sum over them.
+        """
+        total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
+
+        def measure(batch: Pairs) -> Tensor:
+            prepared, goal, _ = self.set_ups.prepare(batch)
+            _, gradient = loss_gradient(prepared, plan, self.task.metric, edges, lambda value: loss(value - goal))
+            total.add_(gradient)
+            return gradient
+
+        self._sweep(measure, pairs, plan, edges, [pairs])
+        return distributed.all_sum(total)
+
+    def _sweep(
+        self,
+        measure: Callable[[Pairs], Tensor | tuple[Tensor, Tensor]],
+        pairs: Pairs,
+        plan: Plan,
+        edges: Int[Tensor, " edge"],
+        batches: Sequence[Pairs] | None,
+    ) -> None:
+        """Measure a circuit on every batch; if a number is not finite, say where."""
+        model, metric = self.model, self.task.metric
+
+        def places(single: Pairs) -> Places:
+            yield from places_in_prompts(model, metric, single)
+            with torch.no_grad():
+                yield from places_in_circuits(self.set_ups.prepare(single).prepared, [plan], metric)
+            result = measure(single)
+            yield "the gradients in the circuit", result if isinstance(result, Tensor) else result[1]
+
+        def same() -> object:
+            return model.identity, plan.sources.numpy().tobytes(), edges.numpy().tobytes()
+
+        for _ in sweep(
+            measure,
+            pairs,
+            self.batch,
+            model=model,
+            task=self.task,
+            doing="the selection of edges",
+            same=same,
+            places=places,
+            batches=batches,
+            give_back=False,
+        ):
+            pass
+
+
+def start_size(n_edges: int) -> int:
+    """The number of edges that ``refined`` starts from, of so many in the model."""
+    return max(1, round(START * n_edges))
+
+
+def part_count(n_examples: int) -> int:
+    """The number of parts that so many examples are measured in."""
+    return min(PARTS, max(1, n_examples // PART))
+
+
+def _shuffled(pairs: Pairs) -> Int[Tensor, " example"]:
+    """The examples in an order that looks random, but depends on nothing but their own tokens."""
+    keys = []
+    for clean, corrupted, last in zip(pairs.clean.cpu(), pairs.corrupted.cpu(), pairs.last.tolist(), strict=True):
+        tokens = torch.cat([clean[: last + 1], corrupted[: last + 1]])
+        keys.append(sha256(tokens.long().numpy().tobytes()).digest())
+    return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), device="cpu")
