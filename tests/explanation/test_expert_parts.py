@@ -12,6 +12,7 @@ from test_explanation import whole
 from torch import Tensor
 
 import gradpath as gp
+from gradpath.ablation import Ablation, ablation_of
 from gradpath.cli.circuits import _roles_text
 from gradpath.explanation.experts import Expert
 from gradpath.explanation.measure import measure
@@ -88,9 +89,9 @@ def test_parts_and_choices_are_those_of_the_block_without_the_expert(kind):
             assert role.experts == ()
 
 
-def add_up(model: Transformer, **options: object) -> None:
+def add_up(model: Transformer, ablation: Ablation | None = None) -> None:
     """Assert that the parts of every node with experts add up to its effect."""
-    measured = measure(model, whole(model.graph), PAIRS, limits=Limits(batch_size=2), **options)
+    measured = measure(model, whole(model.graph), PAIRS, limits=Limits(batch_size=2), ablation=ablation)
     effects = measured.effect.sum(-1).sum(0)  # (source,), over the examples
     rows = [measured.sources.index(source) for source in measured.mixtures]
     assert rows
@@ -106,7 +107,7 @@ def test_parts_add_up_to_the_effect_of_the_node(kind):
 def test_what_an_ablation_writes_instead_is_a_part_of_its_own():
     model = tiny_model("glm4-moe")
     for ablation in ("zero", "mean"):
-        add_up(model, ablation=ablation)
+        add_up(model, ablation_of(ablation, model, PAIRS))
     experts = gp.explain(model, whole(model.graph), PAIRS, ablation="mean")["m1"].experts
     assert [expert.name for expert in experts if expert.clean is None] == ["ablation"]
 

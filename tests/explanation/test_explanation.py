@@ -12,6 +12,7 @@ from known_models import FIRST, SECOND, induction, name_mover
 from small_models import prompts, tiny_model
 
 import gradpath as gp
+from gradpath.ablation import ablation_of
 from gradpath.circuit import circuit_by_names
 from gradpath.errors import InputError
 from gradpath.explanation import roles
@@ -164,7 +165,7 @@ def test_other_tokens_are_averaged_where_they_are_no_answer():
 @pytest.mark.parametrize("ablation", ["zero", "mean"])
 def test_under_another_ablation_the_direct_effect_is_that_of_its_patch(ablation):
     model = tiny_model("gpt2")
-    measured = measure(model, whole(model.graph), PAIRS, ablation=ablation)
+    measured = measure(model, whole(model.graph), PAIRS, ablation=ablation_of(ablation, model, PAIRS))
     for node in ("input", "a1.h1", "m2"):
         patched = gp.patch(model, PAIRS, edges=[f"{node}->logits"], ablation=ablation)
         lost = patched.clean_values - patched.circuit_values

@@ -25,7 +25,16 @@ from gradpath.attribution.methods import Path, find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, UsageError, unknown
 from gradpath.evaluation import named_positions
-from gradpath.explanation.measure import RUNS, BatchWork, Measured, answers_of, measure, names_of_answers, token_logits
+from gradpath.explanation.measure import (
+    RUNS,
+    BatchWork,
+    Measured,
+    answers_of,
+    check_explainable,
+    measure,
+    names_of_answers,
+    token_logits,
+)
 from gradpath.explanation.roles import Role, known_head_scores, roles_of
 from gradpath.formats.content import optional
 from gradpath.limits import Limits
@@ -146,8 +155,11 @@ def explain(
     Returns:
         One row per node, the one with the strongest effect first.
     """
+    check_explainable(model, circuit)
     limits = Limits(batch_size, memory)
-    measured = measure(model, circuit, task, limits=limits, progress=progress, ablation=ablation, mean_over=mean_over)
+    with own_settings(model):
+        writes = ablation_of(ablation or circuit.provenance.ablation, model, mean_over or task, limits)
+    measured = measure(model, circuit, task, limits=limits, progress=progress, ablation=writes)
     return _explanation(model, circuit, task, measured)
 
 
@@ -214,6 +226,7 @@ def look_inside(
     Returns:
         What the nodes and edges do on each example.
     """
+    check_explainable(model, circuit)
     with distributed.alone(), own_settings(model):
         pairs = named_positions(encode(task, model.tokenizer), [circuit], task, model)
         answers, n = answers_of(task, pairs), len(task)
@@ -248,7 +261,7 @@ def look_inside(
             circuit,
             task,
             limits=Limits(at_once.examples, limits.memory),
-            mean_over=mean_over,
+            ablation=ablation,
             batches=at_once.batches,
             inspect=inspect,
             finish=score,

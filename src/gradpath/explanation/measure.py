@@ -36,7 +36,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.ablation import Ablation, ablation_of, all_positions
+from gradpath.ablation import Ablation, all_positions
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import NodeReads
 from gradpath.circuit import Circuit
@@ -208,6 +208,14 @@ class BatchWork:
         return torch.arange(len(at), device=at.device), at
 
 
+def check_explainable(model: Transformer, circuit: Circuit) -> None:
+    """Refuse a circuit that cannot be explained in this model, before anything is run."""
+    check_same_graph(model, circuit)
+    model.check_one_device("explaining a circuit")
+    if not len(circuit):
+        raise InputError("a circuit without edges does nothing that could be explained: find a larger one.")
+
+
 def measure(
     model: Transformer,
     circuit: Circuit,
@@ -215,8 +223,7 @@ def measure(
     *,
     limits: Limits = Limits(),
     progress: Progress | None = None,
-    ablation: str | None = None,
-    mean_over: Task | None = None,
+    ablation: Ablation | None = None,
     batches: list[Pairs] | None = None,
     inspect: Callable[[BatchWork], None] | None = None,
     finish: Callable[[BatchRuns], None] | None = None,
@@ -229,8 +236,7 @@ def measure(
         task: The examples.
         limits: How many examples may be run at once.
         progress: Called with the number of examples of each finished batch.
-        ablation: What edges outside the circuit carry; by default the ablation that the circuit was found with.
-        mean_over: The task whose clean prompts means are taken over; by default ``task`` itself.
+        ablation: What edges outside the circuit carry; by default what they carry on the corrupted prompts.
         batches: The batches; by default as many examples as fit into memory.
         inspect: Called with the runs of each batch, which then include patterns before the first difference.
         finish: Called with the clean and the corrupted run of each batch at the end, when all else is freed.
@@ -238,50 +244,23 @@ def measure(
     Returns:
         The measurements.
     """
-    check_same_graph(model, circuit)
-    model.check_one_device("explaining a circuit")
-    if not len(circuit):
-        raise InputError("a circuit without edges does nothing that could be explained: find a larger one.")
-    pairs = encode(task, model.tokenizer)
-    parts, answers = parts_of(task, pairs, model.tokenizer), answers_of(task, pairs)
-    graph, plan = model.graph, plan_of(model, circuit)
-    sources = [graph.source(node) for node in circuit.nodes if node != "logits"]
-    heads = [source for source in sources if graph.place_of_source(source)[1] < graph.n_heads]
-    n, width, mixtures = len(pairs), len(parts.names), mixtures_of(model, sources)
-    totals = {
-        "clean": torch.zeros(n),
-        "corrupted": torch.zeros(n),
-        "attention": torch.zeros(len(RUNS), n, len(heads), width, width),
-        "effect": torch.zeros(n, len(sources), width),
-        "direct": torch.zeros(n, len(sources)),
-        "answer_logits": torch.zeros(n, len(sources), *(answers.shape[1:] if answers is not None else (0, 0))),
-        "mean_write": torch.zeros(len(sources), model.arch.d_model, dtype=torch.float64),
-        "experts": torch.zeros(len(NUMBERS), len(mixtures), n_columns(model, mixtures), dtype=torch.float64),
-    }
+    pairs, plan = encode(task, model.tokenizer), plan_of(model, circuit)
+    totals = _Totals(model, circuit, parts_of(task, pairs, model.tokenizer), answers_of(task, pairs), len(pairs))
+    pairs = all_positions(named_positions(pairs, [circuit], task, model), ablation)
+
+    def measure_batch(batch: Pairs) -> dict[str, Tensor]:
+        work = _run_batch(model, task, batch, plan, totals.sources, ablation, whole_patterns=inspect is not None)
+        if inspect is not None:
+            inspect(work)
+        new, runs = totals.of_batch(work), work.runs
+        del work
+        if finish is not None:
+            finish(runs)
+        # Nothing is added up before: a batch that does not fit is run again, in halves.
+        totals.add(batch.index, new)
+        return new
+
     with own_settings(model):
-        ablated = ablation_of(ablation or circuit.provenance.ablation, model, mean_over or task, limits)
-        pairs = all_positions(named_positions(pairs, [circuit], task, model), ablated)
-
-        def measure_batch(batch: Pairs) -> dict[str, Tensor]:
-            work = _run_batch(model, task, batch, plan, sources, ablated, whole_patterns=inspect is not None)
-            if inspect is not None:
-                inspect(work)
-            rows, length = batch.index, batch.clean.shape[1]
-            in_part = F.one_hot(parts.at[rows, :length] + 1, width + 1)[..., 1:].float().to(model.device)
-            answers_of_batch = None if answers is None else answers[rows].to(model.device)
-            new = {name: x.detach() for name, x in _measure_work(work, in_part, answers_of_batch, mixtures).items()}
-            runs = work.runs
-            del work
-            if finish is not None:
-                finish(runs)
-            # Nothing is added up before: a batch that does not fit is run again, in halves.
-            for name in ("mean_write", "experts"):
-                totals[name] += new.pop(name).double().sum(0).cpu()
-            new = {name: x.float().cpu() for name, x in new.items()}
-            for name, x in new.items():
-                totals[name][(slice(None), rows) if name == "attention" else rows] = x
-            return new
-
         for _ in sweep(
             measure_batch,
             pairs,
@@ -289,24 +268,67 @@ def measure(
             model=model,
             task=task,
             doing="explaining",
-            same=lambda: (model.identity, circuit.masks.numpy().tobytes(), ablated is None),
+            same=lambda: (model.identity, circuit.masks.numpy().tobytes(), ablation is None),
             progress=progress,
             batches=batches,
         ):
             pass
-    totals = {name: distributed.all_sum(x) for name, x in totals.items()}
-    totals["mean_write"] /= n
-    answer_logits = totals.pop("answer_logits")
-    return Measured(
-        sources=sources,
-        heads=heads,
-        parts=parts,
-        answers=answers,
-        answer_logits=None if answers is None else answer_logits,
-        mixtures=mixtures,
-        n_tokens=int((pairs.last - pairs.first + 1).sum()),
-        **{name: x.float() for name, x in totals.items()},
-    )
+    return totals.measured(int((pairs.last - pairs.first + 1).sum()))
+
+
+class _Totals:
+    """The measurements of all examples, taken in batch by batch."""
+
+    def __init__(self, model: Transformer, circuit: Circuit, parts: Labels, answers: Tensor | None, n: int) -> None:
+        graph = model.graph
+        self.model, self.parts, self.answers = model, parts, answers
+        self.sources = [graph.source(node) for node in circuit.nodes if node != "logits"]
+        self.heads = [source for source in self.sources if graph.place_of_source(source)[1] < graph.n_heads]
+        self.mixtures = mixtures_of(model, self.sources)
+        n_sources, n_parts, n_mixtures = len(self.sources), len(parts.names), len(self.mixtures)
+        self.of_examples = {
+            "clean": torch.zeros(n),
+            "corrupted": torch.zeros(n),
+            "attention": torch.zeros(len(RUNS), n, len(self.heads), n_parts, n_parts),
+            "effect": torch.zeros(n, n_sources, n_parts),
+            "direct": torch.zeros(n, n_sources),
+        }
+        if answers is not None:
+            self.of_examples["answer_logits"] = torch.zeros(n, n_sources, *answers.shape[1:])
+        self.sums = {
+            "mean_write": torch.zeros(n_sources, model.arch.d_model, dtype=torch.float64),
+            "experts": torch.zeros(len(NUMBERS), n_mixtures, n_columns(model, self.mixtures), dtype=torch.float64),
+        }
+
+    def of_batch(self, work: BatchWork) -> dict[str, Tensor]:
+        """All measurements of one batch."""
+        rows, length = work.runs.batch.index.cpu(), work.runs.batch.clean.shape[1]
+        in_part = F.one_hot(self.parts.at[rows, :length] + 1, len(self.parts.names) + 1)[..., 1:].float()
+        answers = None if self.answers is None else self.answers[rows].to(self.model.device)
+        measured = _measure_work(work, in_part.to(self.model.device), answers, self.mixtures)
+        return {name: x.detach() for name, x in measured.items()}
+
+    def add(self, rows: Tensor, new: dict[str, Tensor]) -> None:
+        """Take in the measurements of the examples in some rows."""
+        for name, total in self.sums.items():
+            total += new[name].double().sum(0).cpu()
+        for name, values in self.of_examples.items():
+            values[(slice(None), rows) if name == "attention" else rows] = new[name].float().cpu()
+
+    def measured(self, n_tokens: int) -> Measured:
+        """The measurements, when all batches are taken in."""
+        values = {name: distributed.all_sum(x) for name, x in (self.of_examples | self.sums).items()}
+        values["mean_write"] /= len(values["clean"])
+        return Measured(
+            sources=self.sources,
+            heads=self.heads,
+            parts=self.parts,
+            answers=self.answers,
+            answer_logits=values.pop("answer_logits", None),
+            mixtures=self.mixtures,
+            n_tokens=n_tokens,
+            **{name: x.float() for name, x in values.items()},
+        )
 
 
 def _run_batch(
