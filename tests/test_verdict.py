@@ -211,6 +211,16 @@ def test_effects_of_a_metric_without_a_gradient_are_measured_alone():
     assert max(effects.measured) > 0.5
 
 
+def test_another_failure_of_the_gradients_is_not_taken_for_a_metric_without_one(monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr("gradpath.verdict.tests.edge_effects", fail)
+    own = load("pattern", "hidden")
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        gp.test(own.model, gp.Circuit.from_edges(own.model, own.kinds), own.all_pairs)
+
+
 def test_the_quick_tests_see_a_good_circuit_a_random_one_and_too_few_examples():
     own = load("pattern", "hidden")
     task, scores = own.all_pairs, gp.attribute(own.model, own.task, "eap")

@@ -222,6 +222,20 @@ def test_passes_are_counted_as_promised(gpt2):
         assert attribute(gpt2, task, method).about["passes"] == {"forward": forward, "backward": backward}
 
 
+@pytest.mark.parametrize("name", [name for name, entry in REGISTERED.items() if isinstance(entry, Path)])
+def test_the_progress_bar_expects_the_passes_that_are_made(gpt2, name):
+    task, entry = prompts([6, 6], [[2], [3]]), REGISTERED[name]
+    changes = [{}, {"steps": 3}] if "steps" in entry.defaults else [{}]
+    if name == "eap-ig":
+        changes += [{"end": end} for end in ("corrupted", "middle")]
+    if name == "eap-gp":
+        changes += [{"start": True}, {"stride": "unit", "move": "differing"}, {"stride": "unit", "pin_end": True}]
+        changes += [{"stride": "unit", "start": True, "steps": 1}]
+    for options in changes:
+        made = attribute(gpt2, task, name, **options).about["passes"]["forward"]
+        assert entry.passes(gpt2, entry.options(options)) == made
+
+
 def test_a_long_path_is_summed_in_parts(gpt2):
     task = prompts([6], [[2]])
     line = reference.straight_line([j / 20 for j in range(1, 21)])

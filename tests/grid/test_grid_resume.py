@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
-from gradpath.evaluation import CIRCUIT, evaluate
+from gradpath.evaluation import PASSES_PER_CIRCUIT, evaluate
 from gradpath.grid import jobs as grid
 from gradpath.grid.bench import Bench, Store
 from gradpath.grid.faithfulness import jobs, outcome
@@ -147,7 +147,7 @@ def test_the_bar_foresees_shared_scores_and_cells_once(tiny, tmp_path):
     assert once.total == twice.total == pytest.approx(twice.done)
     heat, walk = Watching(), MethodSpec("eap-gp", (("stride", "unit"), ("steps", 3))).cost(tiny)
     run_jobs(bench, steps.jobs(bench), heat)
-    assert heat.total == pytest.approx(4 * walk + 4 * (2 + 2 * CIRCUIT))
+    assert heat.total == pytest.approx(4 * walk + 4 * (2 + 2 * PASSES_PER_CIRCUIT))
 
 
 def test_other_settings_in_the_same_folder_are_as_in_a_fresh_one(run, tiny_folder, tmp_path):

@@ -95,5 +95,7 @@ def test_a_bar_is_shown_where_it_is_asked_for(capsys):
     assert f"scoring {model.graph.n_edges} edges with eap-ig: 100%" in shown
     evaluate(model, gp.select(scores, 30), TASK, progress=True)
     assert "measuring the circuit: 100%" in capsys.readouterr().err
+    gp.explain(model, gp.select(scores, 30), TASK, progress=True)
+    assert "measuring what each node does: 100%" in capsys.readouterr().err
     evaluate(model, gp.select(scores, 30), TASK)
     assert capsys.readouterr().err == ""

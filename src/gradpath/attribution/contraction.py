@@ -37,11 +37,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.attribution.batch import Writes
-from gradpath.errors import InputError
 from gradpath.graph import Graph
 from gradpath.limits import CHUNK
 from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.transformer import LayerRun, Run, Transformer, at_least_float32, same_device, to_device_of
+from gradpath.tasks.metrics import check_gradient
 
 Rows = slice | Tensor  # some of the rows: a stretch, or their indices
 
@@ -101,8 +101,7 @@ class Reads:
 
 def gradients_at(metric: Tensor, taps: Sequence[Tensor], *, retain: bool = True) -> tuple[Tensor, ...]:
     """The gradients of the sum of ``metric`` at some tensors of its run; zero where it does not depend on them."""
-    if not metric.requires_grad:
-        raise InputError("the metric has no gradient: it has to be a differentiable function of the logits.")
+    check_gradient(metric)
     return torch.autograd.grad(metric.sum(), taps, retain_graph=retain, allow_unused=True, materialize_grads=True)
 
 

@@ -174,6 +174,7 @@ def path(
     increments: bool = False,
     at_clean: Callable[[Options], bool] = Method.at_clean,
     check: Callable[[Transformer, Pairs, Options], None] = Method.check,
+    passes: Callable[[Options], float] = lambda options: 2 + options.get("steps", 1),
     nodes: str | None = None,
 ) -> Callable[[Builder], Builder]:
     """Register a generator of points as a method.
@@ -189,6 +190,8 @@ def path(
         at_clean: Whether the clean prompt is the only point, as a function of the options. The metric kl, which has no
             gradient there, is then refused.
         check: A function that is called before anything is run. It may warn or raise an error.
+        passes: The number of forward passes, clean and corrupted included, for the progress bar; a function of the
+            options. By default ``steps`` and these two.
         nodes: The name of a second method that scores nodes along the same path.
 
     Returns:
@@ -197,7 +200,16 @@ def path(
 
     def register(build: Builder) -> Builder:
         moves = whole if callable(whole) else lambda _: whole
-        entry = Path(name, build, moves, at_clean=at_clean, check=check, rules=rules, increments=increments)
+        entry = Path(
+            name,
+            build,
+            moves,
+            at_clean=at_clean,
+            check=check,
+            passes=lambda _, options: passes(options),
+            rules=rules,
+            increments=increments,
+        )
         METHODS.add(name, entry, owner_of(build))
         if nodes is not None:
             METHODS.add(nodes, replace(entry, name=nodes, of="nodes"), owner_of(build))

@@ -22,20 +22,25 @@ from gradpath.tasks.task import Pairs
 OUT_OF_SCALE = 1.5
 
 
-@path("eap", nodes="nap", at_clean=lambda _: True)
+@path("eap", nodes="nap", at_clean=lambda _: True, passes=lambda _: 2)
 def eap(pair: Pair) -> Points:
     """Edge attribution patching: the gradient at the clean prompt."""
     yield pair.clean
 
 
-@path("clean-corrupted")
+@path("clean-corrupted", passes=lambda _: 2)
 def clean_corrupted(pair: Pair) -> Points:
     """The mean of the gradients at the clean and at the corrupted prompt."""
     yield pair.clean
     yield pair.corrupted
 
 
-@path("eap-ig", nodes="nap-ig", at_clean=lambda options: options["steps"] == 1 and options["end"] == "clean")
+@path(
+    "eap-ig",
+    nodes="nap-ig",
+    at_clean=lambda options: options["steps"] == 1 and options["end"] == "clean",
+    passes=lambda options: options["steps"] + 1 + (options["end"] == "middle"),
+)
 def eap_ig(pair: Pair, *, steps: int = 5, end: Literal["clean", "corrupted", "middle"] = "clean") -> Points:
     """Integrated gradients: the straight line x' + (j/k)(x - x'), j = 1..k.
 
@@ -78,7 +83,12 @@ def _moves_all(options: Options) -> bool:
     return bool(options["move"] == "all" or (options["move"] == "auto" and options["stride"] == "unit"))
 
 
-@path("eap-gp", nodes="nap-gp", whole=_moves_all, check=warn_of_scale)
+def _gradpath_passes(options: Options) -> float:
+    ends = options["stride"] == "matched" or options["pin_end"]
+    return float(options["steps"] - options["start"] + 2 - ends)
+
+
+@path("eap-gp", nodes="nap-gp", whole=_moves_all, check=warn_of_scale, passes=_gradpath_passes)
 def eap_gp(
     pair: Pair,
     *,
@@ -143,7 +153,7 @@ def downhill(view: PointView, goal: Sequence[Tensor], where: Literal["last", "al
     return view.gradient(gap)
 
 
-@path("relp", at_clean=lambda _: True, rules=lambda options: Rules(**options))
+@path("relp", at_clean=lambda _: True, passes=lambda _: 2, rules=lambda options: Rules(**options))
 def relp(
     pair: Pair, *, norm: bool = True, attention: bool = True, gate: bool = True, activation: bool = True
 ) -> Points:
@@ -175,7 +185,7 @@ def _gim_rules(options: Options) -> Rules:
     return Rules(**options)
 
 
-@path("gim", at_clean=lambda _: True, rules=_gim_rules)
+@path("gim", at_clean=lambda _: True, passes=lambda _: 2, rules=_gim_rules)
 def gim(pair: Pair, *, temperature: float = 2.0, norm: bool = True, products: bool = True, gate: bool = True) -> Points:
     r"""Gradient interaction modifications: the gradient at the clean prompt, with a softer softmax and split products.
 
@@ -201,7 +211,7 @@ def gim(pair: Pair, *, temperature: float = 2.0, norm: bool = True, products: bo
 # Paths that were tried and did not win.
 
 
-@path("eap-moves")
+@path("eap-moves", passes=lambda options: 3 * options["steps"] + 1)
 def eap_moves(pair: Pair, *, steps: int = 5) -> Points:
     r"""The straight line, sampled where the output moves: at equal shares of the distance the logits travel.
 
@@ -258,7 +268,7 @@ def eap_boxed(pair: Pair, *, steps: int = 5) -> Points:
     yield point
 
 
-@path("eap-monotone")
+@path("eap-monotone", passes=lambda options: options["steps"] + 1)
 def eap_monotone(pair: Pair, *, steps: int = 5) -> Points:
     r"""From x to x', moving the coordinates that change the output least first, 1/k of the distance at a time.
 
@@ -285,7 +295,7 @@ def eap_monotone(pair: Pair, *, steps: int = 5) -> Points:
     yield point
 
 
-@path("eap-average")
+@path("eap-average", passes=lambda options: 5 * options["steps"] + 2)
 def eap_average(pair: Pair, *, steps: int = 5) -> Points:
     """The mean of three paths of k points: eap-ig, eap-moves and eap-gp.
 
@@ -296,7 +306,7 @@ def eap_average(pair: Pair, *, steps: int = 5) -> Points:
     yield from eap_gp(pair, steps=steps)
 
 
-@path("eap-integral", increments=True)
+@path("eap-integral", increments=True, passes=lambda options: options["steps"] + 1)
 def eap_integral(pair: Pair, *, steps: int = 5) -> Points:
     """The path integral along the straight line: gradients times the change of the nodes' own writes."""
     yield pair.clean

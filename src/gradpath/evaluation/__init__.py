@@ -44,7 +44,7 @@ from gradpath.runtime.progress import Phase
 from gradpath.sweep import Places, Progress, ShowProgress, own_settings, places_in_prompts, shown, sweep, units
 from gradpath.tasks.task import Pairs, Task, encode, labels_of
 
-CIRCUIT = 0.4  # forward passes that a circuit takes, for the progress bar: most nodes are outside of it
+PASSES_PER_CIRCUIT = 0.4  # forward passes that a circuit takes, for the progress bar: most nodes are outside of it
 
 
 @overload
@@ -154,7 +154,7 @@ def measure_circuits(
 def phase_of(model: Transformer, task: Task, n_circuits: int) -> Phase:
     """The work of measuring some circuits, for a progress bar."""
     what = "measuring the circuit" if n_circuits == 1 else f"measuring {n_circuits} circuits"
-    return Phase(what, units(model, task, 2 + CIRCUIT * n_circuits))
+    return Phase(what, units(model, task, 2 + PASSES_PER_CIRCUIT * n_circuits))
 
 
 def _texts(prompts: Sequence[str] | Tensor, tokenizer: Tokenizer | None) -> tuple[str, ...]:

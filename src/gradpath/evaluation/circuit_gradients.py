@@ -39,7 +39,7 @@ from gradpath.evaluation.plan import LayerPlan, Plan, SpanReads, SparseReads, ml
 from gradpath.evaluation.prepared import Prepared, Rows
 from gradpath.graph import Graph
 from gradpath.model.transformer import same_device, to_device_of
-from gradpath.tasks.metrics import Metric, metric_of
+from gradpath.tasks.metrics import Metric, check_gradient, metric_of
 
 # The largest number of rows, examples times positions, whose autograd graphs are kept.
 FEW_ROWS = 256
@@ -100,6 +100,7 @@ def _forward(run: _TracedRun, metric: Metric, loss: Callable[[Tensor], Tensor]) 
     final = run.read_logits().requires_grad_()
     with torch.enable_grad():
         (value,) = metric_of(run.model, metric, final[None], run.prepared.batch.labels)
+        check_gradient(value)
         (gradient,) = torch.autograd.grad(loss(value), final)
     return value.detach(), gradient
 

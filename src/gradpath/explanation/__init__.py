@@ -24,7 +24,7 @@ from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.methods import Path, find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, UsageError, unknown
-from gradpath.evaluation import named_positions
+from gradpath.evaluation import PASSES_PER_CIRCUIT, named_positions
 from gradpath.explanation.measure import (
     RUNS,
     BatchWork,
@@ -41,7 +41,8 @@ from gradpath.limits import Limits
 from gradpath.model.inspection import token_text
 from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.runtime import distributed
-from gradpath.sweep import Progress, own_settings
+from gradpath.runtime.progress import Phase
+from gradpath.sweep import ShowProgress, own_settings, shown, units
 from gradpath.tasks.task import Task, encode
 
 
@@ -136,7 +137,7 @@ def explain(
     *,
     batch_size: int | None = None,
     memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ShowProgress = None,
     ablation: str | None = None,
     mean_over: Task | None = None,
 ) -> Explanation:
@@ -148,7 +149,7 @@ def explain(
         task: The examples to look at.
         batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
-        progress: A function that is called with the number of examples of each finished batch.
+        progress: True for a progress bar; or a function, called with the number of examples of each finished batch.
         ablation: What edges outside the circuit carry; by default the ablation that the circuit was found with.
         mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
 
@@ -157,9 +158,10 @@ def explain(
     """
     check_explainable(model, circuit)
     limits = Limits(batch_size, memory)
-    with own_settings(model):
+    phase = Phase("measuring what each node does", units(model, task, 2 + PASSES_PER_CIRCUIT))
+    with own_settings(model), shown(progress, lambda: phase) as progress:
         writes = ablation_of(ablation or circuit.provenance.ablation, model, mean_over or task, limits)
-    measured = measure(model, circuit, task, limits=limits, progress=progress, ablation=writes)
+        measured = measure(model, circuit, task, limits=limits, progress=progress, ablation=writes)
     return _explanation(model, circuit, task, measured)
 
 

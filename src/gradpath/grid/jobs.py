@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from gradpath.circuit import Circuit
-from gradpath.evaluation import CIRCUIT, evaluate
+from gradpath.evaluation import PASSES_PER_CIRCUIT, evaluate
 from gradpath.evaluation.result import Result
 from gradpath.grid.bench import Bench, Key, digest, timed
 from gradpath.grid.request import MethodSpec
@@ -211,7 +211,7 @@ class MatchedJob:
 
     def remaining(self, bench: Bench, planned: Planned) -> float:
         unknown = sum(n is None for n in self._sizes(bench))
-        later = unknown * len(self.random) * CIRCUIT * len(bench.task(self.task, "test"))
+        later = unknown * len(self.random) * PASSES_PER_CIRCUIT * len(bench.task(self.task, "test"))
         return later + self._job(bench).remaining(bench, planned)
 
     def run(self, bench: Bench, advance: Advance) -> None:
@@ -231,7 +231,7 @@ def points(how: str, counts: Iterable[int]) -> list[tuple[str, int]]:
 
 def _cost(specs: Sequence[CircuitSpec]) -> float:
     """Passes over one example: the set-up and the circuits."""
-    return 2 + CIRCUIT * len(specs) if specs else 0.0
+    return 2 + PASSES_PER_CIRCUIT * len(specs) if specs else 0.0
 
 
 def circuit_key(bench: Bench, task: str, method: MethodSpec, how: str, n: int) -> Key:

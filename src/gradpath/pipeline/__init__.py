@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -32,7 +32,7 @@ from gradpath.runtime.progress import Job, Phase, job
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes, selecting_passes
 from gradpath.selection.faithful import log_spaced, smallest_faithful, smallest_of
-from gradpath.sweep import own_settings, units
+from gradpath.sweep import ShowProgress, own_settings, units
 from gradpath.tasks.load import WARNING, load_task
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Task
@@ -304,7 +304,7 @@ def measure_mib(
     rankings: Sequence[str] = mib.RANKINGS,
     batch_size: int | None = None,
     memory: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: ShowProgress = None,
     ablation: str | None = None,
     mean_over: Task | None = None,
 ) -> dict[str, mib.Areas]:
@@ -317,7 +317,7 @@ def measure_mib(
         rankings: How edges are ranked: ``top``, ``signed``, or both.
         batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
-        progress: Called with the number of examples of each finished batch.
+        progress: True for a progress bar; or a function, called with the number of examples of each finished batch.
         ablation: What edges outside the circuit carry, as in ``evaluate``.
         mean_over: The task whose clean prompts the means are taken over, as in ``evaluate``.
 

@@ -55,6 +55,16 @@ def kl_divergence(
     return -(labels.exp() * (labels - logits.log_softmax(-1))).sum(-1)
 
 
+class NoGradientError(InputError):
+    """A metric that gradients cannot be taken of."""
+
+
+def check_gradient(value: Tensor) -> None:
+    """Refuse the values of a metric that is not a differentiable function of the logits."""
+    if not value.requires_grad:
+        raise NoGradientError("the metric has no gradient: it has to be a differentiable function of the logits.")
+
+
 METRICS = Registry[Metric]("metric", [__name__])
 METRICS.add("logit-difference", logit_difference, __name__)
 METRICS.add("probability-difference", probability_difference, __name__)

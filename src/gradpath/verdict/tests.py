@@ -52,15 +52,17 @@ from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate
 from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.plan import plan_of
-from gradpath.evaluation.prepared import prepare
+from gradpath.evaluation.prepared import SetUps
 from gradpath.evaluation.result import Result
 from gradpath.graph import pruned
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.runtime import distributed
 from gradpath.selection import SELECTIONS, find_selection, select
 from gradpath.selection.ranking import random_circuit
-from gradpath.sweep import own_settings
-from gradpath.tasks.task import Task, encode
+from gradpath.sweep import own_settings, sweep
+from gradpath.tasks.metrics import NoGradientError
+from gradpath.tasks.task import Pairs, Task, encode
 from gradpath.verdict import Check, Effects
 
 RANDOM = 20  # random circuits of each kind
@@ -335,9 +337,7 @@ def measure_effects(lab: Lab, result: Result) -> Effects:
     measured = [(result.circuit - without.circuit) / unit for without in lab.measure_without(sample.tolist())]
     try:
         estimated: list[float] | None = (_estimates(lab)[sample] / unit).tolist()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:  # a metric without a gradient
+    except NoGradientError:
         estimated = None
     bound, edge = _bound(lab, few_examples(lab.task, result))
     return Effects([circuit.edges[i] for i in sample.tolist()], measured, estimated, bound, edge, SUBSETS)
@@ -352,11 +352,23 @@ def _estimates(lab: Lab) -> Float[Tensor, " edge"]:
     with own_settings(model):
         ablation = ablation_of(circuit.provenance.ablation, model, task, lab.limits)
         pairs = all_positions(encode(task, model.tokenizer), ablation)
-        for batch in pairs.batches(lab.limits.batch(model, pairs)):
-            with torch.no_grad():
-                prepared = prepare(model, batch.to(model.device), ablation)
-            total[order] += edge_effects(prepared, plan, task.metric, edges[order])[1].double().sum(0).cpu()
-    return total / len(pairs)
+        set_ups = SetUps(model, task.metric, ablation, room=0)
+
+        def summed_effects(batch: Pairs) -> Tensor:
+            _, effects = edge_effects(set_ups.prepare(batch).prepared, plan, task.metric, edges[order])
+            return effects.double().sum(0).cpu()
+
+        for effects in sweep(
+            summed_effects,
+            pairs,
+            lab.limits.batch(model, pairs),
+            model=model,
+            task=task,
+            doing="estimating the effects of edges",
+            same=lambda: (model.identity, circuit.masks.numpy().tobytes()),
+        ):
+            total[order] += effects
+    return distributed.all_sum(total) / len(pairs)
 
 
 def _bound(lab: Lab, task: Task) -> tuple[float | None, str | None]:
