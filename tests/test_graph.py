@@ -1,7 +1,6 @@
-import time
-
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from gradpath.errors import InputError
 from gradpath.graph import Graph
@@ -17,11 +16,23 @@ def test_edge_counts_are_the_papers(layers, heads, edges):
     assert len(graph.targets) == graph.n_targets == layers * (3 * heads + 1) + 1
 
 
-def test_the_graph_of_xl_is_built_quickly():
-    begin = time.process_time()
+class CountedCalls(TorchFunctionMode):
+    """Counts the calls of PyTorch's functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_edges_of_xl_are_counted_without_a_loop():
     graph = Graph(48, 25)
-    _ = graph.mask, graph.sources, graph.targets, graph.n_edges
-    assert time.process_time() - begin < 1
+    with CountedCalls() as calls:
+        assert graph.n_edges == int(graph.mask.sum()) == 2_235_025
+    assert 0 < calls.count < 20
 
 
 def test_every_edge_follows_from_its_names():
@@ -63,3 +74,45 @@ def test_node_of_target_names_the_same_node():
         assert target.partition("<")[0] == graph.sources[node]
     assert int(graph.node_of_target[-1]) == graph.n_sources
     assert graph.node_of_target.dtype == torch.long
+
+
+def test_positions_in_the_flattened_matrix_are_those_of_torch():
+    graph = Graph(2, 3, parallel=True)
+    index, flat = graph.mask.nonzero(), graph.mask.flatten().nonzero()[:, 0]
+    assert torch.equal(graph.flattened(index), flat)
+    assert torch.equal(graph.unflattened(flat), index)
+    assert [graph.edge_at(at) for at in flat.tolist()] == [graph.edge(*pair) for pair in index.tolist()]
+
+
+def test_values_by_layer_are_those_of_the_named_nodes():
+    graph = Graph(2, 3)
+    by_source = graph.sources_by_layer(torch.arange(graph.n_sources))
+    assert [[graph.sources[i] for i in row] for row in by_source.tolist()] == [
+        ["a0.h0", "a0.h1", "a0.h2", "m0"],
+        ["a1.h0", "a1.h1", "a1.h2", "m1"],
+    ]
+    by_target = graph.targets_by_layer(torch.arange(graph.n_targets).expand(4, -1))
+    assert by_target.shape == (4, 2, 10)
+    assert [graph.targets[i] for i in by_target[0, 1, [0, 4, 8, 9]].tolist()] == [
+        "a1.h0<q>",
+        "a1.h1<k>",
+        "a1.h2<v>",
+        "m1",
+    ]
+
+
+def test_targets_of_heads_and_layers_of_targets_follow_from_names():
+    graph = Graph(2, 3)
+    names = [graph.targets[target] for target in graph.targets_of_heads(1, [0, 2])]
+    assert names == ["a1.h0<q>", "a1.h2<q>", "a1.h0<k>", "a1.h2<k>", "a1.h0<v>", "a1.h2<v>"]
+    layers = [graph.layer_of(target.partition("<")[0]) for target in graph.targets]
+    assert graph.layers_of_targets.tolist() == layers == [graph.layer_of_target(v) for v in range(graph.n_targets)]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_edges_among_nodes_have_both_ends_in_them(parallel):
+    graph, nodes = Graph(2, 2, parallel=parallel), {"input", "a0.h1", "m1", "logits"}
+    among = {graph.edge(*pair) for pair in graph.among([graph.source("a0.h1"), graph.source("m1")]).nonzero().tolist()}
+    every = (graph.edge(*pair) for pair in graph.mask.nonzero().tolist())
+    assert among == {edge for edge in every if {end.partition("<")[0] for end in edge.split("->")} <= nodes}
+    assert graph.among([]).nonzero().tolist() == [[0, graph.logits]]

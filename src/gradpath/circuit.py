@@ -182,7 +182,7 @@ class Circuit:
     @property
     def _keys(self) -> Int[Tensor, " edge"]:
         """One number for each edge: equal for the same edge at the same span."""
-        flat = self.index[:, 0] * self.graph.n_targets + self.index[:, 1]
+        flat = self.graph.flattened(self.index)
         return flat if self.span is None else self.span * self.graph.n_pairs + flat
 
     @cached_property

@@ -18,13 +18,13 @@ Axis names, used in every shape of the package: ``batch`` examples, ``pos`` toke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from gradpath.errors import InputError, UsageError
@@ -108,9 +108,18 @@ class Graph:
         """The indices of the targets of a layer's heads: all queries, all keys, all values."""
         return slice(self.target_head(layer), self.target_mlp(layer))
 
+    def targets_of_heads(self, layer: int, heads: Sequence[int]) -> list[int]:
+        """The indices of the targets of some heads of a layer: their queries, then their keys, then their values."""
+        return [self.target_head(layer, qkv, head) for qkv in range(len(QKV)) for head in heads]
+
     def layer_of_target(self, target: int) -> int:
         """The layer of a target; n_layers for ``logits``."""
         return target // (3 * self.n_heads + 1)
+
+    @cached_property
+    def layers_of_targets(self) -> Int[Tensor, " target"]:
+        """The layer of each target; n_layers for ``logits``."""
+        return torch.arange(self.n_targets, device="cpu") // (3 * self.n_heads + 1)
 
     def place_in_layer(self, target: int) -> tuple[int, int]:
         """Query, key or value (0, 1, 2) and the head of a target; (3, 0) for the MLP."""
@@ -147,10 +156,22 @@ class Graph:
         nodes = [self._source_index.get(node_of(target), self.n_sources) for target in self.targets]
         return torch.tensor(nodes, device="cpu")
 
+    def sources_by_layer(self, values: Shaped[Tensor, "*axes source"]) -> Shaped[Tensor, "*axes layer head_or_mlp"]:
+        """A view of the values of all sources but ``input``: for each layer its heads, then its MLP."""
+        return values[..., 1:].view(*values.shape[:-1], self.n_layers, -1)
+
+    def targets_by_layer(self, values: Shaped[Tensor, "*axes target"]) -> Shaped[Tensor, "*axes layer head_or_mlp"]:
+        """A view of the values of all targets but ``logits``: for each layer its queries, keys, values and MLP."""
+        return values[..., : self.logits].view(*values.shape[:-1], self.n_layers, -1)
+
     @property
     def n_pairs(self) -> int:
         """The number of (source, target) pairs, edges or not: the size of the flattened matrix."""
         return self.n_sources * self.n_targets
+
+    def flattened(self, index: Int[Tensor, "edge 2"]) -> Int[Tensor, " edge"]:
+        """The positions of (source, target) pairs in the flattened (source, target) matrix."""
+        return index[:, 0] * self.n_targets + index[:, 1]
 
     def unflattened(self, flat: Int[Tensor, " edge"]) -> Int[Tensor, "edge 2"]:
         """Positions in the flattened (source, target) matrix as (source, target)."""
@@ -161,6 +182,12 @@ class Graph:
         mask = torch.zeros(self.n_pairs, dtype=torch.bool, device="cpu")
         mask[flat] = True
         return mask
+
+    def among(self, nodes: Sequence[int]) -> Bool[Tensor, "source target"]:
+        """The mask of all edges among some nodes, given as sources, and ``input`` and ``logits``."""
+        inside = torch.zeros(self.n_sources + 1, dtype=torch.bool, device="cpu")  # the last one is ``logits``
+        inside[[0, self.n_sources, *nodes]] = True
+        return self.mask & inside[:-1, None] & inside[self.node_of_target]
 
     @cached_property
     def _source_index(self) -> dict[str, int]:
@@ -183,6 +210,10 @@ class Graph:
     def edge(self, source: int, target: int) -> str:
         """The name of an edge."""
         return f"{self.sources[source]}->{self.targets[target]}"
+
+    def edge_at(self, flat: int) -> str:
+        """The name of the edge at a position of the flattened (source, target) matrix."""
+        return self.edge(*divmod(flat, self.n_targets))
 
     def source(self, node: str) -> int:
         """The index of a source by name. The error for an unknown name says how nodes are named."""

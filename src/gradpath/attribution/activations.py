@@ -107,8 +107,8 @@ def _places(model: Transformer) -> Iterator[_Place]:
     graph = model.graph
     yield _Place(-1, False, slice(0, 1))
     for layer in range(graph.n_layers):
-        head, mlp = graph.source_head(layer), graph.source_mlp(layer)
-        yield _Place(layer, True, slice(head, mlp))
+        mlp = graph.source_mlp(layer)
+        yield _Place(layer, True, graph.source_heads(layer))
         yield _Place(layer, False, slice(mlp, mlp + 1))
 
 

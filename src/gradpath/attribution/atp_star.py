@@ -58,7 +58,7 @@ def atp_star(runs: BatchRuns, *, qk: bool = True, drop: bool = True) -> Tensor:
     """EAP with AtP*'s corrections: recomputed patterns for queries and keys, and gradients with layers dropped."""
     model, drop = runs.model, drop and runs.model.arch.n_layers > 1
     scores = runs.writes.input.new_zeros(model.graph.n_sources, model.graph.n_targets)
-    times = _layer_of_target(model).to(scores) if drop else torch.ones_like(scores[0])  # of the plain slope
+    times = model.graph.layers_of_targets.to(scores) if drop else torch.ones_like(scores[0])  # of the plain slope
     grads_z: list[list[Tensor]] = []  # per slope dL/dz of its layers, (batch, pos, head, d_head) each
     for reads, grad_z in _slopes(runs, drop):
         scores += (1 if grads_z else times) * _contracted(runs, reads, by_size=drop)
@@ -71,12 +71,6 @@ def atp_star(runs: BatchRuns, *, qk: bool = True, drop: bool = True) -> Tensor:
             effect = effect.abs() if drop else effect
             scores[changed.sources, changed.targets] = effect.sum((0, 1))
     return scores / (_other_layers(model).to(scores) if drop else 1)
-
-
-def _layer_of_target(model: Transformer) -> Tensor:
-    """The layer of each target, L for ``logits``: the number of layers below it."""
-    layers = [model.graph.layer_of_target(target) for target in range(model.graph.n_targets)]
-    return torch.tensor(layers, device="cpu")
 
 
 def _other_layers(model: Transformer) -> Tensor:

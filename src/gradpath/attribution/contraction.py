@@ -205,7 +205,7 @@ def _expanded_writes(model: Transformer, writes: Writes, rows: Rows) -> Tensor:
     sources[0] = writes.input[rows]
     for index, layer in enumerate(model.layers):
         w_o = at_least_float32(layer.w_write).view(a.d_model, a.n_heads, a.d_head).permute(1, 2, 0)
-        heads = slice(graph.source_head(index), graph.source_mlp(index))
+        heads = graph.source_heads(index)
         rows_there = _rows_to_device_of(rows, w_o)
         if same_device(w_o, sources):
             torch.bmm(writes.heads[index][:, rows_there], w_o, out=sources[heads])
@@ -275,9 +275,8 @@ def _contract_nodes(model: Transformer, writes: Writes, reads: NodeReads) -> Ten
     column[0] = (writes.input * reads.input).sum()
     for index, layer in enumerate(model.layers):
         grad_out = (reads.heads[index] @ at_least_float32(layer.w_write)).view(-1, a.n_heads, a.d_head)  # (row, ...)
-        first, mlp = graph.source_head(index), graph.source_mlp(index)
-        column[first:mlp] = torch.einsum("hrd,rhd->h", writes.heads[index], grad_out)
-        column[mlp] = (writes.mlps[index] * reads.mlps[index]).sum()
+        column[graph.source_heads(index)] = torch.einsum("hrd,rhd->h", writes.heads[index], grad_out)
+        column[graph.source_mlp(index)] = (writes.mlps[index] * reads.mlps[index]).sum()
     return scores
 
 

@@ -286,10 +286,8 @@ def _named(graph: Graph, edges: list[str], nodes: list[str], *, among: bool) -> 
     mask = torch.zeros_like(graph.mask)
     for source, target in map(graph.index, edges):
         mask[source, target] = True
-    inside = torch.zeros(graph.n_sources + 1, dtype=torch.bool, device="cpu")
-    inside[[graph.source(node) for node in nodes]] = True
-    if not among:
-        return mask | inside[:-1, None]
-    if nodes:
-        inside[[0, graph.n_sources]] = True  # input and logits
-    return mask | (inside[:-1, None] & inside[graph.node_of_target])
+    sources = [graph.source(node) for node in nodes]
+    if among and nodes:
+        return mask | graph.among(sources)
+    mask[sources] = True
+    return mask

@@ -37,7 +37,6 @@ from gradpath.evaluation.patched_run import (
 )
 from gradpath.evaluation.plan import LayerPlan, Plan, SpanReads, SparseReads, mlp_rows, sum_groups
 from gradpath.evaluation.prepared import Prepared, Rows
-from gradpath.graph import Graph
 from gradpath.model.transformer import same_device, to_device_of
 from gradpath.tasks.metrics import Metric, check_gradient, metric_of
 
@@ -229,16 +228,15 @@ class _TracedRun:
                 above = begin + LAYERS
                 n_sources, end = _sparse(layers[above].attention).n_sources, self.targets[2 * above].start
             effects[:n_sources, first:end] = sources[:n_sources] @ targets[first:end].T
-        columns = [column for index, step in enumerate(layers) for column in _targets(graph, index, step)]
+        columns = [column for step in layers for column in _targets(step)]
         places = torch.zeros(graph.n_sources, graph.n_targets, dtype=effects.dtype, device="cpu")
         places[self.plan.sources[:, None], torch.tensor([*columns, graph.logits], device="cpu")] = effects.cpu()
         return places.flatten()[edges]
 
 
-def _targets(graph: Graph, index: int, step: LayerPlan) -> list[int]:
+def _targets(step: LayerPlan) -> list[int]:
     """The targets of a layer that the circuit runs."""
-    mlp = [] if step.mlp is None else [graph.target_mlp(index)]
-    return [graph.target_head(index) + target for target in step.attention.targets] + mlp
+    return step.attention.targets + ([] if step.mlp is None else step.mlp.targets)
 
 
 def _sparse(reads: SparseReads | SpanReads) -> SparseReads:
@@ -287,7 +285,7 @@ class _Effects:
     def add_layer(self, index: int) -> None:
         """Take in a layer's gradients; the effects follow when enough targets have come together."""
         step = self.run.plan.layers[index]
-        targets = _targets(self.graph, index, step)
+        targets = _targets(step)
         if targets and not self.columns:  # the first layer of a group, which is the last to run, has most sources
             self.n_sources = _sparse(step.mlp or step.attention).n_sources
         self.columns = targets + self.columns

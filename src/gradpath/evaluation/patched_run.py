@@ -165,7 +165,7 @@ def project(model: Transformer, index: int, targets: list[int], x: Tensor) -> Pr
     d_model. Behind a LayerNorm the weights are centred and so is x, in place: then both kinds of norm are one.
     """
     a, layer = model.arch, model.layers[index]
-    rows = [a.projection_row(*divmod(target, a.n_heads)) for target in targets]
+    rows = [a.projection_row(*model.graph.place_in_layer(target)) for target in targets]
     of_heads = layer.w_qkv.view(-1, a.d_qkv, a.d_model).unbind()
     weights = [of_heads[row] for row in rows]
     if a.norm_before and a.norm == "layer":
@@ -217,7 +217,7 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor
     q = torch.zeros_like(k).flatten(0, 1).index_copy(0, cells, _of_heads(before.q, heads, a.n_heads, 1)).view_as(k)
     # Every q, k and v as in the corrupted run, but for those that read something else.
     place, each = {head: row for row, head in enumerate(heads)}, 3 * len(heads)
-    which = [qkv * len(heads) + place[head] for qkv, head in (divmod(x, a.n_heads) for x in step.attention.targets)]
+    which = [qkv * len(heads) + place[head] for qkv, head in map(model.graph.place_in_layer, step.attention.targets)]
     fresh = torch.tensor(which, dtype=torch.long, device=cells.device)[:, None] + each * cells  # (target, row)
     qkv_heads = torch.cat([q, k, v], 2)  # (batch, pos, q, k and v of each head, d_qkv)
     qkv_heads = qkv_heads.flatten(0, 2).index_copy(0, fresh.flatten(), projected.flatten(0, 1)).view_as(qkv_heads)

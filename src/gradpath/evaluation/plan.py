@@ -57,7 +57,7 @@ def sum_groups(
 class SparseReads:
     """Targets that read from the same sources, and the edges that feed them, as a sparse sum."""
 
-    targets: list[int]  # indices among the 3 H of a layer, in order; [0] for an MLP or the logits
+    targets: list[int]  # in order
     n_sources: int  # the live sources that come before them
     edges: Tensor | tuple[Tensor, ...]  # (target, live source), or as lists: see ``of``
 
@@ -179,32 +179,29 @@ def plan_of(model: Transformer, circuit: Circuit, weights: Float[Tensor, "source
     graph, mask, masks = circuit.graph, circuit.mask, circuit.masks
     live = mask.any(1)
     if model.heads_share_a_norm:
-        live_heads = live[1:].view(graph.n_layers, -1)[:, :-1]
+        live_heads = graph.sources_by_layer(live)[:, :-1]
         live_heads |= live_heads.any(1, keepdim=True)
     edges = masks[:, live].mT.to(model.device, model.dtype)  # (span, target, live source)
     if weights is not None:
         edges = edges * weights[live].mT.to(model.device, model.dtype)
 
-    def reads(targets: list[int], columns: Tensor, n_sources: int) -> SparseReads | SpanReads:
-        parts = [SparseReads.of(targets, edges_of_span[columns, :n_sources]) for edges_of_span in edges]
+    def reads(targets: list[int], n_sources: int) -> SparseReads | SpanReads:
+        parts = [SparseReads.of(targets, edges_of_span[targets, :n_sources]) for edges_of_span in edges]
         return SpanReads(parts) if circuit.spans else parts[0]
 
-    row = (live.cumsum(0) - 1).tolist()
+    row, fed = (live.cumsum(0) - 1).tolist(), mask.any(0).tolist()
     layers = []
     for layer in range(graph.n_layers):
         first, last = graph.source_head(layer), graph.source_mlp(layer)
         heads = [h for h in range(graph.n_heads) if live[first + h]]
         begin = int(live[:first].sum())
-        inputs = [qkv * graph.n_heads + h for qkv in range(3) for h in heads]
-        columns = graph.target_head(layer) + torch.tensor(inputs, dtype=torch.long, device="cpu")
-        fed = mask[:, columns].any(0)
-        targets = [x for x, is_fed in zip(inputs, fed.tolist(), strict=True) if is_fed]
-        attention = reads(targets, columns[fed], begin)
+        targets = [target for target in graph.targets_of_heads(layer, heads) if fed[target]]
+        attention = reads(targets, begin)
         rows = slice(begin, begin + len(heads))
         below = begin if graph.parallel else rows.stop
-        mlp = reads([0], torch.tensor([graph.target_mlp(layer)], device="cpu"), below) if live[last] else None
+        mlp = reads([graph.target_mlp(layer)], below) if live[last] else None
         layers.append(LayerPlan(heads, attention, rows, mlp, row[last]))
-    logits = reads([0], torch.tensor([graph.logits], device="cpu"), edges.shape[-1])
+    logits = reads([graph.logits], edges.shape[-1])
     return Plan(mask, live.nonzero()[:, 0], layers, logits)
 
 
@@ -266,8 +263,8 @@ def _can_differ(prepared: Prepared, plan: Plan, edges: Float[Tensor, "live targe
         differs[0] = (prepared.input != 0).any(-1)
     for index, step in enumerate(plan.layers):
         if step.heads:
-            columns = _columns(graph.target_head(index), step, graph.n_heads)
-            q, k, v = (edges[:, columns].T @ differs > 0).view(len(QKV), len(step.heads), n_rows)
+            targets = graph.targets_of_heads(index, step.heads)
+            q, k, v = (edges[:, targets].T @ differs > 0).view(len(QKV), len(step.heads), n_rows)
             n_before = F.pad((k | v).cumsum(-1), (1, 0))  # of the rows whose key or value differs
             heads_differ = q | (n_before[:, 1:] > n_before[:, first])
             if prepared.model.heads_share_a_norm:
@@ -286,15 +283,10 @@ def _read_everywhere(prepared: Prepared, plan: Plan, edges: Float[Tensor, "live 
         if step.mlp is not None and everywhere[step.mlp_source]:
             everywhere |= edges[:, graph.target_mlp(index)] > 0
         if step.heads:
-            columns = _columns(graph.target_head(index), step, graph.n_heads)
-            q, k, v = (edges[:, columns] > 0).view(len(edges), len(QKV), -1).unbind(1)
+            targets = graph.targets_of_heads(index, step.heads)
+            q, k, v = (edges[:, targets] > 0).view(len(edges), len(QKV), -1).unbind(1)
             queries_count = everywhere[step.head_sources]
             if prepared.model.heads_share_a_norm:
                 queries_count = queries_count.any().expand_as(queries_count)
             everywhere |= (k | v | (q & queries_count)).any(1)
     return everywhere.tolist()
-
-
-def _columns(first: int, step: LayerPlan, n_heads: int) -> list[int]:
-    """The targets of a layer's live heads: all queries, all keys, all values."""
-    return [first + qkv * n_heads + head for qkv in range(len(QKV)) for head in step.heads]

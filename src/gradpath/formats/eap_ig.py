@@ -219,8 +219,8 @@ def _content(graph: Graph, values: Tensor, inside: Tensor, nodes: Mapping[str, f
 def _order(graph: Graph, values: Tensor, inside: Tensor, names: list[str]) -> Tensor:
     """The flat positions of the circuit's edges: in the order of the names if they fit, otherwise by |score|."""
     flat = inside.flatten().nonzero()[:, 0]
-    pairs = [graph.index(name) for name in names]
-    named = torch.tensor([s * graph.n_targets + t for s, t in pairs], dtype=torch.long, device="cpu")
+    index = torch.tensor([graph.index(name) for name in names], dtype=torch.long, device="cpu")
+    named = graph.flattened(index.view(-1, 2))
     if torch.equal(named.sort().values, flat):
         return named
     return flat[values.flatten()[flat].abs().sort(descending=True, stable=True).indices]

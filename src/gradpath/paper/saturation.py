@@ -210,7 +210,7 @@ def strongest(scores: Scores) -> str:
     size = scores.values.abs().clone()
     size[:, scores.graph.logits] = -1
     best = int(size.masked_fill(~scores.graph.mask, -1).argmax())
-    return scores.graph.edge(*divmod(best, scores.graph.n_targets))
+    return scores.graph.edge_at(best)
 
 
 def _summary(track: Track) -> dict[str, Any]:

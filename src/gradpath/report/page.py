@@ -178,7 +178,7 @@ def _edges(run: MethodRun, limit: int) -> tuple[Tensor, Tensor]:
 
 def flat_index(circuit: Circuit) -> Tensor:
     """The positions of a circuit's edges in the flattened (source, target) matrix, (edge,)."""
-    return circuit.index[:, 0].cpu() * circuit.graph.n_targets + circuit.index[:, 1].cpu()
+    return circuit.graph.flattened(circuit.index.cpu())
 
 
 def packed(values: Tensor, dtype: str) -> str:

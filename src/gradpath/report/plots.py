@@ -67,7 +67,7 @@ def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
     if not values.isfinite().all():
         raise InputError("scores that are not finite numbers cannot be plotted. Attribute again.")
     ax = _axes(ax, (0.32 * graph.n_heads + 2.4, 0.2 * graph.n_layers + 1.4))
-    weight = values.abs().sum(1)[1:].view(graph.n_layers, graph.n_heads + 1)  # (layer, head and MLP)
+    weight = graph.sources_by_layer(values.abs().sum(1))  # (layer, head and MLP)
     image = _heat_map(ax, weight, float(weight.max()))
     ax.set_xticks(range(graph.n_heads + 1), [*map(str, range(graph.n_heads)), "MLP"], fontsize=8)
     ax.set_xlabel("head")
@@ -116,8 +116,7 @@ def write_spans(circuit: Circuit, folder: Path) -> list[Path]:
 def edges_read(circuit: Circuit) -> Tensor:
     """The number of edges into queries, keys, values and MLPs, (4, span, layer)."""
     graph = circuit.graph
-    targets = circuit.masks.sum(1)[:, : graph.logits]  # (span, target)
-    by_layer = targets.view(len(targets), graph.n_layers, -1)
+    by_layer = graph.targets_by_layer(circuit.masks.sum(1))  # (span, layer, target)
     parts = [*torch.split(by_layer[..., :-1], graph.n_heads, -1), by_layer[..., -1:]]
     return torch.stack([part.sum(-1) for part in parts])
 
@@ -282,7 +281,7 @@ def scores_card(scores: Scores) -> str:
     """The card of scores: how they were made, and the strongest edges."""
     order = top(scores, min(LISTED, scores.graph.n_edges))
     values = scores.values.flatten()[order].tolist()
-    names = [scores.graph.edge(*divmod(flat, scores.graph.n_targets)) for flat in order.tolist()]
+    names = [scores.graph.edge_at(flat) for flat in order.tolist()]
     return _card(f"Scores of {scores.graph.n_edges:,} edges", _origin(scores.about) + _edges(names, values))
 
 

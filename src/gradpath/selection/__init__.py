@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from gradpath import defaults
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type
@@ -229,9 +227,5 @@ def select_nodes(scores: Scores, n: int, *, prune: bool = True) -> Circuit:
         )
     scores = replace(checked(scores), by_span=None)
     best = 1 + scores.by_node[1:].abs().sort(descending=True, stable=True).indices[:n]
-    inside = torch.zeros(graph.n_sources + 1, dtype=torch.bool, device="cpu")
-    inside[[0, graph.n_sources]] = True  # input and logits
-    inside[best] = True
-    among = graph.mask & inside[:-1, None] & inside[graph.node_of_target]
-    order = top(scores, graph.n_edges)
+    order, among = top(scores, graph.n_edges), graph.among(best.tolist())
     return circuit_of(scores, order[among.flatten()[order]], how="nodes", prune=prune)

@@ -231,25 +231,23 @@ def greedy(scores: Scores, n: int) -> Order:
     sizes, sources = ranked.values.T.tolist(), ranked.indices.T.tolist()  # [target][rank]
     limits = graph.sources_before_target.tolist()
     targets_of = _targets_of_nodes(graph)
-    heap: list[tuple[float, int, int]] = []  # (-|score|, flat index, rank)
+    heap: list[tuple[float, int, int, int]] = []  # (-|score|, source, target, rank)
 
     def offer(target: int, rank: int) -> None:
         if rank < limits[target]:
-            flat = sources[target][rank] * graph.n_targets + target
-            heapq.heappush(heap, (-sizes[target][rank], flat, rank))
+            heapq.heappush(heap, (-sizes[target][rank], sources[target][rank], target, rank))
 
     offer(graph.logits, 0)
-    order, reached = list[int](), set[int]()
+    order, reached = list[tuple[int, int]](), set[int]()
     while len(order) < n:
-        _, flat, rank = heapq.heappop(heap)
-        source, target = divmod(flat, graph.n_targets)
-        order.append(flat)
+        _, source, target, rank = heapq.heappop(heap)
+        order.append((source, target))
         offer(target, rank + 1)
         if source not in reached:
             reached.add(source)
             for reader in targets_of[source]:
                 offer(reader, 0)
-    return torch.tensor(order, dtype=torch.long, device="cpu")
+    return graph.flattened(torch.tensor(order, dtype=torch.long, device="cpu").view(-1, 2))
 
 
 def _targets_of_nodes(graph: Graph) -> list[list[int]]:

@@ -195,8 +195,8 @@ class Paths:
 
     def __init__(self, graph: Graph, edges: Int[Tensor, " edge"]) -> None:
         """``edges`` are positions in the flattened matrix; each has to be on a path."""
-        self.source = (edges // graph.n_targets).tolist()
-        self.target = graph.node_of_target[edges % graph.n_targets].tolist()
+        sources, targets = graph.unflattened(edges).unbind(1)
+        self.source, self.target = sources.tolist(), graph.node_of_target[targets].tolist()
         self.out_of: list[list[int]] = [[] for _ in range(graph.n_sources + 1)]
         self.into: list[list[int]] = [[] for _ in range(graph.n_sources + 1)]
         for edge, (source, target) in enumerate(zip(self.source, self.target, strict=True)):

@@ -112,9 +112,8 @@ class Lab:
         """As many random edges as the circuit has, in total or into every layer."""
         graph, mask = self.circuit.graph, self.circuit.mask
         drawn = torch.zeros_like(mask)
-        layers = torch.tensor([graph.layer_of_target(v) for v in range(graph.n_targets)], device="cpu")
         for layer in range(graph.n_layers + 1) if by_layer else [None]:
-            candidates = graph.mask if layer is None else graph.mask & (layers == layer)
+            candidates = graph.mask if layer is None else graph.mask & (graph.layers_of_targets == layer)
             edges = candidates.flatten().nonzero()[:, 0]
             n = int((mask & candidates).sum())
             chosen = edges[torch.randperm(len(edges), generator=self.dice, device="cpu")[:n]]
@@ -346,7 +345,7 @@ def measure_effects(lab: Lab, result: Result) -> Effects:
 def _estimates(lab: Lab) -> Float[Tensor, " edge"]:
     """The mean over examples of the first-order effect of each edge of the circuit, in the circuit's run."""
     model, circuit, task = lab.model, lab.circuit, lab.task
-    plan, edges = plan_of(model, circuit), circuit.index[:, 0] * circuit.graph.n_targets + circuit.index[:, 1]
+    plan, edges = plan_of(model, circuit), circuit.graph.flattened(circuit.index)
     order = edges.argsort()
     total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
     with own_settings(model):
@@ -389,8 +388,7 @@ def _bound(lab: Lab, task: Task) -> tuple[float | None, str | None]:
     values = torch.tensor([x.faithfulness for x in lab.measure(masks, task)], dtype=torch.float64, device="cpu")
     bounds = upper_bounds(member, values)
     worst = int(bounds.argmax())
-    source, target = divmod(int(outside[worst]), graph.n_targets)
-    return float(bounds[worst]), graph.edge(source, target)
+    return float(bounds[worst]), graph.edge_at(int(outside[worst]))
 
 
 def upper_bounds(member: Tensor, values: Float[Tensor, " subset"]) -> Float[Tensor, " edge"]:
