@@ -67,8 +67,7 @@ def write_of(model: Transformer, writes: Writes, source: int) -> Tensor:
     layer, head = model.graph.place_of_source(source)
     if head == model.arch.n_heads:
         return writes.mlps[layer]
-    a = model.arch
-    w_o = at_least_float32(model.layers[layer].w_write).view(a.d_model, a.n_heads, a.d_head)[:, head]
+    w_o = at_least_float32(model.head_output_weights(layer))[:, head]
     return writes.heads[layer][head] @ w_o.T
 
 

@@ -203,8 +203,8 @@ def _expanded_writes(model: Transformer, writes: Writes, rows: Rows) -> Tensor:
     n_rows = len(writes.input[rows])
     sources = writes.input.new_empty(graph.n_sources, n_rows, a.d_model)
     sources[0] = writes.input[rows]
-    for index, layer in enumerate(model.layers):
-        w_o = at_least_float32(layer.w_write).view(a.d_model, a.n_heads, a.d_head).permute(1, 2, 0)
+    for index in range(graph.n_layers):
+        w_o = at_least_float32(model.head_output_weights(index)).permute(1, 2, 0)
         heads = graph.source_heads(index)
         rows_there = _rows_to_device_of(rows, w_o)
         if same_device(w_o, sources):

@@ -201,8 +201,7 @@ def write_heads(model: Transformer, index: int, step: LayerPlan, change: Tensor)
 
 def write_weights(model: Transformer, index: int, step: LayerPlan) -> list[Tensor]:
     """The maps from the live heads' values to what they write, (d_model, d_head) each."""
-    a = model.arch
-    of_heads = model.layers[index].w_write.view(a.d_model, a.n_heads, a.d_head).unbind(1)
+    of_heads = model.head_output_weights(index).unbind(1)
     return [of_heads[head] for head in step.heads]
 
 

@@ -401,16 +401,15 @@ def _part_attention(work: BatchWork, in_part: Tensor) -> Float[Tensor, "run batc
 def _part_effects(work: BatchWork, reads: NodeReads, in_part: Tensor) -> Float[Tensor, "batch source part"]:
     """The first-order effect of what each node writes in each part of a prompt."""
     model, writes, columns = work.model, work.runs.writes, list[Tensor]()
-    a = model.arch
     assert reads.input is not None
     for source in work.sources:
         layer, head = model.graph.place_of_source(source)
         if source == 0:
             columns.append((writes.input * reads.input).sum(-1))
-        elif head == a.n_heads:
+        elif head == model.arch.n_heads:
             columns.append((writes.mlps[layer] * reads.mlps[layer]).sum(-1))
         else:
-            w_write = at_least_float32(model.layers[layer].w_write).view(a.d_model, a.n_heads, a.d_head)[:, head]
+            w_write = at_least_float32(model.head_output_weights(layer))[:, head]
             columns.append((writes.heads[layer][head] * (reads.heads[layer] @ w_write)).sum(-1))
     by_row = torch.stack(columns, -1) / reads.n_points  # (row, source)
     return torch.einsum("bqs,bqp->bsp", by_row.view(*in_part.shape[:2], -1), in_part.to(by_row.dtype))

@@ -285,12 +285,11 @@ def known_head_scores(model: Transformer, heads: Sequence[int]) -> Float[Tensor,
                 attended = [float(weights[:, head, query, key].mean()) for query, key in queries_and_keys]
                 scores[row, :-1] = torch.tensor(attended, device="cpu")
     tokens = ids[:, front : front + length].flatten()[:_COPIED].to(model.device)
-    a = model.arch
     for at in range(0, len(heads), _TOGETHER):
         written = []  # by each head when it attends to one of the first tokens alone
         for layer, head in places[at : at + _TOGETHER]:
             values = run.layers[layer].past.values[:, head, front : front + length].flatten(0, 1)[:_COPIED]
-            written.append(values @ model.layers[layer].w_write.view(a.d_model, a.n_heads, a.d_head)[:, head].T)
+            written.append(values @ model.head_output_weights(layer)[:, head].T)
         scores[at : at + _TOGETHER, -1] = _copying(model, torch.stack(written), tokens)
     return scores
 

@@ -98,11 +98,10 @@ def output_of(
 
     ``at`` are indices of prompts and positions; by default all, (batch, pos, d_model).
     """
-    layer_run, a, place = run.layers[layer], model.arch, slice(None) if at is None else at
-    if head == a.n_heads:
+    layer_run, place = run.layers[layer], slice(None) if at is None else at
+    if head == model.arch.n_heads:
         return layer_run.mlp_out[place]
-    w_write = model.layers[layer].w_write.view(a.d_model, a.n_heads, a.d_head)[:, head]
-    return layer_run.written[:, :, head][place] @ w_write.T
+    return layer_run.written[:, :, head][place] @ model.head_output_weights(layer)[:, head].T
 
 
 @torch.no_grad()

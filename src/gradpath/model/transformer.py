@@ -411,6 +411,10 @@ class Transformer:
         )
         return q, k, v
 
+    def head_output_weights(self, layer: int) -> Float[Tensor, "d_model head d_head"]:
+        """The part of ``Layer.w_write`` of each head: the map from its ``LayerRun.written`` to the residual stream."""
+        return self.layers[layer].w_write.view(self.arch.d_model, self.arch.n_heads, self.arch.d_head)
+
     def queries(self, layer: Layer, q: Tensor, info: PositionInfo) -> Tensor:
         """Projected queries (batch, pos, head, d_qkv), normalised and rotated, as (batch, head, pos, d_head)."""
         if layer.latent is not None:
