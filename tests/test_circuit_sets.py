@@ -52,6 +52,19 @@ def test_operations_are_those_of_sets_of_names(a, b):
     assert not a <= b
 
 
+def test_a_circuit_of_a_mask_has_its_edges_and_what_is_known(a):
+    of_mask = Circuit.of_mask(GRAPH, a.mask, {"ablation": "zero"})
+    assert of_mask == a
+    assert of_mask.scores.tolist() == [0.0] * 40
+    assert of_mask.provenance.ablation == "zero"
+    assert not len(Circuit.of_mask(GRAPH, torch.zeros_like(GRAPH.mask)))
+
+
+def test_edges_at_spans_are_selected_from_every_edge_at_every_span(a, at_spans):
+    assert a.n_possible == GRAPH.n_edges
+    assert at_spans.n_possible == 2 * GRAPH.n_edges
+
+
 def test_the_left_circuit_gives_order_and_scores(a, b):
     position = {name: i for i, name in enumerate(a.edges)}
     shared = (a & b).edges

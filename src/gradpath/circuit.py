@@ -73,6 +73,23 @@ class Circuit:
         about = {} if isinstance(model, Graph) else {"model": model.name}
         return circuit_by_names(graph, [(name, 0.0) for name in names], about)._selected_by("named edges")
 
+    @classmethod
+    def of_mask(
+        cls, graph: Graph, mask: Bool[Tensor, "source target"], about: Mapping[str, Any] | None = None
+    ) -> Circuit:
+        """Make a circuit of the edges of a mask. It is not pruned, and its scores are 0.
+
+        Args:
+            graph: The model's graph.
+            mask: Which (source, target) pairs are in the circuit.
+            about: What is known about the circuit; by default nothing.
+
+        Returns:
+            The circuit, with its edges by source, then by target.
+        """
+        index = mask.nonzero()
+        return cls(graph, index, torch.zeros(len(index), device="cpu"), about or {})
+
     def __repr__(self) -> str:
         return f"<Circuit of {len(self):,} edges: {self.provenance}>"
 
@@ -80,7 +97,7 @@ class Circuit:
         title = f"Circuit of {len(self):,} edges between {len(self.nodes):,} nodes"
         if self.asked != len(self):
             title += f", {self.asked:,} requested"
-        title += f"; the model has {self.graph.n_edges * max(1, len(self.spans)):,} edges"
+        title += f"; the model has {self.n_possible:,} edges"
         best = self.scores.abs().sort(descending=True, stable=True).indices[:LISTED].tolist()
         edges = listed([self.edges[i] for i in best], self.scores[best].tolist())
         return "\n".join([title, f"  found on   {self.provenance}", *edges])
@@ -233,6 +250,11 @@ class Circuit:
         return [f"{name}@{self.spans[i]}" for name, i in zip(names, self.span.tolist(), strict=True)]
 
     @property
+    def n_possible(self) -> int:
+        """The number of edges that the circuit was selected from; with spans, every edge counts once per span."""
+        return self.graph.n_edges * max(1, len(self.spans))
+
+    @property
     def masks(self) -> Bool[Tensor, "span source target"]:
         """The mask of the circuit's edges at each span; without spans, one mask for all positions."""
         shape = (max(1, len(self.spans)), self.graph.n_sources, self.graph.n_targets)
@@ -362,8 +384,7 @@ class Comparison:
     @property
     def by_chance(self) -> float:
         """The number of edges that two random circuits of these sizes share on average."""
-        total = self.a.graph.n_edges * max(1, len(self.a.spans))
-        return len(self.a) * len(self.b) / total
+        return len(self.a) * len(self.b) / self.a.n_possible
 
     @cached_property
     def numbers(self) -> dict[str, int]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -35,12 +35,12 @@ from torch import Tensor
 
 from gradpath.attribution.batch import BatchRuns, repeated
 from gradpath.attribution.contraction import Reads, contract
-from gradpath.attribution.methods import method
+from gradpath.attribution.methods import Options, method
 from gradpath.limits import SUM_AT_ONCE
 from gradpath.model.transformer import LayerRun, Run, Transformer
 
 
-def _passes(model: Transformer, options: dict[str, Any]) -> float:
+def _passes(model: Transformer, options: Options) -> float:
     return 2 + float(options["steps"]) * (model.arch.n_layers + 1)
 
 

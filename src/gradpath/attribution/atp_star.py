@@ -29,20 +29,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradpath.attribution.batch import BatchRuns, repeated, write_of
 from gradpath.attribution.contraction import Reads, contract
-from gradpath.attribution.methods import method
+from gradpath.attribution.methods import Options, method
 from gradpath.limits import CHUNK
 from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.runtime import progress
 
 
-def _passes(model: Transformer, options: dict[str, Any]) -> float:
+def _passes(model: Transformer, options: Options) -> float:
     """The two prompts, and the queries and keys of every layer once for every source below it."""
     below = sum(model.graph.source_head(layer) for layer in range(model.graph.n_layers))
     return 2 + (below * _qkv_share(model, 0) if options["qk"] else 0.0)

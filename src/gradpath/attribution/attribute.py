@@ -41,7 +41,7 @@ from gradpath.attribution.batch import (
     write_differences,
 )
 from gradpath.attribution.contraction import NodeReads, Reads, contract, over_edges
-from gradpath.attribution.methods import Method, Path, find_method
+from gradpath.attribution.methods import Method, Options, Path, find_method
 from gradpath.errors import GradpathError, UsageError
 from gradpath.limits import RUN_AT_ONCE, SUM_AT_ONCE, Limits
 from gradpath.model.transformer import Transformer
@@ -53,7 +53,6 @@ from gradpath.sweep import Progress, ShowProgress, own_settings, shown, sweep, u
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Labels, Pairs, Task, encode, labels_of
 
-Options = dict[str, Any]
 # Splits a batch's rows, (batch, suffix position) flattened, into groups that are scored separately.
 Split = Callable[[Pairs], list[Tensor]]
 BatchScores = list[tuple[Tensor, Passes]]  # after each number of points
@@ -338,7 +337,7 @@ def _about(
         "examples": examples,
         "batch_size": size,
         "bos": model.tokenizer is not None and model.tokenizer.prepend is not None,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": model.dtype_name,
         "d_model": model.arch.d_model,
         **({"plugins": plugins} if (plugins := loaded_plugins()) else {}),
     }

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradpath.ablation import Ablation
-from gradpath.attribution.methods import Method, Pair, Path, Unscored
+from gradpath.attribution.methods import Method, Options, Pair, Path, Unscored
 from gradpath.errors import InputError
 from gradpath.graph import QKV
 from gradpath.limits import RUN_AT_ONCE
@@ -244,7 +244,7 @@ class BatchRuns:
         return x.detach().flatten(0, -3).requires_grad_()
 
 
-def run_path(runs: BatchRuns, path: Path, options: dict[str, Any]) -> Iterator[tuple[PointRun, bool]]:
+def run_path(runs: BatchRuns, path: Path, options: Options) -> Iterator[tuple[PointRun, bool]]:
     """Run a path's points in order, and say of each whether it is scored.
 
     Of a stack, ``runs.at_once`` points are run at a time. A ``PointRun`` holds its autograd graph: it is freed
@@ -279,9 +279,7 @@ def repeated(past: Past, n_points: int) -> Past:
     return Past(past.keys.repeat(n_points, 1, 1, 1), past.values.repeat(n_points, 1, 1, 1))
 
 
-def places_on_path(
-    model: Transformer, metric: Metric, method: Method, options: dict[str, Any], single: Pairs
-) -> Places:
+def places_on_path(model: Transformer, metric: Metric, method: Method, options: Options, single: Pairs) -> Places:
     """All of one example's attribution: the two prompts, every point of a path, the gradients there."""
     yield from places_in_prompts(model, metric, single)
     if not isinstance(method, Path):

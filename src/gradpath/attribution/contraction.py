@@ -40,10 +40,8 @@ from gradpath.attribution.batch import Writes
 from gradpath.graph import Graph
 from gradpath.limits import CHUNK
 from gradpath.model.architecture import Architecture, Layer
-from gradpath.model.transformer import LayerRun, Run, Transformer, at_least_float32, same_device, to_device_of
+from gradpath.model.transformer import LayerRun, Rows, Run, Transformer, at_least_float32, same_device, to_device_of
 from gradpath.tasks.metrics import check_gradient
-
-Rows = slice | Tensor  # some of the rows: a stretch, or their indices
 
 
 @dataclass

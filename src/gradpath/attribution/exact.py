@@ -15,13 +15,12 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradpath.attribution.batch import BatchRuns, repeated, write_of
-from gradpath.attribution.methods import method
+from gradpath.attribution.methods import Options, method
 from gradpath.errors import UsageError
 from gradpath.graph import QKV, Graph
 from gradpath.limits import CHUNK, Limits
@@ -35,7 +34,7 @@ MOST_PASSES = 100_000
 Edge = tuple[int, int]  # (source, target)
 
 
-def _affordable(model: Transformer, pairs: Pairs, options: dict[str, Any]) -> None:
+def _affordable(model: Transformer, pairs: Pairs, options: Options) -> None:
     """Refuse what would take very long, unless the user is sure."""
     edges = sample(model.graph, options["edges"], options["seed"])
     cost = len(pairs) * passes(model, edges)
@@ -46,7 +45,7 @@ def _affordable(model: Transformer, pairs: Pairs, options: dict[str, Any]) -> No
         )
 
 
-def _passes(model: Transformer, options: dict[str, Any]) -> float:
+def _passes(model: Transformer, options: Options) -> float:
     return passes(model, sample(model.graph, options["edges"], options["seed"]))
 
 

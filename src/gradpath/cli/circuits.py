@@ -126,7 +126,7 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
     model = loading.load()
     check_same_graph(model, circuit)
     # Files from before 0.2.0 have no digest, and that of another precision differs.
-    same_dtype, digest = about.get("dtype") == str(model.dtype).removeprefix("torch."), about.get("weights")
+    same_dtype, digest = about.get("dtype") == model.dtype_name, about.get("weights")
     if same_model and same_dtype and digest is not None and digest != model.digest:
         warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
     n = opt.examples_or_default(options.examples, data)
@@ -211,7 +211,7 @@ def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None
         "seed": saved.options.seed,
         "split": saved.options.split,
         "examples": len(saved.task),
-        **numbers_of(saved.circuit.graph, result, max(1, len(saved.circuit.spans))),
+        **numbers_of(saved.circuit, result),
         "seconds": round(time.monotonic() - begin, 2),
     }
     where = f"{len(saved.task)} examples of {saved.task.name} ({saved.options.split}) in {saved.model.name}"

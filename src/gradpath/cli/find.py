@@ -167,7 +167,7 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
         "examples_measured": len(found.measured),
         "held_out": found.measured is not found.attributed,
         **({"positions": found.edges_by_span} if found.edges_by_span else {}),
-        **numbers_of(found.model.graph, found.result, max(1, len(found.circuit.spans))),
+        **numbers_of(found.circuit, found.result),
         **({"circuits": _circuits(found)} if found.others else {}),
         "batch_size": about["batch_size"],
         "passes": about.get("passes"),
@@ -179,10 +179,10 @@ def _circuits(found: Found) -> list[dict[str, Any]]:
     """The circuits of all thresholds, the smallest first."""
     from gradpath.pipeline.found import other_file
 
-    graph, rows = found.model.graph, list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     for circuit, result in zip([found.circuit, *found.others], [found.result, *found.curve], strict=True):
         file = "circuit.json" if circuit is found.circuit else other_file(circuit)
-        rows.append({"selection": circuit.provenance.how, "file": file, **numbers_of(graph, result)})
+        rows.append({"selection": circuit.provenance.how, "file": file, **numbers_of(circuit, result)})
     return sorted(rows, key=lambda row: int(row["edges_kept"]))
 
 

@@ -15,7 +15,7 @@ import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
-from gradpath.cli.progress import GridBar, Screen, print_result
+from gradpath.cli.progress import GridBar, Screen, duration, print_result
 from gradpath.errors import UsageError
 from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 
@@ -265,15 +265,10 @@ def _estimate_text(study: Study, estimates: list[Estimate]) -> str:
     lines += [f"  {name:<11} {len(values):>3}  {', '.join(map(str, values))}" for name, values in parts.items()]
     lines += ["", "Left to do, at the speed of this machine now:"]
     for left in estimates:
-        work = f"{left.passes:,.0f} passes over an example, about {_time(left.seconds)}" if left.passes else "nothing"
+        time = duration(left.seconds)
+        work = f"{left.passes:,.0f} passes over an example, about {time}" if left.passes else "nothing"
         lines.append(f"  {left.model}: {left.circuits:,} circuits, {work}")
     return "\n".join(lines)
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _sample(context: click.Context, parameter: click.Parameter, text: str) -> int:

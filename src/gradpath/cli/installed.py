@@ -163,7 +163,7 @@ def _speed_table(speeds: Sequence[Speed], model: Transformer) -> str:
     """How long each computation takes on the CPU and on the device."""
     import torch
 
-    name, dtype = _device_name(model.device), str(model.dtype).removeprefix("torch.")
+    name, dtype = _device_name(model.device), model.dtype_name
     rows = [f"{x.what:<44} {x.cpu:>9.2f} s {x.device:>9.2f} s {x.cpu / x.device:>7.1f} x" for x in speeds]
     head = f"{'':<44} {'CPU':>11} {model.device!s:>11} {'faster':>9}"
     where = f"{name}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads, {dtype}"

@@ -28,8 +28,8 @@ from gradpath.runtime import distributed
 from gradpath.runtime.progress import Bar, Job
 
 if TYPE_CHECKING:
+    from gradpath.circuit import Circuit
     from gradpath.evaluation.result import Result
-    from gradpath.graph import Graph
 
 LOG_EVERY = 60  # seconds between two lines of a log
 
@@ -129,12 +129,19 @@ class _Log:
         self.last = now
         spent = now - self.began
         left = spent * (self.total / self.done - 1)
-        line = f"{self.what}: {self.done / self.total:.0%} after {_minutes(spent)}, about {_minutes(left)} left"
+        line = f"{self.what}: {self.done / self.total:.0%} after {duration(spent)}, about {duration(left)} left"
         self.screen.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def _minutes(seconds: float) -> str:
-    return f"{max(1, round(seconds / 60))} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
+def duration(seconds: float) -> str:
+    """A time for people, in seconds, minutes or hours.
+
+    >>> duration(0.2), duration(59), duration(90), duration(7200)
+    ('1 s', '59 s', '2 min', '2.0 h')
+    """
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
 
 
 class GridBar(ExitStack):
@@ -153,17 +160,13 @@ class GridBar(ExitStack):
         self.bar.advance(done)
 
 
-def numbers_of(graph: Graph, result: Result, n_spans: int = 1) -> dict[str, Any]:
-    """The numbers of a measured circuit, for JSON.
-
-    ``n_spans`` is the number of spans of a prompt at which each edge could be selected.
-    """
-    n_edges = graph.n_edges * n_spans
+def numbers_of(circuit: Circuit, result: Result) -> dict[str, Any]:
+    """The numbers of a measured circuit, for JSON."""
     return {
-        "edges_total": n_edges,
+        "edges_total": circuit.n_possible,
         "edges_asked": result.edges_asked,
         "edges_kept": result.edges_kept,
-        "sparsity": 1 - result.edges_asked / n_edges,
+        "sparsity": 1 - result.edges_asked / circuit.n_possible,
         "clean": result.clean,
         "corrupted": result.corrupted,
         "circuit": result.circuit,

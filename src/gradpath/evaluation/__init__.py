@@ -272,8 +272,7 @@ def patch(
         if isinstance(value, str):
             raise UsageError(f"{name} must be a list of names: got {value!r}. Write {name}=[{value!r}].")
     named = _named(model.graph, list(edges), list(nodes), among=keep)
-    index = (model.graph.mask & (named if keep else ~named)).nonzero()
-    circuit = Circuit(model.graph, index, torch.zeros(len(index), device="cpu"))
+    circuit = Circuit.of_mask(model.graph, model.graph.mask & (named if keep else ~named))
     return evaluate(model, circuit, task, ablation=ablation, batch_size=batch_size, memory=memory, mean_over=mean_over)
 
 

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from gradpath.evaluation.plan import LayerPlan, Plan, SpanReads, SparseReads, mlp_rows
-from gradpath.evaluation.prepared import Prepared, Rows
-from gradpath.model.transformer import Past, PositionInfo, Transformer, to_device_of
+from gradpath.evaluation.prepared import Prepared
+from gradpath.model.transformer import Past, PositionInfo, Rows, Transformer, to_device_of
 from gradpath.runtime import progress
 from gradpath.sweep import Places
 from gradpath.tasks.metrics import Metric, metric_of

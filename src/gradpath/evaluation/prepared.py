@@ -24,8 +24,6 @@ from gradpath.tasks.task import Pairs, Task
 
 # Bytes of set-ups that are kept; others are made again.
 ROOM = 3 * 2**27
-# Some rows of a batch: all, or those at an index.
-Rows = slice | Tensor
 
 
 class CorruptedLayer(NamedTuple):

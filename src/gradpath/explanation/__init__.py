@@ -21,7 +21,7 @@ from gradpath import defaults
 from gradpath.ablation import ablation_of, all_positions
 from gradpath.attribution.attribute import rows_of_examples, score_batch
 from gradpath.attribution.batch import BatchRuns
-from gradpath.attribution.methods import Path, find_method
+from gradpath.attribution.methods import Options, Path, find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, UsageError, unknown
 from gradpath.evaluation import PASSES_PER_CIRCUIT, named_positions
@@ -323,9 +323,7 @@ def _most_changed(model: Transformer, writes: Float[Tensor, "batch source d_mode
     return torch.cat(ids, 1).cpu(), torch.cat(values, 1).float().cpu()
 
 
-def _edge_effects(
-    runs: BatchRuns, circuit: Circuit, method: Path, options: dict[str, Any]
-) -> Float[Tensor, "example edge"]:
+def _edge_effects(runs: BatchRuns, circuit: Circuit, method: Path, options: Options) -> Float[Tensor, "example edge"]:
     """The score of each edge of the circuit on each example of a batch."""
     model, (source, target) = runs.model, circuit.index.T
     # A method that moves only the suffix and does not change the backward pass can use the same runs.
@@ -344,7 +342,7 @@ def _edge_effects(
     return scores[:, source, target].float()
 
 
-def _method(about: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+def _method(about: Mapping[str, Any]) -> tuple[Path, Options]:
     """The method that a circuit was found with, if it follows a path and scores edges; else EAP-IG."""
     with suppress(GradpathError):  # a method of a plug-in that is not loaded, or options of another version
         method = find_method(str(about.get("method")))

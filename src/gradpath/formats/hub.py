@@ -351,7 +351,7 @@ def _facts(circuit: Circuit) -> dict[str, Any]:
         "ablation": provenance.ablation,
         "examples attributed": about.get("examples"),
         "seed": data.get("seed"),
-        "edges": f"{len(circuit):,} of {circuit.graph.n_edges * max(1, len(circuit.spans)):,}",
+        "edges": f"{len(circuit):,} of {circuit.n_possible:,}",
         "edges requested": provenance.selection.get("edges_asked"),
         "plug-ins": ", ".join(map(str, plugins)) if isinstance(plugins, dict) else "",
         "gradpath": about.get("version"),

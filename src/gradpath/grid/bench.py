@@ -212,7 +212,7 @@ class Bench:
             "version": __version__,
             "model": self.title,  # the digest of the weights identifies it, wherever its folder is now
             "weights": self.model.digest,
-            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "dtype": self.model.dtype_name,
             "task": task.name,
             "split": split,
             "seed": self.request.seed,

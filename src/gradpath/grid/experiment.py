@@ -277,7 +277,7 @@ def _provenance(bench: Bench, command: str) -> dict[str, Any]:
         **first,
         "model": bench.model.name,
         "weights": bench.model.digest,
-        "dtype": str(bench.model.dtype).removeprefix("torch."),
+        "dtype": bench.model.dtype_name,
         "device": str(bench.model.device),
         "bos": bench.model.tokenizer is not None and bench.model.tokenizer.prepend is not None,
         "edges_total": bench.model.graph.n_edges,

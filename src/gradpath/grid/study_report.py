@@ -79,7 +79,7 @@ def run_study(
             rows += _rows(study, bench, label)
             random += _random_rows(study, bench, label)
         about = {"name": label, "edges_total": model.graph.n_edges, "weights": model.digest}
-        models.append({**about, "dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device)})
+        models.append({**about, "dtype": model.dtype_name, "device": str(model.device)})
         del model, benches
     outcome = study_outcome(study, rows, random)
     times = {"started": started, "seconds": round(time.monotonic() - begin, 2)}

@@ -54,6 +54,7 @@ from gradpath.runtime import progress
 if TYPE_CHECKING:
     from gradpath.model.inspection import Prediction
 
+Rows = slice | Tensor  # some rows of a batch: a stretch of them, or their indices
 Weights = TypeVar("Weights", "Transformer", Layer, Rotary, Experts, Latent)
 
 
@@ -161,12 +162,12 @@ class Transformer:
     rules: Rules = CALCULUS
 
     def __repr__(self) -> str:
-        a, dtype = self.arch, str(self.dtype).removeprefix("torch.")
+        a = self.arch
         shape = f"{a.n_layers} layers of {a.n_heads} heads, {self.graph.n_edges:,} edges"
-        return f"<Transformer {self.name or a.family}: {shape}, {dtype} on {self.device}>"
+        return f"<Transformer {self.name or a.family}: {shape}, {self.dtype_name} on {self.device}>"
 
     def __str__(self) -> str:
-        a, dtype = self.arch, str(self.dtype).removeprefix("torch.")
+        a = self.arch
         attention = "attention and MLP in parallel" if a.parallel else "attention, then MLP"
         bos = "with" if self.tokenizer is not None and self.tokenizer.prepend is not None else "without"
         return "\n".join(
@@ -176,7 +177,7 @@ class Transformer:
                 f"  width      {self.embedding.shape[1]:,}, with {len(self.embedding):,} tokens",
                 f"  graph      {self.graph.n_sources + 1:,} nodes, {self.graph.n_edges:,} edges",
                 f"  tokenizer  {'none' if self.tokenizer is None else f'{bos} BOS in front of prompts'}",
-                f"  weights    {dtype} on {self.device}",
+                f"  weights    {self.dtype_name} on {self.device}",
             ]
         )
 
@@ -218,6 +219,11 @@ class Transformer:
     @property
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """The type of the weights as options and files write it, such as ``float32``."""
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def max_positions(self) -> int | None:

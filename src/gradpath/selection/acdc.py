@@ -206,8 +206,7 @@ class _Distance:
 
     @torch.no_grad()
     def __call__(self, mask: Mask) -> float:
-        index = mask.nonzero()
-        plan = plan_of(self._model, Circuit(self._model.graph, index, torch.zeros(len(index), device="cpu")))
+        plan = plan_of(self._model, Circuit.of_mask(self._model.graph, mask))
         values = []
         for part, goal in zip(self._parts, self._goals, strict=True):
             output = self._output(part, final_reads(part, [plan])[0])

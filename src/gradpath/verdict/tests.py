@@ -92,10 +92,7 @@ class Lab:
     def measure(self, masks: Sequence[Tensor], task: Task | None = None) -> list[Result]:
         """Evaluate each mask of edges as a circuit, on ``task`` or the examples of all tests."""
         graph, about = self.circuit.graph, {"ablation": self.circuit.provenance.ablation}
-        circuits = []
-        for mask in masks:
-            index = mask.nonzero()
-            circuits.append(Circuit(graph, index, torch.zeros(len(index), device="cpu"), about))
+        circuits = [Circuit.of_mask(graph, mask, about) for mask in masks]
         examples = self.task if task is None else task
         return evaluate(self.model, circuits, examples, batch_size=self.limits.batch_size, memory=self.limits.memory)
 
@@ -210,7 +207,9 @@ def stability(lab: Lab, found_on: Task | None, draws: Sequence[Task]) -> Check:
     rows = [torch.randint(len(found_on), size, generator=lab.dice, device="cpu").tolist() for _ in range(SAMPLES)]
     samples = [_find_again(lab, found_on.take(sample)) for sample in rows]
     others = [_find_again(lab, draw) for draw in draws]
-    bootstrap, nodes = _jaccard(circuit, samples), _jaccard(circuit, samples, nodes=True)
+    compared = [circuit.compare(sample) for sample in samples]
+    bootstrap = sum(x.jaccard_edges for x in compared) / SAMPLES
+    nodes = sum(x.jaccard_nodes for x in compared) / SAMPLES
     n, total = len(circuit), circuit.graph.n_edges
     chance = n / (2 * total - n)
     about = (
@@ -219,7 +218,7 @@ def stability(lab: Lab, found_on: Task | None, draws: Sequence[Task]) -> Check:
     )
     details: dict[str, Any] = {"nodes": nodes}
     if others:
-        details["draws"] = _jaccard(circuit, others)
+        details["draws"] = sum(circuit.compare(other).jaccard_edges for other in others) / len(others)
         about += f"; {details['draws']:.2f} of edges over {len(others)} other draw{'s' * (len(others) > 1)}"
     return Check(bootstrap, chance, bootstrap >= max(SHARED, chance), about, details)
 
@@ -234,12 +233,6 @@ def _find_again(lab: Lab, task: Task) -> Circuit:
     scores = attribute(lab.model, task, method, steps=steps, ablation=provenance.ablation, **options)
     n = lab.circuit.asked if find_selection(how)[0].sized else None
     return select(scores, n, how=how, model=lab.model, task=task, **budget)
-
-
-def _jaccard(circuit: Circuit, others: Sequence[Circuit], *, nodes: bool = False) -> float:
-    """The Jaccard index of the edges, or nodes, of the circuit and each of the others; its mean."""
-    first, *sets = (set(x.nodes if nodes else x.edges) for x in (circuit, *others))
-    return sum(len(first & other) / len(first | other) for other in sets) / len(sets)
 
 
 def transfer(lab: Lab, result: Result, found_on: Task | None, reworded: Task | None) -> Check:
