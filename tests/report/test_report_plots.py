@@ -23,7 +23,7 @@ from gradpath.report.plots import (
     scores_card,
     write_spans,
 )
-from gradpath.report.style import panels, save_as
+from gradpath.report.style import INK, MUTED, canvas, panels, save_as
 from gradpath.scores import Scores, SpanScores
 from gradpath.selection import select
 
@@ -72,6 +72,23 @@ def test_plots_draw_into_the_axes_they_are_given(make: Maker, result: Result) ->
     assert plot_scores(scores, b) is b
     assert plot_circuit(select(scores, 30), c) is c
     a.get_figure().canvas.draw()
+
+
+def test_new_axes_are_in_the_style_of_all_figures(make: Maker, result: Result) -> None:
+    before = dict(mpl.rcParams)
+    for ax in (plot_result(result), plot_scores(make.scores())):
+        assert mpl.colors.to_hex(ax.spines["left"].get_edgecolor()) == MUTED
+        assert not ax.spines["top"].get_visible()
+        assert ax.yaxis.label.get_color() == INK
+        assert not any(line.get_visible() for line in ax.get_xgridlines())
+    assert dict(mpl.rcParams) == before
+
+
+def test_a_canvas_shows_nothing_but_the_drawing() -> None:
+    figure, ax = canvas((4.0, 2.0), (1.0, 0.5))
+    assert figure.get_size_inches().tolist() == [4.0, 2.0]
+    assert ax.get_position().bounds == (0, 0, 1.0, 0.5)
+    assert not ax.axison
 
 
 def test_circuit_plot_shows_its_nodes(make: Maker) -> None:

@@ -42,7 +42,7 @@ from gradpath.scores import Scores, checked_about
 # Edges by the kind of their target. The colours are those of Okabe and Ito, two of them darkened for thin
 # lines; the page has the same ones.
 KINDS = {"q": "query", "k": "key", "v": "value", "mlp": "MLP", "logits": "logits"}
-COLOURS = {"q": "#0072b2", "k": "#d98e00", "v": "#009e73", "mlp": "#b8578f", "logits": "#d55e00"}
+EDGE_COLOURS = {"q": "#0072b2", "k": "#d98e00", "v": "#009e73", "mlp": "#b8578f", "logits": "#d55e00"}
 COLUMNS = ("edge", "source", "target", "score", "rank")
 NOTES = "gradpath"
 
@@ -103,7 +103,7 @@ def dot(circuit: Circuit) -> str:
         width = 0.4 + 4 * (abs(score) / largest if largest else 1)
         style = ', style="dashed"' if score < 0 else ""
         lines.append(
-            f'  "{source}" -> "{node_of(target)}" [color="{COLOURS[kind(target)]}", penwidth={width:.2f}, '
+            f'  "{source}" -> "{node_of(target)}" [color="{EDGE_COLOURS[kind(target)]}", penwidth={width:.2f}, '
             f'weight=1, tooltip="{source}->{target} {score:+.4g}", id="{source}->{target}", '
             f'score="{score!r}"{style}];'
         )

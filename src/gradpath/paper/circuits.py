@@ -28,7 +28,7 @@ from gradpath.grid.faithfulness import READING, circuit_row
 from gradpath.grid.jobs import CircuitJob, Job, ScoreJob
 from gradpath.grid.request import MethodSpec
 from gradpath.report.plots import draw_on, inches
-from gradpath.report.style import INK, LINES, colour, method_title, panels, save, task_title
+from gradpath.report.style import INK, LINES, canvas, colour, method_title, panels, save, task_title
 from gradpath.runtime.files import write_atomically
 from gradpath.selection.ranking import edge_count
 
@@ -102,15 +102,13 @@ def _write_circuit(bench: Bench, folder: Path, task: str, circuit: Circuit) -> l
 
 
 def _draw_circuit(bench: Bench, task: str, circuit: Circuit) -> Figure:
-    from matplotlib.figure import Figure
-
     _, method, sparsity = _choices(bench)
     title = f"{task_title(task)} in {bench.title}: {len(circuit)} edges at {100 * sparsity:.4g}% sparsity\n"
     title += f"{method_title(method.label)}, {circuit.provenance.how}, on {len(bench.task(task, 'train'))} examples"
     width, height = inches(circuit.graph)
     total = height + 0.55  # inches, for the title
-    figure = Figure(figsize=(max(width, 4.6), total))
-    draw_on(circuit, figure.add_axes((0, 0, 1, height / total)))
+    figure, axes = canvas((max(width, 4.6), total), (1.0, height / total))
+    draw_on(circuit, axes)
     figure.suptitle(title, fontsize=9.5, color=INK, y=1 - 0.12 / total)
     return figure
 

@@ -35,7 +35,7 @@ from gradpath.grid.jobs import Advance, CellJob, Job, ScoreJob, finished, scaled
 from gradpath.grid.request import MethodSpec
 from gradpath.limits import Limits
 from gradpath.model.transformer import Run, Transformer, at_least_float32
-from gradpath.report.style import COLOURS, FORMULA, INK, MARKERS, MUTED, panels, task_title
+from gradpath.report.style import FORMULA, INK, MARKERS, METHOD_COLOURS, MUTED, panels, task_title
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.sweep import Progress, sweep
@@ -51,7 +51,7 @@ STEPS = 5
 LINE_POINTS = 8 * STEPS + 1  # so that every point of EAP-IG is among them
 RANKING = MethodSpec("eap-ig")  # its strongest edge is followed if none was requested
 CONDITIONS = {"saturated": "gradient", "flat": "score"}  # the quantity that is close to zero
-PAINT = {"eap": INK, "eap-ig": COLOURS["eap-ig"], "eap-gp": COLOURS["eap-gp"]}  # the paper's methods
+PAINT = {"eap": INK, "eap-ig": METHOD_COLOURS["eap-ig"], "eap-gp": METHOD_COLOURS["eap-gp"]}  # the paper's methods
 PANELS = {
     "gradient": "gradient at the target\n$\\|\\partial L/\\partial\\,in_v\\|$ (metric per unit)",
     "score": "the point's score\n$(x_u - x'_u)\\cdot\\partial L/\\partial\\,in_v$ (metric)",

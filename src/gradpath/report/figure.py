@@ -33,8 +33,8 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError, reason
 from gradpath.formats.edges import column
 from gradpath.graph import Graph, graph_from_json, kind, node_of
-from gradpath.report.plots import draw_edge, legend
-from gradpath.report.style import INK, MUTED, PAPER, save_as
+from gradpath.report.plots import PORTS, draw_edge, legend
+from gradpath.report.style import INK, MUTED, PAPER, canvas, save_as
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,6 @@ _PER_LINE = 4  # nodes of a group in a line
 _SWEEPS = 40
 _INSET = 1.55  # inches: the side of an attention pattern
 _LEGEND = 3.2, 0.55  # inches: the width and the height of the legend
-_PORTS = {"q": -0.3, "k": 0.0, "v": 0.3}  # where an edge enters a head, in shares of its width
 Attention = Mapping[str, tuple[Tensor, Sequence[str]]]  # of a head: weights (pos, pos), and the tokens
 
 
@@ -208,8 +207,6 @@ def draw_figure(
         notes: Names, colours and groups.
         attention: Patterns to draw on the right: for each head its weights (pos, pos) and the tokens.
     """
-    from matplotlib.figure import Figure
-
     notes = notes or Notes()
     boxes, edges = fold(circuit.anywhere(), notes)
     if not edges:
@@ -226,9 +223,7 @@ def draw_figure(
     height = max(top + _LEGEND[1], len(patterns) * (_INSET + 0.75))
     full_width = width + (_INSET + 0.75 if patterns else 0.0)
     left = min(0.0, (right - _LEGEND[0]) / 2)
-    figure = Figure(figsize=(full_width, height))
-    axes = figure.add_axes((0, 0, width / full_width, 1))
-    axes.set_axis_off()
+    figure, axes = canvas((full_width, height), (width / full_width, 1.0))
     axes.set_xlim(left, width + left)
     axes.set_ylim(top - height, top)
     _draw_edges(axes, boxes, edges, places)
@@ -331,7 +326,7 @@ def _draw_edges(axes: Axes, boxes: Mapping[str, Box], edges: Edges, places: Mapp
         strength = sqrt(abs(score) / largest) if largest else 1.0
         (x, y), (end_x, end_y) = places[source], places[target]
         y, end_y = y + boxes[source].height / 2, end_y - boxes[target].height / 2
-        end_x += _PORTS.get(feeds, 0.0) * boxes[target].width
+        end_x += PORTS.get(feeds, 0.0) * boxes[target].width
         rise = max(0.45 * (end_y - y), 0.25)
         points = [(x, y), (x, y + rise), (end_x, end_y - rise), (end_x, end_y)]
         draw_edge(axes, points, feeds, score, alpha=0.16 + 0.76 * strength, linewidth=0.5 + 2.9 * strength**1.6)

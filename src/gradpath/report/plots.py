@@ -19,9 +19,9 @@ from torch import Tensor
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
-from gradpath.formats.edges import COLOURS, KINDS, column, position
+from gradpath.formats.edges import EDGE_COLOURS, KINDS, column, position
 from gradpath.graph import Graph, kind, node_of
-from gradpath.report.style import BLUE, FAINT, GREY, INK, MUTED, PAPER, panels, save, save_as
+from gradpath.report.style import BLUE, FAINT, GREY, INK, MUTED, PAPER, canvas, panels, save, save_as, styled
 from gradpath.scores import Scores
 from gradpath.selection.ranking import top
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 POSITION_FILES = ("positions.png", "positions.svg")  # what ``write_spans`` writes
 COLUMN, ROW = 0.56, 0.36  # inches
 CELL = 0.84, 0.52  # the part of a column and of a row that a node's box takes
+PORTS = {"q": -0.29, "k": 0.0, "v": 0.29}  # where an edge enters a head, in shares of its width
 DASHED = (0, (3, 2))  # edges with a negative score
 LISTED = 10  # edges on a card
 
@@ -75,7 +76,8 @@ def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
     ax.set_title(f"{scores.about.get('method', 'scores')}: where the score is", fontsize=10, loc="left")
     figure = ax.get_figure()
     assert figure is not None
-    bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.03)
+    with styled():
+        bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.03)
     bar.set_label("summed |score| of outgoing edges", fontsize=8)
     return ax
 
@@ -126,7 +128,10 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
         return ax
     import matplotlib.pyplot as plt
 
-    return plt.subplots(figsize=size, layout="constrained")[1]
+    with styled():
+        ax = plt.subplots(figsize=size, layout="constrained")[1]
+    ax.grid(visible=False)
+    return ax
 
 
 def _heat_map(ax: Axes, values: Tensor, largest: float) -> Any:
@@ -144,10 +149,8 @@ def draw(circuit: Circuit, file: str | Path) -> None:
         circuit: A circuit with at least one edge.
         file: The file to write.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=inches(circuit.graph))
-    draw_on(circuit, figure.add_axes((0, 0, 1, 1)))
+    figure, axes = canvas(inches(circuit.graph))
+    draw_on(circuit, axes)
     save_as(figure, Path(file), dpi=200)
 
 
@@ -185,7 +188,7 @@ def draw_edge(axes: Axes, points: list[tuple[float, float]], feeds: str, score: 
     from matplotlib.path import Path as Curve
 
     curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
-    line: Any = {"edgecolor": COLOURS[feeds], "linestyle": DASHED if score < 0 else "solid", **style}
+    line: Any = {"edgecolor": EDGE_COLOURS[feeds], "linestyle": DASHED if score < 0 else "solid", **style}
     axes.add_patch(PathPatch(curve, facecolor="none", **line))
 
 
@@ -201,7 +204,7 @@ def _curve(graph: Graph, source: str, target: str) -> list[tuple[float, float]]:
         x = _along_bar(graph, node)
     if node == "logits" and source != "input":
         end_x = _along_bar(graph, source)
-    end_x += {"q": -0.29, "k": 0.0, "v": 0.29}.get(kind(target), 0.0) * CELL[0]
+    end_x += PORTS.get(kind(target), 0.0) * CELL[0]
     y, end_y = y + CELL[1] / 2, end_y - CELL[1] / 2
     rise = 0.42 * (end_y - y)
     bow = _bow(graph, source, node, abs(x - end_x))
@@ -254,7 +257,7 @@ def legend(axes: Axes) -> None:
     """The colours of edges by what they feed, and their signs."""
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], color=COLOURS[name], linewidth=2, label=label) for name, label in KINDS.items()]
+    lines = [Line2D([], [], color=EDGE_COLOURS[name], linewidth=2, label=label) for name, label in KINDS.items()]
     lines.append(Line2D([], [], color=MUTED, linewidth=1, label="positive"))
     lines.append(Line2D([], [], color=MUTED, linewidth=1, linestyle=DASHED, label="negative"))
     by_column = [line for at in range(4) for line in lines[at::4]]  # matplotlib fills columns; people read rows
@@ -306,7 +309,7 @@ def _edges(names: Sequence[str], scores: Sequence[float]) -> str:
     """The strongest edges with a bar each, in the colours of the report."""
     largest, rows = max(map(abs, scores), default=0.0), []
     for edge, score in zip(names, scores, strict=True):
-        colour = COLOURS[kind(edge.partition("->")[2])]
+        colour = EDGE_COLOURS[kind(edge.partition("->")[2])]
         width = round(160 * abs(score) / largest) if largest else 0
         bar = f'<span style="display:inline-block;height:.6em;width:{width}px;background:{colour}"></span>'
         cells = f'<code>{html.escape(edge)}</code></td><td style="text-align:right">{score:+.4g}</td>'

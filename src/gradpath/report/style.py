@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The palette of Okabe and Ito, which colour-blind readers can tell apart; also in ``formats.edges``.
-COLOURS = {"eap": "#7f7f7f", "eap-ig": "#0072b2", "eap-gp": "#d55e00", "clean-corrupted": "#cc79a7"}
-COLOURS["eap-gp+stride=unit"] = "#e69f00"
+# Methods. The palette is that of Okabe and Ito, which colour-blind readers can tell apart; ``formats.edges`` has the
+# colours of edges.
+METHOD_COLOURS = {"eap": "#7f7f7f", "eap-ig": "#0072b2", "eap-gp": "#d55e00", "clean-corrupted": "#cc79a7"}
+METHOD_COLOURS["eap-gp+stride=unit"] = "#e69f00"
 SPARE = ("#009e73", "#56b4e9", "#8c564b", "#9467bd")
 MARKERS = {"eap": "s", "eap-ig": "o", "eap-gp": "^", "eap-gp+stride=unit": "v"}
 SPARE_MARKERS = ("D", "P", "X")  # the next one each time the spare colours repeat
@@ -49,6 +51,13 @@ _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 FORMULA = "formula"  # the label of a text whose dollar signs enclose a formula
 
 
+def styled() -> AbstractContextManager[None]:
+    """A context in which matplotlib makes and saves figures in this style."""
+    import matplotlib as mpl
+
+    return mpl.rc_context(_STYLE)
+
+
 def panels(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
     """Create a figure.
 
@@ -61,13 +70,31 @@ def panels(rows: int, columns: int, size: tuple[float, float], **options: Any) -
     Returns:
         The figure, and its axes row by row.
     """
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
+    with styled():
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, list(axes.flat)
+
+
+def canvas(size: tuple[float, float], part: tuple[float, float] = (1.0, 1.0)) -> tuple[Figure, Axes]:
+    """Create a figure with axes that show nothing of themselves, for drawings.
+
+    Args:
+        size: Width and height in inches.
+        part: The part of the width and of the height that the axes take, from the lower left corner.
+
+    Returns:
+        The figure and its axes.
+    """
+    from matplotlib.figure import Figure
+
+    with styled():
+        figure = Figure(figsize=size)
+        axes = figure.add_axes((0, 0, *part))
+    axes.set_axis_off()
+    return figure, axes
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
@@ -88,21 +115,20 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 
 def save_as(figure: Figure, file: Path, dpi: int = 160) -> None:
     """Save a figure as PNG, SVG or PDF, by the suffix of the file. The same figure gives the same bytes."""
-    import matplotlib as mpl
     from matplotlib.text import Text
 
     content, suffix = BytesIO(), file.suffix.lower()[1:]
     for text in figure.findobj(Text):
         if text.get_label() != FORMULA:  # a task or a model may be called "$x"
             text.set_parse_math(False)
-    with mpl.rc_context(_STYLE):
+    with styled():
         figure.savefig(content, format=suffix, dpi=dpi, metadata=_UNDATED.get(suffix))
     write_atomically(file, content.getvalue())
 
 
 def colour(label: str, labels: list[str]) -> str:
     """The colour of a method; methods without a fixed one get the spare colours in turn."""
-    return COLOURS.get(label) or SPARE[_spare_index(label, labels) % len(SPARE)]
+    return METHOD_COLOURS.get(label) or SPARE[_spare_index(label, labels) % len(SPARE)]
 
 
 def marker(label: str, labels: list[str]) -> str:
@@ -112,7 +138,7 @@ def marker(label: str, labels: list[str]) -> str:
 
 def _spare_index(label: str, labels: list[str]) -> int:
     """The index of a method among those without a fixed colour."""
-    return 0 if label in COLOURS else [other for other in labels if other not in COLOURS].index(label)
+    return 0 if label in METHOD_COLOURS else [other for other in labels if other not in METHOD_COLOURS].index(label)
 
 
 def task_title(name: str) -> str:
