@@ -1,4 +1,4 @@
-"""The defaults of every option, in one place: the command line and the Python functions share them.
+"""The defaults of every option, and the values that some can have: the command line and Python share them.
 
 Nothing is imported here, so that ``gradpath --help`` is quick.
 """
@@ -7,6 +7,12 @@ MODEL = "smollm2"
 TASK = "ioi"
 METHOD = "eap-ig"
 PAPER_METHODS = "eap,eap-ig,eap-gp+stride=unit"  # of reproduce: EAP-GP as in the paper's equations
+PAPER_SELECTIONS = "top,greedy"
+PAPER_STEPS = "3-20"
+SAMPLE = 300  # edges that reproduce exact patches
+GRID = "paper"  # of sparsities
+MIB_GRID = "mib"
+MIB_RANKINGS = ("top", "signed")  # the selections that MIB's areas are defined for
 SELECTION = "refined"  # needs the model and the task; without them it is RANKING
 RANKING = "top"
 FAITHFULNESS = 0.85  # of the circuit that find looks for, where no size is given
@@ -18,6 +24,10 @@ ABLATIONS = {
     "mean": "The mean output over the clean prompts of a data set and all positions.",
     "mean-positional": "The mean output over these prompts at each position.",
 }
+POSITIONS = ("span", "token")
+SPLITS = ("held-out", "same", "all")  # of find: what it measures on
+TASK_SPLITS = ("train", "test", "all")  # the order matters: it is part of the draw of examples
+REWORDED = "reworded"  # the split of other templates, which some tasks have
 EXAMPLES = 100
 SEED = 0
 PROMPTS_AT_ONCE = 20  # where the model is only run, and no option says how many

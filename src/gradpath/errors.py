@@ -70,6 +70,20 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"there is no {kind} {name!r}.{_nearest(name, names)} Known: {', '.join(names)}.")
 
 
+def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
+    """Refuse a value that is not one of a few, and suggest the closest.
+
+    >>> check_choice("positions", "spam", ["span", "token"])
+    Traceback (most recent call last):
+    gradpath.errors.UsageError: positions must be span or token: got 'spam'. Did you mean 'span'?
+    """
+    names = list(choices)
+    if value not in names:
+        *first, last = names
+        known = f"{', '.join(first)} or {last}" if first else last
+        raise UsageError(f"{what} must be {known}: got {value!r}.{_nearest(str(value), names)}")
+
+
 def unknown_option(name: str, owners: Mapping[str, Iterable[str]]) -> UsageError:
     """The error for an unknown option; ``owners`` maps what could have it ("the method 'eap-ig'") to its options."""
     hint = _nearest(name, sorted({option for options in owners.values() for option in options}))
@@ -105,11 +119,10 @@ def check_option(owner: str, name: str, value: Any, hint: Any, *, several: bool 
     gradpath.errors.UsageError: the option steps of eap-ig must be a whole number: got 'many'.
     """
     if get_origin(hint) is Literal:
-        expected = "" if value in get_args(hint) else f"one of {', '.join(map(str, get_args(hint)))}"
-    else:
-        fits = type(value) in ((int, float) if hint is float else (hint,))
-        expected = "" if fits else _KINDS.get(hint, "")
-    if expected:
+        check_choice(f"the option {name} of {owner}", value, get_args(hint))
+        return
+    fits = type(value) in ((int, float) if hint is float else (hint,))
+    if expected := "" if fits else _KINDS.get(hint, ""):
         more = ", or several separated by commas" if several else ""
         raise UsageError(f"the option {name} of {owner} must be {expected}{more}: got {value!r}.")
 

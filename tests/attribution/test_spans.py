@@ -181,7 +181,7 @@ def test_names_say_where_and_files_give_everything_back(gpt2, tmp_path):
 def test_what_cannot_be_split_is_refused_in_words(gpt2, tmp_path):
     with pytest.raises(InputError, match="all prompts need the same number of tokens: these have 6 to 9"):
         attribute(gpt2, MIXED, "eap", positions="token")
-    with pytest.raises(UsageError, match="way to split positions"):
+    with pytest.raises(UsageError, match="positions must be span or token: got "):
         attribute(gpt2, MIXED, "eap", positions="word")
     scores = attribute(gpt2, MIXED, "eap", positions="span")
     with pytest.raises(UsageError, match=r"cannot select edges at positions\. Use top or signed"):

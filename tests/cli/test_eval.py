@@ -21,6 +21,18 @@ def test_eval_gives_what_find_measured(run, found):
     assert f"{summary['faithfulness']:.1%}" in told.out
 
 
+@pytest.mark.parametrize(
+    ("verb", "default"),
+    [
+        ("find", "[the task's own]"),
+        *((verb, "[the circuit's own; with another --task,") for verb in ("eval", "explain")),
+    ],
+)
+def test_help_says_which_metric_is_the_default(run, verb, default):
+    _, _, about = " ".join(run(verb, "--help").out.split()).partition("or a function of your own. ")
+    assert about.startswith(default)
+
+
 def test_eval_on_the_examples_it_was_found_on_differs(run, found):
     summary, out = found
     train = run("eval", out / "circuit.json", "--examples", 6, "--split", "train", "--json").json

@@ -7,6 +7,7 @@ import torch
 from small_models import prompts
 
 from gradpath.attribution.attribute import attribute
+from gradpath.defaults import MIB_RANKINGS
 from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate, mib
 from gradpath.graph import Graph
@@ -48,7 +49,7 @@ def test_edges_are_rounded_down_as_in_the_benchmark():
     assert counts == [32, 64, 162, 324, 649, 1624, 3249, 6498, 16245, 32491]
 
 
-@pytest.mark.parametrize("how", mib.RANKINGS)
+@pytest.mark.parametrize("how", MIB_RANKINGS)
 def test_measure_equals_circuits_measured_one_by_one(gpt2, how):
     scores = attribute(gpt2, TASK, "eap-ig")
     found = measure_mib(gpt2, scores, TASK, batch_size=2)[how]

@@ -26,7 +26,7 @@ def test_a_method_that_is_not_known_is_refused(text):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"tasks": ("iois",)}, {"hows": ("best",)}, {"grid": "fine"}, {"sparsities": (1.0,)}, {"sparsities": (-0.1,)}],
+    [{"tasks": ("iois",)}, {"hows": ("best",)}, {"grid": "papers"}, {"sparsities": (1.0,)}, {"sparsities": (-0.1,)}],
 )
 def test_a_request_that_could_never_work_is_refused(wrong):
     with pytest.raises(UsageError):
@@ -43,6 +43,12 @@ def test_the_grids_are_the_papers_and_mibs():
     assert GRIDS["paper"][0] == 0.999
     assert GRIDS["paper"][-1] == 0.969
     assert [round(1 - s, 4) for s in GRIDS["mib"]] == [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
+
+
+def test_the_defaults_of_a_request_are_those_of_reproduce():
+    request = Request()
+    assert (request.hows, request.steps, request.sample) == (("top", "greedy"), tuple(range(3, 21)), 300)
+    assert (request.grid, request.examples, request.seed, request.ablation) == ("paper", 100, 0, "corrupted")
 
 
 def test_every_experiment_is_there_under_its_name():

@@ -155,7 +155,7 @@ def test_a_search_that_was_stopped_continues(found, monkeypatch):
         ("acdc+threshold=many", "the option threshold of acdc must be a number, or several separated by commas"),
         ("acdc+threshold=0.1,many", "must be a number, or several separated by commas: got '0.1,many'"),
         ("acdc+among=0.1,0.2", "the option among of acdc must be a number: got '0.1,0.2'"),
-        ("acdc+measure=mean", "must be one of metric, kl"),
+        ("acdc+measure=mean", "must be metric or kl: got 'mean'"),
         ("acdc+steps=3", "no option 'steps'. Its options: threshold, among, measure, sure"),
         ("top+seed=3", "Its options: none"),
     ],

@@ -39,11 +39,11 @@ def saved_options(examples: str) -> opt.Decorator:
     return opt.together(
         click.option("--model", help="Another model of the same shape.  [the circuit's own]"),
         click.option("--task", help="Another task.  [the circuit's own]"),
-        opt.metric_option,
+        opt.metric_option("the circuit's own; with another --task, that task's"),
         opt.examples_option(examples),
         click.option(
             "--split",
-            type=click.Choice(["train", "test", "all", "reworded"]),
+            type=opt.Choice([*defaults.TASK_SPLITS, defaults.REWORDED]),
             default="test",
             show_default=True,
             help="train: examples that find attributes; test: held-out ones; reworded: as test, in other templates.",
@@ -234,7 +234,6 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **va
     """
     from gradpath.report import verdict_report, write
     from gradpath.tasks import TASKS
-    from gradpath.tasks.builtin import REWORDED
     from gradpath.verdict import test
 
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
@@ -251,7 +250,7 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **va
             saved.task,
             found_on=saved.draw("train", seed),
             draws=[] if data else [saved.draw("train", seed + 1)],
-            reworded=saved.draw(REWORDED, seed) if has_templates else None,
+            reworded=saved.draw(defaults.REWORDED, seed) if has_templates else None,
             seed=seed,
             batch_size=saved.limits.batch_size,
             memory=saved.limits.memory,

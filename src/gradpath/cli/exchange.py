@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import Screen, print_result
 from gradpath.errors import InputError, UsageError
@@ -25,7 +26,7 @@ MIB = "mib"
 @click.option("--to", metavar="FORMAT", help="The format of OUT (gradpath ls formats).  [from the name of OUT]")
 @click.option("--scores", type=opt.FILE, metavar="FILE", help="Scores of all edges, to include in OUT.")
 @click.option("--edges", type=int, metavar="N", help="Select a circuit of N edges from the scores, and prune it.")
-@click.option("--how", help="How edges are selected (gradpath ls selections).  [top]")
+@click.option("--how", help=f"How edges are selected (gradpath ls selections).  [{defaults.RANKING}]")
 @click.option("--d-model", type=click.IntRange(min=1), metavar="N", help="The model's width, if IN has none.")
 @click.option("--model", help="The model, for a selection that measures circuits.  [that of the scores]")
 @opt.data_option
@@ -74,7 +75,9 @@ def convert_command(
     else:
         if edges is not None:
             edge_scores = content.need_scores()
-            content = Content(edge_scores, _select(edge_scores, [edges], how or "top", loading, data, source)[0])
+            content = Content(
+                edge_scores, _select(edge_scores, [edges], how or defaults.RANKING, loading, data, source)[0]
+            )
         write(content, target, format_, d_model=d_model)
     click.echo(target)
 

@@ -49,15 +49,15 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--positions",
-    type=click.Choice(["span", "token"]),
+    type=opt.Choice(defaults.POSITIONS),
     help="Score and select edges at each part of the prompt (span), or at each token.  [off]",
 )
-@opt.metric_option
+@opt.metric_option("the task's own")
 @opt.examples_option("Pairs to attribute; as many others are held out to measure on.")
 @click.option(
     "--split",
-    type=click.Choice(["held-out", "same", "all"]),
-    default="held-out",
+    type=opt.Choice(defaults.SPLITS),
+    default=defaults.SPLITS[0],
     show_default=True,
     help="Measure the circuit on held-out examples or on the attributed ones; all: use every example for both.",
 )

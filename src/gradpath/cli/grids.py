@@ -29,14 +29,13 @@ if TYPE_CHECKING:
     from gradpath.report import Chosen, CurvePoint, MethodRun
 
 NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
-SELECTIONS = "top,greedy"
 
 
 @click.command(name="curve")
 @opt.model_option
 @opt.task_option
 @opt.data_option
-@opt.metric_option
+@opt.metric_option("the task's own")
 @opt.grid_options(methods=defaults.METHOD, how=defaults.SELECTION, data=True)
 @opt.ablation_option(defaults.ABLATION)
 @opt.plugin_option
@@ -297,13 +296,15 @@ def _sample(context: click.Context, parameter: click.Parameter, text: str) -> in
 @click.argument("name", metavar="NAME")
 @opt.model_option
 @click.option("--tasks", metavar="A,B", help="Some of the six tasks.  [those of the paper's table or figure]")
-@opt.grid_options(methods=defaults.PAPER_METHODS, how=SELECTIONS, data=False)
-@click.option("--steps", default="3-20", show_default=True, metavar="K-K", help="Numbers of steps (steps only).")
+@opt.grid_options(methods=defaults.PAPER_METHODS, how=defaults.PAPER_SELECTIONS, data=False)
+@click.option(
+    "--steps", default=defaults.PAPER_STEPS, show_default=True, metavar="K-K", help="Numbers of steps (steps only)."
+)
 @click.option("--edge", metavar="EDGE", help="The edge to follow (saturation only).  [the strongest]")
 @click.option(
     "--sample",
     metavar="N|all",
-    default="300",
+    default=str(defaults.SAMPLE),
     show_default=True,
     callback=_sample,
     help="Edges to patch one by one (exact only).",
@@ -322,7 +323,7 @@ def reproduce_command(name: str, how: str | None, out: Path | None, as_json: boo
     from gradpath.runtime.files import lock_folder
 
     loading = opt.pick(opt.ModelOptions, values)
-    request = request_of(how=how, default_how=SELECTIONS, **values)
+    request = request_of(how=how, default_how=defaults.PAPER_SELECTIONS, **values)
     if request.unsized and name != "faithfulness":
         raise UsageError(
             f"{request.unsized[0]} decides itself how many edges it keeps, and {name} needs circuits of given sizes: "
@@ -362,7 +363,7 @@ def request_of(
     values["examples"] = opt.examples_or_default(values["examples"], values.get("data"))
     if steps is not None:
         values["steps"] = whole_numbers(steps, "--steps")
-    default_how = "top,signed" if grid == "mib" else default_how  # MIB's areas are defined for rankings
+    default_how = ",".join(defaults.MIB_RANKINGS) if grid == defaults.MIB_GRID else default_how
     return Request(
         tasks=None if tasks is None else words(tasks),
         methods=parse_methods(methods),

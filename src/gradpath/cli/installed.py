@@ -85,7 +85,7 @@ LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
 
 
 @click.command(name="ls")
-@click.argument("what", type=click.Choice(list(LISTS)), required=False)
+@click.argument("what", type=opt.Choice(list(LISTS)), metavar="[LIST]", required=False)
 @opt.json_option
 @opt.plugin_option
 def ls_command(what: str | None, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gradpath import defaults
-from gradpath.errors import UsageError
+from gradpath.errors import UsageError, check_choice
 
 if TYPE_CHECKING:
     from gradpath.limits import Limits
@@ -33,6 +33,15 @@ class CircuitFile(click.Path):
 
 
 CIRCUIT = CircuitFile(path_type=Path)
+
+
+class Choice(click.Choice[str]):
+    """One of a few names. For an unknown one, the error suggests the closest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name = "" if param is None else param.human_readable_name.strip("[]")
+        check_choice(f"--{name}" if isinstance(param, click.Option) else name, value, self.choices)
+        return str(value)
 
 
 def together(*options: Decorator) -> Decorator:
@@ -110,7 +119,9 @@ load_options = together(
     click.option("--trust-remote-code", is_flag=True, help="Let a hub model run its own code."),
 )
 
-task_option = click.option("--task", help="A built-in task (gradpath ls tasks).  [ioi, unless --data is given]")
+task_option = click.option(
+    "--task", help=f"A built-in task (gradpath ls tasks).  [{defaults.TASK}, unless --data is given]"
+)
 data_option = click.option("--data", type=FILE, metavar="FILE", help="Your own pairs (.csv, .jsonl).")
 seed_option = click.option(
     "--seed", type=int, default=defaults.SEED, show_default=True, help="Seed for drawing the examples."
@@ -140,11 +151,6 @@ def _run_plugin(context: click.Context, parameter: click.Parameter, files: tuple
             load_plugin(file)
 
 
-metric_option = click.option(
-    "--metric",
-    metavar="NAME|FILE.py:FUNCTION",
-    help="How the behaviour is measured (gradpath ls metrics), or a function of your own.  [the task's own]",
-)
 plugin_option = click.option(
     "--plugin",
     type=FILE,
@@ -168,6 +174,15 @@ def examples_or_default(examples: int | None, data: Path | None) -> int | None:
     return defaults.EXAMPLES if examples is None and data is None else examples
 
 
+def metric_option(default: str) -> Decorator:
+    """The metric; ``default`` says which one is used without it."""
+    return click.option(
+        "--metric",
+        metavar="NAME|FILE.py:FUNCTION",
+        help=f"How the behaviour is measured (gradpath ls metrics), or a function of your own.  [{default}]",
+    )
+
+
 def ablation_option(default: str | None) -> Decorator:
     return click.option(
         "--ablation",
@@ -189,6 +204,7 @@ def _check_ablation(context: click.Context, parameter: click.Parameter, name: st
 
 def grid_options(*, methods: str, how: str, data: bool) -> Decorator:
     """Methods, selections, sparsities and examples of a grid of measurements, with its defaults."""
+    rankings = ",".join(defaults.MIB_RANKINGS)
     return together(
         click.option(
             "--methods",
@@ -200,12 +216,12 @@ def grid_options(*, methods: str, how: str, data: bool) -> Decorator:
         click.option("--sparsities", metavar="S,S", help="Shares of edges left out.  [those of --grid]"),
         click.option(
             "--grid",
-            type=click.Choice(["paper", "mib"]),
-            default="paper",
+            type=Choice([defaults.GRID, defaults.MIB_GRID]),
+            default=defaults.GRID,
             show_default=True,
             help="Sparsities of the paper (96.9 to 99.9%), or of the MIB benchmark with its CPR and CMD.",
         ),
-        click.option("--how", metavar="A,B", help=f"Selections.  [{how}; with --grid mib top,signed]"),
+        click.option("--how", metavar="A,B", help=f"Selections.  [{how}; with --grid {defaults.MIB_GRID} {rankings}]"),
         examples_option("Pairs to attribute; as many others are held out to measure on.", data=data),
         seed_option,
         batch_options,

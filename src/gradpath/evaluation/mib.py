@@ -28,7 +28,6 @@ from gradpath.evaluation.result import Result, bootstrap
 from gradpath.graph import Graph
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-RANKINGS = ("top", "signed")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED
 from gradpath.attribution.attribute import attribute
@@ -278,7 +279,7 @@ class Bench:
 
     def edges(self, sparsity: float) -> int:
         """The number of edges of a circuit of that sparsity."""
-        if self.request.measures_mib and sparsity in GRIDS["mib"]:
+        if self.request.measures_mib and sparsity in GRIDS[defaults.MIB_GRID]:
             return mib.edges_at(self.model.graph, round(1 - sparsity, 6))
         return edge_count(self.model.graph.n_edges, None, sparsity)
 

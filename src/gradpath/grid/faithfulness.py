@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradpath import defaults
 from gradpath.ablation import CORRUPTED
 from gradpath.evaluation import mib
 from gradpath.evaluation.result import Cell, Difference, distance_difference, error_difference
@@ -133,6 +134,7 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         )
     if bench.paper is not None:
         notes.append(f"Paper: {bench.paper.source}; it does not say how its edges were selected.")
+    log = request.grid == defaults.MIB_GRID
     # Only circuits of the same sizes can be averaged and compared.
     alike = [row for row in rows if "threshold" not in row]
     parts = [
@@ -148,7 +150,7 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         title=f"Faithfulness against sparsity in {bench.title}",
         rows=rows,
         text="\n\n".join(part for part in parts if part),
-        figures={name: lambda: draw_curves(rows, bench.title, log=request.grid == "mib", areas=areas, random=random)},
+        figures={name: lambda: draw_curves(rows, bench.title, log=log, areas=areas, random=random)},
         notes=tuple(notes),
         facts={"random": random, "prices": prices, **({"mib": areas, "mib_random": random_areas} if areas else {})},
     )

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gradpath import defaults
-from gradpath.ablation import ABLATIONS, CORRUPTED
+from gradpath.ablation import ABLATIONS
 from gradpath.attribution.methods import find_method
-from gradpath.errors import UsageError, unknown
+from gradpath.errors import UsageError, check_choice
 from gradpath.evaluation import mib
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
@@ -27,8 +27,8 @@ from gradpath.tasks.load import check_task
 CUSTOM = "custom"  # the task of the user's own data, if it has no other name
 # The paper's figures go from 96.9% to 99.9% in steps of 0.3%; the MIB benchmark keeps 0.1% to 50% of the edges.
 GRIDS = {
-    "paper": (0.999, 0.996, 0.993, 0.990, 0.987, 0.984, 0.981, 0.978, 0.975, 0.972, 0.969),
-    "mib": tuple(round(1 - fraction, 6) for fraction in mib.FRACTIONS[:-1]),
+    defaults.GRID: (0.999, 0.996, 0.993, 0.990, 0.987, 0.984, 0.981, 0.978, 0.975, 0.972, 0.969),
+    defaults.MIB_GRID: tuple(round(1 - fraction, 6) for fraction in mib.FRACTIONS[:-1]),
 }
 
 
@@ -49,6 +49,30 @@ def parse_selections(text: str) -> tuple[str, ...]:
         else:
             selections.append(word)
     return tuple(selections)
+
+
+def numbers(text: str, option: str) -> tuple[float, ...]:
+    """``0.99,0.975`` as numbers; ``option`` is named in the error."""
+    try:
+        return tuple(float(word) for word in words(text))
+    except ValueError:
+        raise UsageError(f"{option} is a list of numbers with commas, such as 0.99,0.975: got {text!r}.") from None
+
+
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """``3,5,10`` or ``3-20`` as whole numbers above 0; ``option`` is named in the error.
+
+    >>> whole_numbers("3-5,10", "--steps")
+    (3, 4, 5, 10)
+    """
+    try:
+        ends = [word.partition("-") for word in words(text)]
+        values = [n for first, dash, last in ends for n in range(int(first), int(last if dash else first) + 1)]
+    except ValueError:
+        values = []
+    if not values or min(values) < 1:
+        raise UsageError(f"{option} is a list of whole numbers above 0, such as 3-20 or 3,5,10: got {text!r}.")
+    return tuple(dict.fromkeys(values))
 
 
 @dataclass(frozen=True)
@@ -115,17 +139,17 @@ class Request:
 
     tasks: tuple[str, ...] | None = None
     methods: tuple[MethodSpec, ...] = parse_methods(defaults.PAPER_METHODS)
-    hows: tuple[str, ...] = ("top", "greedy")
+    hows: tuple[str, ...] = parse_selections(defaults.PAPER_SELECTIONS)
     sparsities: tuple[float, ...] | None = None
-    grid: str = "paper"
-    steps: tuple[int, ...] = tuple(range(3, 21))
-    examples: int | None = 100  # None: all of the user's own data
-    seed: int = 0
+    grid: str = defaults.GRID
+    steps: tuple[int, ...] = whole_numbers(defaults.PAPER_STEPS, "--steps")
+    examples: int | None = defaults.EXAMPLES  # None: all of the user's own data
+    seed: int = defaults.SEED
     batch_size: int | None = None
     memory: int | None = None
-    ablation: str = CORRUPTED
+    ablation: str = defaults.ABLATION
     edge: str | None = None
-    sample: int = 300
+    sample: int = defaults.SAMPLE
     data: Path | None = None
     metric: str | None = None
 
@@ -150,7 +174,7 @@ class Request:
     @property
     def measures_mib(self) -> bool:
         """Whether the circuits have the sizes that MIB's areas are computed from."""
-        return self.grid == "mib" and self.sparsities is None
+        return self.grid == defaults.MIB_GRID and self.sparsities is None
 
     def __post_init__(self) -> None:
         for name in self.tasks or ():
@@ -163,34 +187,9 @@ class Request:
             if self.sparsities is not None and not self.sized:
                 raise UsageError(f"{how} decides itself how many edges it keeps: leave the sparsities out.")
         ABLATIONS.find(self.ablation)
-        if self.grid not in GRIDS:
-            raise unknown("grid of sparsities", self.grid, GRIDS)
+        check_choice("grid", self.grid, GRIDS)
         for sparsity in self.sparsities or ():
             if not 0 <= sparsity < 1:
                 raise UsageError(
                     f"a sparsity is the share of edges left out, at least 0 and less than 1: {sparsity} was asked for."
                 )
-
-
-def numbers(text: str, option: str) -> tuple[float, ...]:
-    """``0.99,0.975`` as numbers; ``option`` is named in the error."""
-    try:
-        return tuple(float(word) for word in words(text))
-    except ValueError:
-        raise UsageError(f"{option} is a list of numbers with commas, such as 0.99,0.975: got {text!r}.") from None
-
-
-def whole_numbers(text: str, option: str) -> tuple[int, ...]:
-    """``3,5,10`` or ``3-20`` as whole numbers above 0; ``option`` is named in the error.
-
-    >>> whole_numbers("3-5,10", "--steps")
-    (3, 4, 5, 10)
-    """
-    try:
-        ends = [word.partition("-") for word in words(text)]
-        values = [n for first, dash, last in ends for n in range(int(first), int(last if dash else first) + 1)]
-    except ValueError:
-        values = []
-    if not values or min(values) < 1:
-        raise UsageError(f"{option} is a list of whole numbers above 0, such as 3-20 or 3,5,10: got {text!r}.")
-    return tuple(dict.fromkeys(values))

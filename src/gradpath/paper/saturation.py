@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gradpath import defaults
 from gradpath.attribution.batch import BatchRuns, PointRun, run_path, write_of
 from gradpath.attribution.methods import find_path
 from gradpath.graph import QKV
@@ -49,7 +50,7 @@ QUANTITIES = ("gradient", "score", "metric")
 SATURATED = 0.1  # of the largest gradient on the straight line
 STEPS = 5
 LINE_POINTS = 8 * STEPS + 1  # so that every point of EAP-IG is among them
-RANKING = MethodSpec("eap-ig")  # its strongest edge is followed if none was requested
+RANKING = MethodSpec(defaults.METHOD)  # its strongest edge is followed if none was requested
 CONDITIONS = {"saturated": "gradient", "flat": "score"}  # the quantity that is close to zero
 PAINT = {"eap": INK, "eap-ig": METHOD_COLOURS["eap-ig"], "eap-gp": METHOD_COLOURS["eap-gp"]}  # the paper's methods
 PANELS = {

@@ -53,7 +53,7 @@ DOUBTFUL = (
     "the probability and the logit difference swapped."
 )
 SIDES = ("clean", "corrupted", "difference")
-SPARSITY = 0.975
+SPARSITY = 0.975  # of the paper's table
 REPEATS = 3
 
 

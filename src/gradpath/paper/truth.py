@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METHODS = "eap,eap-ig,eap-ig+steps=9,eap-ig+steps=50,eap-gp,eap-gp+stride=unit,relp,gim,atp-star,exact"
-BASE = MethodSpec("eap-ig")  # the scores that selections start from
+BASE = MethodSpec(defaults.METHOD)  # the scores that selections start from
 SELECTIONS = ("refined", "acdc")
 THRESHOLDS = (0.2, 0.02, 0.002)  # of acdc
 SIZES = 16  # of the circuits of a selection, from one edge to half of all

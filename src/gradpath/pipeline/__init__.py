@@ -27,7 +27,7 @@ from gradpath.limits import Limits
 from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.found import READABLE, Found
-from gradpath.pipeline.request import SPLITS, FindRequest
+from gradpath.pipeline.request import FindRequest
 from gradpath.runtime.progress import Job, Phase, job
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes, selecting_passes
@@ -64,7 +64,7 @@ def find(
     positions: str | None = None,
     metric: str | Metric | None = None,
     examples: int | None = None,
-    split: str = SPLITS[0],
+    split: str = defaults.SPLITS[0],
     ablation: str = defaults.ABLATION,
     batch_size: int | None = None,
     memory: int | None = None,
@@ -248,7 +248,7 @@ def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) 
         )
 
     to_attribute = to_measure = examples("all" if request.split == "all" else "train")
-    if request.split == SPLITS[0] and to_attribute.about.get("held_out", True):
+    if request.split == defaults.SPLITS[0] and to_attribute.about.get("held_out", True):
         to_measure = examples("test")
     for line in notices(to_attribute, to_measure):
         reporter.note(line)
@@ -301,7 +301,7 @@ def measure_mib(
     scores: Scores,
     task: Task,
     *,
-    rankings: Sequence[str] = mib.RANKINGS,
+    rankings: Sequence[str] = defaults.MIB_RANKINGS,
     batch_size: int | None = None,
     memory: int | None = None,
     progress: ShowProgress = None,

@@ -9,15 +9,12 @@ from typing import Any
 from gradpath import defaults
 from gradpath.ablation import ABLATIONS
 from gradpath.attribution.methods import find_method
-from gradpath.errors import UsageError, unknown, whole_number
+from gradpath.errors import UsageError, check_choice, whole_number
 from gradpath.limits import Limits
 from gradpath.selection import edge_count, find_selection, swept
 from gradpath.selection.faithful import check_share
 from gradpath.tasks.load import check_draw, check_task
 from gradpath.tasks.metrics import Metric, find_metric
-from gradpath.tasks.task import BY
-
-SPLITS = ("held-out", "same", "all")
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class FindRequest:
     positions: str | None = None
     metric: str | Metric | None = None
     examples: int | None = None
-    split: str = SPLITS[0]
+    split: str = defaults.SPLITS[0]
     ablation: str = defaults.ABLATION
     limits: Limits = Limits()
     seed: int = defaults.SEED
@@ -61,13 +58,10 @@ class FindRequest:
             raise UsageError(
                 f"the sparsity is the share of edges left out, from 0 up to but not including 1: got {self.sparsity}."
             )
-        for what, value, known in (
-            ("ablation", self.ablation, ABLATIONS),
-            ("split", self.split, SPLITS),
-            ("way to split positions", self.positions or BY[0], BY),
-        ):
-            if value not in known:
-                raise unknown(what, value, known)
+        ABLATIONS.find(self.ablation)
+        check_choice("split", self.split, defaults.SPLITS)
+        if self.positions is not None:
+            check_choice("positions", self.positions, defaults.POSITIONS)
         selection, _ = find_selection(self.selection, spans=self.positions is not None)
         if not selection.sized and set_by and (set_by != ["faithfulness"] or not self.several):
             hint = ""

@@ -18,10 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradpath import defaults
-from gradpath.errors import InputError, UsageError, unknown, whole_number
+from gradpath.defaults import REWORDED, TASK_SPLITS
+from gradpath.errors import InputError, UsageError, check_choice, whole_number
 from gradpath.model.tokenizer import Tokenizer, padded, prompt_ids
 from gradpath.model.transformer import Transformer
-from gradpath.tasks.builtin import REWORDED, TASKS, find_task, read_built_in
+from gradpath.tasks.builtin import TASKS, find_task, read_built_in
 from gradpath.tasks.data_layouts import AnswerReader, Layout, recognise
 from gradpath.tasks.data_rows import Row, Table, is_file, open_table
 from gradpath.tasks.metrics import (
@@ -37,7 +38,6 @@ from gradpath.tasks.metrics import (
 from gradpath.tasks.pairs import REPEATED, Candidates, Pair, Source, UsablePairs, usable_pairs
 from gradpath.tasks.task import Task, judged_by_kl
 
-SPLITS = ("train", "test", "all")
 _MAX_PAIRS = 1_000_000  # in one task: more prompts would not fit into memory
 _FEWER = "Ask for fewer, or take both halves with the split 'all'."
 _MAX_ROWS = 100_000
@@ -175,8 +175,7 @@ def check_task(name: str | None, data: Any = None) -> None:
 
 def check_draw(n: Any, seed: Any, split: Any) -> None:
     """Refuse an invalid number of pairs, seed or split."""
-    if split not in (*SPLITS, REWORDED):
-        raise unknown("split", str(split), [*SPLITS, REWORDED])
+    check_choice("split", split, [*TASK_SPLITS, REWORDED])
     if n is not None:
         whole_number("the number of pairs", n)
     whole_number("a seed", seed, least=0)
@@ -220,7 +219,7 @@ def shuffled(size: int, seed: int, split: str) -> Iterator[int]:
     >>> list(shuffled(5, seed=0, split="train"))
     [4, 3, 1, 0, 2]
     """
-    rng = random.Random(len(SPLITS) * seed + SPLITS.index("test" if split == REWORDED else split))
+    rng = random.Random(len(TASK_SPLITS) * seed + TASK_SPLITS.index("test" if split == REWORDED else split))
     moved: dict[int, int] = {}
     for last in range(size - 1, -1, -1):
         pick = int(rng.random() * (last + 1))

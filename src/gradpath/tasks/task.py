@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradpath.errors import InputError, UsageError, check_type, reason, unknown
+from gradpath import defaults
+from gradpath.errors import InputError, UsageError, check_choice, check_type, reason
 from gradpath.model.tokenizer import Tokenizer, check_tokenizer, padded, prompt_ids
 from gradpath.tasks.metrics import (
     Metric,
@@ -34,7 +35,6 @@ from gradpath.tasks.metrics import (
 )
 
 Spans = Mapping[str, tuple[int, int]]  # named parts of a prompt: first character, and the one after the last
-BY = ("span", "token")
 REST = "rest"
 PADDING = -1
 
@@ -397,8 +397,7 @@ def labels_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None, by: str) ->
     Returns:
         The names of the spans, and the span of each position, -1 for padding.
     """
-    if by not in BY:
-        raise unknown("way to split positions", by, BY)
+    check_choice("positions", by, defaults.POSITIONS)
     if by == "token":
         return _by_token(pairs)
     if task.spans is not None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, TypeVar
 
+from gradpath import defaults
 from gradpath.errors import UsageError
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.registry import Registry, owner_of
 from gradpath.tasks.pairs import Candidates, Combinations, Source
 
-REWORDED = "reworded"  # the split of other templates
 Item = TypeVar("Item")
 # From a split, "train", "test" or "reworded", and a tokenizer to all pairs of the split. ``usable_pairs`` later drops
 # and counts those that the tokenizer cannot represent.
@@ -94,7 +94,7 @@ def describe_tasks() -> list[dict[str, str]]:
 def read_built_in(name: str, split: str, tokenizer: Tokenizer) -> Source:
     """The pairs of a built-in task; the split "all" joins both halves, without pairs across them."""
     task = find_task(str(name))
-    if split == REWORDED and not task.reworded:
+    if split == defaults.REWORDED and not task.reworded:
         known = ", ".join(other.name for other in TASKS.values() if other.reworded)
         raise UsageError(f"the task {name!r} has no other templates, which {known} have: take the split 'test'.")
     if split == "all":
@@ -110,7 +110,7 @@ def read_built_in(name: str, split: str, tokenizer: Tokenizer) -> Source:
 
 def templates(task: str, split: str, usual: Sequence[str]) -> Sequence[str]:
     """The templates of a split: the usual ones, or for "reworded" those that no other split has."""
-    return read_json("reworded.json")[task] if split == REWORDED else usual
+    return read_json("reworded.json")[task] if split == defaults.REWORDED else usual
 
 
 def read_text(file: str) -> str:
