@@ -132,7 +132,7 @@ def written(apart: dict[str, float], seconds: dict[str, float]) -> str:
         "data set begin with the same tokens. Its integrated gradients interpolate masks, which is not "
         "EAP-IG, and it has no EAP-GP."
     )
-    paragraphs = ["# Beside other tools", fill(setting, 118), "\n".join(table), fill(reading, 118)]
+    paragraphs = ["# Comparison with other tools", fill(setting, 118), "\n".join(table), fill(reading, 118)]
     return "\n\n".join(paragraphs) + "\n"
 
 
