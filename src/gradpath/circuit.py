@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradpath.errors import InputError, UsageError, reason
+from gradpath.errors import InputError, UsageError, check_names, reason
 from gradpath.graph import Graph, graph_from_json, node_of
 from gradpath.runtime.files import digest_of, write_rows
 from gradpath.scores import LISTED, Provenance, checked_about, listed, split_span
@@ -67,8 +67,7 @@ class Circuit:
         Returns:
             The circuit, with its edges in this order.
         """
-        if isinstance(names, str):
-            raise UsageError(f"edges are given as a list of names: got the text {names!r}. Write [{names!r}].")
+        check_names("edges", names)
         graph = model if isinstance(model, Graph) else model.graph
         about = {} if isinstance(model, Graph) else {"model": model.name}
         return circuit_by_names(graph, [(name, 0.0) for name in names], about)._selected_by("named edges")

@@ -1,13 +1,15 @@
 """Errors for users.
 
-A message is one sentence: what was asked, what was got, what to do. The command line prints it and exits with
-``exit_code``: 1 for a failure, 2 for a wrong call.
+A message is one sentence: what was requested, what was found, what to do. The command line prints it and exits with
+``exit_code``: 1 for a failure, 2 for a wrong call. An option is written in backticks in a ``UsageError``: `edges` in
+Python is --edges on the command line.
 """
 
 from __future__ import annotations
 
 import difflib
 import operator
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
@@ -20,7 +22,7 @@ class GradpathError(Exception):
     """The base class of all errors that gradpath raises; its message is one printable line.
 
     Args:
-        message: What was asked, what was got, what to do.
+        message: What was requested, what was found, what to do.
         details: Cases of it, such as the rows of a file that cannot be read: one more line each.
     """
 
@@ -47,6 +49,14 @@ class UsageError(GradpathError):
     """A call that cannot work: an unknown name, a number out of range."""
 
     exit_code = 2
+
+    def as_typed(self) -> str:
+        """The message with options as they are typed in a shell.
+
+        >>> UsageError("leave out `batch_size`.").as_typed()
+        'leave out --batch-size.'
+        """
+        return re.sub(r"`(\w+)`", lambda name: f"--{name[1].replace('_', '-')}", str(self))
 
 
 class GradpathWarning(UserWarning):
@@ -106,6 +116,12 @@ def check_type(what: str, value: Any, kind: type) -> None:
         raise UsageError(
             f"{what} has to be a {kind.__name__}: got a {type(value).__name__}. Check the order of the arguments."
         )
+
+
+def check_names(what: str, names: object) -> None:
+    """Refuse a text where a list of names is expected: it would be read letter by letter."""
+    if isinstance(names, str):
+        raise UsageError(f"{what} must be a list of names: got {names!r}. Write [{names!r}].")
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import InputError, check_names
 
 QKV = ("q", "k", "v")
 
@@ -241,8 +241,7 @@ class Graph:
 
     def pairs(self, edges: Iterable[str | tuple[int, int]]) -> list[tuple[int, int]]:
         """The (source, target) indices of edges, each given by its name or by these indices."""
-        if isinstance(edges, str):
-            raise UsageError(f"edges are given as a list of names: got the text {edges!r}. Write [{edges!r}].")
+        check_names("edges", edges)
         return [self.index(edge) if isinstance(edge, str) else (int(edge[0]), int(edge[1])) for edge in edges]
 
 

@@ -86,9 +86,13 @@ def test_acdc_has_a_point_for_each_threshold_next_to_random_circuits_as_large(ru
 @pytest.mark.parametrize(
     ("command", "options", "message"),
     [
-        ("curve", ["--sparsities", "0.9"], "leave the sparsities out"),
-        ("curve", ["--grid", "mib"], "MIB's areas are over given sizes"),
-        (["reproduce", "steps"], [], "steps needs circuits of given sizes"),
+        ("curve", ["--sparsities", "0.9"], "determines the number of edges itself: leave out --sparsities."),
+        ("curve", ["--grid", "mib"], "MIB's areas need circuits of given sizes: use top or signed, or another --grid."),
+        (
+            ["reproduce", "steps"],
+            [],
+            "but steps needs circuits of given sizes: use it with curve or reproduce faithfulness.",
+        ),
     ],
 )
 def test_sizes_and_thresholds_cannot_be_combined(run, model_folder, command, options, message):

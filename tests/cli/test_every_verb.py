@@ -22,10 +22,25 @@ WRONG_USAGE = {
     "an unknown method": (["find", "--method", "eap-igg"], "Did you mean 'eap-ig'"),
     "an unknown task": (["find", "--model", "MODEL", "--task", "iou"], "Did you mean 'ioi'"),
     "an unknown selection": (["find", "--how", "topp"], "Did you mean 'top'"),
-    "too sparse": (["find", "--sparsity", "1.5"], "the sparsity is the share of edges left out"),
+    "too sparse": (
+        ["find", "--sparsity", "1.5"],
+        "a sparsity is the share of edges left out, at least 0 and less than 1",
+    ),
     "no edges": (["find", "--edges", "0"], "must be a whole number, 1 or above: got 0"),
     "too many edges": (["find", "--model", "MODEL", "--edges", "9999"], "from 1 to"),
-    "two sizes": (["find", "--edges", "5", "--sparsity", "0.5"], "give one of them"),
+    "two sizes": (
+        ["find", "--edges", "5", "--sparsity", "0.5"],
+        "--edges and --sparsity each set the size of the circuit: give one of them.",
+    ),
+    "edges and nodes": (["find", "--how", "top", "--nodes", "5"], "--how selects edges and --nodes selects nodes"),
+    "a size of its own": (
+        ["find", "--how", "acdc", "--edges", "5"],
+        "acdc determines the number of edges itself: leave out --edges.",
+    ),
+    "circuits that are not nested": (
+        ["find", "--how", "balanced", "--faithfulness", "0.9"],
+        "--faithfulness needs a selection whose circuits are nested, and those of balanced are not: give --edges or",
+    ),
     "no batch": (["find", "--batch-size", "0"], "--batch-size"),
     "no steps": (["find", "--steps", "0"], "--steps"),
     "an unknown list": (["ls", "method"], "LIST must be models, tasks, methods, selections, metrics, ablations"),
@@ -98,7 +113,7 @@ def test_an_error_nobody_thought_of_is_still_one_sentence(run, model_folder, mon
     monkeypatch.setattr("gradpath.pipeline.attribute", broken)
     ran = run("find", "--model", model_folder, "--examples", 2, "--edges", 9)
     assert ran.code == 1
-    assert "this is a bug, ZeroDivisionError: by hand" in ran.error
+    assert "this is a bug in gradpath (ZeroDivisionError: by hand). Please report it" in ran.error
     assert "Traceback" not in ran.err
 
 

@@ -97,7 +97,7 @@ def test_find_learns_for_as_many_steps_as_the_option_says(run, model_folder):
     assert ran.json["edges_kept"] <= 30
     refused = run("find", "--model", model_folder, "--how", "learned", "-o", "loss=mse")
     assert refused.code == 2
-    assert "match, metric, kl" in refused.err
+    assert "loss of learned must be match, metric or kl" in refused.err
 
 
 def test_the_users_own_data_goes_the_same_way(run, model_folder, tmp_path):
@@ -121,7 +121,7 @@ def test_find_keeps_the_best_nodes_and_all_edges_among_them(run, model_folder, t
     assert "<html" in (tmp_path / "report.html").read_text()
     refused = run("find", *arguments, "--edges", 5)
     assert refused.code == 2
-    assert "edges and nodes both set the size" in refused.error
+    assert "--edges and --nodes each set the size of the circuit: give one of them." in refused.error
 
 
 KINDS = ["relp", "atp-star", "eap-ig-activations", "exact", "nap"]
@@ -163,7 +163,7 @@ def test_find_takes_the_smallest_circuit_of_several_thresholds_that_keeps_enough
         assert (circuit.provenance.how, len(circuit)) == (row["selection"], row["edges_kept"])
     assert not (tmp_path / "circuit-threshold=7.json").exists()
     text = run(*arguments).out
-    assert text.count("<- taken") == 1
+    assert text.count("<- selected") == 1
     assert all(f"  {row['selection']} " in text for row in rows)
 
 

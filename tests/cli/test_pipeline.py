@@ -102,18 +102,24 @@ def test_swapped_arguments_are_named(model):
 
 
 REFUSED = {
-    "two sizes": ({"edges": 5, "sparsity": 0.9}, "both set the size"),
-    "a share and a size": ({"edges": 5, "faithfulness": 0.9}, "both set the size"),
+    "two sizes": ({"edges": 5, "sparsity": 0.9}, "`edges` and `sparsity` each set the size"),
+    "a share and a size": ({"edges": 5, "faithfulness": 0.9}, "`faithfulness` and `edges` each set the size"),
     "a share in percent": ({"faithfulness": 85.0}, "above 0 and up to 1"),
-    "a share of circuits in no order": ({"faithfulness": 0.9, "how": "exchanged"}, "not parts of each other"),
-    "nodes and a selection of edges": ({"nodes": 3, "how": "top"}, "leave one of them out"),
-    "nodes at positions": ({"nodes": 3, "positions": "span"}, "cannot be combined"),
+    "a share of circuits in no order": (
+        {"faithfulness": 0.9, "how": "exchanged"},
+        "whose circuits are nested, and those of exchanged are not",
+    ),
+    "nodes and a selection of edges": (
+        {"nodes": 3, "how": "top"},
+        "`how` selects edges and `nodes` selects nodes: give one of them",
+    ),
+    "nodes at positions": ({"nodes": 3, "positions": "span"}, "`nodes` and `positions` cannot be combined"),
     "a selection that has no positions": ({"positions": "span", "how": "greedy"}, "cannot select edges at positions"),
     "an unknown selection": ({"how": "refind"}, "Did you mean 'refined'"),
     "an unknown method": ({"method": "eap-gg"}, "Did you mean"),
     "an unknown option": ({"options": {"strid": 1}}, "has no option 'strid'"),
     "an unknown ablation": ({"ablation": "none"}, "there is no ablation 'none'"),
-    "an unknown split": ({"split": "test"}, "there is no split 'test'"),
+    "an unknown split": ({"split": "test"}, "split must be held-out, same or all: got 'test'"),
     "no edges": ({"edges": 0}, "1 or above"),
     "everything left out": ({"sparsity": 1.0}, "share of edges left out"),
 }

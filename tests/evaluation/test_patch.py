@@ -50,7 +50,7 @@ def names(model):
         ({}, "patch needs edges or nodes: got none"),
         ({"edges": ["a9.h0->m0"]}, "no edge 'a9.h0->m0'"),
         ({"nodes": ["m7"]}, "no node 'm7'"),
-        ({"nodes": "m0"}, r"a list of names: got 'm0'. Write nodes=\['m0'\]"),
+        ({"nodes": "m0"}, r"nodes must be a list of names: got 'm0'\. Write \['m0'\]"),
     ],
 )
 def test_a_name_that_is_not_in_the_model_is_refused(options, message):

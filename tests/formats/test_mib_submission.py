@@ -59,7 +59,7 @@ def test_what_is_not_a_submission_is_refused(scores, tmp_path):
     only = run_here("convert", tmp_path / "circuit.json", tmp_path / "sent", "--to", "mib")
     assert (only.code, "scores of all edges cannot be made" in only.error) == (1, True)
     sized = run_here("convert", tmp_path / "scores.safetensors", tmp_path / "sent", "--to", "mib", "--edges", 5)
-    assert (sized.code, "nine sizes: leave --edges out" in sized.error) == (2, True)
+    assert (sized.code, "nine sizes: leave out --edges" in sized.error) == (2, True)
     assert not (tmp_path / "sent").exists()
 
 

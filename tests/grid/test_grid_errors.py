@@ -15,7 +15,10 @@ from tiny_folder import save_tiny
         (["faithfulness", "--tasks", "iois"], "no task 'iois'. Did you mean 'ioi'?"),
         (["faithfulness", "--methods", "eap-gq"], "no method 'eap-gq'."),
         (["faithfulness", "--how", "best"], "no selection 'best'."),
-        (["faithfulness", "--sparsities", "1.5"], "1.5 was asked for"),
+        (
+            ["faithfulness", "--sparsities", "1.5"],
+            "a sparsity is the share of edges left out, at least 0 and less than 1: got 1.5.",
+        ),
         (["faithfulness", "--sparsities", "many"], "--sparsities is a list of numbers"),
         (["steps", "--steps", "0"], "--steps is a list of whole numbers above 0"),
         (["faithfulness", "--examples", "0"], "--examples"),
@@ -38,7 +41,7 @@ def test_manual_is_refused_for_a_model_of_another_shape(run, tiny_folder, tmp_pa
 def test_manual_needs_one_of_its_tasks(run, shaped, tmp_path):
     ran = run("reproduce", "manual", "--model", shaped, "--tasks", "sva", "--out", tmp_path)
     assert ran.code == 2
-    assert "of the tasks ioi and greater-than: ask for one" in ran.error
+    assert "of the tasks ioi and greater-than: request one of these" in ran.error
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, mon
         assert set(order.circuit(n).edges) == set(select(scores, n, how="refined", model=model, task=TASK).edges)
     with pytest.raises(UsageError, match="made for circuits of 5 to"):
         order.circuit(4)
-    with pytest.raises(UsageError, match="not parts of each other"):
+    with pytest.raises(UsageError, match=r"the circuits of 'balanced' are not nested\. Use one of"):
         nested_order(scores, how="balanced", model=model, task=TASK)
 
 
@@ -321,7 +321,7 @@ def test_stable_edges_have_one_sign_in_nearly_every_sample_of_the_examples(found
     (order,) = stable(model, TASK, scores, [n], Limits(batch_size=3))
     assert order.tolist() == expected
     assert set(expected) != set(top(scores, n).tolist())  # there was something to choose
-    # Neither the batch size nor what else was asked for changes anything.
+    # Neither the batch size nor what else was requested changes anything.
     assert stable(model, TASK, scores, [5, n, 100], Limits(batch_size=8))[1].tolist() == expected
 
 

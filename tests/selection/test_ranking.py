@@ -173,7 +173,7 @@ def test_sparsity_is_the_share_left_out():
         (None, -0.1, "share of edges left out"),
         (None, float("nan"), "share of edges left out"),
         (None, None, "either a number of edges or a sparsity"),
-        (5, 0.5, "either a number of edges or a sparsity"),
+        (5, 0.5, "`n` and `sparsity` each set the size of the circuit: give one of them"),
     ],
 )
 def test_a_size_that_cannot_be_is_refused(n, sparsity, words):

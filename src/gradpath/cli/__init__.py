@@ -101,7 +101,8 @@ def main(arguments: list[str] | None = None) -> None:
         _print_error(problem.format_message() + hint, shared=True)
         code = problem.exit_code
     except GradpathError as problem:
-        _print_error(str(problem), shared=problem.shared or isinstance(problem, UsageError), lines=True)
+        message = problem.as_typed() if isinstance(problem, UsageError) else str(problem)
+        _print_error(message, shared=problem.shared or isinstance(problem, UsageError), lines=True)
         code = problem.exit_code
     except (KeyboardInterrupt, click.Abort):
         _print_error(f"stopped by the user; {_CONTINUE}", shared=True)
@@ -119,7 +120,10 @@ def main(arguments: list[str] | None = None) -> None:
         _print_error(f"the operating system reported: {problem.strerror or problem}{where}. Fix that and run it again.")
         code = 1
     except Exception as problem:
-        message = f"this is a bug, {type(problem).__name__}: {problem}. Report it with the output of GRADPATH_DEBUG=1."
+        message = (
+            f"this is a bug in gradpath ({type(problem).__name__}: {problem}). Please report it, with the output of "
+        )
+        message += "the same command with GRADPATH_DEBUG=1."
         _print_error(message, shared=getattr(problem, "shared", False))
         code = 1
     sys.exit(code)

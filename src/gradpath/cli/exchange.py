@@ -61,7 +61,7 @@ def convert_command(
     if how is not None and edges is None and format_ != MIB:
         raise UsageError("--how selects the edges that --edges counts: give --edges as well.")
     if edges is not None and format_ == MIB:
-        raise UsageError("a submission to MIB has circuits of nine sizes: leave --edges out.")
+        raise UsageError("a submission to MIB has circuits of nine sizes: leave out --edges.")
     content = read(source)
     if scores is not None:
         content = Content(read(scores).need_scores(), content.circuit)
@@ -87,11 +87,12 @@ def _select(
 ) -> list[Circuit]:
     """Circuits of these scores. A selection that measures loads the model and the examples of the scores."""
     from gradpath.selection import find_selection, select_many
+    from gradpath.selection.ranking import sets_own_size
     from gradpath.tasks import load_task
 
     selection, _ = find_selection(how, spans=scores.by_span is not None)
     if not selection.sized:
-        raise UsageError(f"{how} decides itself how many edges it keeps. Use another selection, or gradpath find.")
+        raise sets_own_size(how, "use another selection, or gradpath find")
     if not selection.measures:
         return select_many(scores, counts, how=how)
     about, recorded_task = scores.about, scores.provenance.task

@@ -146,7 +146,7 @@ def _parse_options(texts: tuple[str, ...], method: str, how: str | None) -> tupl
     return options, how
 
 
-_INSIDE = "looking inside the circuit for the report"
+_INSIDE = "inspecting single examples for the report"
 
 
 def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         low, high = row["faithfulness_interval"]
         share = f"{row['faithfulness']:.1%} [{100 * low:.0f}, {100 * high:.0f}]"
-        chosen = "  <- taken" if row["file"] == "circuit.json" else ""
+        chosen = "  <- selected" if row["file"] == "circuit.json" else ""
         lines.append(f"  {row['selection']:<{wide}}  {row['edges_kept']:>8,}  {share:<20}{row['error']:.3f}{chosen}")
     return lines
 
@@ -213,8 +213,9 @@ def _text(s: dict[str, Any], out: Path | None) -> str:
         counts = ", ".join(f"{count:,} at {name}" for name, count in s["positions"].items())
         lines.insert(2, f"  positions     {counts}")
     if "circuits" in s:
-        what = "The smallest that keeps the share on the attributed examples is taken; if none does, the nearest."
-        lines += ["All circuits, on the measured examples:", *_table(s["circuits"]), f"  {what}"]
+        lines += ["All circuits, on the measured examples:", *_table(s["circuits"])]
+        lines.append("  The smallest circuit that keeps the requested share on the attributed examples is selected,")
+        lines.append("  or the closest one if none does.")
     if out is not None:
         lines.append(f"Wrote {out / 'scores.safetensors'} and {out / 'circuit.json'}")
         if others := [row["file"] for row in s.get("circuits", ()) if row["file"] != "circuit.json"]:

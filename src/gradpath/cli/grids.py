@@ -262,7 +262,7 @@ def _estimate_text(study: Study, estimates: list[Estimate]) -> str:
     }
     lines = [f"{study.title}: {study.n_cells:,} circuits, each measured on {study.request.examples} examples"]
     lines += [f"  {name:<11} {len(values):>3}  {', '.join(map(str, values))}" for name, values in parts.items()]
-    lines += ["", "Left to do, at the speed of this machine now:"]
+    lines += ["", "Remaining work, at this machine's current speed:"]
     for left in estimates:
         time = duration(left.seconds)
         work = f"{left.passes:,.0f} passes over an example, about {time}" if left.passes else "nothing"
@@ -295,7 +295,7 @@ def _sample(context: click.Context, parameter: click.Parameter, text: str) -> in
 )
 @click.argument("name", metavar="NAME")
 @opt.model_option
-@click.option("--tasks", metavar="A,B", help="Some of the six tasks.  [those of the paper's table or figure]")
+@click.option("--tasks", metavar="A,B", help="Tasks (gradpath ls tasks).  [those of the paper's table or figure]")
 @opt.grid_options(methods=defaults.PAPER_METHODS, how=defaults.PAPER_SELECTIONS, data=False)
 @click.option(
     "--steps", default=defaults.PAPER_STEPS, show_default=True, metavar="K-K", help="Numbers of steps (steps only)."
@@ -325,10 +325,10 @@ def reproduce_command(name: str, how: str | None, out: Path | None, as_json: boo
     loading = opt.pick(opt.ModelOptions, values)
     request = request_of(how=how, default_how=defaults.PAPER_SELECTIONS, **values)
     if request.unsized and name != "faithfulness":
-        raise UsageError(
-            f"{request.unsized[0]} decides itself how many edges it keeps, and {name} needs circuits of given sizes: "
-            "use it with curve or reproduce faithfulness."
-        )
+        from gradpath.selection.ranking import sets_own_size
+
+        advice = "use it with curve or reproduce faithfulness"
+        raise sets_own_size(request.unsized[0], advice, but=f"{name} needs circuits of given sizes")
     own_model = experiments[0].own_model
     folder = out or Path("out") / "reproduce" / (name if own_model else Path(loading.model).name or "model")
     with lock_folder(folder):

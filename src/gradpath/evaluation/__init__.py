@@ -30,7 +30,7 @@ from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, ablation_of, all_positions
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError, check_type
+from gradpath.errors import InputError, UsageError, check_names, check_type
 from gradpath.evaluation.patched_run import places_in_circuits, run_circuits
 from gradpath.evaluation.plan import check_same_graph, plan_of
 from gradpath.evaluation.prepared import SetUps
@@ -269,8 +269,7 @@ def patch(
         ``corrupted_values`` that on the two prompts.
     """
     for name, value in (("edges", edges), ("nodes", nodes)):
-        if isinstance(value, str):
-            raise UsageError(f"{name} must be a list of names: got {value!r}. Write {name}=[{value!r}].")
+        check_names(name, value)
     named = _named(model.graph, list(edges), list(nodes), among=keep)
     circuit = Circuit.of_mask(model.graph, model.graph.mask & (named if keep else ~named))
     return evaluate(model, circuit, task, ablation=ablation, batch_size=batch_size, memory=memory, mean_over=mean_over)

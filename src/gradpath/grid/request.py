@@ -20,6 +20,7 @@ from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.registry import option_value
 from gradpath.selection import find_selection
+from gradpath.selection.ranking import check_sparsity, sets_own_size
 from gradpath.tasks import find_metric
 from gradpath.tasks.builtin import PAPER_TASKS
 from gradpath.tasks.load import check_task
@@ -183,13 +184,13 @@ class Request:
             find_metric(self.metric)
         for how in self.unsized:
             if self.measures_mib:
-                raise UsageError(f"{how} decides itself how many edges it keeps, and MIB's areas are over given sizes.")
+                rankings = " or ".join(defaults.MIB_RANKINGS)
+                raise sets_own_size(
+                    how, f"use {rankings}, or another `grid`", but="MIB's areas need circuits of given sizes"
+                )
             if self.sparsities is not None and not self.sized:
-                raise UsageError(f"{how} decides itself how many edges it keeps: leave the sparsities out.")
+                raise sets_own_size(how, "leave out `sparsities`")
         ABLATIONS.find(self.ablation)
         check_choice("grid", self.grid, GRIDS)
         for sparsity in self.sparsities or ():
-            if not 0 <= sparsity < 1:
-                raise UsageError(
-                    f"a sparsity is the share of edges left out, at least 0 and less than 1: {sparsity} was asked for."
-                )
+            check_sparsity(sparsity)

@@ -13,6 +13,7 @@ from gradpath.errors import UsageError, check_choice, whole_number
 from gradpath.limits import Limits
 from gradpath.selection import edge_count, find_selection, swept
 from gradpath.selection.faithful import check_share
+from gradpath.selection.ranking import check_edges_or_nodes, check_sparsity, given_size, sets_own_size
 from gradpath.tasks.load import check_draw, check_task
 from gradpath.tasks.metrics import Metric, find_metric
 
@@ -46,37 +47,34 @@ class FindRequest:
             find_method(self.method).check_metric(find_metric(self.metric), method_options)
         check_draw(self.examples, self.seed, "train")
         sizes = {name: getattr(self, name) for name in ("faithfulness", "edges", "sparsity", "nodes")}
-        set_by = [name for name, value in sizes.items() if value is not None]
-        if len(set_by) > 1:
-            raise UsageError(f"{' and '.join(set_by)} both set the size of the circuit: give one of them.")
+        size = given_size(**sizes)
         if self.faithfulness is not None:
             check_share(self.faithfulness)
         for name in ("edges", "nodes"):
             if sizes[name] is not None:
                 whole_number(f"the number of {name}", sizes[name])
-        if self.sparsity is not None and not 0 <= self.sparsity < 1:
-            raise UsageError(
-                f"the sparsity is the share of edges left out, from 0 up to but not including 1: got {self.sparsity}."
-            )
+        if self.sparsity is not None:
+            check_sparsity(self.sparsity)
         ABLATIONS.find(self.ablation)
         check_choice("split", self.split, defaults.SPLITS)
         if self.positions is not None:
             check_choice("positions", self.positions, defaults.POSITIONS)
         selection, _ = find_selection(self.selection, spans=self.positions is not None)
-        if not selection.sized and set_by and (set_by != ["faithfulness"] or not self.several):
+        if not selection.sized and size is not None and (size != "faithfulness" or not self.several):
             hint = ""
-            if set_by == ["faithfulness"] and selection.sweep is not None:
+            if size == "faithfulness" and selection.sweep is not None:
                 hint = f", or give several values of {selection.sweep} to choose from"
-            raise UsageError(f"{selection.name} decides itself how many edges it keeps: leave {set_by[0]} out{hint}.")
+            raise sets_own_size(selection.name, f"leave out `{size}`{hint}")
         if self.faithfulness is not None and selection.sized and not selection.nested:
             raise UsageError(
-                f"faithfulness searches the circuits of one order, and those of how={self.how} are not parts of each "
-                "other: give edges or sparsity instead, or another selection."
+                f"`faithfulness` needs a selection whose circuits are nested, and those of {self.how} are not: give "
+                f"`edges` or `sparsity` instead, or use {defaults.SELECTION}."
             )
         if self.nodes is not None and self.positions is not None:
-            raise UsageError("nodes and positions cannot be combined: give edges or sparsity instead of nodes.")
-        if self.nodes is not None and self.how is not None:
-            raise UsageError(f"how={self.how} selects edges, and nodes selects nodes: leave one of them out.")
+            raise UsageError(
+                "`nodes` and `positions` cannot be combined: give `edges` or `sparsity` instead of `nodes`."
+            )
+        check_edges_or_nodes(self.how, self.nodes)
 
     @property
     def method_options(self) -> dict[str, Any]:

@@ -21,11 +21,14 @@ from gradpath.selection.ranking import (
     SELECTIONS,
     NestedOrder,
     Orders,
+    check_edges_or_nodes,
     checked,
     circuit_of,
     edge_count,
     find_selection,
+    given_size,
     selection,
+    sets_own_size,
     swept,
     top,
     with_values,
@@ -72,18 +75,16 @@ def select(
         The circuit. Its ``about`` records how it was selected.
     """
     check_type("the first argument", scores, Scores)
+    size = given_size(n=n, sparsity=sparsity, nodes=nodes)
+    check_edges_or_nodes(how, nodes)
     if nodes is not None:
-        if n is not None or sparsity is not None:
-            raise UsageError("n, sparsity and nodes all set the size of the circuit: give one of them.")
-        if how is not None:
-            raise UsageError(f"how={how!r} selects edges, and nodes={nodes} selects nodes: give one of them.")
         return select_nodes(scores, nodes, prune=prune)
     if not how:
         measurable = model is not None and task is not None and scores.by_span is None
         how = defaults.SELECTION if measurable else defaults.RANKING
     if not find_selection(how)[0].sized:
-        if n is not None or sparsity is not None:
-            raise UsageError(f"{how} decides itself how many edges it keeps: leave the size out.")
+        if size is not None:
+            raise sets_own_size(how, f"leave out `{size}`")
         if (several := len(swept(how))) > 1:
             raise UsageError(f"{how} gives {several} circuits, and select gives one: use selection.select_many.")
         n = scores.n_edges
@@ -179,7 +180,7 @@ def nested_order(
     """
     if not find_selection(how)[0].nested:
         known = ", ".join(x.name for x in SELECTIONS.values() if x.nested)
-        raise UsageError(f"circuits selected by {how!r} are not parts of each other. Use one of {known}.")
+        raise UsageError(f"the circuits of {how!r} are not nested. Use one of {known}.")
     scores = checked(scores)
     largest = scores.n_edges if largest is None else largest
     counts = [edge_count(scores.n_edges, n, None) for n in (smallest, *sizes, largest)]

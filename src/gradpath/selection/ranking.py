@@ -288,7 +288,7 @@ def random(scores: Scores, n: int, *, seed: int = 0) -> Order:
 
 @selection("random-paths", nested=False)
 def random_paths(scores: Scores, n: int, *, seed: int = 0) -> Order:
-    """n edges of random paths from input to logits: a stronger baseline than random edges."""
+    """n edges that form random paths from input to logits: a stronger baseline than random edges."""
     return random_circuit(scores.graph, n, Random(seed)).flatten().nonzero()[:, 0]
 
 
@@ -342,15 +342,39 @@ def checked(scores: Scores) -> Scores:
     return replace(scores, values=scores.values.cpu(), by_span=spans)
 
 
+def check_sparsity(sparsity: float) -> None:
+    """Refuse a sparsity that leaves no edges, or more than there are."""
+    if not 0 <= sparsity < 1:
+        raise UsageError(f"a sparsity is the share of edges left out, at least 0 and less than 1: got {sparsity}.")
+
+
+def given_size(**sizes: object) -> str | None:
+    """The name of the size that is not None, if there is one; more than one is refused."""
+    names = [name for name, size in sizes.items() if size is not None]
+    if len(names) > 1:
+        *first, last = (f"`{name}`" for name in names)
+        raise UsageError(f"{', '.join(first)} and {last} each set the size of the circuit: give one of them.")
+    return names[0] if names else None
+
+
+def sets_own_size(how: str, advice: str, *, but: str = "") -> UsageError:
+    """The error for a size that is given to a selection without one, such as ``acdc``."""
+    reason = f", but {but}" if but else ""
+    return UsageError(f"{how} determines the number of edges itself{reason}: {advice}.")
+
+
+def check_edges_or_nodes(how: str | None, nodes: int | None) -> None:
+    """Refuse to select edges and nodes at once."""
+    if how is not None and nodes is not None:
+        raise UsageError("`how` selects edges and `nodes` selects nodes: give one of them.")
+
+
 def edge_count(n_edges: int, n: int | None, sparsity: float | None) -> int:
     """The number of edges from a requested number or sparsity, out of ``n_edges``."""
     if (n is None) == (sparsity is None):
         raise UsageError("the circuit needs a size: give either a number of edges or a sparsity.")
     if sparsity is not None:
-        if not 0 <= sparsity < 1:
-            raise UsageError(
-                f"the sparsity is the share of edges left out, from 0 up to but not including 1: got {sparsity}."
-            )
+        check_sparsity(sparsity)
         n = max(1, round((1 - sparsity) * n_edges))
     n = whole_number("the number of edges", n, least=0)
     if not 1 <= n <= n_edges:
