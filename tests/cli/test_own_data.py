@@ -19,7 +19,7 @@ NAMES = ["Mary", "John", "Tom", "James", "Paul", "Mark", "David", "Peter"]
 QUICK = ["--edges", 20, "--method", "eap", "--how", "top"]
 METRIC = '''
 def right_logit(logits, labels):
-    """The logit of the right answer."""
+    """The logit of the correct answer."""
     return logits.gather(1, labels[:, :1]).squeeze(1)
 '''
 PLUGIN = f'''

@@ -103,7 +103,7 @@ def test_text_for_a_model_without_a_tokenizer_is_refused():
         (torch.tensor(3), "without an axis"),
         (torch.tensor([[3.0, 4.0]]), "whole numbers: got torch.float32"),
         (torch.tensor([[True, False]]), "whole numbers: got torch.bool"),
-        (torch.tensor([[-1, 4]]), "example 0 has the right answer -1"),
+        (torch.tensor([[-1, 4]]), "example 0 has the correct answer -1"),
         (torch.tensor([[4, 4]]), "token 4 on both sides"),
         (" 8", "one entry per example: got str"),
         (None, "one entry per example: got NoneType"),
@@ -127,7 +127,7 @@ def test_ragged_labels_are_refused_by_a_logit_difference_and_padded_by_a_probabi
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        ([[[3, 3], [4, -1]]], "right answer twice"),
+        ([[[3, 3], [4, -1]]], "correct answer twice"),
         ([[[3, 5], [5, -1]]], "token 5 on both sides"),
         ([[[3, 5], [-1, -1]]], "a wrong answer for every example: example 0 has none"),
         ([[[3, 5], [-2, 4]]], "wrong answer -2"),

@@ -23,7 +23,7 @@ TOKENIZERS = ["smollm2", "gpt2", "sentencepiece"]
 
 
 def sides(task, model):
-    """Each example's right and wrong answers as text."""
+    """Each example's correct and wrong answers as text."""
     cache = {}
 
     def text(token):

@@ -40,14 +40,14 @@ def test_no_model_and_no_tokenizer(words):
 
 def test_more_pairs_than_there_are_says_how_many(smollm2):
     kept = load_task("gender-bias", smollm2, n=None).about["kept"]
-    with pytest.raises(UsageError, match=f"{kept + 1} pairs were asked for.* has {kept} in split 'train'"):
+    with pytest.raises(UsageError, match=f"{kept + 1} pairs were requested, but .* has {kept} in the split 'train'"):
         load_task("gender-bias", smollm2, n=kept + 1)
 
 
 def test_far_too_many_pairs_are_refused_at_once(words):
-    with pytest.raises(UsageError, match="1000000000000 pairs were asked for"):
+    with pytest.raises(UsageError, match="1000000000000 pairs were requested"):
         load_task("ioi", words, n=10**12)
-    with pytest.raises(UsageError, match="too many to take all"):
+    with pytest.raises(UsageError, match="too many to use all"):
         load_task("ioi", words, n=None)
 
 
@@ -104,7 +104,7 @@ def test_a_metric_of_ones_own(smollm2):
 
 def test_logit_difference_refuses_several_answers(words):
     data = rows(("a b", "a c", " x| y", " z"))
-    with pytest.raises(InputError, match=r"one right answer.*row 1 of data has 2"):
+    with pytest.raises(InputError, match=r"one correct answer.*row 1 of data has 2"):
         load_task(None, words, data=data, n=1, metric="logit-difference")
 
 

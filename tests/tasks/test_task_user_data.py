@@ -234,7 +234,7 @@ def test_a_name_goes_with_its_own_layout_or_ours(tmp_path, words, gpt2):
     assert load_task("my-task", words, data=file, n=1).name == "my-task"
     file.write_text(IOI)
     assert load_task("ioi", gpt2, data=file, n=1).name == "ioi"
-    with pytest.raises(InputError, match=r"columns of the task 'ioi', and 'sva' was asked for"):
+    with pytest.raises(InputError, match=r"columns of the task 'ioi', but 'sva' was requested"):
         load_task("sva", gpt2, data=file, n=1)
 
 
@@ -244,7 +244,10 @@ def test_a_name_goes_with_its_own_layout_or_ours(tmp_path, words, gpt2):
         ("", "pairs.csv is empty"),
         ("\n \n", "pairs.csv is empty"),
         (HEADER, "has a header and no rows"),
-        ("prompt,target\na,b\n", r"found prompt, target\. .*Understood are own \(clean, corrupted, answers"),
+        (
+            "prompt,target\na,b\n",
+            r"has no known layout: its columns are prompt, target\. .*Known layouts: own \(clean, corrupted, answers",
+        ),
         ("clean;corrupted;answers\n", "separated by commas"),
         ("clean,corrupted,answers\na,b,c\n", "layout own would also need wrong_answers"),
         ("clean,clean,corrupted\n", "names 'clean' twice"),
@@ -361,7 +364,7 @@ def test_too_few_rows_to_hold_some_out_are_said(tmp_path, words):
 def test_more_pairs_than_the_data_has_are_all_of_them_with_a_note(tmp_path, words):
     task = load(tmp_path, own_rows(20), words, n=50)
     assert len(task) == 10
-    assert "50 pairs were asked for, and pairs has 10 of them: all are used" in task.about["notes"]
+    assert "50 pairs were requested, but pairs has 10: all are used" in task.about["notes"]
 
 
 def test_all_bad_rows_are_reported_at_once_with_their_lines(tmp_path, words):

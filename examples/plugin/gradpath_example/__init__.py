@@ -43,7 +43,7 @@ def each_target(scores: Scores, n: int) -> Tensor:
 
 @metric("right-probability")
 def right_probability(logits: Tensor, labels: Tensor) -> Tensor:
-    """The probability of the right answer."""
+    """The probability of the correct answer."""
     return logits.softmax(-1).gather(1, labels[:, :1]).squeeze(1)
 
 

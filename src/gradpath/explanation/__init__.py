@@ -197,7 +197,7 @@ class Inside:
         tokens: The tokens that each node raises most, then those that it lowers most.
         texts: The text of these tokens.
         logits: What the node adds to their logits.
-        answers: What it adds to the logits of the right and the wrong answer; None for tasks without answers.
+        answers: What it adds to the logits of the correct and the wrong answer; None for tasks without answers.
         effects: The effect of each edge, in the circuit's order.
     """
 

@@ -17,7 +17,7 @@ these are the parts. Otherwise the parts are those of ``labels_of``: before the 
 changed part, between that and the end, and the end. Positions without a name (before, between, rest) are split further:
 
     first token      on which many heads rest
-    right answer     tokens that are the example's right answer: in IOI the "indirect object"
+    right answer     tokens that are the example's correct answer: in IOI the "indirect object"
     wrong answer     tokens that are its wrong answer: in IOI the "subject", where it is first mentioned
     after X          the token after such a mention, which a previous-token head marks for an induction head
 
@@ -64,7 +64,7 @@ _TOGETHER = 8  # nodes whose direct effect is computed at once
 
 
 def answers_of(task: Task, pairs: Pairs) -> Int[Tensor, "example side answer"] | None:
-    """The right and the wrong answers of each example, padded with -1; None for labels of another kind."""
+    """The correct and the wrong answers of each example, padded with -1; None for labels of another kind."""
     labels = pairs.labels
     if task.metric not in METRICS.values() or not isinstance(labels, Tensor) or labels.is_floating_point():
         return None
@@ -74,7 +74,7 @@ def answers_of(task: Task, pairs: Pairs) -> Int[Tensor, "example side answer"] |
 
 
 def names_of_answers(task: Task) -> tuple[str, str]:
-    """The names of the right and the wrong answer: in IOI the indirect object and the subject."""
+    """The names of the correct and the wrong answer: in IOI the indirect object and the subject."""
     known = TASKS.get(task.name)
     if known is None or known.answers is None or task.about.get("changed") != known.changed:
         return SIDES

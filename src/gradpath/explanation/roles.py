@@ -118,7 +118,7 @@ def roles_of(
 ) -> list[Role]:
     """The role of every node, the one with the strongest effect first and ``logits`` last.
 
-    ``head_scores`` are those of ``known_head_scores``, ``answers`` the names of the right and the wrong answer.
+    ``head_scores`` are those of ``known_head_scores``, ``answers`` the names of the correct and the wrong answer.
     """
     reads, writes = reads_of(circuit), _writes(model, measured)
     effects = measured.effect.mean(0)  # (source, part)

@@ -70,7 +70,7 @@ class Program:
     n_layers: int
     tokens: tuple[str, ...]
     answers: tuple[str, ...] | None  # None if the answer is a number
-    pairs: tuple[tuple[str, str, str, str], ...]  # clean, corrupted, right answer, wrong answer
+    pairs: tuple[tuple[str, str, str, str], ...]  # clean, corrupted, correct answer, wrong answer
 
     @property
     def width(self) -> int:

@@ -99,7 +99,7 @@ def recognise(columns: Sequence[str], name: str) -> Layout:
         nearest = max(LAYOUTS, key=lambda layout: len(set(layout.columns) & set(columns)))
         missing = ", ".join(column for column in nearest.columns if column not in columns)
         hint = f"The layout {nearest.name} would also need {missing}."
-    raise InputError(f"the columns of {name} are not understood: found {shown}. {hint} Understood are {known}.")
+    raise InputError(f"{name} has no known layout: its columns are {shown}. {hint} Known layouts: {known}.")
 
 
 def _text_answers(row: Row, reader: AnswerReader) -> Pair:
@@ -231,7 +231,7 @@ def _mib(row: Row, reader: AnswerReader) -> Pair:
         (clean, right), (corrupted, wrong) = read(row.values), read(row.values["symbol_counterfactual"])
     except (KeyError, TypeError, IndexError):
         raise InputError(
-            f"{row.where} does not have MIB's form: a prompt, choices with labels, the number of the right one in "
+            f"{row.where} does not have MIB's form: a prompt, choices with labels, the number of the correct one in "
             "answerKey, and the same in symbol_counterfactual. Correct it."
         ) from None
     return Pair(clean, corrupted, (right,), (wrong,), where=row.where)
@@ -291,7 +291,7 @@ def ioi_names(clean: str, corrupted: str) -> tuple[str, str] | None:
 
 
 def pronouns(clean: str, corrupted: str) -> tuple[str, str] | None:
-    """The right and the wrong pronoun of a gender-bias prompt: "man" replaces a "she", and vice versa.
+    """The correct and the wrong pronoun of a gender-bias prompt: "man" replaces a "she", and vice versa.
 
     >>> pronouns("The poet was promoted because", "The man was promoted because")
     (' she', ' he')

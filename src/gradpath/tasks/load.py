@@ -39,7 +39,7 @@ from gradpath.tasks.pairs import REPEATED, Candidates, Pair, Source, UsablePairs
 from gradpath.tasks.task import Task, judged_by_kl
 
 _MAX_PAIRS = 1_000_000  # in one task: more prompts would not fit into memory
-_FEWER = "Ask for fewer, or take both halves with the split 'all'."
+_FEWER = "Request fewer, or use both halves with the split 'all'."
 _MAX_ROWS = 100_000
 WARNING = "WARNING: "  # begins a note that should not be overlooked
 LEAST = 8  # usable pairs that are needed to hold half of them out
@@ -197,14 +197,14 @@ def _check_number(n: int | None, available: int, name: str, split: str) -> None:
     """Refuse numbers of pairs that are not available, before any work."""
     if n is None and available > _MAX_PAIRS:
         raise UsageError(
-            f"the task {name!r} has {available} pairs in split {split!r}, too many to take all of them. "
-            "Say how many with n."
+            f"the task {name!r} has {available} pairs in the split {split!r}, too many to use all of them. "
+            "Give their number with n."
         )
     if n is not None and n > _MAX_PAIRS:
-        raise UsageError(f"{n} pairs were asked for, and a task holds at most {_MAX_PAIRS}. Ask for fewer.")
+        raise UsageError(f"{n} pairs were requested, but a task has at most {_MAX_PAIRS}. Request fewer.")
     if n is not None and n > available:
         raise UsageError(
-            f"{n} pairs were asked for, and the task {name!r} has {available} in split {split!r}. {_FEWER}"
+            f"{n} pairs were requested, but the task {name!r} has {available} in the split {split!r}. {_FEWER}"
         )
 
 
@@ -235,9 +235,9 @@ def _check_usable(usable: UsablePairs, n: int | None, name: str, split: str) -> 
     reasons = "; ".join(
         f"{drop.count} dropped because {reason} (first: {drop.first})" for reason, drop in usable.dropped.items()
     )
-    what = f"the task {name!r} has {count} in split {split!r} under this model's tokenizer: {reasons}"
+    what = f"the task {name!r} has {count} in the split {split!r} with this model's tokenizer: {reasons}"
     if count:
-        raise UsageError(f"{n} pairs were asked for, and {what}. {_FEWER}")
+        raise UsageError(f"{n} pairs were requested, but {what}. {_FEWER}")
     raise InputError(f"no pair can be used: {what}. Reword the prompts or the answers.")
 
 
@@ -251,7 +251,7 @@ def _about(
         notes.append(f"answers that are not a single token count for neither side: {shown}")
     list_rows = "rows_read" in source.about  # in the user's own data every row matters
     if n is not None and len(usable.pairs) < n:
-        notes.append(f"{n} pairs were asked for, and {source.name} has {len(usable.pairs)} of them: all are used")
+        notes.append(f"{n} pairs were requested, but {source.name} has {len(usable.pairs)}: all are used")
     return {
         **source.about,
         "metric": metric_name(metric),
@@ -309,8 +309,8 @@ def _read_table(data: Any, name: str | None) -> tuple[Table, Layout, list[Row]]:
     layout = recognise(table.columns, table.name)
     if name not in (None, layout.name) and layout.name in TASKS:
         raise InputError(
-            f"{table.name} has the columns of the task {layout.name!r}, and {name!r} was asked for. "
-            f"Ask for {layout.name!r}, or leave the task out."
+            f"{table.name} has the columns of the task {layout.name!r}, but {name!r} was requested. "
+            f"Request {layout.name!r}, or leave out the task."
         )
     rows = list(islice(table.rows, _MAX_ROWS))
     if not rows:

@@ -24,7 +24,7 @@ _PADDING = -1  # fills up the shorter list of answers
 
 
 def logit_difference(logits: Float[Tensor, "batch vocab"], labels: Int[Tensor, "batch 2"]) -> Float[Tensor, " batch"]:
-    """The logit of the right answer, labels[:, 0], minus that of the wrong one, labels[:, 1]."""
+    """The logit of the correct answer, labels[:, 0], minus that of the wrong one, labels[:, 1]."""
     _check_vocabulary(labels, logits.shape[-1])
     pair = logits.gather(1, labels.long())  # (batch, 2)
     return pair[:, 0] - pair[:, 1]
@@ -33,7 +33,7 @@ def logit_difference(logits: Float[Tensor, "batch vocab"], labels: Int[Tensor, "
 def probability_difference(
     logits: Float[Tensor, "batch vocab"], labels: Int[Tensor, "batch 2 width"]
 ) -> Float[Tensor, " batch"]:
-    """The probability of all right answers, labels[:, 0], minus that of all wrong ones, labels[:, 1].
+    """The probability of all correct answers, labels[:, 0], minus that of all wrong ones, labels[:, 1].
 
     Both are lists of token ids, and the shorter one is padded with -1.
     """
@@ -154,9 +154,9 @@ def check_labels(metric: Metric, labels: Any) -> None:
 
 
 _OTHER_FORM = "Pass your own metric for labels of another form."
-_LISTS = "lists of right and wrong token ids per example, (n, 2, width) padded with -1"
-_LABELS: dict[Metric, tuple[str, str, int, bool]] = {  # name, form, axes, whether they are right and wrong answers
-    logit_difference: ("logit_difference", "a right and a wrong token id per example, (n, 2)", 2, True),
+_LISTS = "lists of correct and wrong token ids per example, (n, 2, width) padded with -1"
+_LABELS: dict[Metric, tuple[str, str, int, bool]] = {  # name, form, axes, whether they are correct and wrong answers
+    logit_difference: ("logit_difference", "a correct and a wrong token id per example, (n, 2)", 2, True),
     probability_difference: ("probability_difference", _LISTS, 3, True),
     kl_divergence: ("kl_divergence", "clean log-probabilities, (n, vocabulary)", 2, False),
 }
@@ -164,7 +164,7 @@ _LABELS: dict[Metric, tuple[str, str, int, bool]] = {  # name, form, axes, wheth
 
 def _check_answers(name: str, example: int, right: list[int], wrong: list[int], *, padding: bool) -> None:
     """Refuse answers of one example that would be misread, counted twice, or cancel."""
-    for side, padded in (("right", right), ("wrong", wrong)):
+    for side, padded in (("correct", right), ("wrong", wrong)):
         ids = [i for i in padded if not (padding and i == _PADDING)]
         if not ids:
             raise InputError(f"{name} needs a {side} answer for every example: example {example} has none.")
@@ -174,7 +174,7 @@ def _check_answers(name: str, example: int, right: list[int], wrong: list[int], 
             raise InputError(f"a token counts once: example {example} has a {side} answer twice, {ids}. Remove one.")
     if both := (set(right) & set(wrong)) - ({_PADDING} if padding else set()):
         raise InputError(
-            f"an answer cannot be right and wrong: example {example} has token {min(both)} on both sides, "
+            f"an answer cannot be both correct and wrong: example {example} has token {min(both)} on both sides, "
             "so that it would cancel. Remove it, or drop the example."
         )
 
@@ -188,7 +188,7 @@ def _check_vocabulary(labels: Tensor, size: int) -> None:
 
 
 def label_tensor(answers: Sequence[tuple[Sequence[int], Sequence[int]]], *, many: bool) -> Tensor:
-    """Right and wrong answers as the labels of a metric: (n, 2), or (n, 2, width) for ``many``.
+    """Correct and wrong answers as the labels of a metric: (n, 2), or (n, 2, width) for ``many``.
 
     >>> label_tensor([((5, 6), (7,))], many=True).tolist()
     [[[5, 6], [7, -1]]]

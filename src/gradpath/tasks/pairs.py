@@ -1,8 +1,8 @@
 """Pairs of prompts as text, and the choice of those that a tokenizer can represent.
 
 Tasks and data files are made of words, so a pair is the same for every model. ``usable_pairs`` checks pairs under a
-tokenizer. A pair is usable if its prompts differ and have the same number of tokens, and if its right and wrong answers
-are different tokens. Other pairs are dropped and counted by reason, with the first case.
+tokenizer. A pair is usable if its prompts differ and have the same number of tokens, and if its correct and wrong
+answers are different tokens. Other pairs are dropped and counted by reason, with the first case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ids: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two prompts, and the right and wrong answers after the clean one.
+    """Two prompts, and the correct and wrong answers after the clean one.
 
     An answer is the text that follows the prompt, with its leading space, or a token id.
     """
@@ -113,7 +113,7 @@ class Dropped:
 
 @dataclass
 class UsablePairs:
-    """The usable pairs, the token ids of their right and wrong answers, and the dropped pairs by reason.
+    """The usable pairs, the token ids of their correct and wrong answers, and the dropped pairs by reason.
 
     ``left_out`` are answers that are not single tokens, of pairs that have other answers.
     """
@@ -201,11 +201,11 @@ class _AnswerTokens:
         self._known.update({answer: (answer,) for answer in new if isinstance(answer, int)})
 
     def of_pair(self, pair: Pair, many: bool) -> tuple[Ids, Ids]:
-        """The token ids of the right and the wrong answers of a pair."""
+        """The token ids of the correct and the wrong answers of a pair."""
         for side in (pair.right, pair.wrong):
             if len(side) > 1 and not many:
                 raise InputError(
-                    f"a logit difference compares one right answer with one wrong answer: "
+                    f"a logit difference compares one correct answer with one wrong answer: "
                     f"{pair.title} has {len(side)}. Use the metric probability-difference."
                 )
         right, wrong = self._tokens(pair.right, pair), self._tokens(pair.wrong, pair)

@@ -31,7 +31,7 @@ class NamedTask:
     changed: str  # the part of a prompt in which the two prompts of a pair differ
     candidates: MakeCandidates
     reworded: bool  # whether the task has other templates, for the split "reworded"
-    answers: tuple[str, str] | None = None  # what the right and the wrong answer are called, if the prompt has them
+    answers: tuple[str, str] | None = None  # what the correct and the wrong answer are called, if the prompt has them
 
 
 TASKS = Registry[NamedTask]("task", [f"{__name__}.{module}" for module in ("paper", "mib")])

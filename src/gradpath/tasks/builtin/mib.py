@@ -84,17 +84,17 @@ def prompt(question: str, choices: Sequence[str], symbols: str) -> str:
     changed="symbols",
 )
 def mcqa(split: str, tokenizer: Tokenizer) -> Candidates:
-    r"""Multiple choice: the letter in front of the right color, as in MIB's benchmark (its copycolors task).
+    r"""Multiple choice: the letter in front of the correct color, as in MIB's benchmark (its copycolors task).
 
         clean      Question: A box is brown. What color is a box?\nA. gray\nB. brown\nC. red\nD. white\nAnswer:  -> B
         corrupted  Question: A box is brown. What color is a box?\nP. gray\nQ. brown\nR. red\nS. white\nAnswer:  (Q)
 
     The corrupted prompt has other letters and is otherwise the same (MIB's ``symbol_counterfactual``). So the circuit
-    finds the letter of the right answer, not the answer itself. No thing is in both splits. The layout "ARC" of users'
-    data has the same form.
+    finds the letter of the correct answer, not the answer itself. No thing is in both splits. The layout "ARC" of
+    users' data has the same form.
 
-    The pairs: every thing of the split with every three other colors, the right color at every place, and every set of
-    other letters.
+    The pairs: every thing of the split with every three other colors, the correct color at every place, and every set
+    of other letters.
     """
     facts = read_json("mcqa.json")
     things, texts = half(facts["things"], split), templates("mcqa", split, [facts["question"]])

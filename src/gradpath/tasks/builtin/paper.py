@@ -75,7 +75,7 @@ def sva(split: str, tokenizer: Tokenizer) -> Candidates:
         clean      The song that the chef likes    -> is, has, plays, ...
         corrupted  The songs that the chef likes   (would be: are, have, play, ...)
 
-    Right answers are all verb forms of the data file that agree with the clean subject, wrong ones those that agree
+    Correct answers are all verb forms of the data file that agree with the clean subject, wrong ones those that agree
     with the corrupted one. A verb counts only if both of its forms are single tokens, so that both sums run over the
     same verbs. No noun is in both splits.
 
@@ -134,7 +134,7 @@ def gender_bias(split: str, tokenizer: Tokenizer) -> Candidates:
         clean      The banker wished that   -> he
         corrupted  The woman wished that    (would be: she)
 
-    The profession becomes "woman" if it is stereotyped as male and "man" if it is stereotyped as female. The right
+    The profession becomes "woman" if it is stereotyped as male and "man" if it is stereotyped as female. The correct
     answer is the pronoun of the stereotype. No profession is in both splits.
 
     The pairs: every template with every profession of the split.
@@ -196,7 +196,7 @@ def hypernymy(split: str, tokenizer: Tokenizer) -> Candidates:
         clean      , gemstones and other        -> stones, jewels
         corrupted  , vice presidents and other  (would be: officials, leaders)
 
-    Right answers are all names of the clean word's kind, wrong ones all names of the corrupted word's kind. Two kinds
+    Correct answers are all names of the clean word's kind, wrong ones all names of the corrupted word's kind. Two kinds
     that share a name never make a pair. No kind, and so no word, is in both splits.
 
     The pairs: every template with every two words of the split whose kinds share no name.
@@ -222,7 +222,7 @@ def hypernymy(split: str, tokenizer: Tokenizer) -> Candidates:
 
 @dataclass(frozen=True)
 class Year:
-    """A year under a tokenizer: the text at the end of the prompt, and the next tokens that are right and wrong."""
+    """A year under a tokenizer: the text at the end of the prompt, and the next tokens that are correct and wrong."""
 
     shown: str
     width: int  # digits of the next token
@@ -251,9 +251,9 @@ def greater_than(split: str, tokenizer: Tokenizer) -> Candidates:
     1. The prompt ends with the digits of y up to the first token border at or after the century: "17" for tokens of two
        digits and of one, "175" if the tokens are "175" and "2", and nothing if a year is one token.
     2. The next token has as many digits as the token at that place in y itself: "52", "5", "2" or " 1752".
-    3. A next token is right if all years of the century that continue with it are later than y, wrong if none is, and
-       neither if some are. After 1752, "53" to "99" are right and "00" to "52" wrong; with tokens of one digit, "6" to
-       "9" are right, "0" to "4" wrong, and "5" is neither (1753, but also 1751).
+    3. A next token is correct if all years of the century that continue with it are later than y, wrong if none is, and
+       neither if some are. After 1752, "53" to "99" are correct and "00" to "52" wrong; with tokens of one digit, "6"
+       to "9" are correct, "0" to "4" wrong, and "5" is neither (1753, but also 1751).
     4. In the corrupted prompt, the digits of y that the ending does not show are 01 (or 1, if it hides one digit).
 
     Years that the tokenizer splits unlike most years are dropped (" 1200" is one token for GPT-2). The pairs are every
