@@ -47,7 +47,7 @@ HOOKED: dict[str, dict[str, Any]] = {
 
 
 def hooked(kind: str, *, folded: bool = False) -> Any:
-    """A HookedTransformer with random weights, with norms folded and weights centred if asked for."""
+    """A HookedTransformer with random weights, with norms folded and weights centred if requested."""
     lens = transformer_lens()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

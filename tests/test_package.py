@@ -182,7 +182,7 @@ def test_nothing_is_unpickled_and_no_device_is_named(file):
                 options = {word.arg: word.value for word in node.keywords}
                 assert ast.unparse(options["weights_only"]) == "True", ast.unparse(node)
             for word in node.keywords:
-                if word.arg == "trust_remote_code":  # as it was asked for, never switched on
+                if word.arg == "trust_remote_code":  # as it was requested, never switched on
                     assert not isinstance(word.value, ast.Constant) or word.value.value is False
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             assert not node.value.startswith(("cuda", "mps")), node.value

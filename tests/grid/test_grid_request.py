@@ -1,4 +1,4 @@
-"""What is asked for: parsed, checked, and refused in words."""
+"""What is requested: parsed, checked, and refused in words."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ class _Place:
     def below(self, runs: BatchRuns) -> Tensor:
         """The same without what the place wrote, but for constants, as a part of the clean run's graph.
 
-        It is added up anew: the stream itself is what ``logits`` or the MLP reads, which gradients must not
-        be asked of a place for.
+        It is added up anew: the stream itself is what ``logits`` or the MLP reads, and a place must not
+        receive gradients through those readers.
         """
         run, layer = runs.clean.run.layers[self.layer], runs.model.layers[self.layer]
         if not self.heads:

@@ -384,7 +384,7 @@ class Sums:
         return len(self.steps) * (1 if self.spans is None else len(self.spans.names))
 
     def of_batch(self, batch: Pairs, results: BatchScores) -> BatchScores:
-        """The sums over a batch; the scores of its examples are kept if they were asked for."""
+        """The sums over a batch; the scores of its examples are kept if they were requested."""
         if self._examples is None:
             return results
         [(scores, passes)] = results

@@ -117,7 +117,7 @@ class PointRun:
 class BatchRuns:
     """One batch of prompt pairs: its clean and corrupted runs, and how to run the model at a path's points.
 
-    Both runs are made when they are first asked for.
+    Both runs are made when they are first requested.
     """
 
     model: Transformer
@@ -170,7 +170,7 @@ class BatchRuns:
     def release(self) -> None:
         """Free the autograd graphs of both ends and keep what their nodes write.
 
-        A path that asks for an end again has it run again.
+        A path that requests an end again has it run again.
         """
         for end in ("clean", "corrupted"):
             point_run: PointRun | None = self.__dict__.pop(end, None)
@@ -190,7 +190,7 @@ class BatchRuns:
         return write_differences(self._writes_at("clean"), ablated_writes)
 
     def _writes_at(self, end: Literal["clean", "corrupted"]) -> list[Tensor]:
-        """What the nodes write at an end. Corrupted prompts that no path has asked for need no autograd graph."""
+        """What the nodes write at an end. Corrupted prompts that no path has requested need no autograd graph."""
         if end in self._written:
             return self._written[end]
         if end == "clean" or end in self.__dict__:
@@ -240,7 +240,7 @@ class BatchRuns:
 
     @staticmethod
     def _leaf(x: Tensor) -> Tensor:
-        """A tensor (point batch, pos, d_model) at which gradients can be requested for."""
+        """A tensor (point batch, pos, d_model) at which gradients can be taken."""
         return x.detach().flatten(0, -3).requires_grad_()
 
 

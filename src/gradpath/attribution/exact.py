@@ -29,7 +29,7 @@ from gradpath.runtime import distributed
 from gradpath.sweep import Progress, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
-# Forward passes over one example that are made without being asked twice: hours on a CPU, with a small model.
+# Forward passes over one example that are made without confirmation (sure=true): hours on a CPU, with a small model.
 MOST_PASSES = 100_000
 Edge = tuple[int, int]  # (source, target)
 

@@ -228,7 +228,7 @@ def mlp_rows(prepared: Prepared, plan: Plan, edges: Bool[Tensor, "source target"
     Args:
         prepared: The batch.
         plan: The circuit.
-        edges: Its edges, and those outside of it whose effects are asked for.
+        edges: Its edges, and those outside of it whose effects are requested.
 
     Returns:
         The rows, or None where the MLP need not be run.

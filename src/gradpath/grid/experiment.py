@@ -262,8 +262,8 @@ def _check_folder(bench: Bench, names: Sequence[str], out: Path, note: Note) -> 
         # Before 0.2.0 a digest was shorter, and covered only some of the weights.
         if len(weights) == len(bench.model.digest) and weights != bench.model.digest:
             raise UsageError(
-                f"{out} contains {name} of another model, {model}, and {bench.model.name or 'this model'} was asked "
-                "for. Give another folder with --out."
+                f"{out} contains {name} of another model, {model}, but {bench.model.name or 'this model'} was "
+                "requested. Give another folder with --out."
             )
         if request != _request_record(bench):
             note(f"{name} in {out} was made with other settings: its tables are written again, its cells are kept.")

@@ -314,7 +314,7 @@ def _task_section(rows: Sequence[Row]) -> str:
     head = f"## {task_title(first['task'])}, {first['how']}\n\n{examples_of(first)}.\n\n"
     labels = {label: any("paper" in row for row in group) for label, group in grouped(rows, "method").items()}
     size = "threshold" if "threshold" in first else "sparsity"
-    headings = [size] if size == "threshold" else [size, "edges asked"]
+    headings = [size] if size == "threshold" else [size, "edges requested"]
     for label, has_paper in labels.items():
         headings += [f"{label} NFS [95%]", "error", "edges"] + (["paper", "difference"] if has_paper else [])
     lines = []

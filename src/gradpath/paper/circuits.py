@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SPARSITY = 0.999
 COLUMNS: list[Column] = [
     ("task, selection", lambda row: f"{task_title(row['task'])}, {row['how']}"),
-    ("edges asked", lambda row: f"{row['edges_asked']:,}"),
+    ("edges requested", lambda row: f"{row['edges_asked']:,}"),
     ("edges left", lambda row: f"{row['edges_kept']:,}"),
     ("NFS [95%]", nfs),
     ("error", lambda row: f"{row['error']:.3f}"),
@@ -68,7 +68,7 @@ def circuit_outcome(bench: Bench) -> Outcome:
     notes = [
         f"Drawn for {task_title(task)}: {circuit.provenance.how}, {len(circuit)} edges."
         if len(circuit)
-        else f"Not drawn for {task_title(task)}: no edge is left after pruning. Ask for a lower sparsity."
+        else f"Not drawn for {task_title(task)}: no edge is left after pruning. Request a lower sparsity."
         for task, circuit in circuits.items()
     ]
     return Outcome(
@@ -180,7 +180,9 @@ def manual_refusal(bench: Bench) -> str | None:
             "the manual circuits are of GPT-2 small, which has 12 layers of 12 heads: "
             f"{bench.title} has {graph.n_layers} of {graph.n_heads}. Give --model gpt2 or its folder."
         )
-    return None if _chosen(bench) else "the manual circuits are of the tasks ioi and greater-than: ask for one."
+    return (
+        None if _chosen(bench) else "there are manual circuits of the tasks ioi and greater-than: request one of these."
+    )
 
 
 def _chosen(bench: Bench) -> list[ManualCircuit]:

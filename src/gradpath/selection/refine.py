@@ -88,7 +88,7 @@ def refined(model: Transformer, task: Task, scores: Scores, counts: Sequence[int
 def descent(probe: CircuitProbe, smallest: int) -> Order:
     """All edges, those removed last first, down to a circuit of at most ``smallest``.
 
-    The rungs do not depend on ``smallest``, so a circuit does not depend on the other sizes asked for.
+    The rungs do not depend on ``smallest``, so a circuit does not depend on the other requested sizes.
     """
     graph = probe.scores.graph
     ranked, n_start = top(probe.scores, graph.n_edges), start_size(graph.n_edges)

@@ -122,11 +122,11 @@ function edgesUpwards(edges) {
   return edges.upwards;
 }
 
-/* How many edges can be asked for. */
+/* How many edges can be requested. */
 const limitOf = (run, how) => (how === "saved" ? run.saved.edges : run.limit);
 const leastOf = (run, how) => (how === "saved" && run.saved.smallest) || 1;
 
-/* The orders of one run, each made when it is first asked for. */
+/* The orders of one run, each made when it is first requested. */
 function makeOrders(run, edges, graph) {
   const made = {};
   const make = {
