@@ -49,9 +49,9 @@ def refusal(work) -> str:
 def test_overflow_is_traced_to_the_example_the_place_and_the_method(method, name, batch_size):
     model, task = blown_up(name, 1e30)
     said = refusal(lambda: gp.attribute(model, task, method, batch_size=batch_size))
-    assert said.startswith(f"{method} gave a number that is not finite on example {BAD} ")
+    assert said.startswith(f"{method} produced a non-finite number on example {BAD} ")
     assert repr(task.clean[BAD]) in said
-    assert "arises in a0.h0<q> on the clean prompt" in said
+    assert "occurs in a0.h0<q> on the clean prompt" in said
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float16, 3e2), (torch.bfloat16, 1e36)])
@@ -63,8 +63,8 @@ def test_overflow_in_half_precision_is_caught(dtype, size):
     said = refusal(lambda: gp.attribute(model, TASK, "eap", batch_size=3))
     assert "on example 0 " in said
     # float16 ends in the MLP itself; bfloat16 holds its write, and the norm behind it cannot square it.
-    assert f"arises in {'m1' if dtype == torch.float16 else 'a2.h0<q>'} on the clean prompt" in said
-    assert f"{str(dtype).removeprefix('torch.').capitalize()} ends at" in said
+    assert f"occurs in {'m1' if dtype == torch.float16 else 'a2.h0<q>'} on the clean prompt" in said
+    assert f"Use float32, because {str(dtype).removeprefix('torch.')} overflows above" in said
     circuit = gp.select(gp.attribute(tiny_model("llama-grouped"), TASK, "eap"), n=20)
     assert "m1" in refusal(lambda: gp.evaluate(model, circuit, TASK)) or dtype == torch.bfloat16
 
@@ -77,10 +77,10 @@ def test_a_metric_that_is_no_number_is_traced():
     for method in METHODS:
         said = refusal(lambda method=method: gp.attribute(model, task, method))
         assert f"on example {BAD} " in said
-        assert "arises in the metric on the clean prompt" in said
+        assert "occurs in the metric on the clean prompt" in said
     scores = gp.attribute(model, TASK, "eap")
     said = refusal(lambda: gp.evaluate(model, gp.select(scores, n=20), task))
-    assert said.startswith(f"evaluation gave a number that is not finite on example {BAD} ")
+    assert said.startswith(f"evaluation produced a non-finite number on example {BAD} ")
     for how in ("refined", "balanced"):
         said = refusal(lambda how=how: gp.select(scores, n=3, how=how, model=model, task=task))
         assert f"on example {BAD} " in said
@@ -92,7 +92,7 @@ def test_a_gradient_that_is_no_number_is_traced():
 
     said = refusal(lambda: gp.attribute(tiny_model("gpt2"), replace(TASK, metric=metric), "eap-ig"))
     assert "on example 0 " in said
-    assert "arises in the gradient at logits at point 1 of the path" in said
+    assert "occurs in the gradient at logits at point 1 of the path" in said
 
 
 def test_a_circuit_that_is_no_number_is_traced():
@@ -106,13 +106,13 @@ def test_a_circuit_that_is_no_number_is_traced():
         return torch.where(known, logits[:, 3], torch.nan)
 
     said = refusal(lambda: gp.evaluate(model, circuit, replace(TASK, metric=metric)))
-    assert "arises in the metric in the circuit" in said
+    assert "occurs in the metric in the circuit" in said
 
 
 def test_means_are_not_taken_over_what_is_no_number():
     model, task = blown_up("gpt2", 1e30)
     said = refusal(lambda: gp.attribute(model, TASK, "eap", ablation="mean", mean_over=task))
-    assert said.startswith(f"the mean gave a number that is not finite on example {BAD} ")
+    assert said.startswith(f"the mean produced a non-finite number on example {BAD} ")
 
 
 def test_finite_work_is_done_once():

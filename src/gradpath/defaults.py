@@ -21,8 +21,8 @@ ABLATION = "corrupted"
 ABLATIONS = {
     ABLATION: "The output of the node on the corrupted prompt.",
     "zero": "Zero.",
-    "mean": "The mean output over the clean prompts of a data set and all positions.",
-    "mean-positional": "The mean output over these prompts at each position.",
+    "mean": "The mean output over all positions of the clean prompts of a data set.",
+    "mean-positional": "The mean output at each position over the clean prompts of a data set.",
 }
 POSITIONS = ("span", "token")
 SPLITS = ("held-out", "same", "all")  # of find: what it measures on

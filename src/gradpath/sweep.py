@@ -5,7 +5,7 @@
 1. takes batches that fit into memory: by an estimate beforehand (``limits``), and by halving a batch when the
    estimate was wrong;
 2. deals the batches out over the ranks of a distributed run, after checking that all of them do the same work;
-3. stops at a result that is not finite, and says on which example and at which node it first arises;
+3. stops at a result that is not finite, and says on which example and at which node it first occurs;
 4. reports progress.
 """
 
@@ -58,7 +58,7 @@ def units(model: Transformer, task: Task, passes: float) -> float:
 
 @contextmanager
 def shown(progress: ShowProgress, phase: Callable[[], Phase]) -> Iterator[Progress | None]:
-    """A bar over one phase, if that was asked for; otherwise the caller's own function, or None."""
+    """A bar over one phase, if that was requested; otherwise the caller's own function, or None."""
     if progress is not True:
         yield progress or None
         return
@@ -166,7 +166,7 @@ def _out_of_memory(problem: Exception) -> bool:
 
 def _failed_allocation(problem: Exception) -> str:
     match = re.search(r"tried to allocate ([0-9.]+ ?\w+)", str(problem), re.IGNORECASE)
-    return f"the allocation that failed was of {match[1]}" if match else "its size is not known"
+    return f"the failed allocation was of {match[1]}" if match else "the size of the failed allocation is unknown"
 
 
 # Numbers that are not finite. The result of a batch is checked as a whole. Only when it holds an infinity or a
@@ -195,7 +195,7 @@ def _explain_nonfinite(
     doing: str,
     places: Callable[[Pairs], Places] | None,
 ) -> None:
-    """Raise an error that names the example and the place where the first number that is not finite arises."""
+    """Raise an error that names the example and the place where the first non-finite number occurs."""
     for row in range(len(batch)):
         single = batch.rows(torch.tensor([row], device="cpu"))
         if _all_finite(_tensors(work(single))):
@@ -205,15 +205,15 @@ def _explain_nonfinite(
             where = next((name for name, x in steps if not _all_finite([x])), "the last sum")
         index, number = int(single.index[0]), torch.finfo(model.dtype)
         prompt = "" if isinstance(task.clean, Tensor) else f" ({task.clean[index]!r})"
-        wider = "" if number.bits > 16 else f"{number.dtype} ends at {number.max:.3g}: use float32, or "
-        advice = f"{wider}leave the example out, or look at the weights and the metric there.".capitalize()
+        half = f"Use float32, because {number.dtype} overflows above {number.max:.3g}; or leave out the example, or "
+        advice = half if number.bits <= 16 else "Leave out the example, or "
         raise GradpathError(
-            f"{doing} gave a number that is not finite on example {index}{prompt} of {task.name} in "
-            f"{model.name or 'this model'}: the first one arises in {where}. {advice}"
+            f"{doing} produced a non-finite number on example {index}{prompt} of {task.name} in "
+            f"{model.name or 'this model'}: it first occurs in {where}. {advice}check the weights and the metric there."
         )
     raise GradpathError(
-        f"{doing} gave a sum over {len(batch)} examples that is not a finite number, though each of them "
-        "alone gives one. Use a smaller --batch-size."
+        f"{doing} produced a non-finite sum over {len(batch)} examples, although each of them alone is finite. "
+        "Use a smaller --batch-size."
     )
 
 

@@ -53,6 +53,6 @@ def test_explain_names_the_parts_of_the_users_own_data(run, found, tmp_path):
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     ran = run("explain", out / "circuit.json", "--data", tmp_path / "pairs.jsonl", "--split", "all", "--json")
     assert ran.code == 0, ran.err
-    # The giver is the right answer, and has a name of its own; the last token and the other noun have none.
+    # The giver is the correct answer, and has a name of its own; the last token and the other noun have none.
     assert {"giver", "comma", "wrong answer", "after wrong answer", "end", "rest"} <= set(ran.json["parts"])
     assert "right answer" not in ran.json["parts"]

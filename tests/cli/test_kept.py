@@ -102,7 +102,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_command(run, model_fol
     monkeypatch.setattr(found, "cache_folder", lambda: tmp_path / "file")
     done = run("find", "--model", model_folder, *TYPED)
     assert done.code == 0
-    assert "could not be kept" in done.err
+    assert "could not be cached" in done.err
     assert "give a folder with --out" in done.out
 
 

@@ -123,7 +123,7 @@ def test_writes_add_up_to_the_logits():
     assert measured.answer_logits is not None
     for example, (prompt, labels) in enumerate(zip(PAIRS.clean, PAIRS.labels, strict=True)):
         logits = model.logit_lens(prompt)[0, -1]
-        added = measured.answer_logits[example].sum(0)[:, 0]  # over all nodes, for the right and the wrong answer
+        added = measured.answer_logits[example].sum(0)[:, 0]  # over all nodes, for the correct and the wrong answer
         assert torch.allclose(added, logits[labels] - logits.mean(), atol=1e-4)
 
 

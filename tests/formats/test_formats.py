@@ -443,7 +443,7 @@ def test_another_tools_circuit_that_is_not_pruned_is_read_with_a_warning(tmp_pat
     file = tmp_path / f"circuit{suffix}"
     loose = circuit_by_names(Graph(2, 2, False), [(name, 1.0) for name in names], {})
     formats.write(Content(circuit=loose), file, d_model=8)
-    with pytest.warns(GradpathWarning, match="1 of the 3 edges of circuit.* are on no way from input to logits"):
+    with pytest.warns(GradpathWarning, match="1 of the 3 edges of circuit.* are on no path from input to logits"):
         assert len(formats.read(file).circuit) == 3
     pruned = circuit_by_names(Graph(2, 2, False), [(name, 1.0) for name in names[:2]], {})
     formats.write(Content(circuit=pruned), file, d_model=8)

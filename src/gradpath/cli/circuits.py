@@ -266,7 +266,7 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **va
 @click.command(name="explain")
 @circuit_argument
 @click.option("--top", type=click.IntRange(min=1), default=25, show_default=True, help="Nodes to show in the table.")
-@saved_options("Examples to look at.")
+@saved_options("Examples to explain the circuit on.")
 def explain_command(circuit_file: str | Path, top: int, as_json: bool, **values: Any) -> None:
     """Say what each node of a saved circuit reads, where it attends and what it writes.
 
@@ -277,7 +277,7 @@ def explain_command(circuit_file: str | Path, top: int, as_json: bool, **values:
     from gradpath.explanation import explain
 
     begin, saved = time.monotonic(), open_circuit(circuit_file, values)
-    explanation = saved.run(explain, "looking at the nodes")
+    explanation = saved.run(explain, "measuring what each node does")
     if not as_json:
         print_result(_roles_text(explanation, circuit_file, top))
         return
@@ -405,7 +405,7 @@ def compare_command(file_a: str | Path, file_b: str | Path, out: Path | None, as
 
     a, b = load_circuit(file_a), load_circuit(file_b)
     if a.spans != b.spans:
-        Screen().note("The edges of these circuits are at different parts of the prompt: parts are ignored.")
+        Screen().note("These circuits use different spans of the prompt; spans are ignored.")
         a, b = a.anywhere(), b.anywhere()
     comparison = a.compare(b)
     if out is not None:

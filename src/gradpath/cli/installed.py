@@ -142,7 +142,7 @@ def check_command(task: str, examples: int, as_json: bool, **values: Any) -> Non
             done.append(check)
             if not as_json:
                 sign = "ok    " if check.passed else "WRONG "
-                print_result(f"{sign} {check.what}: off by {check.off:.1e}, may be {check.limit:.0e}")
+                print_result(f"{sign} {check.what}: deviation {check.off:.1e} (limit {check.limit:.0e})")
     passed = all(check.passed for check in done)
     if as_json:
         rows = [{**vars(check), "passed": check.passed} for check in done]
@@ -153,9 +153,8 @@ def check_command(task: str, examples: int, as_json: bool, **values: Any) -> Non
     else:
         if speeds:
             print_result(_speed_table(speeds, loaded))
-        verdict = "is computed" if passed else "is NOT computed"
-        advice = "" if passed else ": do not use its scores, and please report this"
-        print_result(f"{model} {verdict} as it should be{advice}.")
+        failed = "failed the checks: do not use its scores, and please report this."
+        print_result(f"{model} {'passed all checks.' if passed else failed}")
     sys.exit(0 if passed else 1)
 
 

@@ -179,7 +179,7 @@ class SetUps:
 
     @classmethod
     def of(cls, model: Transformer, task: Task, ablation: str, limits: Limits) -> SetUps:
-        """The set-ups of a task's examples, which all share that ask for them while someone holds them."""
+        """The set-ups of a task's examples, shared by all callers as long as one of them holds a reference."""
         key = id(model), id(task), ablation
         set_ups = _SHARED.get(key)
         if set_ups is None:

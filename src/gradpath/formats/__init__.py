@@ -101,14 +101,14 @@ def read(file: str | Path) -> Content:
 
 
 def _warn_of_loose_edges(circuit: Circuit | None, name: str) -> None:
-    """Warn of edges that are on no way from input to logits, in a circuit that another tool selected."""
+    """Warn of edges that are on no path from input to logits, in a circuit that another tool selected."""
     if circuit is None or circuit.spans or circuit.provenance.selection:
         return
     if loose := len(circuit) - int(pruned(circuit.graph, circuit.mask).sum()):
         warn(
-            f"{loose:,} of the {len(circuit):,} edges of {name} are on no way from input to logits. EAP-IG prunes them "
-            "before it evaluates, gradpath runs the circuit as it is: with zero or mean ablation the numbers differ. "
-            "Prune it in the other tool first, or select a circuit from the scores with --edges."
+            f"{loose:,} of the {len(circuit):,} edges of {name} are on no path from input to logits. EAP-IG prunes "
+            "them before evaluation; gradpath runs the circuit as it is, so the numbers differ with zero or mean "
+            "ablation. Prune it in the other tool first, or select a circuit from the scores with --edges."
         )
 
 

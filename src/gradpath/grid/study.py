@@ -43,7 +43,7 @@ from gradpath.tasks.load import check_task
 
 Value = TypeVar("Value")
 MOST_BYTES = 1_000_000  # of a study's file
-SEE = "docs/run.md has an example."
+SEE = "'A study as a file' in the documentation has an example."
 DATA = (".csv", ".jsonl", ".json")  # suffixes by which a task is a file of pairs
 KEYS = {
     "title": "The heading of the report.",

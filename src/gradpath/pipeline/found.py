@@ -263,7 +263,7 @@ class Entry:
             for entry in entries[MOST:]:
                 shutil.rmtree(entry, ignore_errors=True)
         except (GradpathError, OSError) as problem:
-            warn(f"the result could not be kept for later ({reason(problem)}): run the command again with --out.")
+            warn(f"the result could not be cached ({reason(problem)}): run the command again with --out.")
             return False
         return True
 

@@ -113,7 +113,7 @@ class Chosen:
         edges: The number of edges.
         how: The selection.
         run: The index of its run in the report.
-        pruned: Whether edges that are not on a way from ``input`` to ``logits`` were removed.
+        pruned: Whether edges that are on no path from ``input`` to ``logits`` were removed.
         opens: The number of edges that the page shows first; by default the requested circuit.
     """
 

@@ -73,7 +73,7 @@ def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
     ax.set_xticks(range(graph.n_heads + 1), [*map(str, range(graph.n_heads)), "MLP"], fontsize=8)
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
-    ax.set_title(f"{scores.about.get('method', 'scores')}: where the score is", fontsize=10, loc="left")
+    ax.set_title(f"{scores.about.get('method', 'scores')}: total |score| by node", fontsize=10, loc="left")
     figure = ax.get_figure()
     assert figure is not None
     with styled():
@@ -272,7 +272,7 @@ def result_card(result: Result) -> str:
         ("behaviour kept", f"<b>{result.faithfulness:.1%}</b> ({low:.1%} to {high:.1%})"),
         ("error per example", f"{result.error:.3f}"),
         ("metric", f"model {result.clean:.3f}, circuit {result.circuit:.3f}, corrupted {result.corrupted:.3f}"),
-        ("edges", f"{result.edges_kept:,} of {result.edges_asked:,} asked for"),
+        ("edges", f"{result.edges_kept:,} after pruning, {result.edges_asked:,} requested"),
         ("examples", f"{len(result.clean_values):,}"),
     ]
     left = 'style="text-align:left"'
@@ -291,7 +291,7 @@ def scores_card(scores: Scores) -> str:
 def circuit_card(circuit: Circuit) -> str:
     """The card of a circuit: how it was found, and its first edges."""
     edges = _edges(circuit.edges[:LISTED], circuit.scores[:LISTED].tolist())
-    requested = f", {circuit.asked:,} asked for" if circuit.asked != len(circuit) else ""
+    requested = f", {circuit.asked:,} requested" if circuit.asked != len(circuit) else ""
     title = f"Circuit of {len(circuit):,} edges{requested}, of {circuit.graph.n_edges:,}"
     return _card(title, _origin(circuit.about) + edges)
 

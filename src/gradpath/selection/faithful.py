@@ -47,7 +47,7 @@ def smallest_faithful(
         model: The model.
         task: The examples that were attributed.
         order: The circuits to choose from.
-        share: The share of the behaviour to keep; at 1 - share from the model's behaviour in either direction.
+        share: The share of the behaviour to keep: the circuit's faithfulness is within 1 - share of 1.
         limits: The batch size and memory.
 
     Returns:

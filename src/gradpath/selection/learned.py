@@ -128,7 +128,7 @@ def learned(
     start: Literal["scores", "refined"] = "scores",
     seed: int = 0,
 ) -> Orders:
-    """Learn how much of every edge the circuit needs, on masks between 0 and 1 and on new examples at every step.
+    """Learn a weight between 0 and 1 for every edge by gradient descent, on new examples at every step.
 
     One order for each size, best first. ``counts`` are the smallest size, those that matter most, and the largest.
     ``seconds`` is a budget of time for the steps, however many, and ``examples`` the number of examples to learn from.

@@ -173,9 +173,7 @@ def necessity(lab: Lab) -> Check:
         exchanged = replace(lab.task, clean=lab.task.corrupted, corrupted=lab.task.clean, spans=None)
         details["moved"] = lab.measure([circuit], exchanged)[0].faithfulness
         passed = passed and details["moved"] > 1 - KEPT
-        about += (
-            f"; {details['moved']:.3f} is lost if it alone is corrupted and all else is held clean (limit {1 - KEPT})"
-        )
+        about += f"; corrupting only the circuit loses {details['moved']:.3f} (limit {1 - KEPT})"
     return Check(left, chance, passed, about, details)
 
 

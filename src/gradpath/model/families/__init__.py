@@ -49,7 +49,7 @@ class Family:
 # Families that do not fit the transformer, with the reason for the error.
 _DO_NOT_FIT = {
     "their attention reads only the keys that another small network picks": "deepseek_v32 glm_moe_dsa",
-    "their layers have two attentions and two MLPs each": "longcat_flash",
+    "each of their layers has two attention blocks and two MLPs": "longcat_flash",
     "they have recurrent layers, and the nodes of a circuit are attention heads and MLPs": """
         mamba mamba2 falcon_mamba falcon_h1 rwkv recurrent_gemma jamba bamba zamba zamba2
     """,
@@ -59,7 +59,7 @@ _DO_NOT_FIT = {
     "they do not predict the next token": "bert roberta distilbert albert electra deberta deberta_v2 modernbert",
 }
 REFUSED = {name: reason for reason, names in _DO_NOT_FIT.items() for name in names.split()}
-GUIDE = "docs/own-family.md"  # on the site, "Your own model family"
+GUIDE = "'Your own model family' in the documentation"
 
 MODULES = "gpt llama mixture"
 FAMILIES = Registry[Family]("model family", [f"{__name__}.{module}" for module in MODULES.split()])
@@ -110,5 +110,5 @@ def check_family(name: str) -> None:
         raise InputError(f"models of the family {name!r} are not supported: {REFUSED[name]}. Use another model.")
     raise InputError(
         f"models of the family {name!r} are not supported: gradpath reads {', '.join(sorted(FAMILIES))}. Use one of "
-        f"these, or write an adapter, which is one short file, and name it with --plugin FILE.py ({GUIDE})."
+        f"these, or write an adapter, which is one short file, and name it with --plugin FILE.py (see {GUIDE})."
     )
