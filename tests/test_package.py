@@ -188,6 +188,14 @@ def test_nothing_is_unpickled_and_no_device_is_named(file):
             assert not node.value.startswith(("cuda", "mps")), node.value
 
 
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_no_message_names_a_file_that_is_not_installed(file):
+    docstrings = {id(node.value) for node in nodes_of(file) if isinstance(node, ast.Expr)}
+    for node in nodes_of(file):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            assert "docs/" not in node.value, node.value
+
+
 PROJECT = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
 PACKAGE_OF = {"yaml": "pyyaml", "huggingface_hub": "huggingface-hub"}  # where the two names differ
 

@@ -37,6 +37,7 @@ def test_a_true_circuit_passes(name, level):
     assert verdict.sufficiency.null > 0.5
     assert verdict.necessity.value == pytest.approx(0, abs=1e-3)
     assert verdict.necessity.details["moved"] == pytest.approx(1, abs=1e-3)
+    assert "corrupting only the circuit loses 1.000 (limit 0.8)" in verdict.necessity.about
     assert verdict.minimality.value == 1
     assert verdict.stability.passed is None
     by_chance = verdict.sufficiency.details

@@ -57,7 +57,7 @@ def test_compare_ignores_parts_of_the_prompt_that_differ_and_says_so(run, files,
     select(Scores.of_spans(GRAPH, spans, {}), 2 * GRAPH.n_edges).save(tmp_path / "spans.json")
     done = run("compare", files[0], tmp_path / "spans.json", "--json")
     assert done.json["edges_b"] == GRAPH.n_edges
-    assert "parts are ignored" in done.err
+    assert "use different spans of the prompt; spans are ignored" in done.err
 
 
 def test_compare_refuses_in_one_sentence(run, files, tmp_path):

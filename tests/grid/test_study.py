@@ -98,7 +98,10 @@ def test_nothing_is_measured_again_and_the_report_is_the_same(example, run, monk
     assert {name: (out / name).read_bytes() for name in before} == before
     dry = run("run", file, "--out", out, "--dry-run")
     assert dry.out.splitlines()[0].endswith("32 circuits, each measured on 4 examples")
-    assert dry.out.splitlines()[-1] == "  .../tiny-gpt2: 32 circuits, nothing"
+    assert dry.out.splitlines()[-2:] == [
+        "Remaining work, at this machine's current speed:",
+        "  .../tiny-gpt2: 32 circuits, nothing",
+    ]
 
 
 def test_a_dry_run_measures_nothing_and_counts_what_is_left(run, write, tiny_folder, tmp_path):

@@ -101,6 +101,7 @@ def test_cards_tell_the_numbers(make: Maker, result: Result) -> None:
     scores = make.scores()
     circuit = select(scores, 30)
     assert "80.0%" in result_card(result)
+    assert f"{result.edges_kept} after pruning, {result.edges_asked} requested" in result_card(result)
     assert f"Scores of {scores.graph.n_edges:,} edges" in scores_card(scores)
     assert f"Circuit of {len(circuit):,} edges" in circuit_card(circuit)
     assert circuit.edges[0].replace(">", "&gt;").replace("<", "&lt;") in circuit_card(circuit)
