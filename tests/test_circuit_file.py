@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError
 from gradpath.evaluation import evaluate
 from gradpath.graph import Graph
-from gradpath.scores import Scores, load_scores
+from gradpath.scores import Provenance, Scores, load_scores
 from gradpath.selection import select
 
 GRAPH = Graph(3, 2)
@@ -180,6 +181,40 @@ def test_a_circuit_that_was_changed_is_refused_unless_its_digest_is_removed(circ
     del content["digest"]  # as in files from before, and in those that people edit
     file.write_text(json.dumps(content))
     assert load_circuit(file).edges == circuit.edges
+
+
+DAMAGED_ABOUT = {
+    "a list": ([], "'about' is not an object"),
+    "data that are a list": ({"data": []}, "'data' is not an object"),
+    "options that are a number": ({"options": 3}, "'options' is not an object"),
+    "a selection that is a word": ({"selection": "top"}, "'selection' is not an object"),
+    "edges that are a word": ({"selection": {"edges_asked": "many"}}, "'edges_asked' is 'many'"),
+    "steps that are true": ({"steps": True}, "'steps' is True"),
+    "fewer examples than none": ({"examples": -1}, "'examples' is -1"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED_ABOUT)
+def test_a_damaged_about_is_refused_in_circuits_and_in_scores(circuit, scores, tmp_path, kind):
+    about, words = DAMAGED_ABOUT[kind]
+    with pytest.raises(InputError, match=words):
+        load_circuit(changed(circuit, tmp_path, lambda content: content.update(about=about)))
+    file = tmp_path / "scores.safetensors"
+    notes = {"format": 1, "graph": scores.graph.to_json(), "about": about}
+    file.write_bytes(save({"scores": scores.values}, {"gradpath": json.dumps(notes)}))
+    with pytest.raises(InputError, match=words):
+        load_scores(file)
+
+
+def test_a_provenance_says_how_scores_can_be_made_again(scores):
+    data = {"metric": "kl", "seed": 3, "split": "all"}
+    about = {**scores.about, "data": data, "steps": 4, "options": {"end": "middle"}, "bos": False}
+    origin = replace(scores, about={**about, "examples": 7}).provenance
+    assert (origin.metric, origin.seed, origin.split, origin.own_data) == ("kl", 3, "all", False)
+    assert (origin.steps, origin.options, origin.bos, origin.examples) == (4, {"end": "middle"}, False, 7)
+    assert Provenance.of({"data": {"rows_read": 2}}).own_data
+    wrong = {"model": 3, "bos": "no", "examples": "7", "data": 1, "options": [], "selection": 2, "key": 1}
+    assert Provenance.of(wrong) == Provenance()
 
 
 @pytest.mark.parametrize("what", ["a value", "how they were made"])

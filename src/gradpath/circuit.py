@@ -280,12 +280,13 @@ class Circuit:
     @property
     def asked(self) -> int:
         """The number of edges that were requested, before pruning."""
-        return int(self.provenance.selection.get("edges_asked", len(self)))
+        requested = self.provenance.edges_asked
+        return len(self) if requested is None else requested
 
     @property
     def provenance(self) -> Provenance:
         """How the circuit was found, as a typed object."""
-        return Provenance(self.about)
+        return Provenance.of(self.about)
 
     def named_edges(self) -> Iterator[tuple[str, str, float]]:
         """Each edge as the names of its source and target, and its score."""

@@ -34,69 +34,114 @@ def listed(names: Sequence[str], scores: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Typed access to ``about``, the plain values that record how scores or a circuit were made."""
+    """How scores or a circuit were made: the typed view of their ``about``, which may come from any file.
 
-    about: Mapping[str, Any]
+    What is not recorded, or has another type, is None, empty or the default.
+    """
 
-    @property
-    def model(self) -> str | None:
-        return self._text("model")
+    version: str | None = None  # of gradpath
+    model: str | None = None
+    weights: str | None = None  # their digest
+    dtype: str | None = None
+    bos: bool | None = None  # whether prompts began with a BOS token
+    task: str | None = None
+    examples: int | None = None  # the number of attributed examples
+    seed: int | None = None  # of their draw, as the split
+    split: str | None = None
+    metric: str | None = None
+    own_data: bool = False  # whether the examples are from a file or table of the user's own
+    method: str | None = None
+    of_nodes: bool = False  # whether nodes were scored, not edges
+    steps: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method, without steps
+    ablation: str = defaults.ABLATION
+    positions: str | None = None  # how positions were split: span, token, or not at all
+    plugins: Mapping[str, Any] = field(default_factory=dict)
+    batch_size: int | None = None
+    passes: Mapping[str, Any] = field(default_factory=dict)  # forward and backward
+    key: Mapping[str, Any] | None = None  # of a stored result of a grid, as the time that it took
+    cpu_seconds: float | None = None
+    selection: Mapping[str, Any] = field(default_factory=dict)  # of a circuit: how, pruned, edges_asked, edges_kept
+    how: str = ""
+    pruned: bool = True
+    edges_asked: int | None = None
+    smallest: int | None = None  # the smallest circuit that an order of edges was made for
 
-    @property
-    def task(self) -> str | None:
-        return self._text("task")
-
-    @property
-    def method(self) -> str | None:
-        return self._text("method")
-
-    @property
-    def ablation(self) -> str:
-        return self._text("ablation") or defaults.ABLATION
-
-    @property
-    def of_nodes(self) -> bool:
-        """Whether nodes were scored, not edges."""
-        return bool(self.about.get("of") == "nodes")
-
-    @property
-    def positions(self) -> str | None:
-        """How positions were split: ``span``, ``token``, or not at all."""
-        return self._text("positions")
-
-    @property
-    def selection(self) -> Mapping[str, Any]:
-        """How a circuit was selected: how, pruned, edges_asked, edges_kept."""
-        selection: Mapping[str, Any] = self.about.get("selection", {})
-        return selection
-
-    @property
-    def how(self) -> str:
-        return str(self.selection.get("how", ""))
+    @classmethod
+    def of(cls, about: Mapping[str, Any]) -> Provenance:
+        """Read the plain values that record how scores or a circuit were made."""
+        data, selection = _mapping(about.get("data")), _mapping(about.get("selection"))
+        key, bos, seconds = about.get("key"), about.get("bos"), about.get("cpu_seconds")
+        return cls(
+            version=_text(about.get("version")),
+            model=_text(about.get("model")),
+            weights=_text(about.get("weights")),
+            dtype=_text(about.get("dtype")),
+            bos=bos if isinstance(bos, bool) else None,
+            task=_text(about.get("task")),
+            examples=_whole(about.get("examples")),
+            seed=_whole(data.get("seed")),
+            split=_text(data.get("split")),
+            metric=_text(data.get("metric")),
+            own_data="rows_read" in data,
+            method=_text(about.get("method")),
+            of_nodes=about.get("of") == "nodes",
+            steps=_whole(about.get("steps")),
+            options=_mapping(about.get("options")),
+            ablation=_text(about.get("ablation")) or defaults.ABLATION,
+            positions=_text(about.get("positions")),
+            plugins=_mapping(about.get("plugins")),
+            batch_size=_whole(about.get("batch_size")),
+            passes=_mapping(about.get("passes")),
+            key=key if isinstance(key, Mapping) else None,
+            cpu_seconds=seconds if isinstance(seconds, float) else None,
+            selection=selection,
+            how=_text(selection.get("how")) or "",
+            pruned=bool(selection.get("pruned", True)),
+            edges_asked=_whole(selection.get("edges_asked")),
+            smallest=_whole(selection.get("smallest")),
+        )
 
     def __str__(self) -> str:
         """In one line: ``ioi in smollm2, by eap-ig (5 steps, 100 examples), refined``."""
-        counts = [f"{self.about[name]} {name}" for name in ("steps", "examples") if self.about.get(name) is not None]
+        counts = [f"{n} {name}" for name, n in (("steps", self.steps), ("examples", self.examples)) if n is not None]
         where = " in ".join(filter(None, (self.task, self.model)))
         by = f"by {self.method}" + (f" ({', '.join(counts)})" if counts else "") if self.method else ""
         return ", ".join(filter(None, (where, by, self.how))) or "not recorded"
 
-    def _text(self, name: str) -> str | None:
-        value = self.about.get(name)
-        return value if isinstance(value, str) and value else None
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def checked_about(about: Any) -> dict[str, Any]:
-    """The ``about`` of a file that may contain anything, checked so that ``Provenance`` can read it."""
-    selection = about.get("selection", {}) if isinstance(about, Mapping) else None
-    if not isinstance(selection, Mapping):
-        raise InputError("its 'about' is not an object. Make it again with gradpath find.")
-    if not isinstance(about.get("data", {}), Mapping):
-        raise InputError("its 'data' is not an object. Make it again with gradpath find.")
-    requested = selection.get("edges_asked", 0)
-    if type(requested) is not int or requested < 0:
-        raise InputError(f"its 'edges_asked' is {requested!r}. Make it again with gradpath find.")
+    """The ``about`` of a file that may contain anything."""
+    if damage := _damage(about):
+        raise InputError(f"{damage}. Make it again with gradpath find.")
     return dict(about)
+
+
+def _damage(about: Any) -> str | None:
+    """What is wrong with an ``about``: a field of another type cannot be used to find a circuit again."""
+    if not isinstance(about, Mapping):
+        return "its 'about' is not an object"
+    for name in ("selection", "data", "options"):
+        if not isinstance(about.get(name, {}), Mapping):
+            return f"its {name!r} is not an object"
+    counts = {"edges_asked": about.get("selection", {}).get("edges_asked", 0)}
+    counts |= {name: about[name] for name in ("steps", "examples") if about.get(name) is not None}
+    for name, count in counts.items():
+        if type(count) is not int or count < 0:
+            return f"its {name!r} is {count!r}"
+    return None
 
 
 def split_span(edge: str, spans: Sequence[str]) -> tuple[str, int]:
@@ -180,7 +225,7 @@ class Scores:
     @property
     def provenance(self) -> Provenance:
         """How the scores were made, as a typed object."""
-        return Provenance(self.about)
+        return Provenance.of(self.about)
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the sum of |score| over the out-edges of each node, by layer and head.
@@ -253,8 +298,8 @@ def load_scores(file: str | Path) -> Scores:
         changed = digest not in (None, digest_of(notes, *parts))
         graph, about = graph_from_json(notes["graph"]), notes["about"]
         names = tuple(map(str, notes["spans"])) if by_span else ()
-        if not isinstance(about, dict) or not isinstance(about.get("data", {}), dict):
-            raise ValueError("its 'about' or its 'data' is not an object")
+        if damage := _damage(about):
+            raise ValueError(damage)
     except FileNotFoundError:
         raise InputError(f"there is no file {file}. Give a scores.safetensors that gradpath find wrote.") from None
     except InputError as problem:

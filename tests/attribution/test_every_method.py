@@ -10,7 +10,7 @@ from covering import covering
 from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.methods import METHODS, Path, find_method
+from gradpath.attribution.methods import METHODS, Path, find_method, recorded_method
 from gradpath.errors import UsageError
 from gradpath.tasks.load import clean_logits
 from gradpath.tasks.task import judged_by_kl
@@ -65,3 +65,10 @@ def test_kl_is_refused_on_a_line_of_one_point(gpt2):
     with pytest.raises(UsageError, match="kl has no gradient"):
         attribute(gpt2, task, "eap-ig", steps=1)
     assert float(attribute(gpt2, task, "eap-ig", steps=1, end="middle").values.abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize(("name", "changes"), [("eap-ig", {"steps": 2, "end": "middle"}), ("exact", {"edges": 3})])
+def test_a_method_and_its_options_follow_from_the_provenance_of_its_scores(gpt2, name, changes):
+    method, options = recorded_method(attribute(gpt2, MIXED, name, **changes).provenance)
+    assert method is find_method(name)
+    assert options == find_method(name).options(changes) != find_method(name).options({})

@@ -65,8 +65,8 @@ def test_what_is_not_a_submission_is_refused(scores, tmp_path):
 
 def test_folders_have_the_names_of_mib():
     made = {"task": "arc_easy", "model": "meta-llama/Llama-3.1-8B"}
-    assert mib_folder(Provenance(made)) == "arc-easy_llama3"
+    assert mib_folder(Provenance.of(made)) == "arc-easy_llama3"
     with pytest.warns(GradpathWarning, match="MIB's leaderboard has no sva in ./my model"):
-        assert mib_folder(Provenance({"task": "sva", "model": "./my model"})) == "sva_my-model"
+        assert mib_folder(Provenance.of({"task": "sva", "model": "./my model"})) == "sva_my-model"
     with pytest.raises(InputError, match="does not record"):
-        mib_folder(Provenance({}))
+        mib_folder(Provenance.of({}))

@@ -58,6 +58,7 @@ from gradpath.errors import UsageError, check_option, unknown_option
 from gradpath.model.architecture import CALCULUS, Rules
 from gradpath.model.transformer import Transformer
 from gradpath.registry import Registry, owner_of
+from gradpath.scores import Provenance
 from gradpath.tasks.metrics import Metric, kl_divergence
 from gradpath.tasks.task import Pairs
 
@@ -253,6 +254,13 @@ def method(
 def find_method(name: str) -> Method:
     """The method of that name."""
     return METHODS.find(name)
+
+
+def recorded_method(provenance: Provenance) -> tuple[Method, Options]:
+    """The method that scores were made with, and all of its options."""
+    method = METHODS.find(str(provenance.method))
+    has_steps = "steps" in method.defaults and provenance.steps is not None
+    return method, method.options({**provenance.options, **({"steps": provenance.steps} if has_steps else {})})
 
 
 def find_path(name: str) -> Path:

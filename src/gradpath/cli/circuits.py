@@ -114,19 +114,17 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
     limits = opt.limits_of(values.get("batch_size"), values.get("memory"))
     options, loading = opt.pick(ExampleOptions, values), opt.pick(opt.ModelOptions, values)
     data, circuit = options.data, load_circuit(file)
-    about, provenance = circuit.about, circuit.provenance
+    provenance = circuit.provenance
     same_model = loading.model is None
     if same_model:
-        # A circuit that was found with a BOS token is measured with one, unless --no-bos is given.
-        bos = about.get("bos") if loading.bos is None else loading.bos
-        loading = replace(loading, model=_recorded(opt.recorded_model(provenance), "model", file), bos=bos)
+        loading = _recorded(opt.as_recorded(loading, provenance), "model", file)
     metric = _metric(circuit, options.metric, file, same_task=options.task is None)
     task = options.task or (None if data else _task(circuit, file))
     check_task(task, data)
     model = loading.load()
     check_same_graph(model, circuit)
     # Files from before 0.2.0 have no digest, and that of another precision differs.
-    same_dtype, digest = about.get("dtype") == model.dtype_name, about.get("weights")
+    same_dtype, digest = provenance.dtype == model.dtype_name, provenance.weights
     if same_model and same_dtype and digest is not None and digest != model.digest:
         warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
     n = opt.examples_or_default(options.examples, data)
@@ -141,8 +139,8 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
     ablation, mean_over = options.ablation or provenance.ablation, None
     if ablation not in (CORRUPTED, "zero"):
         # Over the examples that the circuit was found on, or as many of another task.
-        seed = about.get("data", {}).get("seed", options.seed)
-        mean_over = load_task(task, model, n=about.get("examples", n), seed=seed, split="train", data=data)
+        seed = options.seed if provenance.seed is None else provenance.seed
+        mean_over = load_task(task, model, n=provenance.examples or n, seed=seed, split="train", data=data)
     return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, options, limits)
 
 
@@ -151,10 +149,9 @@ def _task(circuit: Circuit, file: str | Path) -> str:
     from gradpath.tasks import TASKS
 
     name = _recorded(circuit.provenance.task, "task", file)
-    if name not in TASKS and "rows_read" in circuit.about.get("data", {}):
+    if name not in TASKS and circuit.provenance.own_data:
         raise UsageError(f"{file} was found on your own data, {name!r}. Give it again with --data, or name a --task.")
-    plugins = circuit.about.get("plugins")
-    if name not in TASKS and isinstance(plugins, dict):
+    if name not in TASKS and (plugins := circuit.provenance.plugins):
         raise UsageError(
             f"{file} was found on the task {name!r}, which is not built in. Give the plug-in that adds it "
             f"({', '.join(plugins)}) with --plugin, or name another --task."
@@ -166,8 +163,8 @@ def _metric(circuit: Circuit, metric: str | None, file: str | Path, *, same_task
     """The requested metric, or on the same task the one that the circuit was found with."""
     from gradpath.tasks import METRICS, find_metric
 
-    recorded = circuit.about.get("data", {}).get("metric") if same_task else None
-    if metric is None and isinstance(recorded, str) and recorded not in METRICS:
+    recorded = circuit.provenance.metric if same_task else None
+    if metric is None and recorded is not None and recorded not in METRICS:
         raise UsageError(
             f"{file} was found with the metric {recorded!r}, which is your own: give it again with --metric "
             "FILE.py:FUNCTION or with its --plugin, or name another."
@@ -178,7 +175,7 @@ def _metric(circuit: Circuit, metric: str | None, file: str | Path, *, same_task
     return metric
 
 
-def _recorded(value: str | None, what: str, file: str | Path) -> str:
+def _recorded(value: T | None, what: str, file: str | Path) -> T:
     if value is None:
         raise InputError(f"{file} does not say which {what} it is for. Give it with --{what}.")
     return value
@@ -198,14 +195,14 @@ def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None
 
     begin, saved = time.monotonic(), open_circuit(circuit_file, values)
     result = saved.run(evaluate, "measuring the circuit")
-    about = saved.circuit.about
+    provenance = saved.circuit.provenance
     summary = {
-        "version": about.get("version"),
+        "version": provenance.version,
         "circuit_file": str(circuit_file),
         "model": saved.model.name,
         "task": saved.task.name,
-        "method": about.get("method"),
-        "steps": about.get("steps"),
+        "method": provenance.method,
+        "steps": provenance.steps,
         "ablation": saved.ablation,
         "metric": saved.task.about["metric"],
         "seed": saved.options.seed,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,24 +94,22 @@ def _select(
         raise sets_own_size(how, "use another selection, or gradpath find")
     if not selection.measures:
         return select_many(scores, counts, how=how)
-    about, recorded_task = scores.about, scores.provenance.task
-    name = loading.model or opt.recorded_model(scores.provenance)
-    if name is None or (recorded_task is None and data is None):
+    provenance = scores.provenance
+    recorded = opt.as_recorded(loading, provenance)
+    if recorded is None or (provenance.task is None and data is None):
         raise InputError(
             f"the selection {how!r} measures circuits, and {source} does not record its model and task. Use "
             "another selection, or gradpath find."
         )
-    bos = about.get("bos") if loading.bos is None else loading.bos
-    model = replace(loading, model=name, bos=bos).load()
-    recorded = about.get("data", {})
+    model = recorded.load()
     task = load_task(
-        None if data else recorded_task,
+        None if data else provenance.task,
         model,
-        n=about.get("examples"),
-        seed=recorded.get("seed", 0),
-        split=recorded.get("split", "train"),
+        n=provenance.examples,
+        seed=provenance.seed or 0,
+        split=provenance.split or "train",
         data=data,
-        metric=recorded.get("metric"),
+        metric=provenance.metric,
     )
     return select_many(scores, counts, how=how, model=model, task=task)
 

@@ -151,26 +151,26 @@ _INSIDE = "inspecting single examples for the report"
 
 def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
     """The object that ``--json`` prints."""
-    about = found.scores.about
+    provenance = found.scores.provenance
     return {
-        "version": about["version"],
-        "model": about["model"],
-        "task": about["task"],
-        "method": about["method"],
-        "steps": about["steps"],
-        "options": about["options"],
-        "ablation": about["ablation"],
+        "version": provenance.version,
+        "model": provenance.model,
+        "task": provenance.task,
+        "method": provenance.method,
+        "steps": provenance.steps,
+        "options": provenance.options,
+        "ablation": provenance.ablation,
         "selection": found.circuit.provenance.how,
         "metric": found.measured.about["metric"],
         "seed": seed,
-        "examples": about["examples"],
+        "examples": provenance.examples,
         "examples_measured": len(found.measured),
         "held_out": found.measured is not found.attributed,
         **({"positions": found.edges_by_span} if found.edges_by_span else {}),
         **numbers_of(found.circuit, found.result),
         **({"circuits": _circuits(found)} if found.others else {}),
-        "batch_size": about["batch_size"],
-        "passes": about.get("passes"),
+        "batch_size": provenance.batch_size,
+        "passes": provenance.passes,
         "seconds": round(seconds, 2),
     }
 

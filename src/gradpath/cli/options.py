@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,14 +92,20 @@ class ModelOptions:
             return model
 
 
-def recorded_model(about: Provenance) -> str | None:
-    """The model of scores or of a circuit. For one outside the working directory, the path at which it was last."""
+def as_recorded(loading: ModelOptions, provenance: Provenance) -> ModelOptions | None:
+    """How to load the model of scores or of a circuit; None if none is recorded.
+
+    Options that were given come first. A model outside the working directory is loaded from where it was last. Scores
+    and circuits that were found with a BOS token are measured with one.
+    """
     from gradpath.model.cache import remembered_path
     from gradpath.runtime.files import ELSEWHERE
 
-    if about.model is None or not about.model.startswith(ELSEWHERE):
-        return about.model
-    return remembered_path(about.about.get("weights")) or about.model
+    name = loading.model or provenance.model
+    if name is None:
+        return None
+    path = remembered_path(provenance.weights) if name.startswith(ELSEWHERE) and not loading.model else None
+    return replace(loading, model=path or name, bos=provenance.bos if loading.bos is None else loading.bos)
 
 
 model_option = click.option(

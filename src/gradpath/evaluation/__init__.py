@@ -218,7 +218,7 @@ def _measure(
 
 def named_positions(pairs: Pairs, circuits: Sequence[Circuit], task: Task, model: Transformer) -> Pairs:
     """The pairs, with their positions named as in circuits of edges at spans, if there are any."""
-    kinds = {(str(circuit.about.get("positions")), circuit.spans) for circuit in circuits if circuit.spans}
+    kinds = {(str(circuit.provenance.positions), circuit.spans) for circuit in circuits if circuit.spans}
     if not kinds:
         return pairs
     if len(kinds) > 1:

@@ -214,7 +214,7 @@ def check_same_graph(model: Transformer, circuit: Circuit) -> None:
         )
         raise InputError(
             f"the circuit is of another model: it has {theirs}, {model.name or 'this model'} has {ours}. "
-            f"Evaluate it on {circuit.about.get('model') or 'the model it was found in'}."
+            f"Evaluate it on {circuit.provenance.model or 'the model it was found in'}."
         )
 
 

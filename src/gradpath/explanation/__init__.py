@@ -21,7 +21,7 @@ from gradpath import defaults
 from gradpath.ablation import ablation_of, all_positions
 from gradpath.attribution.attribute import rows_of_examples, score_batch
 from gradpath.attribution.batch import BatchRuns
-from gradpath.attribution.methods import Options, Path, find_method
+from gradpath.attribution.methods import Options, Path, find_method, recorded_method
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, UsageError, unknown
 from gradpath.evaluation import PASSES_PER_CIRCUIT, named_positions
@@ -42,6 +42,7 @@ from gradpath.model.inspection import token_text
 from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import Phase
+from gradpath.scores import Provenance
 from gradpath.sweep import ShowProgress, own_settings, shown, units
 from gradpath.tasks.task import Task, encode
 
@@ -248,7 +249,7 @@ def look_inside(
                 added = token_logits(model, work.writes, ids).sum(-1) / (ids >= 0).sum(-1).clamp(min=1)[:, None]
                 sides[batch.index] = added.float().cpu()
 
-        method, options = _method(circuit.about)
+        method, options = _method(circuit.provenance)
         ablation = ablation_of(circuit.provenance.ablation, model, mean_over or task, limits)
         pairs, points, whole = all_positions(pairs, ablation), method.points(options), method.whole(options)
         at_once = limits.attribution(model, pairs, points=points, whole=whole, results=n)
@@ -342,14 +343,11 @@ def _edge_effects(runs: BatchRuns, circuit: Circuit, method: Path, options: Opti
     return scores[:, source, target].float()
 
 
-def _method(about: Mapping[str, Any]) -> tuple[Path, Options]:
+def _method(provenance: Provenance) -> tuple[Path, Options]:
     """The method that a circuit was found with, if it follows a path and scores edges; else EAP-IG."""
     with suppress(GradpathError):  # a method of a plug-in that is not loaded, or options of another version
-        method = find_method(str(about.get("method")))
-        options = method.options(dict(about.get("options", {})))
+        method, options = recorded_method(provenance)
         if isinstance(method, Path) and method.of != "nodes" and not method.increments:
-            if "steps" in method.defaults and about.get("steps"):
-                options["steps"] = int(about["steps"])
             return method, options
     default = find_method(defaults.METHOD)
     assert isinstance(default, Path)

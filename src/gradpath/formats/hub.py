@@ -336,25 +336,23 @@ def card(circuit: Circuit, address: str, files: Sequence[str]) -> str:
 
 def _facts(circuit: Circuit) -> dict[str, Any]:
     """How the circuit was made, in the order of the card's table."""
-    provenance, about = circuit.provenance, circuit.about
-    options, plugins, data = about.get("options"), about.get("plugins"), about.get("data")
-    data = data if isinstance(data, dict) else {}
+    provenance = circuit.provenance
     return {
         "model": _hub_name(provenance.model) or provenance.model,
-        "weights": about.get("weights"),
+        "weights": provenance.weights,
         "task": provenance.task,
-        "metric": data.get("metric"),
+        "metric": provenance.metric,
         "method": provenance.method,
-        "steps": about.get("steps"),
-        "options": ", ".join(f"{name}={value}" for name, value in options.items()) if isinstance(options, dict) else "",
+        "steps": provenance.steps,
+        "options": ", ".join(f"{name}={value}" for name, value in provenance.options.items()),
         "selection": provenance.how,
         "ablation": provenance.ablation,
-        "examples attributed": about.get("examples"),
-        "seed": data.get("seed"),
+        "examples attributed": provenance.examples,
+        "seed": provenance.seed,
         "edges": f"{len(circuit):,} of {circuit.n_possible:,}",
-        "edges requested": provenance.selection.get("edges_asked"),
-        "plug-ins": ", ".join(map(str, plugins)) if isinstance(plugins, dict) else "",
-        "gradpath": about.get("version"),
+        "edges requested": provenance.edges_asked,
+        "plug-ins": ", ".join(provenance.plugins),
+        "gradpath": provenance.version,
     }
 
 

@@ -154,7 +154,7 @@ class Store:
 def _load(load: Callable[[Path], Stored], file: Path, key: Key) -> Stored | None:
     """The scores or the circuit in a file; None without a file, or if they were stored under another key."""
     stored = load(file) if file.is_file() else None
-    same = stored is not None and _canonical(stored.about.get("key", {})) == _canonical(key)
+    same = stored is not None and _canonical(stored.provenance.key or {}) == _canonical(key)
     return stored if same else None
 
 
@@ -262,8 +262,8 @@ class Bench:
     def order(self, scores: Scores, how: str) -> tuple[Circuit, int] | None:
         """The order of edges of a selection that measures, as a circuit, and the smallest size it was made for."""
         order = self.circuit(scores, how)
-        smallest = 0 if order is None else order.provenance.selection.get("smallest")
-        return (order, smallest) if order is not None and isinstance(smallest, int) else None
+        smallest = 0 if order is None else order.provenance.smallest
+        return (order, smallest) if order is not None and smallest is not None else None
 
     def circuit(self, scores: Scores, how: str) -> Circuit | None:
         """The stored circuit of a selection that decides its size."""
@@ -289,7 +289,7 @@ class Bench:
 
 
 def _order_key(scores: Scores, how: str) -> Key:
-    return {"kind": "order", "found_on": scores.about.get("key"), "how": how}
+    return {"kind": "order", "found_on": scores.provenance.key, "how": how}
 
 
 def timed(work: Callable[[], Value]) -> tuple[Value, float]:

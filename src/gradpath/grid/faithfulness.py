@@ -258,7 +258,7 @@ def price_rows(bench: Bench) -> list[Row]:
     for method in bench.request.methods:
         if not all(bench.store.has_scores(bench.scores_key(task, method)) for task in tasks):
             return []
-        passes = [bench.scores(task, method).about["passes"] for task in tasks]
+        passes = [bench.scores(task, method).provenance.passes for task in tasks]
         row: Row = {"method": method.label}
         for kind in ("forward", "backward"):
             row[kind] = sum(counts[kind] for counts in passes) / len(tasks)

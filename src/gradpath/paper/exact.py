@@ -103,7 +103,7 @@ def _estimate_job(bench: Bench, task: str, method: MethodSpec, edges: Sequence[E
     def compute(advance: Advance) -> Mapping[str, Any]:
         scores, seconds = bench.attribute(task, method, scaled(advance, method.cost(bench.model)))
         values = [float(f"{scores.values[edge]:.9g}") for edge in edges]
-        return {"values": values, "attribution_seconds": round(seconds, 3), **scores.about["passes"]}
+        return {"values": values, "attribution_seconds": round(seconds, 3), **scores.provenance.passes}
 
     key, cost = _estimate_key(bench, task, method, edges), len(bench.task(task, "train")) * method.cost(bench.model)
     return CellJob(f"{task}: scoring with {method.label}", key, cost, compute)

@@ -236,9 +236,9 @@ def runtime_outcome(bench: Bench) -> Outcome:
 def _runtime_row(bench: Bench, task: str, how: str, method: MethodSpec) -> Row:
     row = circuit_row(bench, task, method, how, SPARSITY)
     scores, key = bench.scores(task, method), _timing_key(bench, task, method)
-    row |= {f"{kind}_passes": scores.about["passes"][kind] for kind in ("forward", "backward")}
+    row |= {f"{kind}_passes": scores.provenance.passes[kind] for kind in ("forward", "backward")}
     row |= {"ratio": finished(bench, key)["ratio"], "timed_on": key["batch"]}
-    row["cpu_seconds"] = scores.about["cpu_seconds"]
+    row["cpu_seconds"] = scores.provenance.cpu_seconds
     if paper := bench.paper.runtime(task, method.label) if bench.paper else {}:
         row |= {"paper": paper["faithfulness"], "difference": row["faithfulness"] - paper["faithfulness"]}
         row["paper_seconds"] = paper["seconds"]

@@ -156,7 +156,7 @@ def run_find(
                     **request.options,
                 )
             if limits.memory is not None:
-                reporter.note(f"batches of {scores.about['batch_size']} examples fit into the memory budget")
+                reporter.note(f"batches of {scores.provenance.batch_size} examples fit into the memory budget")
             with job.phase(phases["select"]):
                 selected = _circuits(model, request, scores, to_attribute, curve)
         with keep_prompts(model), job.phase(phases["measure"]):

@@ -139,7 +139,8 @@ class Found:
             command: The command that makes the report again, to show in it.
             seconds: How long it took, to show in it.
         """
-        about, how = self.scores.about, self.circuit.provenance.how
+        origin, how = self.scores.provenance, self.circuit.provenance.how
+        model, task = origin.model or "", origin.task or ""
         how = with_values(how, ()) if self.others else how  # the name of the whole curve
         points = [CurvePoint.of(how, result) for result in [*self.curve, self.result]]
         points += [CurvePoint.of(defaults.RANKING, result) for result in self.top]
@@ -153,9 +154,9 @@ class Found:
             "transformers": importlib.metadata.version("transformers"),
         }
         report = Report(
-            title=f"{about['task']} in {about['model']}",
-            model=about["model"],
-            task=about["task"],
+            title=f"{task} in {model}",
+            model=model,
+            task=task,
             runs=[replace(run, curve=points)],
             chosen=chosen,
             examples=evidence(self.measured, self.result, self.model.tokenizer),

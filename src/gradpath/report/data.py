@@ -85,7 +85,7 @@ class MethodRun:
 
     @property
     def label(self) -> str:
-        return self.name or str(self.origin.about.get("method", "circuit"))
+        return self.name or self.origin.provenance.method or "circuit"
 
     @property
     def selections(self) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ def circuit_report(circuit: Circuit, command: str = "") -> Report:
         The report.
     """
     model, task = circuit.provenance.model or "a model", circuit.provenance.task or "a task"
-    chosen = Chosen(len(circuit), SAVED, pruned=bool(circuit.provenance.selection.get("pruned", True)))
+    chosen = Chosen(len(circuit), SAVED, pruned=circuit.provenance.pruned)
     return Report(f"{task} in {model}", model, task, [MethodRun(None, circuit=circuit)], chosen, command=command)
 
 

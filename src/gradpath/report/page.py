@@ -84,7 +84,7 @@ def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
         "examples": [asdict(example) for example in report.examples],
         "about": report.about,
         "command": report.command,
-        "bibtex": bibtex(str(run.origin.about.get("method", "")) for run in report.runs),
+        "bibtex": bibtex(run.origin.provenance.method or "" for run in report.runs),
     }
     if report.checks:
         content["verdict"] = _verdict(report.checks, report.effects)

@@ -8,7 +8,7 @@ cannot overlap, however many edges there are. Cards are small HTML without scrip
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from gradpath.evaluation.result import Result
 from gradpath.formats.edges import EDGE_COLOURS, KINDS, column, position
 from gradpath.graph import Graph, kind, node_of
 from gradpath.report.style import BLUE, FAINT, GREY, INK, MUTED, PAPER, canvas, panels, save, save_as, styled
-from gradpath.scores import Scores
+from gradpath.scores import Provenance, Scores
 from gradpath.selection.ranking import top
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
     ax.set_xticks(range(graph.n_heads + 1), [*map(str, range(graph.n_heads)), "MLP"], fontsize=8)
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
-    ax.set_title(f"{scores.about.get('method', 'scores')}: total |score| by node", fontsize=10, loc="left")
+    ax.set_title(f"{scores.provenance.method or 'scores'}: total |score| by node", fontsize=10, loc="left")
     figure = ax.get_figure()
     assert figure is not None
     with styled():
@@ -99,7 +99,7 @@ def write_spans(circuit: Circuit, folder: Path) -> list[Path]:
     Returns:
         The two files.
     """
-    counts, graph, about = edges_read(circuit), circuit.graph, circuit.about
+    counts, graph, provenance = edges_read(circuit), circuit.graph, circuit.provenance
     width, height = 0.5 * len(circuit.spans) + 0.5, 0.14 * graph.n_layers + 1.8
     figure, axes = panels(1, 4, (4 * width + 1.6, height), sharey=True)
     for ax, title, count in zip(axes, ("queries", "keys", "values", "MLPs"), counts, strict=True):
@@ -110,7 +110,7 @@ def write_spans(circuit: Circuit, folder: Path) -> list[Path]:
     axes[0].set_ylabel("layer that reads")
     figure.supxlabel("position in the prompt", fontsize=9)
     figure.colorbar(image, ax=axes, label="edges of the circuit", fraction=0.05)
-    title = f"{about.get('task')} in {about.get('model')}: {len(circuit):,} edges by {about.get('method')}"
+    title = f"{provenance.task} in {provenance.model}: {len(circuit):,} edges by {provenance.method}"
     figure.suptitle(title, fontsize=11, color=INK)
     return save(figure, folder / "positions")
 
@@ -285,7 +285,7 @@ def scores_card(scores: Scores) -> str:
     order = top(scores, min(LISTED, scores.graph.n_edges))
     values = scores.values.flatten()[order].tolist()
     names = [scores.graph.edge_at(flat) for flat in order.tolist()]
-    return _card(f"Scores of {scores.graph.n_edges:,} edges", _origin(scores.about) + _edges(names, values))
+    return _card(f"Scores of {scores.graph.n_edges:,} edges", _origin(scores.provenance) + _edges(names, values))
 
 
 def circuit_card(circuit: Circuit) -> str:
@@ -293,15 +293,16 @@ def circuit_card(circuit: Circuit) -> str:
     edges = _edges(circuit.edges[:LISTED], circuit.scores[:LISTED].tolist())
     requested = f", {circuit.asked:,} requested" if circuit.asked != len(circuit) else ""
     title = f"Circuit of {len(circuit):,} edges{requested}, of {circuit.graph.n_edges:,}"
-    return _card(title, _origin(circuit.about) + edges)
+    return _card(title, _origin(circuit.provenance) + edges)
 
 
 def _card(title: str, body: str) -> str:
     return f'<div style="font-family:sans-serif;line-height:1.5"><b>{html.escape(title)}</b>{body}</div>'
 
 
-def _origin(about: Mapping[str, Any]) -> str:
-    facts = [f"{name} {about[name]}" for name in ("model", "task", "method", "steps", "examples") if name in about]
+def _origin(provenance: Provenance) -> str:
+    recorded = {name: getattr(provenance, name) for name in ("model", "task", "method", "steps", "examples")}
+    facts = [f"{name} {value}" for name, value in recorded.items() if value is not None]
     return f'<div style="opacity:.7">{html.escape(" · ".join(facts))}</div>' if facts else ""
 
 

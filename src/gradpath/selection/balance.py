@@ -26,7 +26,7 @@ from torch import Tensor
 from gradpath.ablation import ablation_of, all_positions
 from gradpath.attribution.attribute import rows_of_examples, score_batch
 from gradpath.attribution.batch import places_on_path
-from gradpath.attribution.methods import METHODS, Path
+from gradpath.attribution.methods import METHODS, Path, recorded_method
 from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate
 from gradpath.limits import Limits
@@ -148,14 +148,11 @@ def _resampled(
 
 def _path_of(scores: Scores) -> tuple[Path, dict[str, Any]]:
     """The path of the scores' method, and all of its options."""
-    name = scores.about.get("method")
+    name = scores.provenance.method
     path = METHODS.get(str(name))
     if not isinstance(path, Path) or path.of == "nodes":
         raise UsageError(
             f"the selection 'stable' attributes each example again, which scores by {name!r} do not allow. "
             "Use edge scores of a path, such as eap-ig, or another selection."
         )
-    options = dict(scores.about.get("options", {}))
-    if "steps" in path.defaults:
-        options["steps"] = scores.about["steps"]
-    return path, path.options(options)
+    return path, recorded_method(scores.provenance)[1]

@@ -46,8 +46,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradpath.ablation import CORRUPTED, ablation_of, all_positions
-from gradpath.attribution.attribute import attribute
-from gradpath.attribution.methods import METHODS
+from gradpath.attribution.attribute import attribute_at_steps
+from gradpath.attribution.methods import METHODS, recorded_method
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate
 from gradpath.evaluation.circuit_gradients import edge_effects
@@ -58,7 +58,7 @@ from gradpath.graph import pruned
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
-from gradpath.selection import SELECTIONS, find_selection, select
+from gradpath.selection import SELECTIONS, find_selection, select_many
 from gradpath.selection.ranking import random_circuit
 from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.metrics import NoGradientError
@@ -223,14 +223,12 @@ def stability(lab: Lab, found_on: Task | None, draws: Sequence[Task]) -> Check:
 
 def _find_again(lab: Lab, task: Task) -> Circuit:
     """The circuit that the same method and selection find on these examples."""
-    about, provenance = lab.circuit.about, lab.circuit.provenance
-    method, how = str(provenance.method), provenance.how
-    budget: dict[str, Any] = {"batch_size": lab.limits.batch_size, "memory": lab.limits.memory}
-    options = {**about.get("options", {}), **budget}
-    steps = about.get("steps") if "steps" in METHODS[method].defaults else None
-    scores = attribute(lab.model, task, method, steps=steps, ablation=provenance.ablation, **options)
-    n = lab.circuit.asked if find_selection(how)[0].sized else None
-    return select(scores, n, how=how, model=lab.model, task=task, **budget)
+    provenance, limits = lab.circuit.provenance, lab.limits
+    method, options = recorded_method(provenance)
+    with own_settings(lab.model):
+        scores = attribute_at_steps(lab.model, task, method, options, limits=limits, ablation=provenance.ablation)[-1]
+    n = lab.circuit.asked if find_selection(provenance.how)[0].sized else scores.n_edges
+    return select_many(scores, [n], how=provenance.how, model=lab.model, task=task, limits=limits)[0]
 
 
 def transfer(lab: Lab, result: Result, found_on: Task | None, reworded: Task | None) -> Check:
