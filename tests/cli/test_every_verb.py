@@ -110,7 +110,7 @@ def test_an_error_nobody_thought_of_is_still_one_sentence(run, model_folder, mon
     def broken(*_, **__):
         raise ZeroDivisionError("by hand")
 
-    monkeypatch.setattr("gradpath.pipeline.attribute", broken)
+    monkeypatch.setattr("gradpath.pipeline.attribute_at_steps", broken)
     ran = run("find", "--model", model_folder, "--examples", 2, "--edges", 9)
     assert ran.code == 1
     assert "this is a bug in gradpath (ZeroDivisionError: by hand). Please report it" in ran.error

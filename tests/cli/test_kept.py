@@ -19,13 +19,13 @@ TYPED = ("--task", "ioi", "--examples", "4", "--edges", "40", "--how", "top")
 @pytest.fixture
 def computed(monkeypatch) -> list[str]:
     """The attributions that were run."""
-    runs, attribute = list[str](), pipeline.attribute
+    runs, attribute = list[str](), pipeline.attribute_at_steps
 
-    def counted(model, task, method, **options):
-        runs.append(method)
-        return attribute(model, task, method, **options)
+    def counted(model, task, method, options, **others):
+        runs.append(method.name)
+        return attribute(model, task, method, options, **others)
 
-    monkeypatch.setattr(pipeline, "attribute", counted)
+    monkeypatch.setattr(pipeline, "attribute_at_steps", counted)
     return runs
 
 

@@ -13,6 +13,7 @@ from small_models import prompts
 from gradpath.attribution.exact import exact_scores
 from gradpath.errors import UsageError
 from gradpath.grid.bench import Bench, Store
+from gradpath.grid.experiment import _request_record
 from gradpath.grid.jobs import run_jobs
 from gradpath.grid.request import MethodSpec, Request
 from gradpath.limits import CHUNK, Limits
@@ -23,13 +24,13 @@ from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
-GIVEN = {"tasks": ("ioi",), "sparsities": (0.5,), "steps": (2, 3), "examples": 6, "batch_size": 6, "sample": 9}
+GIVEN = {"tasks": ("ioi",), "sparsities": (0.5,), "steps": (2, 3), "examples": 6, "sample": 9}
 
 
 @pytest.fixture(scope="module")
 def budget_for_two(tiny, tmp_path_factory) -> int:
     """What GradPath needs for two examples, which is more than anything else does."""
-    bench = Bench(tiny, Request(**GIVEN), Store(tmp_path_factory.mktemp("budget")))
+    bench = Bench(tiny, Request(**GIVEN, limits=Limits(6)), Store(tmp_path_factory.mktemp("budget")))
     pairs = encode(bench.task("ioi", "train"), bench.model.tokenizer)
     for budget in range(2 * CHUNK, 2 * CHUNK + 10_000_000, 1000):
         with suppress(UsageError):
@@ -39,13 +40,21 @@ def budget_for_two(tiny, tmp_path_factory) -> int:
     raise AssertionError("no budget is one for two examples")
 
 
+def test_the_record_of_a_request_has_the_batch_size_and_no_memory(tiny, tmp_path):
+    bench = Bench(tiny, Request(**GIVEN, limits=Limits(6, 10**12)), Store(tmp_path))
+    record = _request_record(bench)
+    fields = "tasks methods hows sparsities grid steps examples seed batch_size ablation edge sample data metric"
+    assert list(record) == fields.split()
+    assert record["batch_size"] == 6
+
+
 EVERY = ["baselines", "faithfulness", "steps", "runtime", "saturation", "exact"]
 
 
 @pytest.mark.parametrize("name", some(EVERY, ["faithfulness", "exact"]))
 def test_a_budget_makes_every_batch_of_an_experiment_smaller(tiny, budget_for_two, tmp_path, monkeypatch, name):
-    free = Bench(tiny, Request(**GIVEN), Store(tmp_path / "free"))
-    tight = Bench(tiny, Request(**GIVEN, memory=budget_for_two), Store(tmp_path / "tight"))
+    free = Bench(tiny, Request(**GIVEN, limits=Limits(6)), Store(tmp_path / "free"))
+    tight = Bench(tiny, Request(**GIVEN, limits=Limits(6, budget_for_two)), Store(tmp_path / "tight"))
     sizes: dict[str, list[int]] = {"free": [], "tight": []}
     plain = Pairs.batches
     for bench in (free, tight):

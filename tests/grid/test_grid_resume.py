@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
-from gradpath.evaluation import PASSES_PER_CIRCUIT, evaluate
+from gradpath.evaluation import PASSES_PER_CIRCUIT, evaluate_many
 from gradpath.grid import jobs as grid
 from gradpath.grid.bench import Bench, Store
 from gradpath.grid.faithfulness import jobs, outcome
@@ -60,10 +60,10 @@ def test_the_circuits_of_all_numbers_of_steps_share_set_ups(tiny, tmp_path, monk
 
         def counting(model, circuits, *rest, **options):
             sizes.append(len(circuits))
-            return evaluate(model, circuits, *rest, **options)
+            return evaluate_many(model, circuits, *rest, **options)
 
         monkeypatch.setattr(grid, "TOGETHER", together)
-        monkeypatch.setattr(grid, "evaluate", counting)
+        monkeypatch.setattr(grid, "evaluate_many", counting)
         bench, watch = Bench(tiny, request, Store(folder)), Watching()
         run_jobs(bench, steps.jobs(bench), watch)
         assert watch.done == pytest.approx(watch.total)
@@ -84,10 +84,10 @@ def test_a_kill_keeps_the_groups_that_are_finished(tiny, tmp_path, monkeypatch):
         if not left:
             raise KeyboardInterrupt
         assert len(circuits) == left.pop()
-        return evaluate(model, circuits, *rest, **options)
+        return evaluate_many(model, circuits, *rest, **options)
 
     monkeypatch.setattr(grid, "TOGETHER", 4)
-    monkeypatch.setattr(grid, "evaluate", dying)
+    monkeypatch.setattr(grid, "evaluate_many", dying)
     with pytest.raises(KeyboardInterrupt):
         run_jobs(bench, steps.jobs(bench))
     assert len(list((tmp_path / "cells").iterdir())) == 4

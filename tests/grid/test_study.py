@@ -93,7 +93,7 @@ def test_nothing_is_measured_again_and_the_report_is_the_same(example, run, monk
     def never(*_, **__):
         raise AssertionError("a circuit was measured again")
 
-    monkeypatch.setattr("gradpath.grid.jobs.evaluate", never)
+    monkeypatch.setattr("gradpath.grid.jobs.evaluate_many", never)
     assert run("run", file, "--out", out).code == 0
     assert {name: (out / name).read_bytes() for name in before} == before
     dry = run("run", file, "--out", out, "--dry-run")

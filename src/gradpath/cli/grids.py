@@ -359,7 +359,6 @@ def request_of(
     """The request of a grid, from the values of the command's options."""
     from gradpath.grid.request import Request, numbers, parse_methods, parse_selections, whole_numbers, words
 
-    limits = opt.limits_of(batch_size, memory)
     values["examples"] = opt.examples_or_default(values["examples"], values.get("data"))
     if steps is not None:
         values["steps"] = whole_numbers(steps, "--steps")
@@ -370,8 +369,7 @@ def request_of(
         hows=parse_selections(how or default_how),
         grid=grid,
         sparsities=None if sparsities is None else numbers(sparsities, "--sparsities"),
-        batch_size=limits.batch_size,
-        memory=limits.memory,
+        limits=opt.limits_of(batch_size, memory),
         **values,
     )
 

@@ -98,19 +98,32 @@ def evaluate(
     Returns:
         The result, or a list of results for a list of circuits.
     """
+    circuits, limits = list(circuit) if isinstance(circuit, Sequence) else [circuit], Limits(batch_size, memory)
+    results = evaluate_many(model, circuits, task, limits, progress=progress, ablation=ablation, mean_over=mean_over)
+    return results[0] if isinstance(circuit, Circuit) else results
+
+
+def evaluate_many(
+    model: Transformer,
+    circuits: Sequence[Circuit],
+    task: Task,
+    limits: Limits = Limits(),
+    *,
+    progress: ShowProgress = None,
+    ablation: str | None = None,
+    mean_over: Task | None = None,
+) -> list[Result]:
+    """As ``evaluate``, which documents the arguments, for several circuits and with ``Limits``."""
     check_type("the model", model, Transformer)
-    circuits = list(circuit) if isinstance(circuit, Sequence) else [circuit]
-    for each in circuits:
-        check_type("the circuit", each, Circuit)
-        check_same_graph(model, each)
+    for circuit in circuits:
+        check_type("the circuit", circuit, Circuit)
+        check_same_graph(model, circuit)
     check_type("the task", task, Task)
-    limits = Limits(batch_size, memory)
     ablation = ablation or common_ablation(circuits)
     with own_settings(model), shown(progress, lambda: phase_of(model, task, len(circuits))) as progress:
         writes = ablation_of(ablation, model, mean_over or task, limits)
         set_ups = SetUps(model, task.metric, writes, room=0)
-        results = measure_circuits(set_ups, circuits, task, ablation, limits, progress)
-    return results[0] if isinstance(circuit, Circuit) else results
+        return measure_circuits(set_ups, circuits, task, ablation, limits, progress)
 
 
 def measure_circuits(

@@ -24,7 +24,8 @@ import torch
 from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED
-from gradpath.attribution.attribute import attribute
+from gradpath.attribution.attribute import attribute_at_steps
+from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError, reason, warn
 from gradpath.evaluation import mib
@@ -37,7 +38,7 @@ from gradpath.runtime.files import digest_of, write_atomically
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import find_selection, nested_order, select_many
 from gradpath.selection.ranking import edge_count
-from gradpath.sweep import Progress
+from gradpath.sweep import Progress, own_settings
 from gradpath.tasks import Task, load_task
 from gradpath.tasks.task import task_digest
 
@@ -233,10 +234,17 @@ class Bench:
 
     def attribute(self, task: str, method: MethodSpec, progress: Progress | None = None) -> tuple[Scores, float]:
         """A method's scores, computed now, and the CPU seconds that they took."""
-        request, train = self.request, self.task(task, "train")
-        options = {**method.options, "ablation": request.ablation, "progress": progress}
-        options |= {"batch_size": request.batch_size, "memory": request.memory}
-        return timed(lambda: attribute(self.model, train, method.name, **options))
+        train, entry = self.task(task, "train"), find_method(method.name)
+        limits, ablation = self.request.limits, self.request.ablation
+
+        def score() -> list[Scores]:
+            return attribute_at_steps(
+                self.model, train, entry, method.options, limits=limits, progress=progress, ablation=ablation
+            )
+
+        with own_settings(self.model):
+            [scores], seconds = timed(score)
+        return scores, seconds
 
     def circuits(self, scores: Scores, task: str, how: str, counts: Sequence[int]) -> list[Circuit]:
         """Circuits of several sizes; selections that measure circuits use the attributed examples.

@@ -297,9 +297,10 @@ def environment(command: str) -> dict[str, Any]:
 
 
 def _request_record(bench: Bench) -> dict[str, Any]:
-    record = asdict(bench.request)
+    record = {"batch_size" if name == "limits" else name: x for name, x in asdict(bench.request).items()}
+    # The memory makes batches smaller and changes no number; the command line has it.
+    record["batch_size"] = bench.request.limits.batch_size
     record["methods"] = [method.label for method in bench.request.methods]
-    del record["memory"]  # it makes batches smaller and changes no number; the command line has it
     record["data"] = None if bench.request.data is None else recorded_path(bench.request.data)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
 

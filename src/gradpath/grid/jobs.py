@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from gradpath.circuit import Circuit
-from gradpath.evaluation import PASSES_PER_CIRCUIT, evaluate
+from gradpath.evaluation import PASSES_PER_CIRCUIT, evaluate_many
 from gradpath.evaluation.result import Result
 from gradpath.grid.bench import Bench, Key, digest, timed
 from gradpath.grid.request import MethodSpec
@@ -171,12 +171,11 @@ class CircuitJob:
                 circuits |= zip(specs, bench.circuits(scores, self.task, selection, counts), strict=True)
             del scores  # before those of the next method
         empty = Circuit.from_edges(bench.model.graph, ())
-        results = evaluate(
+        results = evaluate_many(
             bench.model,
             [circuits.get(spec, empty) for spec in group],
             bench.task(self.task, "test"),
-            batch_size=bench.request.batch_size,
-            memory=bench.request.memory,
+            bench.request.limits,
             progress=scaled(advance, _cost(missing)),
             ablation=bench.request.ablation,
             mean_over=bench.task(self.task, "train"),

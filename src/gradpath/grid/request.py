@@ -135,7 +135,7 @@ def parse_methods(text: str) -> tuple[MethodSpec, ...]:
 class Request:
     """The options of an experiment; ``None`` leaves the choice to the experiment.
 
-    The record of a result has these fields under these names.
+    The record of a result has these fields under these names, and the batch size for the limits.
     """
 
     tasks: tuple[str, ...] | None = None
@@ -146,8 +146,7 @@ class Request:
     steps: tuple[int, ...] = whole_numbers(defaults.PAPER_STEPS, "--steps")
     examples: int | None = defaults.EXAMPLES  # None: all of the user's own data
     seed: int = defaults.SEED
-    batch_size: int | None = None
-    memory: int | None = None
+    limits: Limits = Limits()
     ablation: str = defaults.ABLATION
     edge: str | None = None
     sample: int = defaults.SAMPLE
@@ -157,10 +156,6 @@ class Request:
     @property
     def task_names(self) -> tuple[str, ...]:
         return PAPER_TASKS if self.tasks is None else self.tasks
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(self.batch_size, self.memory)
 
     @property
     def sized(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from gradpath.grid.bench import Bench, Store
 from gradpath.grid.faithfulness import task_jobs
 from gradpath.grid.jobs import Job, points
 from gradpath.grid.request import CUSTOM, MethodSpec, Request, parse_methods
-from gradpath.limits import parse_bytes
+from gradpath.limits import Limits, parse_bytes
 from gradpath.model.load import find_device, find_dtype
 from gradpath.model.transformer import Transformer
 from gradpath.registry import load_plugin
@@ -149,8 +149,10 @@ def read_study(file: str | Path, *, device: str | None = None, dtype: str | None
         "examples": entries.single("examples", defaults.EXAMPLES, lambda n: whole_number("the number of examples", n)),
         "ablation": entries.single("ablation", defaults.ABLATION, _known(ABLATIONS.find)),
         "metric": entries.single("metric", None, lambda name: _metric(folder, _text(name))),
-        "batch_size": entries.single("batch_size", None, lambda n: whole_number("the batch size", n)),
-        "memory": entries.single("memory", None, lambda size: parse_bytes(str(size))),
+        "limits": Limits(
+            entries.single("batch_size", None, lambda n: whole_number("the batch size", n)),
+            entries.single("memory", None, lambda size: parse_bytes(str(size))),
+        ),
     }
     entries.check()
     return replace(study, request=Request(methods=study.methods, hows=study.selections, **shared))

@@ -22,7 +22,7 @@ import torch
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
-from gradpath.evaluation import evaluate
+from gradpath.evaluation import evaluate_many
 from gradpath.evaluation.result import mean_and_interval
 from gradpath.grid.bench import Bench, Key
 from gradpath.grid.experiment import (
@@ -69,14 +69,8 @@ def _baseline_job(bench: Bench, name: str) -> CellJob:
     task = bench.task(name, "test")
 
     def compute(advance: Advance) -> Mapping[str, Any]:
-        result = evaluate(
-            bench.model,
-            Circuit.from_edges(bench.model.graph, ()),
-            task,
-            batch_size=bench.request.batch_size,
-            memory=bench.request.memory,
-            progress=scaled(advance, 2.0),
-        )
+        empty, progress = Circuit.from_edges(bench.model.graph, ()), scaled(advance, 2.0)
+        [result] = evaluate_many(bench.model, [empty], task, bench.request.limits, progress=progress)
         clean, corrupted = result.clean_values, result.corrupted_values
         values = zip(SIDES, (clean, corrupted, clean - corrupted), strict=True)
         return {side: mean_and_interval(value) for side, value in values}

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from gradpath import defaults
-from gradpath.attribution.attribute import attribute
+from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.attribute import phase_of as attribution_phase
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type, warn
-from gradpath.evaluation import evaluate, mib
+from gradpath.evaluation import evaluate, evaluate_many, mib
 from gradpath.evaluation import phase_of as evaluation_phase
 from gradpath.evaluation.prepared import SetUps
 from gradpath.evaluation.result import Result
@@ -143,17 +143,15 @@ def run_find(
     phases = _phases(model, request, to_attribute, to_measure, curve)
     with reporter.job(sum(phase.total for phase in phases.values())) as job:
         with keep_prompts(model):  # a selection that measures runs the prompts of the attribution again
-            with job.phase(phases["score"]):
-                scores = attribute(
+            with job.phase(phases["score"]), own_settings(model):
+                *_, scores = attribute_at_steps(
                     model,
                     to_attribute,
-                    request.method,
-                    steps=request.steps,
+                    find_method(request.method),
+                    request.method_options,
                     positions=request.positions,
-                    batch_size=limits.batch_size,
-                    memory=limits.memory,
+                    limits=limits,
                     ablation=request.ablation,
-                    **request.options,
                 )
             if limits.memory is not None:
                 reporter.note(f"batches of {scores.provenance.batch_size} examples fit into the memory budget")
@@ -211,9 +209,7 @@ def _results(
     # The largest circuit of refined is that of top, for example.
     keys = [(circuit.asked, circuit.masks.numpy().tobytes()) for circuit in circuits]
     different = dict(zip(keys, circuits, strict=True))
-    results = evaluate(
-        model, list(different.values()), task, batch_size=limits.batch_size, memory=limits.memory, mean_over=mean_over
-    )
+    results = evaluate_many(model, list(different.values()), task, limits, mean_over=mean_over)
     by_key = dict(zip(different, results, strict=True))
     return [by_key[key] for key in keys]
 

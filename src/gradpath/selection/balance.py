@@ -28,7 +28,7 @@ from gradpath.attribution.attribute import rows_of_examples, score_batch
 from gradpath.attribution.batch import places_on_path
 from gradpath.attribution.methods import METHODS, Path, recorded_method
 from gradpath.errors import UsageError
-from gradpath.evaluation import evaluate
+from gradpath.evaluation import evaluate_many
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
@@ -58,7 +58,7 @@ def balanced(
         if not unfinished:
             break
         circuits = [circuit_of(scores, search.order(search.n_positive)) for search in unfinished]
-        results = evaluate(model, circuits, task, batch_size=limits.batch_size, memory=limits.memory)
+        results = evaluate_many(model, circuits, task, limits)
         gaps = distributed.on_first_rank(lambda: [result.faithfulness - 1 for result in results])  # noqa: B023
         for search, gap in zip(unfinished, gaps, strict=True):
             search.update(gap)

@@ -49,7 +49,7 @@ from gradpath.ablation import CORRUPTED, ablation_of, all_positions
 from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import METHODS, recorded_method
 from gradpath.circuit import Circuit
-from gradpath.evaluation import evaluate
+from gradpath.evaluation import evaluate_many
 from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.plan import plan_of
 from gradpath.evaluation.prepared import SetUps
@@ -94,7 +94,7 @@ class Lab:
         graph, about = self.circuit.graph, {"ablation": self.circuit.provenance.ablation}
         circuits = [Circuit.of_mask(graph, mask, about) for mask in masks]
         examples = self.task if task is None else task
-        return evaluate(self.model, circuits, examples, batch_size=self.limits.batch_size, memory=self.limits.memory)
+        return evaluate_many(self.model, circuits, examples, self.limits)
 
     def measure_without(self, edges: Sequence[int]) -> list[Result]:
         """Evaluate the circuit without each of these edges, given as rows of ``circuit.index``."""
