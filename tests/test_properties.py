@@ -166,7 +166,7 @@ def test_pruning_is_idempotent_and_monotone_and_leaves_connected_nodes(graph, sh
 def test_selections_nest_and_have_the_size_that_was_asked_for(scores, data):
     n_edges = scores.graph.n_edges
     small, large = sorted(data.draw(st.tuples(st.integers(1, n_edges), st.integers(1, n_edges))))
-    for how, order in ((x.name, x.order) for x in SELECTIONS.values() if x.nested and not x.measures):
+    for how, order in ((x.name, x.function) for x in SELECTIONS.values() if x.nested and not x.measures):
         assert torch.equal(order(scores, small), order(scores, large)[:small])
         one, two = select_many(scores, [small, large], how=how, prune=False)
         assert (len(one), len(two)) == (small, large)

@@ -38,7 +38,7 @@ def test_a_cell_that_is_run_twice_replaces_its_own_path():
     try:
         define(0.5)
         second = define(0.25)
-        assert METHODS["halfway"].build is second
+        assert METHODS["halfway"].function is second
         with pytest.raises(UsageError, match="there is already a method 'halfway'"):
 
             @gp.path("halfway")
@@ -108,3 +108,16 @@ def test_an_installed_package_adds_entries_and_a_broken_one_is_left_out(tmp_path
     finally:
         METRICS.remove("installed")
         registry._installed_digests.cache_clear()
+
+
+@pytest.mark.parametrize("entries", [METHODS, SELECTIONS], ids=["methods", "selections"])
+def test_methods_and_selections_describe_and_check_their_options_alike(entries):
+    for name, entry in entries.items():
+        assert entry.about == entry.about.strip() != ""
+        assert entry.options({}) == entry.defaults
+        with pytest.raises(UsageError, match=f"the {entries.kind} '{name}' has no option 'zz'"):
+            entry.options({"zz": 1})
+        for option, default in entry.defaults.items():
+            assert entry.options({option: default}) == entry.defaults
+            with pytest.raises(UsageError, match=f"the option {option} of {name} must be"):
+                entry.options({option: {}})

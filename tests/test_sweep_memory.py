@@ -209,7 +209,7 @@ def test_gradients_that_are_contracted_are_let_go(gpt2, monkeypatch):
 
 def test_a_straight_line_is_never_all_there_at_once():
     ends = torch.zeros(2, 3, 4), torch.ones(2, 3, 4)
-    points = list(find_path("eap-ig").build(Pair(*ends, torch.ones(2, 3, dtype=torch.bool)), steps=20))
+    points = list(find_path("eap-ig").function(Pair(*ends, torch.ones(2, 3, dtype=torch.bool)), steps=20))
     assert sum(1 if point.ndim == 3 else len(point) for point in points) == 20
     assert all(len(point) <= RUN_AT_ONCE for point in points if point.ndim == 4)
 

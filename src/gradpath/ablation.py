@@ -31,7 +31,7 @@ from torch import Tensor
 from gradpath import defaults
 from gradpath.limits import Limits
 from gradpath.model.transformer import LayerRun, Run, Transformer, to_device_of
-from gradpath.registry import Registry, owner_of
+from gradpath.registry import Registry, first_line, owner_of
 from gradpath.runtime import distributed
 from gradpath.sweep import sweep
 from gradpath.tasks.task import Pairs, Task, encode
@@ -98,7 +98,7 @@ def ablation(name: str) -> Callable[[MakeAblation], MakeAblation]:
     """
 
     def register(make: MakeAblation) -> MakeAblation:
-        ABLATIONS.add(name, NamedAblation((make.__doc__ or "").partition("\n")[0], make), owner_of(make))
+        ABLATIONS.add(name, NamedAblation(first_line(make), make), owner_of(make))
         return make
 
     return register

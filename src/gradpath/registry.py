@@ -21,18 +21,20 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.abc import SourceLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
-from gradpath.errors import InputError, UsageError, reason, unknown, warn
+from gradpath.errors import InputError, UsageError, check_option, reason, unknown, unknown_option, warn
 
 Entry = TypeVar("Entry")
 PLUGINS = "gradpath.plugins"  # the group of entry points of installed packages
@@ -42,6 +44,47 @@ def owner_of(function: Callable[..., object]) -> str:
     """The module and name of a function, by which a repeated definition is recognised."""
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}:{name}"
+
+
+def first_line(function: Callable[..., object]) -> str:
+    """The first line of a function's docstring: what ``gradpath ls`` shows."""
+    return (inspect.getdoc(function) or "").partition("\n")[0].replace("``", "")
+
+
+@dataclass(frozen=True)
+class NamedFunction:
+    """A registered function, whose first parameters are what it works on, and the others its options."""
+
+    kind: ClassVar[str]  # what it is called in error messages
+    name: str
+    function: Callable[..., Any]
+
+    @property
+    def n_inputs(self) -> int:
+        """The number of parameters that are not options."""
+        return 1
+
+    @property
+    def about(self) -> str:
+        """One line on what the function does."""
+        return first_line(self.function)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The options and their defaults, in the order of the function's signature."""
+        parameters = list(inspect.signature(self.function).parameters.values())[self.n_inputs :]
+        return {p.name: None if p.default is p.empty else p.default for p in parameters}
+
+    def options(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The defaults, updated by the options in ``changes``, whose names and types are checked."""
+        for name in changes.keys() - self.defaults.keys():
+            raise unknown_option(name, {f"the {self.kind} {self.name!r}": self.defaults})
+        return {**self.defaults, **{name: self.checked(name, value) for name, value in changes.items()}}
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The value of an option, if its annotation allows it or is not a simple one."""
+        check_option(self.name, name, value, get_type_hints(self.function).get(name))
+        return value
 
 
 def option_value(text: str) -> Any:

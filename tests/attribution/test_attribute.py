@@ -266,7 +266,7 @@ def walked(model, task, **options):
 
     @path("spy", whole=True)
     def spy(pair):
-        walk = REGISTERED["eap-gp"].build(pair, **options)
+        walk = REGISTERED["eap-gp"].function(pair, **options)
         visit = None
         while True:
             try:

@@ -97,7 +97,7 @@ def score_batch(
         if runs is None:
             runs = BatchRuns(model, batch.to(model.device), metric, method.whole(options), ablation, at_once)
         if not isinstance(method, Path):
-            return [(method.build(runs, **options).detach().cpu(), runs.passes)]
+            return [(method.function(runs, **options).detach().cpu(), runs.passes)]
         groups = None if split is None else [rows.to(model.device) for rows in split(batch)]
         results, total, n_points = [], None, 0
         # 2. Run the points p of the path. At each one a backward pass gives dL/d in_v (p) at every target v.

@@ -250,7 +250,7 @@ def run_path(runs: BatchRuns, path: Path, options: Options) -> Iterator[tuple[Po
     Of a stack, ``runs.at_once`` points are run at a time. A ``PointRun`` holds its autograd graph: it is freed
     before the next point is run, provided that the caller drops it too.
     """
-    points, point_run, is_first = path.build(runs.pair, **options), None, True
+    points, point_run, is_first = path.function(runs.pair, **options), None, True
     while True:
         try:
             requested = points.send(point_run)  # nothing comes back for a stack

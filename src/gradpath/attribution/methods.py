@@ -46,18 +46,17 @@ Your own path:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_type_hints, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gradpath.errors import UsageError, check_option, unknown_option
+from gradpath.errors import UsageError
 from gradpath.model.architecture import CALCULUS, Rules
 from gradpath.model.transformer import Transformer
-from gradpath.registry import Registry, owner_of
+from gradpath.registry import NamedFunction, Registry, owner_of
 from gradpath.scores import Provenance
 from gradpath.tasks.metrics import Metric, kl_divergence
 from gradpath.tasks.task import Pairs
@@ -66,11 +65,10 @@ Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(NamedFunction):
     """A registered method: a function, whose first parameter is what it works on, and its options."""
 
-    name: str
-    build: Callable[..., Any]
+    kind = "method"
     whole: Callable[[Options], bool] = lambda _: False  # whether it moves all positions
     of: Literal["edges", "nodes"] = "edges"  # what it scores
     at_clean: Callable[[Options], bool] = lambda _: False  # whether it takes gradients at the clean prompt alone
@@ -82,22 +80,7 @@ class Method:
     @property
     def about(self) -> str:
         """One line on what the method does."""
-        line = (inspect.getdoc(self.build) or "").partition("\n")[0].replace("``", "")
-        return line if self.of == "edges" else f"Scores nodes, not edges. {line}"
-
-    @property
-    def defaults(self) -> Options:
-        """The options and their defaults, in the order of the function's signature."""
-        parameters = list(inspect.signature(self.build).parameters.values())[1:]
-        return {p.name: None if p.default is p.empty else p.default for p in parameters}
-
-    def options(self, changes: Options) -> Options:
-        """The defaults, updated by the options in ``changes``, whose names and types are checked."""
-        for name in changes.keys() - self.defaults.keys():
-            raise unknown_option(name, {f"the method {self.name!r}": self.defaults})
-        for name, value in changes.items():
-            self._check(name, value)
-        return {**self.defaults, **changes}
+        return super().about if self.of == "edges" else f"Scores nodes, not edges. {super().about}"
 
     def check_metric(self, metric: Metric, options: Options) -> None:
         """Refuse a metric that has no gradient where the method takes it: its scores would be rounding errors."""
@@ -107,11 +90,10 @@ class Method:
                 "Use a method with a path, such as eap-ig, or another metric."
             )
 
-    def _check(self, name: str, value: Any) -> None:
-        """Refuse a value that the option's annotation does not allow, if it is a simple one."""
-        check_option(self.name, name, value, get_type_hints(self.build).get(name))
-        if name == "steps" and value < 1:
+    def checked(self, name: str, value: Any) -> Any:
+        if name == "steps" and super().checked(name, value) < 1:
             raise UsageError(f"steps must be a whole number of at least 1: got {value!r}.")
+        return super().checked(name, value)
 
 
 METHODS = Registry[Method](

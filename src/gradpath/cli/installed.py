@@ -13,6 +13,7 @@ import click
 from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import Screen, print_result
+from gradpath.registry import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -49,10 +50,6 @@ def _tasks() -> Rows:
     ]
 
 
-def _first_line(metric: Callable[..., object]) -> str:
-    return (metric.__doc__ or "").partition("\n")[0].replace("``", "")
-
-
 def _method(method: Method) -> str:
     options = ", ".join(f"{name}={value}" for name, value in method.defaults.items())
     return method.about + (f" [{options}]" if options else "")
@@ -74,7 +71,7 @@ LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
     "tasks": ("Built-in tasks, for --task.", _tasks),
     "methods": ("How edges are scored, for --method.", _entries("attribution.methods:METHODS", _method)),
     "selections": ("How edges are selected, for --how.", _entries("selection:SELECTIONS")),
-    "metrics": ("How the behaviour is measured, for --metric.", _entries("tasks.metrics:METRICS", _first_line)),
+    "metrics": ("How the behaviour is measured, for --metric.", _entries("tasks.metrics:METRICS", first_line)),
     "ablations": ("What edges outside the circuit carry, for --ablation.", _entries("ablation:ABLATIONS")),
     "experiments": ("Tables and figures, for reproduce.", _entries("paper:EXPERIMENTS")),
     "formats": (

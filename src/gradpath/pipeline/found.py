@@ -231,7 +231,8 @@ class Entry:
     @classmethod
     def of(cls, model: Transformer, request: FindRequest, tasks: Sequence[Task]) -> Entry | None:
         """The entry of a run, or None if it uses code of the user's own."""
-        functions = [find_method(request.method).build, find_selection(request.selection)[0].order, tasks[0].metric]
+        method, selection = find_method(request.method), find_selection(request.selection)[0]
+        functions = [method.function, selection.function, tasks[0].metric]
         if not all(owner_of(function).startswith("gradpath.") for function in functions):
             return None
         options = {field.name: repr(getattr(request, field.name)) for field in fields(request) if field.name != "data"}

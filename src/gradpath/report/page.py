@@ -171,7 +171,7 @@ def _edges(run: MethodRun, limit: int) -> tuple[Tensor, Tensor]:
         flat, order = in_circuit[0].sort()
         return flat, run.circuit.scores.cpu().float()[order]
     scores = Scores(run.scores.graph, run.scores.values.detach().cpu().float())
-    orders = [SELECTIONS[how].order(scores, limit) for how in IN_PAGE]
+    orders = [SELECTIONS[how].function(scores, limit) for how in IN_PAGE]
     flat = torch.unique(torch.cat(orders + in_circuit))
     return flat, scores.values.flatten()[flat]
 

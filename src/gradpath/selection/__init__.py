@@ -148,7 +148,7 @@ def selecting_passes(how: str, examples: int, edges: int, sizes: int = 0) -> flo
         return 0.0
     if chosen.passes is None:
         return SELECTING
-    return chosen.passes(examples, edges, sizes=sizes, **chosen.defaults | options)
+    return chosen.passes(examples, edges, sizes=sizes, **options)
 
 
 def nested_order(
@@ -195,8 +195,8 @@ def _orders(
     chosen, options = find_selection(how, spans=scores.by_span is not None)
     if not chosen.measures:
         if not chosen.nested:
-            return [chosen.order(scores, n, **options) for n in counts]
-        order = chosen.order(scores, max(counts), **options)
+            return [chosen.function(scores, n, **options) for n in counts]
+        order = chosen.function(scores, max(counts), **options)
         return [order[:n] for n in counts]
     if model is None or task is None:
         raise UsageError(
@@ -205,7 +205,7 @@ def _orders(
         )
     check_same_graph(model, circuit_of(scores, top(scores, 1)))
     with own_settings(model):
-        orders: Orders = chosen.order(model, task, scores, counts, limits, **options)
+        orders: Orders = chosen.function(model, task, scores, counts, limits, **options)
     return orders
 
 

@@ -20,7 +20,6 @@ if the scores are split by span.
 from __future__ import annotations
 
 import heapq
-import inspect
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -33,9 +32,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError, check_option, unknown_option, whole_number
+from gradpath.errors import InputError, UsageError, check_option, whole_number
 from gradpath.graph import Graph, pruned, pruned_spans
-from gradpath.registry import Registry, option_value, owner_of
+from gradpath.registry import NamedFunction, Registry, option_value, owner_of
 from gradpath.scores import Scores
 
 Order = Int[Tensor, " edge"]
@@ -70,11 +69,10 @@ class NestedOrder:
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(NamedFunction):
     """A registered selection; the decorator ``selection`` documents the fields."""
 
-    name: str
-    order: Callable[..., Any]
+    kind = "selection"
     measures: bool
     spans: bool
     nested: bool
@@ -83,31 +81,19 @@ class Selection:
     sweep: str | None
 
     @property
-    def about(self) -> str:
-        """The first line of the function's docstring."""
-        return (self.order.__doc__ or "").partition("\n")[0].replace("``", "")
+    def n_inputs(self) -> int:
+        return 5 if self.measures else 2
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The options and their defaults: the keyword-only parameters of the function."""
-        parameters = inspect.signature(self.order).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-    def options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """These options, if the selection has them and their types fit."""
-        checked_options = dict[str, Any]()
-        for name, value in options.items():
-            if name not in self.defaults:
-                raise unknown_option(name, {f"the selection {self.name!r}": self.defaults})
-            default = self.defaults[name]
-            values = value if name == self.sweep and isinstance(value, list) and value else [value]
-            hint = get_type_hints(self.order).get(name)
-            kind = hint if get_origin(hint) is Literal else type(default)
-            for x in values:
-                check_option(self.name, name, x, kind, several=name == self.sweep)
-            values = [float(x) if type(default) is float else x for x in values]
-            checked_options[name] = values if isinstance(value, list) else values[0]
-        return checked_options
+    def checked(self, name: str, value: Any) -> Any:
+        """As for every function; but an option that is swept may have several values, and its type is its default's."""
+        default = self.defaults[name]
+        values = value if name == self.sweep and isinstance(value, list) and value else [value]
+        hint = get_type_hints(self.function).get(name)
+        kind = hint if get_origin(hint) is Literal else type(default)
+        for x in values:
+            check_option(self.name, name, x, kind, several=name == self.sweep)
+        values = [float(x) if type(default) is float else x for x in values]
+        return values if isinstance(value, list) else values[0]
 
 
 SELECTIONS = Registry[Selection](
@@ -190,7 +176,7 @@ def swept(how: str) -> dict[float | None, str]:
     chosen, options = find_selection(how)
     if chosen.sweep is None:
         return {None: how}
-    values = options.get(chosen.sweep, chosen.defaults[chosen.sweep])
+    values = options[chosen.sweep]
     return {value: with_values(how, [value]) for value in values} if isinstance(values, list) else {values: how}
 
 
