@@ -35,9 +35,10 @@ from gradpath.evaluation import mib
 from gradpath.evaluation.result import bootstrap, error_difference
 from gradpath.grid.experiment import commit
 from gradpath.report.style import BLUE, FAINT, GREY, INK, TITLES, panels, save
+from gradpath.runtime import files as runtime_files
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
-from gradpath.selection import learned, nested_order
+from gradpath.selection import nested_order
 from gradpath.selection.probe import start_size
 from gradpath.selection.ranking import NestedOrder
 from gradpath.tasks.load import more_examples
@@ -72,7 +73,7 @@ def main() -> None:
         print(tables(args.out)) if args.what == "table" else draw(args.out)
         return
     torch.set_num_threads(1)
-    learned.STORED_EVERY = math.inf  # a run that is stopped starts again, so that the time is that of all steps
+    runtime_files.STORED_EVERY = math.inf  # a run that is stopped starts again, so that the time is that of all steps
     model = gp.load_model(args.model)
     for name in args.tasks.split(","):
         file = args.out / ("steps" if args.what == "steps" else "") / f"{args.model}-{name}.json"

@@ -38,6 +38,8 @@ GRADIENT_BATCH = 20
 # What a position costs that is in a batch only because of other examples, in rows. Circuits need it for attention
 # alone, the runs before them as any other.
 PADDING = 0.5
+# Forward passes over one example that are made unless the user is ``sure``: hours on a CPU, with a small model.
+MOST_PASSES = 100_000
 # The most bytes that the expanded writes of one chunk of rows may take.
 CHUNK = 1 << 27
 
@@ -239,6 +241,14 @@ class _Sizes:
         run = extent.rows() * (self.layer - self.heads) + prefix * 3 * self.heads
         nodes = extent.rows() * 3 * self.sources * self.model
         return self.number * (self.layers * run + nodes + 12 * extent.examples * self.vocab)
+
+
+def check_affordable(what: str, passes: float, fewer: str, *, sure: bool) -> None:
+    """Refuse what would take very long, unless the user is sure; ``fewer`` says what would make it shorter."""
+    if passes > MOST_PASSES and not sure:
+        raise UsageError(
+            f"{what} takes about {passes:,.0f} forward passes of one example: {fewer}, or confirm with sure=true."
+        )
 
 
 def parse_bytes(text: str) -> int:

@@ -9,7 +9,6 @@ from covering import some
 from small_models import prompts, tiny_model
 from toys import TASK, saturated
 
-from gradpath.attribution import exact as module
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.exact import exact_scores, passes, sample
 from gradpath.circuit import Circuit
@@ -52,7 +51,7 @@ def test_passes_are_those_of_the_layers_above(gpt2):
 
 
 def test_what_would_take_very_long_is_refused_unless_one_is_sure(gpt2, monkeypatch):
-    monkeypatch.setattr(module, "MOST_PASSES", 100)
+    monkeypatch.setattr("gradpath.limits.MOST_PASSES", 100)
     with pytest.raises(UsageError, match=r"patching \d+ edges on 2 examples takes about \d+ forward passes"):
         attribute(gpt2, MIXED, "exact")
     attribute(gpt2, MIXED, "exact", edges=5)

@@ -114,7 +114,7 @@ def test_select_many_gives_a_circuit_for_each_threshold(found):
 
 def test_distances_of_another_metric_or_ablation_are_not_taken(found, monkeypatch):
     model, scores = found
-    monkeypatch.setattr(acdc_module, "STORED_EVERY", 0.0)
+    monkeypatch.setattr("gradpath.runtime.files.STORED_EVERY", 0.0)
     monkeypatch.setattr(acdc_module._Log, "remove", lambda self: None)
     other = replace(TASK, metric=lambda logits, labels: 2 * TASK.metric(logits, labels) + logits[:, 0])
     zero = replace(scores, about={**scores.about, "ablation": "zero"})
@@ -127,7 +127,7 @@ def test_distances_of_another_metric_or_ablation_are_not_taken(found, monkeypatc
 def test_a_search_that_was_stopped_continues(found, monkeypatch):
     model, scores = found
     [whole] = acdc_masks(model, TASK, scores, [0.05], among=0.1)
-    monkeypatch.setattr(acdc_module, "STORED_EVERY", 0.0)
+    monkeypatch.setattr("gradpath.runtime.files.STORED_EVERY", 0.0)
     runs, real = [], acdc_module.final_reads
 
     def stopped(prepared, plans):
@@ -168,8 +168,8 @@ def test_a_wrong_option_is_refused(found, how, message):
 
 def test_what_would_take_very_long_has_to_be_confirmed(found, monkeypatch):
     model, scores = found
-    monkeypatch.setattr(acdc_module, "MOST_PASSES", 10)
-    with pytest.raises(UsageError, match=r"visits [\d,]+ edges on 3 examples, which takes about [\d,]+ forward passes"):
+    monkeypatch.setattr("gradpath.limits.MOST_PASSES", 10)
+    with pytest.raises(UsageError, match=r"acdc on [\d,]+ edges and 3 examples takes about [\d,]+ forward passes"):
         gp.select(scores, how="acdc", model=model, task=TASK)
     with pytest.raises(UsageError, match=r"at each of 2 thresholds.* or thresholds, or confirm with sure=true"):
         select_many(scores, (), how="acdc+threshold=0.1,0.2", model=model, task=TASK)

@@ -122,7 +122,7 @@ def test_a_run_that_was_stopped_continues_to_the_same_bits(found, monkeypatch):
     whole = nested_order(scores, **how).edges
     assert torch.equal(nested_order(scores, **how).edges, whole)
     assert not torch.equal(nested_order(scores, **{**how, "how": "learned+steps=3"}).edges, whole)
-    monkeypatch.setattr(learned_module, "STORED_EVERY", -1.0)
+    monkeypatch.setattr("gradpath.runtime.files.STORED_EVERY", -1.0)
     step, made = learned_module._Learner._next, []
 
     def killed_after_two(self, state):

@@ -21,28 +21,21 @@ from torch import Tensor
 
 from gradpath.attribution.batch import BatchRuns, repeated, write_of
 from gradpath.attribution.methods import Options, method
-from gradpath.errors import UsageError
 from gradpath.graph import QKV, Graph
-from gradpath.limits import CHUNK, Limits
+from gradpath.limits import CHUNK, Limits, check_affordable
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.sweep import Progress, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
-# Forward passes over one example that are made without confirmation (sure=true): hours on a CPU, with a small model.
-MOST_PASSES = 100_000
 Edge = tuple[int, int]  # (source, target)
 
 
 def _affordable(model: Transformer, pairs: Pairs, options: Options) -> None:
     """Refuse what would take very long, unless the user is sure."""
     edges = sample(model.graph, options["edges"], options["seed"])
-    cost = len(pairs) * passes(model, edges)
-    if cost > MOST_PASSES and not options["sure"]:
-        raise UsageError(
-            f"patching {len(edges):,} edges on {len(pairs):,} examples takes about {cost:,.0f} forward passes of one "
-            "example: patch fewer edges with edges=1000, use fewer examples, or confirm with sure=true."
-        )
+    what, cost = f"patching {len(edges):,} edges on {len(pairs):,} examples", len(pairs) * passes(model, edges)
+    check_affordable(what, cost, "patch fewer edges with edges=1000, use fewer examples", sure=options["sure"])
 
 
 def _passes(model: Transformer, options: Options) -> float:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Literal
@@ -42,19 +41,17 @@ from gradpath.evaluation.patched_run import final_reads
 from gradpath.evaluation.plan import plan_of
 from gradpath.evaluation.prepared import Prepared, prepare
 from gradpath.graph import Graph
-from gradpath.limits import Limits
+from gradpath.limits import Limits, check_affordable
 from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
-from gradpath.runtime.files import write_atomically
+from gradpath.runtime.files import StateFile
 from gradpath.scores import Scores
 from gradpath.selection.ranking import Order, Orders, selection, top
 from gradpath.tasks.metrics import metric_of
 from gradpath.tasks.task import Pairs, Task, encode
 
 COST = 0.2  # passes over one example that one more circuit takes
-MOST_PASSES = 100_000  # over one example, without ``sure``: hours on a CPU, with a small model
-STORED_EVERY = 20.0  # seconds
 Mask = Bool[Tensor, "source target"]
 
 
@@ -121,15 +118,11 @@ def acdc_masks(
     start = graph.mask_of(top(scores, max(1, round(among * graph.n_edges)))).view(graph.n_sources, -1)
     pairs = encode(task, model.tokenizer)
     n_edges = int(start.sum())
+    what, fewer = f"acdc on {n_edges:,} edges and {len(pairs):,} examples", "use fewer examples"
+    if len(thresholds) > 1:
+        what, fewer = f"{what} at each of {len(thresholds)} thresholds", f"{fewer} or thresholds"
     cost = COST * len(thresholds) * n_edges * len(pairs)
-    if cost > MOST_PASSES and not sure:
-        several = len(thresholds) > 1
-        at_each = f" at each of {len(thresholds)} thresholds" if several else ""
-        raise UsageError(
-            f"acdc visits {n_edges:,} edges on {len(pairs):,} examples{at_each}, which takes about {cost:,.0f} forward "
-            "passes of one example: start from fewer edges with among=0.1, use fewer examples"
-            f"{' or thresholds' if several else ''}, or confirm with sure=true."
-        )
+    check_affordable(what, cost, f"start from fewer edges with among=0.1, {fewer}", sure=sure)
     distance = _Distance(model, task, pairs, scores.provenance.ablation, measure, limits)
     log = _Log((model.digest, str(model.dtype), pairs.clean.tolist(), pairs.corrupted.tolist(), distance.ends))
     masks = [_search(graph, start, threshold, lambda mask: log.look_up(mask, distance)) for threshold in thresholds]
@@ -156,33 +149,25 @@ def _search(graph: Graph, start: Mask, threshold: float, distance: Callable[[Mas
     return mask
 
 
-class _Log:
+class _Log(StateFile):
     """The distances of the circuits measured so far, in a file during the search."""
 
     def __init__(self, key: object) -> None:
-        self._file = cache_folder() / "acdc" / f"{sha256(repr(key).encode()).hexdigest()[:32]}.json"
+        super().__init__(cache_folder() / "acdc", key, ".json")
         try:
-            stored = {key: float(value) for key, value in json.loads(self._file.read_text(encoding="utf-8")).items()}
+            stored = {key: float(value) for key, value in json.loads(self.read()).items()}
         except (OSError, ValueError, AttributeError, TypeError):
             stored = {}
         # All processes have to decide alike, so all of them use what the first one has read.
         self._known = distributed.on_first_rank(lambda: stored)  # by a digest of the circuit's edges
-        self._written = time.monotonic()
 
     def look_up(self, mask: Mask, distance: Callable[[Mask], float]) -> float:
         """The distance of a circuit, measured unless it is known."""
         key = sha256(mask.numpy().tobytes()).hexdigest()[:16]
         if key not in self._known:
             self._known[key] = distance(mask)
-            if distributed.rank() == 0 and time.monotonic() - self._written > STORED_EVERY:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(self._file, json.dumps(self._known))
-                self._written = time.monotonic()
+            self.write(lambda: json.dumps(self._known))
         return self._known[key]
-
-    def remove(self) -> None:
-        if distributed.rank() == 0:
-            self._file.unlink(missing_ok=True)
 
 
 class _Distance:

@@ -58,7 +58,7 @@ from gradpath.limits import Limits
 from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed, progress
-from gradpath.runtime.files import write_atomically
+from gradpath.runtime.files import StateFile
 from gradpath.scores import Scores
 from gradpath.selection.probe import RUN_PASSES, SET_UP_PASSES, CircuitProbe, start_size
 from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
@@ -85,7 +85,6 @@ AVERAGED = 0.1  # the share of steps, the last ones, whose scores are averaged
 UNSEEN = 48  # examples that the last step is measured on
 CLEAR = 2.0  # a circuit's mean is off the model's if they differ by more standard errors than this
 LADDER = 4  # sizes that are corrected to the model's mean, if only a range of sizes is requested
-STORED_EVERY = 20.0  # seconds
 ADAM_EPS = 1e-12
 LAST_RUNS = 1.25  # for progress bars: runs of the last step for each size, with their backward passes, on average
 
@@ -434,14 +433,14 @@ def shifted(
     return order(high)
 
 
-class _Stored:
+class _Stored(StateFile):
     """The state, in a file during learning."""
 
     def __init__(self, key: object, n_edges: int) -> None:
-        self._file = cache_folder() / "learned" / f"{sha256(repr(key).encode()).hexdigest()[:32]}.safetensors"
+        super().__init__(cache_folder() / "learned", key, ".safetensors")
         packed = torch.full((3 + 4 * n_edges,), -1.0, dtype=torch.float64, device="cpu")
         with suppress(OSError, SafetensorError, KeyError):
-            stored = load(self._file.read_bytes())["state"]
+            stored = load(self.read())["state"]
             if stored.shape == packed.shape and stored.dtype == packed.dtype and stored.isfinite().all():
                 packed = stored
         # All processes continue from what the first one has read.
@@ -450,17 +449,10 @@ class _Stored:
         values, first, second, total = packed[3:].chunk(4)
         state = _State(round(step), elapsed, values, first, second, total, round(n_total))
         self.state = None if step < 0 else state
-        self._written = time.monotonic()
 
     def put(self, state: _State) -> None:
-        if distributed.rank() or time.monotonic() - self._written <= STORED_EVERY:
-            return
-        numbers = torch.tensor([state.step, state.elapsed, state.n_total], dtype=torch.float64, device="cpu")
-        packed = torch.cat([numbers, state.values, state.first, state.second, state.total])
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._file, save({"state": packed}))
-        self._written = time.monotonic()
+        def packed() -> bytes:
+            numbers = torch.tensor([state.step, state.elapsed, state.n_total], dtype=torch.float64, device="cpu")
+            return save({"state": torch.cat([numbers, state.values, state.first, state.second, state.total])})
 
-    def remove(self) -> None:
-        if not distributed.rank():
-            self._file.unlink(missing_ok=True)
+        self.write(packed)
