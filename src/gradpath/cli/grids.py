@@ -43,7 +43,14 @@ NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
 @opt.json_option
 @opt.load_options
 def curve_command(
-    task: str | None, data: Path | None, how: str | None, out: Path | None, as_json: bool, **values: Any
+    task: str | None,
+    data: Path | None,
+    how: str | None,
+    metric: str | None,
+    ablation: str,
+    out: Path | None,
+    as_json: bool,
+    **values: Any,
 ) -> None:
     """Measure circuits of many sizes, found by several methods on one task.
 
@@ -65,6 +72,7 @@ def curve_command(
     loading = opt.pick(opt.ModelOptions, values)
     name = task or ("custom" if data else defaults.TASK)
     request = request_of(tasks=name, how=how, default_how=defaults.SELECTION, data=data, **values)
+    request = replace(request, metric=metric, ablation=ablation)
 
     def outcome(bench: Bench) -> Outcome:
         measured = faithfulness.outcome(bench, "curve")
@@ -313,17 +321,28 @@ def _sample(context: click.Context, parameter: click.Parameter, text: str) -> in
 @opt.out_option("Write measurements and results to this folder.  [out/reproduce/MODEL]")
 @opt.json_option
 @opt.load_options
-def reproduce_command(name: str, how: str | None, out: Path | None, as_json: bool, **values: Any) -> None:
+def reproduce_command(
+    name: str,
+    how: str | None,
+    steps: str,
+    edge: str | None,
+    sample: int,
+    out: Path | None,
+    as_json: bool,
+    **values: Any,
+) -> None:
     names = [name for name in ABOUT if name not in OWN_MODELS] if name == "all" else [name]
     experiments = [find_experiment(name) for name in names]
     opt.check_folder(out)
     from gradpath.grid.bench import Bench, Store
     from gradpath.grid.experiment import reproduce
+    from gradpath.grid.request import whole_numbers
     from gradpath.paper import published
     from gradpath.runtime.files import lock_folder
 
     loading = opt.pick(opt.ModelOptions, values)
     request = request_of(how=how, default_how=defaults.PAPER_SELECTIONS, **values)
+    request = replace(request, steps=whole_numbers(steps, "--steps"), edge=edge, sample=sample)
     if request.unsized and name != "faithfulness":
         from gradpath.selection.ranking import sets_own_size
 
@@ -351,26 +370,27 @@ def request_of(
     default_how: str,
     grid: str,
     sparsities: str | None,
+    examples: int | None,
+    seed: int,
     batch_size: int | None,
     memory: str | None,
-    steps: str | None = None,
-    **values: Any,
+    data: Path | None = None,
 ) -> Request:
     """The request of a grid, from the values of the command's options."""
-    from gradpath.grid.request import Request, numbers, parse_methods, parse_selections, whole_numbers, words
+    from gradpath.grid.request import Request, numbers, parse_methods, parse_selections, words
 
-    values["examples"] = opt.examples_or_default(values["examples"], values.get("data"))
-    if steps is not None:
-        values["steps"] = whole_numbers(steps, "--steps")
-    default_how = ",".join(defaults.MIB_RANKINGS) if grid == defaults.MIB_GRID else default_how
+    if grid == defaults.MIB_GRID:  # its areas are defined for rankings
+        default_how = ",".join(defaults.MIB_RANKINGS)
     return Request(
         tasks=None if tasks is None else words(tasks),
         methods=parse_methods(methods),
         hows=parse_selections(how or default_how),
         grid=grid,
         sparsities=None if sparsities is None else numbers(sparsities, "--sparsities"),
+        examples=opt.examples_or_default(examples, data),
+        seed=seed,
         limits=opt.limits_of(batch_size, memory),
-        **values,
+        data=data,
     )
 
 

@@ -148,7 +148,7 @@ def selecting_passes(how: str, examples: int, edges: int, sizes: int = 0) -> flo
         return 0.0
     if chosen.passes is None:
         return SELECTING
-    return chosen.passes(examples, edges, sizes=sizes, **options)
+    return chosen.passes(examples, edges, sizes, options)
 
 
 def nested_order(

@@ -26,9 +26,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool
@@ -55,9 +55,10 @@ COST = 0.2  # passes over one example that one more circuit takes
 Mask = Bool[Tensor, "source target"]
 
 
-def _passes(examples: int, edges: int, *, threshold: float | list[float], among: float, **_: object) -> float:
-    """Forward passes over the examples, for the progress bar and the estimate: at most these."""
-    return COST * max(1, round(among * edges)) * (len(threshold) if isinstance(threshold, list) else 1)
+def _passes(n: int, edges: int, sizes: int, options: Mapping[str, Any]) -> float:
+    """Forward passes over n examples, for the progress bar and the estimate: at most these."""
+    threshold, n_edges = options["threshold"], max(1, round(float(options["among"]) * edges))
+    return COST * n_edges * (len(threshold) if isinstance(threshold, list) else 1)
 
 
 @selection("acdc", measures=True, nested=False, sized=False, passes=_passes, sweep="threshold")

@@ -39,12 +39,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -89,14 +89,13 @@ ADAM_EPS = 1e-12
 LAST_RUNS = 1.25  # for progress bars: runs of the last step for each size, with their backward passes, on average
 
 
-def _passes(
-    n: int, edges: int, *, sizes: int = 0, steps: int, batch: int, examples: int, start: str, **_: object
-) -> float:
+def _passes(n: int, edges: int, sizes: int, options: Mapping[str, Any]) -> float:
     """Forward passes over n examples, for the progress bar; a budget of ``seconds`` counts like the steps."""
+    steps, batch, examples = (int(options[name]) for name in ("steps", "batch", "examples"))
     n_last = min(examples, UNSEEN)
     last = SET_UP_PASSES * n_last + RUN_PASSES * LAST_RUNS * (sizes or LADDER) * n_last
     passes = (_passes_of_steps(steps, batch, examples) + last) / n
-    return passes + (descent_passes(n, edges, sizes=sizes) if start == "refined" else 0.0)
+    return passes + (descent_passes(n, edges, sizes) if options["start"] == "refined" else 0.0)
 
 
 def _passes_of_steps(steps: int, batch: int, examples: int) -> float:

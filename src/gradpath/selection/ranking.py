@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal, get_origin, get_type_hints
@@ -39,6 +39,7 @@ from gradpath.scores import Scores
 
 Order = Int[Tensor, " edge"]
 Orders = list[Order]  # one for each size
+CountPasses = Callable[[int, int, int, Mapping[str, Any]], float]  # of the numbers of examples, edges, sizes; options
 TRIES = 50  # paths in a row that do not fit, before single edges are added
 
 
@@ -77,7 +78,7 @@ class Selection(NamedFunction):
     spans: bool
     nested: bool
     sized: bool
-    passes: Callable[..., float] | None
+    passes: CountPasses | None
     sweep: str | None
 
     @property
@@ -109,7 +110,7 @@ def selection(
     spans: bool = False,
     nested: bool = True,
     sized: bool = True,
-    passes: Callable[..., float] | None = None,
+    passes: CountPasses | None = None,
     sweep: str | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a selection.

@@ -65,7 +65,7 @@ SMALL = 0.003  # circuits of at most this share of all edges are measured on two
 KEPT = 0.7  # what the weight of an example is multiplied by on every rung that does not measure it
 
 
-def descent_passes(n: int, edges: int, *, sizes: int = 0, **_: object) -> float:
+def descent_passes(n: int, edges: int, sizes: int = 0) -> float:
     """Forward passes over n examples, for the progress bar: down to 1% of the edges for certain sizes, else to 20."""
     n_parts, start = part_count(n), float(start_size(edges))
     left, smallest, runs = start, 0.01 * edges if sizes else 20, 0.0
@@ -75,7 +75,7 @@ def descent_passes(n: int, edges: int, *, sizes: int = 0, **_: object) -> float:
     return SET_UP_PASSES + RUN_PASSES * runs
 
 
-@selection("refined", measures=True, passes=descent_passes)
+@selection("refined", measures=True, passes=lambda n, edges, sizes, _: descent_passes(n, edges, sizes))
 def refined(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()) -> Orders:
     """Start from the top 10% of edges and repeatedly remove those that matter least in the circuit itself.
 
