@@ -15,7 +15,8 @@ from gradpath.errors import InputError
 from gradpath.limits import Limits
 from gradpath.paper.compiled import load_compiled
 from gradpath.verdict import NAMES
-from gradpath.verdict.tests import Lab, holm, quick_checks, sign_flip_p, sign_test, transfer, upper_bounds
+from gradpath.verdict.checks import CircuitUnderTest, holm, quick_checks, sign_flip_p, sign_test, transfer
+from gradpath.verdict.effects import upper_bounds
 
 load = cache(load_compiled)
 
@@ -170,8 +171,8 @@ def test_a_circuit_that_fits_one_kind_of_prompt_does_not_transfer():
     assert "in other templates" in verdict.transfer.about
     true = gp.Circuit.from_edges(own.model, edges)
     for circuit, reworded in ((partial, None), (true, hard)):
-        lab = Lab(own.model, circuit, easy, torch.Generator(), Limits())
-        assert transfer(lab, gp.evaluate(own.model, circuit, easy), easy, reworded).passed
+        tested = CircuitUnderTest(own.model, circuit, easy, torch.Generator(), Limits())
+        assert transfer(tested, gp.evaluate(own.model, circuit, easy), easy, reworded).passed
 
 
 def test_effects_are_those_of_patching_and_the_bound_finds_a_missing_edge():
@@ -216,7 +217,7 @@ def test_another_failure_of_the_gradients_is_not_taken_for_a_metric_without_one(
     def fail(*_: object) -> None:
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setattr("gradpath.verdict.tests.edge_effects", fail)
+    monkeypatch.setattr("gradpath.verdict.effects.edge_effects", fail)
     own = load("pattern", "hidden")
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         gp.test(own.model, gp.Circuit.from_edges(own.model, own.kinds), own.all_pairs)

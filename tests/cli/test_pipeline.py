@@ -19,7 +19,7 @@ from gradpath.errors import UsageError
 from gradpath.evaluation.result import Result
 from gradpath.pipeline.found import Found
 from gradpath.pipeline.request import FindRequest
-from gradpath.verdict.tests import few_examples
+from gradpath.verdict.checks import few_examples
 
 
 @pytest.fixture(scope="module")

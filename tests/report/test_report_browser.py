@@ -20,7 +20,8 @@ from gradpath.circuit import load_circuit
 from gradpath.evaluation.mib import Areas
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render
 from gradpath.selection import select
-from gradpath.verdict import Check, Effects
+from gradpath.verdict.checks import Check
+from gradpath.verdict.effects import Effects
 
 pytestmark = pytest.mark.browser
 

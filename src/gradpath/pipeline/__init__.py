@@ -36,7 +36,7 @@ from gradpath.sweep import ShowProgress, own_settings, units
 from gradpath.tasks.load import WARNING, load_task
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Task
-from gradpath.verdict.tests import QUICK, few_examples
+from gradpath.verdict.checks import QUICK, few_examples
 
 # The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to a share of all. The
 # largest circuits of the paper have 3.1% of the edges, and a large circuit takes as long as several small ones.

@@ -53,8 +53,8 @@ from gradpath.runtime.files import digest_of, write_atomically, write_together
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, find_selection, swept, with_values
 from gradpath.tasks.task import Task, task_digest
-from gradpath.verdict import Check, Verdict
-from gradpath.verdict.tests import quick_checks
+from gradpath.verdict import Verdict
+from gradpath.verdict.checks import Check, quick_checks
 
 READABLE = 200  # the most edges that a person can follow in a drawing: a report opens on no more
 MOST = 20  # entries in the cache

@@ -16,7 +16,9 @@ from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import Scores
 from gradpath.tasks.metrics import logit_difference, probability_difference
 from gradpath.tasks.task import Task, encode
-from gradpath.verdict import Check, Effects, Verdict
+from gradpath.verdict import Verdict
+from gradpath.verdict.checks import Check
+from gradpath.verdict.effects import Effects
 
 IN_PAGE = ("top", "greedy", "signed")  # the selections that the page can compute
 SHOWN = 16  # examples that the page offers

@@ -43,7 +43,9 @@ from gradpath.report.plots import draw
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS
-from gradpath.verdict import NAMES, QUESTIONS, Check, Effects, sentence
+from gradpath.verdict import NAMES, QUESTIONS, sentence
+from gradpath.verdict.checks import Check
+from gradpath.verdict.effects import Effects
 
 LIMIT = 30_000
 _POINT = ("how", "asked", "kept", "faithfulness", "low", "high", "error")  # the page's names for a CurvePoint

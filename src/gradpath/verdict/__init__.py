@@ -24,7 +24,7 @@ difference between clean and corrupted prompts:
                  circuit was found with. Passed if neither of the first two is lower by more than the margin.
 
 A verdict also has the effects of a sample of H's edges, estimated by gradients and measured, and a bound on what an
-edge outside of H could add: see ``verdict.tests``.
+edge outside of H could add: see ``verdict.effects``.
 
 What faithfulness means depends on the ablation and on what is ablated (Miller et al. 2024, arXiv 2407.08734). All tests
 use the ablation that the circuit was found with. A test that cannot be made says why, and does not count.
@@ -37,7 +37,7 @@ large ones on a few examples, and ``SAMPLES`` attributions and selections.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -48,6 +48,9 @@ from gradpath.evaluation.plan import check_same_graph
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.task import Task
+from gradpath.verdict import checks
+from gradpath.verdict.checks import Check, CircuitUnderTest
+from gradpath.verdict.effects import Effects, measure_effects
 
 # The question of each test, in the order in which a verdict lists them.
 QUESTIONS = {
@@ -59,77 +62,6 @@ QUESTIONS = {
     "transfer": "The same on other examples?",
 }
 NAMES = tuple(QUESTIONS)
-
-
-@dataclass(frozen=True)
-class Check:
-    """The result of one test.
-
-    Args:
-        value: The measured value.
-        null: The value expected by chance, or the limit.
-        passed: Whether the test is passed; None if it could not be run.
-        about: The result in one line, or the reason why the test could not be run.
-        details: Further numbers.
-    """
-
-    value: float | None
-    null: float | None
-    passed: bool | None
-    about: str
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Effects:
-    """The exactness of the circuit's edge effects, and a bound on what was missed: see ``verdict.tests``.
-
-    All numbers are shares of the behaviour.
-
-    Args:
-        edges: A sample of the circuit's edges, the strongest first.
-        measured: What the circuit loses without each of them.
-        estimated: The first-order estimate of this, by gradients in the circuit; None if the metric has no gradient.
-        bound: The most that an edge outside changes the circuit, with 95% confidence; None if there is no such edge.
-        bound_edge: The edge with this bound.
-        subsets: The number of random subsets behind the bound.
-    """
-
-    edges: list[str]
-    measured: list[float]
-    estimated: list[float] | None
-    bound: float | None
-    bound_edge: str | None
-    subsets: int
-
-    @property
-    def correlation(self) -> float | None:
-        """Pearson's correlation of both; None if one of them hardly varies."""
-        if self.estimated is None or len(self.edges) < 3:
-            return None
-        both = torch.tensor([self.measured, self.estimated], dtype=torch.float64, device="cpu")
-        if bool((both.std(1) < 1e-6).any()):
-            return None
-        return float(torch.corrcoef(both)[0, 1])
-
-    @property
-    def about(self) -> str:
-        """In one line, next to the tests."""
-        n = f"{len(self.edges)} of its edges" if len(self.edges) > 1 else "its edge"
-        least, most = min(self.measured), max(self.measured)
-        text = f"without {n}, one at a time, it loses {least:+.3f} to {most:+.3f} of the behaviour"
-        if self.estimated is not None:
-            off = sum(abs(a - b) for a, b in zip(self.measured, self.estimated, strict=True)) / len(self.edges)
-            both = self.correlation
-            text += f"; gradients are off by {off:.3f} on average"
-            text += "" if both is None else f" (correlation {both:.2f})"
-        if self.bound is not None:
-            text += f"; no other edge changes it by more than {self.bound:.3f} (95% confidence, "
-            text += f"{self.subsets} random subsets)"
-        return text
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "correlation": self.correlation, "about": self.about}
 
 
 def sentence(checks: Mapping[str, Check]) -> str:
@@ -234,35 +166,35 @@ def test(
     Returns:
         The verdict. Print it, or use ``.passed``, ``.necessity.value`` and ``.to_json()``.
     """
-    from gradpath.verdict import tests  # here, because it imports this module
-
     check_same_graph(model, circuit)
-    if len(task) < tests.FEWEST:
+    if len(task) < checks.FEWEST:
         raise InputError(
-            f"a test of a circuit needs at least {tests.FEWEST} examples: {task.name!r} has {len(task)}. "
+            f"a test of a circuit needs at least {checks.FEWEST} examples: {task.name!r} has {len(task)}. "
             "With fewer, chance could explain any result. Give more."
         )
     if not len(circuit) or circuit.spans:
         what = "has no edges" if not len(circuit) else "has its edges at parts of the prompt: test circuit.anywhere()"
         raise InputError(f"this circuit cannot be tested: it {what}.")
-    lab = tests.Lab(model, circuit, task, torch.Generator(device="cpu").manual_seed(seed), Limits(batch_size, memory))
-    result = lab.measure([circuit.mask])[0]
+    tested = CircuitUnderTest(
+        model, circuit, task, torch.Generator(device="cpu").manual_seed(seed), Limits(batch_size, memory)
+    )
+    result = tested.measure([circuit.mask])[0]
     runs: dict[str, Callable[[], Check]] = {
-        "sufficiency": lambda: tests.sufficiency(lab, result),
-        "equivalence": lambda: tests.equivalence(result),
-        "necessity": lambda: tests.necessity(lab),
-        "minimality": lambda: tests.minimality(lab, result),
-        "stability": lambda: tests.stability(lab, found_on, draws),
-        "transfer": lambda: tests.transfer(lab, result, found_on, reworded),
+        "sufficiency": lambda: checks.sufficiency(tested, result),
+        "equivalence": lambda: checks.equivalence(result),
+        "necessity": lambda: checks.necessity(tested),
+        "minimality": lambda: checks.minimality(tested, result),
+        "stability": lambda: checks.stability(tested, found_on, draws),
+        "transfer": lambda: checks.transfer(tested, result, found_on, reworded),
     }
-    checks = dict[str, Check]()
+    outcomes = dict[str, Check]()
     for name, run in runs.items():
         watch(name)
-        checks[name] = run()
+        outcomes[name] = run()
     watch("effects")
     return Verdict(
-        **checks,
-        effects=tests.measure_effects(lab, result),
+        **outcomes,
+        effects=measure_effects(tested, result),
         model=model.name,
         task=task.name,
         examples=len(task),

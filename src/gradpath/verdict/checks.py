@@ -1,43 +1,14 @@
 """The six tests, in the order in which a verdict lists them; the package's docstring defines them.
 
 Their p values are exact or from resampling: nothing is assumed to be normal. ``quick_checks`` are the two tests that
-``find`` makes of every circuit, from its own measurements and a few runs of random circuits. ``measure_effects`` shows
-how exact the effects of a circuit's edges are, and what could have been missed outside of it.
-
-Selections and scores estimate effects by gradients. Inside the circuit H the estimate for an edge e, and what it
-estimates, are
-
-    estimated(e) = mean over examples of (x_u - x'_u) . dm / d in_v  in H's own run
-    measured(e)  = mean m(H) - mean m(H without e)
-
-(``evaluation.circuit_gradients``, and exact patching), both in shares of the behaviour, for a sample of H's edges from
-the strongest to the weakest.
-
-Gradients cannot show what gradients miss. AtP*'s diagnostic (Kramar et al. 2024, arXiv 2403.00745, section on
-diagnostics and Algorithm 1) can: it patches random subsets S of everything that was not verified. Our S has a quarter
-of the edges outside of H, every edge is in exactly a quarter of the ``SUBSETS`` subsets, and
-
-    c(e) = mean m(H + S) over subsets with e  -  mean m(H + S) over subsets without e
-
-is what e changes in H, on average over what else is added. The bound is the largest |c(e)| + t(e) SE(e) over all e,
-with the standard error and the degrees of freedom of Welch's t-test: the smallest effect that, for every edge, a
-one-sided test at 5% rejects. The edge of the largest effect is one of them, so the bound is above that effect with a
-confidence of 95%, and needs no correction for the number of edges (an intersection-union test).
-
-The random subsets of what was not verified, the means with and without, Welch's test, and the maximum over all are as
-in the paper. There are three differences: we use edges, not nodes; we add them to H, where the paper corrupts nodes of
-the clean run; and each edge is in a fixed number of subsets, where the paper includes each with some probability. As in
-the paper, the bound does not cover an edge that acts only together with others that are seldom in the same subset. It
-is loose if the subsets themselves differ much. The confidence is over subsets: the examples are fixed.
-
-Cost: one gradient in H and at most ``SAMPLE`` circuits on all examples, ``SUBSETS`` large circuits on a few of them.
+``find`` makes of every circuit, from its own measurements and a few runs of random circuits.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -45,25 +16,19 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gradpath.ablation import CORRUPTED, ablation_of, all_positions
+from gradpath.ablation import CORRUPTED
 from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import METHODS, recorded_method
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate_many
-from gradpath.evaluation.circuit_gradients import edge_effects
-from gradpath.evaluation.plan import plan_of
-from gradpath.evaluation.prepared import SetUps
 from gradpath.evaluation.result import Result
 from gradpath.graph import pruned
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
-from gradpath.runtime import distributed
 from gradpath.selection import SELECTIONS, find_selection, select_many
 from gradpath.selection.ranking import random_circuit
-from gradpath.sweep import own_settings, sweep
-from gradpath.tasks.metrics import NoGradientError
-from gradpath.tasks.task import Pairs, Task, encode
-from gradpath.verdict import Check, Effects
+from gradpath.sweep import own_settings
+from gradpath.tasks.task import Task
 
 RANDOM = 20  # random circuits of each kind
 WEAKEST = 20  # edges that are removed one by one
@@ -72,21 +37,36 @@ FLIPS, LEVEL = 4096, 0.05  # random signs, and the level of all tests
 MARGIN, KEPT, APART, NEEDED, SHARED = 0.1, 0.2, 0.5, 0.9, 0.5
 FEWEST = 10  # examples: with fewer, no test could reject anything
 FEW, NO_BEHAVIOUR = 12, 0.01  # examples for what needs few; a share of the whole behaviour
-SAMPLE = 24  # edges of the circuit that are patched one by one
-SUBSETS = 40
-Z_95 = 1.6448536269514722  # the one-sided 95% quantile of the normal distribution
-_ROWS = 100_000  # edges that are assigned to subsets at once
 QUICK = 19  # random circuits: with fewer, no circuit could be better than chance at 5%
 
 
 @dataclass(frozen=True)
-class Lab:
+class Check:
+    """The result of one test.
+
+    Args:
+        value: The measured value.
+        null: The value expected by chance, or the limit.
+        passed: Whether the test is passed; None if it could not be run.
+        about: The result in one line, or the reason why the test could not be run.
+        details: Further numbers.
+    """
+
+    value: float | None
+    null: float | None
+    passed: bool | None
+    about: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CircuitUnderTest:
     """What all tests use: the circuit, its model and examples, and a source of random circuits."""
 
     model: Transformer
     circuit: Circuit
     task: Task
-    dice: torch.Generator
+    generator: torch.Generator
     limits: Limits
 
     def measure(self, masks: Sequence[Tensor], task: Task | None = None) -> list[Result]:
@@ -113,20 +93,20 @@ class Lab:
             candidates = graph.mask if layer is None else graph.mask & (graph.layers_of_targets == layer)
             edges = candidates.flatten().nonzero()[:, 0]
             n = int((mask & candidates).sum())
-            chosen = edges[torch.randperm(len(edges), generator=self.dice, device="cpu")[:n]]
+            chosen = edges[torch.randperm(len(edges), generator=self.generator, device="cpu")[:n]]
             drawn.view(-1)[chosen] = True
         return drawn
 
 
-def sufficiency(lab: Lab, result: Result) -> Check:
-    graph, n = lab.circuit.graph, len(lab.circuit)
+def sufficiency(tested: CircuitUnderTest, result: Result) -> Check:
+    graph, n = tested.circuit.graph, len(tested.circuit)
     masks = {
-        "edges": [lab.random_mask(by_layer=False) for _ in range(RANDOM)],
-        "edges of every layer": [lab.random_mask(by_layer=True) for _ in range(RANDOM)],
+        "edges": [tested.random_mask(by_layer=False) for _ in range(RANDOM)],
+        "edges of every layer": [tested.random_mask(by_layer=True) for _ in range(RANDOM)],
     }
-    seeds = [int(torch.randint(2**31, (), generator=lab.dice, device="cpu")) for _ in range(RANDOM)]
+    seeds = [int(torch.randint(2**31, (), generator=tested.generator, device="cpu")) for _ in range(RANDOM)]
     masks["paths"] = [random_circuit(graph, n, Random(seed)) for seed in seeds]
-    errors = {kind: [x.error for x in lab.measure(drawn)] for kind, drawn in masks.items()}
+    errors = {kind: [x.error for x in tested.measure(drawn)] for kind, drawn in masks.items()}
     cut = sum(not pruned(graph, mask).any() for drawn in masks.values() for mask in drawn)
     p = {kind: p_value(result.error, values) for kind, values in errors.items()}
     medians = {kind: float(torch.tensor(values).median()) for kind, values in errors.items()}
@@ -160,32 +140,32 @@ def equivalence(result: Result) -> Check:
     return Check(off, MARGIN, passed, about, {"interval": [low - 1, high - 1], "wins": wins, "losses": losses, "p": p})
 
 
-def necessity(lab: Lab) -> Check:
-    graph, circuit = lab.circuit.graph, lab.circuit.mask
-    masks = [circuit, *(lab.random_mask(by_layer=False) for _ in range(RANDOM))]
-    left, *left_by_chance = (x.faithfulness for x in lab.measure([graph.mask & ~mask for mask in masks]))
+def necessity(tested: CircuitUnderTest) -> Check:
+    graph, circuit = tested.circuit.graph, tested.circuit.mask
+    masks = [circuit, *(tested.random_mask(by_layer=False) for _ in range(RANDOM))]
+    left, *left_by_chance = (x.faithfulness for x in tested.measure([graph.mask & ~mask for mask in masks]))
     chance = float(torch.tensor(left_by_chance).median())
     about = f"{left:.3f} of the behaviour is left without it (limit {KEPT}); without as many random edges {chance:.3f}"
     details: dict[str, Any] = {"p": p_value(left, left_by_chance)}
     passed = left < KEPT and left <= chance - APART
-    if lab.circuit.provenance.ablation == CORRUPTED:
+    if tested.circuit.provenance.ablation == CORRUPTED:
         # The same two prompts, exchanged.
-        exchanged = replace(lab.task, clean=lab.task.corrupted, corrupted=lab.task.clean, spans=None)
-        details["moved"] = lab.measure([circuit], exchanged)[0].faithfulness
+        exchanged = replace(tested.task, clean=tested.task.corrupted, corrupted=tested.task.clean, spans=None)
+        details["moved"] = tested.measure([circuit], exchanged)[0].faithfulness
         passed = passed and details["moved"] > 1 - KEPT
         about += f"; corrupting only the circuit loses {details['moved']:.3f} (limit {1 - KEPT})"
     return Check(left, chance, passed, about, details)
 
 
-def minimality(lab: Lab, result: Result) -> Check:
-    circuit = lab.circuit
+def minimality(tested: CircuitUnderTest, result: Result) -> Check:
+    circuit = tested.circuit
     weakest = circuit.scores.abs().sort(stable=True).indices[:WEAKEST].tolist()
     unit = float((result.clean_values - result.corrupted_values).abs().mean())
-    results = [result, *lab.measure_without(weakest)]
+    results = [result, *tested.measure_without(weakest)]
     distances = torch.stack([(x.circuit_values - x.clean_values).abs() for x in results]) / unit
     loss = (distances[1:] - distances[0]).T  # (example, edge)
     loss = torch.where(loss.abs() < 1e-5, 0.0, loss)
-    needed = holm(sign_flip_p(loss, lab.dice))
+    needed = holm(sign_flip_p(loss, tested.generator))
     idle = [circuit.edges[i] for i, matters in zip(weakest, needed.tolist(), strict=True) if not matters]
     share, n_needed = float(needed.double().mean()), int(needed.sum())
     verb = "is" if n_needed == 1 else "are"
@@ -194,17 +174,19 @@ def minimality(lab: Lab, result: Result) -> Check:
     return Check(share, NEEDED, share >= NEEDED, about, {"tested": len(weakest), "not_needed": idle})
 
 
-def stability(lab: Lab, found_on: Task | None, draws: Sequence[Task]) -> Check:
-    circuit, provenance = lab.circuit, lab.circuit.provenance
+def stability(tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[Task]) -> Check:
+    circuit, provenance = tested.circuit, tested.circuit.provenance
     how = provenance.how.partition("=")[0].partition("+")[0]
     if provenance.method not in METHODS or how not in SELECTIONS or provenance.of_nodes:
         return Check(None, None, None, "the circuit does not say how it was found, so it cannot be found again")
     if found_on is None:
         return Check(None, None, None, "needs the examples that it was found with (found_on)")
     size = (len(found_on),)
-    rows = [torch.randint(len(found_on), size, generator=lab.dice, device="cpu").tolist() for _ in range(SAMPLES)]
-    samples = [_find_again(lab, found_on.take(sample)) for sample in rows]
-    others = [_find_again(lab, draw) for draw in draws]
+    rows = [
+        torch.randint(len(found_on), size, generator=tested.generator, device="cpu").tolist() for _ in range(SAMPLES)
+    ]
+    samples = [_find_again(tested, found_on.take(sample)) for sample in rows]
+    others = [_find_again(tested, draw) for draw in draws]
     compared = [circuit.compare(sample) for sample in samples]
     bootstrap = sum(x.jaccard_edges for x in compared) / SAMPLES
     nodes = sum(x.jaccard_nodes for x in compared) / SAMPLES
@@ -221,24 +203,26 @@ def stability(lab: Lab, found_on: Task | None, draws: Sequence[Task]) -> Check:
     return Check(bootstrap, chance, bootstrap >= max(SHARED, chance), about, details)
 
 
-def _find_again(lab: Lab, task: Task) -> Circuit:
+def _find_again(tested: CircuitUnderTest, task: Task) -> Circuit:
     """The circuit that the same method and selection find on these examples."""
-    provenance, limits = lab.circuit.provenance, lab.limits
+    provenance, limits = tested.circuit.provenance, tested.limits
     method, options = recorded_method(provenance)
-    with own_settings(lab.model):
-        scores = attribute_at_steps(lab.model, task, method, options, limits=limits, ablation=provenance.ablation)[-1]
-    n = lab.circuit.asked if find_selection(provenance.how)[0].sized else scores.n_edges
-    return select_many(scores, [n], how=provenance.how, model=lab.model, task=task, limits=limits)[0]
+    with own_settings(tested.model):
+        scores = attribute_at_steps(tested.model, task, method, options, limits=limits, ablation=provenance.ablation)[
+            -1
+        ]
+    n = tested.circuit.asked if find_selection(provenance.how)[0].sized else scores.n_edges
+    return select_many(scores, [n], how=provenance.how, model=tested.model, task=task, limits=limits)[0]
 
 
-def transfer(lab: Lab, result: Result, found_on: Task | None, reworded: Task | None) -> Check:
+def transfer(tested: CircuitUnderTest, result: Result, found_on: Task | None, reworded: Task | None) -> Check:
     if found_on is None:
         return Check(None, None, None, "needs the examples that it was found with (found_on)")
-    before = lab.measure([lab.circuit.mask], found_on)[0].faithfulness
+    before = tested.measure([tested.circuit.mask], found_on)[0].faithfulness
     about = f"faithfulness {result.faithfulness:.3f} on other examples, {before:.3f} on those it was found with"
     least, details = result.faithfulness, dict[str, Any]()
     if reworded is not None:
-        details["reworded"] = lab.measure([lab.circuit.mask], reworded)[0].faithfulness
+        details["reworded"] = tested.measure([tested.circuit.mask], reworded)[0].faithfulness
         least = min(least, details["reworded"])
         about += f", {details['reworded']:.3f} in other templates"
     about += f"; margin {MARGIN}"
@@ -261,9 +245,9 @@ def sign_test(wins: int, losses: int) -> float:
     return min(1.0, 2.0 * ways / 2.0**n)
 
 
-def sign_flip_p(losses: Float[Tensor, "example edge"], dice: torch.Generator) -> Float[Tensor, " edge"]:
+def sign_flip_p(losses: Float[Tensor, "example edge"], generator: torch.Generator) -> Float[Tensor, " edge"]:
     """For each edge, how often the mean loss is at least as large when the signs of the examples are random."""
-    signs = 2.0 * torch.randint(2, (FLIPS, len(losses)), generator=dice, device="cpu") - 1
+    signs = 2.0 * torch.randint(2, (FLIPS, len(losses)), generator=generator, device="cpu") - 1
     observed, random = losses.double().mean(0), signs.double() @ losses.double() / len(losses)
     return (1 + (random >= observed - 1e-12).sum(0)) / (1 + FLIPS)
 
@@ -314,99 +298,3 @@ def quick_checks(result: Result, on_few: Result, random: Sequence[Result]) -> di
     details = {"faithfulness": result.faithfulness, "p": p}
     sufficient = Check(result.error, median, p <= LEVEL, about, details)
     return {"sufficiency": sufficient, "equivalence": equivalence(result)}
-
-
-def measure_effects(lab: Lab, result: Result) -> Effects:
-    """The effects of a sample of the circuit's edges, estimated and measured, and a bound on what others could add."""
-    circuit, unit = lab.circuit, result.clean - result.corrupted
-    ranked = circuit.scores.abs().argsort(descending=True, stable=True)
-    n = min(SAMPLE, len(circuit))
-    sample = ranked[torch.linspace(0, len(ranked) - 1, n, device="cpu").round().long()]
-    measured = [(result.circuit - without.circuit) / unit for without in lab.measure_without(sample.tolist())]
-    try:
-        estimated: list[float] | None = (_estimates(lab)[sample] / unit).tolist()
-    except NoGradientError:
-        estimated = None
-    bound, edge = _bound(lab, few_examples(lab.task, result))
-    return Effects([circuit.edges[i] for i in sample.tolist()], measured, estimated, bound, edge, SUBSETS)
-
-
-def _estimates(lab: Lab) -> Float[Tensor, " edge"]:
-    """The mean over examples of the first-order effect of each edge of the circuit, in the circuit's run."""
-    model, circuit, task = lab.model, lab.circuit, lab.task
-    plan, edges = plan_of(model, circuit), circuit.graph.flattened(circuit.index)
-    order = edges.argsort()
-    total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
-    with own_settings(model):
-        ablation = ablation_of(circuit.provenance.ablation, model, task, lab.limits)
-        pairs = all_positions(encode(task, model.tokenizer), ablation)
-        set_ups = SetUps(model, task.metric, ablation, room=0)
-
-        def summed_effects(batch: Pairs) -> Tensor:
-            _, effects = edge_effects(set_ups.prepare(batch).prepared, plan, task.metric, edges[order])
-            return effects.double().sum(0).cpu()
-
-        for effects in sweep(
-            summed_effects,
-            pairs,
-            lab.limits.batch(model, pairs),
-            model=model,
-            task=task,
-            doing="estimating the effects of edges",
-            same=lambda: (model.identity, circuit.masks.numpy().tobytes()),
-        ):
-            total[order] += effects
-    return distributed.all_sum(total) / len(pairs)
-
-
-def _bound(lab: Lab, task: Task) -> tuple[float | None, str | None]:
-    """What an edge outside the circuit adds at most, in shares of the behaviour, and the edge with this bound."""
-    graph, circuit = lab.circuit.graph, lab.circuit.mask
-    outside = (graph.mask & ~circuit).flatten().nonzero()[:, 0]
-    if not len(outside):
-        return None, None
-    member = torch.empty(len(outside), SUBSETS, dtype=torch.bool, device="cpu")
-    for at in range(0, len(outside), _ROWS):
-        random = torch.rand(len(member[at : at + _ROWS]), SUBSETS, generator=lab.dice, device="cpu")
-        member[at : at + _ROWS] = random.argsort(1) < SUBSETS // 4
-    masks = []
-    for subset in member.T:
-        mask = circuit.flatten().clone()
-        mask[outside[subset]] = True
-        masks.append(mask.view(circuit.shape))
-    values = torch.tensor([x.faithfulness for x in lab.measure(masks, task)], dtype=torch.float64, device="cpu")
-    bounds = upper_bounds(member, values)
-    worst = int(bounds.argmax())
-    return float(bounds[worst]), graph.edge_at(int(outside[worst]))
-
-
-def upper_bounds(member: Tensor, values: Float[Tensor, " subset"]) -> Float[Tensor, " edge"]:
-    """|mean with an edge - mean without it| plus the margin of Welch's test; ``member`` is (edge, subset)."""
-    inside = member.double()
-    n = inside.sum(1)
-    m = len(values) - n
-    values = values - values.mean()  # the squares below would lose digits
-    first, second = inside @ values, inside @ values.square()
-    mean_in, mean_out = first / n, (values.sum() - first) / m
-    spread_in = (second - n * mean_in.square()).clamp(min=0) / (n - 1) / n
-    spread_out = (values.square().sum() - second - m * mean_out.square()).clamp(min=0) / (m - 1) / m
-    error = spread_in + spread_out
-    freedom = error.square() / (spread_in.square() / (n - 1) + spread_out.square() / (m - 1))
-    freedom = freedom.nan_to_num(1.0).clamp(min=1.0)  # all values are equal: the error is 0
-    return (mean_in - mean_out).abs() + student_quantile(freedom) * error.sqrt()
-
-
-def student_quantile(freedom: Float[Tensor, " edge"]) -> Float[Tensor, " edge"]:
-    """The one-sided 95% quantile of Student's t, to 0.001 from 4 degrees of freedom on (Abramowitz, Stegun 26.7.5).
-
-    >>> [round(t, 3) for t in student_quantile(torch.tensor([4.0, 9.0, 38.0])).tolist()]
-    [2.132, 1.833, 1.686]
-    """
-    z = Z_95
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum((term / freedom**k for k, term in enumerate(terms, start=1)), torch.zeros_like(freedom))
