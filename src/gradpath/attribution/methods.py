@@ -189,7 +189,7 @@ def path(
             moves,
             at_clean=at_clean,
             check=check,
-            passes=lambda _, options: passes(options),
+            passes=lambda _, options: float(passes(options)),
             rules=rules,
             increments=increments,
         )

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
-from itertools import product
-from operator import itemgetter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +18,11 @@ from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 
 if TYPE_CHECKING:
     from gradpath.grid.bench import Bench
-    from gradpath.grid.experiment import Outcome, Row, Written
+    from gradpath.grid.experiment import Outcome, Written
     from gradpath.grid.request import Request
     from gradpath.grid.study import Study
     from gradpath.grid.study_report import Estimate
     from gradpath.model.transformer import Transformer
-    from gradpath.report import Chosen, CurvePoint, MethodRun
 
 NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
 
@@ -64,6 +60,7 @@ def curve_command(
     opt.check_folder(out)
     from gradpath.grid import faithfulness
     from gradpath.grid.bench import Bench, Store
+    from gradpath.grid.curve_report import write_report
     from gradpath.grid.experiment import Experiment, reproduce
     from gradpath.paper import published
     from gradpath.pipeline import notices
@@ -76,7 +73,9 @@ def curve_command(
 
     def outcome(bench: Bench) -> Outcome:
         measured = faithfulness.outcome(bench, "curve")
-        return measured if out is None else replace(measured, files=lambda draft: _write_report(bench, measured, draft))
+        if out is None:
+            return measured
+        return replace(measured, files=lambda draft: write_report(bench, measured, draft, opt.command_line()))
 
     curve = Experiment("curve", faithfulness.jobs, outcome)
     with ExitStack() as stack:
@@ -123,93 +122,6 @@ def _curve_text(written: Written, out: Path | None) -> str:
         return "\n".join([*lines, "", "To write the tables, the figure and a report, give a folder with --out."])
     names = ", ".join(file.name for file in written.files)
     return "\n".join([*lines, "", f"Wrote to {out}:", f"  {names}", f"Open {out / 'report.html'} in a browser."])
-
-
-def _write_report(bench: Bench, outcome: Outcome, folder: Path) -> list[Path]:
-    """Write ``report.html``: all methods side by side, opened on the last circuit of the first of them."""
-    from gradpath.report import Report, write
-
-    rows, request = outcome.rows, bench.request
-    readable = _readable(rows, request.methods[0].label)
-    runs = _runs(bench, outcome, readable)
-    report = Report(
-        title=f"{rows[0]['task']} in {bench.model.name}",
-        model=bench.model.name,
-        task=rows[0]["task"],
-        runs=runs,
-        chosen=_chosen(rows, runs[0], readable, unsized=request.hows[0] in request.unsized),
-        command=opt.command_line(),
-        about={"examples measured": rows[0]["examples"], "seed": request.seed},
-    )
-    write(report, folder / "report.html")
-    return [folder / "report.html"]
-
-
-def _readable(rows: Sequence[Row], method: str) -> Row:
-    """The largest circuit of the first selection that a person can follow: of unsized ones the page shows only one."""
-    from gradpath.pipeline.found import READABLE
-
-    size = itemgetter("edges_asked")
-    circuits = [row for row in rows if row["how"] == rows[0]["how"] and row["method"] == method]
-    return max((row for row in circuits if size(row) <= READABLE), key=size, default=min(circuits, key=size))
-
-
-def _runs(bench: Bench, outcome: Outcome, readable: Row) -> list[MethodRun]:
-    """The scores, the points of the curve and the circuits of every method."""
-    from gradpath.evaluation.mib import Areas
-    from gradpath.report import CurvePoint, MethodRun
-    from gradpath.report.data import IN_PAGE, selected_by
-    from gradpath.selection import swept
-
-    rows, request = outcome.rows, bench.request
-    task, how = rows[0]["task"], rows[0]["how"]
-    names = ["how", "edges_asked", "edges_kept", "faithfulness", "faithfulness_low", "faithfulness_high", "error"]
-    area_names = [field.name for field in fields(Areas)]
-    chance, runs = _random_points(bench, outcome), []
-    for method in request.methods:
-        label, scores = method.label, bench.scores(task, method)
-        points = [CurvePoint(*(row[name] for name in names)) for row in rows if row["method"] == label]
-        mib_rows = [row for row in outcome.facts.get("mib", ()) if row["method"] == label]
-        areas = {row["how"]: Areas(*(row[name] for name in area_names)) for row in mib_rows}
-        run = MethodRun(scores, points + chance, name=label, areas=areas)
-        if request.hows[0] in request.unsized:
-            circuit = bench.circuit(scores, swept(request.hows[0])[readable["threshold"]])
-            run = run if circuit is None else replace(run, circuit=selected_by(circuit, how))
-        elif how not in IN_PAGE and (order := bench.order(scores, how)) is not None:
-            run = replace(run, circuit=order[0], smallest=order[1])
-        runs.append(run)
-    return runs
-
-
-def _random_points(bench: Bench, outcome: Outcome) -> list[CurvePoint]:
-    from gradpath.grid.faithfulness import RANDOM
-    from gradpath.grid.jobs import circuit_cell
-    from gradpath.report import CurvePoint
-    from gradpath.report.data import CHANCE
-
-    task, method, points = outcome.rows[0]["task"], bench.request.methods[0], []
-    for how, row in product(RANDOM, outcome.facts["random"]):
-        cell = circuit_cell(bench, task, method, how, row["edges_asked"])
-        low, high = cell["faithfulness_interval"]
-        numbers = cell["edges_kept"], cell["faithfulness"], low, high, cell["error"]
-        points.append(CurvePoint(CHANCE, row["edges_asked"], *numbers))
-    return points
-
-
-def _chosen(rows: Sequence[Row], run: MethodRun, readable: Row, *, unsized: bool) -> Chosen:
-    """The circuit that the page opens with."""
-    from gradpath.pipeline.found import READABLE
-    from gradpath.report import Chosen
-    from gradpath.report.data import IN_PAGE, SAVED
-    from gradpath.report.page import LIMIT
-
-    how = rows[0]["how"]
-    shown = how if how in IN_PAGE else SAVED if run.circuit is not None else "top"
-    if unsized and shown == SAVED:
-        return Chosen(edges=readable["edges_kept"], how=SAVED)
-    # A page of half of all edges would be large and would show nothing.
-    sizes = [row["edges_asked"] for row in rows if 0 < row["edges_asked"] <= LIMIT] or [LIMIT]
-    return Chosen(edges=max(sizes), how=shown, opens=max((n for n in sizes if n <= READABLE), default=min(sizes)))
 
 
 @click.command(name="run")

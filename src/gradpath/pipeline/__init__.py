@@ -26,8 +26,9 @@ from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
 from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
-from gradpath.pipeline.found import READABLE, Found
+from gradpath.pipeline.found import Found
 from gradpath.pipeline.request import FindRequest
+from gradpath.report.data import READABLE
 from gradpath.runtime.progress import Job, Phase, job
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes, selecting_passes

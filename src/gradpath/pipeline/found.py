@@ -36,6 +36,7 @@ from gradpath.registry import loaded_plugins, owner_of
 from gradpath.report.data import (
     CHANCE,
     IN_PAGE,
+    READABLE,
     SAVED,
     SHOWN,
     Chosen,
@@ -56,7 +57,6 @@ from gradpath.tasks.task import Task, task_digest
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check, quick_checks
 
-READABLE = 200  # the most edges that a person can follow in a drawing: a report opens on no more
 MOST = 20  # entries in the cache
 _RECORD = "kept.json"
 

@@ -21,6 +21,7 @@ from gradpath.verdict.checks import Check
 from gradpath.verdict.effects import Effects
 
 IN_PAGE = ("top", "greedy", "signed")  # the selections that the page can compute
+READABLE = 200  # the most edges that a person can follow in a drawing: a page opens on no more
 SHOWN = 16  # examples that the page offers
 SAVED = "saved"  # the page's name for the order of the edges in a circuit
 CHANCE = "random"  # the points of a curve with this selection are drawn as a grey band
