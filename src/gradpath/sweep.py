@@ -79,7 +79,7 @@ def sweep(
     places: Callable[[Pairs], Places] | None = None,
     progress: Progress | None = None,
     batches: Sequence[Pairs] | None = None,
-    give_back: bool = True,
+    trim_memory: bool = True,
 ) -> Iterator[Output]:
     """Run some work on every batch, in halves where it does not fit into memory.
 
@@ -99,7 +99,7 @@ def sweep(
             through its two prompts.
         progress: Called with the number of examples of each finished batch; on the first rank, for all of them.
         batches: The same examples in batches, if they are not to be cut evenly.
-        give_back: Whether to give freed memory back in the end. A caller that goes on at once would take it again.
+        trim_memory: Whether to give freed memory back in the end. A caller that goes on at once would take it again.
 
     Yields:
         What the work returned for each batch.
@@ -118,7 +118,7 @@ def sweep(
             if progress is not None:
                 progress(len(batch))
         several = len(pairs) > size if batches is None else len(batches) > 1
-        if several and give_back:  # not after every batch of a caller with many: it would be taken again at once
+        if several and trim_memory:  # not after every batch of a caller with many: it would be taken again at once
             return_memory()
         return
     labels = pairs.labels if isinstance(pairs.labels, list) else [pairs.labels]

@@ -17,7 +17,8 @@ from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph, pruned_spans
 from gradpath.reference import examples, forward, input_gradients, metric_of, read_all
 from gradpath.scores import load_scores
-from gradpath.tasks.task import Labels, encode, labels_of
+from gradpath.tasks.spans import PositionSpans, spans_of
+from gradpath.tasks.task import encode
 
 MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3], [6], [1, 8]])
 EVEN = prompts([6, 6, 6], [[1], [2, 3], [5]])
@@ -25,7 +26,7 @@ EVEN = prompts([6, 6, 6], [[1], [2, 3], [5]])
 
 def by_definition(model, task, by):
     """The clean prompt's slope times the difference of writes, position by position."""
-    labels = labels_of(task, encode(task, model.tokenizer), model.tokenizer, by)
+    labels = spans_of(task, encode(task, model.tokenizer), model.tokenizer, by)
     graph = model.graph
     total = torch.zeros(len(labels.names), graph.n_sources, graph.n_targets, dtype=torch.float64)
     for row, (clean, corrupted, answer) in zip(labels.at, examples(model, task), strict=True):
@@ -58,7 +59,7 @@ def test_scores_of_positions_add_up_to_those_of_edges(gpt2, method):
 
 
 def test_spans_are_what_is_before_changed_between_and_the_end(gpt2):
-    labels = labels_of(MIXED, encode(MIXED, gpt2.tokenizer), gpt2.tokenizer, "span")
+    labels = spans_of(MIXED, encode(MIXED, gpt2.tokenizer), gpt2.tokenizer, "span")
     assert labels.names == ("before", "changed", "between", "end")
     assert labels.at.tolist() == [
         [1, 2, 2, 2, 2, 3, -1, -1, -1],
@@ -94,7 +95,7 @@ def test_a_circuit_of_positions_is_patched_where_it_says(model, split, n):
     task, by = SPLITS[split]
     scores = attribute(model, task, "eap", positions=by)
     circuit = gp.select(scores, n)
-    labels = labels_of(task, encode(task, model.tokenizer), model.tokenizer, by)
+    labels = spans_of(task, encode(task, model.tokenizer), model.tokenizer, by)
     result = gp.evaluate(model, circuit, task, batch_size=2)
     expected = patched_at(model, task, circuit.masks, labels)
     assert torch.allclose(result.circuit_values.double(), expected, atol=1e-4)
@@ -197,9 +198,9 @@ def test_what_cannot_be_split_is_refused_in_words(gpt2, tmp_path):
 
 
 def test_reach_follows_the_tokens_where_spans_mix():
-    labels = Labels(("a", "b"), torch.tensor([[0, 1, 0, -1]]))
+    labels = PositionSpans(("a", "b"), torch.tensor([[0, 1, 0, -1]]))
     assert labels.reach().all()
-    apart = Labels(("a", "b"), torch.tensor([[0, 0, 1, 1]]))
+    apart = PositionSpans(("a", "b"), torch.tensor([[0, 0, 1, 1]]))
     assert apart.reach().tolist() == [[True, True], [False, True]]
 
 

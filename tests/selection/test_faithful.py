@@ -44,9 +44,9 @@ def test_the_size_found_keeps_the_share_and_the_measured_ones_below_do_not(circu
     model, order, kept = circuits
     measured, measure = [], faithful.measure_circuits
 
-    def noted(set_ups, some, *args):
+    def noted(prepared_batches, some, *args):
         measured.extend(one.asked for one in some)
-        return measure(set_ups, some, *args)
+        return measure(prepared_batches, some, *args)
 
     monkeypatch.setattr(faithful, "measure_circuits", noted)
     n = smallest_faithful(model, TASK, order, share)

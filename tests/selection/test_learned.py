@@ -172,12 +172,12 @@ def test_the_last_step_takes_a_few_examples_and_the_estimate_counts_its_passes(
     monkeypatch.setattr(learned_module, "CLEAR", clear)
     is_off = not clear
     monkeypatch.setattr(learned_module, "LAST_RUNS", 1 + 0.5 * is_off)
-    task, made, set_up = TASK.take(list(range(n_seen))), [], set()
+    task, made, prepared_examples = TASK.take(list(range(n_seen))), [], set()
 
     def counted(measure):
         def count(self, pairs, plan, asked, *others):
             made.append((len(pairs), len(asked) > 0))
-            set_up.update(pairs.index.tolist())
+            prepared_examples.update(pairs.index.tolist())
             return measure(self, pairs, plan, asked, *others)
 
         return count
@@ -192,7 +192,7 @@ def test_the_last_step_takes_a_few_examples_and_the_estimate_counts_its_passes(
     runs = probe.RUN_PASSES * (forward + backward) / 2
     expected = selecting_passes(how, n_seen, scores.graph.n_edges, len(sizes)) * n_seen
     assert expected == pytest.approx(runs + probe.SET_UP_PASSES * n_seen)
-    assert len(set_up) <= n_seen
+    assert len(prepared_examples) <= n_seen
 
 
 @pytest.mark.parametrize("part", [12, 2])

@@ -6,7 +6,8 @@ import pytest
 
 from gradpath.errors import InputError
 from gradpath.tasks import load_task
-from gradpath.tasks.task import encode, labels_of
+from gradpath.tasks.spans import spans_of
+from gradpath.tasks.task import encode
 
 ROW = {"clean": "The chef likes it", "corrupted": "The boy likes it", "answers": " is", "wrong_answers": " are"}
 OTHER = {**ROW, "clean": "The man sees it", "corrupted": "The boy sees it"}
@@ -15,7 +16,7 @@ OTHER = {**ROW, "clean": "The man sees it", "corrupted": "The boy sees it"}
 def test_spans_are_the_tokens_that_their_characters_belong_to(model):
     rows = [{**ROW, "spans": '{"subject": "chef", "verb": [9, 14]}'}, {**OTHER, "spans": {"subject": "man"}}]
     task = load_task(data=rows, model=model, n=None, split="all")
-    labels = labels_of(task, encode(task, model.tokenizer), model.tokenizer, "span")
+    labels = spans_of(task, encode(task, model.tokenizer), model.tokenizer, "span")
     assert set(labels.names) == {"subject", "verb", "rest"}
     for text, row in zip(task.clean, labels.at.tolist(), strict=True):
         ids = model.tokenizer.encode([text])[0]

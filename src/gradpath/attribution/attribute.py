@@ -51,7 +51,8 @@ from gradpath.runtime.progress import Phase
 from gradpath.scores import Scores, SpanScores
 from gradpath.sweep import Progress, ShowProgress, own_settings, shown, sweep, units
 from gradpath.tasks.metrics import Metric
-from gradpath.tasks.task import Labels, Pairs, Task, encode, labels_of
+from gradpath.tasks.spans import PositionSpans, spans_of
+from gradpath.tasks.task import Pairs, Task, encode
 
 # Splits a batch's rows, (batch, suffix position) flattened, into groups that are scored separately.
 Split = Callable[[Pairs], list[Tensor]]
@@ -294,12 +295,12 @@ def attribute_at_steps(
     return sums.scores(_about(model, task, method, options, ablation, len(pairs), at_once.largest), positions)
 
 
-def _encoded(model: Transformer, task: Task, positions: str | None) -> tuple[Pairs, Labels | None]:
+def _encoded(model: Transformer, task: Task, positions: str | None) -> tuple[Pairs, PositionSpans | None]:
     """The token ids, and the spans of their positions if the scores are split by them."""
     pairs = encode(task, model.tokenizer)
     if positions is None:
         return pairs, None
-    spans = labels_of(task, pairs, model.tokenizer, positions)
+    spans = spans_of(task, pairs, model.tokenizer, positions)
     return replace(pairs, spans=spans.at), spans
 
 
@@ -361,7 +362,7 @@ class Sums:
         method: Method,
         steps: Sequence[int],
         n_examples: int,
-        spans: Labels | None,
+        spans: PositionSpans | None,
         per_example: bool,
     ) -> None:
         self.model, self.method, self.steps, self.n_examples, self.spans = model, method, steps, n_examples, spans

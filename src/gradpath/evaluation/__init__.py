@@ -33,7 +33,7 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_names, check_type
 from gradpath.evaluation.patched_run import places_in_circuits, run_circuits
 from gradpath.evaluation.plan import check_same_graph, plan_of
-from gradpath.evaluation.prepared import SetUps
+from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
 from gradpath.limits import Limits
@@ -42,7 +42,8 @@ from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import Phase
 from gradpath.sweep import Places, Progress, ShowProgress, own_settings, places_in_prompts, shown, sweep, units
-from gradpath.tasks.task import Pairs, Task, encode, labels_of
+from gradpath.tasks.spans import spans_of
+from gradpath.tasks.task import Pairs, Task, encode
 
 PASSES_PER_CIRCUIT = 0.4  # forward passes that a circuit takes, for the progress bar: most nodes are outside of it
 
@@ -122,22 +123,22 @@ def evaluate_many(
     ablation = ablation or common_ablation(circuits)
     with own_settings(model), shown(progress, lambda: phase_of(model, task, len(circuits))) as progress:
         writes = ablation_of(ablation, model, mean_over or task, limits)
-        set_ups = SetUps(model, task.metric, writes, room=0)
-        return measure_circuits(set_ups, circuits, task, ablation, limits, progress)
+        prepared_batches = PreparedBatches(model, task.metric, writes, room=0)
+        return measure_circuits(prepared_batches, circuits, task, ablation, limits, progress)
 
 
 def measure_circuits(
-    set_ups: SetUps,
+    prepared_batches: PreparedBatches,
     circuits: Sequence[Circuit],
     task: Task,
     ablation: str,
     limits: Limits = Limits(),
     progress: Progress | None = None,
 ) -> list[Result]:
-    """As ``evaluate``, with set-ups that can be used again for further circuits on the same examples.
+    """As ``evaluate``, with prepared batches that can be used again for further circuits on the same examples.
 
     Args:
-        set_ups: The set-ups, of the task's metric and the ablation.
+        prepared_batches: The prepared batches, of the task's metric and the ablation.
         circuits: The circuits.
         task: The examples.
         ablation: The name of the ablation.
@@ -147,8 +148,8 @@ def measure_circuits(
     Returns:
         A result for each circuit.
     """
-    model = set_ups.model
-    clean, corrupted, patched = _measure(set_ups, circuits, task, limits, progress)
+    model = prepared_batches.model
+    clean, corrupted, patched = _measure(prepared_batches, circuits, task, limits, progress)
     _check_behaviour(task, clean, corrupted)
     clean_texts, corrupted_texts = (_texts(side, model.tokenizer) for side in (task.clean, task.corrupted))
     about = {
@@ -190,26 +191,30 @@ def common_ablation(circuits: Sequence[Circuit]) -> str:
 
 @torch.no_grad()
 def _measure(
-    set_ups: SetUps, circuits: Sequence[Circuit], task: Task, limits: Limits, progress: Progress | None
+    prepared_batches: PreparedBatches,
+    circuits: Sequence[Circuit],
+    task: Task,
+    limits: Limits,
+    progress: Progress | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The metric of every example: clean and corrupted, (example,), and in each circuit, (circuit, example)."""
-    model, ablation = set_ups.model, set_ups.ablation
+    model, ablation = prepared_batches.model, prepared_batches.ablation
     pairs = all_positions(named_positions(encode(task, model.tokenizer), circuits, task, model), ablation)
     plans = [plan_of(model, circuit) for circuit in circuits]
     # Zeros, so that the sum over ranks puts every example's values in their place.
     values = torch.zeros(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
 
     def measure(batch: Pairs) -> Tensor:
-        prepared, *metrics = set_ups.prepare(batch)
+        prepared, *metrics = prepared_batches.prepare(batch)
         metrics += run_circuits(prepared, plans, task.metric)
         values[:, batch.index] = torch.stack([metric.float().cpu() for metric in metrics])
         return values[:, batch.index]
 
     def places(single: Pairs) -> Places:
         yield from places_in_prompts(model, task.metric, single)
-        yield from places_in_circuits(set_ups.prepare(single).prepared, plans, task.metric)
+        yield from places_in_circuits(prepared_batches.prepare(single).prepared, plans, task.metric)
 
-    size, batches = limits.batch(model, pairs), set_ups.batches
+    size, batches = limits.batch(model, pairs), prepared_batches.batches
     if batches is None and model.device.type == "cpu":  # elsewhere a few more rows cost less than another batch
         batches = limits.tight_batches(model, pairs)
     for _ in sweep(
@@ -237,7 +242,7 @@ def named_positions(pairs: Pairs, circuits: Sequence[Circuit], task: Task, model
     if len(kinds) > 1:
         raise UsageError("these circuits split positions in different ways: measure them separately.")
     [(by, names)] = kinds
-    return replace(pairs, spans=labels_of(task, pairs, model.tokenizer, by).under(names).at)
+    return replace(pairs, spans=spans_of(task, pairs, model.tokenizer, by).under(names).at)
 
 
 def _check_behaviour(task: Task, clean: Tensor, corrupted: Tensor) -> None:

@@ -22,7 +22,7 @@ from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, to_
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs, Task
 
-# Bytes of set-ups that are kept; others are made again.
+# Bytes of prepared batches that are kept; others are prepared again.
 ROOM = 3 * 2**27
 
 
@@ -159,7 +159,7 @@ def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) 
     )
 
 
-class SetUp(NamedTuple):
+class PreparedBatch(NamedTuple):
     """A batch that is ready for circuits, and the metric of its examples at both ends, (batch,)."""
 
     prepared: Prepared
@@ -167,44 +167,44 @@ class SetUp(NamedTuple):
     corrupted: Tensor
 
 
-class SetUps:
-    """The set-ups of batches. They are kept for further circuits as long as there is room for them."""
+class PreparedBatches:
+    """Prepared batches. They are kept for further circuits as long as there is room for them."""
 
     def __init__(self, model: Transformer, metric: Metric, ablation: Ablation | None, room: int = ROOM) -> None:
         """``room`` is the memory in bytes that may be kept."""
         self.model, self.metric, self.ablation, self.room = model, metric, ablation, room
         self.task: Task | None = None
-        self.batches: list[Pairs] | None = None  # all examples, in the batches in which they were set up
-        self._set_ups = dict[tuple[int, ...], SetUp]()
+        self.batches: list[Pairs] | None = None  # all examples, in the batches in which they were prepared
+        self._prepared = dict[tuple[int, ...], PreparedBatch]()
 
     @classmethod
-    def of(cls, model: Transformer, task: Task, ablation: str, limits: Limits) -> SetUps:
-        """The set-ups of a task's examples, shared by all callers as long as one of them holds a reference."""
+    def of(cls, model: Transformer, task: Task, ablation: str, limits: Limits) -> PreparedBatches:
+        """The prepared batches of a task's examples, shared by all callers as long as one of them holds a reference."""
         key = id(model), id(task), ablation
-        set_ups = _SHARED.get(key)
-        if set_ups is None:
-            set_ups = _SHARED[key] = cls(model, task.metric, ablation_of(ablation, model, task, limits))
-            set_ups.task = task  # so that no other task gets its id
-        return set_ups
+        prepared_batches = _SHARED.get(key)
+        if prepared_batches is None:
+            prepared_batches = _SHARED[key] = cls(model, task.metric, ablation_of(ablation, model, task, limits))
+            prepared_batches.task = task  # so that no other task gets its id
+        return prepared_batches
 
     @torch.no_grad()
-    def prepare(self, batch: Pairs) -> SetUp:
-        """The set-up of a batch; a batch is known by the numbers of its examples."""
+    def prepare(self, batch: Pairs) -> PreparedBatch:
+        """Prepare a batch, or return it as it was prepared; a batch is known by the numbers of its examples."""
         key = tuple(batch.index.tolist())
-        if key in self._set_ups:
-            return self._set_ups[key]
+        if key in self._prepared:
+            return self._prepared[key]
         prepared = prepare(self.model, batch.to(self.model.device), self.ablation)
-        set_up = SetUp(prepared, *prepared.ends(self.metric))
-        if (n_bytes := set_up.prepared.n_bytes) <= self.room:
-            self._set_ups[key] = set_up
+        prepared_batch = PreparedBatch(prepared, *prepared.ends(self.metric))
+        if (n_bytes := prepared_batch.prepared.n_bytes) <= self.room:
+            self._prepared[key] = prepared_batch
             self.room -= n_bytes
-        return set_up
+        return prepared_batch
 
     def keep_only(self, examples: Collection[int]) -> None:
         """Forget the batches with other examples than these."""
         inside = set(examples)
-        for key in [key for key in self._set_ups if not inside.issuperset(key)]:
-            self.room += self._set_ups.pop(key).prepared.n_bytes
+        for key in [key for key in self._prepared if not inside.issuperset(key)]:
+            self.room += self._prepared.pop(key).prepared.n_bytes
 
 
-_SHARED = WeakValueDictionary[tuple[int, int, str], SetUps]()
+_SHARED = WeakValueDictionary[tuple[int, int, str], PreparedBatches]()

@@ -13,7 +13,7 @@ For an example, a node u of the circuit and the parts p of its prompt::
 x_u is the output of u on the clean prompt, x'_u on the corrupted one, or under the circuit's ablation.
 
 A prompt is divided into parts, so that the attention of a query over them adds up to 1. If the data has named spans,
-these are the parts. Otherwise the parts are those of ``labels_of``: before the first difference of the pair, the
+these are the parts. Otherwise the parts are those of ``spans_of``: before the first difference of the pair, the
 changed part, between that and the end, and the end. Positions without a name (before, between, rest) are split further:
 
     first token      on which many heads rest
@@ -54,7 +54,8 @@ from gradpath.runtime import distributed
 from gradpath.sweep import Progress, own_settings, sweep
 from gradpath.tasks.builtin import TASKS
 from gradpath.tasks.metrics import METRICS
-from gradpath.tasks.task import PADDING, REST, Labels, Pairs, Task, encode, labels_of
+from gradpath.tasks.spans import PADDING, REST, PositionSpans, spans_of
+from gradpath.tasks.task import Pairs, Task, encode
 
 FIRST, AFTER, END = "first token", "after ", "end"
 UNNAMED = ("before", "between", REST)
@@ -81,9 +82,9 @@ def names_of_answers(task: Task) -> tuple[str, str]:
     return known.answers
 
 
-def parts_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None) -> Labels:
+def parts_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None) -> PositionSpans:
     """The names of parts that occur in a task's prompts, and the part of each position, -1 for padding."""
-    spans = labels_of(task, pairs, tokenizer, "span")
+    spans = spans_of(task, pairs, tokenizer, "span")
     names, at = list(spans.names), spans.at.clone()
     unnamed = torch.tensor([*(name in UNNAMED for name in names), False], device="cpu")
 
@@ -103,17 +104,17 @@ def parts_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None) -> Labels:
             mention = at == names.index(part)
             name(F.pad(mention[:, :-1], (1, 0)), f"{AFTER}{part}")
     name(position == 0, FIRST)
-    return _that_occur(Labels(tuple(names), at))
+    return _that_occur(PositionSpans(tuple(names), at))
 
 
-def _that_occur(labels: Labels) -> Labels:
+def _that_occur(labels: PositionSpans) -> PositionSpans:
     """Drop names that no position has, and order the others by their mean position."""
     position = torch.arange(labels.at.shape[1], device="cpu").expand_as(labels.at).double()
     order = [i for i in range(len(labels.names)) if bool((labels.at == i).any())]
     order.sort(key=lambda i: float(position[labels.at == i].mean()))
     number = torch.full((len(labels.names) + 1,), PADDING, device="cpu")
     number[order] = torch.arange(len(order), device="cpu")
-    return Labels(tuple(labels.names[i] for i in order), number[labels.at])
+    return PositionSpans(tuple(labels.names[i] for i in order), number[labels.at])
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Measured:
 
     sources: list[int]  # the nodes, in the order of the graph
     heads: list[int]  # the heads among them
-    parts: Labels
+    parts: PositionSpans
     answers: Int[Tensor, "example side answer"] | None
     clean: Float[Tensor, " example"]
     corrupted: Float[Tensor, " example"]
@@ -279,7 +280,9 @@ def measure(
 class _Totals:
     """The measurements of all examples, taken in batch by batch."""
 
-    def __init__(self, model: Transformer, circuit: Circuit, parts: Labels, answers: Tensor | None, n: int) -> None:
+    def __init__(
+        self, model: Transformer, circuit: Circuit, parts: PositionSpans, answers: Tensor | None, n: int
+    ) -> None:
         graph = model.graph
         self.model, self.parts, self.answers = model, parts, answers
         self.sources = [graph.source(node) for node in circuit.nodes if node != "logits"]

@@ -16,7 +16,7 @@ from gradpath.grid.jobs import circuit_cell
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
 from gradpath.report.data import CHANCE, IN_PAGE, READABLE, SAVED, selected_by
 from gradpath.report.page import LIMIT
-from gradpath.selection import swept
+from gradpath.selection import variants
 
 
 def write_report(bench: Bench, outcome: Outcome, folder: Path, command: str) -> list[Path]:
@@ -68,7 +68,7 @@ def _runs(bench: Bench, outcome: Outcome, readable: Row) -> list[MethodRun]:
         areas = {row["how"]: Areas(*(row[name] for name in area_names)) for row in mib_rows}
         run = MethodRun(scores, points + chance, name=label, areas=areas)
         if request.hows[0] in request.unsized:
-            circuit = bench.circuit(scores, swept(request.hows[0])[readable["threshold"]])
+            circuit = bench.circuit(scores, variants(request.hows[0])[readable["threshold"]])
             run = run if circuit is None else replace(run, circuit=selected_by(circuit, how))
         elif how not in IN_PAGE and (order := bench.order(scores, how)) is not None:
             run = replace(run, circuit=order[0], smallest=order[1])

@@ -35,7 +35,7 @@ from gradpath.grid.experiment import (
 from gradpath.grid.jobs import UNSIZED, CircuitJob, Job, MatchedJob, circuit_cell
 from gradpath.grid.request import MethodSpec
 from gradpath.report.style import GREY, INK, LINES, MUTED, colour, marker, method_title, panels, task_title
-from gradpath.selection import find_selection, swept, with_values
+from gradpath.selection import find_selection, variants, with_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,7 +161,7 @@ def curve(bench: Bench, task: str, method: MethodSpec, how: str) -> list[Row]:
     if find_selection(how)[0].sized:
         return [circuit_row(bench, task, method, how, sparsity) for sparsity in bench.sparsities(task)]
     rows, total = [], bench.model.graph.n_edges
-    for value, name in swept(how).items():
+    for value, name in variants(how).items():
         row = measured_row(bench, task, method, name, UNSIZED, sparsity=0.0, threshold=value)
         rows.append({**row, "how": with_values(how, ()), "sparsity": round(1 - row["edges_asked"] / total, 6)})
     return sorted(rows, key=lambda row: -row["sparsity"])

@@ -18,7 +18,7 @@ from gradpath.evaluation import PASSES_PER_CIRCUIT, evaluate_many
 from gradpath.evaluation.result import Result
 from gradpath.grid.bench import Bench, Key, digest, timed
 from gradpath.grid.request import MethodSpec
-from gradpath.selection import find_selection, selecting_passes, swept, with_values
+from gradpath.selection import find_selection, selecting_passes, variants, with_values
 from gradpath.sweep import Progress
 
 # Circuits measured together, after one set-up. With so many the set-up costs little, and a killed run loses few.
@@ -166,7 +166,7 @@ class CircuitJob:
                     continue
                 counts, selection = [n for _, _, n in specs if n != UNSIZED], how
                 if not counts:  # one selection with the thresholds of all missing circuits
-                    values = [value for _, name, _ in specs for value in swept(name) if value is not None]
+                    values = [value for _, name, _ in specs for value in variants(name) if value is not None]
                     selection = with_values(specs[0][1], values)
                 circuits |= zip(specs, bench.circuits(scores, self.task, selection, counts), strict=True)
             del scores  # before those of the next method
@@ -225,7 +225,7 @@ def points(how: str, counts: Iterable[int]) -> list[tuple[str, int]]:
     """The circuits of a selection: one for each number of edges, or for each of its own thresholds."""
     if find_selection(how)[0].sized:
         return [(how, n) for n in counts]
-    return [(name, UNSIZED) for name in swept(how).values()]
+    return [(name, UNSIZED) for name in variants(how).values()]
 
 
 def _cost(specs: Sequence[CircuitSpec]) -> float:

@@ -21,7 +21,7 @@ from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type, warn
 from gradpath.evaluation import evaluate, evaluate_many, mib
 from gradpath.evaluation import phase_of as evaluation_phase
-from gradpath.evaluation.prepared import SetUps
+from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
 from gradpath.model.prompt_cache import keep_prompts
@@ -265,7 +265,7 @@ def _circuits(model: Transformer, request: FindRequest, scores: Scores, task: Ta
         circuits = select_many(scores, (), how=how, model=model, task=task, limits=limits)
         circuits = [circuit for circuit in circuits if circuit.asked]
         if not circuits:
-            smaller = "" if selection.sweep is None else f": give a smaller {selection.sweep}"
+            smaller = "" if selection.varies is None else f": give a smaller {selection.varies}"
             raise UsageError(f"{how} keeps none of the model's edges on these examples{smaller}.")
         circuit = circuits.pop(0 if share is None else smallest_of(model, task, circuits, share, limits))
         return circuit, circuits, None
@@ -278,12 +278,14 @@ def _circuits(model: Transformer, request: FindRequest, scores: Scores, task: Ta
     smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
     requested = () if n is None else (n,)
     with own_settings(model):
-        set_ups = SetUps.of(model, task, scores.provenance.ablation, limits)  # shared by the order and the search
+        prepared_batches = PreparedBatches.of(
+            model, task, scores.provenance.ablation, limits
+        )  # shared by the order and the search
     order = nested_order(scores, how=how, smallest=smallest, sizes=requested, model=model, task=task, limits=limits)
     if n is None:
         assert share is not None
         n = smallest_faithful(model, task, order, share, limits)
-    del set_ups
+    del prepared_batches
     return order.circuit(n), [order.circuit(size) for size in sizes if size != n], order
 
 

@@ -52,7 +52,7 @@ from gradpath.report.plots import POSITION_FILES, write_spans
 from gradpath.runtime import distributed
 from gradpath.runtime.files import digest_of, write_atomically, write_together
 from gradpath.scores import Scores
-from gradpath.selection import NestedOrder, find_selection, swept, with_values
+from gradpath.selection import NestedOrder, find_selection, variants, with_values
 from gradpath.tasks.task import Task, task_digest
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check, quick_checks
@@ -213,8 +213,8 @@ class Found:
 def other_file(circuit: Circuit) -> str:
     """The file of a circuit of another threshold: ``circuit-threshold=0.03.json``."""
     how = circuit.provenance.how
-    [value] = swept(how)
-    return f"circuit-{find_selection(how)[0].sweep}={value:g}.json"
+    [value] = variants(how)
+    return f"circuit-{find_selection(how)[0].varies}={value:g}.json"
 
 
 def earlier_files(folder: Path) -> tuple[str, ...]:

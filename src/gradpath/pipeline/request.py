@@ -11,7 +11,7 @@ from gradpath.ablation import ABLATIONS
 from gradpath.attribution.methods import find_method
 from gradpath.errors import UsageError, check_choice, whole_number
 from gradpath.limits import Limits
-from gradpath.selection import edge_count, find_selection, swept
+from gradpath.selection import edge_count, find_selection, variants
 from gradpath.selection.faithful import check_share
 from gradpath.selection.ranking import check_edges_or_nodes, check_sparsity, given_size, sets_own_size
 from gradpath.tasks.load import check_draw, check_task
@@ -62,8 +62,8 @@ class FindRequest:
         selection, _ = find_selection(self.selection, spans=self.positions is not None)
         if not selection.sized and size is not None and (size != "faithfulness" or not self.several):
             hint = ""
-            if size == "faithfulness" and selection.sweep is not None:
-                hint = f", or give several values of {selection.sweep} to choose from"
+            if size == "faithfulness" and selection.varies is not None:
+                hint = f", or give several values of {selection.varies} to choose from"
             raise sets_own_size(selection.name, f"leave out `{size}`{hint}")
         if self.faithfulness is not None and selection.sized and not selection.nested:
             raise UsageError(
@@ -102,7 +102,7 @@ class FindRequest:
     @property
     def several(self) -> bool:
         """Whether the selection gives several circuits, such as one for each threshold."""
-        return not find_selection(self.selection)[0].sized and len(swept(self.selection)) > 1
+        return not find_selection(self.selection)[0].sized and len(variants(self.selection)) > 1
 
     def edge_count(self, n_edges: int) -> int:
         """The number of edges to select, out of ``n_edges``."""

@@ -29,15 +29,15 @@ from gradpath.selection.ranking import (
     given_size,
     selection,
     sets_own_size,
-    swept,
     top,
+    variants,
     with_values,
 )
 from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task
 
 # Other packages import these from here.
-__all__ = ["SELECTIONS", "NestedOrder", "edge_count", "find_selection", "selection", "swept", "with_values"]
+__all__ = ["SELECTIONS", "NestedOrder", "edge_count", "find_selection", "selection", "variants", "with_values"]
 
 SELECTING = 12.0  # forward passes of a selection that measures, for progress bars: measured on SmolLM2
 
@@ -85,7 +85,7 @@ def select(
     if not find_selection(how)[0].sized:
         if size is not None:
             raise sets_own_size(how, f"leave out `{size}`")
-        if (several := len(swept(how))) > 1:
+        if (several := len(variants(how))) > 1:
             raise UsageError(f"{how} gives {several} circuits, and select gives one: use selection.select_many.")
         n = scores.n_edges
     counts, limits = [edge_count(scores.n_edges, n, sparsity)], Limits(batch_size, memory)
@@ -132,7 +132,7 @@ def select_many(
     scores = checked(scores)
     orders = _orders(scores, counts, how, model, task, limits)
     if not find_selection(how)[0].sized:
-        names = swept(how).values()
+        names = variants(how).values()
         return [circuit_of(scores, order, how=name, prune=prune) for name, order in zip(names, orders, strict=True)]
     sized = zip(counts, orders, strict=True)
     return [circuit_of(scores, order, how=how, prune=prune, requested=n) for n, order in sized]

@@ -61,7 +61,7 @@ def _passes(n: int, edges: int, sizes: int, options: Mapping[str, Any]) -> float
     return COST * n_edges * (len(threshold) if isinstance(threshold, list) else 1)
 
 
-@selection("acdc", measures=True, nested=False, sized=False, passes=_passes, sweep="threshold")
+@selection("acdc", measures=True, nested=False, sized=False, passes=_passes, varies="threshold")
 def acdc(
     model: Transformer,
     task: Task,

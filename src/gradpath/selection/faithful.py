@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 from gradpath.evaluation import measure_circuits
-from gradpath.evaluation.prepared import SetUps
+from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
@@ -55,11 +55,11 @@ def smallest_faithful(
     """
     ablation = order.scores.provenance.ablation
     with own_settings(model):
-        set_ups = SetUps.of(model, task, ablation, limits)  # for all sizes
+        prepared_batches = PreparedBatches.of(model, task, ablation, limits)  # for all sizes
 
     def narrowed(below: int, n: int, sizes: list[int]) -> tuple[int, int]:
         """The gap between a size that does not pass and one that does, after measuring sizes between them."""
-        distances = _distances(set_ups, task, [order.circuit(size) for size in sizes], ablation, limits)
+        distances = _distances(prepared_batches, task, [order.circuit(size) for size in sizes], ablation, limits)
         for size, distance in zip(sizes, distances, strict=True):
             if _passes(distance, share):
                 return below, size
@@ -84,18 +84,20 @@ def smallest_of(
     """The index of the smallest circuit that keeps a share of the behaviour; of the nearest to it if none does."""
     ablation = circuits[0].provenance.ablation
     with own_settings(model):
-        set_ups = SetUps.of(model, task, ablation, limits)
-    distances = _distances(set_ups, task, circuits, ablation, limits)
+        prepared_batches = PreparedBatches.of(model, task, ablation, limits)
+    distances = _distances(prepared_batches, task, circuits, ablation, limits)
     passing = [i for i, distance in enumerate(distances) if _passes(distance, share)]
     if not passing:
         return min(range(len(distances)), key=lambda i: distances[i])
     return min(passing, key=lambda i: len(circuits[i]))
 
 
-def _distances(set_ups: SetUps, task: Task, circuits: Sequence[Circuit], ablation: str, limits: Limits) -> list[float]:
+def _distances(
+    prepared_batches: PreparedBatches, task: Task, circuits: Sequence[Circuit], ablation: str, limits: Limits
+) -> list[float]:
     """How far the faithfulness of each circuit is from 1."""
-    with own_settings(set_ups.model):
-        results = measure_circuits(set_ups, circuits, task, ablation, limits)
+    with own_settings(prepared_batches.model):
+        results = measure_circuits(prepared_batches, circuits, task, ablation, limits)
     return distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
 
 

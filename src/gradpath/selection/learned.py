@@ -73,7 +73,7 @@ EXAMPLES = 1000  # to learn from, at most
 BATCH = 16
 ROWS = 96  # examples times positions that are run at once
 USES = 4  # steps that use an example, on average, before another replaces it
-WINDOW = 64  # examples that a step draws from: their set-ups are kept
+WINDOW = 64  # examples that a step draws from: their prepared batches are kept
 RATE = 0.1  # of Adam
 DECAY = 0.9, 0.99  # of Adam's two means
 WARM = {"scores": 0.5, "refined": 0.2}  # T at the first step: smaller if the order to start from is already good
@@ -340,8 +340,10 @@ class _Learner:
         width = min(len(batches), math.ceil(max(WINDOW, self.batch) / per_batch))
         n = min(width, max(1, round(self.batch / per_batch)))
         begin = step * n // USES
-        # Only the set-ups of the window stay in memory.
-        self.probe.set_ups.keep_only({int(i) for at in range(begin, begin + width) for i in self._batch(at).index})
+        # Only the prepared batches of the window stay in memory.
+        self.probe.prepared_batches.keep_only(
+            {int(i) for at in range(begin, begin + width) for i in self._batch(at).index}
+        )
         drawn = torch.randperm(width, generator=_generator(self.seed, "examples", step), device="cpu")[:n]
         return [self._batch(begin + place) for place in drawn.tolist()]
 
@@ -354,7 +356,9 @@ class _Learner:
 
     def _brought_back(self, values: Tensor) -> Order:
         """The edges by their scores, corrected so that circuits of the requested sizes are as strong as the model."""
-        self.probe.set_ups.keep_only({int(i) for batch in self._split[1] for i in batch.index})  # makes room for them
+        self.probe.prepared_batches.keep_only(
+            {int(i) for batch in self._split[1] for i in batch.index}
+        )  # makes room for them
         left, rest = values.sort(descending=True, stable=True).indices, list[Tensor]()
         for n in self.sizes.measured if self.match else []:
             moved = left[self._strong_as_the_model(values[left], self.edges[left], n)]

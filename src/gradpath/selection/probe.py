@@ -15,7 +15,7 @@ from gradpath.ablation import all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
 from gradpath.evaluation.patched_run import places_in_circuits
 from gradpath.evaluation.plan import Plan, plan_of
-from gradpath.evaluation.prepared import SetUps
+from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.limits import BATCH, Limits, rows_at_once
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
@@ -45,7 +45,7 @@ class CircuitProbe:
     pairs: Pairs  # in an order that looks random, so that the first of them are a sample
     rows: int  # examples times positions in a batch
     most: int  # the most examples in a batch
-    set_ups: SetUps
+    prepared_batches: PreparedBatches
 
     @classmethod
     def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits, *, rows: int = ROWS) -> CircuitProbe:
@@ -53,10 +53,12 @@ class CircuitProbe:
 
         ``rows`` are those of a batch on a CPU; other devices take more.
         """
-        set_ups = SetUps.of(model, task, scores.provenance.ablation, limits)
-        pairs = all_positions(encode(task, model.tokenizer), set_ups.ablation)
+        prepared_batches = PreparedBatches.of(model, task, scores.provenance.ablation, limits)
+        pairs = all_positions(encode(task, model.tokenizer), prepared_batches.ablation)
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores.graph.n_edges))])
-        return cls(model, task, scores, pairs, rows_at_once(model, rows), limits.fitting(model, pairs), set_ups)
+        return cls(
+            model, task, scores, pairs, rows_at_once(model, rows), limits.fitting(model, pairs), prepared_batches
+        )
 
     @cached_property
     def parts(self) -> list[tuple[Int[Tensor, " example"], list[Pairs]]]:
@@ -85,7 +87,7 @@ class CircuitProbe:
         """
         plan = plan_of(self.model, circuit_of(self.scores, circuit, prune=False))
         if len(self.pairs) == len(self.task):  # a search for the size of the circuit uses the same batches
-            self.set_ups.batches = [batch for _, batches in self.parts for batch in batches]
+            self.prepared_batches.batches = [batch for _, batches in self.parts for batch in batches]
         chosen = self.parts if parts is None else [self.parts[part] for part in parts]
         pairs = self.pairs.rows(torch.cat([rows for rows, _ in chosen]))
         return self.measure_on(pairs, plan, edges, [batch for _, batches in chosen for batch in batches])
@@ -100,7 +102,7 @@ class CircuitProbe:
         row = {int(example): row for row, example in enumerate(pairs.index)}
 
         def measure(batch: Pairs) -> tuple[Tensor, Tensor]:
-            prepared, goal, _ = self.set_ups.prepare(batch)
+            prepared, goal, _ = self.prepared_batches.prepare(batch)
             value, effect = edge_effects(prepared, plan, self.task.metric, edges)
             deviation, effect = (value - goal).float().cpu(), effect.float().cpu()
             rows = [row[int(example)] for example in batch.index]
@@ -120,7 +122,7 @@ class CircuitProbe:
         total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
 
         def measure(batch: Pairs) -> Tensor:
-            prepared, goal, _ = self.set_ups.prepare(batch)
+            prepared, goal, _ = self.prepared_batches.prepare(batch)
             _, gradient = loss_gradient(prepared, plan, self.task.metric, edges, lambda value: loss(value - goal))
             total.add_(gradient)
             return gradient
@@ -142,7 +144,7 @@ class CircuitProbe:
         def places(single: Pairs) -> Places:
             yield from places_in_prompts(model, metric, single)
             with torch.no_grad():
-                yield from places_in_circuits(self.set_ups.prepare(single).prepared, [plan], metric)
+                yield from places_in_circuits(self.prepared_batches.prepare(single).prepared, [plan], metric)
             result = measure(single)
             yield "the gradients in the circuit", result if isinstance(result, Tensor) else result[1]
 
@@ -159,7 +161,7 @@ class CircuitProbe:
             same=same,
             places=places,
             batches=batches,
-            give_back=False,
+            trim_memory=False,
         ):
             pass
 

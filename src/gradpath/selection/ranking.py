@@ -79,20 +79,20 @@ class Selection(NamedFunction):
     nested: bool
     sized: bool
     passes: CountPasses | None
-    sweep: str | None
+    varies: str | None
 
     @property
     def n_inputs(self) -> int:
         return 5 if self.measures else 2
 
     def checked(self, name: str, value: Any) -> Any:
-        """As for every function; but an option that is swept may have several values, and its type is its default's."""
+        """As for every function; but the option that varies may have several values, and its type is its default's."""
         default = self.defaults[name]
-        values = value if name == self.sweep and isinstance(value, list) and value else [value]
+        values = value if name == self.varies and isinstance(value, list) and value else [value]
         hint = get_type_hints(self.function).get(name)
         kind = hint if get_origin(hint) is Literal else type(default)
         for x in values:
-            check_option(self.name, name, x, kind, several=name == self.sweep)
+            check_option(self.name, name, x, kind, several=name == self.varies)
         values = [float(x) if type(default) is float else x for x in values]
         return values if isinstance(value, list) else values[0]
 
@@ -111,7 +111,7 @@ def selection(
     nested: bool = True,
     sized: bool = True,
     passes: CountPasses | None = None,
-    sweep: str | None = None,
+    varies: str | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a selection.
 
@@ -127,14 +127,14 @@ def selection(
         sized: Whether it selects as many edges as are requested.
         passes: The number of forward passes, as a function of the numbers of examples, edges and sizes, and of the
             options.
-        sweep: The option that may have several values, each of which gives a circuit.
+        varies: The option that may have several values, each of which gives a circuit.
 
     Returns:
         A decorator.
     """
 
     def register(order: Callable[..., Any]) -> Callable[..., Any]:
-        SELECTIONS.add(name, Selection(name, order, measures, spans, nested, sized, passes, sweep), owner_of(order))
+        SELECTIONS.add(name, Selection(name, order, measures, spans, nested, sized, passes, varies), owner_of(order))
         return order
 
     return register
@@ -158,7 +158,7 @@ def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, dict[st
         options["share"] = share
     for text in texts:
         key, _, value = text.partition("=")
-        several = key == chosen.sweep and "," in value and not value.startswith("[")
+        several = key == chosen.varies and "," in value and not value.startswith("[")
         listed = option_value(f"[{value}]") if several else None
         options[key] = listed if isinstance(listed, list) else option_value(value)
     options = chosen.options(options)
@@ -168,27 +168,27 @@ def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, dict[st
     return chosen, options
 
 
-def swept(how: str) -> dict[float | None, str]:
-    """For each value of the option that a selection sweeps, the name of the selection of its circuit.
+def variants(how: str) -> dict[float | None, str]:
+    """For each value of the option that a selection varies, the name of the selection of its circuit.
 
-    >>> swept("acdc+threshold=0.01,0.1+among=0.2")
+    >>> variants("acdc+threshold=0.01,0.1+among=0.2")
     {0.01: 'acdc+threshold=0.01+among=0.2', 0.1: 'acdc+threshold=0.1+among=0.2'}
     """
     chosen, options = find_selection(how)
-    if chosen.sweep is None:
+    if chosen.varies is None:
         return {None: how}
-    values = options[chosen.sweep]
+    values = options[chosen.varies]
     return {value: with_values(how, [value]) for value in values} if isinstance(values, list) else {values: how}
 
 
 def with_values(how: str, values: Sequence[float]) -> str:
-    """The same selection with other values of the option that it sweeps; without the option if there are no values."""
-    sweep = find_selection(how)[0].sweep
+    """The same selection with other values of the option that it varies; without the option if there are no values."""
+    varies = find_selection(how)[0].varies
     name, *texts = how.split("+")
-    listed = f"{sweep}={','.join(json.dumps(value) for value in values)}"
-    if not any(text.startswith(f"{sweep}=") for text in texts):
+    listed = f"{varies}={','.join(json.dumps(value) for value in values)}"
+    if not any(text.startswith(f"{varies}=") for text in texts):
         return how
-    texts = [listed if text.startswith(f"{sweep}=") else text for text in texts]
+    texts = [listed if text.startswith(f"{varies}=") else text for text in texts]
     return "+".join([name, *(text for text in texts if values or text != listed)])
 
 

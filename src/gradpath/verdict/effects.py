@@ -41,7 +41,7 @@ from torch import Tensor
 from gradpath.ablation import ablation_of, all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.plan import plan_of
-from gradpath.evaluation.prepared import SetUps
+from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.evaluation.result import Result
 from gradpath.runtime import distributed
 from gradpath.sweep import own_settings, sweep
@@ -131,10 +131,10 @@ def _estimates(tested: CircuitUnderTest) -> Float[Tensor, " edge"]:
     with own_settings(model):
         ablation = ablation_of(circuit.provenance.ablation, model, task, tested.limits)
         pairs = all_positions(encode(task, model.tokenizer), ablation)
-        set_ups = SetUps(model, task.metric, ablation, room=0)
+        prepared_batches = PreparedBatches(model, task.metric, ablation, room=0)
 
         def summed_effects(batch: Pairs) -> Tensor:
-            _, effects = edge_effects(set_ups.prepare(batch).prepared, plan, task.metric, edges[order])
+            _, effects = edge_effects(prepared_batches.prepare(batch).prepared, plan, task.metric, edges[order])
             return effects.double().sum(0).cpu()
 
         for effects in sweep(
