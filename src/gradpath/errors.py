@@ -77,7 +77,7 @@ def reason(problem: BaseException) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for an unknown name, with the closest known one and a list of all."""
     names = sorted(known)
-    return UsageError(f"there is no {kind} {name!r}.{_nearest(name, names)} Known: {', '.join(names)}.")
+    return UsageError(f"there is no {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
 
 
 def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
@@ -91,12 +91,12 @@ def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
     if value not in names:
         *first, last = names
         known = f"{', '.join(first)} or {last}" if first else last
-        raise UsageError(f"{what} must be {known}: got {value!r}.{_nearest(str(value), names)}")
+        raise UsageError(f"{what} must be {known}: got {value!r}.{did_you_mean(str(value), names)}")
 
 
 def unknown_option(name: str, owners: Mapping[str, Iterable[str]]) -> UsageError:
     """The error for an unknown option; ``owners`` maps what could have it ("the method 'eap-ig'") to its options."""
-    hint = _nearest(name, sorted({option for options in owners.values() for option in options}))
+    hint = did_you_mean(name, sorted({option for options in owners.values() for option in options}))
     lists = {owner: ", ".join(options) or "none" for owner, options in owners.items()}
     if len(lists) == 1:
         [(owner, options)] = lists.items()
@@ -105,7 +105,8 @@ def unknown_option(name: str, owners: Mapping[str, Iterable[str]]) -> UsageError
     return UsageError(f"neither {' nor '.join(lists)} has an option {name!r}.{hint} {every}")
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A question with the closest known name, with a space before it; nothing if none is close."""
     close = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 

@@ -104,7 +104,8 @@ class Provenance:
 
     def __str__(self) -> str:
         """In one line: ``ioi in smollm2, by eap-ig (5 steps, 100 examples), refined``."""
-        counts = [f"{n} {name}" for name, n in (("steps", self.steps), ("examples", self.examples)) if n is not None]
+        numbers = (("step", self.steps), ("example", self.examples))
+        counts = [f"{n} {name}{'' if n == 1 else 's'}" for name, n in numbers if n is not None]
         where = " in ".join(filter(None, (self.task, self.model)))
         by = f"by {self.method}" + (f" ({', '.join(counts)})" if counts else "") if self.method else ""
         return ", ".join(filter(None, (where, by, self.how))) or "not recorded"

@@ -129,6 +129,7 @@ MISTAKES = {
     "steps": (["find", "-o", "end=nowhere"], 2, "the option end of"),
     "selection": (["find", "--how", "tpo"], 2, "there is no selection 'tpo'"),
     "metric": (["find", "--metric", "lk"], 2, "there is no metric 'lk'"),
+    "metric without a function": (["find", "--metric", "mine.py"], 2, "as in mine.py:my_metric"),
     "metric of a file": (["find", "--metric", "nothing.py:f"], 1, "there is no such file nothing.py"),
     "kl at the clean prompt": (["find", "--metric", "kl", "--method", "eap"], 2, "all scores would be zero"),
     "kl with gim": (["find", "--metric", "kl", "--method", "gim"], 2, "all scores would be zero"),

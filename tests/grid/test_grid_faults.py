@@ -149,6 +149,8 @@ def test_a_signal_ends_a_run_that_can_go_on(server, tiny_folder, tmp_path, verb,
         expected, says = STOPS[how]
         assert code == expected
         assert says in server.said()
+        again = "starts again" if verb == "find" else "continues where it stopped, if it has --out"
+        assert f"no file is half written; the same command {again}." in server.said()
         assert not parts(out)
         assert not (out / ".gradpath-lock").exists()
     else:

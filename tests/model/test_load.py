@@ -174,6 +174,15 @@ def test_a_source_that_is_not_there_is_refused(source, words):
         load_model(source)
 
 
+def test_a_misspelt_name_and_a_file_that_is_no_model_are_refused_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=r"Did you mean 'smollm2'\? Check the name"):
+        load_model("smolm2")
+    (tmp_path / "pairs.csv").write_text("clean\n")
+    with pytest.raises(InputError, match=r"pairs\.csv is not a model\. Give a \.gguf file"):
+        load_model(str(tmp_path / "pairs.csv"))
+
+
 def test_a_hub_name_that_cannot_be_reached_offers_what_can(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match=r"could not be reached on the hub .* use smollm2, a local folder"):

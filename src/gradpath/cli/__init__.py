@@ -43,6 +43,7 @@ VERBS = {
     "check": ("installed", "Check that gradpath computes a model correctly."),
     "ls": ("installed", "List models, tasks, methods, selections and formats."),
 }
+CONTINUED = ("curve", "run", "reproduce")  # commands whose measurements are kept while they run
 
 
 class Verbs(click.Group):
@@ -105,11 +106,11 @@ def main(arguments: list[str] | None = None) -> None:
         _print_error(message, shared=problem.shared or isinstance(problem, UsageError), lines=True)
         code = problem.exit_code
     except (KeyboardInterrupt, click.Abort):
-        _print_error(f"stopped by the user; {_CONTINUE}", shared=True)
+        _print_error(f"stopped by the user; {_after_stop(arguments)}", shared=True)
         code = 128 + signal.SIGINT
     except Terminated:
         reason = " (as torchrun does when another process of the run has ended)" if distributed.world() > 1 else ""
-        _print_error(f"stopped by SIGTERM{reason}; {_CONTINUE}")
+        _print_error(f"stopped by SIGTERM{reason}; {_after_stop(arguments)}")
         code = 128 + signal.SIGTERM
     except BrokenPipeError:  # the reader of our output has closed it
         _discard_output()
@@ -140,7 +141,11 @@ def _check_folder() -> None:
         ) from None
 
 
-_CONTINUE = "no file is half written; curve, run and reproduce with --out continue where they stopped."
+def _after_stop(arguments: list[str] | None) -> str:
+    """What a command that was stopped has left behind, and what happens when it is run again."""
+    command = next(iter(sys.argv[1:] if arguments is None else arguments), None)
+    again = "continues where it stopped, if it has --out" if command in CONTINUED else "starts again"
+    return f"no file is half written; the same command {again}."
 
 
 class Terminated(BaseException):

@@ -203,8 +203,9 @@ def _text(s: dict[str, Any], out: Path | None) -> str:
     examples = f"{s['examples']} to attribute, {s['examples_measured']} held-out ones to measure"
     if not s["held_out"]:
         examples = f"{s['examples']}, both attributed and measured: nothing is held out"
+    steps = f"{s['steps']} step{'' if s['steps'] == 1 else 's'}"
     lines = [
-        f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({s['steps']} steps, {s['selection']}):",
+        f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({steps}, {s['selection']}):",
         *lines_of(s),
         f"  examples      {examples}",
         f"  took          {s['seconds']:.0f} s",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradpath.errors import GradpathError, InputError, UsageError, reason
+from gradpath.errors import GradpathError, InputError, UsageError, did_you_mean, reason
 from gradpath.model.architecture import fields_of
 from gradpath.model.cache import PACKAGED, Packaged, cached_model
 from gradpath.model.families import FAMILIES, check_family, convert
@@ -149,7 +149,8 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Sou
             message = f"no model could be loaded from {source}: {reason(problem)}. Check or download it again."
         else:
             message = (
-                f"the model {source!r} could not be reached on the hub and is not on this machine ({reason(problem)}). "
+                f"the model {source!r} could not be reached on the hub and is not on this machine ({reason(problem)})."
+                f"{did_you_mean(source, list(PACKAGED))} "
                 "Check the name and the network, or use smollm2, a local folder or a .gguf file."
             )
         raise InputError(message) from None
@@ -248,6 +249,10 @@ def _locate(source: str) -> tuple[str, str | None]:
                 "save_pretrained wrote, a .gguf file, a hub name, or smollm2."
             )
         return str(path), None
+    if path.is_file():
+        raise InputError(
+            f"the file {source} is not a model. Give a .gguf file, a folder that holds a model, or a hub name."
+        )
     if path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise InputError(f"there is no folder {source}. Give a folder that holds a model, or a hub name.")
     return source, None

@@ -108,6 +108,8 @@ def find_metric(metric: str | Metric) -> Metric:
         if not callable(metric):
             raise UsageError(f"a metric is a name, FILE.py:function or a function: got {metric!r}.")
         return metric
+    if metric.endswith(".py"):
+        raise UsageError(f"{metric} is a file: name the function in it that is the metric, as in {metric}:my_metric.")
     return load_function(metric) if ".py:" in metric else METRICS.find(metric)
 
 
