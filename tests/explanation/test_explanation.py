@@ -231,3 +231,12 @@ def test_a_node_outside_of_the_circuit_is_refused_by_name():
 )
 def test_a_part_of_the_prompt_has_words_that_fit_a_sentence(part, words):
     assert roles._the(part) == words
+
+
+def test_a_sentence_names_an_answer_only_where_it_gets_clearly_more_than_the_other():
+    role = roles.Role("a1.h0", direct_effect=0.3, writes=roles.Writes(0.8, 0.4, (), ()))
+    assert sentence(role, ("name", "other"), direct_is_clear=True) == "raises the name's logit (+0.80)"
+    alike = replace(role, writes=roles.Writes(0.34, 0.35, (), ()))
+    assert sentence(alike, ("name", "other"), direct_is_clear=True) is None
+    lowered = replace(role, writes=roles.Writes(-0.1, -0.9, (), ()))
+    assert sentence(lowered, ("name", "other"), direct_is_clear=True) == "lowers the other's logit (-0.90)"

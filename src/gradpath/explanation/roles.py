@@ -43,6 +43,7 @@ CLEAR_WEIGHT = 0.4  # of attention, to one named part
 CLEAR_SCORE = 0.4  # of a known kind of head
 CLEAR_SHARE = 0.5  # of a node's effect that comes from one part of the prompt
 CLEAR_EFFECT = 0.02  # of what corruption changes
+CLEAR_DIFFERENCE = 0.25  # of two answers, in shares of what one of them gets
 CLEAR_SIGN = 0.8  # of the examples, in which a number has the same sign
 
 
@@ -242,7 +243,8 @@ def _writes_phrase(role: Role, answers: tuple[str, str], attended: str | None) -
         return None
     sign = 1 if role.direct_effect > 0 else -1
     value, name = max((sign * role.writes.right, answers[0]), (-sign * role.writes.wrong, answers[1]))
-    if value <= 0:
+    # The direct effect is a difference from the corrupted prompt. On the clean one, both answers may move alike.
+    if value <= 0 or sign * (role.writes.right - role.writes.wrong) < CLEAR_DIFFERENCE * value:
         return None
     raises = (name == answers[0]) == (sign > 0)
     whose = "its" if name == attended else f"{_the(name)}'s"
