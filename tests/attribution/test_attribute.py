@@ -386,7 +386,7 @@ def test_a_path_of_ones_own_takes_one_function(gpt2):
         ("eap-ig", {"steps": 0}, "at least 1"),
         ("eap-ig", {"speed": 3}, "no option 'speed'"),
         ("eap-ig", {"end": "left"}, "clean, corrupted"),
-        ("eap-gp", {"stride": "long"}, "matched, unit"),
+        ("eap-gp", {"stride": "long"}, "matched or unit"),
         ("eap", {"batch_size": 0}, "batch size"),
     ],
 )
