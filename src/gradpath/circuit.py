@@ -214,7 +214,9 @@ class Circuit:
             )
         if self.graph != other.graph:
             raise InputError(
-                f"circuits can be combined if they are of models of the same shape: got {self.graph} and {other.graph}."
+                "circuits can be compared or combined if their models have the same shape: "
+                f"{self.provenance.model or 'the first'} has {self.graph.shape}, "
+                f"{other.provenance.model or 'the second'} has {other.graph.shape}."
             )
         if self.spans != other.spans:
             raise InputError(
@@ -464,8 +466,8 @@ def load_circuit(file: str | Path) -> Circuit:
     """Read the circuit that ``Circuit.save`` wrote; every edge is checked.
 
     Args:
-        file: A ``circuit.json``, or the address of one on the Hugging Face hub, such as ``hf://owner/name``,
-            ``hf://owner/name@revision`` or ``hf://owner/name/folder``.
+        file: A ``circuit.json``, the folder that ``gradpath find`` wrote it to, or the address of one on the Hugging
+            Face hub, such as ``hf://owner/name``, ``hf://owner/name@revision`` or ``hf://owner/name/folder``.
 
     Returns:
         The circuit.
@@ -475,6 +477,13 @@ def load_circuit(file: str | Path) -> Circuit:
         from gradpath.formats.hub import download_circuit
 
         local = download_circuit(str(file))
+    elif Path(file).is_dir():
+        local = file = Path(file) / "circuit.json"
+    elif Path(file).suffix == ".safetensors" and Path(file).is_file():
+        raise InputError(
+            f"{file} has scores, not a circuit. Give a circuit.json, or select a circuit from the scores: "
+            f"gradpath convert {file} circuit.json --edges N."
+        )
     try:
         return _parsed(json.loads(Path(local).read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -53,6 +53,11 @@ class Graph:
     parallel: bool = False
 
     @property
+    def shape(self) -> str:
+        """The shape of the model in words, for messages: ``30 layers of 9 heads``."""
+        return f"{self.n_layers} {'parallel ' if self.parallel else ''}layers of {self.n_heads} heads"
+
+    @property
     def n_sources(self) -> int:
         """The number of sources."""
         return 1 + self.n_layers * (self.n_heads + 1)

@@ -64,6 +64,7 @@ def test_compare_refuses_in_one_sentence(run, files, tmp_path):
     Circuit.from_edges(Graph(3, 2), A).save(tmp_path / "larger.json")
     done = run("compare", files[0], tmp_path / "larger.json")
     assert (done.code, "same shape" in done.error) == (1, True)
+    assert "the first has 2 layers of 2 heads, the second has 3 layers of 2 heads." in done.error
     done = run("compare", *files, "--out", tmp_path / "page.svg")
     assert (done.code, "ends in .html" in done.error) == (2, True)
     done = run("compare", files[0], tmp_path / "none.json")

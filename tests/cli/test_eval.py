@@ -33,6 +33,16 @@ def test_help_says_which_metric_is_the_default(run, verb, default):
     assert about.startswith(default)
 
 
+def test_a_folder_stands_for_its_circuit_and_scores_are_named(run, found, tmp_path):
+    summary, out = found
+    assert run("eval", out, "--examples", 6, "--json").json["faithfulness"] == pytest.approx(summary["faithfulness"])
+    assert load_circuit(out) == load_circuit(out / "circuit.json")
+    ran = run("eval", out / "scores.safetensors")
+    assert ran.code == 1
+    assert "scores.safetensors has scores, not a circuit. Give a circuit.json, or select a circuit" in ran.error
+    assert f"there is no file {tmp_path / 'circuit.json'}" in run("eval", tmp_path).error
+
+
 def test_eval_on_the_examples_it_was_found_on_differs(run, found):
     summary, out = found
     train = run("eval", out / "circuit.json", "--examples", 6, "--split", "train", "--json").json

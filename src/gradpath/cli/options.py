@@ -26,10 +26,16 @@ FILE = click.Path(path_type=Path)
 
 
 class CircuitFile(click.Path):
-    """A circuit's file, or its address on the hub, which stays a string: a Path would change its slashes."""
+    """A circuit's file, or the folder with its circuit.json, or its address on the hub.
+
+    An address stays a string: a Path would change its slashes.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if str(value).startswith("hf://") else super().convert(value, param, ctx)
+        if str(value).startswith("hf://"):
+            return value
+        path = Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+        return path / "circuit.json" if path.is_dir() else path
 
 
 CIRCUIT = CircuitFile(path_type=Path)

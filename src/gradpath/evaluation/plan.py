@@ -208,12 +208,9 @@ def plan_of(model: Transformer, circuit: Circuit, weights: Float[Tensor, "source
 def check_same_graph(model: Transformer, circuit: Circuit) -> None:
     """Refuse a circuit of a model of another shape."""
     if model.graph != circuit.graph:
-        ours, theirs = (
-            f"{x.n_layers} {'parallel ' if x.parallel else ''}layers of {x.n_heads} heads"
-            for x in (model.graph, circuit.graph)
-        )
         raise InputError(
-            f"the circuit is of another model: it has {theirs}, {model.name or 'this model'} has {ours}. "
+            f"the circuit is of another model: it has {circuit.graph.shape}, {model.name or 'this model'} has "
+            f"{model.graph.shape}. "
             f"Evaluate it on {circuit.provenance.model or 'the model it was found in'}."
         )
 
