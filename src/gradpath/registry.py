@@ -25,6 +25,7 @@ import inspect
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,7 +35,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
-from gradpath.errors import InputError, UsageError, check_option, reason, unknown, unknown_option, warn
+from gradpath.errors import GradpathError, InputError, UsageError, check_option, reason, unknown, unknown_option, warn
 
 Entry = TypeVar("Entry")
 PLUGINS = "gradpath.plugins"  # the group of entry points of installed packages
@@ -247,6 +248,29 @@ def load_function(spec: str) -> Callable[..., Any]:
     if not callable(function):
         raise InputError(f"{file} has no function {name!r}. Write FILE.py:function.")
     return function  # type: ignore[no-any-return]
+
+
+def failure_of(what: str, function: Callable[..., Any], problem: Exception, facts: str = "") -> InputError | None:
+    """The error for an exception in a function of the user's own, with the file and line of that function.
+
+    Args:
+        what: What failed, such as "the metric right_logit".
+        function: The function.
+        problem: What it raised.
+        facts: What it was called with, to add to the sentence.
+
+    Returns:
+        The error; None if the exception is not the function's: gradpath's own, or too little memory.
+    """
+    own = str(getattr(function, "__module__", "")).partition(".")[0] != "gradpath"
+    memory = type(problem).__name__ in ("MemoryError", "OutOfMemoryError") or "allocate memory" in str(problem)
+    if not own or memory or isinstance(problem, GradpathError):
+        return None
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    frames = traceback.extract_tb(problem.__traceback__)
+    frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+    where = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return InputError(f"{what} failed ({where}): {reason(problem)}{facts and f'; {facts}'}.")
 
 
 def load_installed_plugins() -> None:

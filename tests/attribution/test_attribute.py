@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import re
 import warnings
 from dataclasses import replace
+from pathlib import Path as File
 
 import pytest
 import reference
@@ -14,11 +16,12 @@ from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, families, some
 from random_circuits import circuit_of, random_mask
 from small_models import prompts, tiny_model
 
+import gradpath as gp
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.batch import PointRun
 from gradpath.attribution.methods import METHODS as REGISTERED
 from gradpath.attribution.methods import Path, Unscored, path
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import GradpathWarning, InputError, UsageError
 from gradpath.evaluation import evaluate
 from gradpath.model.transformer import Run
 from gradpath.tasks.task import Task
@@ -340,7 +343,8 @@ def test_nothing_is_left_behind(gpt2):
         raise ZeroDivisionError
 
     try:
-        with pytest.raises(ZeroDivisionError):
+        words = r"the path broken failed \(test_attribute.py, line \d+\): ZeroDivisionError"
+        with pytest.raises(InputError, match=words):
             attribute(gpt2, MIXED, "broken")
     finally:
         REGISTERED.remove("broken")
@@ -418,3 +422,54 @@ def test_a_metric_that_does_not_depend_on_the_logits_is_refused(gpt2):
     task = replace(MIXED, metric=lambda logits, labels: torch.ones(len(logits)))
     with pytest.raises(InputError, match="gradient"):
         attribute(gpt2, task, "eap")
+
+
+@pytest.fixture
+def registry_of_paths():
+    """The methods; those that a test adds are taken out again."""
+    before = set(REGISTERED)
+    yield REGISTERED
+    for name in set(REGISTERED) - before:
+        REGISTERED.remove(name)
+
+
+def test_the_paths_of_the_documents_run_as_they_are_printed(gpt2, registry_of_paths):
+    text = (File(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    section = text.partition("## Writing a path\n")[2].partition("\n## ")[0]
+    names = {"gp": gp, "task": MIXED, "model": gpt2}
+    blocks = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    assert len(blocks) == 2
+    for code in blocks:
+        exec(code, names)
+    assert {"midpoint", "one-step"} <= set(registry_of_paths)
+
+
+@pytest.mark.usefixtures("registry_of_paths")
+def test_the_ends_start_at_the_first_difference_unless_the_path_is_whole(gpt2):
+    seen = {}
+    for whole in (False, True):
+
+        @path(f"seen-{whole}", whole=whole)
+        def spy(pair, whole=whole):
+            seen[whole] = pair.clean.shape[1], pair.differs.nonzero().tolist()
+            yield pair.clean
+
+        attribute(gpt2, prompts([6], [[2, 4]]), f"seen-{whole}")
+    assert seen == {False: (4, [[0, 0], [0, 2]]), True: (6, [[0, 2], [0, 4]])}
+
+
+@pytest.mark.usefixtures("registry_of_paths", "unchecked")
+def test_the_gradient_of_a_function_is_refused(gpt2):
+    @path("of-a-function")
+    def of_a_function(pair):
+        view = yield pair.clean
+        view.gradient(lambda logits: logits.sum())
+
+    with pytest.raises(InputError, match=r"view.gradient takes a tensor with one number per example.*got a function"):
+        attribute(gpt2, MIXED, "of-a-function")
+
+
+def test_steps_of_a_method_without_steps_are_ignored_with_a_warning(gpt2):
+    with pytest.warns(GradpathWarning, match="the method 'eap' has no steps: steps=5 is ignored"):
+        scores = attribute(gpt2, MIXED, "eap", steps=5)
+    assert torch.equal(scores.values, attribute(gpt2, MIXED, "eap").values)

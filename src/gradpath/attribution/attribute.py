@@ -42,7 +42,7 @@ from gradpath.attribution.batch import (
 )
 from gradpath.attribution.contraction import NodeReads, Reads, contract, over_edges
 from gradpath.attribution.methods import Method, Options, Path, find_method
-from gradpath.errors import GradpathError, UsageError
+from gradpath.errors import GradpathError, UsageError, warn
 from gradpath.limits import RUN_AT_ONCE, SUM_AT_ONCE, Limits
 from gradpath.model.transformer import Transformer
 from gradpath.registry import loaded_plugins
@@ -194,7 +194,8 @@ def attribute(
         model: The model.
         task: The examples to attribute.
         method: The method (``gradpath ls methods``); by default ``eap-ig``.
-        steps: The number of points of the path; by default the method's own. Methods without steps ignore it.
+        steps: The number of points of the path; by default the method's own. Methods without steps ignore it,
+            with a warning.
         positions: ``span`` or ``token`` to split the scores by part of the prompt or by token.
         per_example: Whether to store the scores of every example, too, in ``scores.examples``. They take four bytes
             for each example, source and target: 1 MB per example with SmolLM2.
@@ -210,7 +211,9 @@ def attribute(
         The scores.
     """
     chosen = find_method(method)
-    if steps is not None and "steps" in chosen.defaults:
+    if steps is not None and "steps" not in chosen.defaults:
+        warn(f"the method {method!r} has no steps: steps={steps} is ignored.")
+    elif steps is not None:
         options["steps"] = steps
     complete = chosen.options(options)
     with own_settings(model), shown(progress, lambda: phase_of(model, task, chosen, complete)) as progress:

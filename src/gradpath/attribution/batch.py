@@ -24,6 +24,7 @@ from gradpath.graph import QKV
 from gradpath.limits import RUN_AT_ONCE
 from gradpath.model.prompt_cache import keep_final, prefix_of
 from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32
+from gradpath.registry import failure_of
 from gradpath.sweep import Places, places_by_head, places_in_prompts, places_in_run
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs
@@ -107,6 +108,11 @@ class PointRun:
 
     def gradient(self, objective: Tensor) -> Tensor:
         """The gradient of the sum of ``objective`` at the point."""
+        if not isinstance(objective, Tensor):
+            raise InputError(
+                "view.gradient takes a tensor with one number per example, made from view.outputs: got a "
+                f"{type(objective).__name__}."
+            )
         leaves = [self.suffix] if self.prefix is None else [self.prefix, self.suffix]
         self.passes.backward += 1
         parts = torch.autograd.grad(objective.sum(), leaves, retain_graph=True)
@@ -256,6 +262,10 @@ def run_path(runs: BatchRuns, path: Path, options: Options) -> Iterator[tuple[Po
             requested = points.send(point_run)  # nothing comes back for a stack
         except StopIteration:
             requested = None
+        except Exception as problem:
+            if failure := failure_of(f"the path {path.name}", path.function, problem):
+                raise failure from problem
+            raise
         point_run = None
         if not is_first:  # the first point may be an end that was run already
             runs.release()

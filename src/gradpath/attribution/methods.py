@@ -111,7 +111,7 @@ class Pair:
     their nodes write is kept. The second time that one of them is yielded, it is run again.
     """
 
-    clean: Float[Tensor, "batch pos d_model"]
+    clean: Float[Tensor, "batch pos d_model"]  # from the first differing token on, unless the path is ``whole``
     corrupted: Float[Tensor, "batch pos d_model"]
     differs: Bool[Tensor, "batch pos"]  # where the two have different tokens
 
@@ -133,7 +133,12 @@ class PointView(Protocol):
         """Logits at each prompt's last position, or at every real position; padding is zeroed."""
 
     def gradient(self, objective: Tensor) -> Tensor:
-        """The gradient of ``objective``, one number per example, at the point: shaped like the point."""
+        """The gradient at the point, shaped like it.
+
+        Args:
+            objective: A tensor with one number per example that was computed from ``outputs``, such as
+                ``view.outputs("last")[0].max(-1).values``; it is not a function.
+        """
 
 
 Points = Generator[Tensor | Unscored, PointView, None]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradpath.errors import InputError, UsageError
 from gradpath.model.transformer import Transformer
-from gradpath.registry import Registry, load_function, owner_of
+from gradpath.registry import Registry, failure_of, load_function, owner_of
 
 Metric = Callable[[Any, Any], Tensor]
 
@@ -84,10 +84,22 @@ def metric_of(
         logits = model.unembed(final, tokens)
     else:
         logits = model.unembed(final)
-    values = [metric(rows, labels) for rows in logits]
+    values = [_value(metric, rows, labels) for rows in logits]
     for value in values:
         check_metric(value, final.shape[1])
     return torch.stack(values)
+
+
+def _value(metric: Metric, logits: Tensor, labels: Any) -> Tensor:
+    """The metric of one run; an exception in a metric of the user's own is reported as such."""
+    try:
+        return metric(logits, labels)
+    except Exception as problem:
+        shapes = [tuple(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}" for x in (logits, labels)]
+        facts = f"it was given logits of shape {shapes[0]} and labels of shape {shapes[1]}"
+        if failure := failure_of(f"the metric {metric_name(metric)}", metric, problem, facts):
+            raise failure from problem
+        raise
 
 
 def metric(name: str) -> Callable[[Metric], Metric]:
