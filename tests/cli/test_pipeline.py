@@ -15,10 +15,11 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath import defaults
-from gradpath.errors import UsageError
+from gradpath.errors import GradpathWarning, UsageError
 from gradpath.evaluation.result import Result
 from gradpath.pipeline.found import Found
 from gradpath.pipeline.request import FindRequest
+from gradpath.tasks.load import split_in_halves
 from gradpath.verdict.checks import few_examples
 
 
@@ -101,6 +102,32 @@ def test_swapped_arguments_are_named(model):
         gp.load_task(model, "ioi")
 
 
+def test_find_takes_a_task_and_measures_on_its_other_half(model):
+    task = gp.load_task("ioi", model, n=9)
+    own = gp.Task(task.clean, task.corrupted, task.labels, name="mine")
+    options = {"edges": 40, "method": "eap", "how": "top", "curve": False}
+    found = gp.find(model, own, **options)
+    assert (list(found.attributed.clean), list(found.measured.clean)) == (task.clean[::2], task.clean[1::2])
+    assert found.circuit.provenance.task == "mine"
+    scores = gp.attribute(model, own.take(range(0, 9, 2)), "eap")
+    assert torch.equal(found.scores.values, scores.values)
+    assert len(gp.find(model, own, examples=2, **options).measured) == 2
+    assert len(gp.find(model, own, split="all", **options).measured) == 9
+    with pytest.warns(GradpathWarning, match="nothing is held out, because the task has fewer than 8 examples"):
+        few = gp.find(model, own[:7], **options)
+    assert (len(few.attributed), few.measured is few.attributed) == (7, True)
+    with pytest.raises(UsageError, match="a Task has its own metric"):
+        gp.find(model, own, metric="kl")
+    with pytest.raises(UsageError, match="give either a Task or `data`"):
+        gp.find(model, own, data="pairs.csv")
+
+
+def test_pairs_with_the_same_clean_prompt_stay_together():
+    task = gp.Task(["a", "b", "a", "c", "d", "e", "f", "g", "g"], list("abcdefghi"), list(range(9)))
+    assert split_in_halves(task) == ([0, 2, 4, 6], [1, 3, 5, 7, 8])
+    assert split_in_halves(task[:7]) == (list(range(7)), [])
+
+
 REFUSED = {
     "two sizes": ({"edges": 5, "sparsity": 0.9}, "`edges` and `sparsity` each set the size"),
     "a share and a size": ({"edges": 5, "faithfulness": 0.9}, "`faithfulness` and `edges` each set the size"),
@@ -117,6 +144,7 @@ REFUSED = {
     "a selection that has no positions": ({"positions": "span", "how": "greedy"}, "cannot select edges at positions"),
     "an unknown selection": ({"how": "refind"}, "Did you mean 'refined'"),
     "an unknown method": ({"method": "eap-gg"}, "Did you mean"),
+    "steps of a method without steps": ({"method": "eap", "steps": 5}, "'eap' has no steps: leave out `steps`"),
     "an unknown option": ({"options": {"strid": 1}}, "has no option 'strid'"),
     "an unknown ablation": ({"ablation": "none"}, "there is no ablation 'none'"),
     "an unknown split": ({"split": "test"}, "split must be held-out, same or all: got 'test'"),

@@ -12,6 +12,8 @@ from gradpath.errors import InputError
 from gradpath.tasks import load_task, logit_difference, probability_difference
 from gradpath.tasks.load import check_task
 
+pytestmark = pytest.mark.filterwarnings("ignore:nothing is held out")  # most of these files have one row
+
 # One row of each layout, with GPT-2's token ids, and what its labels have to say.
 IOI = (
     ",clean,corrupted,corrupted_hard,correct_idx,incorrect_idx\n"

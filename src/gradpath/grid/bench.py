@@ -39,7 +39,8 @@ from gradpath.scores import Scores, load_scores
 from gradpath.selection import find_selection, nested_order, select_many
 from gradpath.selection.ranking import edge_count
 from gradpath.sweep import Progress, own_settings
-from gradpath.tasks import Task, load_task
+from gradpath.tasks import Task
+from gradpath.tasks.load import draw_task
 from gradpath.tasks.task import task_digest
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class Bench:
 
         def load(n: int | None) -> Task:
             seed, data, metric = request.seed, request.data, request.metric
-            return load_task(known, self.model, n=n, seed=seed, split=split, data=data, metric=metric)
+            return draw_task(known, self.model, n=n, seed=seed, split=split, data=data, metric=metric)
 
         try:
             return load(request.examples)

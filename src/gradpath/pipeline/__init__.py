@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from gradpath import defaults
@@ -34,7 +34,7 @@ from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes, selecting_passes
 from gradpath.selection.faithful import log_spaced, smallest_faithful, smallest_of
 from gradpath.sweep import ShowProgress, own_settings, units
-from gradpath.tasks.load import WARNING, load_task
+from gradpath.tasks.load import LEAST, WARNING, draw_task, split_in_halves
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Task
 from gradpath.verdict.checks import QUICK, few_examples
@@ -52,7 +52,7 @@ Selected = tuple[Circuit, list[Circuit], NestedOrder | None]
 
 def find(
     model: Transformer,
-    task: str | None = None,
+    task: str | Task | None = None,
     *,
     data: Any = None,
     method: str = defaults.METHOD,
@@ -78,8 +78,9 @@ def find(
 
     Args:
         model: The model.
-        task: A built-in task (``gradpath ls tasks``); by default ``ioi``, if there is no ``data``.
-        data: Your own pairs: a CSV or JSONL file, a Hugging Face dataset, or rows as dictionaries.
+        task: A built-in task (``gradpath ls tasks``); by default ``ioi``, if there is no ``data``. Or a ``Task``: half
+            of its examples are attributed, and half measured; with fewer than 8, all are used for both.
+        data: Your own pairs: a ``Task``, a CSV or JSONL file, a Hugging Face dataset, or rows as dictionaries.
         method: The method (``gradpath ls methods``); by default ``eap-ig``.
         steps: The number of points of the method's path; by default the method's own.
         faithfulness: The share of the behaviour to keep. ``find`` selects the smallest circuit that keeps it on the
@@ -108,6 +109,10 @@ def find(
         The scores, the circuit and its result, with methods that save them and write the report.
     """
     check_type("the model", model, Transformer)
+    if isinstance(task, Task):
+        if data is not None:
+            raise UsageError("a Task has its own examples: give either a Task or `data`.")
+        task, data = None, task
     request = FindRequest(
         task=task,
         data=data,
@@ -232,9 +237,11 @@ def _phases(
 
 def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:
     """The examples to attribute and those to measure on."""
+    if isinstance(request.data, Task):
+        return _halves(request.data, request, reporter)
 
     def examples(split: str) -> Task:
-        return load_task(
+        return draw_task(
             request.task_name,
             model,
             n="auto" if request.examples is None else request.examples,
@@ -250,6 +257,25 @@ def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) 
     for line in notices(to_attribute, to_measure):
         reporter.note(line)
     return to_attribute, to_measure
+
+
+def _halves(task: Task, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:
+    """The examples of a ``Task`` to attribute and those to measure on."""
+    task = replace(task, name=request.task or task.name)
+    n = len(task) if request.examples is None else request.examples
+    halves = split_in_halves(task)
+    if request.split == "all" or not all(halves):
+        if request.split != "all":
+            reporter.note(
+                f"{WARNING}nothing is held out, because the task has fewer than {LEAST} examples or a single clean "
+                "prompt. All are both attributed and measured, so the circuit may not do as well on other prompts"
+            )
+        return (task[:n],) * 2
+    parts = [
+        replace(task.take(rows[:n]), about={**task.about, "half": half})
+        for half, rows in zip(("train", "test"), halves, strict=True)
+    ]
+    return (parts[0], parts[1]) if request.split == defaults.SPLITS[0] else (parts[0], parts[0])
 
 
 def _circuits(model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool) -> Selected:
@@ -364,12 +390,18 @@ class Plain:
             warn(text.removeprefix(WARNING))
 
 
-def notices(attributed: Task, measured: Task) -> list[str]:
-    """What the user should know about the pairs: how many are used for what, notes, and which were dropped and why."""
-    about = attributed.about
-    held_out = measured is not attributed and about.get("held_out", True)
-    tasks = [attributed, measured] if held_out else [attributed]
-    lines = [_usage(attributed, measured)] if "rows_read" in about else []
+def notices(attributed: Task | None, measured: Task) -> list[str]:
+    """What the user should know about the pairs: how many are used for what, notes, and which were dropped and why.
+
+    Without ``attributed``, a circuit that was found before is run on ``measured``.
+    """
+    first = measured if attributed is None else attributed
+    about = first.about
+    held_out = measured is not first and about.get("held_out", True)
+    tasks = [first, measured] if held_out else [first]
+    lines = list[str]()
+    if "rows_read" in about:
+        lines = [_measured_pairs(measured) if attributed is None else _usage(attributed, measured)]
     lines += dict.fromkeys(str(note) for task in tasks for note in task.about.get("notes", []))
     drops = [drop for task in tasks for drop in task.about.get("dropped", {}).values()]
     rows = sum(drop["count"] for drop in drops)
@@ -393,5 +425,18 @@ def _usage(attributed: Task, measured: Task) -> str:
         pairs = f"{n:,} pairs to attribute and {len(measured):,} others, held out, to measure"
     else:
         pairs = f"{n:,} {'pair' if n == 1 else 'pairs'} to attribute, and the same to measure"
-    rows = f"{about['rows_read']:,} {'row' if about['rows_read'] == 1 else 'rows'}"
-    return f"{about['source']}: {rows}, {pairs}; metric {about['metric']}"
+    return f"{_rows_read(about)}, {pairs}; metric {about['metric']}"
+
+
+def _measured_pairs(task: Task) -> str:
+    """How many pairs of the user's own data a saved circuit is run on, and which."""
+    about, n = task.about, len(task)
+    pairs = f"{n:,} {'pair' if n == 1 else 'pairs'}"
+    if about.get("held_out", True) and about["split"] != "all":
+        half = "attributes" if about["split"] == "train" else "holds out"
+        pairs += f" of the half that find {half} (--split all: of both halves)"
+    return f"{_rows_read(about)}, the circuit is run on {pairs}; metric {about['metric']}"
+
+
+def _rows_read(about: Mapping[str, Any]) -> str:
+    return f"{about['source']}: {about['rows_read']:,} {'row' if about['rows_read'] == 1 else 'rows'}"

@@ -16,6 +16,7 @@ from gradpath.selection.faithful import check_share
 from gradpath.selection.ranking import check_edges_or_nodes, check_sparsity, given_size, sets_own_size
 from gradpath.tasks.load import check_draw, check_task
 from gradpath.tasks.metrics import Metric, find_metric
+from gradpath.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class FindRequest:
 
     def __post_init__(self) -> None:
         method_options = self.method_options
+        if isinstance(self.data, Task) and self.metric is not None:
+            raise UsageError("a Task has its own metric: leave out `metric`, or give it to the Task.")
         check_task(self.task_name, self.data)
         if self.metric is not None:
             find_method(self.method).check_metric(find_metric(self.metric), method_options)
@@ -80,7 +83,9 @@ class FindRequest:
     def method_options(self) -> dict[str, Any]:
         """All options of the method, checked."""
         method = find_method(self.method)
-        steps = {} if self.steps is None or "steps" not in method.defaults else {"steps": self.steps}
+        if self.steps is not None and "steps" not in method.defaults:
+            raise UsageError(f"the method {method.name!r} has no steps: leave out `steps`, or use {defaults.METHOD}.")
+        steps = {} if self.steps is None else {"steps": self.steps}
         return method.options({**self.options, **steps})
 
     @property

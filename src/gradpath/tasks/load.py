@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradpath import defaults
 from gradpath.defaults import REWORDED, TASK_SPLITS
-from gradpath.errors import InputError, UsageError, check_choice, whole_number
+from gradpath.errors import InputError, UsageError, check_choice, warn, whole_number
 from gradpath.model.tokenizer import Tokenizer, padded, prompt_ids
 from gradpath.model.transformer import Transformer
 from gradpath.tasks.builtin import TASKS, find_task, read_built_in
@@ -79,8 +79,27 @@ def load_task(
             task's own. ``kl`` runs the model on the clean prompts.
 
     Returns:
-        The task. ``task.about["dropped"]`` counts the pairs that were dropped, by reason.
+        The task. ``task.about["dropped"]`` counts the pairs that were dropped, by reason, and ``task.about["notes"]``
+        has notes on the pairs. If nothing can be held out of your own data, there is a warning.
     """
+    task = draw_task(name, model, n=n, seed=seed, split=split, data=data, metric=metric)
+    for note in task.about["notes"]:
+        if note.startswith(WARNING):
+            warn(note.removeprefix(WARNING))
+    return task
+
+
+def draw_task(
+    name: str | None,
+    model: HasTokenizer | None,
+    *,
+    n: int | Literal["auto"] | None = "auto",
+    seed: int = 0,
+    split: str = "train",
+    data: Any = None,
+    metric: str | Metric | None = None,
+) -> Task:
+    """The same as ``load_task`` without a warning, for callers that show the notes on the pairs themselves."""
     if n == "auto":
         n = defaults.EXAMPLES if data is None else None
     check_draw(n, seed, split)
@@ -136,7 +155,7 @@ def more_examples(task: Task, model: HasTokenizer, n: int) -> Task:
     metric = "kl" if task.metric is kl_divergence else task.metric
 
     def draw(n: int | None) -> Task:
-        return load_task(task.name, model, n=n, seed=about["seed"], split=about["split"], metric=metric)
+        return draw_task(task.name, model, n=n, seed=about["seed"], split=about["split"], metric=metric)
 
     try:
         drawn = draw(min(n, _MAX_PAIRS))
@@ -364,6 +383,22 @@ def _halves(pairs: list[Pair]) -> dict[str, list[Pair]]:
         halves[half].append(pair)
         halves["all"].append(pair)
     return halves
+
+
+def split_in_halves(task: Task) -> tuple[list[int], list[int]]:
+    """The rows of a task to attribute and those to hold out, as ``_halves`` divides pairs.
+
+    With fewer than ``LEAST`` examples, or a single clean prompt, no row is held out: the second list is empty.
+    """
+    rows: dict[str, list[int]] = {"train": [], "test": []}
+    half_of: dict[str, str] = {}
+    for row, prompt in enumerate(task.clean):
+        clean = str(prompt.tolist() if isinstance(prompt, Tensor) else prompt)
+        half = half_of.setdefault(clean, min(rows, key=lambda name: len(rows[name])))
+        rows[half].append(row)
+    if len(task) < LEAST:
+        return list(range(len(task))), []
+    return rows["train"], rows["test"]
 
 
 def _space_note(pairs: Iterable[Pair]) -> list[str]:
