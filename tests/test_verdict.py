@@ -11,7 +11,7 @@ import torch
 
 import gradpath as gp
 from gradpath import cli
-from gradpath.errors import InputError
+from gradpath.errors import GradpathWarning, InputError
 from gradpath.limits import Limits
 from gradpath.paper.compiled import load_compiled
 from gradpath.verdict import NAMES
@@ -164,7 +164,10 @@ def test_a_circuit_that_fits_one_kind_of_prompt_does_not_transfer():
     fits = ((result.circuit_values - result.clean_values).abs() < 1e-3).tolist()
     easy, hard = (own.all_pairs.take([i for i, x in enumerate(fits) if x == wanted]) for wanted in (True, False))
     assert min(len(easy), len(hard)) >= 10
-    verdict = gp.test(own.model, partial, easy, found_on=easy, reworded=hard)
+    with pytest.warns(GradpathWarning, match=f"{len(easy)} of the {len(easy)} examples to test on were attributed"):
+        verdict = gp.test(own.model, partial, easy, found_on=easy, reworded=hard)
+    assert "other examples" not in verdict.transfer.about
+    assert f"of which {len(easy)} of {len(easy)} were attributed" in verdict.transfer.about
     assert verdict.equivalence.passed
     assert verdict.transfer.passed is False
     assert verdict.transfer.value == verdict.transfer.details["reworded"] < 0.5

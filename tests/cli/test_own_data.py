@@ -10,8 +10,10 @@ import pytest
 
 import gradpath as gp
 from gradpath.attribution.methods import METHODS
+from gradpath.cli.circuits import open_circuit
 from gradpath.errors import GradpathWarning
 from gradpath.tasks import METRICS
+from gradpath.verdict.checks import shared_pairs
 
 ROOT = Path(__file__).parents[2]
 HEADER = "clean,corrupted,answers,wrong_answers\n"
@@ -118,6 +120,60 @@ def test_a_circuit_of_ones_own_data_is_measured_again_on_it(run, model_folder, f
     assert again.json["clean"] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize("verb", ["eval", "explain", "test"])
+def test_data_under_the_name_of_a_built_in_task_has_to_be_given_again(run, model_folder, file, tmp_path, verb):
+    find = ["find", "--model", model_folder, "--data", file, "--task", "ioi", *QUICK, "--out", tmp_path / "out"]
+    assert run(*find).code == 0
+    lost = run(verb, tmp_path / "out" / "circuit.json", "--examples", 4)
+    assert lost.code == 2
+    assert "found on your own data, 'ioi'. Give it again with --data" in lost.error
+    convert = [
+        "convert",
+        tmp_path / "out" / "scores.safetensors",
+        tmp_path / "c.json",
+        "--edges",
+        9,
+        "--how",
+        "refined",
+    ]
+    assert "made on your own data, 'ioi'. Give it again with --data" in run(*convert).error
+    if verb == "eval":
+        assert run(verb, tmp_path / "out" / "circuit.json", "--data", file, "--json").json["examples"] == 10
+
+
+def test_a_saved_circuit_says_which_pairs_it_is_run_on(run, model_folder, file, found, tmp_path):
+    out = tmp_path / "out"
+    assert run("find", "--model", model_folder, "--data", file, *QUICK, "--out", out).code == 0
+    lines = {
+        "test": "pairs: 20 rows, the circuit is run on 10 pairs of the half that find holds out (--split all: of both",
+        "train": "the circuit is run on 10 pairs of the half that find attributes",
+        "all": "pairs: 20 rows, the circuit is run on 20 pairs; metric logit-difference",
+    }
+    for split, line in lines.items():
+        ran = run("eval", out / "circuit.json", "--data", file, "--split", split)
+        assert ran.code == 0, ran.err
+        assert line in ran.err
+        assert "to attribute" not in ran.err
+    file.write_text(pairs_of_names(5))
+    ran = run("eval", found[1] / "circuit.json", "--data", file)  # of another task, so nothing needs to be held out
+    assert "pairs: 5 rows, the circuit is run on 5 pairs; metric" in ran.err
+    assert "attributed" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("split", "tested", "shared"), [("held-out", "all", 4), ("held-out", "test", 0), ("all", "test", 10)]
+)
+def test_attributed_examples_of_a_test_are_counted(run, model_folder, file, tmp_path, split, tested, shared):
+    find = ["find", "--model", model_folder, "--data", file, *QUICK, "--split", split, "--out", tmp_path / "out"]
+    if split == "held-out":
+        find += ["--examples", 4]
+    assert run(*find).code == 0
+    values = {"model": None, "data": file, "split": tested}
+    saved = open_circuit(tmp_path / "out" / "circuit.json", values)
+    assert len(saved.attributed()) == (4 if split == "held-out" else 20)
+    assert shared_pairs(saved.task, saved.attributed()) == shared
+
+
 def never(*_, **__):
     raise AssertionError("a model was read")
 
@@ -126,6 +182,7 @@ MISTAKES = {
     "task": (["find", "--task", "oio"], 2, "there is no task 'oio'"),
     "method": (["find", "--method", "epa"], 2, "there is no method 'epa'"),
     "option": (["find", "-o", "strid=matched"], 2, "no option 'strid'"),
+    "no steps": (["find", "--method", "eap", "--steps", "5"], 2, "the method 'eap' has no steps: leave out --steps"),
     "steps": (["find", "-o", "end=nowhere"], 2, "the option end of"),
     "selection": (["find", "--how", "tpo"], 2, "there is no selection 'tpo'"),
     "metric": (["find", "--metric", "lk"], 2, "there is no metric 'lk'"),
@@ -190,6 +247,25 @@ def test_a_plugin_adds_a_metric_and_a_path(run, model_folder, tmp_path):
     assert "right-logit" in run("ls", "metrics", "--plugin", file).out
 
 
+def test_an_exception_in_ones_own_metric_or_path_is_said_with_its_file_and_line(
+    run, model_folder, tmp_path, registries
+):
+    metric, plugin = tmp_path / "mine.py", tmp_path / "plugin.py"
+    metric.write_text(METRIC)  # for one answer on each side: those of sva are lists
+    plugin.write_text(PLUGIN.replace("pair.corrupted", "pair.nothing"))
+    common = ["find", "--model", model_folder, "--examples", 2, "--edges", 20, "--how", "top"]
+    ran = run(*common, "--task", "sva", "--metric", f"{metric}:right_logit")
+    assert ran.code == 1
+    assert "the metric right_logit failed (mine.py, line 4): RuntimeError: Index tensor must have" in ran.error
+    assert re.search(r"logits of shape \(2, \d+\) and labels of shape \(2, 1?2, \d+\)\.$", ran.error)
+    ran = run(*common, "--plugin", plugin, "--method", "midpoint")
+    assert ran.code == 1
+    line = 1 + plugin.read_text().splitlines().index("    yield (pair.clean + pair.nothing) / 2")
+    words = f"the path midpoint failed (plugin.py, line {line}): AttributeError: 'Pair' object has no attribute"
+    assert words in ran.error
+    assert "bug" not in ran.error
+
+
 def test_kl_by_name_is_zero_in_the_clean_run_and_negative_in_the_corrupted_one(model_folder):
     model = gp.load_model(str(model_folder))
     found = gp.find(model, "ioi", metric="kl", examples=4, edges=30, how="top", curve=False)
@@ -206,6 +282,7 @@ def printed(document: str, language: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.usefixtures("registries")
+@pytest.mark.filterwarnings("ignore:nothing is held out")
 def test_the_examples_on_tasks_run_as_they_are_printed(run, model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = gp.load_model(str(model_folder))
@@ -249,3 +326,8 @@ def test_python_warns_if_nothing_is_held_out(model_folder, file):
     with pytest.warns(GradpathWarning, match="nothing is held out, because there are fewer than 8 usable pairs"):
         found = gp.find(model, data=file, edges=20, method="eap", how="top", curve=False)
     assert found.measured is found.attributed
+    for split in ("train", "test"):
+        with pytest.warns(GradpathWarning, match="nothing is held out, because there are fewer than 8") as shown:
+            gp.load_task(data=file, model=model, split=split)
+        assert len(shown) == 1
+    gp.load_task(data=file, model=model, split="all")  # no warning, which would be an error

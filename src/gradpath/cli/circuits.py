@@ -81,6 +81,7 @@ class SavedCircuit:
     ablation: str
     mean_over: Task | None
     draw: Callable[[str, int], Task]  # examples of a split, drawn by another seed
+    attributed: Callable[[], Task | None]  # the examples that the circuit was found on, if they can be drawn again
     options: ExampleOptions
     limits: Limits
 
@@ -108,8 +109,7 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
     from gradpath.circuit import load_circuit
     from gradpath.evaluation.plan import check_same_graph
     from gradpath.pipeline import notices
-    from gradpath.tasks import load_task
-    from gradpath.tasks.load import check_task
+    from gradpath.tasks.load import WARNING, check_task, draw_task
 
     limits = opt.limits_of(values.get("batch_size"), values.get("memory"))
     options, loading = opt.pick(ExampleOptions, values), opt.pick(opt.ModelOptions, values)
@@ -130,18 +130,41 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
     n = opt.examples_or_default(options.examples, data)
 
     def draw(split: str, seed: int) -> Task:
-        return load_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
+        return draw_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
 
     pairs = draw(options.split, options.seed)
     if data is not None:
-        for line in notices(pairs, pairs):
-            Screen().note(line)
+        for line in notices(None, pairs):
+            # Of a circuit that was found on other data, none of these pairs was attributed.
+            if provenance.own_data or not line.startswith(WARNING):
+                Screen().note(line)
     ablation, mean_over = options.ablation or provenance.ablation, None
     if ablation not in (CORRUPTED, "zero"):
         # Over the examples that the circuit was found on, or as many of another task.
         seed = options.seed if provenance.seed is None else provenance.seed
-        mean_over = load_task(task, model, n=provenance.examples or n, seed=seed, split="train", data=data)
-    return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, options, limits)
+        mean_over = draw_task(task, model, n=provenance.examples or n, seed=seed, split="train", data=data)
+
+    def attributed() -> Task | None:
+        recorded = dict(circuit.about.get("data", {}))
+        if "half" in recorded:  # of a Task, which the file does not have
+            return None
+        same_task = recorded.get("source") == pairs.about.get("source") and (
+            data is not None or pairs.name == provenance.task
+        )
+        if not same_task or None in (provenance.examples, provenance.seed, provenance.split):
+            return None
+        # The labels do not matter, and those of kl would take a run of the model.
+        return draw_task(
+            task,
+            model,
+            n=provenance.examples,
+            seed=provenance.seed or 0,
+            split=provenance.split or "train",
+            data=data,
+            metric=None if metric == "kl" else metric,
+        )
+
+    return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, attributed, options, limits)
 
 
 def _task(circuit: Circuit, file: str | Path) -> str:
@@ -149,7 +172,7 @@ def _task(circuit: Circuit, file: str | Path) -> str:
     from gradpath.tasks import TASKS
 
     name = _recorded(circuit.provenance.task, "task", file)
-    if name not in TASKS and circuit.provenance.own_data:
+    if circuit.provenance.own_data:  # the task may have the name of a built-in one
         raise UsageError(f"{file} was found on your own data, {name!r}. Give it again with --data, or name a --task.")
     if name not in TASKS and (plugins := circuit.provenance.plugins):
         raise UsageError(
@@ -246,6 +269,7 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **va
             circuit,
             saved.task,
             found_on=saved.draw("train", seed),
+            attributed=saved.attributed(),
             draws=[] if data else [saved.draw("train", seed + 1)],
             reworded=saved.draw(defaults.REWORDED, seed) if has_templates else None,
             seed=seed,

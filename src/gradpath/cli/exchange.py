@@ -87,7 +87,7 @@ def _select(
     """Circuits of these scores. A selection that measures loads the model and the examples of the scores."""
     from gradpath.selection import find_selection, select_many
     from gradpath.selection.ranking import sets_own_size
-    from gradpath.tasks import load_task
+    from gradpath.tasks.load import draw_task
 
     selection, _ = find_selection(how, spans=scores.by_span is not None)
     if not selection.sized:
@@ -101,8 +101,10 @@ def _select(
             f"the selection {how!r} measures circuits, and {source} does not record its model and task. Use "
             "another selection, or gradpath find."
         )
+    if provenance.own_data and data is None:  # the task may have the name of a built-in one
+        raise UsageError(f"{source} was made on your own data, {provenance.task!r}. Give it again with --data.")
     model = recorded.load()
-    task = load_task(
+    task = draw_task(
         None if data else provenance.task,
         model,
         n=provenance.examples,

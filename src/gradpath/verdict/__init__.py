@@ -43,7 +43,7 @@ from typing import Any
 import torch
 
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError
+from gradpath.errors import InputError, warn
 from gradpath.evaluation.plan import check_same_graph
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
@@ -142,6 +142,7 @@ def test(
     task: Task,
     *,
     found_on: Task | None = None,
+    attributed: Task | None = None,
     draws: Sequence[Task] = (),
     reworded: Task | None = None,
     seed: int = 0,
@@ -156,6 +157,8 @@ def test(
         circuit: The circuit.
         task: The examples to test on, at least 10. Use other examples than those that the circuit was found on.
         found_on: The examples that the circuit was found on, for the tests of stability and transfer.
+        attributed: The examples that were attributed, if they are not exactly ``found_on``. Examples of ``task`` that
+            are among them are counted, with a warning.
         draws: Other draws of those examples, for the test of stability.
         reworded: Examples in other templates, for the test of transfer: ``load_task(..., split="reworded")``.
         seed: The seed for random circuits and samples.
@@ -178,6 +181,12 @@ def test(
     tested = CircuitUnderTest(
         model, circuit, task, torch.Generator(device="cpu").manual_seed(seed), Limits(batch_size, memory)
     )
+    shared = checks.shared_pairs(task, found_on if attributed is None else attributed)
+    if shared:
+        warn(
+            f"{shared} of the {len(task)} examples to test on were attributed to find the circuit: it may do worse on "
+            "examples that were not."
+        )
     result = tested.measure([circuit.mask])[0]
     runs: dict[str, Callable[[], Check]] = {
         "sufficiency": lambda: checks.sufficiency(tested, result),
@@ -185,7 +194,7 @@ def test(
         "necessity": lambda: checks.necessity(tested),
         "minimality": lambda: checks.minimality(tested, result),
         "stability": lambda: checks.stability(tested, found_on, draws),
-        "transfer": lambda: checks.transfer(tested, result, found_on, reworded),
+        "transfer": lambda: checks.transfer(tested, result, found_on, reworded, shared),
     }
     outcomes = dict[str, Check]()
     for name, run in runs.items():

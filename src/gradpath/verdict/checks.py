@@ -215,11 +215,28 @@ def _find_again(tested: CircuitUnderTest, task: Task) -> Circuit:
     return select_many(scores, [n], how=provenance.how, model=tested.model, task=task, limits=limits)[0]
 
 
-def transfer(tested: CircuitUnderTest, result: Result, found_on: Task | None, reworded: Task | None) -> Check:
+def shared_pairs(task: Task, attributed: Task | None) -> int:
+    """How many examples of a task were attributed."""
+
+    def pairs(task: Task) -> list[tuple[Any, Any]]:
+        columns = (x.tolist() if isinstance(x, Tensor) else x for x in (task.clean, task.corrupted))
+        return [(str(clean), str(corrupted)) for clean, corrupted in zip(*columns, strict=True)]
+
+    known = set() if attributed is None else set(pairs(attributed))
+    return sum(pair in known for pair in pairs(task))
+
+
+def transfer(
+    tested: CircuitUnderTest, result: Result, found_on: Task | None, reworded: Task | None, shared: int = 0
+) -> Check:
+    """The faithfulness on other examples; ``shared`` of the tested ones were attributed."""
     if found_on is None:
         return Check(None, None, None, "needs the examples that it was found with (found_on)")
     before = tested.measure([tested.circuit.mask], found_on)[0].faithfulness
-    about = f"faithfulness {result.faithfulness:.3f} on other examples, {before:.3f} on those it was found with"
+    where = "other examples"
+    if shared:
+        where = f"the tested examples, of which {shared} of {len(tested.task)} were attributed"
+    about = f"faithfulness {result.faithfulness:.3f} on {where}, {before:.3f} on those it was found with"
     least, details = result.faithfulness, dict[str, Any]()
     if reworded is not None:
         details["reworded"] = tested.measure([tested.circuit.mask], reworded)[0].faithfulness
