@@ -177,7 +177,7 @@ def test_edges_at_spans_are_different_edges(at_spans):
 
 
 def test_circuits_that_cannot_be_combined_say_why(a, at_spans):
-    with pytest.raises(InputError, match="models have the same shape.*has 4 layers of 2 heads"):
+    with pytest.raises(InputError, match=r"models have the same shape.*has 4 layers of 2 heads"):
         a & Circuit.from_edges(Graph(4, 2), ["input->m0"])
     with pytest.raises(InputError, match=r"anywhere\(\)"):
         a | at_spans
