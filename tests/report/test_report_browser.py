@@ -91,6 +91,28 @@ def test_slider_moves_the_count_the_drawing_and_the_point_on_the_curve(visit: Vi
     assert page.get_attribute("#slider", "aria-valuetext") == f"{asked:,} edges"
 
 
+@pytest.mark.parametrize("width", [1440, 1000])
+@pytest.mark.parametrize("shape", [(2, 3), SMOLLM2])
+def test_clicking_a_node_leaves_the_drawing_as_it_is(
+    visit: Visit, make: Maker, shape: tuple[int, int], width: int
+) -> None:
+    page = visit.open(make.report(make.scores(*shape), edges=100), width=width)
+    # The card with what a node does is as long as what it shows.
+    page.evaluate("document.getElementById('notes-card').style.minHeight = '2500px'")
+    before = page.locator("#canvas").bounding_box(), page.evaluate("gradpath.where('m0')")
+    x, y = before[1]
+    page.click("#canvas", position={"x": x, "y": y})
+    still(page)
+    assert page.inner_text("#details-title") == "m0"
+    assert page.is_visible("#notes-card")
+    page.locator("#clear").scroll_into_view_if_needed()  # all of the column can be reached
+    assert page.locator("#clear").bounding_box()["height"] > 0
+    page.evaluate("window.scrollTo(0, 0)")
+    after = page.locator("#canvas").bounding_box(), page.evaluate("gradpath.where('m0')")
+    assert {**after[0], "y": 0} == {**before[0], "y": 0}
+    assert after[1] == before[1]
+
+
 def test_methods_can_be_switched(visit: Visit, make: Maker) -> None:
     both = make.scores(seed=1), make.scores(seed=2, method="eap")
     page = visit.open(make.report(*both))
