@@ -42,6 +42,9 @@ def test_both_circuits_are_in_one_drawing_in_three_colours(visit: Visit, pair, w
     tiles = page.locator("#tiles .tile").all_inner_texts()
     assert f"{len(a & b)}" in tiles[0]
     assert f"{a.compare(b).jaccard_edges:.3f}" in tiles[0]
+    chance = a.compare(b).by_chance
+    said = f"{round(chance):,}" if chance >= 10 else f"{float(f'{chance:.2g}'):g}"
+    assert tiles[0].endswith(f" · {said} edges by chance")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     still(page)
     assert all(page.evaluate(COLOURED, colour) > 20 for colour in ("only-a", "only-b", "both"))

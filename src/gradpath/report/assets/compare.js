@@ -48,9 +48,10 @@ function drawComparison({ compare }) {
   byId("prune").closest("label").hidden = true;
   const tile = (name, value, note) => element("div", { class: "tile" }, element("h2", {}, name), element("p", { class: "value" }, value), element("p", { class: "note" }, note));
   const [onlyA, onlyB] = [compare.edges_a - compare.edges_both, compare.edges_b - compare.edges_both];
-  const chance = compare.edges_both_by_chance;
+  const mean = compare.edges_both_by_chance;
+  const chance = mean < 10 ? String(Number(mean.toPrecision(2))) : count(Math.round(mean));
   byId("tiles").replaceChildren(
-    tile("Edges in both", count(compare.edges_both), `Jaccard ${number(compare.jaccard_edges, 3)} · ${chance < 10 ? chance.toPrecision(2) : count(Math.round(chance))} by chance`),
+    tile("Edges in both", count(compare.edges_both), `Jaccard ${number(compare.jaccard_edges, 3)} · ${chance} ${chance === "1" ? "edge" : "edges"} by chance`),
     tile("Nodes in both", count(compare.nodes_both), `Jaccard ${number(compare.jaccard_nodes, 3)}`),
     tile("Edges only in A", count(onlyA), `of ${count(compare.edges_a)} · ${plural(compare.nodes_a - compare.nodes_both, "node")} only in A`),
     tile("Edges only in B", count(onlyB), `of ${count(compare.edges_b)} · ${plural(compare.nodes_b - compare.nodes_both, "node")} only in B`),
