@@ -12,10 +12,21 @@ import torch
 import gradpath as gp
 from gradpath import cli
 from gradpath.errors import GradpathWarning, InputError
+from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
 from gradpath.paper.compiled import load_compiled
 from gradpath.verdict import NAMES
-from gradpath.verdict.checks import CircuitUnderTest, holm, quick_checks, sign_flip_p, sign_test, transfer
+from gradpath.verdict.checks import (
+    Check,
+    CircuitUnderTest,
+    equivalence,
+    holm,
+    limit_of,
+    quick_checks,
+    sign_flip_p,
+    sign_test,
+    transfer,
+)
 from gradpath.verdict.effects import upper_bounds
 
 load = cache(load_compiled)
@@ -240,6 +251,26 @@ def test_the_quick_tests_see_a_good_circuit_a_random_one_and_too_few_examples():
     assert spoiled["equivalence"].passed is False
     few = gp.evaluate(own.model, random[0], task[:9])
     assert quick_checks(few, few, [few])["equivalence"].about == "needs at least 10 examples to measure on: there are 9"
+
+
+def test_a_value_within_the_margin_fails_with_a_wide_interval_and_says_why():
+    clean, corrupted = torch.ones(12), torch.zeros(12)
+    noise = torch.tensor([0.5, -0.5]).repeat(6)
+
+    def tested(circuit):
+        return equivalence(Result(clean, corrupted, circuit, edges_asked=5, edges_kept=5))
+
+    wide, narrow, off = tested(clean - 0.05 + noise), tested(clean - 0.05), tested(clean - 0.4 + noise)
+    assert (wide.passed, narrow.passed, off.passed) == (False, True, False)
+    assert abs(wide.value) < 0.1
+    assert "its interval is too wide to show it: test on more examples" in wide.about
+    assert "too wide" not in narrow.about + off.about
+
+
+def test_every_test_says_what_it_takes_to_pass():
+    limits = [limit_of(name, Check(0.5, 0.6, False, "")) for name in NAMES]
+    assert limits == ["p ≤ 0.05", "within ±0.1", "< 0.2", "≥ 0.9", "≥ 0.5", "≥ 0.50"]
+    assert limit_of("stability", Check(None, None, None, "")) == ""
 
 
 def test_p_values_are_those_of_the_textbook():

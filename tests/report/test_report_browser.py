@@ -471,11 +471,28 @@ def test_the_verdict_is_above_the_circuit(visit: Visit, make: Maker, width: int,
     assert page.locator(".testrow .sign").all_inner_texts() == ["passed", "failed", "not made", "no test"]
     assert "0.21" in page.inner_text("#check-sufficiency")
     assert "1.00" in page.inner_text("#check-sufficiency")
+    figures = {name: page.locator(f"#check-{name} .figure").all_inner_texts() for name in CHECKS}
+    assert figures["sufficiency"] == ["result\n0.21", "by chance\n1.00", "to pass\np ≤ 0.05"]
+    dash, minus = "\N{EN DASH}", "\N{MINUS SIGN}"
+    assert figures["equivalence"] == [f"result\n{minus}0.30", f"by chance\n{dash}", "to pass\nwithin ±0.1"]
+    assert figures["stability"] == [f"result\n{dash}", f"by chance\n{dash}", f"to pass\n{dash}"]
     assert "<b>the examples</b>" in page.inner_text("#check-stability")
     assert "necessity, minimality, transfer" in page.inner_text("#verdict-note")
     top = {name: page.locator(name).bounding_box()["y"] for name in ("#verdict-card", "#circuit")}
     assert top["#verdict-card"] < top["#circuit"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_verdict_names_the_circuit_that_it_judges(visit: Visit, make: Maker) -> None:
+    scores = make.scores(6, 5)
+    points = [CurvePoint("top", n, n - 7, 0.6, 0.5, 0.7, 0.4) for n in (100, 400)]
+    report = replace(make.report(scores), runs=[MethodRun(scores, points)], checks=CHECKS)
+    page = visit.open(replace(report, chosen=Chosen(400, "top", opens=100)))
+    assert page.inner_text("#verdict-title") == "Should the circuit of 393 edges be believed?"
+    assert page.is_visible("#verdict-of")
+    page.click("#show-requested")
+    assert page.inner_text("#verdict-title") == "Should the circuit of 393 edges be believed?"
+    assert not page.is_visible("#verdict-of")
 
 
 def test_a_page_without_tests_has_no_verdict(visit: Visit, make: Maker) -> None:

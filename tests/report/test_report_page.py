@@ -16,6 +16,7 @@ from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render, write
 from gradpath.report.page import LIMIT, SCRIPTS, payload
 from gradpath.selection import select
+from gradpath.verdict.checks import Check
 
 
 def data_of(page: str) -> dict[str, object]:
@@ -127,3 +128,34 @@ def test_page_is_written_whole_or_not_at_all(make: Maker, tmp_path: Path) -> Non
     assert file.read_text() == "before"
     write(make.report(make.scores()), file)
     assert file.read_text().endswith("</html>\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("gradpath find --task ioi --out out/ioi", "gradpath test out/ioi/circuit.json --out out/ioi/verdict.html"),
+        (
+            "gradpath find --data 'my pairs.csv' --plugin=a.py --steps 5 --plugin b.py --out=out",
+            "gradpath test out/circuit.json --data 'my pairs.csv' --plugin a.py --plugin b.py --out out/verdict.html",
+        ),
+        (
+            "gradpath find --task arc-easy --data arc.csv --seed 3 --metric m.py:f --out o",
+            "gradpath test o/circuit.json --data arc.csv --task arc-easy --metric m.py:f --seed 3 --out o/verdict.html",
+        ),
+        ("gradpath find --task ioi", "gradpath test FOLDER/circuit.json --out FOLDER/verdict.html"),
+        ("", "gradpath test FOLDER/circuit.json --out FOLDER/verdict.html"),
+    ],
+)
+def test_the_command_for_the_whole_verdict_can_be_run(make: Maker, command: str, expected: str) -> None:
+    checks = {"equivalence": Check(-0.3, 0.1, False, "off by -0.300 of the behaviour")}
+    verdict = payload(replace(make.report(make.scores()), checks=checks, command=command))["verdict"]
+    assert verdict["command"] == expected
+    assert ("with the folder of this page for FOLDER" in verdict["note"]) == ("FOLDER" in expected)
+
+
+def test_the_command_for_the_whole_verdict_asks_for_data_that_no_command_named(make: Maker) -> None:
+    scores = make.scores()
+    scores = replace(scores, about={**scores.about, "task": "mine", "data": {"rows_read": 12}})
+    checks = {"equivalence": Check(-0.3, 0.1, False, "off by -0.300 of the behaviour")}
+    verdict = payload(replace(make.report(scores), checks=checks, command=""))["verdict"]
+    assert verdict["command"] == "gradpath test FOLDER/circuit.json --data FILE --out FOLDER/verdict.html"

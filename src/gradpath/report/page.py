@@ -21,7 +21,9 @@ import base64
 import html
 import json
 import math
+import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, replace
 from importlib.resources import files
@@ -44,8 +46,7 @@ from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS
 from gradpath.verdict import NAMES, QUESTIONS, sentence
-from gradpath.verdict.checks import Check
-from gradpath.verdict.effects import Effects
+from gradpath.verdict.checks import NULLS, limit_of
 
 LIMIT = 30_000
 _POINT = ("how", "asked", "kept", "faithfulness", "low", "high", "error")  # the page's names for a CurvePoint
@@ -55,6 +56,8 @@ _SCRIPTS = (
     "search evidence verdict downloads compare theme keys main"
 )
 SCRIPTS = [f"{name}.js" for name in _SCRIPTS.split()]
+_PASSED_ON = ("--data", "--task", "--metric", "--plugin", "--seed")  # from find to test
+_FOLDER = "FOLDER"  # where a command did not name the folder that the page is in
 FIGURES = (".svg", ".png", ".pdf")
 GRAPHS = {".dot": dot, ".graphml": graphml}
 
@@ -89,28 +92,54 @@ def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
         "bibtex": bibtex(run.origin.provenance.method or "" for run in report.runs),
     }
     if report.checks:
-        content["verdict"] = _verdict(report.checks, report.effects)
+        content["verdict"] = _verdict(report)
     result: dict[str, Any] = plain(content)
     return result
 
 
-def _verdict(checks: Mapping[str, Check], effects: Effects | None) -> dict[str, Any]:
+def _verdict(report: Report) -> dict[str, Any]:
     """The tests as the page lists them, and the command for those that were not run."""
+    checks = report.checks
     rows = [
-        {"name": name, "question": QUESTIONS[name], **asdict(replace(check, details={}))}
+        {
+            "name": name,
+            "question": QUESTIONS[name],
+            **asdict(replace(check, details={})),
+            "null_is": NULLS.get(name),
+            "limit": limit_of(name, check),
+        }
         for name, check in checks.items()
     ]
     missing = [name for name in NAMES if name not in checks]
-    note = f"Not tested here: {', '.join(missing)}. For the whole verdict: " if missing else ""
-    command = "gradpath test circuit.json --out verdict.html" if missing else ""
+    command = _test_command(report) if missing else ""
+    where = f", with the folder of this page for {_FOLDER}" if _FOLDER in command else ""
+    note = f"Not tested here: {', '.join(missing)}. For the whole verdict{where}: " if missing else ""
     summary = sentence(checks)
     return {
         "checks": rows,
         "sentence": summary[0].upper() + summary[1:],
         "note": note,
         "command": command,
-        "effects": None if effects is None else effects.to_json(),
+        "effects": None if report.effects is None else report.effects.to_json(),
     }
+
+
+def _test_command(report: Report) -> str:
+    """The ``gradpath test`` of the requested circuit: its folder, and the options that its file cannot name."""
+    given: dict[str, list[str]] = {}
+    words = iter(shlex.split(report.command))
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in ("--out", *_PASSED_ON):
+            given.setdefault(name, []).append(value if equals else next(words, ""))
+    if "--data" not in given:
+        given.pop("--task", None)  # the file names it
+        if report.runs[report.chosen.run].origin.provenance.own_data:
+            given["--data"] = ["FILE"]
+    folder = given.get("--out", [_FOLDER])[-1]
+    options = [part for name in _PASSED_ON for value in given.get(name, ()) for part in (name, value)]
+    file, page = (os.path.join(folder, name) for name in ("circuit.json", "verdict.html"))
+    return shlex.join(["gradpath", "test", file, *options, "--out", page])
 
 
 def _check(report: Report) -> None:

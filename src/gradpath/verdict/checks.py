@@ -59,6 +59,24 @@ class Check:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+# What ``null`` is, where it is not the limit of the test; and the limit.
+NULLS = {"sufficiency": "by chance", "necessity": "by chance", "stability": "by chance", "transfer": "where found"}
+_LIMITS = {
+    "sufficiency": f"p ≤ {LEVEL}",
+    "equivalence": f"within ±{MARGIN}",
+    "necessity": f"< {KEPT}",
+    "minimality": f"≥ {NEEDED}",
+    "stability": f"≥ {SHARED}",
+}
+
+
+def limit_of(name: str, check: Check) -> str:
+    """What a value has to be for its test to be passed; empty if the test could not be run."""
+    if check.value is None or check.null is None:
+        return ""
+    return f"≥ {check.null - MARGIN:.2f}" if name == "transfer" else _LIMITS[name]
+
+
 @dataclass(frozen=True)
 class CircuitUnderTest:
     """What all tests use: the circuit, its model and examples, and a source of random circuits."""
@@ -137,6 +155,8 @@ def equivalence(result: Result) -> Check:
         f"off by {off:+.3f} of the behaviour [{low - 1:+.3f}, {high - 1:+.3f}], margin {MARGIN}; stronger than the "
         f"model on {wins}, weaker on {losses} of {len(gap)} examples (sign test p = {p:.3f})"
     )
+    if not passed and abs(off) <= MARGIN:
+        about += "; the value is within the margin, but its interval is too wide to show it: test on more examples"
     return Check(off, MARGIN, passed, about, {"interval": [low - 1, high - 1], "wins": wins, "losses": losses, "p": p})
 
 

@@ -12,6 +12,12 @@ function measured(run, how, of) {
     .sort((a, b) => a.asked - b.asked);
 }
 
+/* The measured point of the requested circuit, and the number of its edges. */
+function requestedPoint({ runs, chosen }) {
+  return measured(runs[chosen.run], chosen.how, "faithfulness").find((point) => point.asked === chosen.asked);
+}
+const requestedEdges = (data) => (requestedPoint(data) || { kept: data.chosen.edges }).kept;
+
 /* Whether every first n edges of the selection are a circuit of it. */
 const isNested = (run, how) => how !== "saved" || run.saved.smallest !== null;
 

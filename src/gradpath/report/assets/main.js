@@ -103,14 +103,14 @@ function start() {
 
   /* Where another circuit is shown than the requested one: what that is, and the way there. */
   function drawRequested() {
-    const run = data.runs[chosen.run];
     const here = state.run === chosen.run && state.how === chosen.how && state.n === Math.max(1, chosen.edges);
     byId("requested").hidden = here || !chosen.edges;
+    byId("verdict-of").hidden = byId("requested").hidden;
     if (byId("requested").hidden) return;
-    const found = measured(run, chosen.how, "faithfulness").find((point) => point.asked === chosen.asked);
+    const found = requestedPoint(data);
     const keeps = found ? ` and keeps ${percent(found.faithfulness)} of the behaviour` : "";
     byId("requested").replaceChildren(
-      `The circuit that was found has ${plural(found ? found.kept : chosen.edges, "edge")}${keeps}. `,
+      `The circuit that was found has ${plural(requestedEdges(data), "edge")}${keeps}. `,
       element("button", { type: "button", class: "quiet", id: "show-requested", onclick: () => change({ run: chosen.run, how: chosen.how, n: chosen.edges, prune: chosen.pruned }) }, "Show it"),
     );
   }

@@ -1,4 +1,4 @@
-/* Should the circuit be believed? Each test with its number, what that is by chance or at most, and what it means. */
+/* Should the circuit be believed? Each test with its number, what that is by chance, what it has to be, and what it means. */
 
 const VERDICTS = { true: ["pass", "passed"], false: ["fail", "failed"], null: ["none", "not made"] };
 
@@ -6,13 +6,14 @@ function drawVerdict(data) {
   const { verdict } = data;
   byId("verdict-card").hidden = !verdict;
   if (!verdict) return;
+  byId("verdict-title").textContent = `Should the circuit of ${plural(requestedEdges(data), "edge")} be believed?`;
   byId("verdict-said").textContent = verdict.sentence;
-  const figure = (label, value) => element("dd", { class: "figure" }, element("span", {}, label), number(value));
+  const figure = (label, value) => element("dd", { class: "figure" }, element("span", {}, label), typeof value === "string" ? value || "–" : number(value));
   byId("checks").replaceChildren(...verdict.checks.map((check) => {
     const [kind, word] = VERDICTS[check.passed];
     return element("div", { class: "testrow", id: `check-${check.name}` },
       element("dt", {}, element("i", { class: `sign ${kind}` }, word), element("b", {}, check.question), element("span", {}, check.name)),
-      figure("result", check.value), figure("by chance, or limit", check.null), element("dd", { class: "told" }, check.about));
+      figure("result", check.value), figure(check.null_is || "by chance", check.null_is ? check.null : ""), figure("to pass", check.limit), element("dd", { class: "told" }, check.about));
   }));
   if (verdict.effects) byId("checks").append(effectsRow(verdict.effects));
   byId("verdict-note").replaceChildren(...(verdict.command ? [verdict.note, element("code", {}, verdict.command)] : []));
@@ -23,7 +24,8 @@ function effectsRow(effects) {
   return element("div", { class: "testrow", id: "effects" },
     element("dt", {}, element("i", { class: "sign none" }, "no test"), element("b", {}, "How exact are its edges?"), element("span", {}, "effects")),
     element("dd", { class: "figure" }, element("span", {}, "correlation"), number(effects.correlation)),
-    element("dd", { class: "figure" }, element("span", {}, "others at most"), number(effects.bound)),
+    element("dd"),
+    element("dd", { class: "figure" }, element("span", {}, "others"), `at most ${number(effects.bound)}`),
     element("dd", { class: "told" }, effects.about, effects.estimated ? scatter(effects) : null));
 }
 
