@@ -286,7 +286,40 @@ def test_what_is_known_of_the_data_is_told_fact_by_fact(visit: Visit, make: Make
     assert told["Metric"] == "logit-difference"
     assert told["Seed"] == "11"
     assert told["Data from"] == "pairs.csv"
-    assert told["Pairs"] == "pairs: 9, kept: 8"
+    assert told["Pairs"] == "8 of 9 requested"
+
+
+def test_facts_have_labels_and_dropped_pairs_are_sentences(visit: Visit, make: Maker) -> None:
+    scores = make.scores()
+    data = {
+        "changed": "subject",
+        "n": 10,
+        "kept": 10,
+        "dropped": {"the prompts have different numbers of tokens": {"count": 2, "first": "'The bakers': 7 and 6"}},
+        "notes": ["113 of 114 verbs count"],
+    }
+    about = {**scores.about, "data": data, "of": "edges", "batch_size": 7, "d_model": 576, "cpu_seconds": 4.513}
+    about |= {"key": {"kind": "scores", "tokens": "ce12"}, "plugins": {"mine.py": "b5e2"}, "own_fact": {"a_b": [1, 2]}}
+    page = visit.open(replace(make.report(replace(scores, about=about)), about={"python": "3.11.7"}))
+    labels, values = (page.locator(f"#made {part}").all_inner_texts() for part in ("dt", "dd"))
+    told = dict(zip(labels, values, strict=True))
+    assert told["Pairs"] == (
+        "2 pairs dropped because the prompts have different numbers of tokens, such as 'The bakers': 7 and 6. "
+        "113 of 114 verbs count."
+    )
+    assert {name: told[name] for name in ("Scores of", "Batch size", "Model width", "CPU time", "Python")} == {
+        "Scores of": "edges",
+        "Batch size": "7",
+        "Model width": "576",
+        "CPU time": "4.5 s",
+        "Python": "3.11.7",
+    }
+    assert told["Changed words"] == "subject"
+    assert told["Plug-ins"] == "mine.py"
+    assert told["Own fact"] == "a b: 1, 2"
+    assert not any(character in text for text in [*labels, *values] for character in "{}_")
+    assert "ce12" not in page.inner_text("#made")
+    assert all(label[0].isupper() or label == "gradpath" for label in labels)
 
 
 def test_circuit_file_alone_gives_a_page_of_its_own_edges(visit: Visit, make: Maker, tmp_path: Path) -> None:
