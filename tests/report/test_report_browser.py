@@ -113,6 +113,21 @@ def test_clicking_a_node_leaves_the_drawing_as_it_is(
     assert after[1] == before[1]
 
 
+def test_the_curve_of_few_sizes_has_its_interval_and_two_numbers_on_the_axis(visit: Visit, make: Maker) -> None:
+    scores = make.scores(*SMOLLM2)
+    points = [CurvePoint("top", n, n, 0.6, 0.4, 0.8, 0.4) for n in (1232, 2916)]
+    report = replace(make.report(scores), runs=[MethodRun(scores, points)])
+    page = visit.open(replace(report, chosen=Chosen(2916, "top", opens=1232, found=False)))
+    assert page.locator("#curve .tick.middle").all_text_contents() == ["1.232k", "2.916k"]
+    assert page.locator("#curve .interval").count() == 0
+    assert "The largest circuit of the curve has 2,916 edges" in page.inner_text("#requested")
+    single = replace(report, runs=[MethodRun(scores, points[:1])], chosen=Chosen(1232, "top", opens=100))
+    page = visit.open(single)
+    ends = [float(page.get_attribute("#curve .interval", name)) for name in ("y1", "y2")]
+    assert ends[0] - ends[1] > 20
+    assert "The circuit that was found has 1,232 edges" in page.inner_text("#requested")
+
+
 def test_methods_can_be_switched(visit: Visit, make: Maker) -> None:
     both = make.scores(seed=1), make.scores(seed=2, method="eap")
     page = visit.open(make.report(*both))

@@ -13,6 +13,7 @@ from making import Maker
 
 from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
+from gradpath.grid.faithfulness import draw_curves
 from gradpath.report.plots import (
     circuit_card,
     edges_read,
@@ -148,3 +149,16 @@ def test_names_are_not_taken_for_formulas(tmp_path: Path, suffix: str) -> None:
     axes.set_xticks([0, 1], ["$", "\\frac$x$"])
     save_as(figure, tmp_path / f"figure.{suffix}")
     assert suffix != "svg" or "$\\frac" in (tmp_path / "figure.svg").read_text()
+
+
+@pytest.mark.parametrize("sparsities", [[0.99], [0.999, 0.9], [0.0, 1.0]])
+def test_the_axis_of_sparsity_ends_at_100_and_a_single_size_has_its_interval(sparsities: list[float]) -> None:
+    numbers = {"faithfulness": 0.6, "faithfulness_low": 0.4, "faithfulness_high": 0.8}
+    common = {"task": "ioi", "method": "eap", "how": "top", "examples": 9, **numbers}
+    rows = [{**common, "sparsity": sparsity} for sparsity in sparsities]
+    [ax] = draw_curves(rows, "smollm2", log=False).axes
+    left, right = ax.get_xlim()
+    assert 0 <= right < left <= 100
+    assert all(right <= 100 * sparsity <= left for sparsity in sparsities)
+    intervals = [line for line in ax.lines if line.get_marker() == "_"]
+    assert [sorted(map(round, line.get_ydata())) for line in intervals] == [[40, 80]] * (len(rows) == 1)

@@ -405,10 +405,14 @@ def _curve_panel(ax: Axes, rows: Sequence[Row], random: Sequence[Row], log: bool
     for label, how in product(labels, hows):
         curve = [row for row in rows if (row["method"], row["how"]) == (label, how)]
         y, paint, main = [100 * row["faithfulness"] for row in curve], colour(label, labels), how == hows[0]
-        style = {"color": paint, "marker": marker(label, labels), "linestyle": LINES.get(how, ":")}
-        ax.plot(x_of(curve), y, **style, markersize=4 if main else 3, linewidth=1.6 if main else 1.1)
+        style: dict[str, Any] = {"color": paint, "marker": marker(label, labels), "linestyle": LINES.get(how, ":")}
+        style |= {"markersize": 4, "linewidth": 1.6} if main else {"markersize": 3, "linewidth": 1.1}
+        ax.plot(x_of(curve), y, **style, clip_on=False)  # whole markers at the end of the axis
         if main:
             band(curve, color=paint, alpha=0.13, linewidth=0)
+            if len(curve) == 1:  # a band has no width at one size
+                ends = [100 * curve[0][f"faithfulness_{end}"] for end in ("low", "high")]
+                ax.plot(2 * x_of(curve), ends, color=paint, marker="_", markersize=9, linewidth=1.2)
             if paper := [row for row in curve if "paper" in row]:
                 y = [100 * row["paper"] for row in paper]
                 ax.scatter(x_of(paper), y, s=34, facecolors="none", edgecolors=paint, linewidths=1.1)
@@ -419,10 +423,11 @@ def _curve_panel(ax: Axes, rows: Sequence[Row], random: Sequence[Row], log: bool
     if log:
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    else:
-        ax.invert_xaxis()
     fit(ax, rows)
     band(random, color=GREY, alpha=0.35, linewidth=0.8, zorder=0)
+    if not log:
+        first, last = ax.get_xlim()  # no circuit leaves out fewer edges than none, or more than all
+        ax.set_xlim(min(100.0, last), max(0.0, first))
 
 
 def _list_areas(ax: Axes, areas: Sequence[Row]) -> None:

@@ -110,7 +110,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The requested circuit, on which the examples were run.
+    """The requested circuit, on which the examples were run; or of several measured circuits the largest.
 
     Args:
         edges: The number of edges.
@@ -118,6 +118,7 @@ class Chosen:
         run: The index of its run in the report.
         pruned: Whether edges that are on no path from ``input`` to ``logits`` were removed.
         opens: The number of edges that the page shows first; by default the requested circuit.
+        found: Whether this circuit was looked for. Without that, it is one of several that were measured.
     """
 
     edges: int
@@ -125,6 +126,7 @@ class Chosen:
     run: int = 0
     pruned: bool = True
     opens: int | None = None
+    found: bool = True
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,8 @@ function ticksOf(scale) {
       if (fits && (!ticks.length || scale.x(n) - scale.x(ticks[ticks.length - 1]) > 34)) ticks.push(n);
     }
   }
-  return ticks;
+  // Where fewer than two fit, the ends of the axis; of a single size the last is made up.
+  return ticks.length > 1 ? ticks : [scale.first, scale.last].slice(0, scale.last > scale.first + 1 ? 2 : 1);
 }
 
 function drawAsked(svg, scale, data) {
@@ -134,6 +135,8 @@ function drawLine(svg, scale, line, of, front, pick) {
   if (banded && front) {
     const ends = [...points.map((p) => `${scale.x(p.asked)},${scale.y(p.high)}`), ...points.slice().reverse().map((p) => `${scale.x(p.asked)},${scale.y(p.low)}`)];
     group.append(svgElement("polygon", { points: ends.join(" "), class: "band" }));
+    // A band has no width at one size.
+    if (points.length === 1) group.append(svgElement("line", { x1: scale.x(points[0].asked), x2: scale.x(points[0].asked), y1: scale.y(points[0].low), y2: scale.y(points[0].high), class: "interval" }));
   }
   group.append(svgElement("polyline", { points: points.map((p) => `${scale.x(p.asked)},${scale.y(p[of])}`).join(" ") }));
   for (const p of points) {
