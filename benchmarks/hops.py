@@ -5,7 +5,7 @@
 
 Every function counts once, at its first call. A change of file is a function in another file than the one before.
 Lambdas, comprehensions and code that runs while a module is imported do not count. "Attribution" is what
-``attribute`` calls.
+``attribute_at_steps`` calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import gradpath
 from gradpath import cli
 
 ROOT = Path(gradpath.__file__).parent
-ATTRIBUTE = (str(ROOT / "attribution" / "attribute.py"), "attribute")
+ATTRIBUTE = (str(ROOT / "attribution" / "attribute.py"), "attribute_at_steps")
 
 
 class Visit(NamedTuple):

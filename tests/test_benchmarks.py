@@ -101,11 +101,11 @@ def test_functions_are_listed_in_the_order_of_their_first_calls(benchmark, monke
     monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
     visits = hops.trace(["find", "--model", str(folder), "--task", "ioi", "--examples", "4", "--edges", "20", "--json"])
     names = [visit.name for visit in visits]
-    assert names.index("attribute") < names.index("score_batch") < names.index("evaluate")
+    assert names.index("attribute_at_steps") < names.index("score_batch") < names.index("evaluate_many")
     assert len(set(visits)) == len(visits)
     inside = [visit.name for visit in visits if visit.in_attribution]
     assert "score_batch" in inside
-    assert "evaluate" not in inside
+    assert "evaluate_many" not in inside
     a, b = hops.Visit("a.py", "f", False), hops.Visit("b.py", "g", False)
     assert hops.summary("x", [a, b, b._replace(name="h"), a]) == "x: 4 functions in 2 files, 2 changes of file"
 

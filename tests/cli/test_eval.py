@@ -65,6 +65,14 @@ def test_find_and_eval_use_the_ablation_that_was_asked_for(run, model_folder, tm
     assert f"all ablated ({ablation})" in run("eval", tmp_path / "circuit.json", "--examples", 6).out
 
 
+def test_means_are_over_the_examples_that_the_circuit_was_found_on(run, model_folder, tmp_path):
+    common = ["--model", model_folder, "--examples", 6, "--edges", 40, "--method", "eap", "--json"]
+    found = run("find", *common, "--ablation", "mean", "--split", "all", "--out", tmp_path).json
+    again = run("eval", tmp_path / "circuit.json", "--examples", 6, "--split", "all", "--json").json
+    assert again["corrupted"] == pytest.approx(found["corrupted"])
+    assert again["circuit"] == pytest.approx(found["circuit"])
+
+
 def test_eval_finds_a_model_by_its_recorded_path_or_says_what_to_do(run, model_folder, monkeypatch, tmp_path):
     monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(model_folder.parent)

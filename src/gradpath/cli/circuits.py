@@ -142,7 +142,8 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
     if ablation not in (CORRUPTED, "zero"):
         # Over the examples that the circuit was found on, or as many of another task.
         seed = options.seed if provenance.seed is None else provenance.seed
-        mean_over = draw_task(task, model, n=provenance.examples or n, seed=seed, split="train", data=data)
+        split = (provenance.split if options.task is None else None) or "train"
+        mean_over = draw_task(task, model, n=provenance.examples or n, seed=seed, split=split, data=data)
 
     def attributed() -> Task | None:
         recorded = dict(circuit.about.get("data", {}))
