@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -123,3 +125,14 @@ def test_unknown_metric(words):
 def test_the_tasks_own_metric_is_the_default(words):
     assert load_task("ioi", words, n=3).metric is logit_difference
     assert load_task("hypernymy", words, n=3).metric is probability_difference
+
+
+def test_a_task_prints_its_labels_as_words_and_only_a_few_of_them(smollm2):
+    [label] = [line for line in str(load_task("greater-than", smollm2, n=2)).splitlines() if "label" in line]
+    assert re.fullmatch(r"  label      ('\d+'(, )?)+( and \d+ more)?; not ('\d+'(, )?)+( and \d+ more)?", label)
+    assert label.count("'") <= 2 * 8
+    pair = {"clean": "The color of the fire is", "corrupted": "The color of the ice is", "answers": " red"}
+    task = load_task(data=[{**pair, "wrong_answers": " blue"}], model=smollm2)
+    assert "  label      ' red'; not ' blue'" in str(task)
+    assert "  label      ' red'; not ' blue'" in str(task[:1])
+    assert "blue" not in str(replace(task, labels=torch.zeros(1), metric=lambda logits, labels: logits[:, 0]))

@@ -133,6 +133,7 @@ def draw_task(
         name=source.name,
         about=_about(source, usable, metric, n, seed, split),
         spans=spans if any(spans) else None,
+        decode=tokenizer.decode,
     )
     return judged_by_kl(task, clean_logits(model, task)) if function is kl_divergence else task
 

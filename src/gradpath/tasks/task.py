@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import pairwise
@@ -26,6 +26,7 @@ from gradpath.tasks.metrics import (
     probability_difference,
 )
 
+_ANSWERS_SHOWN = 4  # of each side, in print(task)
 Spans = Mapping[str, tuple[int, int]]  # named parts of a prompt: first character, and the one after the last
 
 
@@ -50,6 +51,7 @@ class Task:
         name: The name of the task in saved files.
         about: Further facts to store in saved files.
         spans: Named parts of each clean prompt in characters, such as {"subject": (4, 9)} (``tasks.spans``).
+        decode: From token ids to text, to print labels as words.
     """
 
     clean: Sequence[str] | Tensor
@@ -59,6 +61,7 @@ class Task:
     name: str = "custom"
     about: Mapping[str, Any] = field(default_factory=dict)
     spans: Sequence[Spans] | None = None
+    decode: Callable[[list[int]], str] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self._check_forms()
@@ -86,9 +89,20 @@ class Task:
                 f"  metric     {metric_name(self.metric)}",
                 f"  clean      {shown(clean)}",
                 f"  corrupted  {shown(corrupted)}",
-                f"  label      {shown(label)}",
+                f"  label      {self._words(label) or shown(label)}",
             ]
         )
+
+    def _words(self, label: Any) -> str:
+        """The correct and the wrong answers of a label as words, a few of each; empty if they cannot be told."""
+        if self.decode is None or not isinstance(label, Tensor) or label.is_floating_point() or label.shape[:1] != (2,):
+            return ""
+        sides = []
+        for side in label.reshape(2, -1).tolist():
+            tokens = [token for token in side if token >= 0]  # a shorter list of answers ends in -1
+            words = ", ".join(repr(self.decode([token])) for token in tokens[:_ANSWERS_SHOWN])
+            sides.append(words + (f" and {len(tokens) - _ANSWERS_SHOWN} more" if len(tokens) > _ANSWERS_SHOWN else ""))
+        return f"{sides[0]}; not {sides[1]}"
 
     def _check_forms(self) -> None:
         """Refuse prompts and labels that are not lists: a string would be read as a list of characters."""
