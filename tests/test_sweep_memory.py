@@ -16,7 +16,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Reads
 from gradpath.attribution.methods import Pair, find_path
-from gradpath.errors import GradpathError, UsageError
+from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.evaluation import evaluate
 from gradpath.limits import CHUNK, GRADIENT_ROWS, ROWS, RUN_AT_ONCE, SUM_AT_ONCE, AtOnce, Limits, parse_bytes
 from gradpath.model.architecture import fields_of
@@ -172,7 +172,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(gpt2):
     def broken(logits, labels):
         raise RuntimeError("shapes do not match")
 
-    with pytest.raises(RuntimeError, match="shapes do not match"):
+    with pytest.raises(InputError, match=r"the metric broken failed .*: RuntimeError: shapes do not match"):
         attribute(gpt2, replace(TASK, metric=broken), "eap")
 
 

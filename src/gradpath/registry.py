@@ -262,9 +262,9 @@ def failure_of(what: str, function: Callable[..., Any], problem: Exception, fact
     Returns:
         The error; None if the exception is not the function's: gradpath's own, or too little memory.
     """
-    own = str(getattr(function, "__module__", "")).partition(".")[0] != "gradpath"
-    memory = type(problem).__name__ in ("MemoryError", "OutOfMemoryError") or "allocate memory" in str(problem)
-    if not own or memory or isinstance(problem, GradpathError):
+    built_in = str(getattr(function, "__module__", "")).partition(".")[0] == "gradpath"
+    no_memory = type(problem).__name__ in ("MemoryError", "OutOfMemoryError") or "allocate memory" in str(problem)
+    if built_in or no_memory or isinstance(problem, GradpathError):
         return None
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
     frames = traceback.extract_tb(problem.__traceback__)
