@@ -91,8 +91,8 @@ def _chosen(rows: Sequence[Row], run: MethodRun, readable: Row, *, unsized: bool
     how = rows[0]["how"]
     shown = how if how in IN_PAGE else SAVED if run.circuit is not None else "top"
     if unsized and shown == SAVED:
-        return Chosen(edges=readable["edges_kept"], how=SAVED, found=False)
+        return Chosen(edges=readable["edges_kept"], how=SAVED, largest_of_curve=True)
     # A page of half of all edges would be large and would show nothing.
     sizes = [row["edges_asked"] for row in rows if 0 < row["edges_asked"] <= LIMIT] or [LIMIT]
     opens = max((n for n in sizes if n <= READABLE), default=min(sizes))
-    return Chosen(edges=max(sizes), how=shown, opens=opens, found=False)
+    return Chosen(edges=max(sizes), how=shown, opens=opens, largest_of_curve=True)

@@ -118,7 +118,7 @@ class Chosen:
         run: The index of its run in the report.
         pruned: Whether edges that are on no path from ``input`` to ``logits`` were removed.
         opens: The number of edges that the page shows first; by default the requested circuit.
-        found: Whether this circuit was looked for. Without that, it is one of several that were measured.
+        largest_of_curve: Whether this is the largest circuit of a curve, not one that was looked for.
     """
 
     edges: int
@@ -126,7 +126,7 @@ class Chosen:
     run: int = 0
     pruned: bool = True
     opens: int | None = None
-    found: bool = True
+    largest_of_curve: bool = False
 
 
 @dataclass(frozen=True)

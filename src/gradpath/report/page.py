@@ -126,18 +126,18 @@ def _verdict(report: Report) -> dict[str, Any]:
 
 def _test_command(report: Report) -> str:
     """The ``gradpath test`` of the requested circuit: its folder, and the options that its file cannot name."""
-    given: dict[str, list[str]] = {}
+    options_of_find: dict[str, list[str]] = {}
     words = iter(shlex.split(report.command))
     for word in words:
         name, equals, value = word.partition("=")
         if name in ("--out", *_PASSED_ON):
-            given.setdefault(name, []).append(value if equals else next(words, ""))
-    if "--data" not in given:
-        given.pop("--task", None)  # the file names it
+            options_of_find.setdefault(name, []).append(value if equals else next(words, ""))
+    if "--data" not in options_of_find:
+        options_of_find.pop("--task", None)  # the file names it
         if report.runs[report.chosen.run].origin.provenance.own_data:
-            given["--data"] = ["FILE"]
-    folder = given.get("--out", [_FOLDER])[-1]
-    options = [part for name in _PASSED_ON for value in given.get(name, ()) for part in (name, value)]
+            options_of_find["--data"] = ["FILE"]
+    folder = options_of_find.get("--out", [_FOLDER])[-1]
+    options = [part for name in _PASSED_ON for value in options_of_find.get(name, ()) for part in (name, value)]
     file, page = (os.path.join(folder, name) for name in ("circuit.json", "verdict.html"))
     return shlex.join(["gradpath", "test", file, *options, "--out", page])
 

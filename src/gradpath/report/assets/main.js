@@ -110,7 +110,7 @@ function start() {
     const found = requestedPoint(data);
     const keeps = found ? ` and keeps ${percent(found.faithfulness)} of the behaviour` : "";
     byId("requested").replaceChildren(
-      `${chosen.found ? "The circuit that was found" : "The largest circuit of the curve"} has ${plural(requestedEdges(data), "edge")}${keeps}. `,
+      `${chosen.largest_of_curve ? "The largest circuit of the curve" : "The circuit that was found"} has ${plural(requestedEdges(data), "edge")}${keeps}. `,
       element("button", { type: "button", class: "quiet", id: "show-requested", onclick: () => change({ run: chosen.run, how: chosen.how, n: chosen.edges, prune: chosen.pruned }) }, "Show it"),
     );
   }
