@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +52,23 @@ def test_result_plot_shows_every_example_and_the_share(result: Result) -> None:
     assert "80% of the behaviour" in ax.get_title(loc="left")
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["corrupted", "circuit", "model"]
     assert sum(len(dots.get_offsets()) for dots in ax.collections) == 9
+
+
+def test_a_backend_that_is_loaded_by_a_plot_stays_interactive(tmp_path: Path) -> None:
+    """The backend of notebooks switches this on when it is loaded; without it, later figures are not shown."""
+    (tmp_path / "own_backend.py").write_text(
+        "import matplotlib\nfrom matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas\n"
+        "matplotlib.rcParams['interactive'] = True\n"
+    )
+    code = (
+        "import torch, matplotlib; from gradpath.evaluation.result import Result\n"
+        "Result(torch.ones(3), torch.zeros(3), torch.ones(3), 1, 1).plot()\n"
+        "print(matplotlib.get_backend(), matplotlib.is_interactive())"
+    )
+    settings = {**os.environ, "MPLBACKEND": "module://own_backend"}
+    settings["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ran = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["module://own_backend", "True"]
 
 
 def test_scores_plot_has_a_cell_for_every_node_that_writes(make: Maker) -> None:

@@ -128,8 +128,10 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
         return ax
     import matplotlib.pyplot as plt
 
+    # The first figure loads the backend. That of notebooks then switches on what shows figures, which has to last.
+    figure = plt.figure(figsize=size, layout="constrained")
     with styled():
-        ax = plt.subplots(figsize=size, layout="constrained")[1]
+        ax = figure.add_subplot()
     ax.grid(visible=False)
     return ax
 
