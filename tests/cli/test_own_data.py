@@ -182,7 +182,6 @@ MISTAKES = {
     "task": (["find", "--task", "oio"], 2, "there is no task 'oio'"),
     "method": (["find", "--method", "epa"], 2, "there is no method 'epa'"),
     "option": (["find", "-o", "strid=matched"], 2, "no option 'strid'"),
-    "no steps": (["find", "--method", "eap", "--steps", "5"], 2, "the method 'eap' has no steps: leave out --steps"),
     "steps": (["find", "-o", "end=nowhere"], 2, "the option end of"),
     "selection": (["find", "--how", "tpo"], 2, "there is no selection 'tpo'"),
     "metric": (["find", "--metric", "lk"], 2, "there is no metric 'lk'"),

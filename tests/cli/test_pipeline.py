@@ -60,6 +60,8 @@ def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(mod
     assert abs(1 - gp.evaluate(model, found.circuit, found.attributed).faithfulness) <= 1 - defaults.FAITHFULNESS
     assert FindRequest().share == defaults.FAITHFULNESS
     assert FindRequest(faithfulness=0.5).share == 0.5
+    with pytest.warns(GradpathWarning, match="the method 'eap' has no steps: steps=5 is ignored"):
+        assert FindRequest(method="eap", steps=5).method_options == {}
     for size in ({"edges": 5}, {"sparsity": 0.9}, {"nodes": 3}, {"how": "balanced"}, {"positions": "span"}):
         assert FindRequest(**size).share is None
 
@@ -144,7 +146,6 @@ REFUSED = {
     "a selection that has no positions": ({"positions": "span", "how": "greedy"}, "cannot select edges at positions"),
     "an unknown selection": ({"how": "refind"}, "Did you mean 'refined'"),
     "an unknown method": ({"method": "eap-gg"}, "Did you mean"),
-    "steps of a method without steps": ({"method": "eap", "steps": 5}, "'eap' has no steps: leave out `steps`"),
     "an unknown option": ({"options": {"strid": 1}}, "has no option 'strid'"),
     "an unknown ablation": ({"ablation": "none"}, "there is no ablation 'none'"),
     "an unknown split": ({"split": "test"}, "split must be held-out, same or all: got 'test'"),

@@ -9,7 +9,7 @@ from typing import Any
 from gradpath import defaults
 from gradpath.ablation import ABLATIONS
 from gradpath.attribution.methods import find_method
-from gradpath.errors import UsageError, check_choice, whole_number
+from gradpath.errors import UsageError, check_choice, warn, whole_number
 from gradpath.limits import Limits
 from gradpath.selection import edge_count, find_selection, variants
 from gradpath.selection.faithful import check_share
@@ -43,6 +43,8 @@ class FindRequest:
 
     def __post_init__(self) -> None:
         method_options = self.method_options
+        if self.steps is not None and "steps" not in method_options:
+            warn(f"the method {self.method!r} has no steps: steps={self.steps} is ignored.")
         if isinstance(self.data, Task) and self.metric is not None:
             raise UsageError("a Task has its own metric: leave out `metric`, or give it to the Task.")
         check_task(self.task_name, self.data)
@@ -83,9 +85,7 @@ class FindRequest:
     def method_options(self) -> dict[str, Any]:
         """All options of the method, checked."""
         method = find_method(self.method)
-        if self.steps is not None and "steps" not in method.defaults:
-            raise UsageError(f"the method {method.name!r} has no steps: leave out `steps`, or use {defaults.METHOD}.")
-        steps = {} if self.steps is None else {"steps": self.steps}
+        steps = {} if self.steps is None or "steps" not in method.defaults else {"steps": self.steps}
         return method.options({**self.options, **steps})
 
     @property
