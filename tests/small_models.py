@@ -579,4 +579,6 @@ def prompts(lengths: list[int], differ: list[list[int]], seed: int = 0) -> Task:
         clean.append(" ".join(map(str, ids)))
         corrupted.append(" ".join(map(str, other)))
     labels = torch.randint(3, VOCAB, (len(lengths), 2), generator=generator)
+    right, wrong = labels.T
+    labels[right == wrong, 1] = 3 + (wrong[right == wrong] - 2) % (VOCAB - 3)  # the next token: answers have to differ
     return Task(clean, corrupted, labels)

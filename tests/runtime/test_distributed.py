@@ -62,7 +62,7 @@ def test_what_one_rank_fails_at_all_fail_at(many):
     for rank, found in enumerate(many):
         said = found["refusals"]["one fails"]
         assert "no such label" in said
-        assert said.startswith("ValueError" if rank == 1 else "GradpathError")
+        assert said.startswith("InputError" if rank == 1 else "GradpathError")
 
 
 def test_a_rank_may_work_alone(many):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import GradpathWarning, InputError, UsageError
 from gradpath.tasks import load_task, logit_difference, probability_difference
 from gradpath.tasks.pairs import LENGTHS, NO_TOKEN, REPEATED, SAME, SHARED
 
@@ -132,7 +132,8 @@ def test_a_task_prints_its_labels_as_words_and_only_a_few_of_them(smollm2):
     assert re.fullmatch(r"  label      ('\d+'(, )?)+( and \d+ more)?; not ('\d+'(, )?)+( and \d+ more)?", label)
     assert label.count("'") <= 2 * 8
     pair = {"clean": "The color of the fire is", "corrupted": "The color of the ice is", "answers": " red"}
-    task = load_task(data=[{**pair, "wrong_answers": " blue"}], model=smollm2)
+    with pytest.warns(GradpathWarning, match="nothing is held out"):
+        task = load_task(data=[{**pair, "wrong_answers": " blue"}], model=smollm2)
     assert "  label      ' red'; not ' blue'" in str(task)
     assert "  label      ' red'; not ' blue'" in str(task[:1])
     assert "blue" not in str(replace(task, labels=torch.zeros(1), metric=lambda logits, labels: logits[:, 0]))
