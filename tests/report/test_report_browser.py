@@ -118,7 +118,7 @@ def test_the_curve_of_few_sizes_has_its_interval_and_two_numbers_on_the_axis(vis
     points = [CurvePoint("top", n, n, 0.6, 0.4, 0.8, 0.4) for n in (1232, 2916)]
     report = replace(make.report(scores), runs=[MethodRun(scores, points)])
     page = visit.open(replace(report, chosen=Chosen(2916, "top", opens=1232, largest_of_curve=True)))
-    assert page.locator("#curve .tick.middle").all_text_contents() == ["1.232k", "2.916k"]
+    assert page.locator("#curve .tick.middle").all_text_contents() == ["1.2k", "2.9k"]
     assert page.locator("#curve .interval").count() == 0
     assert "The largest circuit of the curve has 2,916 edges" in page.inner_text("#requested")
     single = replace(report, runs=[MethodRun(scores, points[:1])], chosen=Chosen(1232, "top", opens=100))

@@ -95,7 +95,7 @@ function drawAxes(svg, scale, of, data) {
     );
   }
   for (const n of ticksOf(scale)) {
-    svg.append(svgElement("text", { x: scale.x(n), y: CURVE.height - CURVE.bottom + 14, class: "tick middle" }, n >= 1000 ? `${n / 1000}k` : String(n)));
+    svg.append(svgElement("text", { x: scale.x(n), y: CURVE.height - CURVE.bottom + 14, class: "tick middle" }, n >= 1000 ? `${Number((n / 1000).toPrecision(2))}k` : String(n)));
   }
   svg.append(svgElement("text", { x: CURVE.width - CURVE.right, y: CURVE.height - 8, class: "tick end" }, `edges selected, of ${count(data.edges_total)}`));
 }
