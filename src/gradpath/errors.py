@@ -111,6 +111,12 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Whether an exception says that memory was too small; PyTorch's by its name, so that it need not be imported."""
+    of_pytorch = type(problem).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(problem)
+    return of_pytorch or isinstance(problem, MemoryError)
+
+
 def check_type(what: str, value: Any, kind: type) -> None:
     """Refuse an argument of another type, for example because two arguments were swapped."""
     if not isinstance(value, kind):

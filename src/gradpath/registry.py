@@ -35,7 +35,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
-from gradpath.errors import GradpathError, InputError, UsageError, check_option, reason, unknown, unknown_option, warn
+from gradpath.errors import (
+    GradpathError,
+    InputError,
+    UsageError,
+    check_option,
+    is_out_of_memory,
+    reason,
+    unknown,
+    unknown_option,
+    warn,
+)
 
 Entry = TypeVar("Entry")
 PLUGINS = "gradpath.plugins"  # the group of entry points of installed packages
@@ -263,8 +273,7 @@ def failure_of(what: str, function: Callable[..., Any], problem: Exception, fact
         The error; None if the exception is not the function's: gradpath's own, or too little memory.
     """
     built_in = str(getattr(function, "__module__", "")).partition(".")[0] == "gradpath"
-    no_memory = type(problem).__name__ in ("MemoryError", "OutOfMemoryError") or "allocate memory" in str(problem)
-    if built_in or no_memory or isinstance(problem, GradpathError):
+    if built_in or is_out_of_memory(problem) or isinstance(problem, GradpathError):
         return None
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
     frames = traceback.extract_tb(problem.__traceback__)

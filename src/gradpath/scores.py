@@ -49,7 +49,9 @@ class Provenance:
     seed: int | None = None  # of their draw, as the split
     split: str | None = None
     metric: str | None = None
-    own_data: bool = False  # whether the examples are from a file or table of the user's own
+    source: str | None = None  # where the examples are from
+    own_data: bool = False  # whether that is a file or table of the user's own
+    half: str | None = None  # of a ``Task`` that was given to ``find``
     method: str | None = None
     of_nodes: bool = False  # whether nodes were scored, not edges
     steps: int | None = None
@@ -83,7 +85,9 @@ class Provenance:
             seed=_whole(data.get("seed")),
             split=_text(data.get("split")),
             metric=_text(data.get("metric")),
+            source=_text(data.get("source")),
             own_data="rows_read" in data,
+            half=_text(data.get("half")),
             method=_text(about.get("method")),
             of_nodes=about.get("of") == "nodes",
             steps=_whole(about.get("steps")),

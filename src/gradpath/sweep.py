@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradpath.errors import GradpathError, check_type
+from gradpath.errors import GradpathError, check_type, is_out_of_memory
 from gradpath.graph import QKV
 from gradpath.model.transformer import Run, Transformer
 from gradpath.runtime import distributed
@@ -141,7 +141,7 @@ def halving(work: Callable[[Pairs], Output], batch: Pairs) -> Iterator[Output]:
     try:
         output = work(batch)
     except (RuntimeError, MemoryError) as problem:
-        if not _out_of_memory(problem):
+        if not is_out_of_memory(problem):
             raise
         if len(batch) == 1:
             raise GradpathError(
@@ -157,11 +157,6 @@ def halving(work: Callable[[Pairs], Output], batch: Pairs) -> Iterator[Output]:
     every = torch.arange(len(batch), device="cpu")
     for rows in (every[:half], every[half:]):
         yield from halving(work, batch.rows(rows))
-
-
-def _out_of_memory(problem: Exception) -> bool:
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(problem, kinds) or "can't allocate memory" in str(problem)
 
 
 def _failed_allocation(problem: Exception) -> str:

@@ -122,9 +122,9 @@ def main(arguments: list[str] | None = None) -> None:
         code = 1
     except Exception as problem:
         message = (
-            f"this is a bug in gradpath ({type(problem).__name__}: {problem}). Please report it, with the output of "
+            f"this is a bug in gradpath ({type(problem).__name__}: {problem}). "
+            "Please report it, with the output of the same command with GRADPATH_DEBUG=1."
         )
-        message += "the same command with GRADPATH_DEBUG=1."
         _print_error(message, shared=getattr(problem, "shared", False))
         code = 1
     sys.exit(code)

@@ -146,24 +146,13 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
         mean_over = draw_task(task, model, n=provenance.examples or n, seed=seed, split=split, data=data)
 
     def attributed() -> Task | None:
-        recorded = dict(circuit.about.get("data", {}))
-        if "half" in recorded:  # of a Task, which the file does not have
-            return None
-        same_task = recorded.get("source") == pairs.about.get("source") and (
-            data is not None or pairs.name == provenance.task
-        )
-        if not same_task or None in (provenance.examples, provenance.seed, provenance.split):
+        same = provenance.source == pairs.about.get("source") and (data is not None or pairs.name == provenance.task)
+        n, seed, split = provenance.examples, provenance.seed, provenance.split
+        # A Task that was given to find is not in the file.
+        if not same or provenance.half or n is None or seed is None or split is None:
             return None
         # The labels do not matter, and those of kl would take a run of the model.
-        return draw_task(
-            task,
-            model,
-            n=provenance.examples,
-            seed=provenance.seed or 0,
-            split=provenance.split or "train",
-            data=data,
-            metric=None if metric == "kl" else metric,
-        )
+        return draw_task(task, model, n=n, seed=seed, split=split, data=data, metric=None if metric == "kl" else metric)
 
     return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, attributed, options, limits)
 
