@@ -144,6 +144,7 @@ def test_page_is_written_whole_or_not_at_all(make: Maker, tmp_path: Path) -> Non
         ),
         ("gradpath find --task ioi", "gradpath test FOLDER/circuit.json --out FOLDER/verdict.html"),
         ("", "gradpath test FOLDER/circuit.json --out FOLDER/verdict.html"),
+        ("found on Mary's laptop", "gradpath test FOLDER/circuit.json --out FOLDER/verdict.html"),
     ],
 )
 def test_the_command_for_the_whole_verdict_can_be_run(make: Maker, command: str, expected: str) -> None:

@@ -24,7 +24,8 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, astuple, replace
 from importlib.resources import files
 from pathlib import Path
@@ -127,7 +128,9 @@ def _verdict(report: Report) -> dict[str, Any]:
 def _test_command(report: Report) -> str:
     """The ``gradpath test`` of the requested circuit: its folder, and the options that its file cannot name."""
     options_of_find: dict[str, list[str]] = {}
-    words = iter(shlex.split(report.command))
+    words: Iterator[str] = iter(())
+    with suppress(ValueError):  # a text from Python that no shell would take
+        words = iter(shlex.split(report.command))
     for word in words:
         name, equals, value = word.partition("=")
         if name in ("--out", *_PASSED_ON):

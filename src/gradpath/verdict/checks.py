@@ -225,14 +225,12 @@ def stability(tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[T
 
 def _find_again(tested: CircuitUnderTest, task: Task) -> Circuit:
     """The circuit that the same method and selection find on these examples."""
-    provenance, limits = tested.circuit.provenance, tested.limits
+    model, provenance, limits = tested.model, tested.circuit.provenance, tested.limits
     method, options = recorded_method(provenance)
-    with own_settings(tested.model):
-        scores = attribute_at_steps(tested.model, task, method, options, limits=limits, ablation=provenance.ablation)[
-            -1
-        ]
+    with own_settings(model):
+        *_, scores = attribute_at_steps(model, task, method, options, limits=limits, ablation=provenance.ablation)
     n = tested.circuit.asked if find_selection(provenance.how)[0].sized else scores.n_edges
-    return select_many(scores, [n], how=provenance.how, model=tested.model, task=task, limits=limits)[0]
+    return select_many(scores, [n], how=provenance.how, model=model, task=task, limits=limits)[0]
 
 
 def shared_pairs(task: Task, attributed: Task | None) -> int:
