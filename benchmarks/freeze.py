@@ -78,10 +78,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 OPTIONS = """
 eap-gp stride="unit" start=true|eap-gp stride="unit" pin_end=true|eap-gp stride="unit" start=true pin_end=true
 eap-gp stride="unit" norm="position"|eap-gp stride="unit" steps=1|eap-gp stride="unit" outputs="all"
-eap-gp stride="unit" move="differing"|eap-gp stride="unit" steps=9|eap-gp stride="unit"|nap-gp stride="unit"
+eap-gp stride="unit" move="differing"|eap-gp stride="unit" steps=9|eap-gp stride="unit"
 eap-gp start=true|eap-gp norm="position"|eap-gp steps=1|eap-gp outputs="all"|eap-gp move="all"
 eap-gp steps=9|eap-ig steps=12|eap-ig end="clean"|eap-ig end="corrupted"|eap-ig end="middle"|eap-ig steps=1
-nap-ig end="middle"
 eap-ig-activations points="own"|eap-ig-activations points="all"|atp-star qk=false|atp-star drop=false
 relp norm=false|relp attention=false|relp gate=false|relp activation=false|exact edges=20|eap-ig nothing=1
 gim gate=false|gim temperature=1.0
@@ -93,23 +92,19 @@ FIND --edges 20 --method [METHODS] --how top --task ioi --out out/[METHODS] --js
 FIND --edges 20 --method eap-ig --how [SELECTIONS] --task sva --out out/[SELECTIONS]
 FIND --method eap-ig --how acdc -o threshold=0.05 -o among=0.2 --task sva --out out/acdc
 TOP --task [TASKS] --split same --json
-FIND --edges 20 --method eap-gp --how top --task [TASKS] --positions span --out out/[TASKS]-span --json
-FIND --edges 20 --method eap-gp --how signed --task [greater-than ioi] --positions token --out out/token
 TOP --task ioi --ablation [ABLATIONS] --out out/[ABLATIONS] --json
-TOP --task ioi --ablation [ABLATIONS] --positions span --json
-FIND --nodes 3 --method [eap-ig nap-ig] --task ioi --out out/nodes-[eap-ig nap-ig] --json
+FIND --nodes 3 --method eap-ig --task ioi --out out/nodes --json
 FIND --sparsity 0.7 --method eap --how top --task ioi --no-bos --dtype bfloat16 --json
 TOP --option end=middle --task ioi --seed 1 --memory 280MB --json
 TOP --data pairs.csv --examples 3 --out out/data --json
-TOP --data pairs.csv --examples 3 --positions [span token] --json
-eval out/[eap-ig mean ioi-span token nodes-nap-ig]/circuit.json --examples 5 --json
+eval out/[eap-ig mean nodes]/circuit.json --examples 5 --json
 eval out/top/circuit.json --ablation [ABLATIONS] --examples 5 --json
 eval out/eap-ig/circuit.json --examples 5 --split train --seed 1
 eval out/eap-ig/circuit.json --examples 3 --data pairs.csv --json
 convert out/eap-ig/circuit.json out/both.[FORMATS] --scores out/eap-ig/scores.safetensors
 convert out/eap-gp/scores.safetensors out/chosen.[FORMATS] --edges 15 --how greedy
-convert out/both.[FORMATS] out/[FORMATS].back.csv
-show out/[eap-ig ioi-span]/circuit.json --out out/shown/[eap-ig ioi-span].[html svg dot graphml]
+convert out/both.[FORMATS] out/[FORMATS].back.eap-ig.json
+show out/eap-ig/circuit.json --out out/shown/eap-ig.[html svg dot graphml]
 curve GRID --task ioi --out out/curve --json
 curve GRID --task ioi --ablation mean --out out/curve-mean
 curve GRID --data pairs.csv --examples 3 --json
@@ -177,8 +172,6 @@ def content_of(file: Path) -> Any:
         with safe_open(file, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             return {**tensors, "metadata": opened.metadata()}
-    if file.suffix == ".pt":
-        return torch.load(file, weights_only=True)
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".json":
         return json.loads(text)
@@ -254,7 +247,7 @@ def scores() -> None:
     def score(key: str, model: Any, method: str, **options: Any) -> None:
         def made() -> Any:
             got = gp.attribute(model, task, method, **{"steps": 3, "batch_size": 3, **options})
-            return got.values, got.by_node, got.about["passes"], got.about["batch_size"]
+            return got.values, got.values.sum(1), got.about["passes"], got.about["batch_size"]
 
         record(f"scores/{key}", made)
 
@@ -274,7 +267,7 @@ def scores() -> None:
             score(f"gpt2/{method} {ablation}", model, method, ablation=ablation)
         score(f"gpt2/{method} mean over others", model, method, ablation="mean", mean_over=other)
         score(f"gpt2/{method} in one batch", model, method, batch_size=20)
-    for settings in ({}, {"whole": True}, {"increments": True}):
+    for settings in ({}, {"whole": True}):
 
         @gp.path("-".join(["own", *settings]), **settings)
         def own(pair: Any, *, steps: int = 2) -> Iterator[Any]:
@@ -288,12 +281,12 @@ def scores() -> None:
 
 
 def circuits_and_results() -> None:
-    for kind, method in product(("gpt2", "llama"), ("eap-ig", "eap-gp", "nap-ig")):
+    for kind, method in product(("gpt2", "llama"), ("eap-ig", "eap-gp")):
         model = tiny(kind)
         for ablation in ABLATIONS if (kind, method) == ("gpt2", "eap-ig") else ABLATIONS[:1]:
             scored = gp.attribute(model, pairs(0), method, steps=3, batch_size=3, ablation=ablation)
             sizes: list[dict[str, Any]] = [{"n": 5}, {"n": 40}, {"sparsity": 0.6}]
-            ways = {how: [{"how": how, **x} for x in sizes] for how in [*names("selections"), "ratio=0.7"]}
+            ways = {how: [{"how": how, **x} for x in sizes] for how in names("selections")}
             for way, wanted in {**ways, "nodes": [{"nodes": 1}, {"nodes": 4}]}.items():
                 select_and_measure(f"{kind}/{method} {ablation}/{way}", model, scored, wanted)
 
@@ -345,9 +338,9 @@ def tasks() -> None:
 
 
 def commands() -> Iterator[str]:
-    suffixes = "json safetensors eap-ig.json pt graphml dot csv"
+    suffixes = "json safetensors eap-ig.json graphml dot"
     sized = [name for name in names("selections") if name != "acdc"]  # its threshold decides the size
-    groups = {"METHODS": names("methods"), "SELECTIONS": [*sized, "ratio=0.7"]}
+    groups = {"METHODS": names("methods"), "SELECTIONS": sized}
     groups |= {"TASKS": names("tasks"), "ABLATIONS": ABLATIONS, "FORMATS": suffixes.split()}
     for line in COMMANDS.strip().splitlines():
         line = " ".join(WORDS.get(word, word) for word in line.split(" "))

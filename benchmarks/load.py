@@ -1,7 +1,7 @@
 """Large inputs: many examples through attribution and evaluation, and GPT-2 XL's graph through the rest.
 
 1. 10,000 and then 100,000 pairs of 4 to 24 tokens through ``attribute`` and ``evaluate`` on a tiny model. The
-   process's memory is sampled after every batch: ten times the examples should not need more.
+   process's memory is sampled while they run: ten times the examples should not need more.
 2. The 2,235,025 edges of GPT-2 XL (48 layers of 25 heads, random scores) saved, loaded, selected from, pruned
    and made a page of.
 
@@ -13,8 +13,10 @@ from __future__ import annotations
 import random
 import resource
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,25 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / MIB
 
 
+@contextmanager
+def sampled(samples: dict[str, list[float]], name: str) -> Iterator[None]:
+    """Sample the memory ten times a second while the block runs."""
+    held, done = [resident()], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.1):
+            held.append(resident())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    samples[name] = held
+
+
 def timed(name: str, work: Callable[[], Any]) -> Any:
     cpu = time.process_time()
     done = work()
@@ -78,19 +99,14 @@ def many_examples() -> dict[str, list[float]]:
     for examples in (EXAMPLES // 10, EXAMPLES):  # the first warms up, and is what the second is held against
         task = pairs(examples)
 
-        def sampled(name: str) -> Callable[[int], None]:
-            held = samples[name] = []
-            return lambda _: held.append(resident())
-
-        scores = timed(
-            f"attribute {examples:,}, eap-ig, 5 steps",
-            lambda: attribute(model, task, "eap-ig", batch_size=BATCH, progress=sampled("attribute")),  # noqa: B023
-        )
+        with sampled(samples, "attribute"):
+            scores = timed(
+                f"attribute {examples:,}, eap-ig, 5 steps",
+                lambda: attribute(model, task, "eap-ig", batch_size=BATCH),  # noqa: B023
+            )
         circuit = select(scores, model.graph.n_edges // 2)
-        result = timed(
-            f"evaluate {examples:,}",
-            lambda: evaluate(model, circuit, task, batch_size=BATCH, progress=sampled("evaluate")),  # noqa: B023
-        )
+        with sampled(samples, "evaluate"):
+            result = timed(f"evaluate {examples:,}", lambda: evaluate(model, circuit, task, batch_size=BATCH))  # noqa: B023
         timed(f"interval, 2,000 samples of {examples:,}", lambda: result.interval)  # noqa: B023
         for name, held in samples.items():
             print(f"{name} {examples:,}: at most {max(held):.0f} MiB held, {held[-1]:.0f} MiB at the end")

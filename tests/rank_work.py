@@ -43,7 +43,7 @@ def everything() -> dict[str, Any]:
     found["fewer examples than ranks"] = few.values.flatten().tolist()
     scores = gp.attribute(model, TASK, "eap-ig", batch_size=2)
     circuits = [gp.select(scores, n=40, how="top")]
-    for how, n in (("exchanged", 5), ("balanced", 30), ("learned+steps=2", 30)):
+    for how, n in (("refined", 5), ("learned+steps=2", 30)):
         circuits.append(gp.select(scores, n=n, how=how, model=model, task=TASK, batch_size=2))
         found[how] = sorted(map(float, circuits[-1].index.flatten()))
     for result in gp.evaluate(model, circuits, TASK, batch_size=2):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gradpath import reference as slow
 from gradpath.model.transformer import Transformer
-from gradpath.reference import Path, examples, forward, input_gradients, metric_of, read_all
+from gradpath.reference import Path, examples, forward, metric_of, read_all
 from gradpath.tasks.task import Task
 
 Outputs = Callable[[Transformer, Tensor], Tensor]
@@ -55,23 +53,6 @@ def scores(model: Transformer, task: Task, path: Path, instead: Instead | None =
     total = torch.zeros(mask.shape, dtype=torch.float64)
     total[mask] = slow.edge_scores(model, task, mask.nonzero(), path, ablated=instead)
     return total
-
-
-def integral(model: Transformer, task: Task, path: Path) -> Tensor:
-    """The path integral of every edge by the trapezoid rule, stretch by stretch, (source, target)."""
-    graph = model.graph
-    total = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float64)
-    for clean, corrupted, labels in examples(model, task):
-        writes, gradients = [], []
-        for point in path(model, clean, corrupted):
-            writes.append(forward(model, point, read_all)[1])
-            gradients.append(input_gradients(model, task, labels, point))
-        for j in range(len(writes) - 1):
-            for v, target in enumerate(graph.targets):
-                slope = (gradients[j][target] + gradients[j + 1][target]) / 2
-                for u in range(int(graph.sources_before_target[v])):
-                    total[u, v] += ((writes[j][u] - writes[j + 1][u]) * slope).sum()
-    return total / len(task)
 
 
 def straight_line(fractions: list[float]) -> Path:
@@ -120,58 +101,6 @@ def grad_path(steps: int, outputs: Outputs = last_logits, *, everywhere: bool = 
             gamma = gamma - (clean - corrupted).norm() / moves * g / g.norm()
             points.append(gamma)
         return [*points, corrupted]
-
-    return path
-
-
-def boxed(steps: int) -> Path:
-    """The same with steps of ||x - x'|| / k; coordinates at a wall are left out, and no wall is crossed."""
-
-    def path(model: Transformer, clean: Tensor, corrupted: Tensor) -> list[Tensor]:
-        low, high = torch.minimum(clean, corrupted), torch.maximum(clean, corrupted)
-        gamma, points = clean, []
-        for _ in range(steps):
-            g = slope(model, gamma, corrupted)
-            g[(g > 0) & (gamma == low)] = 0
-            g[(g < 0) & (gamma == high)] = 0
-            gamma = (gamma - (clean - corrupted).norm() / steps * g / g.norm()).clamp(low, high)
-            points.append(gamma)
-        return points
-
-    return path
-
-
-def monotone(steps: int) -> Path:
-    """From x on, coordinates of smallest slope go to x', in each step a k-th of the whole way."""
-
-    def path(model: Transformer, clean: Tensor, corrupted: Tensor) -> list[Tensor]:
-        gamma, points = clean.clone(), [clean]
-        whole = (clean - corrupted).abs().sum()
-        for step in range(1, steps):
-            g = slope(model, gamma, corrupted).abs().flatten()
-            gamma, behind = gamma.clone(), whole - (gamma - corrupted).abs().sum()
-            for i in g.argsort(stable=True).tolist():
-                behind += (gamma.flatten()[i] - corrupted.flatten()[i]).abs()
-                if behind <= whole * step / steps:
-                    gamma.view(-1)[i] = corrupted.flatten()[i]
-            points.append(gamma)
-        return points
-
-    return path
-
-
-def where_it_moves(steps: int) -> Path:
-    """On the line, at equal shares of the way of the logits, as 2 k pieces of the line measure it."""
-
-    def path(model: Transformer, clean: Tensor, corrupted: Tensor) -> list[Tensor]:
-        line = [corrupted + i / (2 * steps) * (clean - corrupted) for i in range(2 * steps + 1)]
-        logits = [last_logits(model, x) for x in line]
-        way = [0.0]
-        for a, b in itertools.pairwise(logits):
-            way.append(way[-1] + float((a - b).norm()))
-        at = [(j + 0.5) / steps * way[-1] for j in range(steps)]
-        fractions = np.interp(at, way, np.linspace(0, 1, len(way)))
-        return [corrupted + f * (clean - corrupted) for f in fractions]
 
     return path
 

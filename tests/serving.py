@@ -19,7 +19,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=environment(GRADPATH_UNCHECKED="1"), **pipes)
+        self.process = subprocess.Popen(command, cwd=folder, env=environment(GRADPATH_UNCHECKED="1"), **pipes)
         self.out, self.err = folder / "stdout", folder / "stderr"
 
     def ask(self, **what: Any) -> int:

@@ -95,6 +95,7 @@ def test_two_versions_of_refined_are_compared(benchmark, tmp_path, monkeypatch):
     assert (spread.value, spread.low, spread.high) == (0.5, 0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_functions_are_listed_in_the_order_of_their_first_calls(benchmark, monkeypatch, capsys, tmp_path):
     hops = benchmark("hops")
     folder = save_tiny(tmp_path)

@@ -176,7 +176,7 @@ def test_a_circuit_that_was_changed_is_refused_unless_its_digest_is_removed(circ
     content = json.loads(file.read_text())
     content["edges"][3][1] += 1.0
     file.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"damaged after it was written.*remove its line .digest"):
+    with pytest.raises(InputError, match=r"damaged after it was written.*remove its .digest"):
         load_circuit(file)
     del content["digest"]  # as in files from before, and in those that people edit
     file.write_text(json.dumps(content))

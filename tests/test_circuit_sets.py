@@ -10,7 +10,7 @@ from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation import evaluate
 from gradpath.graph import Graph
-from gradpath.scores import Scores, SpanScores
+from gradpath.scores import Scores
 from gradpath.selection import select
 
 GRAPH = Graph(3, 2)
@@ -29,13 +29,6 @@ def a() -> Circuit:
 @pytest.fixture
 def b() -> Circuit:
     return random_circuit(50, 2, {"model": "one", "task": "sva", "ablation": "zero"})
-
-
-@pytest.fixture
-def at_spans() -> Circuit:
-    values = torch.randn(2, *GRAPH.mask.shape, generator=torch.Generator().manual_seed(3)) * GRAPH.mask
-    spans = SpanScores(("subject", "rest"), values, torch.ones(2, 2, dtype=torch.bool))
-    return select(Scores.of_spans(GRAPH, spans, {"positions": "span"}), 30, prune=False)
 
 
 def test_operations_are_those_of_sets_of_names(a, b):
@@ -58,11 +51,6 @@ def test_a_circuit_of_a_mask_has_its_edges_and_what_is_known(a):
     assert of_mask.scores.tolist() == [0.0] * 40
     assert of_mask.provenance.ablation == "zero"
     assert not len(Circuit.of_mask(GRAPH, torch.zeros_like(GRAPH.mask)))
-
-
-def test_edges_at_spans_are_selected_from_every_edge_at_every_span(a, at_spans):
-    assert a.n_possible == GRAPH.n_edges
-    assert at_spans.n_possible == 2 * GRAPH.n_edges
 
 
 def test_the_left_circuit_gives_order_and_scores(a, b):
@@ -160,29 +148,8 @@ def test_comparison_counts_edges_and_nodes(a, b):
     assert (empty.compare(empty).jaccard_edges, a.compare(empty).jaccard_nodes) == (1, 0)
 
 
-def test_edges_at_spans_are_different_edges(at_spans):
-    name = at_spans.edges[0]
-    edge, _, span = name.partition("@")
-    assert name in at_spans
-    assert edge in at_spans
-    assert name not in at_spans.without(name)
-    assert edge not in at_spans.without(edge)
-    assert len(at_spans - at_spans.without(name)) == 1
-    other = "rest" if span == "subject" else "subject"
-    assert at_spans.without(f"{edge}@{other}") <= at_spans
-    assert name in at_spans.without(f"{edge}@{other}")
-    assert (at_spans | at_spans.without(name)) == at_spans
-    with pytest.raises(InputError, match="has no known span"):
-        at_spans.without(f"{edge}@nowhere")
-
-
-def test_circuits_that_cannot_be_combined_say_why(a, at_spans):
+def test_circuits_that_cannot_be_combined_say_why(a):
     with pytest.raises(InputError, match=r"models have the same shape.*has 4 layers of 2 heads"):
         a & Circuit.from_edges(Graph(4, 2), ["input->m0"])
-    with pytest.raises(InputError, match=r"anywhere\(\)"):
-        a | at_spans
-    with pytest.raises(InputError, match=r"anywhere\(\)"):
-        a.compare(at_spans)
-    assert a != at_spans
     with pytest.raises(UsageError, match="another circuit"):
         a - {"input->m0"}

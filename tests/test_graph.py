@@ -91,14 +91,6 @@ def test_values_by_layer_are_those_of_the_named_nodes():
         ["a0.h0", "a0.h1", "a0.h2", "m0"],
         ["a1.h0", "a1.h1", "a1.h2", "m1"],
     ]
-    by_target = graph.targets_by_layer(torch.arange(graph.n_targets).expand(4, -1))
-    assert by_target.shape == (4, 2, 10)
-    assert [graph.targets[i] for i in by_target[0, 1, [0, 4, 8, 9]].tolist()] == [
-        "a1.h0<q>",
-        "a1.h1<k>",
-        "a1.h2<v>",
-        "m1",
-    ]
 
 
 def test_targets_of_heads_and_layers_of_targets_follow_from_names():

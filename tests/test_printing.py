@@ -1,4 +1,4 @@
-"""``print`` and ``repr``: what a thing is, in one to ten lines, without tensors."""
+"""``print``, ``repr``, ``==`` and ``hash``: what a thing is, in one to ten lines, without tensors."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def test_printing_takes_one_to_ten_short_lines(things, name):
         assert 1 <= len(text.splitlines()) <= most
         assert max(map(len, text.splitlines())) <= 250
         assert "tensor(" not in text
+
+
+@pytest.mark.parametrize("name", ["Transformer", "Task", "Scores", "Result", "Found"])
+def test_what_holds_tensors_equals_itself_alone_and_can_be_in_a_set(things, name):
+    one = things[name]
+    assert one == one
+    assert one != replace(one)
+    assert len({one, one, replace(one)}) == 2
 
 
 def test_a_result_shows_faithfulness_error_both_intervals_and_edges(things):

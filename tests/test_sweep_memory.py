@@ -176,7 +176,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(gpt2):
         attribute(gpt2, replace(TASK, metric=broken), "eap")
 
 
-@pytest.mark.parametrize(("method", "steps"), [("eap-ig", 22), ("eap-gp", 5), ("eap-integral", 4)])
+@pytest.mark.parametrize(("method", "steps"), [("eap-ig", 22), ("eap-gp", 5)])
 def test_no_visit_outlives_the_next_one(gpt2, monkeypatch, method, steps):
     """A visit holds a graph: if two were alive at a time, or all, memory would show it."""
     plain, seen, alive = BatchRuns.run_point, [], []

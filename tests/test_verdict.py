@@ -34,10 +34,8 @@ load = cache(load_compiled)
 
 @cache
 def verdict_on(name, level, *edges):
-    own, watched = load(name, level), list[str]()
-    verdict = gp.test(own.model, gp.Circuit.from_edges(own.model, edges), own.all_pairs, watch=watched.append)
-    assert watched == [*verdict.checks, "effects"]
-    return verdict
+    own = load(name, level)
+    return gp.test(own.model, gp.Circuit.from_edges(own.model, edges), own.all_pairs)
 
 
 @pytest.mark.parametrize(("name", "level"), [("pattern", "hidden"), ("induction", "curved")])
@@ -185,7 +183,7 @@ def test_a_circuit_that_fits_one_kind_of_prompt_does_not_transfer():
     assert "in other templates" in verdict.transfer.about
     true = gp.Circuit.from_edges(own.model, edges)
     for circuit, reworded in ((partial, None), (true, hard)):
-        tested = CircuitUnderTest(own.model, circuit, easy, torch.Generator(), Limits())
+        tested = CircuitUnderTest(own.model, circuit, easy, torch.Generator(), Limits(), mean_over=easy)
         assert transfer(tested, gp.evaluate(own.model, circuit, easy), easy, reworded).passed
 
 
@@ -277,6 +275,7 @@ def test_p_values_are_those_of_the_textbook():
     assert sign_test(8, 0) == pytest.approx(2 / 2**8)
     assert sign_test(5, 5) == 1
     assert sign_test(0, 0) == 1
+    assert 0 < sign_test(600, 500) < 0.01  # 2**1100 is no float
     assert holm(torch.tensor([0.001, 0.03, 0.02, 0.9])).tolist() == [True, False, False, False]
     assert holm(torch.tensor([0.01, 0.02, 0.03, 0.04]), 0.08).tolist() == [True] * 4
     losses = torch.stack([torch.zeros(12), torch.ones(12), torch.tensor([1.0, -1.0] * 6)], 1)

@@ -149,7 +149,16 @@ def _mean(model: Transformer, data: Task, limits: Limits, *, by_position: bool) 
         return run.final_in
 
     size = limits.batch(model, pairs)
-    for _ in sweep(add, pairs, size, model=model, task=data, doing="the mean", same=lambda: model.identity):
+    for _ in sweep(
+        add,
+        pairs,
+        size,
+        model=model,
+        task=data,
+        doing="the mean",
+        same=lambda: model.identity,
+        bar="taking the means of activations",
+    ):
         pass
     sums, count = [distributed.all_sum(total) for total in sums], distributed.all_sum(count)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,8 +15,8 @@ from torch import Tensor
 
 from gradpath.errors import InputError, UsageError, check_names, reason
 from gradpath.graph import Graph, graph_from_json, node_of
-from gradpath.runtime.files import digest_of, write_rows
-from gradpath.scores import LISTED, Provenance, checked_about, listed, split_span
+from gradpath.runtime.files import check_seal, write_atomically, write_rows
+from gradpath.scores import LISTED, Provenance, checked_about, listed
 
 if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
@@ -45,16 +44,12 @@ class Circuit:
         index: The (source, target) of each edge.
         scores: The score of each edge.
         about: How the scores were made and how the edges were selected: enough to find the circuit again.
-        spans: The names of the spans of a prompt, for a circuit with edges at spans.
-        span: The span of each edge, for such a circuit. An edge may then occur several times.
     """
 
     graph: Graph
     index: Int[Tensor, "edge 2"]
     scores: Float[Tensor, " edge"]
     about: Mapping[str, Any] = field(default_factory=dict)
-    spans: tuple[str, ...] = ()
-    span: Int[Tensor, " edge"] | None = None
 
     @classmethod
     def from_edges(cls, model: Transformer | Graph, names: Iterable[str]) -> Circuit:
@@ -96,7 +91,7 @@ class Circuit:
         title = f"Circuit of {len(self):,} edges between {len(self.nodes):,} nodes"
         if self.asked != len(self):
             title += f", {self.asked:,} requested"
-        title += f"; the model has {self.n_possible:,} edges"
+        title += f"; the model has {self.graph.n_edges:,} edges"
         best = self.scores.abs().sort(descending=True, stable=True).indices[:LISTED].tolist()
         edges = listed([self.edges[i] for i in best], self.scores[best].tolist())
         return "\n".join([title, f"  found on   {self.provenance}", *edges])
@@ -108,7 +103,6 @@ class Circuit:
         return iter(self.edges)
 
     def __contains__(self, edge: object) -> bool:
-        """Whether an edge is in the circuit; without a span in its name, at any span."""
         return edge in self._names
 
     def __eq__(self, other: object) -> bool:
@@ -121,24 +115,21 @@ class Circuit:
 
     def __le__(self, other: Circuit) -> bool:
         """Whether all edges are in the other circuit, too."""
-        return bool(torch.isin(self._keys, self._keys_of(other)).all())
+        return bool(torch.isin(self.flat, self._flat_of(other)).all())
 
     def __and__(self, other: Circuit) -> Circuit:
         """The edges that are in both."""
-        return self._part(torch.isin(self._keys, self._keys_of(other)), "intersection")._shared_with(other)
+        return self._part(torch.isin(self.flat, self._flat_of(other)), "intersection")._shared_with(other)
 
     def __sub__(self, other: Circuit) -> Circuit:
         """The edges that are not in the other circuit."""
-        return self._part(~torch.isin(self._keys, self._keys_of(other)), "difference")
+        return self._part(~torch.isin(self.flat, self._flat_of(other)), "difference")
 
     def __or__(self, other: Circuit) -> Circuit:
         """The edges of this circuit, then those that only the other one has."""
-        new = ~torch.isin(self._keys_of(other), self._keys)
+        new = ~torch.isin(self._flat_of(other), self.flat)
         both = replace(
-            self,
-            index=torch.cat([self.index, other.index[new]]),
-            scores=torch.cat([self.scores, other.scores[new]]),
-            span=None if self.span is None or other.span is None else torch.cat([self.span, other.span[new]]),
+            self, index=torch.cat([self.index, other.index[new]]), scores=torch.cat([self.scores, other.scores[new]])
         )
         return both._shared_with(other)._selected_by("union")
 
@@ -167,17 +158,15 @@ class Circuit:
         Returns:
             The comparison. Print it, or use ``.jaccard_edges``, ``.both``, ``.only_a``.
         """
-        self._keys_of(other)
+        self._flat_of(other)
         return Comparison(self, other)
 
     def _edges_named(self, name: str) -> Bool[Tensor, " edge"]:
         """Which edges a name means. It is the name of an edge, a node, or a head's query, key or value."""
         sources, targets = self.index.unbind(1)
         if "->" in name:
-            at_span = self.span is not None and "@" in name
-            source, target, span = _index(self.graph, name, self.spans if at_span else ())
-            matches = (sources == source) & (targets == target)
-            return matches & (self.span == span) if at_span else matches
+            source, target = self.graph.index(name)
+            return (sources == source) & (targets == target)
         nodes = (*self.graph.sources, "logits")
         if name in self.graph.targets and name not in nodes:
             return targets == self.graph.targets.index(name)
@@ -191,22 +180,19 @@ class Circuit:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """The names of the edges, with and without their span."""
-        edges = self.edges
-        return frozenset(edges if self.span is None else [*edges, *(name.rpartition("@")[0] for name in edges)])
+        return frozenset(self.edges)
 
     @property
-    def _keys(self) -> Int[Tensor, " edge"]:
-        """One number for each edge: equal for the same edge at the same span."""
-        flat = self.graph.flattened(self.index)
-        return flat if self.span is None else self.span * self.graph.n_pairs + flat
+    def flat(self) -> Int[Tensor, " edge"]:
+        """The positions of the edges in the flattened (source, target) matrix: one number for each edge."""
+        return self.graph.flattened(self.index)
 
     @cached_property
-    def _identity(self) -> tuple[Graph, tuple[str, ...], frozenset[int]]:
-        return self.graph, self.spans, frozenset(self._keys.tolist())
+    def _identity(self) -> tuple[Graph, frozenset[int]]:
+        return self.graph, frozenset(self.flat.tolist())
 
-    def _keys_of(self, other: Circuit) -> Int[Tensor, " edge"]:
-        """The keys of another circuit, if they mean the same edges as ours."""
+    def _flat_of(self, other: Circuit) -> Int[Tensor, " edge"]:
+        """The edges of another circuit, if it is of the same graph."""
         if not isinstance(other, Circuit):
             raise UsageError(
                 f"a circuit can be combined with another circuit: got {type(other).__name__}. "
@@ -218,19 +204,11 @@ class Circuit:
                 f"{self.provenance.model or 'the first'} has {self.graph.shape}, "
                 f"{other.provenance.model or 'the second'} has {other.graph.shape}."
             )
-        if self.spans != other.spans:
-            raise InputError(
-                "these circuits have their edges at different parts of the prompt "
-                f"({', '.join(self.spans) or 'everywhere'}; {', '.join(other.spans) or 'everywhere'}): "
-                "combine circuit.anywhere() of both."
-            )
-        return other._keys
+        return other.flat
 
     def _part(self, keep: Bool[Tensor, " edge"], how: str) -> Circuit:
         """Some of the edges; ``how`` is for the record."""
-        span = None if self.span is None else self.span[keep]
-        part = replace(self, index=self.index[keep], scores=self.scores[keep], span=span)
-        return part._selected_by(how)
+        return replace(self, index=self.index[keep], scores=self.scores[keep])._selected_by(how)
 
     def _selected_by(self, how: str) -> Circuit:
         """The same edges, with a record that they were put together by hand and not pruned."""
@@ -242,42 +220,15 @@ class Circuit:
         about = {k: v for k, v in self.about.items() if k == "selection" or (k in other.about and other.about[k] == v)}
         return replace(self, about=about)
 
-    @property
+    @cached_property
     def edges(self) -> list[str]:
-        """The names of the edges in the order of selection, with their span if they have one: ``input->m0@subject``."""
-        names = [self.graph.edge(source, target) for source, target in self.index.tolist()]
-        if self.span is None:
-            return names
-        return [f"{name}@{self.spans[i]}" for name, i in zip(names, self.span.tolist(), strict=True)]
-
-    @property
-    def n_possible(self) -> int:
-        """The number of edges that the circuit was selected from; with spans, every edge counts once per span."""
-        return self.graph.n_edges * max(1, len(self.spans))
-
-    @property
-    def masks(self) -> Bool[Tensor, "span source target"]:
-        """The mask of the circuit's edges at each span; without spans, one mask for all positions."""
-        shape = (max(1, len(self.spans)), self.graph.n_sources, self.graph.n_targets)
-        masks = torch.zeros(shape, dtype=torch.bool, device="cpu")
-        masks[0 if self.span is None else self.span, self.index[:, 0], self.index[:, 1]] = True
-        return masks
+        """The names of the edges in the order of selection."""
+        return [self.graph.edge(source, target) for source, target in self.index.tolist()]
 
     @property
     def mask(self) -> Bool[Tensor, "source target"]:
-        """The mask of the circuit's edges, (source, target); with spans, at any position."""
-        return self.masks.any(0)
-
-    def anywhere(self) -> Circuit:
-        """The circuit without spans: each edge once, at all positions, with the sum of its scores."""
-        if self.span is None:
-            return self
-        totals = defaultdict[tuple[int, int], float](float)
-        for (source, target), score in zip(self.index.tolist(), self.scores.tolist(), strict=True):
-            totals[source, target] += score
-        index = torch.tensor(list(totals), dtype=torch.long, device="cpu").view(-1, 2)
-        scores = torch.tensor(list(totals.values()), dtype=torch.float32, device="cpu")
-        return Circuit(self.graph, index, scores, self.about)
+        """The mask of the circuit's edges, (source, target)."""
+        return self.graph.mask_of(self.flat).view_as(self.graph.mask)
 
     @property
     def asked(self) -> int:
@@ -285,7 +236,7 @@ class Circuit:
         requested = self.provenance.edges_asked
         return len(self) if requested is None else requested
 
-    @property
+    @cached_property
     def provenance(self) -> Provenance:
         """How the circuit was found, as a typed object."""
         return Provenance.of(self.about)
@@ -338,8 +289,6 @@ class Circuit:
             file: The file to write.
         """
         head = {"gradpath_circuit": FORMAT, "graph": self.graph.to_json(), "about": dict(self.about)}
-        if self.spans:
-            head["spans"] = list(self.spans)
         # Nine digits are enough to give every float32 back exactly.
         scores = [float(f"{score:.9g}") for score in self.scores.tolist()]
         write_rows(Path(file), head, "edges", list(zip(self.edges, scores, strict=True)))
@@ -386,7 +335,7 @@ class Comparison:
     @property
     def by_chance(self) -> float:
         """The number of edges that two random circuits of these sizes share on average."""
-        return len(self.a) * len(self.b) / self.a.n_possible
+        return len(self.a) * len(self.b) / self.a.graph.n_edges
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -416,45 +365,40 @@ class Comparison:
         chance = f"{self.by_chance:,.0f}" if self.by_chance >= 10 else f"{self.by_chance:.2g}"
         return "\n".join([*lines, f"Two random circuits of these sizes share {chance} edges on average."])
 
-    def report(self, file: str | Path) -> None:
+    def report(self, file: str | Path, names: tuple[str, str] = ("A", "B")) -> None:
         """Write a page that shows both circuits in one drawing.
 
         Args:
             file: The HTML file to write.
+            names: What to call the circuits, such as their files.
         """
-        from gradpath.report.page import write_comparison
+        from gradpath.report.page import render_comparison
 
-        write_comparison(self, Path(file))
+        write_atomically(Path(file), render_comparison(self, names))
 
 
 def _jaccard(a: int, b: int, both: int) -> float:
     return both / (a + b - both) if a or b else 1.0
 
 
-def circuit_by_names(graph: Graph, edges: Any, about: Any, spans: tuple[str, ...] = ()) -> Circuit:
+def circuit_by_names(graph: Graph, edges: Any, about: Any) -> Circuit:
     """The circuit of a list of (edge name, score), in this order; every edge is checked."""
-    scores: dict[tuple[int, int, int], float] = {}  # by source, target and span
+    scores: dict[tuple[int, int], float] = {}  # by source and target
     if not isinstance(edges, (list, tuple)):
         raise InputError(f"its edges must be a list: got {edges!r}.")
     for edge in edges:
         if not isinstance(edge, (list, tuple)) or len(edge) != 2:
             raise InputError(f"an edge is a name and a score: got {edge!r}.")
         name, score = edge
-        index = _index(graph, name, spans)
+        index = graph.index(name)
         if index in scores:
             raise InputError(f"the edge {name!r} occurs twice. Remove one of them.")
         if not isinstance(score, (int, float)) or not abs(score) <= _LARGEST_SCORE:
             raise InputError(f"the score of {name!r} is {score!r}: it must be a finite number.")
         scores[index] = float(score)
-    indices = torch.tensor(list(scores), dtype=torch.long, device="cpu").view(-1, 3)
+    indices = torch.tensor(list(scores), dtype=torch.long, device="cpu").view(-1, 2)
     values = torch.tensor(list(scores.values()), dtype=torch.float32, device="cpu")
-    return Circuit(graph, indices[:, :2], values, checked_about(about), spans, indices[:, 2] if spans else None)
-
-
-def _index(graph: Graph, name: Any, spans: tuple[str, ...]) -> tuple[int, int, int]:
-    """The source, the target and the span of an edge's name; the span is 0 for a circuit without spans."""
-    edge, span = split_span(str(name), spans) if spans else (name, 0)
-    return (*graph.index(edge), span)
+    return Circuit(graph, indices, values, checked_about(about))
 
 
 def is_hub_address(file: str | Path) -> bool:
@@ -503,15 +447,6 @@ def _parsed(content: Any) -> Circuit:
     missing = [name for name in ("graph", "edges", "about") if name not in content]
     if missing:
         raise InputError(f"it has no {', '.join(missing)}. Make it again with gradpath find.")
-    spans = content.get("spans", [])
-    if not isinstance(spans, list) or len(set(map(str, spans))) != len(spans):
-        raise InputError(f"its spans have to be a list of different names: got {spans!r}.")
-    graph, names = graph_from_json(content["graph"]), tuple(map(str, spans))
-    circuit = circuit_by_names(graph, content["edges"], content["about"], names)
-    digest = content.pop("digest", None)  # files from before 0.2.0, or from other tools, have none
-    if digest not in (None, digest_of(content)):
-        raise InputError(
-            "it was changed or damaged after it was written. Make it again with gradpath find; if you edited it "
-            'yourself, remove its line "digest".'
-        )
+    circuit = circuit_by_names(graph_from_json(content["graph"]), content["edges"], content["about"])
+    check_seal(content)
     return circuit

@@ -16,7 +16,7 @@ MIB_RANKINGS = ("top", "signed")  # the selections that MIB's areas are defined 
 SELECTION = "refined"  # needs the model and the task; without them it is RANKING
 RANKING = "top"
 FAITHFULNESS = 0.85  # of the circuit that find looks for, where no size is given
-SPARSITY = 0.975  # where sizes are not searched: curves, selections that are not nested, positions
+SPARSITY = 0.975  # where sizes are not searched: curves, selections that are not nested
 ABLATION = "corrupted"
 ABLATIONS = {
     ABLATION: "The output of the node on the corrupted prompt.",
@@ -24,7 +24,6 @@ ABLATIONS = {
     "mean": "The mean output over all positions of the clean prompts of a data set.",
     "mean-positional": "The mean output at each position over the clean prompts of a data set.",
 }
-POSITIONS = ("span", "token")
 SPLITS = ("held-out", "same", "all")  # of find: what it measures on
 TASK_SPLITS = ("train", "test", "all")  # the order matters: it is part of the draw of examples
 REWORDED = "reworded"  # the split of other templates, which some tasks have

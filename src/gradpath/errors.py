@@ -30,14 +30,22 @@ class GradpathError(Exception):
     shared = False  # whether all processes of a distributed run raise it, so that only the first prints it
 
     def __init__(self, message: str, details: Sequence[str] = ()) -> None:
-        shown = [f"  {_printable(line)}" for line in details[:_MAX_DETAILS]]
+        shown = [f"  {_one_line(line)}" for line in details[:_MAX_DETAILS]]
         more = [f"  ... and {len(details) - len(shown):,} more"] if len(details) > len(shown) else []
-        super().__init__("\n".join([_printable(message), *shown, *more]))
+        super().__init__("\n".join([_one_line(message), *shown, *more]))
 
 
-def _printable(text: str) -> str:
-    line = "".join(x if x.isprintable() else " " if x.isspace() else ascii(x)[1:-1] for x in text)
-    half = _MAX_LENGTH // 2
+def printable(text: str) -> str:
+    """The text with control characters as escapes: a name or a note from a file must not steer a terminal.
+
+    >>> printable("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return "".join(x if x.isprintable() or x == "\n" else " " if x.isspace() else ascii(x)[1:-1] for x in text)
+
+
+def _one_line(text: str) -> str:
+    line, half = printable(text).replace("\n", " "), _MAX_LENGTH // 2
     return line if len(line) <= _MAX_LENGTH else f"{line[:half]} ... {line[-half:]}"
 
 
@@ -83,9 +91,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
 def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
     """Refuse a value that is not one of a few, and suggest the closest.
 
-    >>> check_choice("positions", "spam", ["span", "token"])
+    >>> check_choice("split", "sane", ["same", "all"])
     Traceback (most recent call last):
-    gradpath.errors.UsageError: positions must be span or token: got 'spam'. Did you mean 'span'?
+    gradpath.errors.UsageError: split must be same or all: got 'sane'. Did you mean 'same'?
     """
     names = list(choices)
     if value not in names:
@@ -113,8 +121,10 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 def is_out_of_memory(problem: BaseException) -> bool:
     """Whether an exception says that memory was too small; PyTorch's by its name, so that it need not be imported."""
-    of_pytorch = type(problem).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(problem)
-    return of_pytorch or isinstance(problem, MemoryError)
+    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
+        return True
+    # The second is what the operating system says, for instance of a file that cannot be mapped.
+    return any(words in str(problem) for words in ("can't allocate memory", "Cannot allocate memory"))
 
 
 def check_type(what: str, value: Any, kind: type) -> None:

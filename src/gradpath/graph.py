@@ -165,10 +165,6 @@ class Graph:
         """A view of the values of all sources but ``input``: for each layer its heads, then its MLP."""
         return values[..., 1:].view(*values.shape[:-1], self.n_layers, -1)
 
-    def targets_by_layer(self, values: Shaped[Tensor, "*axes target"]) -> Shaped[Tensor, "*axes layer head_or_mlp"]:
-        """A view of the values of all targets but ``logits``: for each layer its queries, keys, values and MLP."""
-        return values[..., : self.logits].view(*values.shape[:-1], self.n_layers, -1)
-
     @property
     def n_pairs(self) -> int:
         """The number of (source, target) pairs, edges or not: the size of the flattened matrix."""
@@ -284,31 +280,16 @@ def pruned(graph: Graph, mask: Bool[Tensor, "source target"]) -> Bool[Tensor, "s
     needs no incoming edge and ``logits`` no outgoing one. An edge into a head's q, k or v counts as incoming. The graph
     has no cycles, so two sweeps over the layers suffice.
     """
-    return pruned_spans(graph, mask[None], torch.ones(1, 1, dtype=torch.bool, device="cpu"))[0]
-
-
-def pruned_spans(
-    graph: Graph, masks: Bool[Tensor, "span source target"], reach: Bool[Tensor, "span span"]
-) -> Bool[Tensor, "span source target"]:
-    """As ``pruned``, for edges at spans; ``reach`` is that of ``SpanScores``.
-
-    Only attention moves information between positions, and only to later ones. A head at a span reads queries there,
-    and keys and values there and before.
-    """
-    reached = torch.zeros(len(masks), graph.n_sources, dtype=torch.bool, device="cpu")  # from input
-    reached[:, 0] = True
+    reached = torch.zeros(graph.n_sources, dtype=torch.bool, device="cpu")  # from input
+    reached[0] = True
     for layer in range(graph.n_layers):
-        reads = masks[:, :, graph.target_heads(layer)] & reached[:, :, None]
-        q, k, v = torch.split(reads.any(1), graph.n_heads, 1)  # (span, head)
-        attended = (reach[:, :, None] & (k | v)[:, None]).any(0)  # (span that attends, head)
-        reached[:, graph.source_heads(layer)] = q | attended
-        reached[:, graph.source_mlp(layer)] = (masks[:, :, graph.target_mlp(layer)] & reached).any(1)
+        reads = (mask[:, graph.target_heads(layer)] & reached[:, None]).any(0)  # of q, k and v of each head
+        reached[graph.source_heads(layer)] = reads.view(3, -1).any(0)
+        reached[graph.source_mlp(layer)] = (mask[:, graph.target_mlp(layer)] & reached).any()
 
-    leading = torch.zeros(len(masks), graph.n_targets, dtype=torch.bool, device="cpu")  # to logits
-    leading[:, graph.logits] = True
+    leading = torch.zeros(graph.n_targets, dtype=torch.bool, device="cpu")  # to logits
+    leading[graph.logits] = True
     for layer in reversed(range(graph.n_layers)):
-        leading[:, graph.target_mlp(layer)] = (masks[:, graph.source_mlp(layer)] & leading).any(1)
-        alive = (masks[:, graph.source_heads(layer)] & leading[:, None]).any(2)  # (span, head)
-        attended = (reach[:, :, None] & alive[None]).any(1)  # (span that is attended to, head)
-        leading[:, graph.target_heads(layer)] = torch.cat([alive, attended, attended], 1)
-    return masks & reached[:, :, None] & leading[:, None]
+        leading[graph.target_mlp(layer)] = (mask[graph.source_mlp(layer)] & leading).any()
+        leading[graph.target_heads(layer)] = (mask[graph.source_heads(layer)] & leading).any(1).repeat(3)
+    return mask & reached[:, None] & leading

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -18,10 +19,10 @@ from torch import Tensor
 from gradpath import defaults
 from gradpath.errors import InputError, reason
 from gradpath.graph import Graph, graph_from_json
-from gradpath.runtime.files import digest_of, write_atomically
+from gradpath.runtime.files import check_seal, sealed, write_atomically
 
 FORMAT = 1
-_METADATA, _SPAN_METADATA = "gradpath", "gradpath_positions"  # the keys of the two kinds of files
+_METADATA = "gradpath"
 LISTED = 5  # edges in the printed form of scores and circuits
 
 
@@ -46,6 +47,7 @@ class Provenance:
     bos: bool | None = None  # whether prompts began with a BOS token
     task: str | None = None
     examples: int | None = None  # the number of attributed examples
+    requested: int | None = None  # examples that were requested; None for all of the user's own data
     seed: int | None = None  # of their draw, as the split
     split: str | None = None
     metric: str | None = None
@@ -53,11 +55,9 @@ class Provenance:
     own_data: bool = False  # whether that is a file or table of the user's own
     half: str | None = None  # of a ``Task`` that was given to ``find``
     method: str | None = None
-    of_nodes: bool = False  # whether nodes were scored, not edges
     steps: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method, without steps
     ablation: str = defaults.ABLATION
-    positions: str | None = None  # how positions were split: span, token, or not at all
     plugins: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int | None = None
     passes: Mapping[str, Any] = field(default_factory=dict)  # forward and backward
@@ -82,6 +82,7 @@ class Provenance:
             bos=bos if isinstance(bos, bool) else None,
             task=_text(about.get("task")),
             examples=_whole(about.get("examples")),
+            requested=_whole(data.get("n")),
             seed=_whole(data.get("seed")),
             split=_text(data.get("split")),
             metric=_text(data.get("metric")),
@@ -89,11 +90,9 @@ class Provenance:
             own_data="rows_read" in data,
             half=_text(data.get("half")),
             method=_text(about.get("method")),
-            of_nodes=about.get("of") == "nodes",
             steps=_whole(about.get("steps")),
             options=_mapping(about.get("options")),
             ablation=_text(about.get("ablation")) or defaults.ABLATION,
-            positions=_text(about.get("positions")),
             plugins=_mapping(about.get("plugins")),
             batch_size=_whole(about.get("batch_size")),
             passes=_mapping(about.get("passes")),
@@ -149,26 +148,7 @@ def _damage(about: Any) -> str | None:
     return None
 
 
-def split_span(edge: str, spans: Sequence[str]) -> tuple[str, int]:
-    """An edge's name without its span, and the index of the span: ``a0.h1->m3@subject``."""
-    name, at, span = edge.rpartition("@")
-    if not at or span not in spans:
-        raise InputError(
-            f"{edge!r} has no known span: write it as source->target@span, span one of {', '.join(spans)}."
-        )
-    return name, spans.index(span)
-
-
-@dataclass(frozen=True)
-class SpanScores:
-    """Scores of edges at the spans of a prompt: one number for every span and edge."""
-
-    names: tuple[str, ...]
-    values: Float[Tensor, "span source target"]
-    reach: Bool[Tensor, "span span"]  # reach[i, j]: whether span j can attend to span i
-
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Scores:
     """Edge scores as one (source, target) matrix; entries that are not edges are zero.
 
@@ -178,56 +158,42 @@ class Scores:
         graph: The model's graph.
         values: The scores, (source, target).
         about: How the scores were made (model, task, method, steps, ...): enough to make them again.
-        by_span: The same scores split by position in the prompt, with ``attribute(..., positions=...)``.
         examples: The scores of every example, (example, source, target), with ``attribute(..., per_example=True)``.
     """
 
     graph: Graph
     values: Float[Tensor, "source target"]
     about: Mapping[str, Any] = field(default_factory=dict)
-    by_span: SpanScores | None = None
     examples: Float[Tensor, "example source target"] | None = None
-
-    @classmethod
-    def of_spans(cls, graph: Graph, spans: SpanScores, about: Mapping[str, Any]) -> Scores:
-        """Make scores from scores at spans: the score of an edge is the sum over the spans."""
-        return cls(graph, spans.values.sum(0), about, spans)
 
     def __repr__(self) -> str:
         return f"<Scores of {self.n_edges:,} edges: {self.provenance}>"
 
     def __str__(self) -> str:
-        of_nodes = self.provenance.of_nodes
-        title = f"Scores of {self.graph.n_sources:,} nodes" if of_nodes else f"Scores of {self.graph.n_edges:,} edges"
-        if self.by_span is not None:
-            title += f" at {len(self.by_span.names)} spans: {', '.join(self.by_span.names)}"
-        elif self.examples is not None:
+        title = f"Scores of {self.graph.n_edges:,} edges"
+        if self.examples is not None:
             title += f", and of {len(self.examples):,} examples"
         flat = self.values.detach().flatten().cpu()
         order = flat.abs().sort(descending=True, stable=True).indices[:LISTED]
-        pairs = self.graph.unflattened(order).tolist()
-        names = [self.graph.sources[pair[0]] if of_nodes else self.graph.edge(*pair) for pair in pairs]
+        names = [self.graph.edge(*pair) for pair in self.graph.unflattened(order).tolist()]
         lines = [shorten(title, 100, placeholder=" ..."), f"  made on    {self.provenance}"]
         return "\n".join([*lines, *listed(names, flat[order].tolist())])
 
     def __getitem__(self, edge: str) -> float:
-        """One score: ``scores["a0.h1->m3"]``, or ``scores["a0.h1->m3@subject"]`` at one span."""
-        if self.by_span is None or "@" not in edge:
-            return float(self.values[self.graph.index(edge)])
-        name, span = split_span(edge, self.by_span.names)
-        return float(self.by_span.values[span, *self.graph.index(name)])
+        """One score: ``scores["a0.h1->m3"]``."""
+        return float(self.values[self.graph.index(edge)])
 
     @property
     def n_edges(self) -> int:
-        """The number of edges to select from; with spans, every edge counts once per span."""
-        return self.graph.n_edges * (1 if self.by_span is None else len(self.by_span.names))
+        """The number of edges of the model."""
+        return self.graph.n_edges
 
     @property
-    def by_node(self) -> Float[Tensor, " source"]:
-        """One score for each source: its node score or, for edge scores, the sum over its out-edges."""
-        return self.values[:, self.graph.logits] if self.provenance.of_nodes else self.values.sum(1)
+    def nodes(self) -> dict[str, float]:
+        """One score for each node except ``logits``: the sum of its out-edges, as in ``scores.nodes["a0.h1"]``."""
+        return dict(zip(self.graph.sources, self.values.sum(1).tolist(), strict=True))
 
-    @property
+    @cached_property
     def provenance(self) -> Provenance:
         """How the scores were made, as a typed object."""
         return Provenance.of(self.about)
@@ -263,17 +229,12 @@ class Scores:
             file: The file to write.
         """
         notes = {"format": FORMAT, "graph": self.graph.to_json()}
-        if self.by_span is None:
-            tensors, key = {"scores": self.values.contiguous()}, _METADATA
-        else:
-            spans, key = self.by_span, _SPAN_METADATA
-            tensors = {"scores": spans.values.contiguous(), "reach": spans.reach.contiguous()}
-            notes["spans"] = list(spans.names)
+        tensors = {"scores": self.values.contiguous()}
         if self.examples is not None:
             tensors["examples"] = self.examples.contiguous()
         notes["about"] = dict(self.about)
-        notes["digest"] = digest_of(notes, *map(_bytes, tensors.values()))
-        write_atomically(Path(file), save(tensors, {key: json.dumps(notes)}))
+        notes = sealed(notes, *map(_bytes, tensors.values()))
+        write_atomically(Path(file), save(tensors, {_METADATA: json.dumps(notes)}))
 
 
 def _bytes(values: Tensor) -> Any:
@@ -287,45 +248,31 @@ def load_scores(file: str | Path) -> Scores:
         file: A ``scores.safetensors``.
 
     Returns:
-        The scores, split by span if they were saved so.
+        The scores.
     """
     wrong, again = f"{file} cannot be read as gradpath scores", "Make them again with gradpath find."
     try:
         with safe_open(str(file), framework="pt") as opened:
-            metadata = opened.metadata() or {}
-            by_span = _SPAN_METADATA in metadata
-            notes = json.loads(metadata[_SPAN_METADATA if by_span else _METADATA])
+            notes = json.loads((opened.metadata() or {})[_METADATA])
             values = opened.get_tensor("scores")
-            reach = opened.get_tensor("reach") if by_span else None
             examples = opened.get_tensor("examples") if "examples" in opened.keys() else None  # noqa: SIM118
-        digest = notes.pop("digest", None)  # files from before 0.2.0 have none
-        parts = (_bytes(x) for x in (values, reach, examples) if x is not None)
-        changed = digest not in (None, digest_of(notes, *parts))
         graph, about = graph_from_json(notes["graph"]), notes["about"]
-        names = tuple(map(str, notes["spans"])) if by_span else ()
         if damage := _damage(about):
             raise ValueError(damage)
+        check_seal(notes, *(_bytes(x) for x in (values, examples) if x is not None))
     except FileNotFoundError:
         raise InputError(f"there is no file {file}. Give a scores.safetensors that gradpath find wrote.") from None
     except InputError as problem:
         raise InputError(f"{wrong}: {problem} {again}") from None
     except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
         raise InputError(f"{wrong} ({reason(problem)}). {again}") from None
-    expected = (*((len(names),) if by_span else ()), graph.n_sources, graph.n_targets)
+    expected = (graph.n_sources, graph.n_targets)
     if values.shape != expected or values.dtype != torch.float32:
         raise InputError(
             f"{wrong}: expected float32 of shape {expected}, got {values.dtype} of shape {tuple(values.shape)}. {again}"
         )
-    if reach is not None and (reach.dtype != torch.bool or reach.shape != (len(names), len(names))):
-        raise InputError(f"{wrong}: its table of spans does not fit. {again}")
-    if examples is not None and (
-        by_span or examples.dtype != torch.float32 or examples.shape != (*examples.shape[:1], *expected)
-    ):
+    if examples is not None and (examples.dtype != torch.float32 or examples.shape != (*examples.shape[:1], *expected)):
         raise InputError(f"{wrong}: its scores of examples do not fit. {again}")
     if not values.isfinite().all() or (examples is not None and not examples.isfinite().all()):
         raise InputError(f"{wrong}: a score is not a finite number. {again}")
-    if changed:
-        raise InputError(f"{wrong}: the file was changed or damaged after it was written. {again}")
-    if reach is not None:
-        return Scores.of_spans(graph, SpanScores(names, values, reach), about)
     return Scores(graph, values, about, examples=examples)

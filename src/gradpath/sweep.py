@@ -1,4 +1,4 @@
-"""One loop over batches for everybody.
+"""The batch loop.
 
 ``sweep`` runs a piece of work on every batch of a task's pairs. It
 
@@ -6,7 +6,7 @@
    estimate was wrong;
 2. deals the batches out over the ranks of a distributed run, after checking that all of them do the same work;
 3. stops at a result that is not finite, and says on which example and at which node it first occurs;
-4. reports progress.
+4. shows a progress bar, counted in batches.
 """
 
 from __future__ import annotations
@@ -27,14 +27,11 @@ from gradpath.graph import QKV
 from gradpath.model.transformer import Run, Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import return_memory
-from gradpath.runtime.progress import Phase, job
+from gradpath.runtime.progress import progress_bar
 from gradpath.tasks.metrics import Metric
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.task import Pairs, Task
 
 Output = TypeVar("Output")
-Progress = Callable[[int], None]  # called with the number of examples that were finished
-# What the public functions take: a function, True for a bar, False or None for neither.
-ShowProgress = Progress | bool | None
 # Names of places and the values there, in the order of the computation.
 Places = Generator[tuple[str, Tensor], None, None]
 
@@ -47,26 +44,6 @@ def own_settings(model: Transformer) -> Iterator[None]:
         yield
 
 
-def units(model: Transformer, task: Task, passes: float) -> float:
-    """The work of some forward passes over the task, as ``runtime.progress`` counts it."""
-    pairs = encode(task, model.tokenizer)
-    # A batch has one prefix, up to the first difference of any of its pairs.
-    prefix, every = int(pairs.first.min()) * len(pairs), int(pairs.last.sum()) + len(pairs)
-    share = 1 / distributed.world()
-    return share * model.arch.n_layers * (prefix + passes * (every - prefix))
-
-
-@contextmanager
-def shown(progress: ShowProgress, phase: Callable[[], Phase]) -> Iterator[Progress | None]:
-    """A bar over one phase, if that was requested; otherwise the caller's own function, or None."""
-    if progress is not True:
-        yield progress or None
-        return
-    shown_phase = phase()
-    with job(shown_phase.total, shown=True) as bar, bar.phase(shown_phase):
-        yield None
-
-
 def sweep(
     work: Callable[[Pairs], Output],
     pairs: Pairs,
@@ -77,7 +54,7 @@ def sweep(
     doing: str,
     same: Callable[[], object],
     places: Callable[[Pairs], Places] | None = None,
-    progress: Progress | None = None,
+    bar: str = "",
     batches: Sequence[Pairs] | None = None,
     trim_memory: bool = True,
 ) -> Iterator[Output]:
@@ -97,7 +74,7 @@ def sweep(
         same: Gives everything that the work depends on besides the examples; it must agree on all ranks.
         places: Goes through the computation of one example, to find where a value is not finite. By default
             through its two prompts.
-        progress: Called with the number of examples of each finished batch; on the first rank, for all of them.
+        bar: What the progress bar says; by default there is none. On several ranks it counts those of the first.
         batches: The same examples in batches, if they are not to be cut evenly.
         trim_memory: Whether to give freed memory back in the end. A caller that goes on at once would take it again.
 
@@ -113,27 +90,26 @@ def sweep(
 
     world = distributed.world()
     if world == 1:
-        for batch in batches or pairs.batches(size):
-            yield from halving(checked, batch)
-            if progress is not None:
-                progress(len(batch))
-        several = len(pairs) > size if batches is None else len(batches) > 1
-        if several and trim_memory:  # not after every batch of a caller with many: it would be taken again at once
+        n_batches = math.ceil(len(pairs) / size) if batches is None else len(batches)
+        with progress_bar(bar, n_batches) as shown:
+            for batch in batches or pairs.batches(size):
+                yield from halving(checked, batch)
+                shown.update()
+        if n_batches > 1 and trim_memory:  # not of a caller with many sweeps, which would take it again
             return_memory()
         return
     labels = pairs.labels if isinstance(pairs.labels, list) else [pairs.labels]
     content = (pairs.clean, pairs.corrupted, pairs.last, pairs.first, *labels)
     distributed.check_same("examples", *(torch.as_tensor(part).cpu().numpy().tobytes() for part in content))
     distributed.check_same("models, circuits or options", same(), size)
-    left = len(pairs)
     with distributed.fail_together():
         enough = (math.ceil(len(pairs) / size) if batches is None else len(batches)) >= world
         even = pairs.batches(size if enough else math.ceil(len(pairs) / world))
-        for batch in islice((batches if enough else None) or even, distributed.rank(), None, world):
-            yield from halving(checked, batch)
-            if progress is not None:
-                progress(min(left, len(batch) * world))
-                left -= min(left, len(batch) * world)
+        own = list(islice((batches if enough else None) or even, distributed.rank(), None, world))
+        with progress_bar(bar, len(own)) as shown:
+            for batch in own:
+                yield from halving(checked, batch)
+                shown.update()
 
 
 def halving(work: Callable[[Pairs], Output], batch: Pairs) -> Iterator[Output]:

@@ -34,18 +34,6 @@ def test_ablations_take_the_place_of_the_corrupted_prompt(points, ablation):
     assert close(attribute(model, MIXED, NAME, steps=2, points=points, ablation=ablation).values, expected)
 
 
-def test_many_steps_are_taken_in_parts(gpt2):
-    task = prompts([6], [[2]])
-    for points in ("all", "own"):
-        expected = reference.scores_over_activations(gpt2, task, 10, own=points == "own")
-        assert close(attribute(gpt2, task, NAME, steps=10, points=points).values, expected)
-
-
-def test_one_step_of_own_points_is_eap(gpt2):
-    eap = attribute(gpt2, MIXED, "eap").values
-    assert close(attribute(gpt2, MIXED, NAME, steps=1, points="own").values, eap)
-
-
 @pytest.mark.parametrize("kind", some(["gpt2", "neox", "gemma2", "olmo2"], []))
 def test_own_points_are_complete_at_every_place(kind):
     """The out-edges of a place sum to what is lost when that place alone is corrupted."""

@@ -12,7 +12,7 @@ from pathlib import Path as File
 import pytest
 import reference
 import torch
-from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, families, some
+from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, some
 from random_circuits import circuit_of, random_mask
 from small_models import prompts, tiny_model
 
@@ -40,12 +40,7 @@ METHODS = {
     "eap-gp-from-the-start": ("eap-gp", {"steps": 3, "start": True}, reference.grad_path(3, start=True)),
     "eap-gp-literal": ("eap-gp", {"steps": 3, "stride": "unit"}, reference.literal_grad_path(3)),
     "eap-ig-middle": ("eap-ig", {"steps": 2, "end": "middle"}, reference.straight_line([0.25, 0.75])),
-    "eap-moves": ("eap-moves", {"steps": 3}, reference.where_it_moves(3)),
-    "eap-boxed": ("eap-boxed", {"steps": 3}, reference.boxed(3)),
-    "eap-monotone": ("eap-monotone", {"steps": 3}, reference.monotone(3)),
 }
-# Which coordinates are at a wall, or have the smallest slope, is all or nothing: rounding can change it.
-ROUGH = {"eap-boxed", "eap-monotone"}
 
 
 def close(values: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> bool:
@@ -71,18 +66,10 @@ def test_scores_and_circuits_of_every_family_equal_the_reference(model):
 def test_engine_equals_the_plain_reference(model, name):
     (method, options, points), task = METHODS[name], MIXED[:3]
     expected = reference.scores(model, task, points)
-    if name not in ROUGH:
-        assert close(attribute(model, task, method, batch_size=2, **options).values, expected)
+    assert close(attribute(model, task, method, batch_size=2, **options).values, expected)
     # In double precision nothing is left of the difference but the rounding of the result.
     exact = attribute(model.to(dtype=torch.float64), task, method, batch_size=2, **options).values
     assert close(exact, expected, 2e-7)
-
-
-@pytest.mark.parametrize("differ", [[0], [2], [5], [1, 4], [0, 1, 2, 3, 4, 5]])
-def test_engine_equals_the_reference_wherever_the_prompts_differ(differ):
-    model, task = tiny_model("llama-grouped"), prompts([6, 6], [differ, differ])
-    for method, options, points in (METHODS["eap-ig"], METHODS["eap-gp"]):
-        assert close(attribute(model, task, method, **options).values, reference.scores(model, task, points))
 
 
 BACKWARDS = replace(MIXED, clean=MIXED.clean[::-1], corrupted=MIXED.corrupted[::-1], labels=MIXED.labels.flip(0))
@@ -102,7 +89,7 @@ def test_scores_of_every_family_do_not_depend_on_batch_size_order_or_padding(mod
 PATHS = [x.name for x in REGISTERED.values() if isinstance(x, Path)]
 
 
-@pytest.mark.parametrize("method", some(PATHS, ["eap-gp", "eap-moves", "eap-integral", "relp"]))
+@pytest.mark.parametrize("method", some(PATHS, ["eap-gp", "relp"]))
 def test_scores_of_every_path_do_not_depend_on_batch_size_order_or_padding(method):
     model = tiny_model("llama-grouped").to(dtype=torch.float64)
     expected = attribute(model, MIXED, method, batch_size=1).values
@@ -113,11 +100,6 @@ def test_scores_of_every_path_do_not_depend_on_batch_size_order_or_padding(metho
 def test_scores_are_the_same_in_every_run(gpt2):
     first, second = (attribute(gpt2, MIXED, "eap-gp").values for _ in range(2))
     assert torch.equal(first, second)
-
-
-def test_scores_are_the_mean_of_single_examples(gpt2):
-    alone = [attribute(gpt2, MIXED[i : i + 1], "eap-gp").values for i in range(len(MIXED))]
-    assert close(attribute(gpt2, MIXED, "eap-gp").values, torch.stack(alone).mean(0))
 
 
 DEFINED = ["gpt2", "llama-grouped", "neox", "qwen3", "gemma2", "gemma3", "olmo2"]
@@ -163,39 +145,6 @@ def test_integrated_gradients_are_complete_over_the_edges_out_of_input(kind):
     assert float(sum(sums)) / 2 == pytest.approx(float(ends[0] - ends[1]), rel=0.02)
 
 
-@families("neox", "gemma2")
-def test_the_path_integral_equals_the_plain_reference(model):
-    line = reference.straight_line([1.0, 2 / 3, 1 / 3, 0.0])
-    expected = reference.integral(model, MIXED, line)
-    assert close(attribute(model, MIXED, "eap-integral", steps=3, batch_size=3).values, expected)
-
-
-def test_the_path_integral_is_complete_over_the_edges_into_the_logits(gpt2):
-    """What the logits read is what all nodes write, so along any path the changes add up to the metric's."""
-    everything, nothing = gpt2.graph.mask, torch.zeros_like(gpt2.graph.mask)
-    ends = [reference.patched_metric(gpt2, MIXED, mask).mean() for mask in (everything, nothing)]
-    values = attribute(gpt2, MIXED, "eap-integral", steps=40).values
-    assert float(values[:, -1].sum()) == pytest.approx(float(ends[0] - ends[1]), rel=0.02)
-    averaged = attribute(gpt2, MIXED, "eap-ig", steps=40).values
-    assert float(averaged[:, -1].sum()) != pytest.approx(float(ends[0] - ends[1]), rel=0.02)
-
-
-def test_the_path_integral_has_an_end_of_its_own(gpt2):
-    with pytest.raises(UsageError, match="cannot be used with the ablation 'zero'"):
-        attribute(gpt2, MIXED, "eap-integral", ablation="zero")
-
-
-def test_the_average_is_the_mean_of_its_paths(gpt2):
-    model = gpt2.to(dtype=torch.float64)
-    parts = [
-        attribute(model, MIXED, "eap-ig", steps=3),
-        attribute(model, MIXED, "eap-moves", steps=3),
-        attribute(model, MIXED, "eap-gp", steps=3),
-    ]
-    expected = torch.stack([part.values for part in parts]).mean(0)
-    assert close(attribute(model, MIXED, "eap-average", steps=3).values, expected, 1e-6)
-
-
 def test_one_step_of_each_path_is_its_limit(gpt2):
     eap = attribute(gpt2, MIXED, "eap").values
     both = attribute(gpt2, MIXED, "clean-corrupted").values
@@ -219,24 +168,9 @@ def test_the_limits_of_literal_gradpath_are_those_of_the_paper(gpt2):
 def test_passes_are_counted_as_promised(gpt2):
     task = prompts([6, 6], [[2], [3]])
     promised = {"eap": (2, 1), "clean-corrupted": (2, 2), "eap-ig": (6, 5), "eap-gp": (6, 9)}
-    promised |= {"eap-moves": (16, 5), "eap-boxed": (7, 10), "eap-monotone": (6, 9)}
-    promised |= {"eap-integral": (6, 6), "eap-average": (27, 19), "relp": (2, 1)}
+    promised |= {"relp": (2, 1), "gim": (2, 1)}
     for method, (forward, backward) in promised.items():
         assert attribute(gpt2, task, method).about["passes"] == {"forward": forward, "backward": backward}
-
-
-@pytest.mark.parametrize("name", [name for name, entry in REGISTERED.items() if isinstance(entry, Path)])
-def test_the_progress_bar_expects_the_passes_that_are_made(gpt2, name):
-    task, entry = prompts([6, 6], [[2], [3]]), REGISTERED[name]
-    changes = [{}, {"steps": 3}] if "steps" in entry.defaults else [{}]
-    if name == "eap-ig":
-        changes += [{"end": end} for end in ("corrupted", "middle")]
-    if name == "eap-gp":
-        changes += [{"start": True}, {"stride": "unit", "move": "differing"}, {"stride": "unit", "pin_end": True}]
-        changes += [{"stride": "unit", "start": True, "steps": 1}]
-    for options in changes:
-        made = attribute(gpt2, task, name, **options).about["passes"]["forward"]
-        assert entry.passes(gpt2, entry.options(options)) == made
 
 
 def test_a_long_path_is_summed_in_parts(gpt2):
@@ -327,12 +261,6 @@ def test_literal_steps_out_of_scale_are_warned_about_with_the_numbers(gpt2, apar
         attribute(model, task, "eap-gp", steps=4)
 
 
-def test_equal_prompts_have_no_scores(gpt2):
-    task = Task(MIXED.clean, MIXED.clean, MIXED.labels)
-    for method in ("eap", "eap-ig", "eap-gp"):
-        assert float(attribute(gpt2, task, method).values.abs().max()) == 0
-
-
 def test_nothing_is_left_behind(gpt2):
     before = [(t, t.clone()) for layer in gpt2.layers for t in vars(layer).values() if isinstance(t, torch.Tensor)]
     attribute(gpt2, MIXED, "eap-gp")
@@ -364,12 +292,6 @@ def test_no_batch_waits_for_the_garbage_collector(gpt2, method):
         gc.enable()
 
 
-def test_gradients_are_taken_even_where_the_caller_has_switched_them_off(gpt2):
-    expected = attribute(gpt2, MIXED, "eap-gp").values
-    with torch.no_grad():
-        assert torch.equal(attribute(gpt2, MIXED, "eap-gp").values, expected)
-
-
 def test_a_path_of_ones_own_takes_one_function(gpt2):
     @path("half-way")
     def half_way(pair, *, fraction=0.5):
@@ -387,7 +309,7 @@ def test_a_path_of_ones_own_takes_one_function(gpt2):
     ("method", "options", "words"),
     [
         ("eap-gpp", {}, "Did you mean 'eap-gp'"),
-        ("eap-ig", {"steps": 0}, "at least 1"),
+        ("eap-ig", {"steps": 0}, "from 1 to 10,000"),
         ("eap-ig", {"speed": 3}, "no option 'speed'"),
         ("eap-ig", {"end": "left"}, "clean, corrupted"),
         ("eap-gp", {"stride": "long"}, "matched or unit"),

@@ -21,6 +21,7 @@ def close(values: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5)
     return bool((values - expected).abs().max() <= tolerance * expected.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some(["gpt2", "neox", "gemma2", "olmo2"], ["neox"]))
 def test_every_edge_is_the_circuit_of_all_others(kind):
     model = tiny_model(kind).to(dtype=torch.float64)

@@ -11,7 +11,6 @@ from covering import FEW_BLOCKS, families, some
 from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
-from gradpath.errors import UsageError
 from gradpath.model.architecture import Rules
 
 MIXED = prompts([6, 8, 6], [[0], [4], [2, 5]])
@@ -54,12 +53,6 @@ def test_products_in_the_last_layer_leave_a_quarter_to_queries_and_keys_and_half
     torch.testing.assert_close(divided[:, -1], eap[:, -1])
 
 
-def test_the_forward_pass_is_the_models(gpt2):
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
-    plain = gpt2.run(gpt2.embed(ids)).final_in
-    torch.testing.assert_close(replace(gpt2, rules=Rules(**ON)).run(gpt2.embed(ids)).final_in, plain)
-
-
 def test_the_softmax_sees_what_repairs_itself(gpt2):
     """Both keys of a saturated pair have almost no slope at temperature 1, and a clear one at temperature 2."""
     logits = torch.tensor([[12.0, 11.0, -8.0]], dtype=torch.float64, requires_grad=True)
@@ -72,16 +65,3 @@ def test_the_softmax_sees_what_repairs_itself(gpt2):
     # Of all three at equal weights, two thirds carry 1: 2 x 1/3 (1 - 2/3) is the most there can be.
     assert slopes[0] < 1e-8 < 1e-5 < slopes[1]
     assert float(slopes[2]) == pytest.approx(2 / 9)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"temperature": 0.0}, "above 0"),
-        ({"temperature": "hot"}, "must be a number"),
-        ({"gate": 1}, "must be true or false"),
-    ],
-)
-def test_wrong_options_are_refused(gpt2, options, words):
-    with pytest.raises(UsageError, match=words):
-        attribute(gpt2, MIXED, "gim", **options)

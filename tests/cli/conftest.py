@@ -43,10 +43,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``find`` keeps without ``--out`` is kept for one test alone."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr("gradpath.pipeline.found.cache_folder", lambda: folder)
+def _own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``find`` without ``--out`` writes to a folder in the working directory."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
 
 
 @pytest.fixture(scope="session")

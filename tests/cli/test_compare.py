@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from gradpath.circuit import Circuit
+from gradpath.circuit import Circuit, load_circuit
 from gradpath.graph import Graph
-from gradpath.scores import Scores, SpanScores
-from gradpath.selection import select
 
 GRAPH = Graph(2, 2)
 A = ["input->m0", "m0->logits", "input->a1.h0<q>", "a1.h0->logits"]
@@ -52,14 +50,6 @@ def test_the_page_names_both_files_without_the_folders_of_this_machine(run, file
     assert ".../b/circuit.json" in page
 
 
-def test_compare_ignores_parts_of_the_prompt_that_differ_and_says_so(run, files, tmp_path):
-    spans = SpanScores(("one", "two"), torch.ones(2, *GRAPH.mask.shape) * GRAPH.mask, torch.ones(2, 2).bool())
-    select(Scores.of_spans(GRAPH, spans, {}), 2 * GRAPH.n_edges).save(tmp_path / "spans.json")
-    done = run("compare", files[0], tmp_path / "spans.json", "--json")
-    assert done.json["edges_b"] == GRAPH.n_edges
-    assert "use different spans of the prompt; spans are ignored" in done.err
-
-
 def test_compare_refuses_in_one_sentence(run, files, tmp_path):
     Circuit.from_edges(Graph(3, 2), A).save(tmp_path / "larger.json")
     done = run("compare", files[0], tmp_path / "larger.json")
@@ -69,3 +59,13 @@ def test_compare_refuses_in_one_sentence(run, files, tmp_path):
     assert (done.code, "ends in .html" in done.error) == (2, True)
     done = run("compare", files[0], tmp_path / "none.json")
     assert (done.code, "there is no file" in done.error) == (1, True)
+
+
+def test_names_from_a_file_do_not_steer_the_terminal(run, found, tmp_path):
+    _, out = found
+    circuit = load_circuit(out)
+    bad = replace(circuit, about={**circuit.about, "task": "\x1b[2Jioi\x07"})
+    bad.save(tmp_path / "bad.json")
+    done = run("compare", out / "circuit.json", tmp_path / "bad.json")
+    assert "\\x1b[2Jioi\\x07" in done.out
+    assert "\x1b" not in done.out + done.err

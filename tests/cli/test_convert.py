@@ -39,7 +39,7 @@ CONVERT_WRONG = {
     "no circuit in it": (["SCORES", "x.graphml"], 1, "--edges N"),
     "no scores in it": (["CIRCUIT", "x.safetensors"], 1, "cannot be made from it"),
     "how many are chosen": (["SCORES", "x.json", "--how", "top"], 2, "give --edges as well"),
-    "no file": (["none.json", "x.csv"], 1, "there is no file"),
+    "no file": (["none.json", "x.dot"], 1, "there is no file"),
 }
 
 

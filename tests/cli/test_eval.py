@@ -107,3 +107,40 @@ def test_eval_says_that_the_weights_have_changed(run, model_folder, tmp_path, mo
     assert ran.code == 0, ran.err
     assert "was found in other weights" in ran.err
     assert "was found in other weights" not in run("eval", tmp_path / "out" / "circuit.json", "--model", folder).err
+
+
+@pytest.fixture(scope="module")
+def unusual(run, model_folder, tmp_path_factory):
+    """A circuit with another seed, number of examples, ablation and precision than the defaults."""
+    out = tmp_path_factory.mktemp("unusual")
+    options = ("--seed", 3, "--examples", 12, "--ablation", "mean", "--dtype", "bfloat16", "--edges", 40)
+    found = run("find", "--model", model_folder, "--task", "ioi", *options, "--how", "top", "--out", out, "--json")
+    assert found.code == 0, found.err
+    return found.json, out
+
+
+def test_eval_is_as_the_circuit_was_found(run, unusual):
+    summary, out = unusual
+    again = run("eval", out, "--json").json
+    for name in ("seed", "ablation", "clean", "corrupted", "circuit", "faithfulness", "error"):
+        assert again[name] == pytest.approx(summary[name]), name
+    assert again["examples"] == summary["examples_measured"]
+    assert run("eval", out, "--dtype", "float32", "--json").json["clean"] != summary["clean"]
+    assert run("eval", out, "--seed", 0, "--json").json["seed"] == 0
+
+
+def test_test_is_as_the_circuit_was_found(run, unusual):
+    summary, out = unusual
+    tested, train = run("test", out, "--json").json, run("eval", out, "--split", "train", "--json").json
+    assert (tested["seed"], tested["examples"]) == (3, 12)
+    # on held-out examples, and on those that the circuit was found with
+    assert tested["sufficiency"]["details"]["faithfulness"] == pytest.approx(summary["faithfulness"], abs=1e-6)
+    assert tested["transfer"]["null"] == pytest.approx(train["faithfulness"], abs=1e-6)
+
+
+def test_a_circuit_that_was_found_on_all_examples_is_evaluated_on_all(run, model_folder, tmp_path):
+    options = ("--examples", 12, "--split", "all", "--edges", 40, "--how", "top")
+    found = run("find", "--model", model_folder, "--task", "ioi", *options, "--out", tmp_path, "--json").json
+    again = run("eval", tmp_path, "--json").json
+    assert again["split"] == "all"
+    assert again["faithfulness"] == pytest.approx(found["faithfulness"])

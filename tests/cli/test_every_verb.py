@@ -38,8 +38,8 @@ WRONG_USAGE = {
         "acdc determines the number of edges itself: leave out --edges.",
     ),
     "circuits that are not nested": (
-        ["find", "--how", "balanced", "--faithfulness", "0.9"],
-        "--faithfulness needs a selection whose circuits are nested, and those of balanced are not: give --edges or",
+        ["find", "--how", "random-paths", "--faithfulness", "0.9"],
+        "--faithfulness needs a selection whose circuits are nested, and those of random-paths are not: give --edges",
     ),
     "no batch": (["find", "--batch-size", "0"], "--batch-size"),
     "no steps": (["find", "--steps", "0"], "--steps"),
@@ -47,7 +47,6 @@ WRONG_USAGE = {
     "a list like a known one": (["ls", "method"], "got 'method'. Did you mean 'methods'?"),
     "an unknown split": (["find", "--split", "hold-out"], "--split must be held-out, same or all: got 'hold-out'."),
     "an unknown split of a task": (["eval", "CIRCUIT", "--split", "tset"], "Did you mean 'test'?"),
-    "unknown positions": (["find", "--positions", "spam"], "--positions must be span or token: got 'spam'."),
     "an unknown grid": (["curve", "--grid", "mob"], "--grid must be paper or mib: got 'mob'. Did you mean 'mib'?"),
     "an unknown ablation": (["find", "--ablation", "noise"], "there is no ablation 'noise'"),
     "an option without a value": (["find", "-o", "stride"], "NAME=VALUE"),
@@ -140,7 +139,7 @@ def test_a_task_that_the_model_does_not_do_is_warned_of():
     assert "WARNING" not in "".join(lines_of({**numbers, "corrupted": 0.2}))
 
 
-@pytest.mark.parametrize("more", [["--positions", "span", "--how", "greedy"], ["--nodes", 3, "--how", "top"]])
+@pytest.mark.parametrize("more", [["--faithfulness", 0.5, "--how", "random-paths"], ["--nodes", 3, "--how", "top"]])
 def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(run, more):
     ran = run("find", "--model", "no-such-folder/nor/model", *more)
     assert ran.code == 2

@@ -22,27 +22,6 @@ def test_ls_models_says_what_each_family_supports(run):
     assert "soft caps" in rows["gemma2"]["about"]
 
 
-def test_find_tells_edges_apart_by_where_they_are(run, model_folder, tmp_path):
-    common = ["--model", model_folder, "--examples", 4, "--method", "eap", "--edges", 60]
-    ran = run("find", *common, "--positions", "span", "--out", tmp_path / "out", "--json")
-    assert ran.code == 0, ran.err
-    summary = ran.json
-    assert list(summary["positions"]) == ["before", "subject again", "between", "end"]
-    assert sum(summary["positions"].values()) == summary["edges_kept"]
-    assert summary["selection"] == "top"
-    assert {file.name for file in (tmp_path / "out").iterdir()} >= {"positions.png", "positions.svg"}
-    again = run("eval", tmp_path / "out" / "circuit.json", "--examples", 4, "--json")
-    assert again.json["circuit"] == pytest.approx(summary["circuit"], rel=1e-4)
-    assert again.json["edges_total"] == summary["edges_total"]
-    shown = run("show", tmp_path / "out" / "circuit.json", "--out", tmp_path / "c.svg")
-    assert shown.code == 0, shown.err
-    told = run("find", *common, "--positions", "span")
-    assert "at subject again" in told.out
-    refused = run("find", *common, "--positions", "span", "--how", "refined")
-    assert refused.code == 2
-    assert "cannot select edges at positions" in refused.error
-
-
 def test_ls_alone_says_what_can_be_listed(run):
     ran = run("ls")
     assert ran.code == 0
@@ -55,4 +34,4 @@ def test_lists_have_no_markup_and_a_fixed_order(run):
     for name in ("methods", "selections", "metrics"):
         assert "``" not in run("ls", name).out
     methods = [row["name"] for row in run("ls", "methods", "--json").json["methods"]]
-    assert methods[:4] == ["eap", "nap", "clean-corrupted", "eap-ig"]
+    assert methods[:4] == ["eap", "clean-corrupted", "eap-ig", "eap-gp"]

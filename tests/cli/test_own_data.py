@@ -66,7 +66,7 @@ def test_twenty_rows_are_halved_and_said(run, model_folder, file):
     assert ran.code == 0, ran.err
     assert (ran.json["examples"], ran.json["examples_measured"], ran.json["held_out"]) == (10, 10, True)
     assert ran.json["metric"] == "logit-difference"
-    assert "pairs: 20 rows, 10 pairs to attribute and 10 others, held out, to measure" in ran.err
+    assert "pairs: 20 rows, 10 pairs for attribution, 10 held out" in ran.err
 
 
 def test_five_rows_are_used_for_both_with_a_warning(run, model_folder, file):
@@ -153,7 +153,7 @@ def test_a_saved_circuit_says_which_pairs_it_is_run_on(run, model_folder, file, 
         ran = run("eval", out / "circuit.json", "--data", file, "--split", split)
         assert ran.code == 0, ran.err
         assert line in ran.err
-        assert "to attribute" not in ran.err
+        assert "for attribution" not in ran.err
     file.write_text(pairs_of_names(5))
     ran = run("eval", found[1] / "circuit.json", "--data", file)  # of another task, so nothing needs to be held out
     assert "pairs: 5 rows, the circuit is run on 5 pairs; metric" in ran.err
@@ -168,7 +168,7 @@ def test_attributed_examples_of_a_test_are_counted(run, model_folder, file, tmp_
     if split == "held-out":
         find += ["--examples", 4]
     assert run(*find).code == 0
-    values = {"model": None, "data": file, "split": tested}
+    values = {"model": None, "data": file, "split": tested, "examples": 20}
     saved = open_circuit(tmp_path / "out" / "circuit.json", values)
     assert len(saved.attributed()) == (4 if split == "held-out" else 20)
     assert shared_pairs(saved.task, saved.attributed()) == shared
@@ -312,7 +312,7 @@ def test_a_curve_of_five_rows_says_that_nothing_is_held_out(run, model_folder, f
     file.write_text(pairs_of_names(5) + "one two,one two three, Mary, John\n")
     ran = run("curve", "--model", model_folder, "--data", file, "--methods", "eap", "--how", "top", "--sparsities", 0.5)
     assert ran.code == 0, ran.err
-    assert "5 examples, both attributed and measured: nothing is held out" in ran.out
+    assert "5 examples for both attribution and evaluation: nothing is held out" in ran.out
     assert "WARNING: nothing is held out" in ran.err
     assert "row 6 (line 7 of pairs.csv): the prompts have different numbers of tokens" in ran.err
     assert ran.err.count("row 6 (line 7") == 1  # though both halves are made of the same rows

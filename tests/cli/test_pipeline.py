@@ -11,12 +11,13 @@ from dataclasses import replace
 import pytest
 import torch
 from covering import some
-from small_models import prompts, tiny_model
+from small_models import Numbers, prompts, tiny_model
 
 import gradpath as gp
 from gradpath import defaults
 from gradpath.errors import GradpathWarning, UsageError
 from gradpath.evaluation.result import Result
+from gradpath.model.tokenizer import Tokenizer
 from gradpath.pipeline.found import Found
 from gradpath.pipeline.request import FindRequest
 from gradpath.tasks.load import split_in_halves
@@ -47,14 +48,6 @@ def test_find_is_attribute_select_and_evaluate(model, tmp_path):
     assert "<html" in (tmp_path / "mine.html").read_text()
 
 
-def test_a_report_is_one_line_for_edges_at_spans_too(model, tmp_path):
-    found = gp.find(model, "ioi", edges=60, examples=4, positions="span", curve=False)
-    found.report(tmp_path / "spans.html")
-    data = page_data(tmp_path / "spans.html")
-    assert data["runs"][0]["saved"]["edges"] == len(found.circuit.anywhere())
-    assert data["chosen"]["how"] == "saved"
-
-
 def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(model):
     found = gp.find(model, "ioi", examples=4, curve=False)
     assert abs(1 - gp.evaluate(model, found.circuit, found.attributed).faithfulness) <= 1 - defaults.FAITHFULNESS
@@ -62,17 +55,17 @@ def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(mod
     assert FindRequest(faithfulness=0.5).share == 0.5
     with pytest.warns(GradpathWarning, match="the method 'eap' has no steps: steps=5 is ignored"):
         assert FindRequest(method="eap", steps=5).method_options == {}
-    for size in ({"edges": 5}, {"sparsity": 0.9}, {"nodes": 3}, {"how": "balanced"}, {"positions": "span"}):
+    for size in ({"edges": 5}, {"sparsity": 0.9}, {"nodes": 3}, {"how": "random-paths"}):
         assert FindRequest(**size).share is None
 
 
-@pytest.mark.parametrize("how", some(["refined", "top", "balanced"], ["refined", "balanced"]))
+@pytest.mark.parametrize("how", some(["refined", "top", "random-paths"], ["refined", "random-paths"]))
 def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_path, how, monkeypatch):
     for module in ("pipeline", "pipeline.found"):
         monkeypatch.setattr(f"gradpath.{module}.READABLE", 25)
     found = gp.find(model, "ioi", edges=30, how=how, examples=4)
     sizes = [result.edges_asked for result in found.curve]
-    assert sizes == ([17, 25] if how == "balanced" else [1, 2, 3, 4, 6, 9, 12, 17, 25])
+    assert sizes == ([17, 25] if how == "random-paths" else [1, 2, 3, 4, 6, 9, 12, 17, 25])
     assert [result.edges_asked for result in found.top] == ([] if how == "top" else [*sizes[-2::-3], 30])
     chosen = gp.select(found.scores, 30, how=how, model=model, task=found.attributed)
     assert found.circuit.edges == chosen.edges
@@ -81,7 +74,7 @@ def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_
     data = page_data(file)
     points = data["runs"][0]["curve"]
     assert sorted(p["asked"] for p in points if p["how"] == how) == [*sizes, 30]
-    assert data["chosen"]["opens"] == (None if how == "balanced" else 25)
+    assert data["chosen"]["opens"] == (None if how == "random-paths" else 25)
 
 
 def test_every_call_has_the_same_default_method_and_selection(model):
@@ -125,9 +118,10 @@ def test_find_takes_a_task_and_measures_on_its_other_half(model):
 
 
 def test_pairs_with_the_same_clean_prompt_stay_together():
-    task = gp.Task(["a", "b", "a", "c", "d", "e", "f", "g", "g"], list("abcdefghi"), list(range(9)))
-    assert split_in_halves(task) == ([0, 2, 4, 6], [1, 3, 5, 7, 8])
-    assert split_in_halves(task[:7]) == (list(range(7)), [])
+    tokenizer = Tokenizer(Numbers())
+    task = gp.Task(["1", "2", "01", "3", "4", "5", "6", "7", "07"], list("123456789"), list(range(9)))  # 01 is token 1
+    assert split_in_halves(task, tokenizer) == ([0, 2, 4, 6], [1, 3, 5, 7, 8])
+    assert split_in_halves(task[:7], tokenizer) == (list(range(7)), [])
 
 
 REFUSED = {
@@ -135,15 +129,13 @@ REFUSED = {
     "a share and a size": ({"edges": 5, "faithfulness": 0.9}, "`faithfulness` and `edges` each set the size"),
     "a share in percent": ({"faithfulness": 85.0}, "above 0 and up to 1"),
     "a share of circuits in no order": (
-        {"faithfulness": 0.9, "how": "exchanged"},
-        "whose circuits are nested, and those of exchanged are not",
+        {"faithfulness": 0.9, "how": "random-paths"},
+        "whose circuits are nested, and those of random-paths are not",
     ),
     "nodes and a selection of edges": (
         {"nodes": 3, "how": "top"},
         "`how` selects edges and `nodes` selects nodes: give one of them",
     ),
-    "nodes at positions": ({"nodes": 3, "positions": "span"}, "`nodes` and `positions` cannot be combined"),
-    "a selection that has no positions": ({"positions": "span", "how": "greedy"}, "cannot select edges at positions"),
     "an unknown selection": ({"how": "refind"}, "Did you mean 'refined'"),
     "an unknown method": ({"method": "eap-gg"}, "Did you mean"),
     "an unknown option": ({"options": {"strid": 1}}, "has no option 'strid'"),

@@ -75,6 +75,7 @@ def test_pages_ask_no_other_host(site):
     assert asked == set()
 
 
+@pytest.mark.slow
 def test_pages_opened_as_files_can_be_searched_and_ask_no_other_host(site: Path, chromium: Any):
     page = chromium.new_page()
     asked, problems = list[str](), list[str]()

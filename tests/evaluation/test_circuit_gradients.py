@@ -122,35 +122,6 @@ def test_edges_around_a_circuit_have_the_effects_that_taking_them_in_would_have_
     assert torch.allclose(others[said] / scale, gradients[:, further][said] / scale, rtol=0, atol=1e-10)
 
 
-@families(*FEW_BLOCKS)
-def test_a_circuit_without_edges_has_no_effects(model):
-    values, effects = effects_of(model, model.graph.mask & False, 3)
-    assert effects.shape == (3, 0)
-    assert torch.allclose(values.double(), reference.patched_metric(model, MIXED, model.graph.mask & False), atol=1e-4)
-
-
-@pytest.mark.parametrize("model", ["gpt2"], indirect=True)
-def test_mlps_run_only_where_an_example_can_differ(model, monkeypatch):
-    [batch] = encode(MIXED, model.tokenizer).batches(len(MIXED))
-    differing = int((batch.last - batch.first + 1).sum())
-    rows, mlp = [], type(model).mlp
-
-    def counted(self, layer, x):
-        rows.append(x[..., 0].numel())
-        return mlp(self, layer, x)
-
-    with torch.no_grad():
-        prepared = prepare(model, batch)
-    assert differing == len(prepared.input) < len(batch) * prepared.n_positions
-    monkeypatch.setattr(type(model), "mlp", counted)
-    plan = plan_of(model, circuit_of(model.graph, model.graph.mask))
-    edge_effects(prepared, plan, MIXED.metric, torch.arange(0))
-    with torch.no_grad():
-        list(run_circuits(prepared, [plan], MIXED.metric))
-    once = [differing] * (model.graph.n_layers - 1) + [len(MIXED)]
-    assert rows == once * 2
-
-
 def mask_of(graph, edges):
     mask = torch.zeros_like(graph.mask)
     for edge in edges:

@@ -9,17 +9,18 @@ import pytest
 import reference
 import torch
 from known_models import FIRST, SECOND, induction, name_mover
-from small_models import prompts, tiny_model
+from small_models import prompts, tiny_hf, tiny_model
 
 import gradpath as gp
 from gradpath.ablation import ablation_of
 from gradpath.circuit import circuit_by_names
 from gradpath.errors import InputError
-from gradpath.explanation import roles
+from gradpath.explanation import parts, roles
 from gradpath.explanation.measure import measure
 from gradpath.explanation.roles import SCORES, known_head_scores, sentence
 from gradpath.graph import Graph
 from gradpath.limits import Limits
+from gradpath.tasks.task import encode
 
 NAMES = gp.Task(
     torch.tensor([[9, 3, 5, FIRST], [9, 4, 6, FIRST], [8, 7, 2, SECOND]]),
@@ -33,6 +34,19 @@ def whole(graph: Graph, *names: str) -> gp.Circuit:
     """The circuit of these edges, or of all."""
     every = [graph.edge(*pair) for pair in graph.mask.nonzero().tolist()]
     return circuit_by_names(graph, [(name, 1.0) for name in names or every], {})
+
+
+def test_a_prompt_without_names_is_divided_by_where_the_pair_differs():
+    task = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3], [6], [1, 8]])
+    found = parts._by_difference(encode(task, tiny_model("gpt2").tokenizer), "changed")
+    assert found.names == ("before", "changed", "between", "end")
+    assert found.at.tolist() == [
+        [1, 2, 2, 2, 2, 3, -1, -1, -1],
+        [0, 0, 0, 0, 1, 2, 2, 2, 3],
+        [0, 0, 1, 1, 2, 3, -1, -1, -1],
+        [0, 0, 0, 0, 0, 0, 3, -1, -1],
+        [0, 1, 1, 1, 1, 1, 1, 1, 3],
+    ]
 
 
 def test_known_heads_have_the_scores_of_their_kind():
@@ -240,3 +254,19 @@ def test_a_sentence_names_an_answer_only_where_it_gets_clearly_more_than_the_oth
     assert sentence(alike, ("name", "other"), direct_is_clear=True) is None
     lowered = replace(role, writes=roles.Writes(-0.1, -0.9, (), ()))
     assert sentence(lowered, ("name", "other"), direct_is_clear=True) == "lowers the other's logit (-0.90)"
+
+
+def test_a_circuit_without_attention_heads_is_explained():
+    model = tiny_model("gpt2")
+    explanation = gp.explain(model, whole(model.graph, "input->m0", "m0->logits"), PAIRS)
+    assert {role.node for role in explanation.roles} == {"input", "m0", "logits"}
+    assert not any(role.attends for role in explanation.roles)
+
+
+def test_an_explanation_in_float64_agrees_with_one_in_float32():
+    single = tiny_model("gpt2")
+    double = replace(gp.load_model(tiny_hf("gpt2"), dtype="float64"), tokenizer=single.tokenizer)
+    first, second = (gp.explain(model, whole(model.graph), PAIRS).to_json() for model in (single, double))
+    assert [x["node"] for x in first["nodes"]] == [x["node"] for x in second["nodes"]]
+    for a, b in zip(first["nodes"], second["nodes"], strict=True):
+        assert a["direct_effect"] == pytest.approx(b["direct_effect"], abs=1e-4)

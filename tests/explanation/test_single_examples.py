@@ -68,9 +68,9 @@ def test_tokens_are_those_that_a_node_raises_and_lowers_most(looked):
     assert inside.texts[int(inside.tokens[1, row, 0])] == model.tokenizer.decode([int(inside.tokens[1, row, 0])])
 
 
-def test_a_circuit_of_nodes_has_effects_of_edges_by_eap_ig():
+def test_a_circuit_of_a_method_without_a_path_has_effects_by_eap_ig():
     model = tiny_model("gpt2")
-    circuit = gp.select(gp.attribute(model, TASK, "nap-ig"), n=30, how="top")
+    circuit = gp.select(gp.attribute(model, TASK, "atp-star"), n=30, how="top")
     effects = look_inside(model, circuit, TASK).effects.mean(0)
     expected = gp.attribute(model, TASK, "eap-ig").values[*circuit.index.T]
     assert torch.allclose(effects, expected, atol=1e-4)

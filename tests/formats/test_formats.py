@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import networkx
-import pandas
 import pytest
 import torch
 
 from gradpath import formats
 from gradpath.circuit import Circuit, circuit_by_names, load_circuit
-from gradpath.cli import main
 from gradpath.errors import GradpathWarning, InputError, UsageError
 from gradpath.formats import Content
 from gradpath.formats.edges import dot
 from gradpath.graph import Graph
-from gradpath.scores import Scores, SpanScores, load_scores
+from gradpath.scores import Scores, load_scores
 from gradpath.selection import select
 
 GRAPHS = {"sequential": Graph(3, 2), "parallel": Graph(2, 3, parallel=True)}
 ABOUT = {"model": 'a "model"\\é', "task": "ioi", "method": "eap", "steps": 1, "d_model": 24, "options": {"a": None}}
-CARRY_BOTH = ["x.eap-ig.json", "x.pt", "x.csv"]
 
 
 @pytest.fixture(params=GRAPHS)
@@ -50,7 +46,7 @@ def same_circuit(a: Circuit, b: Circuit) -> bool:
     return a.graph == b.graph and tensors and a.about == b.about
 
 
-@pytest.mark.parametrize("name", [*CARRY_BOTH, "x.json", "x.graphml"])
+@pytest.mark.parametrize("name", ["x.eap-ig.json", "x.json", "x.graphml"])
 def test_a_circuit_comes_back_as_it_was(circuit, tmp_path, name):
     formats.write(circuit, tmp_path / name)
     back = formats.read(tmp_path / name)
@@ -58,7 +54,7 @@ def test_a_circuit_comes_back_as_it_was(circuit, tmp_path, name):
     assert same_circuit(back.circuit, circuit)
 
 
-@pytest.mark.parametrize("name", [*CARRY_BOTH, "x.safetensors"])
+@pytest.mark.parametrize("name", ["x.eap-ig.json", "x.safetensors"])
 def test_scores_come_back_as_they_were(scores, tmp_path, name):
     formats.write(scores, tmp_path / name)
     back = formats.read(tmp_path / name)
@@ -66,15 +62,14 @@ def test_scores_come_back_as_they_were(scores, tmp_path, name):
     assert same_scores(back.scores, scores)
 
 
-@pytest.mark.parametrize("name", CARRY_BOTH)
-def test_scores_and_circuit_go_in_one_file(scores, circuit, tmp_path, name):
-    formats.write(Content(scores, circuit), tmp_path / name)
-    back = formats.read(tmp_path / name)
+def test_scores_and_circuit_go_in_one_file(scores, circuit, tmp_path):
+    formats.write(Content(scores, circuit), tmp_path / "x.eap-ig.json")
+    back = formats.read(tmp_path / "x.eap-ig.json")
     assert same_scores(back.scores, scores)
     assert same_circuit(back.circuit, circuit)
 
 
-@pytest.mark.parametrize("name", [*CARRY_BOTH, "x.json", "x.graphml"])
+@pytest.mark.parametrize("name", ["x.eap-ig.json", "x.json", "x.graphml"])
 def test_a_circuit_without_edges_comes_back(circuit, tmp_path, name):
     empty = replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0])
     formats.write(empty, tmp_path / name)
@@ -136,85 +131,13 @@ def test_a_file_of_the_eap_ig_library_with_scores_alone_has_no_circuit(scores, t
     assert formats.read(tmp_path / "importances.json").circuit is None
 
 
-def library_tensors(scores, circuit) -> dict:
-    """What EAP-IG's ``Graph.to_pt`` saves."""
-    theirs = by_the_library(scores.graph, scores.values, circuit.mask)
-    return {
-        "cfg": theirs["cfg"],
-        "src_nodes": list(theirs["nodes"])[:-1],
-        "dst_nodes": list(scores.graph.targets),
-        "edges_scores": scores.values,
-        "edges_in_graph": circuit.mask,
-        "nodes_in_graph": torch.tensor([x["in_graph"] for x in theirs["nodes"].values()][:-1]),
-    }
-
-
-def test_the_pytorch_file_is_what_the_eap_ig_library_writes_and_reads(scores, circuit, tmp_path):
-    expected = library_tensors(scores, circuit)
-    formats.write(Content(scores, circuit), tmp_path / "x.pt")
-    written = torch.load(tmp_path / "x.pt", weights_only=True)
-    written.pop("gradpath")
-    assert written.keys() == expected.keys()
-    for name, value in expected.items():
-        same = torch.equal(written[name], value) if isinstance(value, torch.Tensor) else written[name] == value
-        assert same, name
-    torch.save(expected, tmp_path / "theirs.pt")
-    found = formats.read(tmp_path / "theirs.pt")
-    assert torch.equal(found.scores.values, scores.values)
-    assert torch.equal(found.circuit.mask, circuit.mask)
-
-
 def test_scores_of_nodes_go_along(scores, circuit, tmp_path):
-    tensors = library_tensors(scores, circuit)
-    tensors["nodes_scores"] = torch.full((scores.graph.n_sources,), torch.nan)
-    tensors["nodes_scores"][2] = 0.5
-    tensors["edges_in_graph"] = torch.ones_like(circuit.mask)  # also where there is no edge
-    torch.save(tensors, tmp_path / "theirs.pt")
-    found = formats.read(tmp_path / "theirs.pt")
-    assert torch.equal(found.circuit.mask, scores.graph.mask)
-    formats.write(found, tmp_path / "back.eap-ig.json")
+    theirs = by_the_library(scores.graph, scores.values, circuit.mask)
+    theirs["nodes"]["a0.h1"]["score"] = 0.5
+    (tmp_path / "theirs.json").write_text(json.dumps(theirs))
+    formats.write(formats.read(tmp_path / "theirs.json"), tmp_path / "back.eap-ig.json")
     nodes = json.loads((tmp_path / "back.eap-ig.json").read_text())["nodes"]
     assert {name: facts["score"] for name, facts in nodes.items() if "score" in facts} == {"a0.h1": 0.5}
-    formats.write(formats.read(tmp_path / "back.eap-ig.json"), tmp_path / "back.pt")
-    back = torch.load(tmp_path / "back.pt", weights_only=True)
-    assert torch.equal(back["nodes_scores"].nan_to_num(-1), tensors["nodes_scores"].nan_to_num(-1))
-
-
-class Harmful:
-    """Unpickling this would write a file."""
-
-    def __init__(self, file) -> None:
-        self.file = file
-
-    def __reduce__(self):
-        return builtins.open, (str(self.file), "w")
-
-
-def test_no_code_in_a_pytorch_file_is_run(scores, circuit, tmp_path):
-    torch.save({**library_tensors(scores, circuit), "trap": Harmful(tmp_path / "harm")}, tmp_path / "x.pt")
-    with pytest.raises(InputError, match="without running code"):
-        formats.read(tmp_path / "x.pt")
-    assert not (tmp_path / "harm").exists()
-
-
-PT_DAMAGE = {
-    "a missing key": (lambda d: d.pop("edges_scores"), "it has no edges_scores"),
-    "another order": (lambda d: d["src_nodes"].reverse(), "are in another order"),
-    "another shape": (lambda d: d.update(edges_scores=torch.zeros(2, 2)), "tensors of shape"),
-    "neurons": (lambda d: d.update(neurons_in_graph=torch.zeros(2, 2)), "selects neurons"),
-    "a score that is none": (lambda d: d["edges_scores"].__setitem__((0, 0), torch.nan), "finite number"),
-    "no width of the model": (lambda d: d.update(cfg=3), "does not describe its model"),
-}
-
-
-@pytest.mark.parametrize("kind", PT_DAMAGE)
-def test_a_damaged_pytorch_file_is_refused(scores, circuit, tmp_path, kind):
-    tensors = library_tensors(scores, circuit)
-    change, words = PT_DAMAGE[kind]
-    change(tensors)
-    torch.save(tensors, tmp_path / "x.pt")
-    with pytest.raises(InputError, match=words):
-        formats.read(tmp_path / "x.pt")
 
 
 JSON_DAMAGE = {
@@ -241,18 +164,14 @@ def test_a_damaged_json_file_is_refused(scores, circuit, tmp_path, kind):
         formats.read(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize("name", [*CARRY_BOTH, "x.graphml", "x.json"])
+@pytest.mark.parametrize("name", ["x.eap-ig.json", "x.graphml", "x.json"])
 def test_a_file_cut_off_is_refused_wherever_it_is_cut(circuit, tmp_path, name):
     formats.write(circuit, tmp_path / name)
     whole = (tmp_path / name).read_bytes()
     for share in (0, 0.3, 0.9):
         (tmp_path / name).write_bytes(whole[: int(share * len(whole))])
-        try:
-            back = formats.read(tmp_path / name).circuit
-        except InputError:
-            continue
-        assert name == "x.csv"  # whole lines are a table again, of the edges that are left
-        assert 0 < len(back) < len(circuit)
+        with pytest.raises(InputError):
+            formats.read(tmp_path / name)
 
 
 def test_a_graph_of_networkx_has_every_edge_and_comes_back(circuit):
@@ -292,35 +211,17 @@ def test_dot_has_every_edge_in_full_and_dashes_the_negative_ones(circuit):
     assert dot(circuit).count("{") == dot(circuit).count("}")
 
 
-def test_a_table_of_pandas_has_every_edge_and_comes_back(scores, circuit):
+def test_a_table_of_pandas_has_every_edge(scores, circuit):
     table = scores.to_pandas()
     assert len(table) == scores.graph.n_edges
     assert table.set_index("edge").score.to_dict() == {edge: scores[edge] for edge in table.edge}
-    assert same_scores(formats.from_pandas(table).scores, scores)
+    assert table.attrs["gradpath"]["scores"] == scores.about
     edges = circuit.to_pandas()
     assert list(edges.edge) == circuit.edges
     assert list(edges["rank"]) == list(range(1, len(circuit) + 1))
-    assert same_circuit(formats.from_pandas(edges.sample(frac=1, random_state=0)).circuit, circuit)
-    both = formats.from_pandas(formats.to_pandas(Content(scores, circuit)))
-    assert same_scores(both.scores, scores)
-    assert same_circuit(both.circuit, circuit)
-
-
-def test_a_csv_file_is_a_plain_table(scores, circuit, tmp_path):
-    formats.write(Content(scores, circuit), tmp_path / "x.csv")
-    table = pandas.read_csv(tmp_path / "x.csv")
-    assert len(table) == scores.graph.n_edges
-    inside = table[table["rank"].notna()].sort_values("rank")
-    assert list(inside.edge) == circuit.edges
-    assert torch.equal(torch.tensor(inside.score.tolist(), dtype=torch.float32), circuit.scores)
-
-
-def test_a_table_without_the_models_shape_is_refused(tmp_path):
-    (tmp_path / "x.csv").write_text("edge,score\ninput->logits,1\n")
-    with pytest.raises(InputError, match="needs the columns"):
-        formats.read(tmp_path / "x.csv")
-    with pytest.raises(InputError, match="does not describe its model"):
-        formats.from_pandas(pandas.DataFrame({"edge": ["input->logits"], "score": [1.0], "rank": [1]}))
+    both = formats.to_pandas(Content(scores, circuit))
+    assert len(both) == len(table)
+    assert list(both.dropna().sort_values("rank").edge) == circuit.edges
 
 
 @pytest.mark.parametrize(("package", "make"), [("networkx", "to_networkx"), ("pandas", "to_pandas")])
@@ -341,20 +242,21 @@ def test_what_does_not_fit_is_refused(scores, circuit, tmp_path):
         Content(scores, select(Scores(Graph(1, 1), torch.zeros(3, 5)), 2))
     without = replace(scores, about={})
     with pytest.raises(UsageError, match="--d-model N"):
-        formats.write(without, tmp_path / "x.pt")
-    formats.write(without, tmp_path / "x.pt", d_model=8)
-    assert torch.load(tmp_path / "x.pt", weights_only=True)["cfg"]["d_model"] == 8
+        formats.write(without, tmp_path / "x.eap-ig.json")
+    formats.write(without, tmp_path / "x.eap-ig.json", d_model=8)
+    assert json.loads((tmp_path / "x.eap-ig.json").read_text())["cfg"]["d_model"] == 8
 
 
 def test_an_unknown_format_is_refused_with_the_list(circuit, tmp_path):
-    with pytest.raises(UsageError, match=r"\.json \(circuit\), .*\.pt \(eap-ig-pt\), .*\.csv \(csv\)"):
+    with pytest.raises(UsageError, match=r"\.json \(circuit\), .*\.dot \(dot\)"):
         formats.write(circuit, tmp_path / "x.docx")
     with pytest.raises(UsageError, match="Did you mean 'eap-ig'"):
         formats.write(circuit, tmp_path / "x.json", to="eap_ig")
-    with pytest.raises(UsageError, match="no format that can be read"):
-        formats.read(tmp_path / "x.dot")
+    for name in ("x.dot", "x.pt", "x.csv"):
+        with pytest.raises(UsageError, match="no format that can be read"):
+            formats.read(tmp_path / name)
     with pytest.raises(InputError, match="there is no file"):
-        formats.read(tmp_path / "none.csv")
+        formats.read(tmp_path / "none.graphml")
 
 
 def test_our_own_files_are_ours(scores, circuit, tmp_path):
@@ -362,61 +264,6 @@ def test_our_own_files_are_ours(scores, circuit, tmp_path):
     assert same_circuit(load_circuit(tmp_path / "x.json"), circuit)
     formats.write(scores, tmp_path / "x.safetensors")
     assert same_scores(load_scores(tmp_path / "x.safetensors"), scores)
-
-
-@pytest.fixture
-def span_scores(scores) -> Scores:
-    values = torch.stack([scores.values, 0.5 * scores.values.roll(1, 0) * scores.graph.mask])
-    spans = SpanScores(("subject", "end"), values, torch.tensor([[True, True], [False, True]]))
-    return Scores.of_spans(scores.graph, spans, {**ABOUT, "positions": "span"})
-
-
-def test_scores_at_spans_keep_them_in_our_own_format(span_scores, tmp_path):
-    span_scores.save(tmp_path / "scores.safetensors")
-    formats.write(formats.read(tmp_path / "scores.safetensors"), tmp_path / "again.safetensors")
-    back = formats.read(tmp_path / "again.safetensors").scores
-    assert same_scores(back, span_scores)
-    assert back.by_span.names == span_scores.by_span.names
-    assert torch.equal(back.by_span.values, span_scores.by_span.values)
-    assert torch.equal(back.by_span.reach, span_scores.by_span.reach)
-
-
-@pytest.mark.parametrize("name", CARRY_BOTH)
-def test_scores_at_spans_go_to_other_formats_as_their_sum(span_scores, tmp_path, name):
-    formats.write(span_scores, tmp_path / name)
-    back = formats.read(tmp_path / name).scores
-    assert back.by_span is None
-    assert torch.equal(back.values, span_scores.by_span.values.sum(0))
-    assert back.about == span_scores.about
-
-
-def test_scores_at_spans_are_converted_on_the_command_line(span_scores, tmp_path, capsys):
-    span_scores.save(tmp_path / "scores.safetensors")
-
-    def convert(out: str, *options: str) -> int:
-        with pytest.raises(SystemExit) as left:
-            main(["convert", str(tmp_path / "scores.safetensors"), str(tmp_path / out), *options])
-        return int(left.value.code or 0)
-
-    assert convert("out.csv") == 0
-    table = pandas.read_csv(tmp_path / "out.csv").set_index("edge").score
-    assert table["input->logits"] == pytest.approx(span_scores["input->logits"])
-    assert convert("circuit.json", "--edges", "20") == 0
-    assert load_circuit(tmp_path / "circuit.json").spans == ("subject", "end")
-    assert convert("circuit.csv", "--edges", "20") == 2
-    assert "edges at some positions of a prompt, which the format 'csv' cannot represent" in capsys.readouterr().err
-    assert convert("circuit.dot") == 1
-    assert not (tmp_path / "circuit.dot").exists()
-
-
-def test_a_circuit_at_spans_is_held_against_the_scores_at_spans(span_scores):
-    circuit = select(span_scores, 20)
-    assert circuit.spans
-    assert Content(span_scores, circuit).circuit is circuit
-    with pytest.raises(InputError, match="not selected from these scores"):
-        Content(span_scores, replace(circuit, span=1 - circuit.span))
-    with pytest.raises(InputError, match="not selected from these scores"):
-        Content(replace(span_scores, by_span=None), circuit)
 
 
 def test_a_package_can_add_a_format_whose_name_is_free(circuit, tmp_path):
@@ -427,8 +274,8 @@ def test_a_package_can_add_a_format_whose_name_is_free(circuit, tmp_path):
         return Content(circuit=circuit_by_names(circuit.graph, [(x, 1.0) for x in file.read_text().split()], {}))
 
     entry = formats.Format(".edges.json", "Edges, one on a line.", save, load)
-    with pytest.raises(UsageError, match="there is already a format 'csv'"):
-        formats.FORMATS.add("csv", entry, owner="a package")
+    with pytest.raises(UsageError, match="there is already a format 'dot'"):
+        formats.FORMATS.add("dot", entry, owner="a package")
     formats.FORMATS.add("edges", entry, owner="a package")
     try:
         formats.write(circuit, tmp_path / "x.edges.json")
@@ -437,7 +284,7 @@ def test_a_package_can_add_a_format_whose_name_is_free(circuit, tmp_path):
         formats.FORMATS.remove("edges")
 
 
-@pytest.mark.parametrize("suffix", [".eap-ig.json", ".pt", ".csv", ".graphml"])
+@pytest.mark.parametrize("suffix", [".eap-ig.json", ".graphml"])
 def test_another_tools_circuit_that_is_not_pruned_is_read_with_a_warning(tmp_path, suffix):
     names = ["input->m0", "m0->logits", "a0.h0->logits"]  # nothing reaches the head
     file = tmp_path / f"circuit{suffix}"

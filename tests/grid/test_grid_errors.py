@@ -38,12 +38,6 @@ def test_manual_is_refused_for_a_model_of_another_shape(run, tiny_folder, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_manual_needs_one_of_its_tasks(run, shaped, tmp_path):
-    ran = run("reproduce", "manual", "--model", shaped, "--tasks", "sva", "--out", tmp_path)
-    assert ran.code == 2
-    assert "of the tasks ioi and greater-than: request one of these" in ran.error
-
-
 @pytest.mark.slow
 def test_manual_compares_with_both_readings_of_a_circuit(run, shaped, tmp_path):
     asked = ("--tasks", "greater-than", "--examples", 2, "--methods", "eap", "--how", "top")
@@ -57,19 +51,6 @@ def test_manual_compares_with_both_readings_of_a_circuit(run, shaped, tmp_path):
         assert (row["edge_recall"], row["node_recall"]) == (1, 1)
         assert row["edge_precision"] == pytest.approx(size / 32491)
     assert (tmp_path / "manual.png").exists()
-
-
-def test_steps_need_a_method_with_steps(run, tiny_folder, tmp_path):
-    ran = run("reproduce", "steps", "--model", tiny_folder, "--methods", "eap", "--out", tmp_path)
-    assert ran.code == 2
-    assert "needs a method with steps: got eap. Give --methods eap-gp." in ran.error
-
-
-def test_an_edge_that_is_none_is_refused(run, tiny_folder, tmp_path):
-    asked = ("--tasks", "ioi", "--examples", 2, "--edge", "m1->m0")
-    ran = run("reproduce", "saturation", "--model", tiny_folder, *asked, "--out", tmp_path)
-    assert ran.code == 1
-    assert "there is no edge 'm1->m0': m0 does not read what m1 writes" in ran.error
 
 
 def test_a_file_is_no_folder(run, tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from math import nan
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -155,6 +153,7 @@ def test_saturation_starts_at_the_clean_and_ends_at_the_corrupted_metric(everyth
             assert (row["saturated"] == "True") == (float(row["gradient"]) < 0.1 * largest)
 
 
+@pytest.mark.slow
 def test_saturation_follows_the_edge_asked_for(run, tiny_folder, tmp_path):
     edge = "a0.h1->m1"
     asked = ("--model", tiny_folder, "--tasks", "sva", "--examples", 3, "--edge", edge, "--out", tmp_path)
@@ -216,26 +215,7 @@ def test_curve_prints_one_object_and_keeps_nothing_without_out(run, tiny_folder,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_curve_takes_data_of_one_s_own(run, tiny_folder, tmp_path):
-    file = tmp_path / "pairs.csv"
-    names = [("Mary", "John"), ("John", "Mary")] * 6
-    lines = [f"Then {a} and {b},Then {b} and {a}, {a}, {b}" for a, b in names]
-    file.write_text("\n".join(["clean,corrupted,answers,wrong answers", *lines]) + "\n")
-    asked = ("--data", file, "--examples", 4, "--methods", "eap,eap-ig", "--sparsities", "0.5", "--out", tmp_path / "o")
-    ran = run("curve", "--model", tiny_folder, *asked)
-    assert ran.code == 0, ran.err
-    assert (tmp_path / "o" / "curve.png").exists()
-    page = (tmp_path / "o" / "report.html").read_text()
-    assert page.count('"eap-ig"') > 0
-    assert page.count('"eap"') > 0
-
-
-def test_no_figure_is_a_nan(everything):
-    for name in ALONE:
-        assert not [row for row in everything.record(name)["rows"] if nan in row.values()]
-    assert "nan" not in Path(everything.out / "faithfulness.md").read_text()
-
-
+@pytest.mark.slow
 def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits, tiny_folder, tmp_path):
     asked = ("--examples", 6, "--batch-size", 4, "--methods", "eap,eap-ig", "--grid", "mib", "--out", tmp_path)
     ran = run("curve", "--model", tiny_folder, "--task", "ioi", *asked, "--json")
@@ -269,6 +249,7 @@ def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits,
     assert '"cpr"' in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_curve_with_an_ablation_is_that_of_direct_calls_and_shares_no_cell(run, tiny, splits, tiny_folder, tmp_path):
     asked = ("--examples", 6, "--methods", "eap", "--sparsities", "0.5", "--how", "top", "--out", tmp_path)
     for name in ("corrupted", "mean-positional"):
@@ -282,6 +263,7 @@ def test_curve_with_an_ablation_is_that_of_direct_calls_and_shares_no_cell(run, 
     assert len(list((tmp_path / "cells").iterdir())) == 2 * (1 + len(RANDOM))
 
 
+@pytest.mark.slow
 def test_exact_patches_every_edge_if_all_are_asked_for(run, tiny_folder, tiny, tmp_path):
     asked = ("--tasks", "ioi", "--examples", 2, "--methods", "exact", "--out", tmp_path, "--json")
     ran = run("reproduce", "exact", "--model", tiny_folder, "--sample", "all", *asked)

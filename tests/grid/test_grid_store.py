@@ -11,7 +11,7 @@ from gradpath.circuit import Circuit
 from gradpath.errors import GradpathWarning
 from gradpath.grid.bench import Store, digest
 from gradpath.model.load import load_model
-from gradpath.runtime.files import digest_of
+from gradpath.runtime.files import sealed
 from gradpath.scores import Scores
 from gradpath.tasks import load_task
 from gradpath.tasks.task import task_digest
@@ -32,10 +32,8 @@ def test_a_kept_cell_is_found_by_its_key(tmp_path):
         lambda text: text.replace("0.25", "0.35"),
         lambda text: text.replace('"kind": "x"', '"kind": "y"'),
         lambda text: json.dumps({"key": {"kind": "x"}, "value": {"error": 1}}),  # without a digest
-        lambda text: json.dumps({"value": {"error": 1}, "digest": digest_of({"value": {"error": 1}})}),
-        lambda text: json.dumps(
-            {"key": {"kind": "x"}, "value": 1, "digest": digest_of({"key": {"kind": "x"}, "value": 1})}
-        ),
+        lambda text: json.dumps(sealed({"value": {"error": 1}})),
+        lambda text: json.dumps(sealed({"key": {"kind": "x"}, "value": 1})),
         lambda text: "[1]",
         lambda text: "null",
         lambda text: "[" * 100_000,

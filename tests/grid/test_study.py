@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,7 @@ def test_tables_have_means_over_seeds_and_the_page_has_the_same_numbers(example)
     assert not re.search(r"(?:src|href)=\"(?!#)", page.split("<svg")[0] + page.split("</svg>")[1])
 
 
+@pytest.mark.slow
 def test_nothing_is_measured_again_and_the_report_is_the_same(example, run, monkeypatch):
     _, file, out = example
     before = {name: (out / name).read_bytes() for name in ("study.csv", "study.md", "study.html")}
@@ -98,19 +101,14 @@ def test_nothing_is_measured_again_and_the_report_is_the_same(example, run, monk
     assert {name: (out / name).read_bytes() for name in before} == before
     dry = run("run", file, "--out", out, "--dry-run")
     assert dry.out.splitlines()[0].endswith("32 circuits, each measured on 4 examples")
-    assert dry.out.splitlines()[-2:] == [
-        "Remaining work, at this machine's current speed:",
-        "  .../tiny-gpt2: 32 circuits, nothing",
-    ]
+    assert dry.out.splitlines()[-2:] == ["Still to measure:", "  .../tiny-gpt2: 0 of 32 circuits"]
 
 
 def test_a_dry_run_measures_nothing_and_counts_what_is_left(run, write, tiny_folder, tmp_path):
     file = write(f"models: {tiny_folder}\nmethods: [eap, eap-ig]" + SMALL)
     ran = run("run", file, "--dry-run", "--json", "--out", tmp_path / "out")
     (model,) = ran.json["models"]
-    assert (ran.json["circuits"], model["circuits"]) == (4, 4)
-    assert model["passes"] > 0
-    assert model["seconds"] > 0
+    assert (ran.json["circuits"], model["circuits"], model["missing"]) == (4, 4, 4)
     assert not (tmp_path / "out").exists()
 
 
@@ -128,6 +126,22 @@ def test_ones_own_pairs_and_plugins_lie_beside_the_file(run, write, tiny_folder,
     }
     assert {row["edges_asked"] for row in rows_of(tmp_path / "out")} == {"10"}
     assert "has 46 edges, so there are no circuits of 47 edges in it" in ran.err
+
+
+def test_files_and_models_that_share_their_name_keep_rows_of_their_own(run, write, tiny_folder, tmp_path):
+    files = [tmp_path / "a" / "pairs.csv", tmp_path / "b" / "pairs.csv", tmp_path / "ioi.csv"]
+    for file, name in zip(files, ("Alice", "Jack", "Susan"), strict=True):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(PAIRS.replace("Mary", name))
+    shutil.copytree(tiny_folder, tmp_path / "copy" / tiny_folder.name)
+    text = f"models: [{tiny_folder}, copy/{tiny_folder.name}]\ntasks: [ioi, ioi.csv, a/pairs.csv, b/pairs.csv]\n"
+    ran = run("run", write(text + "methods: eap\nselections: top\nsizes: 10\nexamples: 3\n"), "--out", tmp_path / "out")
+    assert ran.code == 0, ran.err
+    rows = rows_of(tmp_path / "out")
+    assert {row["task"] for row in rows} == {"ioi", "ioi.csv", "a/pairs.csv", "b/pairs.csv"}
+    assert {row["model"] for row in rows} == {f"{end}/tiny-gpt2" for end in (tiny_folder.parent.name, "copy")}
+    assert len({(row["task"], row["model"]) for row in rows}) == len(rows) == 8
+    assert all(f"## {file} in copy/tiny-gpt2" in ran.out for file in ("ioi.csv", "a/pairs.csv", "b/pairs.csv"))
 
 
 MISTAKES = """\
@@ -224,6 +238,20 @@ def test_the_documents_have_every_key():
 
 
 @pytest.mark.slow
+def test_files_of_every_documented_kind_are_tasks(write, tmp_path):
+    keys = (Path(__file__).parents[2] / "docs" / "run.md").read_text(encoding="utf-8")
+    (row,) = (line for line in keys.splitlines() if line.startswith("| `tasks`"))
+    kinds = re.findall(r"`(\.\w+)`", row)
+    assert kinds == [".csv", ".jsonl"]
+    pair = {"clean": "a b", "corrupted": "c b", "answers": " x", "wrong_answers": " y"}
+    (tmp_path / "pairs.csv").write_text(PAIRS)
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
+    study = read_study(write(f"tasks: [{', '.join(f'pairs{kind}' for kind in kinds)}]"))
+    assert [file.name for file in study.data] == ["pairs.csv", "pairs.jsonl"]
+    with pytest.raises(UsageError, match=r"line 1: tasks: there is no file .*pairs\.parquet"):
+        read_study(write("tasks: pairs.parquet"))
+
+
 def test_two_processes_write_the_table_of_one(example, tmp_path):
     _, file, out = example
     done = finished(torchrun(2, *gradpath_command("run", file, "--out", tmp_path / "out")[1:]))
@@ -249,4 +277,4 @@ def test_a_study_measures_a_circuit_for_each_threshold(run, write, tiny_folder, 
     for threshold in ("0.01", "0.1"):
         edges = [int(row["edges_asked"]) for row in rows if row["threshold"] == threshold]
         assert f"| eap-ig | {threshold} | {round(sum(edges) / 2)} |" in text
-    assert run("run", file, "--out", tmp_path / "out", "--dry-run", "--json").json["models"][0]["passes"] == 0
+    assert run("run", file, "--out", tmp_path / "out", "--dry-run", "--json").json["models"][0]["missing"] == 0

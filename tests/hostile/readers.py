@@ -5,7 +5,6 @@ A new format is one entry in ``READERS``.
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 import warnings
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from damage import DUPLICATE, as_json, damaged_text, damaged_tree
+from damage import as_json, damaged_text, damaged_tree
 from hypothesis import strategies as st
 from small_models import TINY, random_hf
 
@@ -31,7 +30,6 @@ from gradpath.grid.study import read_study
 from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.report.figure import Group, NodeNote, Notes, fold, load_notes
-from gradpath.scores import SpanScores
 
 GRAPH = Graph(2, 2)
 
@@ -81,7 +79,7 @@ def use_content(file: Path) -> None:
     if found.circuit is not None:
         assert found.circuit.scores.isfinite().all()
         assert len(set(found.circuit.edges)) == len(found.circuit)
-        assert int(found.circuit.masks.sum()) == len(found.circuit)
+        assert int(found.circuit.mask.sum()) == len(found.circuit)
         assert found.circuit.asked >= 0
         found.circuit.save(file.with_name("again.json"))
         assert gp.load_circuit(file.with_name("again.json")).edges == found.circuit.edges
@@ -135,35 +133,6 @@ def inside_jsonl(whole: bytes) -> st.SearchStrategy[bytes]:
     return damaged_tree(rows).map(
         lambda tree: b"\n".join(map(as_json, tree)) if isinstance(tree, list) else as_json(tree)
     )
-
-
-def inside_pytorch(whole: bytes) -> st.SearchStrategy[bytes]:
-    """The plain values of the file; tensors of another type, shape or stride."""
-    found = torch.load(io.BytesIO(whole), weights_only=True)
-    tensors = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
-    plain = {name: value for name, value in found.items() if name not in tensors}
-    odd = st.sampled_from(
-        [
-            torch.zeros(()),
-            torch.zeros(3, 3),
-            torch.zeros(1).expand(10**6, 10**6),
-            torch.full((GRAPH.n_sources, GRAPH.n_targets), torch.nan),
-            torch.zeros(GRAPH.n_sources, GRAPH.n_targets, dtype=torch.complex64),
-            torch.zeros(GRAPH.n_sources, GRAPH.n_targets).to_sparse(),
-            torch.zeros(GRAPH.n_sources, GRAPH.n_targets, dtype=torch.long),
-            None,
-            {},
-        ]
-    )
-    swapped = st.dictionaries(st.sampled_from(sorted(tensors)), odd, max_size=2)
-
-    def saved(pair: tuple[Any, dict[str, Any]]) -> bytes:
-        out = io.BytesIO()
-        tree = pair[0] if isinstance(pair[0], dict) else {}
-        torch.save({**tensors, **{k.replace(DUPLICATE, ""): v for k, v in tree.items()}, **pair[1]}, out)
-        return out.getvalue()
-
-    return st.tuples(damaged_tree(plain), swapped).map(saved)
 
 
 ROWS = [
@@ -251,28 +220,6 @@ def inside_gguf(whole: bytes) -> st.SearchStrategy[bytes]:
 
     place = st.tuples(st.integers(0, len(front)), st.sampled_from([1, 4, 8]), st.sampled_from(values))
     return st.lists(place, min_size=1, max_size=3).map(changed)
-
-
-@cache
-def span_scores() -> gp.Scores:
-    values = torch.randn(2, *GRAPH.mask.shape, generator=torch.Generator().manual_seed(1)) * GRAPH.mask
-    reach = torch.tensor([[True, True], [False, True]])
-    return gp.Scores.of_spans(GRAPH, SpanScores(("subject", "end"), values, reach), scores().about)
-
-
-def valid_span_circuit(folder: Path) -> bytes:
-    gp.select(span_scores(), 40).save(folder / "circuit.json")
-    return (folder / "circuit.json").read_bytes()
-
-
-def valid_span_scores(folder: Path) -> bytes:
-    span_scores().save(folder / "scores.safetensors")
-    return (folder / "scores.safetensors").read_bytes()
-
-
-def use_span_scores(file: Path) -> None:
-    use_scores(file)
-    assert len(gp.select(gp.load_scores(file), 3, prune=False)) == 3
 
 
 def valid_tokenizer(folder: Path) -> bytes:
@@ -386,15 +333,11 @@ READERS = {
     "cell": Reader(".json", valid_cell, inside_json, use_cell, 1000),
     "result": Reader(".json", valid_result, inside_json, use_result, 600),
     "scores-of-examples": Reader(".safetensors", valid_example_scores, inside_safetensors, use_example_scores, 300),
-    "circuit-of-positions": Reader(".json", valid_span_circuit, inside_json, use_circuit, 600),
-    "scores-of-positions": Reader(".safetensors", valid_span_scores, inside_safetensors, use_span_scores, 600),
     "notes": Reader(".json", valid_notes, inside_json, use_notes, 400),
     "circuit": Reader(".json", written(".json"), inside_json, use_circuit, 2400),
     "scores": Reader(".safetensors", written(".safetensors"), inside_safetensors, use_scores, 1500),
-    "eap-ig": Reader(".eap-ig.json", written(".eap-ig.json"), inside_json, use_content, 1500),
-    "eap-ig-pt": Reader(".pt", written(".pt"), inside_pytorch, use_content, 1000),
-    "graphml": Reader(".graphml", written(".graphml"), inside_text, use_content, 900),
-    "table": Reader(".csv", written(".csv"), inside_text, use_content, 700),
+    "eap-ig": Reader(".eap-ig.json", written(".eap-ig.json"), inside_json, use_content, 2500),
+    "graphml": Reader(".graphml", written(".graphml"), inside_text, use_content, 1600),
     "data-csv": Reader(".csv", lambda _: CSV.encode(), inside_text, use_data, 700),
     "data-jsonl": Reader(
         ".jsonl", lambda _: b"\n".join(json.dumps(row).encode() for row in ROWS), inside_jsonl, use_data, 700

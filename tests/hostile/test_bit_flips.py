@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from readers import CELL, CELL_KEY, circuit, scores, span_scores
+from readers import CELL, CELL_KEY, circuit, scores
 from small_models import TINY, random_hf, tiny_model
 from transformers import PreTrainedTokenizerFast
 
@@ -29,7 +29,6 @@ from gradpath.errors import GradpathError
 from gradpath.evaluation.result import load_result
 from gradpath.grid.bench import Store
 from gradpath.model.cache import cached_model
-from gradpath.pipeline.found import Entry
 
 FLIPS = int(os.environ.get("GRADPATH_FUZZ", "300")) // 10
 IDS = torch.tensor([[3, 4, 5]])
@@ -46,9 +45,8 @@ class Kind:
 
 
 def of_scores(found: gp.Scores) -> Any:
-    parts = [found.values, found.examples, *((found.by_span.values, found.by_span.reach) if found.by_span else ())]
-    spans = found.by_span.names if found.by_span else ()
-    return found.graph, dict(found.about), spans, [part.tolist() for part in parts if part is not None]
+    parts = [found.values, found.examples]
+    return found.graph, dict(found.about), [part.tolist() for part in parts if part is not None]
 
 
 def of_circuit(found: gp.Circuit) -> Any:
@@ -93,23 +91,6 @@ def of_converted(folder: Path) -> Any:
     return model.digest, model.logits(IDS).tolist(), tokenizer("a b")["input_ids"], tokenizer.bos_token_id
 
 
-class OneFile:
-    """Stands for what ``find`` computed."""
-
-    def save(self, folder: Path, *, command: str, seconds: float) -> None:
-        circuit().save(folder / "circuit.json")
-
-
-def write_kept(folder: Path) -> None:
-    os.environ["GRADPATH_CACHE"] = str(folder)  # undone by the fixture
-    assert Entry({"weights": "ab"}).keep(OneFile(), {"seconds": 1.5, "faithfulness": 0.25}, "gradpath find")
-
-
-def of_kept(folder: Path) -> Any:
-    summary = Entry({"weights": "ab"}).write_to(folder.with_name("out"))
-    return None if summary is None else (summary, of_circuit(gp.load_circuit(folder.with_name("out") / "circuit.json")))
-
-
 def of_checkpoint(folder: Path) -> Any:
     model = gp.load_model(folder)
     return model.digest, model.logits(IDS).tolist()
@@ -125,21 +106,13 @@ def saved(what: Callable[[], Any], name: str) -> Callable[[Path], None]:
 
 KINDS = {
     "circuit": Kind(saved(circuit, "c.json"), lambda folder: of_circuit(gp.load_circuit(folder / "c.json"))),
-    "circuit of positions": Kind(
-        saved(lambda: gp.select(span_scores(), 40), "c.json"),
-        lambda folder: of_circuit(gp.load_circuit(folder / "c.json")),
-    ),
     "scores": Kind(saved(scores, "s.safetensors"), lambda folder: of_scores(gp.load_scores(folder / "s.safetensors"))),
-    "scores of positions": Kind(
-        saved(span_scores, "s.safetensors"), lambda folder: of_scores(gp.load_scores(folder / "s.safetensors"))
-    ),
     "scores of examples": Kind(
         saved(example_scores, "s.safetensors"), lambda folder: of_scores(gp.load_scores(folder / "s.safetensors"))
     ),
     "result": Kind(write_result, of_result),
     "cell": Kind(lambda folder: Store(folder).keep_cell(CELL_KEY, CELL), lambda folder: Store(folder).cell(CELL_KEY)),
     "stored scores": Kind(lambda folder: Store(folder).keep_scores(SCORES_KEY, scores(), 1.0), stored_scores),
-    "kept run": Kind(write_kept, of_kept),
     "converted model": Kind(of_converted, of_converted, 0.5, lambda found, right: found == right),
     "checkpoint": Kind(
         lambda folder: random_hf(*TINY["gpt2"]).save_pretrained(folder), of_checkpoint, 0.3, same_or_another_digest

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import io
 import json
 import os
 import struct
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +50,6 @@ def folder(tmp_path: Path) -> Path:
 def change_config(folder: Path, **values: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **values}))
-
-
-def test_code_in_a_pytorch_file_is_not_run(tmp_path, trace):
-    torch.save({"cfg": Bomb(trace)}, tmp_path / "graph.pt")
-    with pytest.raises(InputError, match="without running code"):
-        formats.read(tmp_path / "graph.pt")
 
 
 def test_code_in_the_weights_of_a_checkpoint_is_not_run(folder, trace):
@@ -158,17 +150,6 @@ def test_a_gguf_file_that_claims_more_than_it_has_is_refused(content, tmp_path):
             read(tmp_path / "model.gguf")
 
 
-def test_a_compressed_pytorch_file_is_not_unpacked(tmp_path):
-    packed = io.BytesIO(written(".pt")(tmp_path))
-    with zipfile.ZipFile(packed) as stored, zipfile.ZipFile(tmp_path / "bomb.pt", "w", 8) as deflated:
-        for entry in stored.infolist():
-            large = entry.filename.endswith("data/0")
-            deflated.writestr(entry.filename, b"\0" * 2**28 if large else stored.read(entry))
-    assert (tmp_path / "bomb.pt").stat().st_size < 2**20
-    with pytest.raises(InputError, match="compressed"):
-        formats.read(tmp_path / "bomb.pt")
-
-
 def test_entities_that_grow_are_not_expanded(tmp_path):
     entities = '<!ENTITY a0 "lol">' + "".join(f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 12))
     text = f"<?xml version='1.0'?><!DOCTYPE graphml [{entities}]><graphml><data>&a11;</data></graphml>"
@@ -187,12 +168,10 @@ def test_an_entity_does_not_read_other_files(tmp_path):
     assert "SECRET" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["scores.eap-ig.json", "scores.csv"])
-def test_a_small_file_of_scores_does_not_get_room_for_a_large_model(name, tmp_path):
-    file = tmp_path / name
+def test_a_small_file_of_scores_does_not_get_room_for_a_large_model(tmp_path):
+    file = tmp_path / "scores.eap-ig.json"
     formats.write(scores(), file, d_model=8)
-    claimed = file.read_text().replace('n_layers": 2', 'n_layers": 4000')
-    file.write_text(claimed.replace('n_layers"": 2', 'n_layers"": 4000'))
+    file.write_text(file.read_text().replace('n_layers": 2', 'n_layers": 4000'))
     with pytest.raises(InputError, match=r"scores of \d+ edges, but its model has"):
         formats.read(file)
 

@@ -14,7 +14,7 @@ from covering import BLOCKS, FAMILIES, some
 from safetensors.torch import load_file, save_file
 from small_models import VOCAB, Numbers, tiny_hf
 
-from gradpath.errors import InputError
+from gradpath.errors import GradpathError, InputError
 from gradpath.model.load import load_model
 from gradpath.model.tokenizer import Tokenizer
 
@@ -172,6 +172,27 @@ def test_a_folder_or_file_that_is_no_model_is_refused(make, words, tmp_path):
 def test_a_source_that_is_not_there_is_refused(source, words):
     with pytest.raises(InputError, match=words):
         load_model(source)
+
+
+# What RLIMIT_AS leads to: safetensors, PyTorch's mapping of a file, and its allocator.
+@pytest.mark.parametrize(
+    "problem",
+    [
+        MemoryError("Cannot allocate memory (os error 12)"),
+        RuntimeError("unable to mmap 130249432 bytes from file <model.safetensors>: Cannot allocate memory (12)"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 102926336 bytes."),
+    ],
+)
+@pytest.mark.parametrize("place", ["_read", "_converted"])
+def test_too_little_memory_is_not_called_a_bad_download(problem, place, tmp_path, monkeypatch):
+    def fail(*_):
+        raise problem
+
+    tiny_hf("gpt2").save_pretrained(tmp_path)
+    monkeypatch.setattr(f"gradpath.model.load.{place}", fail)
+    with pytest.raises(GradpathError, match=r"because memory was too small .* raise the limit") as caught:
+        load_model(str(tmp_path))
+    assert "download" not in str(caught.value)
 
 
 def test_a_misspelt_name_and_a_file_that_is_no_model_are_refused_in_a_sentence(tmp_path, monkeypatch):

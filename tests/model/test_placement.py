@@ -24,7 +24,6 @@ from gradpath.model import load, transformer
 from gradpath.model.load import load_model
 
 TASK = prompts([6, 8, 6], [[0], [4], [2, 3]])
-SAME_LENGTH = prompts([6, 6], [[2], [3]])
 
 
 def found(model) -> list[Tensor]:
@@ -32,15 +31,12 @@ def found(model) -> list[Tensor]:
     made = [gp.attribute(model, TASK, method, steps=2, batch_size=2) for method in ("eap-ig", "eap-gp")]
     made += [gp.attribute(model, TASK, "eap", ablation=name) for name in ("zero", "mean-positional")]
     circuits = [gp.select(made[0], n=60), gp.select(made[2], n=60), *chosen(model, made[0])]
-    at_tokens = gp.attribute(model, SAME_LENGTH, "eap", positions="token")
-    made.append(at_tokens)
     results = [gp.evaluate(model, one, TASK) for one in circuits]
-    results.append(gp.evaluate(model, gp.select(at_tokens, n=60), SAME_LENGTH))
     return [scores.values for scores in made] + [result.circuit_values for result in results]
 
 
 def chosen(model, scores) -> list[Any]:
-    return [gp.select(scores, n=n, how=how, model=model, task=TASK) for how, n in (("exchanged", 4), ("balanced", 40))]
+    return [gp.select(scores, n=n, how=how, model=model, task=TASK) for how, n in (("refined", 4), ("refined", 40))]
 
 
 @pytest.mark.parametrize("name", some(["gpt2", "llama-grouped", "gemma2", "neox", "deepseek-v3", "gpt-oss"], ["neox"]))
@@ -110,6 +106,7 @@ class Across(torch.autograd.Function):
         return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", some(["gpt2", "llama-grouped", "gemma2", "neox", "deepseek-v3", "gpt-oss"], ["gemma2"])
 )

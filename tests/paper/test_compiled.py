@@ -165,6 +165,7 @@ def test_equal_scores_come_together():
     assert [len(circuit) for circuit in circuits_of_ranking(tied)] == [scores.graph.n_edges]
 
 
+@pytest.mark.slow
 def test_truth_writes_its_models_and_tables_and_a_second_run_computes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(truth, "program_names", lambda: ["previous"])
     monkeypatch.setattr(truth, "SELECTIONS", ("refined",))

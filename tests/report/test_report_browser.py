@@ -313,7 +313,7 @@ def test_facts_have_labels_and_dropped_pairs_are_sentences(visit: Visit, make: M
         "dropped": {"the prompts have different numbers of tokens": {"count": 2, "first": "'The bakers': 7 and 6"}},
         "notes": ["113 of 114 verbs count"],
     }
-    about = {**scores.about, "data": data, "of": "edges", "batch_size": 7, "d_model": 576, "cpu_seconds": 4.513}
+    about = {**scores.about, "data": data, "batch_size": 7, "d_model": 576, "cpu_seconds": 4.513}
     about |= {"key": {"kind": "scores", "tokens": "ce12"}, "plugins": {"mine.py": "b5e2"}, "own_fact": {"a_b": [1, 2]}}
     page = visit.open(replace(make.report(replace(scores, about=about)), about={"python": "3.11.7"}))
     labels, values = (page.locator(f"#made {part}").all_inner_texts() for part in ("dt", "dd"))
@@ -322,8 +322,7 @@ def test_facts_have_labels_and_dropped_pairs_are_sentences(visit: Visit, make: M
         "2 pairs dropped because the prompts have different numbers of tokens, such as 'The bakers': 7 and 6. "
         "113 of 114 verbs count."
     )
-    assert {name: told[name] for name in ("Scores of", "Batch size", "Model width", "CPU time", "Python")} == {
-        "Scores of": "edges",
+    assert {name: told[name] for name in ("Batch size", "Model width", "CPU time", "Python")} == {
         "Batch size": "7",
         "Model width": "576",
         "CPU time": "4.5 s",
@@ -364,12 +363,12 @@ def test_circuit_selected_elsewhere_is_shown_as_found(visit: Visit, make: Maker)
 def test_circuit_selected_elsewhere_has_the_points_of_its_own_way(visit: Visit, make: Maker) -> None:
     scores = make.scores(6, 5)
     circuit = select(scores, 100)
-    selection = {**circuit.about["selection"], "how": "balanced", "edges_asked": 120}
+    selection = {**circuit.about["selection"], "how": "learned", "edges_asked": 120}
     found = replace(circuit, about={**circuit.about, "selection": selection})
-    curve = [CurvePoint("balanced", 120, len(found), 0.93, 0.9, 0.97, 0.2)]
+    curve = [CurvePoint("learned", 120, len(found), 0.93, 0.9, 0.97, 0.2)]
     runs = [MethodRun(scores, [*make.curve(scores.graph.n_edges), *curve], circuit=found)]
     page = visit.open(Report("t", "m", "t", runs, Chosen(len(found), "saved")))
-    assert page.locator("#hows span").all_inner_texts() == ["Balanced", "Top", "Greedy", "Signed"]
+    assert page.locator("#hows span").all_inner_texts() == ["Learned", "Top", "Greedy", "Signed"]
     assert page.inner_text("#faithfulness") == "93%"
     assert "of 120 requested" in page.inner_text("#kept-note")
     ask(page, edges=len(found) - 5)
@@ -379,8 +378,10 @@ def test_circuit_selected_elsewhere_has_the_points_of_its_own_way(visit: Visit, 
 def nested_report(make: Maker, *, edges: int, opens: int) -> tuple[Report, list[str]]:
     """A report whose selection the page cannot compute, and the order of its edges."""
     scores = make.scores(6, 5)
-    largest = select(scores, 400, how="ratio=0.8", prune=False)
-    curve = [CurvePoint("ratio=0.8", n, n - 1, n / 400, n / 400 - 0.1, n / 400 + 0.1, 0.2) for n in (40, 100, 200, 400)]
+    largest = select(scores, 400, how="random+seed=7", prune=False)
+    curve = [
+        CurvePoint("random+seed=7", n, n - 1, n / 400, n / 400 - 0.1, n / 400 + 0.1, 0.2) for n in (40, 100, 200, 400)
+    ]
     run = MethodRun(scores, [*curve, CurvePoint("top", 100, 90, 0.1, 0.0, 0.2, 0.9)], circuit=largest, smallest=30)
     return Report("t", "m", "t", [run], Chosen(edges, "saved", opens=opens)), largest.edges
 
@@ -391,7 +392,7 @@ def test_nested_selection_has_a_circuit_for_every_size(visit: Visit, make: Maker
     scores = report.runs[0].scores
     for n in (100, 37, 311, 400):
         ask(page, edges=n)
-        circuit = select(scores, n, how="ratio=0.8")
+        circuit = select(scores, n, how="random+seed=7")
         assert edges_shown(page) == circuit.edges
         assert load_circuit(saved(page, "#save-json", tmp_path)).about == circuit.about
     ask(page, edges=12)  # below the smallest: nothing happens
@@ -414,7 +415,7 @@ def test_page_opens_on_a_small_circuit_and_offers_the_requested_one(visit: Visit
 def test_click_on_a_point_of_the_curve_goes_there(visit: Visit, make: Maker) -> None:
     report, _ = nested_report(make, edges=200, opens=100)
     page = visit.open(report)
-    assert page.locator(".key span").all_inner_texts() == ["ratio=0.8", "top"]
+    assert page.locator(".key span").all_inner_texts() == ["random+seed=7", "top"]
     page.locator("#curve .front circle >> nth=3").click()
     assert page.input_value("#count") == "400"
     assert page.inner_text("#faithfulness") == "100%"

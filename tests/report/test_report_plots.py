@@ -17,18 +17,8 @@ from making import Maker
 from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
 from gradpath.grid.faithfulness import draw_curves
-from gradpath.report.plots import (
-    circuit_card,
-    edges_read,
-    plot_circuit,
-    plot_result,
-    plot_scores,
-    result_card,
-    scores_card,
-    write_spans,
-)
+from gradpath.report.plots import circuit_card, plot_circuit, plot_result, plot_scores, result_card, scores_card
 from gradpath.report.style import INK, MUTED, canvas, panels, save_as
-from gradpath.scores import Scores, SpanScores
 from gradpath.selection import select
 
 
@@ -54,6 +44,7 @@ def test_result_plot_shows_every_example_and_the_share(result: Result) -> None:
     assert sum(len(dots.get_offsets()) for dots in ax.collections) == 9
 
 
+@pytest.mark.slow
 def test_a_backend_that_is_loaded_by_a_plot_stays_interactive(tmp_path: Path) -> None:
     """The backend of notebooks switches this on when it is loaded; without it, later figures are not shown."""
     (tmp_path / "own_backend.py").write_text(
@@ -138,28 +129,6 @@ def test_cards_escape_names(make: Maker) -> None:
 def test_card_of_an_empty_circuit_is_shown(make: Maker) -> None:
     circuit = select(make.scores(), 30)
     assert "Circuit of 0 edges" in circuit_card(replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0]))
-
-
-def test_the_figure_of_positions_is_the_same_every_time(make: Maker, tmp_path: Path) -> None:
-    scores = make.scores()
-    values = torch.stack([scores.values, -2 * scores.values])
-    spans = SpanScores(("subject", "end"), values, torch.ones(2, 2).bool())
-    circuit = select(Scores.of_spans(scores.graph, spans, scores.about), 60)
-    pngs, svgs = zip(*(write_spans(circuit, tmp_path / name) for name in ("a", "b")), strict=True)
-    assert [file.name for file in (pngs[0], svgs[0])] == ["positions.png", "positions.svg"]
-    assert pngs[0].read_bytes() == pngs[1].read_bytes()
-    assert svgs[0].read_text() == svgs[1].read_text()
-    assert ">queries</text>" in svgs[0].read_text()
-
-
-def test_edges_at_spans_are_counted_by_what_they_feed(make: Maker) -> None:
-    scores = make.scores()
-    everything = SpanScores(("one",), torch.ones_like(scores.values)[None], torch.ones(1, 1).bool())
-    circuit = select(Scores.of_spans(scores.graph, everything, {}), scores.graph.n_edges)
-    counts = edges_read(circuit)
-    assert counts.shape == (4, 1, 3)
-    assert int(counts.sum()) == scores.graph.n_edges - scores.graph.n_sources  # those into logits are left out
-    assert counts[:, 0, 0].tolist() == [4, 4, 4, 5]
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])

@@ -102,6 +102,7 @@ def test_drawing_keeps_text_as_text_and_is_the_same_every_time(circuit: Circuit,
     assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "n"), covering([(2, 2), (48, 25), SMOLLM2, (12, 12)], [100, 1000], quick=[(2, 2), SMOLLM2])
 )

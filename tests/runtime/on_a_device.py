@@ -93,7 +93,6 @@ GRID = ["--examples", 4, "--sparsities", 0.5, "--how", "top,refined"]
 MEASURING = ["--edges", 20, "--how", "refined"]
 # Every command that runs a model.
 COMMANDS = {
-    "find by position": ["find", *FEW, "--positions", "span", "--edges", 30],
     "find by ACDC": ["find", *FEW, "--how", "acdc+threshold=0.05"],
     "eval": ["eval", "CIRCUIT", "--examples", 4],
     "explain": ["explain", "CIRCUIT", "--examples", 4],
@@ -102,7 +101,7 @@ COMMANDS = {
     "reproduce": ["reproduce", "faithfulness", "--tasks", "ioi", *GRID],
     "check": ["check"],
     "convert": ["convert", "SCORES", "OUT/circuit.json", *MEASURING],
-    "convert to MIB": ["convert", "SCORES", "OUT/mib", "--to", "mib", "--how", "balanced"],
+    "convert to MIB": ["convert", "SCORES", "OUT/mib", "--to", "mib", "--how", "refined"],
 }
 STUDY = "tasks: ioi\nselections: top\nsizes: 0.5\nexamples: 4\nmodels: "
 

@@ -12,6 +12,7 @@ import pytest
 FILE = Path(__file__).with_name("on_a_device.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_everything_runs_on_a_device_that_is_not_the_cpu(server, which):
     already_imported = ("-W", "ignore::pytest.PytestAssertRewriteWarning")

@@ -1,101 +1,79 @@
-"""Progress in counted work: what is counted, and that a bar ends where it should."""
+"""Progress bars: where they appear, and what they count."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
 
 import pytest
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath.attribution.attribute import attribute, phase_of
-from gradpath.attribution.methods import METHODS, find_method
-from gradpath.evaluation import evaluate
 from gradpath.runtime import progress
-from gradpath.runtime.progress import ALMOST, Job, Phase
-from gradpath.sweep import units
+from gradpath.runtime.progress import bars, progress_bar, waiting
 
 TASK = prompts([6, 9, 6, 7], [[0], [4], [2, 3], [6]])
 
 
-@dataclass
-class Tape:
-    """A bar that remembers."""
+@pytest.fixture
+def terminal(capsys, monkeypatch):
+    """A function that reads what was written to a terminal, after a check that nothing was written to stdout."""
+    monkeypatch.setattr(progress, "_is_terminal", lambda: True)
 
-    said: list[str] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)
+    def read():
+        written = capsys.readouterr()
+        assert written.out == ""
+        return written.err
 
-    def describe(self, what):
-        self.said.append(what)
-
-    def advance(self, price):
-        self.steps.append(price)
-
-
-def test_a_phase_moves_while_it_is_counted_and_ends_at_its_total():
-    tape = Tape()
-    with Job(tape).phase(Phase("something", units=10, price=2.0)):
-        progress.count(3)
-        assert sum(tape.steps) == 6
-        progress.count(100)  # more than expected
-        assert sum(tape.steps) == pytest.approx(ALMOST * 20)
-    assert sum(tape.steps) == pytest.approx(20)
-    assert tape.said == ["something"]
-    progress.count(5)  # nobody listens any more
-    assert sum(tape.steps) == pytest.approx(20)
+    return read
 
 
-def test_a_phase_that_fails_leaves_nobody_listening():
-    tape = Tape()
-    with pytest.raises(ZeroDivisionError), Job(tape).phase(Phase("something", 10)):
-        raise ZeroDivisionError
-    progress.count(5)
-    assert tape.steps == []
-
-
-def counted(work):
-    """The units that some work counts."""
-    tape = Tape()
-    with Job(tape).phase(Phase("", 1e12)):
-        work()
-    return sum(tape.steps[:-1])
-
-
-def options_of(name):
-    return {"edges": 20} if name == "exact" else {}
-
-
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_methods_count_about_what_they_announce(name):
-    """Within a factor of two, what a bar needs to be believed, or four for paths that look around before they step.
-
-    One batch, so that padding plays no part.
-    """
-    model, task = tiny_model("gpt2"), prompts([7] * 4, [[2]] * 4)
-    options = find_method(name).options(options_of(name))
-    expected = phase_of(model, task, find_method(name), options).units
-    got = counted(lambda: attribute(model, task, name, **options_of(name)))
-    factor = 4 if name in ("eap-average", "eap-moves") else 2.5 if name == "exact" else 2
-    assert expected / factor <= got <= factor * expected
-
-
-def test_every_batch_is_counted_whatever_its_size():
+def test_a_terminal_has_a_bar_for_each_phase_counted_in_batches(terminal):
     model = tiny_model("gpt2")
-    circuit = gp.select(attribute(model, TASK), 30)
-    whole = counted(lambda: evaluate(model, circuit, TASK))
-    assert whole > 2 * model.arch.n_layers * len(TASK)
-    assert counted(lambda: evaluate(model, [circuit] * 5, TASK)) > whole
-    assert units(model, TASK, 2.0) > 0
-
-
-def test_a_bar_is_shown_where_it_is_asked_for(capsys):
-    model = tiny_model("gpt2")
-    scores = attribute(model, TASK, progress=True)
-    shown = capsys.readouterr().err
+    scores = gp.attribute(model, TASK, batch_size=1, progress=True)
+    shown = terminal()
     assert f"scoring {model.graph.n_edges} edges with eap-ig: 100%" in shown
-    evaluate(model, gp.select(scores, 30), TASK, progress=True)
-    assert "measuring the circuit: 100%" in capsys.readouterr().err
-    gp.explain(model, gp.select(scores, 30), TASK, progress=True)
-    assert "measuring what each node does: 100%" in capsys.readouterr().err
-    evaluate(model, gp.select(scores, 30), TASK)
+    assert "4/4" in shown
+    gp.explain(model, gp.select(scores, 30), TASK, batch_size=2, progress=True)
+    shown = terminal()
+    assert "measuring what each node does: 100%" in shown
+    assert "2/2" in shown
+
+
+def test_find_shows_its_phases(terminal):
+    gp.find(tiny_model("gpt2"), prompts([7] * 16, [[2]] * 16), progress=True)
+    shown = terminal()
+    for phase in ("scoring", "selecting edges by refined", "searching for the smallest circuit", "measuring"):
+        assert phase in shown
+
+
+def test_nothing_is_shown_unless_requested(terminal):
+    model = tiny_model("gpt2")
+    gp.evaluate(model, gp.select(gp.attribute(model, TASK), 30), TASK)
+    assert terminal() == ""
+    with bars():
+        gp.attribute(model, TASK, progress=False)  # what the caller has switched on stays on
+    assert "scoring" in terminal()
+    gp.attribute(model, TASK)
+    assert terminal() == ""
+
+
+def test_a_log_has_a_line_every_half_minute(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    with bars(), progress_bar("scoring edges", 200) as bar:
+        bar._time = lambda: now
+        bar.start_t = bar.last_print_t = now
+        for second in range(1, 101):
+            now = float(second)
+            bar.update()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "scoring edges: 30 of 200, about 02:50 left, 00:30 spent",
+        "scoring edges: 60 of 200, about 02:20 left, 01:00 spent",
+        "scoring edges: 90 of 200, about 01:50 left, 01:30 spent",
+    ]
+    assert progress.LOG_EVERY == 30
+
+
+def test_a_short_phase_writes_nothing_to_a_log(capsys):
+    with bars(), waiting("loading"), progress_bar("scoring edges", 3) as bar:
+        bar.update(3)
     assert capsys.readouterr().err == ""

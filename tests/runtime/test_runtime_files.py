@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -152,7 +151,7 @@ def test_an_interrupted_attempt_does_not_take_the_lock_of_another_run(tmp_path):
         inode = (tmp_path / ".gradpath-lock").stat().st_ino
         for place in interruptions(work):
             assert (tmp_path / ".gradpath-lock").stat().st_ino == inode, place
-        with pytest.raises(InputError, match=f"by another run .process {os.getpid()}."), lock_folder(tmp_path):
+        with pytest.raises(InputError, match="by another run"), lock_folder(tmp_path):
             pass
     assert not (tmp_path / ".gradpath-lock").exists()
 
@@ -188,26 +187,14 @@ def test_a_link_is_followed_and_stays_a_link(tmp_path):
         assert (tmp_path / "elsewhere" / name).read_text() == "new"
 
 
-def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+def test_a_device_or_a_pipe_is_refused_and_stays(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    received = []
-    reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_text()))
-    reader.start()
-    write_atomically(tmp_path / "pipe", "content")
-    reader.join(10)
-    assert received == ["content"]
+    (tmp_path / "null").symlink_to("/dev/null")
+    for name in ("pipe", "null"):
+        with pytest.raises(InputError, match=f"{name} could not be written: it is not a regular file"):
+            write_atomically(tmp_path / name, "content")
     assert (tmp_path / "pipe").is_fifo()
-    assert list(tmp_path.iterdir()) == [tmp_path / "pipe"]
-
-
-def test_a_device_is_written_to_and_its_error_is_a_sentence(tmp_path):
-    for name in ("null", "full"):
-        (tmp_path / name).symlink_to(f"/dev/{name}")
-    write_atomically(tmp_path / "null", "content")
-    with pytest.raises(InputError, match="full could not be written: No space left"):
-        write_atomically(tmp_path / "full", "content")
     assert Path("/dev/null").is_char_device()
-    assert Path("/dev/full").is_char_device()
 
 
 def test_a_file_name_may_be_as_long_as_the_system_allows(tmp_path):
@@ -241,13 +228,11 @@ def test_interrupted_writes_leave_the_files_of_one_run(tmp_path):
     assert new in seen
 
 
-@pytest.mark.parametrize("broken", ["a folder", "a full device", "an error"])
+@pytest.mark.parametrize("broken", ["a folder", "an error"])
 def test_files_that_belong_together_all_stay_if_one_cannot_be_written(tmp_path, broken):
     (tmp_path / "a").write_text("old")
     if broken == "a folder":
         (tmp_path / "b").mkdir()
-    elif broken == "a full device":
-        (tmp_path / "b").symlink_to("/dev/full")
     with pytest.raises(InputError, match="b could not be written"):
         write_two(tmp_path, stop=broken == "an error")
     assert (tmp_path / "a").read_text() == "old"
@@ -263,27 +248,6 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
         pytest.fail("there is no folder")
 
 
-@pytest.mark.parametrize("kind", ["a link", "a hard link", "a pipe", "another program's"])
-def test_a_lock_file_that_is_not_ours_is_left_alone(tmp_path, kind):
-    lock, other = tmp_path / "out" / ".gradpath-lock", tmp_path / "other"
-    lock.parent.mkdir()
-    other.write_text("123")
-    if kind == "a link":
-        lock.symlink_to(other)
-    elif kind == "a hard link":
-        lock.hardlink_to(other)
-    elif kind == "a pipe":
-        os.mkfifo(lock)
-    else:
-        lock.write_text("held by somebody")
-    before = lock.lstat()
-    with pytest.raises(InputError, match="not a lock file of gradpath"), lock_folder(lock.parent):
-        pytest.fail("it is locked")
-    assert lock.lstat().st_ino == before.st_ino
-    assert other.read_text() == "123"
-    assert kind != "another program's" or lock.read_text() == "held by somebody"
-
-
 def test_a_file_called_lock_is_left_alone(tmp_path):
     (tmp_path / "other").write_text("mine")
     (tmp_path / ".lock").symlink_to("other")
@@ -296,7 +260,7 @@ def test_a_file_called_lock_is_left_alone(tmp_path):
 def test_the_lock_file_that_a_killed_run_left_is_taken_over(tmp_path):
     (tmp_path / ".gradpath-lock").write_text("999999999")
     with lock_folder(tmp_path):
-        assert (tmp_path / ".gradpath-lock").read_text() == str(os.getpid())
+        assert (tmp_path / ".gradpath-lock").exists()
     assert not (tmp_path / ".gradpath-lock").exists()
 
 

@@ -17,13 +17,11 @@ from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate
 from gradpath.limits import Limits
 from gradpath.model.cache import cache_folder
-from gradpath.runtime.progress import Job, Phase
 from gradpath.selection import learned as learned_module
-from gradpath.selection import nested_order, probe, select_many, selecting_passes
+from gradpath.selection import nested_order, probe, select_many
 from gradpath.selection import refine as refined_module
 from gradpath.selection.learned import Sizes, gradient_by_values, shifted, sizes_of, weights_of
 from gradpath.selection.ranking import top
-from gradpath.sweep import units
 from gradpath.tasks.load import more_examples
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6, 7], [[0], [4], [2, 3], [6], [1, 8], [5], [3], [2]])
@@ -163,15 +161,12 @@ def test_the_last_step_is_measured_on_a_sample_that_nothing_was_learned_from(fou
 
 
 @pytest.mark.parametrize(("n_seen", "sizes", "clear"), [(8, [30, 60], 0.0), (6, [30, 60], 1e9), (8, [], 0.0)])
-def test_the_last_step_takes_a_few_examples_and_the_estimate_counts_its_passes(
-    found, monkeypatch, n_seen, sizes, clear
-):
+def test_the_last_step_takes_a_few_examples(found, monkeypatch, n_seen, sizes, clear):
     """A run with its backward pass for each size, on two examples; and another run where the mean is off."""
     model, scores = found
     monkeypatch.setattr(learned_module, "UNSEEN", 2)
     monkeypatch.setattr(learned_module, "CLEAR", clear)
     is_off = not clear
-    monkeypatch.setattr(learned_module, "LAST_RUNS", 1 + 0.5 * is_off)
     task, made, prepared_examples = TASK.take(list(range(n_seen))), [], set()
 
     def counted(measure):
@@ -189,14 +184,11 @@ def test_the_last_step_takes_a_few_examples_and_the_estimate_counts_its_passes(
     n_measured = len(sizes) or learned_module.LADDER
     forward, backward = sum(n for n, _ in made), sum(n for n, has_gradients in made if has_gradients)
     assert (forward, backward) == (2 + 2 * n_measured * (1 + is_off), 2 + 2 * n_measured)
-    runs = probe.RUN_PASSES * (forward + backward) / 2
-    expected = selecting_passes(how, n_seen, scores.graph.n_edges, len(sizes)) * n_seen
-    assert expected == pytest.approx(runs + probe.SET_UP_PASSES * n_seen)
     assert len(prepared_examples) <= n_seen
 
 
 @pytest.mark.parametrize("part", [12, 2])
-def test_the_estimate_of_refined_counts_its_rungs_and_learned_starts_with_them(found, monkeypatch, part):
+def test_learned_starts_with_the_rungs_of_refined(found, monkeypatch, part):
     model, scores = found
     monkeypatch.setattr(probe, "PART", part)
     monkeypatch.setattr(refined_module, "SMALL", 0.3)
@@ -207,46 +199,10 @@ def test_the_estimate_of_refined_counts_its_rungs_and_learned_starts_with_them(f
         return measure_on(self, pairs, plan, asked, batches)
 
     monkeypatch.setattr(probe.CircuitProbe, "measure_on", counted)
-    n, edges = len(TASK), scores.graph.n_edges
     nested_order(scores, how="refined", smallest=20, model=model, task=TASK)
-    runs = (selecting_passes("refined", n, edges) - probe.SET_UP_PASSES) * n / probe.RUN_PASSES
-    assert sum(made) <= runs * (1 + 1e-9) <= sum(made) + max(made) + 1e-6  # pruning can save a rung
     begun, how = len(made), "learned+steps=1+batch=2+start="
     nested_order(scores, how=how + "refined", smallest=20, model=model, task=TASK)
     assert made[begun : 2 * begun] == made[:begun]
-    with_start, alone = (selecting_passes(how + start, n, edges) for start in ("refined", "scores"))
-    assert with_start - alone == pytest.approx(selecting_passes("refined", n, edges))
-
-
-def test_the_bar_of_a_budget_of_seconds_moves_with_the_time(found, monkeypatch):
-    """A budget for two steps and a half: before each step, and at the end, the bar is as far as the time."""
-    model, scores = found
-    clock, shown, at_steps = iter(range(10_000)), list[float](), list[float]()
-    monkeypatch.setattr(learned_module.time, "monotonic", lambda: float(next(clock)))
-    step, brought_back = learned_module._Learner._next, learned_module._Learner._brought_back
-
-    class Bar:
-        def describe(self, what): ...
-
-        def advance(self, price):
-            shown.append(price)
-
-    def noted(work):
-        def run(self, given):
-            at_steps.append(sum(shown) / self._planned)
-            return work(self, given)
-
-        return run
-
-    monkeypatch.setattr(learned_module._Learner, "_next", noted(step))
-    monkeypatch.setattr(learned_module._Learner, "_brought_back", noted(brought_back))
-    with Job(Bar()).phase(Phase("selecting", 1e12)):
-        gp.select(scores, 30, how="learned+seconds=2.5+start=scores", model=model, task=TASK)
-    assert at_steps == pytest.approx([0.0, 0.4, 0.8, 1.0])
-    # What the estimate takes the steps for, at the default number of them.
-    per_pass = units(model, TASK, 1.0) - units(model, TASK, 0.0)
-    runs = probe.RUN_PASSES * learned_module.STEPS * learned_module.BATCH / len(TASK)
-    assert sum(shown[:3]) == pytest.approx(units(model, TASK, 0.0) + per_pass * runs, rel=0.01)
 
 
 def test_a_budget_of_seconds_ends_the_steps(found, monkeypatch):

@@ -14,12 +14,8 @@ from gradpath.attribution.attribute import attribute
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation import evaluate
 from gradpath.graph import pruned
-from gradpath.limits import Limits
-from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS, nested_order, probe, select, select_many
 from gradpath.selection import refine as refined_module
-from gradpath.selection.balance import balanced, stable
-from gradpath.selection.exchange import exchanged, swap
 from gradpath.selection.probe import CircuitProbe
 from gradpath.selection.ranking import top
 from gradpath.selection.refine import Paths, refined, to_remove
@@ -149,8 +145,8 @@ def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, mon
         assert set(order.circuit(n).edges) == set(select(scores, n, how="refined", model=model, task=TASK).edges)
     with pytest.raises(UsageError, match="made for circuits of 5 to"):
         order.circuit(4)
-    with pytest.raises(UsageError, match=r"the circuits of 'balanced' are not nested\. Use one of"):
-        nested_order(scores, how="balanced", model=model, task=TASK)
+    with pytest.raises(UsageError, match=r"the circuits of 'random-paths' are not nested\. Use one of"):
+        nested_order(scores, how="random-paths")
 
 
 def test_rungs_are_measured_on_one_part_of_the_examples_after_another(found, monkeypatch):
@@ -226,71 +222,7 @@ def test_measured_circuits_err_less_than_the_largest_scores_on_the_examples_they
     plain = evaluate(model, select_many(scores, counts), TASK)
     ways: dict = {"model": model, "task": TASK}
     by_refining = evaluate(model, select_many(scores, counts, how="refined", **ways), TASK)
-    by_balance = evaluate(model, select_many(scores, counts, how="balanced", **ways), TASK)
     assert sum(x.error for x in by_refining) < 0.8 * sum(x.error for x in plain)
-    for balance, without in zip(by_balance, plain, strict=True):
-        assert abs(1 - balance.faithfulness) <= abs(1 - without.faithfulness)
-
-
-def test_edges_change_places_where_that_brings_the_examples_nearer():
-    off = torch.tensor([2.0, -2.0])
-    effects = torch.tensor([[2.0, 0.5, -1.0, 0.0], [0.0, 0.0, 1.0, 2.0]])
-    inside = torch.tensor([True, True, False, False])
-    # Edge 0 has too much of what the first example has too much of, edge 3 what the second lacks.
-    assert swap(off, effects, inside, 2, caution=0.0).tolist() == [False, True, False, True]
-    # Where there is room, an edge comes and none goes; and then nothing is left to mend.
-    assert swap(off / 2, effects, inside, 3, caution=0.0).tolist() == [True, True, True, False]
-    assert swap(torch.zeros(2), effects, inside, 2).tolist() == inside.tolist()
-    assert swap(off, effects, inside, 2, caution=5.0).tolist() == inside.tolist()
-
-
-@pytest.mark.parametrize("family", some(["gpt2", "llama-grouped", "gemma3"], ["gemma3"]))
-def test_an_exchange_never_errs_more_than_before_on_the_examples_it_saw(family, monkeypatch):
-    monkeypatch.setattr(probe, "START", 0.6)
-    model = tiny_model(family)
-    scores = attribute(model, TASK, "eap-ig")
-    counts = [scores.graph.n_edges // share for share in (20, 10, 5)]
-    ways: dict = {"model": model, "task": TASK}
-    before = evaluate(model, select_many(scores, counts, how="refined", **ways), TASK)
-    circuits = select_many(scores, counts, how="exchanged", **ways)
-    after = evaluate(model, circuits, TASK)
-    assert all(new.error <= old.error + 1e-6 for new, old in zip(after, before, strict=True))
-    assert sum(x.error for x in after) < sum(x.error for x in before)
-    for n, circuit in zip(counts, circuits, strict=True):
-        assert circuit.asked == n
-        assert len(circuit) <= n
-
-
-def test_an_exchange_of_one_size_does_not_depend_on_the_others(found):
-    model, scores = found
-    counts = [12, 25, scores.graph.n_edges // 3]
-    together = exchanged(model, TASK, scores, counts)
-    for n, order in zip(counts, together, strict=True):
-        assert len(order) == len(set(order.tolist())) <= n
-        assert scores.graph.mask.flatten()[order].all()
-        (alone,) = exchanged(model, TASK, scores, [n], Limits(batch_size=3))
-        assert set(alone.tolist()) == set(order.tolist())
-    assert set(together[2].tolist()) == set(top(scores, counts[2]).tolist())
-
-
-def test_balanced_takes_the_largest_of_both_signs(found):
-    model, scores = found
-    (order,) = balanced(model, TASK, scores, [40])
-    values = scores.values.flatten()
-    assert len(set(order.tolist())) == 40
-    assert (values[order].abs().diff() <= 0).all()
-    for sign in (1, -1):
-        own = order[values[order] * sign > 0]
-        allowed = scores.graph.mask.flatten() & (values * sign > 0)
-        largest = (values.abs() * allowed).sort(descending=True, stable=True).indices[: len(own)]
-        assert set(own.tolist()) == set(largest.tolist())
-
-
-def test_balanced_stays_within_what_there_is(found):
-    model, scores = found
-    helpful = Scores(scores.graph, scores.values.abs())
-    (order,) = balanced(model, TASK, helpful, [30])
-    assert torch.equal(order.sort().values, top(helpful, 30).sort().values)
 
 
 @pytest.mark.parametrize(
@@ -306,29 +238,6 @@ def test_select_remembers_how_and_needs_what_it_measures_with(found, how):
         select(scores, 50, how=how)
     with pytest.raises(InputError, match="another model"):
         select(attribute(tiny_model("llama-grouped"), TASK, "eap"), 5, how=how, model=model, task=TASK)
-
-
-def test_stable_edges_have_one_sign_in_nearly_every_sample_of_the_examples(found):
-    """Against a plain bootstrap: attribute each example alone, draw again and again, count signs."""
-    model, scores = found
-    alone = torch.stack([attribute(model, TASK[i : i + 1], "eap-ig").values for i in range(len(TASK))])
-    draws = torch.randint(len(TASK), (200, len(TASK)), generator=torch.Generator().manual_seed(0))
-    means = torch.stack([alone[draw].mean(0) for draw in draws])
-    sure = ((means.sign() == scores.values.sign()).float().mean(0) >= 0.95).flatten()
-    n = 60
-    wide = top(scores, 4 * n)
-    expected = [*wide[sure[wide]].tolist(), *wide[~sure[wide]].tolist()][:n]
-    (order,) = stable(model, TASK, scores, [n], Limits(batch_size=3))
-    assert order.tolist() == expected
-    assert set(expected) != set(top(scores, n).tolist())  # there was something to choose
-    # Neither the batch size nor what else was requested changes anything.
-    assert stable(model, TASK, scores, [5, n, 100], Limits(batch_size=8))[1].tolist() == expected
-
-
-def test_stable_needs_scores_that_can_be_made_again(found):
-    model, scores = found
-    with pytest.raises(UsageError, match="attributes each example again"):
-        stable(model, TASK, Scores(scores.graph, scores.values, {"method": "their-own"}), [5])
 
 
 def test_an_unknown_way_is_refused_with_those_there_are(found):

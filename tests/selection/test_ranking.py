@@ -9,7 +9,7 @@ from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph, pruned
 from gradpath.scores import Scores
 from gradpath.selection import select, select_many
-from gradpath.selection.ranking import edge_count, find_selection, greedy, signed, top
+from gradpath.selection.ranking import edge_count, greedy, signed, top
 
 GRAPH = Graph(3, 2)
 
@@ -35,34 +35,6 @@ def by_hand_greedy(scores: Scores, n: int) -> list[int]:
         taken.append(best)
         inside.add(best // graph.n_targets)
     return taken
-
-
-@pytest.mark.parametrize(("how", "share"), [("ratio", 0.6), ("ratio=0.25", 0.25), ("ratio=1", 1.0), ("ratio=0", 0.0)])
-def test_ratio_keeps_its_share_of_positive_edges_at_every_size(how, share):
-    scores = random_scores(seed=1)
-    flat = scores.values.flatten()
-    for circuit in select_many(scores, [3, 10, 20], how=how, prune=False):
-        positive = int((circuit.scores > 0).sum())
-        assert abs(positive - share * len(circuit)) < 1
-        for sign in (1, -1):  # of each sign the largest
-            own = circuit.scores[circuit.scores.sign() == sign].abs()
-            others = (flat * sign)[flat.sign() == sign].sort(descending=True).values[: len(own)]
-            assert torch.equal(own.sort(descending=True).values, others)
-    assert len(select(scores, GRAPH.n_edges, how=how, prune=False)) == GRAPH.n_edges
-
-
-@pytest.mark.parametrize("how", ["ratio=2", "ratio=much", "ratio=", "top=0.5", "ratio=nan"])
-def test_a_share_that_is_none_is_refused(how):
-    scores = Scores(GRAPH, torch.zeros(GRAPH.n_sources, GRAPH.n_targets))
-    with pytest.raises(UsageError, match="share of positive edges"):
-        select(scores, 3, how=how)
-
-
-def test_ratio_is_checked_like_the_others():
-    with pytest.raises(UsageError, match="cannot select edges at positions"):
-        find_selection("ratio=0.7", spans=True)
-    with pytest.raises(UsageError, match="steps"):
-        find_selection("ratio=0.7+steps=3")
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -105,3 +105,20 @@ def splitting() -> Callable[[str], Model]:
 def words(splitting: Callable[[str], Model]) -> Model:
     """A model whose tokens are whole words with the space before them."""
     return splitting(r" ?[\w']+|[^\w']")
+
+
+@pytest.fixture
+def closed() -> Model:
+    """A model whose tokenizer has few words, and "?" for all others."""
+    from tokenizers import Regex
+    from tokenizers import Tokenizer as Rust
+    from tokenizers.decoders import Fuse
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["?", "the", '"', "Then", "Alice", " gave", " it", " to", " Ann", " Bob", " Mary", " John"]
+    rust = Rust(WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="?"))
+    rust.pre_tokenizer = Split(Regex(r" ?\w+|[^\w]"), behavior="isolated")
+    rust.decoder = Fuse()
+    return Model(Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rust, unk_token="?")))

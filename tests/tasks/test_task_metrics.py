@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -94,3 +95,58 @@ def test_an_answer_outside_the_vocabulary_is_refused_by_its_number(own_gpt2):
     labels[1, 0] = len(own_gpt2.unembedding)
     with pytest.raises(InputError, match=f"token {len(own_gpt2.unembedding)} was given"):
         metric_of(own_gpt2, logit_difference, torch.zeros(1, len(MIXED), own_gpt2.arch.d_model), labels)
+
+
+def right_logit(logits, labels):
+    return logits.gather(1, labels[:, :1]).squeeze(1)
+
+
+def mean_of_the_batch(logits, labels):
+    values = right_logit(logits, labels)
+    return values.mean().expand(len(values))
+
+
+def share_of_the_largest(logits, labels):
+    values = right_logit(logits, labels)
+    return values / values.max()
+
+
+def counts_up(logits, labels):
+    values = right_logit(logits, labels)
+    labels += 1
+    return values
+
+
+def test_a_metric_that_mixes_the_examples_of_a_batch_is_refused_by_name(own_gpt2):
+    circuit = select(attribute(own_gpt2, MIXED, "eap"), n=20, how="top")
+    for metric in (mean_of_the_batch, share_of_the_largest):
+        task = replace(MIXED, metric=metric)
+        for work in (lambda t=task: attribute(own_gpt2, t, "eap-ig"), lambda t=task: evaluate(own_gpt2, circuit, t)):
+            with pytest.raises(InputError, match=f"its own number: {metric.__name__} gives one example .* in a batch"):
+                work()
+
+
+def test_a_metric_of_each_example_passes_in_every_precision(own_gpt2):
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        scores = attribute(own_gpt2.to(dtype=dtype), replace(MIXED, metric=right_logit), "eap-ig")
+        assert scores.values.abs().max() > 0
+
+
+@pytest.mark.parametrize("labels", [MIXED.labels, list(MIXED.labels)])
+def test_a_metric_that_edits_its_labels_is_blamed_by_name(own_gpt2, labels):
+    def edits(logits, labels):
+        for row in labels:
+            row += 1
+        return logits[:, 3]
+
+    labels = [row.clone() for row in labels] if isinstance(labels, list) else labels.clone()
+    with pytest.raises(InputError, match="must not change its labels, which later batches use again: edits does"):
+        metric_of(own_gpt2, edits, torch.randn(1, len(MIXED), own_gpt2.arch.d_model), labels)
+    with pytest.raises(InputError, match="counts_up does"):
+        attribute(own_gpt2, replace(MIXED, metric=counts_up, labels=MIXED.labels.clone()), "eap")
+
+
+def test_labels_may_be_no_numbers(own_gpt2):
+    labels = torch.full((len(MIXED), 2), torch.nan)
+    final = torch.randn(1, len(MIXED), own_gpt2.arch.d_model)
+    assert metric_of(own_gpt2, lambda logits, labels: logits[:, 3], final, labels).isfinite().all()

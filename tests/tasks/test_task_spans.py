@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gradpath.errors import InputError
+from gradpath.explanation.parts import parts_of
 from gradpath.tasks import load_task
-from gradpath.tasks.spans import spans_of
 from gradpath.tasks.task import encode
 
 ROW = {"clean": "The chef likes it", "corrupted": "The boy likes it", "answers": " is", "wrong_answers": " are"}
@@ -16,8 +16,8 @@ OTHER = {**ROW, "clean": "The man sees it", "corrupted": "The boy sees it"}
 def test_spans_are_the_tokens_that_their_characters_belong_to(model):
     rows = [{**ROW, "spans": '{"subject": "chef", "verb": [9, 14]}'}, {**OTHER, "spans": {"subject": "man"}}]
     task = load_task(data=rows, model=model, n=None, split="all")
-    labels = spans_of(task, encode(task, model.tokenizer), model.tokenizer, "span")
-    assert set(labels.names) == {"subject", "verb", "rest"}
+    labels = parts_of(task, encode(task, model.tokenizer), model.tokenizer)
+    assert {"subject", "verb", "end"} <= set(labels.names) <= {"first token", "subject", "verb", "rest", "end"}
     for text, row in zip(task.clean, labels.at.tolist(), strict=True):
         ids = model.tokenizer.encode([text])[0]
         named = dict.fromkeys(labels.names, "")
@@ -25,7 +25,7 @@ def test_spans_are_the_tokens_that_their_characters_belong_to(model):
             named[labels.names[at]] += model.tokenizer.decode([token])
         assert "chef" in named["subject"] or "man" in named["subject"]
         assert ("likes" in named["verb"]) == ("chef" in text)
-        assert "it" in named["rest"]
+        assert "it" in named["rest"] + named["end"]
         assert row[len(ids) :] == [-1] * (len(row) - len(ids))
 
 

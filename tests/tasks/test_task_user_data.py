@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import types
+import unicodedata
 
 import pytest
 
 from gradpath.errors import InputError
+from gradpath.model.tokenizer import Tokenizer
 from gradpath.tasks import load_task, logit_difference, probability_difference
 from gradpath.tasks.load import check_task
 
@@ -175,6 +177,32 @@ def test_a_word_without_a_space_is_its_own_token(model):
     assert [model.tokenizer.decode(ids) for ids in (with_space, without)] == [" the", "the"]
 
 
+def test_an_answer_outside_the_vocabulary_is_not_the_unknown_token(tmp_path, closed):
+    row = "Then{} gave it to,Then{} gave it to,{},{}\n"
+    content = HEADER + row.format(" Ann", " Bob", " Mary", " Zed") + row.format(" Bob", " Ann", " Mary", "?")
+    task = load(tmp_path, content, closed, split="all")
+    assert answers(task, closed) == [[[" Mary"], ["?"]]]  # "?" itself is in the vocabulary
+    [drop] = task.about["dropped"].values()
+    assert drop["rows"] == ["row 1 (line 2 of pairs.csv): an answer is not a single token (' Zed' is no token)"]
+    assert not any("vocabulary" in note for note in task.about["notes"])
+
+
+def test_prompts_with_unknown_text_are_warned_about_once(tmp_path, closed):
+    row = "Then{} gave it to{},Then{} gave it to{}, Mary, John\n"
+    content = HEADER + row.format(" Ann", "", " Bob", "") + row.format(" Zed", "?", " Ann", "?")
+    content += row.format(" Bob", "", " Zoe", "") + row.format(" Ann", "?", " Bob", "?")
+    with pytest.warns(UserWarning, match="2 of 4 pairs have text in their prompts that is not in the model's") as said:
+        load(tmp_path, content, closed, split="all")
+    assert len(said) == 1
+    assert "(first: row " in str(said[0].message)
+
+
+def test_a_tokenizer_that_knows_every_text_has_no_unknown_token(model):
+    texts = [" Zed", " \u1f40e", " <|endoftext|>", " \u4e2d"]
+    assert all(model.tokenizer.continuations(texts))
+    assert not model.tokenizer.has_unknown("\u1f40e", model.tokenizer.encode(["\u1f40e"])[0])
+
+
 def many(count):
     for i in range(count):
         yield {"clean": f"a{i} x", "corrupted": f"b{i} x", "answers": " y", "wrong_answers": " z"}
@@ -295,6 +323,14 @@ def test_bad_files_are_refused_with_the_row(tmp_path, words, content, message):
             '{"clean": "a", "corrupted": "b", "answers": " x", "wrong_answers": "c"}\n{"clean": "a"}',
             r"row 2 \(line 2 of pairs.jsonl\) has no",
         ),
+        (
+            '{"clean": "a", "corrupted": "b", "answers": " x", "Answer": " y", "wrong_answers": "c"}',
+            r"row 1 \(line 1 of pairs.jsonl\) names 'answers' twice",
+        ),
+        (
+            '{"clean": "a", "corrupted": "b", "answers": " x", "answers": " y", "wrong_answers": "c"}',
+            r"row 1 \(line 1 of pairs.jsonl\) names 'answers' twice",
+        ),
         ('{"clean": "' + "a" * 1_100_000, "longer than 1000000 characters"),
     ],
 )
@@ -323,6 +359,39 @@ def test_equal_clean_prompts_are_in_one_half(tmp_path, words):
     halves = [load(tmp_path, HEADER + "".join(lines), words, split=split) for split in ("train", "test")]
     assert [len(half) for half in halves] == [12, 12]
     assert not set(halves[0].clean) & set(halves[1].clean)
+
+
+def test_texts_that_are_the_same_tokens_are_one_prompt(words):
+    """NFC and NFD, under a tokenizer that normalises text: twins were attributed and called held out."""
+    normalising = types.SimpleNamespace(tokenizer=Tokenizer(_Normalising(words.tokenizer.hf)))
+    rows = [
+        {"clean": f"\u00e9{i} {x}", "corrupted": f"b{i} {x}", "answers": " y", "wrong_answers": " z"}
+        for i in range(8)
+        for x in ("p", "q")
+    ]
+    twins = [row | {"clean": unicodedata.normalize("NFD", row["clean"])} for row in rows]
+    halves = [load_task(None, normalising, data=rows + twins, split=split) for split in ("train", "test")]
+    texts = [{unicodedata.normalize("NFC", prompt) for prompt in half.clean} for half in halves]
+    assert not texts[0] & texts[1]
+    assert [len(half) for half in halves] == [8, 8]
+    dropped = [half.about["dropped"]["an earlier pair has the same prompts"]["count"] for half in halves]
+    assert dropped == [8, 8]
+
+
+class _Normalising:
+    """A tokenizer that reads text in one Unicode form, as many do."""
+
+    def __init__(self, hf):
+        self._hf = hf
+
+    def __len__(self):
+        return len(self._hf)
+
+    def __call__(self, texts, **options):
+        return self._hf([unicodedata.normalize("NFC", text) for text in texts], **options)
+
+    def decode(self, ids, **options):
+        return self._hf.decode(ids, **options)
 
 
 def test_a_file_that_grows_keeps_its_halves(tmp_path, words):

@@ -38,7 +38,6 @@ from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import Options, method
 from gradpath.limits import CHUNK
 from gradpath.model.transformer import Transformer, at_least_float32
-from gradpath.runtime import progress
 
 
 def _passes(model: Transformer, options: Options) -> float:
@@ -144,9 +143,7 @@ def _changed_patterns(runs: BatchRuns) -> Iterator[_Changed]:
             if n_below > 0:
                 for targets, change in _without(runs, index, difference[:n_below]):
                     yield _Changed(index, slice(first, first + n_below), targets, change)
-                passes = n_below * _qkv_share(model, index)
-                runs.passes.forward += passes
-                progress.count(passes * graph.n_layers * x[..., 0].numel())
+                runs.passes.forward += n_below * _qkv_share(model, index)
 
 
 def _without(runs: BatchRuns, index: int, difference: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -17,14 +17,8 @@ so the d_h are summed over the points before they are expanded, and the number o
 column of y each. Expansion and contraction are matrix products, made one layer and a few thousand rows
 at a time, in float32 (in float64 for a model that is).
 
-Node scores say what the metric loses, to first order, when everything that a node writes is corrupted:
-
-    score(u) = mean over examples of  sum over positions of
-               (x_u - x'_u) . mean over path points p of  dL/d (what u writes to the residual stream) (p)
-
-All targets that read u read the same stream, so this is the sum of the scores of u's out-edges. It needs the
-gradients at the residual stream alone (``NodeReads``): no targets, and no contraction of all sources with all targets.
-Node scores are kept as ``Scores`` of edges, so that all that is done with those can be done with them (``over_edges``).
+All targets that read a node u read the same residual stream, so the sum of the scores of u's out-edges is the
+first-order effect of everything that u writes. ``NodeReads`` has the gradients at the stream alone, for ``explain``.
 """
 
 from __future__ import annotations
@@ -33,11 +27,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.attribution.batch import Writes
-from gradpath.graph import Graph
 from gradpath.limits import CHUNK
 from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.transformer import LayerRun, Rows, Run, Transformer, at_least_float32, same_device, to_device_of
@@ -160,22 +152,18 @@ class NodeReads:
         self.n_points += len(metric)
 
 
-def contract(
-    model: Transformer, writes: Writes, reads: Reads | NodeReads, groups: Sequence[Tensor] | None = None
-) -> Tensor:
+def contract(model: Transformer, writes: Writes, reads: Reads, groups: Sequence[Tensor] | None = None) -> Tensor:
     """Writes times reads, summed over rows, for every source and target.
 
     Args:
         model: The model.
         writes: The differences of what the nodes write.
-        reads: The gradients at the targets; or at the nodes' outputs, whose products are in the column of ``logits``.
+        reads: The gradients at the targets.
         groups: Indices of rows to sum separately; by default one sum over all rows.
 
     Returns:
         The products, (source, target), or (group, source, target) with ``groups``.
     """
-    if isinstance(reads, NodeReads):
-        return _contract_nodes(model, writes, reads)
     assert reads.logits is not None, "a path has to be run before it is contracted"
     if groups is not None:
         return torch.stack([_contract_rows(model, writes, reads, rows) for rows in groups])
@@ -263,31 +251,3 @@ def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: Rows, 
     if reads.y:
         correction, y = torch.cat(reads.correction, -1)[rows], torch.cat(reads.y, 1)[rows]
         out.transpose(0, 1).baddbmm_(correction, y, alpha=-1)
-
-
-def _contract_nodes(model: Transformer, writes: Writes, reads: NodeReads) -> Tensor:
-    assert reads.input is not None, "a path has to be walked before it is contracted"
-    a, graph = model.arch, model.graph
-    scores = writes.input.new_zeros(graph.n_sources, graph.n_targets)
-    column = scores[:, graph.logits]
-    column[0] = (writes.input * reads.input).sum()
-    for index, layer in enumerate(model.layers):
-        grad_out = (reads.heads[index] @ at_least_float32(layer.w_write)).view(-1, a.n_heads, a.d_head)  # (row, ...)
-        column[graph.source_heads(index)] = torch.einsum("hrd,rhd->h", writes.heads[index], grad_out)
-        column[graph.source_mlp(index)] = (writes.mlps[index] * reads.mlps[index]).sum()
-    return scores
-
-
-def over_edges(graph: Graph, nodes: Float[Tensor, " source"]) -> Float[Tensor, "source target"]:
-    """Node scores as edge scores: for each edge the smaller, in size, of its two nodes' scores.
-
-    An edge is in a circuit when both of its nodes are, so it has the score of the one that comes in later. ``logits``
-    is always in: an edge into it has its source's score, and that column is all node scores. ``input`` is always in,
-    too: an edge out of it has its target's.
-    """
-    always = torch.full_like(nodes[:1], torch.inf)
-    targets = torch.cat([nodes, always])[graph.node_of_target]  # the last is ``logits``
-    sources = torch.cat([always, nodes[1:]])[:, None].expand(-1, graph.n_targets)
-    values = torch.where(sources.abs() <= targets.abs(), sources, targets)
-    values[0, graph.logits] = nodes[0]
-    return torch.where(graph.mask, values, 0)

@@ -25,7 +25,7 @@ from gradpath.graph import QKV, Graph
 from gradpath.limits import CHUNK, Limits, check_affordable
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
-from gradpath.sweep import Progress, sweep
+from gradpath.sweep import sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 Edge = tuple[int, int]  # (source, target)
@@ -71,14 +71,7 @@ def passes(model: Transformer, edges: Sequence[Edge]) -> float:
     return 2.0 + sum(1 - model.graph.layer_of_target(target) / n_layers for _, target in edges)
 
 
-def exact_scores(
-    model: Transformer,
-    task: Task,
-    edges: Iterable[str | Edge],
-    *,
-    limits: Limits = Limits(),
-    progress: Progress | None = None,
-) -> Tensor:
+def exact_scores(model: Transformer, task: Task, edges: Iterable[str | Edge], *, limits: Limits = Limits()) -> Tensor:
     """What the metric loses when one edge alone is corrupted, for each of some edges.
 
     Args:
@@ -86,7 +79,6 @@ def exact_scores(
         task: The examples.
         edges: The edges: a circuit, names such as ``a0.h1->m3``, or (source, target) positions.
         limits: The batch size and a memory budget.
-        progress: Called with the number of examples of each finished batch.
 
     Returns:
         The exact scores in the order of the edges, (edge,).
@@ -108,7 +100,7 @@ def exact_scores(
         task=task,
         doing="exact patching",
         same=lambda: (model.identity, places),
-        progress=progress,
+        bar=f"patching {len(places):,} edges one by one",
     ):
         total += part
     return distributed.all_sum(total) / len(pairs)

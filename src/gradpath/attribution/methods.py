@@ -9,8 +9,7 @@ and differs from the others only in its points, in the space of token embeddings
 generator. It is given the two ends and yields points; each is scored. For a point it gets back a ``PointView``:
 the model's output there, and gradients of any function of it, at no further forward pass. A point wrapped in
 ``Unscored`` is run and not scored. Points that do not depend on each other are yielded as one stack, (point,
-batch, pos, d_model); nothing comes back for a stack. A path with ``increments`` is integrated along instead: its
-points come one by one, in order, from the clean prompt on.
+batch, pos, d_model); nothing comes back for a stack.
 
 Costs, in passes over the positions from the first differing token on, for k steps. Two forward passes (clean,
 corrupted) are always needed and are included::
@@ -20,11 +19,6 @@ corrupted) are always needed and are included::
     eap-ig           k + 1 forward    k backward        (k + 2 forward with end=middle)
     eap-gp           k + 1 forward    2 k - 1 backward  (with stride=unit k + 2 and 2 k, of which k + 1 and k are over
                                                          the whole prompt)
-    eap-moves        3 k + 1 forward  k backward
-    eap-monotone     k + 1 forward    2 k - 1 backward
-    eap-boxed        k + 2 forward    2 k backward
-    eap-average      5 k + 2 forward  4 k - 1 backward
-    eap-integral     k + 1 forward    k + 1 backward
     relp             2 forward        1 backward
     gim              2 forward        1 backward
 
@@ -47,7 +41,7 @@ Your own path:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
@@ -61,6 +55,7 @@ from gradpath.scores import Provenance
 from gradpath.tasks.metrics import Metric, kl_divergence
 from gradpath.tasks.task import Pairs
 
+MAX_STEPS = 10_000  # more points of a path are a slip of the hand
 Options = dict[str, Any]
 
 
@@ -70,17 +65,11 @@ class Method(NamedFunction):
 
     kind = "method"
     whole: Callable[[Options], bool] = lambda _: False  # whether it moves all positions
-    of: Literal["edges", "nodes"] = "edges"  # what it scores
     at_clean: Callable[[Options], bool] = lambda _: False  # whether it takes gradients at the clean prompt alone
     check: Callable[[Transformer, Pairs, Options], None] = lambda *_: None  # refuses, or warns, before the first run
     points: Callable[[Options], int] = lambda options: options.get("steps", 1)  # to estimate memory
     # Forward passes over the suffix, for the progress bar.
     passes: Callable[[Transformer, Options], float] = lambda _, options: 2.0 + options.get("steps", 1)
-
-    @property
-    def about(self) -> str:
-        """One line on what the method does."""
-        return super().about if self.of == "edges" else f"Scores nodes, not edges. {super().about}"
 
     def check_metric(self, metric: Metric, options: Options) -> None:
         """Refuse a metric that has no gradient where the method takes it: its scores would be rounding errors."""
@@ -91,8 +80,8 @@ class Method(NamedFunction):
             )
 
     def checked(self, name: str, value: Any) -> Any:
-        if name == "steps" and super().checked(name, value) < 1:
-            raise UsageError(f"steps must be a whole number of at least 1: got {value!r}.")
+        if name == "steps" and not 1 <= super().checked(name, value) <= MAX_STEPS:
+            raise UsageError(f"steps must be a whole number from 1 to {MAX_STEPS:,}: got {value!r}.")
         return super().checked(name, value)
 
 
@@ -151,7 +140,6 @@ class Path(Method):
     """A method that is a path: its function is a generator of points."""
 
     rules: Callable[[Options], Rules] = lambda _: CALCULUS  # of the backward pass
-    increments: bool = False  # whether it is integrated along
 
 
 def path(
@@ -159,11 +147,9 @@ def path(
     *,
     whole: bool | Callable[[Options], bool] = False,
     rules: Callable[[Options], Rules] = lambda _: CALCULUS,
-    increments: bool = False,
     at_clean: Callable[[Options], bool] = Method.at_clean,
     check: Callable[[Transformer, Pairs, Options], None] = Method.check,
     passes: Callable[[Options], float] = lambda options: 2 + options.get("steps", 1),
-    nodes: str | None = None,
 ) -> Callable[[Builder], Builder]:
     """Register a generator of points as a method.
 
@@ -174,13 +160,11 @@ def path(
         whole: Whether the path gets the embeddings of all positions, not only of those from the first differing token
             on; may be a function of the options.
         rules: Rules of the backward pass that replace ordinary derivatives, as a function of the options.
-        increments: Whether to multiply gradients by the change of the nodes' outputs from point to point.
         at_clean: Whether the clean prompt is the only point, as a function of the options. The metric kl, which has no
             gradient there, is then refused.
         check: A function that is called before anything is run. It may warn or raise an error.
         passes: The number of forward passes, clean and corrupted included, for the progress bar; a function of the
             options. By default ``steps`` and these two.
-        nodes: The name of a second method that scores nodes along the same path.
 
     Returns:
         A decorator.
@@ -196,11 +180,8 @@ def path(
             check=check,
             passes=lambda _, options: float(passes(options)),
             rules=rules,
-            increments=increments,
         )
         METHODS.add(name, entry, owner_of(build))
-        if nodes is not None:
-            METHODS.add(nodes, replace(entry, name=nodes, of="nodes"), owner_of(build))
         return build
 
     return register

@@ -1,7 +1,4 @@
-"""The built-in paths: the straight line between the prompts, GradPath, one point with rules of its own.
-
-The last ones were tried and did not win: docs/results has what they measured.
-"""
+"""The built-in paths: the straight line between the prompts, GradPath, one point with rules of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from gradpath.tasks.task import Pairs
 OUT_OF_SCALE = 1.5
 
 
-@path("eap", nodes="nap", at_clean=lambda _: True, passes=lambda _: 2)
+@path("eap", at_clean=lambda _: True, passes=lambda _: 2)
 def eap(pair: Pair) -> Points:
     """Edge attribution patching: the gradient at the clean prompt."""
     yield pair.clean
@@ -37,7 +34,6 @@ def clean_corrupted(pair: Pair) -> Points:
 
 @path(
     "eap-ig",
-    nodes="nap-ig",
     at_clean=lambda options: options["steps"] == 1 and options["end"] == "clean",
     passes=lambda options: options["steps"] + 1 + (options["end"] == "middle"),
 )
@@ -55,7 +51,7 @@ def eap_ig(pair: Pair, *, steps: int = 5, end: Literal["clean", "corrupted", "mi
     yield from stacks(pair, inner)
 
 
-def stacks(pair: Pair, fractions: Sequence[float | Tensor]) -> Points:
+def stacks(pair: Pair, fractions: Sequence[float]) -> Points:
     """Points of the line in stacks: they do not depend on each other, and a long line never exists as a whole."""
     for at in range(0, len(fractions), RUN_AT_ONCE):
         chunk = fractions[at : at + RUN_AT_ONCE]
@@ -88,7 +84,7 @@ def _gradpath_passes(options: Options) -> float:
     return float(options["steps"] - options["start"] + 2 - ends)
 
 
-@path("eap-gp", nodes="nap-gp", whole=_moves_all, check=warn_of_scale, passes=_gradpath_passes)
+@path("eap-gp", whole=_moves_all, check=warn_of_scale, passes=_gradpath_passes)
 def eap_gp(
     pair: Pair,
     *,
@@ -206,110 +202,3 @@ def gim(pair: Pair, *, temperature: float = 2.0, norm: bool = True, products: bo
     off. Without any, and at temperature 1, it is EAP.
     """
     yield pair.clean
-
-
-# Paths that were tried and did not win.
-
-
-@path("eap-moves", passes=lambda options: 3 * options["steps"] + 1)
-def eap_moves(pair: Pair, *, steps: int = 5) -> Points:
-    r"""The straight line, sampled where the output moves: at equal shares of the distance the logits travel.
-
-    Where the logits hardly change along the line, gradients say little, and equal distances waste points there.
-    So 2 k forward passes along the line measure how far the logits travel between them, and the k points lie at
-    the shares (j - 1/2) / k of that distance, for each example separately.
-    """
-    probes = 2 * steps
-    line = pair.clean - pair.corrupted
-    before = (yield Unscored(pair.corrupted)).outputs("last")[0].detach()
-    legs = []
-    for i in range(1, probes + 1):
-        at = pair.clean if i == probes else pair.corrupted + i / probes * line
-        logits = (yield Unscored(at)).outputs("last")[0].detach()
-        legs.append((logits - before).norm(dim=-1))
-        before = logits
-    way = torch.stack(legs).cumsum(0)  # (probe, batch)
-    fractions = [_where(way, (j + 0.5) / steps) for j in range(steps)]
-    yield from stacks(pair, [f[:, None, None].to(line.dtype) for f in fractions])
-
-
-def _where(way: Tensor, share: float) -> Tensor:
-    """The fraction of the line at which the logits have travelled this share of ``way`` (probe, batch), (batch,)."""
-    goal = share * way[-1]
-    leg = (way < goal).sum(0).clamp(max=len(way) - 1)[None]
-    end = way.gather(0, leg)[0]
-    begin = torch.where(leg[0] > 0, way.gather(0, (leg - 1).clamp(min=0))[0], 0)
-    # Where the output does not move at all, the middle is as good as any.
-    part = torch.where(end > begin, (goal - begin) / (end - begin), 0.5)
-    return torch.where(way[-1] > 0, (leg[0] + part) / len(way), share)
-
-
-@path("eap-boxed")
-def eap_boxed(pair: Pair, *, steps: int = 5) -> Points:
-    """GradPath that stays between the prompts: steps of ||x - x'|| / k, clipped to the box of x and x'.
-
-    Each coordinate stays in the interval between its two ends.
-    """
-    goal = [logits.detach() for logits in (yield Unscored(pair.corrupted)).outputs("last")]
-    low, high = torch.minimum(pair.clean, pair.corrupted), torch.maximum(pair.clean, pair.corrupted)
-    length = (high - low).norm(dim=(-2, -1), keepdim=True) / steps
-
-    def descended(view: PointView) -> Tensor:
-        g = downhill(view, goal, "last")
-        # Coordinates that are the same in both prompts, or that would leave the box at once, have no say.
-        g = torch.where(g > 0, g * (view.point > low), g * (view.point < high))
-        tiny = torch.finfo(g.dtype).tiny
-        moved = view.point - length * g / g.norm(dim=(-2, -1), keepdim=True).clamp_min(tiny)
-        return torch.minimum(torch.maximum(moved, low), high)
-
-    point: Tensor | Unscored = Unscored(pair.clean)
-    for _ in range(steps):
-        point = descended((yield point))
-    yield point
-
-
-@path("eap-monotone", passes=lambda options: options["steps"] + 1)
-def eap_monotone(pair: Pair, *, steps: int = 5) -> Points:
-    r"""From x to x', moving the coordinates that change the output least first, 1/k of the distance at a time.
-
-    After guided integrated gradients (Kapishnikov et al. 2021). The distance is the sum of |x - x'| over an
-    example's coordinates. Each step sets those of smallest gradient to x' until another 1/k of it is done.
-    The gradient is that of the squared distance of the logits from the corrupted prompt's. The points are
-    gamma_0 = x .. gamma_(k-1); gamma_k would be x'.
-    """
-    goal = [logits.detach() for logits in (yield Unscored(pair.corrupted)).outputs("last")]
-    total = (pair.clean - pair.corrupted).abs().flatten(1).sum(1, keepdim=True)
-
-    def moved(view: PointView, behind: float) -> Tensor:
-        order = downhill(view, goal, "last").abs().flatten(1).argsort(dim=1, stable=True)
-        left = (view.point - pair.corrupted).abs().flatten(1)
-        # What is there already has no way left: it may come first in the order, and moves nothing.
-        after = left.gather(1, order).cumsum(1) + total - left.sum(1, keepdim=True)
-        moving = torch.zeros_like(left, dtype=torch.bool)
-        moving.scatter_(1, order, after <= total * behind)
-        return torch.where(moving.view_as(view.point), pair.corrupted, view.point)
-
-    point = pair.clean
-    for step in range(1, steps):
-        point = moved((yield point), step / steps)
-    yield point
-
-
-@path("eap-average", passes=lambda options: 5 * options["steps"] + 2)
-def eap_average(pair: Pair, *, steps: int = 5) -> Points:
-    """The mean of three paths of k points: eap-ig, eap-moves and eap-gp.
-
-    All three have the same number of points, so this is the mean of their scores.
-    """
-    yield from eap_ig(pair, steps=steps)
-    yield from eap_moves(pair, steps=steps)
-    yield from eap_gp(pair, steps=steps)
-
-
-@path("eap-integral", increments=True, passes=lambda options: options["steps"] + 1)
-def eap_integral(pair: Pair, *, steps: int = 5) -> Points:
-    """The path integral along the straight line: gradients times the change of the nodes' own writes."""
-    yield pair.clean
-    for j in range(1, steps):
-        yield pair.clean + j / steps * (pair.corrupted - pair.clean)
-    yield pair.corrupted

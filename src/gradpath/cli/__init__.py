@@ -25,12 +25,13 @@ from gradpath._version import __version__
 from gradpath.errors import GradpathError, GradpathWarning, UsageError, unknown
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import set_threads
+from gradpath.runtime.progress import bars, write_line
 
 # Each command with its file and what it does.
 VERBS = {
     "find": ("find", "Score every edge, select a circuit and measure it."),
     "eval": ("circuits", "Measure a saved circuit again."),
-    "test": ("circuits", "Test whether a saved circuit should be believed."),
+    "test": ("circuits", "Stress-test a saved circuit."),
     "explain": ("circuits", "Say what each node of a saved circuit does."),
     "show": ("circuits", "Draw a saved circuit as a page, a figure or a graph file."),
     "compare": ("circuits", "Compare two saved circuits, in numbers and in one drawing."),
@@ -91,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     try:
         _check_folder()
-        with _sigterm_as_exception(), _warnings_as_lines():
+        with _sigterm_as_exception(), _warnings_as_lines(), bars():
             gradpath.main(arguments, prog_name="gradpath", standalone_mode=False)
         code = 0
     except click.exceptions.Exit as problem:
@@ -144,8 +145,8 @@ def _check_folder() -> None:
 def _after_stop(arguments: list[str] | None) -> str:
     """What a command that was stopped has left behind, and what happens when it is run again."""
     command = next(iter(sys.argv[1:] if arguments is None else arguments), None)
-    again = "continues where it stopped, if it has --out" if command in CONTINUED else "starts again"
-    return f"no file is half written; the same command {again}."
+    again = "continue where it stopped, if it has --out" if command in CONTINUED else "start over"
+    return f"No partial files were written. Rerun to {again}."
 
 
 class Terminated(BaseException):
@@ -178,7 +179,7 @@ def _warnings_as_lines() -> Iterator[None]:
 
         def show_line(message: Warning | str, category: type[Warning], *place: Any, **other: Any) -> None:
             if issubclass(category, GradpathWarning):
-                click.echo(f"gradpath: {message}", err=True)
+                write_line(f"gradpath: {message}")
             else:
                 show(message, category, *place, **other)
 

@@ -13,7 +13,7 @@ import click
 from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.cli import options as opt
-from gradpath.cli.progress import Screen, lines_of, numbers_of, print_result
+from gradpath.cli.progress import lines_of, note, numbers_of, print_result
 from gradpath.errors import InputError, UsageError, warn
 from gradpath.runtime import distributed
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gradpath.limits import Limits
     from gradpath.model.transformer import Transformer
     from gradpath.report.figure import Attention
+    from gradpath.scores import Provenance
     from gradpath.tasks import Task
 
 T = TypeVar("T")
@@ -34,24 +35,26 @@ _COLUMNS = ("node", "effect", "direct", "attends", "reads most from", "adds to t
 _EXPERTS = 4  # listed for a node
 
 
-def saved_options(examples: str) -> opt.Decorator:
-    """The options of ``open_circuit``; ``examples`` is the help of --examples."""
+def saved_options(about_examples: str) -> opt.Decorator:
+    """The options of ``open_circuit``; ``about_examples`` is the help of --examples."""
+    examples = click.option(
+        "--examples", type=click.IntRange(min=1), help=f"{about_examples}  [as many as when the circuit was found]"
+    )
     return opt.together(
         click.option("--model", help="Another model of the same shape.  [the circuit's own]"),
         click.option("--task", help="Another task.  [the circuit's own]"),
         opt.metric_option("the circuit's own; with another --task, that task's"),
-        opt.examples_option(examples),
+        examples,
         click.option(
             "--split",
             type=opt.Choice([*defaults.TASK_SPLITS, defaults.REWORDED]),
-            default="test",
-            show_default=True,
-            help="train: examples that find attributes; test: held-out ones; reworded: as test, in other templates.",
+            help="train: examples that find attributes; test: held-out ones; reworded: as test, in other templates.  "
+            "[test; all for a circuit that was found with --split all]",
         ),
         opt.ablation_option(None),
         opt.data_option,
         opt.batch_options,
-        opt.seed_option,
+        click.option("--seed", type=int, help="Seed for drawing the examples.  [the circuit's own]"),
         opt.plugin_option,
         opt.json_option,
         opt.load_options,
@@ -66,8 +69,8 @@ class ExampleOptions:
     data: Path | None = None
     metric: str | None = None
     examples: int | None = None
-    seed: int = defaults.SEED
-    split: str = "test"
+    seed: int | None = None
+    split: str | None = None
     ablation: str | None = None
 
 
@@ -78,6 +81,8 @@ class SavedCircuit:
     circuit: Circuit
     model: Transformer
     task: Task
+    seed: int
+    split: str
     ablation: str
     mean_over: Task | None
     draw: Callable[[str, int], Task]  # examples of a split, drawn by another seed
@@ -85,19 +90,17 @@ class SavedCircuit:
     options: ExampleOptions
     limits: Limits
 
-    def run(self, function: Callable[..., T], what: str) -> T:
-        """Call ``evaluate`` or ``explain`` for the circuit and the examples, with a progress bar."""
-        with Screen().counting(what, len(self.task)) as progress:
-            return function(
-                self.model,
-                self.circuit,
-                self.task,
-                batch_size=self.limits.batch_size,
-                memory=self.limits.memory,
-                progress=progress,
-                ablation=self.ablation,
-                mean_over=self.mean_over,
-            )
+    def run(self, function: Callable[..., T]) -> T:
+        """Call ``evaluate`` or ``explain`` for the circuit and the examples."""
+        return function(
+            self.model,
+            self.circuit,
+            self.task,
+            batch_size=self.limits.batch_size,
+            memory=self.limits.memory,
+            ablation=self.ablation,
+            mean_over=self.mean_over,
+        )
 
 
 def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
@@ -127,23 +130,23 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
     same_dtype, digest = provenance.dtype == model.dtype_name, provenance.weights
     if same_model and same_dtype and digest is not None and digest != model.digest:
         warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
-    n = opt.examples_or_default(options.examples, data)
+    n, seed, split = _draw_of(options, provenance)
 
     def draw(split: str, seed: int) -> Task:
         return draw_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
 
-    pairs = draw(options.split, options.seed)
+    pairs = draw(split, seed)
     if data is not None:
         for line in notices(None, pairs):
             # Of a circuit that was found on other data, none of these pairs was attributed.
             if provenance.own_data or not line.startswith(WARNING):
-                Screen().note(line)
+                note(line)
     ablation, mean_over = options.ablation or provenance.ablation, None
     if ablation not in (CORRUPTED, "zero"):
         # Over the examples that the circuit was found on, or as many of another task.
-        seed = options.seed if provenance.seed is None else provenance.seed
-        split = (provenance.split if options.task is None else None) or "train"
-        mean_over = draw_task(task, model, n=provenance.examples or n, seed=seed, split=split, data=data)
+        found_seed = seed if provenance.seed is None else provenance.seed
+        found_split = (provenance.split if options.task is None else None) or "train"
+        mean_over = draw_task(task, model, n=provenance.examples or n, seed=found_seed, split=found_split, data=data)
 
     def attributed() -> Task | None:
         same = provenance.source == pairs.about.get("source") and (data is not None or pairs.name == provenance.task)
@@ -151,10 +154,21 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
         # A Task that was given to find is not in the file.
         if not same or provenance.half or n is None or seed is None or split is None:
             return None
-        # The labels do not matter, and those of kl would take a run of the model.
-        return draw_task(task, model, n=n, seed=seed, split=split, data=data, metric=None if metric == "kl" else metric)
+        return draw_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
 
-    return SavedCircuit(circuit, model, pairs, ablation, mean_over, draw, attributed, options, limits)
+    return SavedCircuit(circuit, model, pairs, seed, split, ablation, mean_over, draw, attributed, options, limits)
+
+
+def _draw_of(options: ExampleOptions, provenance: Provenance) -> tuple[int | None, int, str]:
+    """How many examples to draw, the seed and the split: as typed, or else as when the circuit was found."""
+    own_data = options.data is not None
+    if provenance.seed is not None and own_data == provenance.own_data:
+        n = provenance.requested
+    else:  # nothing is recorded, or it is about a task of another kind
+        n = None if own_data else defaults.EXAMPLES
+    n = n if options.examples is None else options.examples
+    seed = next(x for x in (options.seed, provenance.seed, defaults.SEED) if x is not None)
+    return n, seed, options.split or ("all" if provenance.split == "all" else "test")
 
 
 def _task(circuit: Circuit, file: str | Path) -> str:
@@ -198,7 +212,7 @@ def _recorded(value: T | None, what: str, file: str | Path) -> T:
 @circuit_argument
 @saved_options("Examples to measure on.")
 def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None:
-    """Run a saved circuit with every other edge corrupted and measure what is left.
+    """Run a saved circuit with all edges outside it ablated, and measure its faithfulness.
 
     \b
     gradpath eval out/ioi/circuit.json
@@ -207,7 +221,7 @@ def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None
     from gradpath.evaluation import evaluate
 
     begin, saved = time.monotonic(), open_circuit(circuit_file, values)
-    result = saved.run(evaluate, "measuring the circuit")
+    result = saved.run(evaluate)
     provenance = saved.circuit.provenance
     summary = {
         "version": provenance.version,
@@ -218,13 +232,13 @@ def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None
         "steps": provenance.steps,
         "ablation": saved.ablation,
         "metric": saved.task.about["metric"],
-        "seed": saved.options.seed,
-        "split": saved.options.split,
+        "seed": saved.seed,
+        "split": saved.split,
         "examples": len(saved.task),
         **numbers_of(saved.circuit, result),
         "seconds": round(time.monotonic() - begin, 2),
     }
-    where = f"{len(saved.task)} examples of {saved.task.name} ({saved.options.split}) in {saved.model.name}"
+    where = f"{len(saved.task)} examples of {saved.task.name} ({saved.split}) in {saved.model.name}"
     print_result(summary if as_json else "\n".join([f"{circuit_file} on {where}:", *lines_of(summary)]))
 
 
@@ -249,25 +263,24 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **va
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"the verdict is written as an HTML page: --out has to end in .html, got {out.name}.")
     saved = open_circuit(circuit_file, values)
-    data, seed = saved.options.data, saved.options.seed
+    data, seed = saved.options.data, saved.seed
     circuit = replace(saved.circuit, about={**saved.circuit.about, "ablation": saved.ablation})
-    name = saved.task.name
+    name, found_on = saved.task.name, saved.attributed()
     has_templates = data is None and name in TASKS and TASKS[name].reworded
-    with Screen().waiting(f"testing {len(circuit):,} edges on {len(saved.task)} examples") as watch:
-        verdict = test(
-            saved.model,
-            circuit,
-            saved.task,
-            found_on=saved.draw("train", seed),
-            attributed=saved.attributed(),
-            draws=[] if data else [saved.draw("train", seed + 1)],
-            reworded=saved.draw(defaults.REWORDED, seed) if has_templates else None,
-            seed=seed,
-            batch_size=saved.limits.batch_size,
-            memory=saved.limits.memory,
-            watch=watch,
-        )
-    facts = {"circuit_file": str(circuit_file), "seed": seed, "split": saved.options.split}
+    verdict = test(
+        saved.model,
+        circuit,
+        saved.task,
+        found_on=found_on or saved.draw("train", seed),
+        attributed=found_on,
+        draws=[] if data else [saved.draw("train", seed + 1)],
+        reworded=saved.draw(defaults.REWORDED, seed) if has_templates else None,
+        mean_over=saved.mean_over,
+        seed=seed,
+        batch_size=saved.limits.batch_size,
+        memory=saved.limits.memory,
+    )
+    facts = {"circuit_file": str(circuit_file), "seed": seed, "split": saved.split}
     if out is not None:
         distributed.on_first_rank(lambda: write(verdict_report(circuit, verdict, opt.command_line()), out))
     wrote = "" if out is None else f"\nOpen {out} in a browser."
@@ -288,15 +301,15 @@ def explain_command(circuit_file: str | Path, top: int, as_json: bool, **values:
     from gradpath.explanation import explain
 
     begin, saved = time.monotonic(), open_circuit(circuit_file, values)
-    explanation = saved.run(explain, "measuring what each node does")
+    explanation = saved.run(explain)
     if not as_json:
         print_result(_roles_text(explanation, circuit_file, top))
         return
     facts = {
         "version": __version__,
         "circuit_file": str(circuit_file),
-        "seed": saved.options.seed,
-        "split": saved.options.split,
+        "seed": saved.seed,
+        "split": saved.split,
         "ablation": saved.ablation,
         "seconds": round(time.monotonic() - begin, 2),
     }
@@ -412,15 +425,11 @@ def compare_command(file_a: str | Path, file_b: str | Path, out: Path | None, as
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--out has to be a page, a file that ends in .html: got {out.name!r}.")
     from gradpath.circuit import load_circuit
-    from gradpath.report.page import write_comparison
 
     a, b = load_circuit(file_a), load_circuit(file_b)
-    if a.spans != b.spans:
-        Screen().note("These circuits use different spans of the prompt; spans are ignored.")
-        a, b = a.anywhere(), b.anywhere()
     comparison = a.compare(b)
     if out is not None:
-        write_comparison(comparison, out, _names(file_a, file_b))
+        comparison.report(out, _names(file_a, file_b))
     if as_json:
         files = {"file_a": str(file_a), "file_b": str(file_b), "out": None if out is None else str(out)}
         print_result({**files, **comparison.to_json()})

@@ -9,7 +9,7 @@ import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
-from gradpath.cli.progress import Screen, print_result
+from gradpath.cli.progress import print_result
 from gradpath.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def convert_command(
     """Turn a file with scores, a circuit or both into another format.
 
     The format follows from the file name: .json (a gradpath circuit; EAP-IG's JSON can be read, too),
-    .safetensors (scores), .eap-ig.json and .pt (a Graph of the EAP-IG library, as MIB takes it), .graphml, .dot
-    and .csv.
+    .safetensors (scores), .eap-ig.json (a Graph of the EAP-IG library, as MIB takes it), .graphml and .dot.
 
     \b
     gradpath convert out/ioi/circuit.json ioi.eap-ig.json --scores out/ioi/scores.safetensors
@@ -89,7 +88,7 @@ def _select(
     from gradpath.selection.ranking import sets_own_size
     from gradpath.tasks.load import draw_task
 
-    selection, _ = find_selection(how, spans=scores.by_span is not None)
+    selection, _ = find_selection(how)
     if not selection.sized:
         raise sets_own_size(how, "use another selection, or gradpath find")
     if not selection.measures:
@@ -121,12 +120,12 @@ def _select(
 @click.argument("address", metavar="OWNER/NAME[/FOLDER]")
 @click.option("--private", is_flag=True, help="Make the repository private, if it is new.")
 @click.option("--revision", metavar="BRANCH", help="The branch to commit to, created if necessary.  [main]")
-@click.option("--message", metavar="TEXT", help="The commit message.  [a description of the circuit]")
+@click.option("--message", metavar="TEXT", help="The commit message.  [Add a circuit]")
 @opt.json_option
 def push_command(
     circuit_dir: Path, address: str, private: bool, revision: str | None, message: str | None, as_json: bool
 ) -> None:
-    """Upload the folder that find --out wrote, with a card that says how the circuit was made.
+    """Upload the folder that find --out wrote, with a card that shows the circuit.
 
     JSON and safetensors files are uploaded. A README.md in the folder is used instead of the card. You need to be
     logged in (hf auth login), or to have a token in HF_TOKEN.
@@ -137,8 +136,7 @@ def push_command(
     """
     from gradpath.formats.hub import push
 
-    with Screen().waiting(f"uploading to {address}"):
-        url, files = push(circuit_dir, address, private=private, revision=revision, message=message)
+    url, files = push(circuit_dir, address, private, revision, message)
     lines = [f"Uploaded {', '.join(files)}", url]
     print_result({"address": address, "url": url, "files": files} if as_json else "\n".join(lines))
 
@@ -151,7 +149,7 @@ def push_command(
 def pull_command(address: str, revision: str | None, out: Path | None, as_json: bool) -> None:
     """Download a circuit from the Hugging Face hub, check its files and write them to a folder.
 
-    Only JSON and safetensors files are downloaded. Each is checked, and either all of them are written or none.
+    Only JSON and safetensors files are downloaded. They are checked, and either all of them are written or none.
 
     \b
     gradpath pull owner/smollm2-ioi
@@ -160,8 +158,7 @@ def pull_command(address: str, revision: str | None, out: Path | None, as_json: 
     opt.check_folder(out)
     from gradpath.formats.hub import CIRCUIT, pull
 
-    with Screen().waiting(f"downloading {address}"):
-        folder, files = pull(address, out, revision)
+    folder, files = pull(address, out, revision)
     if as_json:
         print_result({"address": address, "folder": str(folder), "files": files})
     else:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
-from gradpath.cli.progress import Screen, lines_of, numbers_of, print_result
+from gradpath.cli.progress import lines_of, note, numbers_of, print_result
 from gradpath.errors import UsageError, unknown_option
 from gradpath.registry import option_value
 from gradpath.runtime import distributed
@@ -42,18 +40,9 @@ if TYPE_CHECKING:
 @click.option("--edges", type=int, metavar="N", help="Number of edges, instead of --faithfulness.")
 @click.option("--sparsity", type=float, help="Share of edges to leave out, instead of --faithfulness.")
 @click.option("--nodes", type=int, metavar="N", help="Number of heads and MLPs, with all edges between them.")
-@click.option(
-    "--how",
-    help=f"How edges are selected (gradpath ls selections).  [{defaults.SELECTION}; "
-    f"{defaults.RANKING} with --positions]",
-)
-@click.option(
-    "--positions",
-    type=opt.Choice(defaults.POSITIONS),
-    help="Score and select edges at each part of the prompt (span), or at each token.  [off]",
-)
+@click.option("--how", help=f"How edges are selected (gradpath ls selections).  [{defaults.SELECTION}]")
 @opt.metric_option("the task's own")
-@opt.examples_option("Pairs to attribute; as many others are held out to measure on.")
+@opt.examples_option("Pairs for attribution; the same number is held out for evaluation.")
 @click.option(
     "--split",
     type=opt.Choice(defaults.SPLITS),
@@ -66,7 +55,7 @@ if TYPE_CHECKING:
 @opt.batch_options
 @opt.seed_option
 @opt.plugin_option
-@opt.out_option("Write the scores, the circuit and a report to this folder.")
+@opt.out_option("Folder for the scores, the circuit and the report.  [a new one, named after model and task]")
 @opt.json_option
 @opt.load_options
 def find_command(
@@ -78,12 +67,11 @@ def find_command(
     gradpath find --model smollm2 --task ioi --faithfulness 0.85 --out out/ioi
     gradpath find --model smollm2 --task ioi --method eap-gp --how top --steps 5
     gradpath find --model ./my-model --data pairs.csv --edges 500 --json
-    gradpath find --model smollm2 --task sva --positions span --edges 2000 --out out/where
     """
     begin = time.monotonic()
     opt.check_folder(out)
-    from gradpath.pipeline import load_examples, run_find
-    from gradpath.pipeline.found import Entry
+    from gradpath.pipeline import run_find
+    from gradpath.pipeline.found import default_folder
     from gradpath.pipeline.request import FindRequest
     from gradpath.runtime.files import lock_folder
 
@@ -91,34 +79,19 @@ def find_command(
     method_options, values["how"] = _parse_options(options, values["method"], values["how"])
     request = FindRequest(options=method_options, limits=opt.limits_of(batch_size, memory), **values)
     with lock_folder(out):
-        model, screen, command_line = loading.load(), Screen(), opt.command_line()
-        examples = load_examples(model, request, screen)
-        entry, found, summary = Entry.of(model, request, examples), None, None
-        if entry is not None and out is not None:
-            summary = distributed.on_first_rank(lambda: entry.write_to(out))
-        if summary is not None:
-            screen.note("This was computed before, without --out: nothing was computed again.")
-            summary["seconds"] = round(time.monotonic() - begin, 2)
-        else:
-            # The report's curve, too, so that --out can write it later.
-            found = run_find(model, request, curve=True, reporter=screen, examples=examples)
-            summary = _summary(found, request.seed, time.monotonic() - begin)
-            if out is not None:
-                with screen.waiting(_INSIDE):
-                    distributed.on_first_rank(lambda: found.save(out, command=command_line, seconds=summary["seconds"]))
+        model, command_line = loading.load(), opt.command_line()
+        found = run_find(model, request, curve=True, note=note)
+        summary = _summary(found, request.seed, time.monotonic() - begin)
+
+        def save() -> str:
+            folder = out or default_folder(model, found.attributed)
+            found.save(folder, command=command_line, seconds=summary["seconds"])
+            return str(folder)
+
+        folder = Path(distributed.on_first_rank(save))
     # Files have the model's name without the folders of this machine.
-    printed = {**summary, "model": loading.model}
-    print_result(printed if as_json else _text(printed, out))
-    if out is None and found is not None:  # the result is on the screen before its report is made
-        with screen.waiting(_INSIDE):
-            stored = entry is not None and distributed.on_first_rank(lambda: entry.keep(found, summary, command_line))
-        if not as_json:
-            advice = "To write the scores, the circuit and a report, give a folder with --out."
-            if stored:
-                command = shlex.join(["gradpath", *sys.argv[1:]])
-                advice = "To write the scores, the circuit and a report, without computing again:\n"
-                advice += f"  {command} --out out/{summary['task']}"
-            print_result(advice)
+    printed = {**summary, "model": loading.model, "out": str(folder)}
+    print_result(printed if as_json else _text(printed, folder))
 
 
 def _parse_options(texts: tuple[str, ...], method: str, how: str | None) -> tuple[dict[str, Any], str | None]:
@@ -146,9 +119,6 @@ def _parse_options(texts: tuple[str, ...], method: str, how: str | None) -> tupl
     return options, how
 
 
-_INSIDE = "inspecting single examples for the report"
-
-
 def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
     """The object that ``--json`` prints."""
     provenance = found.scores.provenance
@@ -166,7 +136,6 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
         "examples": provenance.examples,
         "examples_measured": len(found.measured),
         "held_out": found.measured is not found.attributed,
-        **({"positions": found.edges_by_span} if found.edges_by_span else {}),
         **numbers_of(found.circuit, found.result),
         **({"circuits": _circuits(found)} if found.others else {}),
         "batch_size": provenance.batch_size,
@@ -198,11 +167,11 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _text(s: dict[str, Any], out: Path | None) -> str:
+def _text(s: dict[str, Any], out: Path) -> str:
     """The result for people."""
-    examples = f"{s['examples']} to attribute, {s['examples_measured']} held-out ones to measure"
+    examples = f"{s['examples']} for attribution, {s['examples_measured']} held out"
     if not s["held_out"]:
-        examples = f"{s['examples']}, both attributed and measured: nothing is held out"
+        examples = f"{s['examples']} for both attribution and evaluation: nothing is held out"
     steps = f"{s['steps']} step{'' if s['steps'] == 1 else 's'}"
     lines = [
         f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({steps}, {s['selection']}):",
@@ -210,16 +179,14 @@ def _text(s: dict[str, Any], out: Path | None) -> str:
         f"  examples      {examples}",
         f"  took          {s['seconds']:.0f} s",
     ]
-    if "positions" in s:
-        counts = ", ".join(f"{count:,} at {name}" for name, count in s["positions"].items())
-        lines.insert(2, f"  positions     {counts}")
     if "circuits" in s:
         lines += ["All circuits, on the measured examples:", *_table(s["circuits"])]
         lines.append("  The smallest circuit that keeps the requested share on the attributed examples is selected,")
         lines.append("  or the closest one if none does.")
-    if out is not None:
-        lines.append(f"Wrote {out / 'scores.safetensors'} and {out / 'circuit.json'}")
-        if others := [row["file"] for row in s.get("circuits", ()) if row["file"] != "circuit.json"]:
-            lines.append(f"The other circuits: {', '.join(others)}")
-        lines.append(f"Open {out / ('positions.svg' if 'positions' in s else 'report.html')} in a browser.")
+    lines.append(f"Wrote {out / 'scores.safetensors'} and {out / 'circuit.json'}")
+    if others := [row["file"] for row in s.get("circuits", ()) if row["file"] != "circuit.json"]:
+        lines.append(f"The other circuits: {', '.join(others)}")
+    page = out / "report.html"
+    if page.exists():
+        lines.append(f"Open {page} in a browser.")
     return "\n".join(lines)

@@ -12,7 +12,7 @@ import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
-from gradpath.cli.progress import GridBar, Screen, duration, print_result
+from gradpath.cli.progress import note, print_result
 from gradpath.errors import UsageError
 from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gradpath.grid.experiment import Outcome, Written
     from gradpath.grid.request import Request
     from gradpath.grid.study import Study
-    from gradpath.grid.study_report import Estimate
+    from gradpath.grid.study_report import Remaining
     from gradpath.model.transformer import Transformer
 
 NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
@@ -84,9 +84,8 @@ def curve_command(
         model = loading.load()
         bench = Bench(model, request, Store(folder), published(model))
         for line in notices(bench.task(name, "train"), bench.task(name, "test")) if data else ():
-            Screen().note(line)
-        with GridBar() as bar:
-            written = reproduce(bench, [curve], folder, command=opt.command_line(), watch=bar, note=Screen().note)
+            note(line)
+        written = reproduce(bench, [curve], folder, command=opt.command_line(), note=note)
         if out is None:
             written = [replace(experiment, files=[]) for experiment in written]
         print_result(as_json_object(written) if as_json else _curve_text(written[0], out))
@@ -126,7 +125,7 @@ def _curve_text(written: Written, out: Path | None) -> str:
 
 @click.command(name="run")
 @click.argument("study_file", type=opt.FILE, metavar="STUDY.yaml")
-@click.option("--dry-run", is_flag=True, help="Check the file, and print what would be measured and how long it takes.")
+@click.option("--dry-run", is_flag=True, help="Check the file, and print what would be measured.")
 @opt.plugin_option
 @opt.load_options
 @opt.out_option("Write measurements and the report to this folder.  [out/NAME, for NAME.yaml]")
@@ -143,7 +142,7 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
     """
     opt.check_folder(out)
     from gradpath.grid.study import read_study
-    from gradpath.grid.study_report import estimate, run_study
+    from gradpath.grid.study_report import remaining, run_study
     from gradpath.runtime.files import lock_folder
 
     study = read_study(study_file, device=values["device"], dtype=values["dtype"])
@@ -155,12 +154,12 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
         return opt.ModelOptions(**{**values, "model": name, "device": device, "dtype": study.dtype}).load()
 
     if dry_run:
-        estimates = estimate(study, folder, load)
-        plan = {"study": dict(study.plain), "circuits": study.n_cells, "models": list(map(vars, estimates))}
-        print_result(plan if as_json else _estimate_text(study, estimates))
+        counts = remaining(study, folder, load)
+        plan = {"study": dict(study.plain), "circuits": study.n_cells, "models": list(map(vars, counts))}
+        print_result(plan if as_json else _remaining_text(study, counts))
         return
     with lock_folder(folder):
-        written = run_study(study, folder, load, command=opt.command_line(), watch=GridBar, note=Screen().note)
+        written = run_study(study, folder, load, command=opt.command_line(), note=note)
     if as_json:
         print_result({**written.record, "files": list(map(str, written.files)), "rows": written.outcome.rows})
     else:
@@ -170,10 +169,10 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
         )
 
 
-def _estimate_text(study: Study, estimates: list[Estimate]) -> str:
-    """What would be measured, and how long it takes."""
+def _remaining_text(study: Study, counts: list[Remaining]) -> str:
+    """What would be measured, and how much of it is missing."""
     parts = {
-        "models": [estimate.model for estimate in estimates],
+        "models": [left.model for left in counts],
         "tasks": [*study.tasks, *(file.name for file in study.data)],
         "methods": [method.label for method in study.methods],
         "selections": study.selections,
@@ -182,11 +181,8 @@ def _estimate_text(study: Study, estimates: list[Estimate]) -> str:
     }
     lines = [f"{study.title}: {study.n_cells:,} circuits, each measured on {study.request.examples} examples"]
     lines += [f"  {name:<11} {len(values):>3}  {', '.join(map(str, values))}" for name, values in parts.items()]
-    lines += ["", "Remaining work, at this machine's current speed:"]
-    for left in estimates:
-        time = duration(left.seconds)
-        work = f"{left.passes:,.0f} passes over an example, about {time}" if left.passes else "nothing"
-        lines.append(f"  {left.model}: {left.circuits:,} circuits, {work}")
+    lines += ["", "Still to measure:"]
+    lines += [f"  {left.model}: {left.missing:,} of {left.circuits:,} circuits" for left in counts]
     return "\n".join(lines)
 
 
@@ -265,8 +261,7 @@ def reproduce_command(
     with lock_folder(folder):
         model = own_model() if own_model else loading.load()
         bench = Bench(model, request, Store(folder), published(model))
-        with GridBar() as bar:
-            written = reproduce(bench, experiments, folder, command=opt.command_line(), watch=bar, note=Screen().note)
+        written = reproduce(bench, experiments, folder, command=opt.command_line(), note=note)
     parts = []
     for experiment in written:
         files = "Wrote " + ", ".join(map(str, experiment.files)) if experiment.files else ""

@@ -12,7 +12,7 @@ import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
-from gradpath.cli.progress import Screen, print_result
+from gradpath.cli.progress import print_result
 from gradpath.registry import first_line
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
     "methods": ("How edges are scored, for --method.", _entries("attribution.methods:METHODS", _method)),
     "selections": ("How edges are selected, for --how.", _entries("selection:SELECTIONS")),
     "metrics": ("How the behaviour is measured, for --metric.", _entries("tasks.metrics:METRICS", first_line)),
-    "ablations": ("What edges outside the circuit carry, for --ablation.", _entries("ablation:ABLATIONS")),
+    "ablations": ("How ablated edges are replaced, for --ablation.", _entries("ablation:ABLATIONS")),
     "experiments": ("Tables and figures, for reproduce.", _entries("paper:EXPERIMENTS")),
     "formats": (
         "Files that convert reads and writes.",
@@ -119,27 +119,27 @@ def check_command(task: str, examples: int, as_json: bool, **values: Any) -> Non
     gradpath check --model smollm2 --device cuda --examples 20
     """
     from gradpath.model.load import load_original
+    from gradpath.runtime.progress import waiting
     from gradpath.selfcheck import Speed, checks, device_checks
     from gradpath.tasks import load_task
     from gradpath.tasks.load import check_task
 
     check_task(task)
-    loading, screen = opt.pick(opt.ModelOptions, values), Screen()
+    loading = opt.pick(opt.ModelOptions, values)
     model, loaded = loading.model, loading.load()
     prompts = load_task(task, loaded, n=examples)
-    with screen.waiting("loading it with transformers"):
+    with waiting("loading it with transformers"):
         original = load_original(model, loaded.dtype, trust_remote_code=loading.trust_remote_code)
     done, speeds = [], list[Speed]()
     steps = [checks(loaded, prompts, original), device_checks(loaded, prompts) if loading.device else ()]
-    with screen.waiting("checking"):
-        for check in chain(*steps):
-            if isinstance(check, Speed):
-                speeds.append(check)
-                continue
-            done.append(check)
-            if not as_json:
-                sign = "ok    " if check.passed else "WRONG "
-                print_result(f"{sign} {check.what}: deviation {check.off:.1e} (limit {check.limit:.0e})")
+    for check in chain(*steps):
+        if isinstance(check, Speed):
+            speeds.append(check)
+            continue
+        done.append(check)
+        if not as_json:
+            sign = "ok    " if check.passed else "WRONG "
+            print_result(f"{sign} {check.what}: deviation {check.off:.1e} (limit {check.limit:.0e})")
     passed = all(check.passed for check in done)
     if as_json:
         rows = [{**vars(check), "passed": check.passed} for check in done]

@@ -79,12 +79,12 @@ class ModelOptions:
 
     def load(self) -> Transformer:
         """The model, with a line on stderr while it is being read."""
-        from gradpath.cli.progress import Screen
         from gradpath.model.cache import remember_path
         from gradpath.model.load import load_model
         from gradpath.runtime.files import ELSEWHERE
+        from gradpath.runtime.progress import waiting
 
-        with Screen().waiting(f"loading {self.model}"):
+        with waiting(f"loading {self.model}"):
             model = load_model(
                 self.model,
                 device=self.device,
@@ -102,7 +102,7 @@ def as_recorded(loading: ModelOptions, provenance: Provenance) -> ModelOptions |
     """How to load the model of scores or of a circuit; None if none is recorded.
 
     Options that were given come first. A model outside the working directory is loaded from where it was last. Scores
-    and circuits that were found with a BOS token are measured with one.
+    and circuits are measured with the BOS token and in the precision that they were found with.
     """
     from gradpath.model.cache import remembered_path
     from gradpath.runtime.files import ELSEWHERE
@@ -111,7 +111,8 @@ def as_recorded(loading: ModelOptions, provenance: Provenance) -> ModelOptions |
     if name is None:
         return None
     path = remembered_path(provenance.weights) if name.startswith(ELSEWHERE) and not loading.model else None
-    return replace(loading, model=path or name, bos=provenance.bos if loading.bos is None else loading.bos)
+    bos = provenance.bos if loading.bos is None else loading.bos
+    return replace(loading, model=path or name, bos=bos, dtype=loading.dtype or provenance.dtype)
 
 
 model_option = click.option(
@@ -202,7 +203,7 @@ def ablation_option(default: str | None) -> Decorator:
         default=default,
         show_default=default is not None,
         callback=_check_ablation,
-        help="What edges outside the circuit carry." + ("" if default else "  [the circuit's own]"),
+        help="How ablated edges are replaced." + ("" if default else "  [the circuit's own]"),
     )
 
 
@@ -225,7 +226,7 @@ def grid_options(*, methods: str, how: str, data: bool) -> Decorator:
             metavar="A,B",
             help="Methods, with options after plus signs: eap-gp+stride=unit+steps=10.",
         ),
-        click.option("--sparsities", metavar="S,S", help="Shares of edges left out.  [those of --grid]"),
+        click.option("--sparsities", metavar="S,S", help="Sparsity levels.  [those of --grid]"),
         click.option(
             "--grid",
             type=Choice([defaults.GRID, defaults.MIB_GRID]),
@@ -234,7 +235,7 @@ def grid_options(*, methods: str, how: str, data: bool) -> Decorator:
             help="Sparsities of the paper (96.9 to 99.9%), or of the MIB benchmark with its CPR and CMD.",
         ),
         click.option("--how", metavar="A,B", help=f"Selections.  [{how}; with --grid {defaults.MIB_GRID} {rankings}]"),
-        examples_option("Pairs to attribute; as many others are held out to measure on.", data=data),
+        examples_option("Pairs for attribution; the same number is held out for evaluation.", data=data),
         seed_option,
         batch_options,
     )

@@ -19,7 +19,6 @@ Cost per batch: one set-up (two forward passes) for all circuits, then one run f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import overload
 
 import torch
@@ -40,12 +39,9 @@ from gradpath.limits import Limits
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
-from gradpath.runtime.progress import Phase
-from gradpath.sweep import Places, Progress, ShowProgress, own_settings, places_in_prompts, shown, sweep, units
-from gradpath.tasks.spans import spans_of
+from gradpath.runtime.progress import bars
+from gradpath.sweep import Places, own_settings, places_in_prompts, sweep
 from gradpath.tasks.task import Pairs, Task, encode
-
-PASSES_PER_CIRCUIT = 0.4  # forward passes that a circuit takes, for the progress bar: most nodes are outside of it
 
 
 @overload
@@ -56,7 +52,7 @@ def evaluate(
     *,
     batch_size: int | None = ...,
     memory: int | None = ...,
-    progress: ShowProgress = ...,
+    progress: bool = ...,
     ablation: str | None = ...,
     mean_over: Task | None = ...,
 ) -> Result: ...
@@ -68,7 +64,7 @@ def evaluate(
     *,
     batch_size: int | None = ...,
     memory: int | None = ...,
-    progress: ShowProgress = ...,
+    progress: bool = ...,
     ablation: str | None = ...,
     mean_over: Task | None = ...,
 ) -> list[Result]: ...
@@ -79,7 +75,7 @@ def evaluate(
     *,
     batch_size: int | None = None,
     memory: int | None = None,
-    progress: ShowProgress = None,
+    progress: bool = False,
     ablation: str | None = None,
     mean_over: Task | None = None,
 ) -> Result | list[Result]:
@@ -91,7 +87,7 @@ def evaluate(
         task: The examples to measure on. Use other examples than those that were attributed.
         batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
-        progress: True for a progress bar; or a function, called with the number of examples of each finished batch.
+        progress: Whether to show progress bars.
         ablation: What the other edges carry: ``corrupted``, ``zero``, ``mean`` or ``mean-positional``. By
             default the ablation that the circuit was found with.
         mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
@@ -110,7 +106,7 @@ def evaluate_many(
     task: Task,
     limits: Limits = Limits(),
     *,
-    progress: ShowProgress = None,
+    progress: bool = False,
     ablation: str | None = None,
     mean_over: Task | None = None,
 ) -> list[Result]:
@@ -121,10 +117,11 @@ def evaluate_many(
         check_same_graph(model, circuit)
     check_type("the task", task, Task)
     ablation = ablation or common_ablation(circuits)
-    with own_settings(model), shown(progress, lambda: phase_of(model, task, len(circuits))) as progress:
+    bar = "measuring the circuit" if len(circuits) == 1 else f"measuring {len(circuits)} circuits"
+    with own_settings(model), bars(progress):
         writes = ablation_of(ablation, model, mean_over or task, limits)
         prepared_batches = PreparedBatches(model, task.metric, writes, room=0)
-        return measure_circuits(prepared_batches, circuits, task, ablation, limits, progress)
+        return measure_circuits(prepared_batches, circuits, task, ablation, limits, bar)
 
 
 def measure_circuits(
@@ -133,7 +130,7 @@ def measure_circuits(
     task: Task,
     ablation: str,
     limits: Limits = Limits(),
-    progress: Progress | None = None,
+    bar: str = "",
 ) -> list[Result]:
     """As ``evaluate``, with prepared batches that can be used again for further circuits on the same examples.
 
@@ -143,13 +140,13 @@ def measure_circuits(
         task: The examples.
         ablation: The name of the ablation.
         limits: The batch size and memory.
-        progress: Called with the number of examples of each finished batch.
+        bar: What the progress bar says; by default there is none.
 
     Returns:
         A result for each circuit.
     """
     model = prepared_batches.model
-    clean, corrupted, patched = _measure(prepared_batches, circuits, task, limits, progress)
+    clean, corrupted, patched = _measure(prepared_batches, circuits, task, limits, bar)
     _check_behaviour(task, clean, corrupted)
     clean_texts, corrupted_texts = (_texts(side, model.tokenizer) for side in (task.clean, task.corrupted))
     about = {
@@ -163,12 +160,6 @@ def measure_circuits(
         Result(clean, corrupted, values, circuit.asked, len(circuit), clean_texts, corrupted_texts, about)
         for circuit, values in zip(circuits, patched, strict=True)
     ]
-
-
-def phase_of(model: Transformer, task: Task, n_circuits: int) -> Phase:
-    """The work of measuring some circuits, for a progress bar."""
-    what = "measuring the circuit" if n_circuits == 1 else f"measuring {n_circuits} circuits"
-    return Phase(what, units(model, task, 2 + PASSES_PER_CIRCUIT * n_circuits))
 
 
 def _texts(prompts: Sequence[str] | Tensor, tokenizer: Tokenizer | None) -> tuple[str, ...]:
@@ -191,15 +182,11 @@ def common_ablation(circuits: Sequence[Circuit]) -> str:
 
 @torch.no_grad()
 def _measure(
-    prepared_batches: PreparedBatches,
-    circuits: Sequence[Circuit],
-    task: Task,
-    limits: Limits,
-    progress: Progress | None,
+    prepared_batches: PreparedBatches, circuits: Sequence[Circuit], task: Task, limits: Limits, bar: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The metric of every example: clean and corrupted, (example,), and in each circuit, (circuit, example)."""
     model, ablation = prepared_batches.model, prepared_batches.ablation
-    pairs = all_positions(named_positions(encode(task, model.tokenizer), circuits, task, model), ablation)
+    pairs = all_positions(encode(task, model.tokenizer), ablation)
     plans = [plan_of(model, circuit) for circuit in circuits]
     # Zeros, so that the sum over ranks puts every example's values in their place.
     values = torch.zeros(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
@@ -224,25 +211,14 @@ def _measure(
         model=model,
         task=task,
         doing="evaluation",
-        same=lambda: (model.identity, [circuit.masks.numpy().tobytes() for circuit in circuits], ablation is None),
+        same=lambda: (model.identity, [circuit.mask.numpy().tobytes() for circuit in circuits], ablation is None),
         places=places,
-        progress=progress,
+        bar=bar,
         batches=batches,
     ):
         pass
     values = distributed.all_sum(values)
     return values[0], values[1], values[2:]
-
-
-def named_positions(pairs: Pairs, circuits: Sequence[Circuit], task: Task, model: Transformer) -> Pairs:
-    """The pairs, with their positions named as in circuits of edges at spans, if there are any."""
-    kinds = {(str(circuit.provenance.positions), circuit.spans) for circuit in circuits if circuit.spans}
-    if not kinds:
-        return pairs
-    if len(kinds) > 1:
-        raise UsageError("these circuits split positions in different ways: measure them separately.")
-    [(by, names)] = kinds
-    return replace(pairs, spans=spans_of(task, pairs, model.tokenizer, by).under(names).at)
 
 
 def _check_behaviour(task: Task, clean: Tensor, corrupted: Tensor) -> None:

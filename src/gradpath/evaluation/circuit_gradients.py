@@ -25,7 +25,6 @@ from torch import Tensor
 
 from gradpath.evaluation.patched_run import (
     Projected,
-    count_nodes,
     input_only,
     products,
     project,
@@ -35,7 +34,7 @@ from gradpath.evaluation.patched_run import (
     write_heads,
     write_weights,
 )
-from gradpath.evaluation.plan import LayerPlan, Plan, SpanReads, SparseReads, mlp_rows, sum_groups
+from gradpath.evaluation.plan import LayerPlan, Plan, mlp_rows, sum_groups
 from gradpath.evaluation.prepared import Prepared
 from gradpath.model.transformer import Rows, same_device, to_device_of
 from gradpath.tasks.metrics import Metric, check_gradient, metric_of
@@ -132,7 +131,7 @@ class _TracedRun:
             n_targets = 0 if reads is None else len(reads.targets)
             self.targets.append(slice(begin, begin + n_targets))
             if reads is not None:
-                target, source, weight = _sparse(reads).edge_list
+                target, source, weight = reads.edge_list
                 ends.append(torch.stack([source, begin + target]))
                 weights.append(self.deltas.new_ones(len(source)) if weight is None else weight)
             begin += n_targets
@@ -149,11 +148,10 @@ class _TracedRun:
         """Run a layer: fill in what its live nodes write here minus what they write in the corrupted run."""
         prepared, model, deltas = self.prepared, self.model, self.deltas
         step, before, layer = self.plan.layers[index], prepared.layers[index], model.layers[index]
-        count_nodes(prepared, step)
         if step.attention.targets or (prepared.ablated and step.heads):
             reads = self.gradients[self.targets[2 * index]]
             in_place = same_device(reads, before.attn_in)
-            x = _sparse(step.attention).read(before.attn_in, deltas, out=reads if in_place else None)
+            x = step.attention.read(before.attn_in, deltas, out=reads if in_place else None)
             projected = project(model, index, step.attention.targets, x)
             projected = projected._replace(values=projected.values.detach().requires_grad_())
             with torch.set_grad_enabled(self.keep_graphs):
@@ -183,7 +181,6 @@ class _TracedRun:
     def backward(self, index: int) -> None:
         """Fill in the gradients at what a layer's targets read; those of all later targets have to be there."""
         step, model = self.plan.layers[index], self.model
-        count_nodes(self.prepared, step)
         at, mlp = self.mlp_rows[index], self.targets[2 * index + 1]
         if at is None:
             self.gradients[mlp] = 0
@@ -226,7 +223,7 @@ class _TracedRun:
             first, n_sources, end = self.targets[2 * begin].start, len(sources), len(targets)
             if begin + LAYERS < len(layers):
                 above = begin + LAYERS
-                n_sources, end = _sparse(layers[above].attention).n_sources, self.targets[2 * above].start
+                n_sources, end = layers[above].attention.n_sources, self.targets[2 * above].start
             effects[:n_sources, first:end] = sources[:n_sources] @ targets[first:end].T
         columns = [column for step in layers for column in _targets(step)]
         places = torch.zeros(graph.n_sources, graph.n_targets, dtype=effects.dtype, device="cpu")
@@ -237,11 +234,6 @@ class _TracedRun:
 def _targets(step: LayerPlan) -> list[int]:
     """The targets of a layer that the circuit runs."""
     return step.attention.targets + ([] if step.mlp is None else step.mlp.targets)
-
-
-def _sparse(reads: SparseReads | SpanReads) -> SparseReads:
-    assert isinstance(reads, SparseReads), "effects of edges at spans are not implemented"
-    return reads
 
 
 def _gradient(written: Tensor, x: Tensor, grad_out: Tensor) -> Tensor:
@@ -287,7 +279,7 @@ class _Effects:
         step = self.run.plan.layers[index]
         targets = _targets(step)
         if targets and not self.columns:  # the first layer of a group, which is the last to run, has most sources
-            self.n_sources = _sparse(step.mlp or step.attention).n_sources
+            self.n_sources = (step.mlp or step.attention).n_sources
         self.columns = targets + self.columns
         if len(self.columns) < TARGETS and index > 0:
             return

@@ -29,10 +29,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradpath.evaluation.plan import LayerPlan, Plan, SpanReads, SparseReads, mlp_rows
+from gradpath.evaluation.plan import LayerPlan, Plan, SparseReads, mlp_rows
 from gradpath.evaluation.prepared import Prepared
 from gradpath.model.transformer import Past, PositionInfo, Rows, Transformer, to_device_of
-from gradpath.runtime import progress
 from gradpath.sweep import Places
 from gradpath.tasks.metrics import Metric, metric_of
 
@@ -43,7 +42,7 @@ TOGETHER = 8
 
 
 def run_circuits(prepared: Prepared, plans: Sequence[Plan], metric: Metric) -> Iterator[Tensor]:
-    """For each circuit the metric of the examples, every other edge corrupted, (batch,).
+    """For each circuit the metric of the examples, all edges outside it ablated, (batch,).
 
     Small circuits run together, layer by layer, and are unembedded together: for one batch of one circuit, weights
     take longer to read than to multiply with.
@@ -68,8 +67,7 @@ def _groups(plans: Sequence[Plan], n_sources: int) -> Iterator[list[Plan]]:
 def final_reads(prepared: Prepared, plans: Sequence[Plan]) -> list[Tensor]:
     """What ``logits`` reads at the last position in each circuit's run, (batch, d_model)."""
     base, at, runs = prepared.corrupted_final, prepared.last, run_nodes(prepared, plans)
-    spans = None if prepared.spans is None else prepared.spans[at]
-    return [plan.logits.read(base, deltas, spans, at=at)[0] for plan, deltas in zip(plans, runs, strict=True)]
+    return [plan.logits.read(base, deltas, at=at)[0] for plan, deltas in zip(plans, runs, strict=True)]
 
 
 def run_nodes(prepared: Prepared, plans: Sequence[Plan], watch: Watch | None = None) -> list[Tensor]:
@@ -91,7 +89,6 @@ def run_nodes(prepared: Prepared, plans: Sequence[Plan], watch: Watch | None = N
         mlps = list[tuple[Tensor, int, Rows, Tensor]]()
         for plan, deltas, rows_of_plan in zip(plans, runs, rows, strict=True):
             step, at = plan.layers[index], rows_of_plan[index]
-            count_nodes(prepared, step)
             _run_attention(prepared, index, step, deltas, watch)
             if step.mlp is not None and at is not None:
                 mlps.append((deltas, step.mlp_source, at, read_mlp(prepared, index, step.mlp, deltas, at)))
@@ -118,24 +115,17 @@ def _run_attention(prepared: Prepared, index: int, step: LayerPlan, deltas: Tens
     """Fill in the differences of a layer's live heads."""
     # A head that reads as in the corrupted run writes as in it; one that was ablated does not.
     if step.attention.targets or (prepared.ablated and step.heads):
-        x = step.attention.read(prepared.layers[index].attn_in, deltas, prepared.spans)
+        x = step.attention.read(prepared.layers[index].attn_in, deltas)
         projected = project(prepared.model, index, step.attention.targets, x).values
         change = run_heads(prepared, index, step, projected, watch)
         writes = write_heads(prepared.model, index, step, change)
         deltas[step.head_sources] = to_device_of(writes, deltas)
 
 
-def read_mlp(prepared: Prepared, index: int, reads: SparseReads | SpanReads, deltas: Tensor, at: Rows) -> Tensor:
+def read_mlp(prepared: Prepared, index: int, reads: SparseReads, deltas: Tensor, at: Rows) -> Tensor:
     """What a layer's MLP reads at some rows, (row, d_model)."""
-    mlp_in, spans = prepared.layers[index].mlp_in, prepared.spans
-    base = to_device_of(mlp_in, deltas)[at]
-    return to_device_of(reads.read(base, deltas, None if spans is None else spans[at], at=at)[0], mlp_in)
-
-
-def count_nodes(prepared: Prepared, step: LayerPlan) -> None:
-    """Count the live nodes of a layer as a share of its work."""
-    live = len(step.heads) + (step.mlp is not None)
-    progress.count(len(prepared.input) * live / (prepared.model.arch.n_heads + 1))
+    mlp_in = prepared.layers[index].mlp_in
+    return to_device_of(reads.read(to_device_of(mlp_in, deltas)[at], deltas, at=at)[0], mlp_in)
 
 
 def places_in_circuits(prepared: Prepared, plans: Sequence[Plan], metric: Metric) -> Places:

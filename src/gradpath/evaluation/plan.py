@@ -17,7 +17,6 @@ Elsewhere its write is that of the corrupted run, exactly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,21 +76,12 @@ class SparseReads:
         lists = in_circuit.nonzero()[:, 1].clone(), sizes.cumsum(0) - sizes
         return cls(targets, n_sources, lists if bool((weights == 1).all()) else (*lists, weights))
 
-    def read(
-        self,
-        base: Tensor,
-        deltas: Tensor,
-        spans: Tensor | None = None,
-        *,
-        at: Rows = slice(None),
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def read(self, base: Tensor, deltas: Tensor, *, at: Rows = slice(None), out: Tensor | None = None) -> Tensor:
         """What the targets read: the corrupted input and what the kept edges bring, (target, row, d_model).
 
         Args:
             base: The corrupted input at the rows of ``at``, (row, d_model).
             deltas: The differences that the live sources write, (source, row, d_model).
-            spans: Not needed where all rows have the same edges.
             at: Some of the rows; by default all.
             out: Where to put the result, on the device of ``base``.
         """
@@ -121,36 +111,13 @@ class SparseReads:
 
 
 @dataclass(frozen=True)
-class SpanReads:
-    """Targets that read different edges at different spans of a prompt: one ``SparseReads`` per span."""
-
-    parts: Sequence[SparseReads]
-
-    @property
-    def targets(self) -> list[int]:
-        return self.parts[0].targets
-
-    def read(self, base: Tensor, deltas: Tensor, spans: Tensor | None = None, *, at: Rows = slice(None)) -> Tensor:
-        """As ``SparseReads.read``; ``spans`` has the span of every row of ``base``."""
-        assert spans is not None, "a circuit of positions needs prompts whose positions are named"
-        deltas = deltas[:, at]
-        read = base.expand(len(self.targets), *base.shape).clone()
-        for i, part in enumerate(self.parts):
-            in_span = spans == i
-            if part.n_sources and bool(in_span.any()):
-                rows = to_device_of(in_span, base)
-                read[:, rows] = part.read(base[rows], deltas[: part.n_sources, in_span])
-        return read
-
-
-@dataclass(frozen=True)
 class LayerPlan:
     """The part of a layer that a circuit needs."""
 
     heads: list[int]  # heads that write to the circuit, and those that share a norm with them
-    attention: SparseReads | SpanReads  # their q, k and v that have a kept edge
+    attention: SparseReads  # their q, k and v that have a kept edge
     head_sources: slice  # the heads among the live sources
-    mlp: SparseReads | SpanReads | None  # if it writes to the circuit
+    mlp: SparseReads | None  # if it writes to the circuit
     mlp_source: int
 
 
@@ -161,7 +128,7 @@ class Plan:
     edges: Bool[Tensor, "source target"]
     sources: Tensor  # the live ones, in order
     layers: list[LayerPlan]
-    logits: SparseReads | SpanReads
+    logits: SparseReads
 
 
 def plan_of(model: Transformer, circuit: Circuit, weights: Float[Tensor, "source target"] | None = None) -> Plan:
@@ -176,18 +143,17 @@ def plan_of(model: Transformer, circuit: Circuit, weights: Float[Tensor, "source
     Returns:
         The plan.
     """
-    graph, mask, masks = circuit.graph, circuit.mask, circuit.masks
+    graph, mask = circuit.graph, circuit.mask
     live = mask.any(1)
     if model.heads_share_a_norm:
         live_heads = graph.sources_by_layer(live)[:, :-1]
         live_heads |= live_heads.any(1, keepdim=True)
-    edges = masks[:, live].mT.to(model.device, model.dtype)  # (span, target, live source)
+    edges = mask[live].mT.to(model.device, model.dtype)  # (target, live source)
     if weights is not None:
         edges = edges * weights[live].mT.to(model.device, model.dtype)
 
-    def reads(targets: list[int], n_sources: int) -> SparseReads | SpanReads:
-        parts = [SparseReads.of(targets, edges_of_span[targets, :n_sources]) for edges_of_span in edges]
-        return SpanReads(parts) if circuit.spans else parts[0]
+    def reads(targets: list[int], n_sources: int) -> SparseReads:
+        return SparseReads.of(targets, edges[targets, :n_sources])
 
     row, fed = (live.cumsum(0) - 1).tolist(), mask.any(0).tolist()
     layers = []

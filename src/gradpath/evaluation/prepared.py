@@ -124,11 +124,6 @@ class Prepared:
         return self.model.position_info(self.batch.start, self.n_positions)
 
     @cached_property
-    def spans(self) -> Tensor | None:
-        """The span of each row, where positions have names."""
-        return None if self.batch.spans is None else self.batch.spans[:, self.batch.start :].flatten()[self.cells]
-
-    @cached_property
     def sizes(self) -> Int[Tensor, " batch"]:
         """The number of rows of each example."""
         return self.batch.last - self.batch.first + 1

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.errors import InputError, reason
-from gradpath.runtime.files import digest_of, write_rows
+from gradpath.runtime.files import check_seal, write_rows
 
 RESAMPLES = 2000
 DRAWN_AT_ONCE = 2**20  # numbers of examples, in bootstrap samples
@@ -28,7 +28,7 @@ FORMAT = 1
 _LARGEST = torch.finfo(torch.float32).max
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """The result of one circuit on one task: the metric of every example, and what follows from it.
 
@@ -190,6 +190,8 @@ def load_result(file: str | Path) -> Result:
         return _parsed(json.loads(Path(file).read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise InputError(f"there is no file {file}. Give a file that result.save wrote.") from None
+    except InputError as problem:
+        raise InputError(f"{file} cannot be used as a result: {problem}") from None
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as problem:
         raise InputError(
             f"{file} cannot be read as a gradpath result ({reason(problem)}). "
@@ -216,9 +218,7 @@ def _parsed(content: Any) -> Result:
             raise ValueError(f"the metric is a finite number: got {row[:3]!r}")
         if not all(isinstance(prompt, str) for prompt in row[3:]):
             raise ValueError("a prompt is text")
-    digest = content.pop("digest", None)
-    if digest not in (None, digest_of(content)):
-        raise ValueError("it was changed or damaged after it was written")
+    check_seal(content)
     columns = list(zip(*rows, strict=True))
     clean, corrupted, circuit = (torch.tensor(column, dtype=torch.float32, device="cpu") for column in columns[:3])
     clean_prompts, corrupted_prompts = columns[3:] or ((), ())

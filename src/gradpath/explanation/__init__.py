@@ -24,26 +24,17 @@ from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.methods import Options, Path, find_method, recorded_method
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, UsageError, unknown
-from gradpath.evaluation import PASSES_PER_CIRCUIT, named_positions
-from gradpath.explanation.measure import (
-    RUNS,
-    BatchWork,
-    Measured,
-    answers_of,
-    check_explainable,
-    measure,
-    names_of_answers,
-    token_logits,
-)
+from gradpath.explanation.measure import RUNS, BatchWork, Measured, check_explainable, measure, token_logits
+from gradpath.explanation.parts import answers_of, names_of_answers
 from gradpath.explanation.roles import Role, known_head_scores, roles_of
 from gradpath.formats.content import optional
 from gradpath.limits import Limits
 from gradpath.model.inspection import token_text
 from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.runtime import distributed
-from gradpath.runtime.progress import Phase
+from gradpath.runtime.progress import bars
 from gradpath.scores import Provenance
-from gradpath.sweep import ShowProgress, own_settings, shown, units
+from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task, encode
 
 
@@ -95,16 +86,8 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """All roles as a dictionary, as ``gradpath explain --json`` prints them."""
-        return {
-            "model": self.model,
-            "task": self.task,
-            "examples": self.examples,
-            "clean": self.clean,
-            "corrupted": self.corrupted,
-            "parts": list(self.parts),
-            "answers": list(self.answers),
-            "nodes": [role.to_json() for role in self.roles],
-        }
+        names = ("model", "task", "examples", "clean", "corrupted", "parts", "answers")
+        return {**{name: getattr(self, name) for name in names}, "nodes": [role.to_json() for role in self.roles]}
 
     def to_pandas(self) -> Any:
         """The roles as a pandas DataFrame, one row per node.
@@ -138,7 +121,7 @@ def explain(
     *,
     batch_size: int | None = None,
     memory: int | None = None,
-    progress: ShowProgress = None,
+    progress: bool = False,
     ablation: str | None = None,
     mean_over: Task | None = None,
 ) -> Explanation:
@@ -150,8 +133,8 @@ def explain(
         task: The examples to look at.
         batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
-        progress: True for a progress bar; or a function, called with the number of examples of each finished batch.
-        ablation: What edges outside the circuit carry; by default the ablation that the circuit was found with.
+        progress: Whether to show progress bars.
+        ablation: How ablated edges are replaced; by default the ablation that the circuit was found with.
         mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
 
     Returns:
@@ -159,10 +142,9 @@ def explain(
     """
     check_explainable(model, circuit)
     limits = Limits(batch_size, memory)
-    phase = Phase("measuring what each node does", units(model, task, 2 + PASSES_PER_CIRCUIT))
-    with own_settings(model), shown(progress, lambda: phase) as progress:
+    with own_settings(model), bars(progress):
         writes = ablation_of(ablation or circuit.provenance.ablation, model, mean_over or task, limits)
-        measured = measure(model, circuit, task, limits=limits, progress=progress, ablation=writes)
+        measured = measure(model, circuit, task, limits=limits, ablation=writes)
     return _explanation(model, circuit, task, measured)
 
 
@@ -217,21 +199,13 @@ class Inside:
 def look_inside(
     model: Transformer, circuit: Circuit, task: Task, *, limits: Limits = Limits(), mean_over: Task | None = None
 ) -> Inside:
-    """Describe what a circuit does on every example of a task. The task should have few examples.
+    """Describe what a circuit does on every example of a task, which should have few.
 
-    Args:
-        model: The model that the circuit is of.
-        circuit: The circuit.
-        task: The examples.
-        limits: How many examples may be run at once.
-        mean_over: The task whose clean prompts means are taken over, if the circuit's ablation uses means.
-
-    Returns:
-        What the nodes and edges do on each example.
+    ``mean_over`` is the task whose clean prompts means are taken over, if the circuit's ablation uses means.
     """
     check_explainable(model, circuit)
     with distributed.alone(), own_settings(model):
-        pairs = named_positions(encode(task, model.tokenizer), [circuit], task, model)
+        pairs = encode(task, model.tokenizer)
         answers, n = answers_of(task, pairs), len(task)
         shape = n, sum(node != "logits" for node in circuit.nodes)
         attention: list[Tensor] = [torch.empty(0)] * n
@@ -344,10 +318,10 @@ def _edge_effects(runs: BatchRuns, circuit: Circuit, method: Path, options: Opti
 
 
 def _method(provenance: Provenance) -> tuple[Path, Options]:
-    """The method that a circuit was found with, if it follows a path and scores edges; else EAP-IG."""
+    """The method that a circuit was found with, if it follows a path; else EAP-IG."""
     with suppress(GradpathError):  # a method of a plug-in that is not loaded, or options of another version
         method, options = recorded_method(provenance)
-        if isinstance(method, Path) and method.of != "nodes" and not method.increments:
+        if isinstance(method, Path):
             return method, options
     default = find_method(defaults.METHOD)
     assert isinstance(default, Path)

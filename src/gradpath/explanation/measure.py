@@ -12,14 +12,7 @@ For an example, a node u of the circuit and the parts p of its prompt::
 
 x_u is the output of u on the clean prompt, x'_u on the corrupted one, or under the circuit's ablation.
 
-A prompt is divided into parts, so that the attention of a query over them adds up to 1. If the data has named spans,
-these are the parts. Otherwise the parts are those of ``spans_of``: before the first difference of the pair, the
-changed part, between that and the end, and the end. Positions without a name (before, between, rest) are split further:
-
-    first token      on which many heads rest
-    right answer     tokens that are the example's correct answer: in IOI the "indirect object"
-    wrong answer     tokens that are its wrong answer: in IOI the "subject", where it is first mentioned
-    after X          the token after such a mention, which a previous-token head marks for an induction head
+The parts are those of ``parts``.
 
 Cost per batch: two forward and two backward passes, the circuit's run, and for every node the unembedding of the last
 position.
@@ -41,80 +34,20 @@ from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import NodeReads
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.evaluation import named_positions
 from gradpath.evaluation.patched_run import run_nodes
 from gradpath.evaluation.plan import Plan, check_same_graph, plan_of
 from gradpath.evaluation.prepared import Prepared
 from gradpath.explanation.experts import NUMBERS, expert_parts, mixtures_of, n_columns
+from gradpath.explanation.parts import Parts, answers_of, parts_of
 from gradpath.limits import Limits
 from gradpath.model.inspection import output_of, patterns
-from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, at_least_float32
 from gradpath.runtime import distributed
-from gradpath.sweep import Progress, own_settings, sweep
-from gradpath.tasks.builtin import TASKS
-from gradpath.tasks.metrics import METRICS
-from gradpath.tasks.spans import PADDING, REST, PositionSpans, spans_of
+from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
-FIRST, AFTER, END = "first token", "after ", "end"
-UNNAMED = ("before", "between", REST)
-SIDES = ("right answer", "wrong answer")
 RUNS = ("clean", "corrupted", "circuit")
 _TOGETHER = 8  # nodes whose direct effect is computed at once
-
-
-def answers_of(task: Task, pairs: Pairs) -> Int[Tensor, "example side answer"] | None:
-    """The correct and the wrong answers of each example, padded with -1; None for labels of another kind."""
-    labels = pairs.labels
-    if task.metric not in METRICS.values() or not isinstance(labels, Tensor) or labels.is_floating_point():
-        return None
-    if labels.ndim not in (2, 3) or labels.shape[1] != len(SIDES):
-        return None
-    return labels.cpu().reshape(len(labels), len(SIDES), -1)
-
-
-def names_of_answers(task: Task) -> tuple[str, str]:
-    """The names of the correct and the wrong answer: in IOI the indirect object and the subject."""
-    known = TASKS.get(task.name)
-    if known is None or known.answers is None or task.about.get("changed") != known.changed:
-        return SIDES
-    return known.answers
-
-
-def parts_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None) -> PositionSpans:
-    """The names of parts that occur in a task's prompts, and the part of each position, -1 for padding."""
-    spans = spans_of(task, pairs, tokenizer, "span")
-    names, at = list(spans.names), spans.at.clone()
-    unnamed = torch.tensor([*(name in UNNAMED for name in names), False], device="cpu")
-
-    def name(where: Tensor, part: str) -> None:
-        """Name the positions that have no name yet."""
-        if part not in names:
-            names.append(part)
-        at[where & unnamed[torch.where(at < len(spans.names), at, PADDING)]] = names.index(part)
-
-    position = torch.arange(at.shape[1], device="cpu")
-    name(position == pairs.last[:, None], END)
-    answers = answers_of(task, pairs)
-    if answers is not None and answers.shape[-1] == 1:  # one of many answers may occur anywhere by chance
-        for side, part in enumerate(names_of_answers(task)):
-            name((pairs.clean[:, :, None] == answers[:, None, side]).any(-1), part)
-        for part in names_of_answers(task):
-            mention = at == names.index(part)
-            name(F.pad(mention[:, :-1], (1, 0)), f"{AFTER}{part}")
-    name(position == 0, FIRST)
-    return _that_occur(PositionSpans(tuple(names), at))
-
-
-def _that_occur(labels: PositionSpans) -> PositionSpans:
-    """Drop names that no position has, and order the others by their mean position."""
-    position = torch.arange(labels.at.shape[1], device="cpu").expand_as(labels.at).double()
-    order = [i for i in range(len(labels.names)) if bool((labels.at == i).any())]
-    order.sort(key=lambda i: float(position[labels.at == i].mean()))
-    number = torch.full((len(labels.names) + 1,), PADDING, device="cpu")
-    number[order] = torch.arange(len(order), device="cpu")
-    return PositionSpans(tuple(labels.names[i] for i in order), number[labels.at])
 
 
 @dataclass(frozen=True)
@@ -123,7 +56,7 @@ class Measured:
 
     sources: list[int]  # the nodes, in the order of the graph
     heads: list[int]  # the heads among them
-    parts: PositionSpans
+    parts: Parts
     answers: Int[Tensor, "example side answer"] | None
     clean: Float[Tensor, " example"]
     corrupted: Float[Tensor, " example"]
@@ -223,7 +156,6 @@ def measure(
     task: Task,
     *,
     limits: Limits = Limits(),
-    progress: Progress | None = None,
     ablation: Ablation | None = None,
     batches: list[Pairs] | None = None,
     inspect: Callable[[BatchWork], None] | None = None,
@@ -236,8 +168,7 @@ def measure(
         circuit: The circuit.
         task: The examples.
         limits: How many examples may be run at once.
-        progress: Called with the number of examples of each finished batch.
-        ablation: What edges outside the circuit carry; by default what they carry on the corrupted prompts.
+        ablation: How ablated edges are replaced; by default what they carry on the corrupted prompts.
         batches: The batches; by default as many examples as fit into memory.
         inspect: Called with the runs of each batch, which then include patterns before the first difference.
         finish: Called with the clean and the corrupted run of each batch at the end, when all else is freed.
@@ -247,7 +178,7 @@ def measure(
     """
     pairs, plan = encode(task, model.tokenizer), plan_of(model, circuit)
     totals = _Totals(model, circuit, parts_of(task, pairs, model.tokenizer), answers_of(task, pairs), len(pairs))
-    pairs = all_positions(named_positions(pairs, [circuit], task, model), ablation)
+    pairs = all_positions(pairs, ablation)
 
     def measure_batch(batch: Pairs) -> dict[str, Tensor]:
         work = _run_batch(model, task, batch, plan, totals.sources, ablation, whole_patterns=inspect is not None)
@@ -269,8 +200,8 @@ def measure(
             model=model,
             task=task,
             doing="explaining",
-            same=lambda: (model.identity, circuit.masks.numpy().tobytes(), ablation is None),
-            progress=progress,
+            same=lambda: (model.identity, circuit.mask.numpy().tobytes(), ablation is None),
+            bar="measuring what each node does",
             batches=batches,
         ):
             pass
@@ -280,9 +211,7 @@ def measure(
 class _Totals:
     """The measurements of all examples, taken in batch by batch."""
 
-    def __init__(
-        self, model: Transformer, circuit: Circuit, parts: PositionSpans, answers: Tensor | None, n: int
-    ) -> None:
+    def __init__(self, model: Transformer, circuit: Circuit, parts: Parts, answers: Tensor | None, n: int) -> None:
         graph = model.graph
         self.model, self.parts, self.answers = model, parts, answers
         self.sources = [graph.source(node) for node in circuit.nodes if node != "logits"]
@@ -308,7 +237,8 @@ class _Totals:
         rows, length = work.runs.batch.index.cpu(), work.runs.batch.clean.shape[1]
         in_part = F.one_hot(self.parts.at[rows, :length] + 1, len(self.parts.names) + 1)[..., 1:].float()
         answers = None if self.answers is None else self.answers[rows].to(self.model.device)
-        measured = _measure_work(work, in_part.to(self.model.device), answers, self.mixtures)
+        in_part = in_part.to(self.model.device, at_least_float32(work.writes).dtype)
+        measured = _measure_work(work, in_part, answers, self.mixtures)
         return {name: x.detach() for name, x in measured.items()}
 
     def add(self, rows: Tensor, new: dict[str, Tensor]) -> None:
@@ -396,6 +326,8 @@ def _measure_work(
 @torch.no_grad()
 def _part_attention(work: BatchWork, in_part: Tensor) -> Float[Tensor, "run batch head part part"]:
     """The mean attention of every head from each part of a prompt to each part, in the three runs."""
+    if not work.patterns:  # a circuit of MLPs alone
+        return in_part.new_zeros(len(RUNS), len(in_part), 0, in_part.shape[-1], in_part.shape[-1])
     queries = in_part[:, work.runs.start :]
     mean = queries / queries.sum(1, keepdim=True).clamp(min=1)
     return torch.cat([torch.einsum("bqp,rbhqk,bkt->rbhpt", mean, x, in_part) for x in work.patterns], dim=2)

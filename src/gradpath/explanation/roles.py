@@ -25,7 +25,8 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.explanation.experts import Expert, experts_of
-from gradpath.explanation.measure import AFTER, END, FIRST, RUNS, UNNAMED, Measured
+from gradpath.explanation.measure import RUNS, Measured
+from gradpath.explanation.parts import AFTER, END, FIRST, UNNAMED
 from gradpath.graph import kind, node_of
 from gradpath.model.inspection import patterns, token_text
 from gradpath.model.transformer import Transformer, at_least_float32
@@ -153,7 +154,7 @@ def roles_of(
 def reads_of(circuit: Circuit) -> dict[str, dict[str, list[Read]]]:
     """The strongest incoming edges of every node, by q, k, v, mlp or logits."""
     incoming = dict[str, dict[str, list[tuple[float, str]]]]()
-    for source, target, score in circuit.anywhere().named_edges():
+    for source, target, score in circuit.named_edges():
         incoming.setdefault(node_of(target), {}).setdefault(kind(target), []).append((score, source))
     reads = dict[str, dict[str, list[Read]]]()
     for node, kinds in incoming.items():
@@ -192,7 +193,7 @@ def _writes(model: Transformer, measured: Measured) -> list[Writes]:
         if measured.answers is not None and measured.answer_logits is not None:
             # An answer counts among the other tokens only where it is not an answer.
             is_token = measured.answers >= 0
-            token, added = measured.answers[is_token], measured.answer_logits[:, row][is_token]
+            token, added = measured.answers[is_token], measured.answer_logits[:, row][is_token].to(logits)
             total = torch.zeros_like(logits).index_add_(0, token, added)
             count = torch.zeros_like(logits).index_add_(0, token, torch.ones_like(added))
             usable = count < n
@@ -260,14 +261,9 @@ def _the(part: str) -> str:
 
 @torch.no_grad()
 def known_head_scores(model: Transformer, heads: Sequence[int]) -> Float[Tensor, "head score"]:
-    """Score heads as previous-token, duplicate-token, induction and copying heads.
+    """Score heads, given as sources of the graph, as previous-token, duplicate-token, induction and copying heads.
 
-    Args:
-        model: The model.
-        heads: The heads, as sources of the graph.
-
-    Returns:
-        The scores in the order of ``SCORES``, from 0 to 1; NaN for a model with too few tokens or positions.
+    Scores are from 0 to 1, in the order of ``SCORES``; NaN for a model with too few tokens or positions.
     """
     ids, front = _repeated_tokens(model)
     length = (ids.shape[1] - front) // 2

@@ -1,7 +1,7 @@
 """Files of other tools: read and write scores and circuits, one module per tool.
 
 >>> sorted(FORMATS)
-['circuit', 'csv', 'dot', 'eap-ig', 'eap-ig-pt', 'graphml', 'mib', 'scores']
+['circuit', 'dot', 'eap-ig', 'graphml', 'mib', 'scores']
 
 In Python::
 
@@ -9,9 +9,8 @@ In Python::
     formats.write(content, "circuit.graphml")         # the format by the name, or to="graphml"
     circuit.to_networkx(), circuit.to_pandas(), scores.to_pandas()
 
-Facts that a format has no field for are stored as notes, if it allows them, and restored on reading. Scores that are
-split by span are written as their sum over the prompt, except in the format ``scores``. Content that a format cannot
-represent, such as scores of all edges in a drawing, is refused.
+Facts that a format has no field for are stored as notes, if it allows them, and restored on reading. Content that a
+format cannot represent, such as scores of all edges in a drawing, is refused.
 
 Packages add a format with ``FORMATS.add("name", Format(".suffix", "What it is.", write, read), owner="package")``.
 """
@@ -27,24 +26,14 @@ from typing import Any
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError, reason, warn
 from gradpath.formats.content import Content
-from gradpath.formats.eap_ig import eap_ig_bytes, eap_ig_content, eap_ig_text, read_eap_ig_pt, write_mib_scores
-from gradpath.formats.edges import (
-    csv_text,
-    dot,
-    from_networkx,
-    from_pandas,
-    graphml,
-    read_csv,
-    read_graphml,
-    to_networkx,
-    to_pandas,
-)
+from gradpath.formats.eap_ig import eap_ig_content, eap_ig_text, write_mib_scores
+from gradpath.formats.edges import dot, from_networkx, graphml, read_graphml, to_networkx, to_pandas
 from gradpath.graph import pruned
 from gradpath.registry import Registry
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores, load_scores
 
-__all__ = ["FORMATS", "Content", "Format", "from_networkx", "from_pandas", "read", "to_networkx", "to_pandas", "write"]
+__all__ = ["FORMATS", "Content", "Format", "from_networkx", "read", "to_networkx", "to_pandas", "write"]
 
 # What other people's parsers raise on damaged files.
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
@@ -59,14 +48,12 @@ class Format:
         about: One sentence for ``gradpath ls formats``.
         write: A function of the content, the file to write, and the model's width if the user gave it.
         read: A function of the file; None if the format can only be written.
-        spans: Whether it can represent a circuit with edges at spans.
     """
 
     suffix: str
     about: str
     write: Callable[[Content, Path, int | None], None]
     read: Callable[[Path], Content] | None = None
-    spans: bool = False
 
 
 FORMATS = Registry[Format]("format", [__name__])
@@ -102,7 +89,7 @@ def read(file: str | Path) -> Content:
 
 def _warn_of_loose_edges(circuit: Circuit | None, name: str) -> None:
     """Warn of edges that are on no path from input to logits, in a circuit that another tool selected."""
-    if circuit is None or circuit.spans or circuit.provenance.selection:
+    if circuit is None or circuit.provenance.selection:
         return
     if loose := len(circuit) - int(pruned(circuit.graph, circuit.mask).sum()):
         warn(
@@ -124,13 +111,7 @@ def write(
         d_model: The model's width, for files of the EAP-IG library, if the content does not record it.
     """
     path, content = Path(file), Content.of(content)
-    name = format_of(path, to)
-    if content.circuit is not None and content.circuit.spans and not FORMATS[name].spans:
-        raise UsageError(
-            f"the circuit has edges at some positions of a prompt, which the format {name!r} cannot represent. Save "
-            "it as .json, or in Python write circuit.anywhere(), which has each edge once for all positions."
-        )
-    FORMATS[name].write(content, path, d_model)
+    FORMATS[format_of(path, to)].write(content, path, d_model)
 
 
 def format_of(file: Path, to: str | None = None) -> str:
@@ -159,27 +140,18 @@ def _read_json(file: Path) -> Content:
 
 
 _BUILT_IN = {
-    "circuit": Format(
-        ".json", "A circuit of gradpath.", lambda x, file, _: x.need_circuit().save(file), _read_json, spans=True
-    ),
+    "circuit": Format(".json", "A circuit of gradpath.", lambda x, file, _: x.need_circuit().save(file), _read_json),
     "scores": Format(
         ".safetensors",
         "Scores of gradpath.",
         lambda x, file, _: x.need_scores().save(file),
         lambda file: Content(load_scores(file)),
-        spans=True,
     ),
     "eap-ig": Format(
         ".eap-ig.json",
         "A Graph of the EAP-IG library as JSON, also a submission to MIB: scores and a circuit.",
         lambda x, file, d_model: write_atomically(file, eap_ig_text(x, d_model)),
         _read_json,
-    ),
-    "eap-ig-pt": Format(
-        ".pt",
-        "A Graph of the EAP-IG library as tensors, read without running code: scores and a circuit.",
-        lambda x, file, d_model: write_atomically(file, eap_ig_bytes(x, d_model)),
-        read_eap_ig_pt,
     ),
     "mib": Format(
         ".mib",
@@ -196,12 +168,6 @@ _BUILT_IN = {
         ".dot",
         "A circuit for Graphviz; written only.",
         lambda x, file, _: write_atomically(file, dot(x.need_circuit())),
-    ),
-    "csv": Format(
-        ".csv",
-        "A table of edges: scores, a circuit or both.",
-        lambda x, file, _: write_atomically(file, csv_text(x)),
-        read_csv,
     ),
 }
 for _name, _entry in _BUILT_IN.items():

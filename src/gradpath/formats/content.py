@@ -31,10 +31,7 @@ class Content:
             )
         if self.scores is None or self.circuit is None:
             return
-        index, spans = self.circuit.index.T, self.scores.by_span
-        values = self.scores.values.cpu()[*index]
-        if self.circuit.span is not None and spans is not None and spans.names == self.circuit.spans:
-            values = spans.values.cpu()[self.circuit.span, *index]
+        values = self.scores.values.cpu()[*self.circuit.index.T]
         if not torch.equal(values, self.circuit.scores.cpu()):
             raise InputError(
                 "the circuit was not selected from these scores: its edges have other scores. Give files of one find."

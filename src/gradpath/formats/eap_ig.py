@@ -1,23 +1,15 @@
-"""The ``Graph`` of the EAP-IG library, as JSON (also a submission to MIB) and as a PyTorch file.
+"""The ``Graph`` of the EAP-IG library as JSON, also a submission to MIB.
 
-The JSON is one object::
+A file is one object::
 
     cfg    n_layers, n_heads, parallel_attn_mlp, d_model
     nodes  name -> in_graph, and score if nodes were scored
     edges  name -> score, in_graph              every edge of the model, such as a0.h3->a5.h1<k>
 
-The PyTorch file, of the library's ``to_pt`` and ``from_pt``, has the same as tensors::
-
-    cfg, src_nodes, dst_nodes                   names in the order of the tensors, which is also ours
-    edges_scores, edges_in_graph                (source, target)
-    nodes_in_graph, nodes_scores                (source,); the second if nodes were scored
-
-Both have scores of all edges and a circuit at once; graph, names and sign are the same as in gradpath. If there is
+It has scores of all edges and a circuit at once; graph, names and sign are the same as in gradpath. If there is
 only a circuit, edges outside it are written with score 0. A node is in if an edge of the circuit enters it and
 one leaves it. How scores and circuit were made, and the order of the edges, go under a further key ``gradpath``,
 which the library ignores. Files with a selection of neurons are refused.
-
-A PyTorch file can contain code, so it is opened with ``weights_only``: only tensors, numbers, text and containers.
 
 MIB's submission is a folder per task and model, with importances of all edges or with nine circuits::
 
@@ -30,11 +22,8 @@ then push it to the hub.
 
 from __future__ import annotations
 
-import io
 import json
-import math
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,14 +34,12 @@ from torch import Tensor
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, warn
 from gradpath.evaluation.mib import FRACTIONS, edges_at
-from gradpath.formats.content import Content, check_named, graph_in, parsed
+from gradpath.formats.content import Content, check_named, graph_in
 from gradpath.graph import Graph
 from gradpath.runtime.files import write_atomically, write_together
 from gradpath.scores import Provenance, Scores, checked_about
 
 NOTES = "gradpath"
-NEEDED = ("cfg", "src_nodes", "dst_nodes", "edges_scores", "edges_in_graph", "nodes_in_graph")
-NEURONS = "it selects neurons, but circuits of gradpath consist of edges. Save it without neurons."
 _SHAPE = ("n_layers", "n_heads", "parallel_attn_mlp", "d_model")
 # Of MIB's leaderboard.
 MIB_TASKS = ("ioi", "mcqa", "arithmetic-addition", "arithmetic-subtraction", "arc-easy", "arc-challenge")
@@ -65,36 +52,8 @@ MIB_MODELS = {
 }
 
 
-def eap_ig_bytes(content: Content, d_model: int | None = None) -> bytes:
-    """The bytes of a file that ``eap.graph.Graph.from_pt`` reads."""
-    tensors, node_scores = _tensors(content, d_model)
-    if node_scores:
-        values = [node_scores.get(name, math.nan) for name in content.graph.sources]
-        tensors["nodes_scores"] = torch.tensor(values, dtype=torch.float32, device="cpu")
-    out = io.BytesIO()
-    torch.save({**tensors, NOTES: json.dumps(tensors[NOTES])}, out)
-    return out.getvalue()
-
-
 def eap_ig_text(content: Content, d_model: int | None = None) -> str:
     """The text of a file that ``eap.graph.Graph.from_json`` reads."""
-    tensors, node_scores = _tensors(content, d_model)
-    graph = content.graph
-    inside = [*tensors["nodes_in_graph"].tolist(), True]  # logits is always in
-    nodes = {name: {"in_graph": is_in} for name, is_in in zip((*graph.sources, "logits"), inside, strict=True)}
-    for name, score in node_scores.items():
-        nodes[name]["score"] = score
-    pairs = graph.mask.nonzero()
-    columns = (tensors[name][*pairs.T].tolist() for name in ("edges_scores", "edges_in_graph"))
-    edges = {
-        graph.edge(*pair): {"score": score, "in_graph": is_in}
-        for pair, score, is_in in zip(pairs.tolist(), *columns, strict=True)
-    }
-    return json.dumps({"cfg": tensors["cfg"], "nodes": nodes, "edges": edges, NOTES: tensors[NOTES]}) + "\n"
-
-
-def _tensors(content: Content, d_model: int | None) -> tuple[dict[str, Any], Mapping[str, float]]:
-    """The content of a PyTorch file, and the scores of nodes by name."""
     graph, circuit = content.graph, content.circuit
     values = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float32, device="cpu")
     inside = torch.zeros_like(values, dtype=torch.bool)
@@ -103,27 +62,35 @@ def _tensors(content: Content, d_model: int | None) -> tuple[dict[str, Any], Map
         values[*circuit.index.T] = circuit.scores
     if content.scores is not None:
         values = content.scores.values.cpu()
-    abouts = [about for about in content.about.values() if about is not None]
+    about, *_ = abouts = [about for about in content.about.values() if about is not None]
     width = d_model or next((about["d_model"] for about in abouts if about.get("d_model")), None)
     if width is None:
         raise UsageError(
             "a file of the EAP-IG library needs the model's width, which is not recorded here: give it with "
             "--d-model N (d_model=N in Python)."
         )
+    shape = dict(zip(_SHAPE, (graph.n_layers, graph.n_heads, graph.parallel, width), strict=True))
+    nodes = _nodes(graph, inside)
+    for name, score in about.get("node_scores", {}).items():
+        nodes[name]["score"] = score
+    pairs = graph.mask.nonzero()
+    columns = (column[*pairs.T].tolist() for column in (values, inside))
+    edges = {
+        graph.edge(*pair): {"score": score, "in_graph": is_in}
+        for pair, score, is_in in zip(pairs.tolist(), *columns, strict=True)
+    }
+    notes = {**content.about, "order": [] if circuit is None else circuit.edges}
+    cfg = {**about.get("cfg", {}), **shape}
+    return json.dumps({"cfg": cfg, "nodes": nodes, "edges": edges, NOTES: notes}) + "\n"
+
+
+def _nodes(graph: Graph, inside: Tensor) -> dict[str, dict[str, Any]]:
+    """The nodes, each with whether an edge of the circuit enters it and one leaves it."""
     entered = torch.zeros(graph.n_sources + 1, dtype=torch.bool, device="cpu")
     entered[graph.node_of_target[inside.any(0)]] = True
     entered[0] = True  # input, which no edge enters
-    shape = dict(zip(_SHAPE, (graph.n_layers, graph.n_heads, graph.parallel, width), strict=True))
-    tensors = {
-        "cfg": {**abouts[0].get("cfg", {}), **shape},
-        "src_nodes": list(graph.sources),
-        "dst_nodes": list(graph.targets),
-        "edges_scores": values,
-        "edges_in_graph": inside,
-        "nodes_in_graph": entered[:-1] & inside.any(1),
-        NOTES: {**content.about, "order": [] if circuit is None else circuit.edges},
-    }
-    return tensors, abouts[0].get("node_scores", {})
+    is_in = [*(entered[:-1] & inside.any(1)).tolist(), True]  # logits is always in
+    return {name: {"in_graph": value} for name, value in zip((*graph.sources, "logits"), is_in, strict=True)}
 
 
 def eap_ig_content(content: Mapping[str, Any]) -> Content:
@@ -132,7 +99,7 @@ def eap_ig_content(content: Mapping[str, Any]) -> Content:
     nodes = {name: node for name, node in content["nodes"].items() if isinstance(node, Mapping)}
     check_named(graph, len(content["edges"]))
     if any("neurons" in node for node in nodes.values()):
-        raise InputError(NEURONS)
+        raise InputError("it selects neurons, but circuits of gradpath consist of edges. Save it without neurons.")
     values = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float32, device="cpu")
     inside = torch.zeros_like(values, dtype=torch.bool)
     index = torch.tensor([graph.index(name) for name in content["edges"]], dtype=torch.long, device="cpu")
@@ -141,53 +108,6 @@ def eap_ig_content(content: Mapping[str, Any]) -> Content:
     inside[*pairs] = torch.tensor([bool(edge["in_graph"]) for edge in edges], device="cpu")
     scored = {name: node["score"] for name, node in nodes.items() if node.get("score") is not None}
     return _content(graph, values, inside, scored, content)
-
-
-def read_eap_ig_pt(file: Path) -> Content:
-    """The scores and the circuit in a PyTorch file of the library. No code in it is run."""
-    tensors = _load(file)
-    missing = [name for name in NEEDED if name not in tensors]
-    if missing:
-        raise InputError(f"it has no {', '.join(missing)}, so it is not a Graph of the EAP-IG library.")
-    if "neurons_in_graph" in tensors:
-        raise InputError(NEURONS)
-    graph = _graph(tensors["cfg"])
-    if tuple(tensors["src_nodes"]) != graph.sources or tuple(tensors["dst_nodes"]) != graph.targets:
-        raise InputError("its nodes are not those of its cfg, or are in another order.")
-    values, inside = tensors["edges_scores"], tensors["edges_in_graph"]
-    for tensor in (values, inside):
-        dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_complex()
-        if not dense or tensor.shape != graph.mask.shape:
-            raise InputError(f"its edges need real, dense tensors of shape {tuple(graph.mask.shape)}.")
-    # When the library selects nodes it marks whole rows, also where there is no edge.
-    values, inside = values.float() * graph.mask, inside.bool() & graph.mask
-    scores = tensors.get("nodes_scores")
-    named = [] if scores is None else zip(graph.sources, scores.tolist(), strict=True)
-    scored = {name: score for name, score in named if not math.isnan(score)}
-    if NOTES in tensors:
-        tensors[NOTES] = parsed(tensors[NOTES], "it")
-    return _content(graph, values, inside, scored, tensors)
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        # PyTorch never compresses, but it does decompress, and a few bytes can decompress to any size.
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
-                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                    raise InputError("it is compressed, which PyTorch's files never are. Save it again.")
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, InputError):
-        raise
-    except Exception as problem:  # of many kinds: a file can be broken anywhere
-        line = str(problem).strip().partition("\n")[0]
-        raise InputError(
-            f"it cannot be opened without running code that it may contain ({line}). Save it again as plain "
-            "tensors, or as JSON."
-        ) from None
-    if not isinstance(tensors, dict):
-        raise InputError("it is not a Graph of the EAP-IG library.")
-    return tensors
 
 
 def _graph(cfg: Any) -> Graph:

@@ -30,7 +30,7 @@ def circuit_hooks(hooked: Any, circuit: Circuit, corrupted: Tensor) -> Hooks:
     Args:
         hooked: A ``transformer_lens.HookedTransformer``. Its switches ``use_attn_result``, ``use_split_qkv_input`` and
             ``use_hook_mlp_in`` are turned on, and ``ungroup_grouped_query_attention`` if it has grouped heads.
-        circuit: The circuit, without positions.
+        circuit: The circuit.
         corrupted: The token ids of the corrupted prompts, (prompt, pos), in the order and length of the clean ones.
 
     Returns:
@@ -83,8 +83,6 @@ def _read_hooks(graph: Graph, removed: Callable[[slice], Tensor]) -> Hooks:
 def _prepare(hooked: Any, graph: Graph, circuit: Circuit) -> None:
     """Refuse a circuit or model that hooks cannot run, and turn on the switches that the hooks need."""
     cfg = hooked.cfg
-    if circuit.spans:
-        raise InputError("a circuit with edges at spans cannot be run by hooks: use circuit.anywhere().")
     if (cfg.n_layers, cfg.n_heads, bool(cfg.parallel_attn_mlp)) != (graph.n_layers, graph.n_heads, graph.parallel):
         raise InputError(
             f"the circuit is of a model with {graph.n_layers} layers of {graph.n_heads} heads, and this "

@@ -34,11 +34,11 @@ from gradpath.grid.request import CUSTOM, GRIDS, MethodSpec, Request
 from gradpath.model.transformer import Transformer
 from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
-from gradpath.runtime.files import digest_of, write_atomically
+from gradpath.runtime.files import check_seal, sealed, write_atomically
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import find_selection, nested_order, select_many
 from gradpath.selection.ranking import edge_count
-from gradpath.sweep import Progress, own_settings
+from gradpath.sweep import own_settings
 from gradpath.tasks import Task
 from gradpath.tasks.load import draw_task
 from gradpath.tasks.task import task_digest
@@ -77,21 +77,21 @@ class Store:
             file = self._cell_file(key)
             try:
                 content = json.loads(file.read_text(encoding="utf-8"))
-                digest, value = content.pop("digest"), content["value"]
-                if digest != digest_of(content) or not isinstance(value, dict):
-                    raise ValueError("it was changed after it was written")
+                check_seal(content)
+                value = content["value"]
+                if "digest" not in content or not isinstance(value, dict):
+                    raise ValueError("it has no digest or no value")
                 return value if _canonical(content["key"]) == _canonical(key) else None
             except FileNotFoundError:
                 return None
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+            except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
                 warn(f"{file} is damaged ({reason(problem)}), so it is measured again.")
                 return None
 
         return distributed.on_first_rank(read)
 
     def keep_cell(self, key: Key, value: Mapping[str, Any]) -> None:
-        content = {"key": key, "value": value}
-        text = json.dumps({**content, "digest": digest_of(content)}, indent=1, sort_keys=True)
+        text = json.dumps(sealed({"key": key, "value": value}), indent=1, sort_keys=True)
         distributed.on_first_rank(lambda: write_atomically(self._cell_file(key), text + "\n"))
 
     def scores(self, key: Key) -> Scores | None:
@@ -184,7 +184,7 @@ class Bench:
         return self.model.name.rstrip("/").rpartition("/")[2] or self.model.arch.family
 
     def task(self, name: str, split: str) -> Task:
-        """The examples to attribute ("train") or to measure on ("test"): as many as requested, or all."""
+        """The examples for attribution ("train") or evaluation ("test"): as many as requested, or all."""
         if (name, split) not in self._tasks:
             self._tasks[name, split] = self._load_task(name, split)
         return self._tasks[name, split]
@@ -227,21 +227,19 @@ class Bench:
         key = {**self.task_key(task, "train"), "kind": "scores", "method": method.name, "options": method.options}
         return key if self.request.ablation == CORRUPTED else {**key, "ablation": self.request.ablation}
 
-    def scores(self, task: str, method: MethodSpec, progress: Progress | None = None) -> Scores:
+    def scores(self, task: str, method: MethodSpec) -> Scores:
         """A method's scores: read from the store, or computed and stored."""
         key = self.scores_key(task, method)
         scores = self.store.scores(key)
-        return self.store.keep_scores(key, *self.attribute(task, method, progress)) if scores is None else scores
+        return self.store.keep_scores(key, *self.attribute(task, method)) if scores is None else scores
 
-    def attribute(self, task: str, method: MethodSpec, progress: Progress | None = None) -> tuple[Scores, float]:
+    def attribute(self, task: str, method: MethodSpec) -> tuple[Scores, float]:
         """A method's scores, computed now, and the CPU seconds that they took."""
         train, entry = self.task(task, "train"), find_method(method.name)
         limits, ablation = self.request.limits, self.request.ablation
 
         def score() -> list[Scores]:
-            return attribute_at_steps(
-                self.model, train, entry, method.options, limits=limits, progress=progress, ablation=ablation
-            )
+            return attribute_at_steps(self.model, train, entry, method.options, limits=limits, ablation=ablation)
 
         with own_settings(self.model):
             [scores], seconds = timed(score)

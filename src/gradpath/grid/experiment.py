@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from gradpath._version import __version__
 from gradpath.errors import UsageError
 from gradpath.grid.bench import Bench
-from gradpath.grid.jobs import Job, Watch, run_jobs
+from gradpath.grid.jobs import Job, run_jobs
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import save
 from gradpath.runtime import distributed
@@ -208,13 +208,7 @@ class Written:
 
 
 def reproduce(
-    bench: Bench,
-    experiments: Sequence[Experiment],
-    out: Path,
-    *,
-    command: str,
-    watch: Watch | None = None,
-    note: Note = lambda text: None,
+    bench: Bench, experiments: Sequence[Experiment], out: Path, *, command: str, note: Note = lambda text: None
 ) -> list[Written]:
     """Run experiments and write their results; finished measurements are not repeated.
 
@@ -224,7 +218,6 @@ def reproduce(
             skipped with a note otherwise.
         out: The folder to write to.
         command: The command line, for the record.
-        watch: Shows the progress of all experiments together.
         note: Called with messages for the user.
 
     Returns:
@@ -241,7 +234,7 @@ def reproduce(
             raise UsageError(refusal)
         else:
             note(f"skipped {experiment.name}: {refusal}")
-    run_jobs(bench, [job for experiment in runnable for job in experiment.jobs(bench)], watch)
+    run_jobs(bench, [job for experiment in runnable for job in experiment.jobs(bench)])
     about = _provenance(bench, command)
     written = []
     for experiment in runnable:

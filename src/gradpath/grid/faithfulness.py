@@ -64,11 +64,7 @@ SELECTION_TITLES = {
     "top": "top-n edges by |score|",
     "greedy": "greedy from the logits",
     "signed": "top-n edges by score, the sign counted",
-    "balanced": "balanced by sign",
     "refined": "refined on the circuit itself",
-    "ratio": "six positive edges to four",
-    "stable": "of a stable sign",
-    "exchanged": "refined, then edges exchanged",
     "learned": "learned as weights of edges",
     "acdc": "ACDC, by threshold",
 }
@@ -304,8 +300,8 @@ def _by_method(
 def examples_of(row: Row) -> str:
     """The numbers of examples that were attributed and measured, as text."""
     if not row.get("held_out", True):
-        return f"{row['examples']} examples, both attributed and measured: nothing is held out"
-    return f"{row['examples_attributed']} examples to attribute, {row['examples']} others to measure"
+        return f"{row['examples']} examples for both attribution and evaluation: nothing is held out"
+    return f"{row['examples_attributed']} examples for attribution, {row['examples']} held out"
 
 
 def _task_section(rows: Sequence[Row]) -> str:

@@ -1,40 +1,28 @@
 """Jobs: pieces of work that fill the store, run one after the other under one progress bar.
 
-A job knows how to run, and what it still costs: nothing, if its cells are in the store. Costs are counted in passes
-over one example. The bar estimates the remaining time from them.
+A job knows how to run, and which of its results are missing: none, if all of them are in the store.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from gradpath.circuit import Circuit
-from gradpath.evaluation import PASSES_PER_CIRCUIT, evaluate_many
+from gradpath.evaluation import evaluate_many
 from gradpath.evaluation.result import Result
-from gradpath.grid.bench import Bench, Key, digest, timed
+from gradpath.grid.bench import Bench, Key, timed
 from gradpath.grid.request import MethodSpec
-from gradpath.selection import find_selection, selecting_passes, variants, with_values
-from gradpath.sweep import Progress
+from gradpath.runtime.progress import describe, progress_bar
+from gradpath.selection import find_selection, variants, with_values
 
 # Circuits measured together, after one set-up. With so many the set-up costs little, and a killed run loses few.
 TOGETHER = 64
-Advance = Callable[[float], None]
-Planned = set[str]  # digests of the keys that earlier jobs will store
 CircuitSpec = tuple[MethodSpec, str, int]  # the method of its scores, its selection, its number of edges
 UNSIZED = 0  # in place of a number of edges: the selection decides, and gives a circuit for each threshold
-
-
-class Watch(Protocol):
-    """Shows progress."""
-
-    def begin(self, total: float) -> None: ...
-    def start(self, title: str) -> None: ...
-    def advance(self, done: float) -> None: ...
 
 
 @runtime_checkable
@@ -43,50 +31,22 @@ class Job(Protocol):
 
     @property
     def title(self) -> str: ...
-    def remaining(self, bench: Bench, planned: Planned) -> float:
-        """The cost of the results that are not stored yet, in passes over one example.
+    def missing(self, bench: Bench) -> Collection[object]:
+        """The results that are not stored yet."""
 
-        Keys in ``planned`` cost nothing; the job adds its own.
-        """
-
-    def run(self, bench: Bench, advance: Advance) -> None:
-        """Compute and store the missing results. Calls ``advance`` with costs that add up to ``remaining``."""
+    def run(self, bench: Bench) -> None:
+        """Compute and store the missing results."""
 
 
-def run_jobs(bench: Bench, jobs: Sequence[Job], watch: Watch | None = None) -> None:
+def run_jobs(bench: Bench, jobs: Sequence[Job]) -> None:
     """Run all jobs that are not finished, in order."""
-    planned: Planned = set()
-    costs = [job.remaining(bench, planned) for job in jobs]
-    if watch and any(costs):
-        watch.begin(sum(costs))
-    for job, cost in zip(jobs, costs, strict=True):
-        if not cost:
-            continue
-        if watch:
-            watch.start(job.title)
-        shown = 0.0
-
-        def advance(done: float, cost: float = cost) -> None:
-            nonlocal shown
-            done = min(done, cost - shown)  # a job never shows more than its cost
-            shown += done
-            if watch:
-                watch.advance(done)
-
-        job.run(bench, advance)
-        advance(cost)
-
-
-def scaled(advance: Advance, cost: float) -> Progress:
-    """Progress in examples, reported as ``cost`` passes for each."""
-    return lambda done: advance(done * cost)
-
-
-def plan(key: Key, planned: Planned) -> bool:
-    """Add a key to those planned; False if it already was one of them."""
-    before = len(planned)
-    planned.add(digest(key))
-    return len(planned) > before
+    left = [job for job in jobs if job.missing(bench)]
+    with progress_bar("jobs" if left else "", len(left), unit="job") as bar:
+        for job in left:
+            describe(bar, job.title)
+            if job.missing(bench):  # an earlier job may have stored the same results
+                job.run(bench)
+            bar.update()
 
 
 @dataclass(frozen=True)
@@ -100,14 +60,12 @@ class ScoreJob:
     def title(self) -> str:
         return f"{self.task}: scoring with {self.method.label}"
 
-    def remaining(self, bench: Bench, planned: Planned) -> float:
+    def missing(self, bench: Bench) -> list[Key]:
         key = bench.scores_key(self.task, self.method)
-        if bench.store.has_scores(key) or not plan(key, planned):
-            return 0.0
-        return len(bench.task(self.task, "train")) * self.method.cost(bench.model)
+        return [] if bench.store.has_scores(key) else [key]
 
-    def run(self, bench: Bench, advance: Advance) -> None:
-        bench.scores(self.task, self.method, scaled(advance, self.method.cost(bench.model)))
+    def run(self, bench: Bench) -> None:
+        bench.scores(self.task, self.method)
 
 
 @dataclass(frozen=True)
@@ -137,28 +95,18 @@ class CircuitJob:
         cell = bench.store.cell
         return [(group, [x for x in group if cell(circuit_key(bench, self.task, *x)) is None]) for group in groups]
 
-    def remaining(self, bench: Bench, planned: Planned) -> float:
-        cost, n_edges = 0.0, bench.model.graph.n_edges
-        n_train, n_test = (len(bench.task(self.task, split)) for split in ("train", "test"))
-        for _, missing in self.groups(bench):
-            new = [spec for spec in missing if plan(circuit_key(bench, self.task, *spec), planned)]
-            cost += sum(ScoreJob(self.task, method).remaining(bench, planned) for method in _methods_of(new))
-            n_sizes = Counter(spec[:2] for spec in new)
-            cost += n_train * sum(selecting_passes(how, n_train, n_edges, n) for (_, how), n in n_sizes.items())
-            cost += n_test * _cost(new)
-        return cost
+    def missing(self, bench: Bench) -> list[CircuitSpec]:
+        return [spec for _, missing in self.groups(bench) for spec in missing]
 
-    def run(self, bench: Bench, advance: Advance) -> None:
+    def run(self, bench: Bench) -> None:
         for group, missing in self.groups(bench):
             if missing:
-                self._measure(bench, group, missing, advance)
+                self._measure(bench, group, missing)
 
-    def _measure(
-        self, bench: Bench, group: Sequence[CircuitSpec], missing: Sequence[CircuitSpec], advance: Advance
-    ) -> None:
+    def _measure(self, bench: Bench, group: Sequence[CircuitSpec], missing: Sequence[CircuitSpec]) -> None:
         circuits: dict[CircuitSpec, Circuit] = {}
         for method in _methods_of(missing):
-            scores = bench.scores(self.task, method, scaled(advance, method.cost(bench.model)))
+            scores = bench.scores(self.task, method)
             for how in self.hows:
                 names = {name for name, _ in points(how, self.counts)}
                 specs = [spec for spec in missing if spec[0] == method and spec[1] in names]
@@ -176,7 +124,6 @@ class CircuitJob:
             [circuits.get(spec, empty) for spec in group],
             bench.task(self.task, "test"),
             bench.request.limits,
-            progress=scaled(advance, _cost(missing)),
             ablation=bench.request.ablation,
             mean_over=bench.task(self.task, "train"),
         )
@@ -208,13 +155,11 @@ class MatchedJob:
         sizes = tuple(dict.fromkeys(n for n in self._sizes(bench) if n))
         return CircuitJob(self.task, self.methods[:1], self.random, sizes)
 
-    def remaining(self, bench: Bench, planned: Planned) -> float:
-        unknown = sum(n is None for n in self._sizes(bench))
-        later = unknown * len(self.random) * PASSES_PER_CIRCUIT * len(bench.task(self.task, "test"))
-        return later + self._job(bench).remaining(bench, planned)
+    def missing(self, bench: Bench) -> list[object]:
+        return [n for n in self._sizes(bench) if n is None] + list[object](self._job(bench).missing(bench))
 
-    def run(self, bench: Bench, advance: Advance) -> None:
-        self._job(bench).run(bench, advance)
+    def run(self, bench: Bench) -> None:
+        self._job(bench).run(bench)
 
 
 def _methods_of(specs: Sequence[CircuitSpec]) -> list[MethodSpec]:
@@ -226,11 +171,6 @@ def points(how: str, counts: Iterable[int]) -> list[tuple[str, int]]:
     if find_selection(how)[0].sized:
         return [(how, n) for n in counts]
     return [(name, UNSIZED) for name in variants(how).values()]
-
-
-def _cost(specs: Sequence[CircuitSpec]) -> float:
-    """Passes over one example: the set-up and the circuits."""
-    return 2 + PASSES_PER_CIRCUIT * len(specs) if specs else 0.0
 
 
 def circuit_key(bench: Bench, task: str, method: MethodSpec, how: str, n: int) -> Key:
@@ -279,12 +219,11 @@ class CellJob:
 
     title: str
     key: Key
-    cost: float
-    compute: Callable[[Advance], Mapping[str, Any]]
+    compute: Callable[[], Mapping[str, Any]]
 
-    def remaining(self, bench: Bench, planned: Planned) -> float:
-        return self.cost if bench.store.cell(self.key) is None and plan(self.key, planned) else 0.0
+    def missing(self, bench: Bench) -> list[Key]:
+        return [self.key] if bench.store.cell(self.key) is None else []
 
-    def run(self, bench: Bench, advance: Advance) -> None:
-        value, seconds = timed(lambda: self.compute(advance))
+    def run(self, bench: Bench) -> None:
+        value, seconds = timed(self.compute)
         bench.store.keep_cell(self.key, {**value, "cpu_seconds": round(seconds, 3)})

@@ -17,7 +17,6 @@ from gradpath.attribution.methods import find_method
 from gradpath.errors import UsageError, check_choice
 from gradpath.evaluation import mib
 from gradpath.limits import Limits
-from gradpath.model.transformer import Transformer
 from gradpath.registry import option_value
 from gradpath.selection import find_selection
 from gradpath.selection.ranking import check_sparsity, sets_own_size
@@ -100,11 +99,6 @@ class MethodSpec:
     @property
     def steps(self) -> int:
         return int(self.options.get("steps", 1))
-
-    def cost(self, model: Transformer) -> float:
-        """The approximate number of passes over an example that the scores take, for the progress bar."""
-        method, options = find_method(self.name), self.options
-        return 2 * method.passes(model, options) - 1 + (4.0 * self.steps if method.whole(options) else 0.0)
 
     def with_steps(self, steps: int) -> MethodSpec:
         """The same method with another number of steps, if it has any."""

@@ -15,6 +15,7 @@ relative to the file. It is YAML without references and objects. All mistakes ar
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -36,15 +37,18 @@ from gradpath.limits import Limits, parse_bytes
 from gradpath.model.load import find_device, find_dtype
 from gradpath.model.transformer import Transformer
 from gradpath.registry import load_plugin
+from gradpath.report.style import task_title
+from gradpath.runtime.files import readable, recorded_path
 from gradpath.selection import find_selection
 from gradpath.selection.ranking import edge_count
 from gradpath.tasks import TASKS, find_metric
+from gradpath.tasks.data_rows import SUFFIXES
 from gradpath.tasks.load import check_task
 
 Value = TypeVar("Value")
+Place = TypeVar("Place", str, Path)
 MOST_BYTES = 1_000_000  # of a study's file
 SEE = "'A study as a file' in the documentation has an example."
-DATA = (".csv", ".jsonl", ".json")  # suffixes by which a task is a file of pairs
 KEYS = {
     "title": "The heading of the report.",
     "models": "Hub names, folders, .gguf files, smollm2, gemma3-270m.",
@@ -52,9 +56,9 @@ KEYS = {
     "methods": "Methods, with options after plus signs.",
     "selections": "How edges are selected.",
     "sizes": "Numbers of edges, or sparsities.",
-    "examples": "Pairs to attribute; as many others are held out to measure on.",
+    "examples": "Pairs for attribution; the same number is held out for evaluation.",
     "seeds": "Each draws other examples.",
-    "ablation": "What edges outside the circuit carry.",
+    "ablation": "How ablated edges are replaced.",
     "metric": "How the behaviour is measured, instead of each task's own metric.",
     "plugins": "Python files to run first.",
     "batch_size": "Maximum number of examples in a batch.",
@@ -87,6 +91,16 @@ class Study:
         lists = (self.models, (*self.tasks, *self.data), self.methods, self.seeds)
         return prod(map(len, lists)) * self.circuits_of(range(1, 1 + len(self.sizes)))
 
+    @property
+    def model_labels(self) -> dict[str, str]:
+        """The name of each model in the report, without the folders of this machine."""
+        return _distinct({name: recorded_path(name) for name in self.models})
+
+    @property
+    def data_labels(self) -> dict[Path, str]:
+        """The name of each file of pairs in the report: that of the file, or more of its path if that is not unique."""
+        return _distinct({file: readable(file.stem) for file in self.data}, reserved=self.tasks)
+
     def circuits_of(self, counts: Collection[int]) -> int:
         """The number of circuits of one method on one task: of all sizes, or of all thresholds."""
         return sum(len(points(how, counts)) for how in self.selections)
@@ -113,6 +127,19 @@ class Study:
         counts = tuple(dict.fromkeys(self.counts(bench.model.graph).values()))
         tasks = bench.request.task_names if self.circuits_of(counts) else ()
         return [job for task in tasks for job in task_jobs(bench, task, counts)]
+
+
+def _distinct(labels: Mapping[Place, str], reserved: Sequence[str] = ()) -> dict[Place, str]:
+    """Labels of paths. One that occurs twice, or is reserved, becomes the end of its path that no other path has."""
+    counts = Counter(map(task_title, (*labels.values(), *reserved)))
+
+    def end(place: Place) -> str:
+        ends = [Path(other).parts for other in labels if other != place]
+        parts = Path(place).parts
+        lengths = (n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in ends))
+        return readable(str(Path(*parts[-next(lengths, len(parts)) :])))
+
+    return {place: label if counts[task_title(label)] == 1 else end(place) for place, label in labels.items()}
 
 
 def read_study(file: str | Path, *, device: str | None = None, dtype: str | None = None) -> Study:
@@ -288,7 +315,7 @@ def _model(folder: Path, name: str) -> str:
 
 
 def _task(folder: Path, name: str) -> str | Path:
-    if not name.endswith(DATA):
+    if Path(name).suffix.lower() not in SUFFIXES:
         TASKS.find(name)
         return name
     file = _path(folder, name)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import html
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from gradpath.grid.bench import Bench, Store
 from gradpath.grid.experiment import (
@@ -29,27 +26,17 @@ from gradpath.grid.experiment import (
     write_outcome,
 )
 from gradpath.grid.faithfulness import RANDOM, READING, curve, draw_curves, examples_of, measured_row
-from gradpath.grid.jobs import Watch, run_jobs
+from gradpath.grid.jobs import circuit_key, points, run_jobs
 from gradpath.grid.study import Study
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import task_title
-from gradpath.runtime import distributed
-from gradpath.runtime.files import recorded_path, write_atomically
-from gradpath.tasks import encode
+from gradpath.runtime.files import write_atomically
 
 LoadModel = Callable[[str], Transformer]
 SEEDS = "With several seeds, numbers are means over them, and the ends of an interval are the lowest and the highest."
 
 
-def run_study(
-    study: Study,
-    out: Path,
-    load: LoadModel,
-    *,
-    command: str,
-    watch: Callable[[], AbstractContextManager[Watch | None]] = nullcontext,
-    note: Note = lambda text: None,
-) -> Written:
+def run_study(study: Study, out: Path, load: LoadModel, *, command: str, note: Note = lambda text: None) -> Written:
     """Measure the missing circuits of a study, and write its report.
 
     Args:
@@ -57,7 +44,6 @@ def run_study(
         out: The folder of its measurements and of its report.
         load: Loads a model by its name; one model is in memory at a time.
         command: The command line, for the record.
-        watch: Opens a bar that shows the progress, for each seed of each model.
         note: Called with messages for the user.
 
     Returns:
@@ -67,14 +53,13 @@ def run_study(
     rows, random, models = list[Row](), list[Row](), list[dict[str, Any]]()
     for name in study.models:
         model = load(name)
-        label, counts = recorded_path(name), study.counts(model.graph)
+        label, counts = study.model_labels[name], study.counts(model.graph)
         if left_out := [size for size in study.sizes if size not in counts]:
             sizes = ", ".join(f"{size:,}" for size in left_out)
             note(f"{label} has {model.graph.n_edges:,} edges, so there are no circuits of {sizes} edges in it.")
         benches = list(study.benches(model, Store(out)))
         for bench in benches:
-            with watch() as bar:
-                run_jobs(bench, study.jobs(bench), bar)
+            run_jobs(bench, study.jobs(bench))
         for bench in benches:
             rows += _rows(study, bench, label)
             random += _random_rows(study, bench, label)
@@ -95,7 +80,7 @@ def _rows(study: Study, bench: Bench, model: str) -> list[Row]:
             measured = [measured_row(bench, task, method, how, n) for n in sizes]
         else:
             measured = curve(bench, task, method, how)
-        rows += [_row(bench, model, task, row) for row in measured]
+        rows += [_row(study, bench, model, task, row) for row in measured]
     return rows
 
 
@@ -108,14 +93,15 @@ def _random_rows(study: Study, bench: Bench, model: str) -> list[Row]:
             sizes += [row["edges_asked"] for row in curve(bench, task, method, how) if row["edges_asked"]]
         for n in dict.fromkeys(sizes):
             cells = [measured_row(bench, task, study.methods[0], how, n) for how in RANDOM]
-            row = {**_row(bench, model, task, cells[0]), **spread(cells, "faithfulness", "error")}
+            row = {**_row(study, bench, model, task, cells[0]), **spread(cells, "faithfulness", "error")}
             rows.append({**row, "method": "random", "how": "", "circuits": len(cells)})
     return rows
 
 
-def _row(bench: Bench, model: str, task: str, row: Row) -> Row:
+def _row(study: Study, bench: Bench, model: str, task: str, row: Row) -> Row:
     sparsity = 1 - row["edges_asked"] / bench.model.graph.n_edges
-    first = {"model": model, "task": bench.task(task, "test").name, "seed": bench.request.seed}
+    name = task if bench.request.data is None else study.data_labels[bench.request.data]
+    first = {"model": model, "task": name, "seed": bench.request.seed}
     return {**first, **{key: value for key, value in row.items() if key != "task"}, "sparsity": round(sparsity, 6)}
 
 
@@ -278,39 +264,27 @@ def _write_page(study: Study, tables: Sequence[_Table], notes: Sequence[str], dr
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What is left to do in one model."""
+class Remaining:
+    """What is left to do in one model; random circuits are not counted."""
 
     model: str
-    circuits: int  # all of them, random ones not counted
-    passes: float  # over one example
-    seconds: float  # of all passes, estimated from the current speed of this machine
+    circuits: int
+    missing: int
 
 
-def estimate(study: Study, out: Path, load: LoadModel) -> list[Estimate]:
-    """Count the missing passes, model by model, and time a few of them."""
-    estimates = []
+def remaining(study: Study, out: Path, load: LoadModel) -> list[Remaining]:
+    """Count the circuits that are not measured yet, model by model."""
+    counts = []
     for name in study.models:
         model = load(name)
-        benches = list(study.benches(model, Store(out)))
-        passes = 0.0
-        for bench in benches:
-            planned: set[str] = set()
-            passes += sum(job.remaining(bench, planned) for job in study.jobs(bench))
-        tasks = sum(len(bench.request.task_names) for bench in benches)
-        circuits = tasks * len(study.methods) * study.circuits_of(study.counts(model.graph).values())
-        estimates.append(Estimate(recorded_path(name), circuits, passes, passes * _seconds_of_pass(benches[0])))
-        del model, benches
-    return estimates
-
-
-@torch.no_grad()
-def _seconds_of_pass(bench: Bench) -> float:
-    """The time of a forward pass over one example, from two runs of a few; the first warms up."""
-    pairs = encode(bench.task(bench.request.task_names[0], "train"), bench.model.tokenizer)
-    tokens, seconds = pairs.clean[:8].to(bench.model.device), 0.0
-    for _ in range(2):
-        begin = time.perf_counter()
-        bench.model.run(bench.model.embed(tokens)).final_in.sum().item()
-        seconds = time.perf_counter() - begin
-    return seconds / len(tokens) / distributed.world()
+        sizes = study.counts(model.graph).values()
+        keys = [
+            (bench, circuit_key(bench, task, method, *point))
+            for bench in study.benches(model, Store(out))
+            for task, method, how in product(bench.request.task_names, study.methods, study.selections)
+            for point in points(how, sizes)
+        ]
+        missing = sum(bench.store.cell(key) is None for bench, key in keys)
+        counts.append(Remaining(study.model_labels[name], len(keys), missing))
+        del model, keys
+    return counts

@@ -21,7 +21,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -33,14 +32,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradpath.errors import InputError, reason, warn
+from gradpath.errors import InputError, is_out_of_memory, reason, warn
 from gradpath.model.architecture import Architecture, Experts, Latent, Layer, Rotary, fields_of
 from gradpath.model.transformer import Transformer
-from gradpath.runtime.files import PART, try_lock, write_atomically
+from gradpath.runtime.files import PART, write_atomically
 
 WEIGHTS = "weights.safetensors"
 _METADATA = "gradpath_model"
-_UNLOCKED_SECONDS = 10  # a younger draft may not be locked yet
 _DTYPES = {"F32": torch.float32}
 _SPECIAL = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
@@ -201,14 +199,14 @@ def cached_model(folder: Path, convert: Callable[[], Loaded]) -> Loaded:
         The model and its tokenizer. If the cache cannot be written, they are converted at every start, with a warning.
     """
     with suppress(OSError):  # a folder that cannot be read: the warning below says so
-        _remove_drafts(folder)
         try:
             return _read(folder)
         except DamagedError as problem:
             warn(f"{problem} The model is converted again.")
     converted = convert()
     try:
-        _write(folder, *converted)
+        with _only_writer(folder):
+            _write(folder, *converted)
         return _read(folder)
     except Exception as problem:  # the libraries that write have their own errors for a full disk
         why = problem.strerror if isinstance(problem, OSError) else reason(problem)
@@ -233,6 +231,8 @@ def _read(folder: Path) -> Loaded:
             raise ValueError("its content has changed")
         tokenizer_files = dict(facts["files"])
     except Exception as problem:  # a damaged file can lead to any error
+        if is_out_of_memory(problem):
+            raise
         raise DamagedError(f"{file} is damaged ({reason(problem)}).") from None
     if hasattr(mmap, "MADV_DONTNEED"):  # the pages that the digest has read come back when they are used
         mapped.madvise(mmap.MADV_DONTNEED)
@@ -287,21 +287,20 @@ def _write(folder: Path, model: Transformer, hf_tokenizer: Any) -> None:
     draft = _draft_path(folder)
     try:
         draft.mkdir(parents=True)
-        with _locked(draft):
-            if hf_tokenizer is not None:
-                hf_tokenizer.save_pretrained(str(draft))
-            facts = {
-                "arch": asdict(model.arch),
-                "layers": [{k: v for k, v in fields.items() if not isinstance(v, Tensor)} for fields in layers],
-                "rotary": [rotary.gain for rotary in model.rotary],
-                "embedding_scale": model.embedding_scale,
-                "tied": tied,
-                "digest": model.digest,
-                "files": {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(draft.iterdir())},
-            }
-            weights = {name: value.contiguous() for name, value in tensors.items() if isinstance(value, Tensor)}
-            save_file(weights, draft / WEIGHTS, metadata={_METADATA: json.dumps(facts)})
-            _put(draft, folder)
+        if hf_tokenizer is not None:
+            hf_tokenizer.save_pretrained(str(draft))
+        facts = {
+            "arch": asdict(model.arch),
+            "layers": [{k: v for k, v in fields.items() if not isinstance(v, Tensor)} for fields in layers],
+            "rotary": [rotary.gain for rotary in model.rotary],
+            "embedding_scale": model.embedding_scale,
+            "tied": tied,
+            "digest": model.digest,
+            "files": {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(draft.iterdir())},
+        }
+        weights = {name: value.contiguous() for name, value in tensors.items() if isinstance(value, Tensor)}
+        save_file(weights, draft / WEIGHTS, metadata={_METADATA: json.dumps(facts)})
+        _put(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -322,23 +321,16 @@ def _draft_path(folder: Path) -> Path:
 
 
 @contextmanager
-def _locked(draft: Path) -> Iterator[None]:
-    """Lock a draft, so that other processes do not take it for the draft of a killed process."""
-    handle = os.open(draft, os.O_RDONLY)
-    try:
-        try_lock(handle)
-        yield
-    finally:
-        os.close(handle)
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Let one process at a time write this model, and remove what killed ones left behind."""
+    from filelock import FileLock
 
-
-def _remove_drafts(folder: Path) -> None:
-    """Remove the drafts of killed processes: those that no process has locked."""
-    for draft in folder.parent.glob(f".{folder.name}.*"):
-        with suppress(OSError):
-            handle = os.open(draft, os.O_RDONLY)
-            try:
-                if time.time() - os.fstat(handle).st_mtime > _UNLOCKED_SECONDS and try_lock(handle):
-                    shutil.rmtree(draft, ignore_errors=True)
-            finally:
-                os.close(handle)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(f".{folder.name}.lock")
+    with FileLock(lock):
+        try:
+            for draft in folder.parent.glob(f".{folder.name}.*{PART}"):
+                shutil.rmtree(draft, ignore_errors=True)
+            yield
+        finally:
+            lock.unlink(missing_ok=True)

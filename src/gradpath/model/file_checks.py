@@ -20,7 +20,7 @@ from typing import Any
 import numpy
 import torch
 
-from gradpath.errors import InputError, reason
+from gradpath.errors import InputError, is_out_of_memory, reason
 from gradpath.model.transformer import Transformer
 
 MAX_LAYERS = 1000  # each layer is an object, even without memory
@@ -111,6 +111,8 @@ class GgufFile:
                 rope_factors=torch.from_numpy(numpy.array(factors[0].data)).float() if factors else None,
             )
         except Exception as problem:  # a damaged file can make the library raise anything
+            if is_out_of_memory(problem):
+                raise
             raise InputError(
                 f"no model could be loaded from {file}: it cannot be read as GGUF ({reason(problem)}). "
                 "Download it again."

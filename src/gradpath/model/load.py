@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradpath.errors import GradpathError, InputError, UsageError, did_you_mean, reason
+from gradpath.errors import GradpathError, InputError, UsageError, did_you_mean, is_out_of_memory, reason
 from gradpath.model.architecture import fields_of
 from gradpath.model.cache import PACKAGED, Packaged, cached_model
 from gradpath.model.families import FAMILIES, check_family, convert
@@ -72,7 +72,7 @@ def load_model(
         raise UsageError("device and device_map both say where the model goes: give one of them.")
     precision, one_device = find_dtype(dtype), find_device(device)  # before anything is read
     # Weights are prepared in their own precision, and can be used with gradients, whatever the caller has switched on.
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _enough_memory(source):
         digest, text = None, None
         if not isinstance(source, (str, Path)):
             loaded = _from_object(source)
@@ -100,10 +100,26 @@ def load_model(
 
 def load_original(source: str, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Any:
     """The ``transformers`` model itself, for comparison."""
-    if (packaged := _installed(source)) is None:
-        return _from_name(source, dtype, trust_remote_code).hf_model.eval()
-    with packaged.whole_file() as file:
-        return _from_name(str(file), dtype, trust_remote_code).hf_model.eval()
+    with _enough_memory(source):
+        if (packaged := _installed(source)) is None:
+            return _from_name(source, dtype, trust_remote_code).hf_model.eval()
+        with packaged.whole_file() as file:
+            return _from_name(str(file), dtype, trust_remote_code).hf_model.eval()
+
+
+@contextmanager
+def _enough_memory(source: Any) -> Iterator[None]:
+    """Say it in one sentence if the model does not fit into memory."""
+    try:
+        yield
+    except Exception as problem:
+        if not is_out_of_memory(problem):
+            raise
+        name = source if isinstance(source, (str, Path)) else "this model"
+        raise GradpathError(
+            f"{name} could not be loaded because memory was too small ({reason(problem)}). Free some, raise the limit "
+            "of the process (ulimit -v), or use a smaller model or --dtype bfloat16."
+        ) from None
 
 
 def _installed(source: str) -> Packaged | None:
@@ -139,12 +155,16 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Sou
                 return _read(source, folder, file, dtype, options)
             try:  # a model that was downloaded before needs no network
                 return _read(source, folder, file, dtype, {**options, "local_files_only": True})
-            except OSError:
+            except OSError as problem:
+                if is_out_of_memory(problem):
+                    raise
                 _check_hub(folder)
                 return _read(source, folder, file, dtype, options)
     except GradpathError:
         raise
     except Exception as problem:  # a damaged file can make the libraries raise anything
+        if is_out_of_memory(problem):
+            raise
         if Path(folder).is_dir():
             message = f"no model could be loaded from {source}: {reason(problem)}. Check or download it again."
         else:

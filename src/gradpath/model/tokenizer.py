@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -65,15 +66,39 @@ class Tokenizer:
         return [*front, *((int(begin), int(end)) for begin, end in ranges)]
 
     def continuations(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens that each text (' Mary', ' is', '52') adds to a prompt, or none if it changes those before it."""
+        """The tokens that each text (' Mary', ' is', '52') adds to a prompt.
+
+        A text has none if it changes those before it, or if a part of it is not in the vocabulary.
+        """
         carriers = [_LETTER_CARRIER if text[:1].isalpha() else _CARRIER for text in texts]
         alone = dict(zip((_CARRIER, _LETTER_CARRIER), self._ids((_CARRIER, _LETTER_CARRIER)), strict=True))
         carried = self._ids([carrier + text for carrier, text in zip(carriers, texts, strict=True)])
         continuations = []
-        for carrier, ids in zip(carriers, carried, strict=True):
-            start = alone[carrier]
-            continuations.append(ids[len(start) :] if ids[: len(start)] == start else [])
+        for text, carrier, ids in zip(texts, carriers, carried, strict=True):
+            start, added = alone[carrier], ids[len(alone[carrier]) :]
+            usable = ids[: len(start)] == start and not self.has_unknown(text, added)
+            continuations.append(added if usable else [])
         return continuations
+
+    def has_unknown(self, text: str, ids: Sequence[int]) -> bool:
+        """Whether a part of the text became the unknown token in its ids (without BOS): it is not in the vocabulary."""
+        if self._unknown is None:
+            return False
+        token, unknown = self._unknown
+        return ids.count(unknown) > text.count(token)
+
+    @cached_property
+    def _unknown(self) -> tuple[str, int] | None:
+        """The token that stands for text outside the vocabulary, and its id; None if there is no such text.
+
+        Byte-level tokenizers know every text. Some declare an unknown token all the same (GPT-2: its BOS), so the
+        model that cuts the text is asked first.
+        """
+        model: Any = getattr(getattr(self.hf, "backend_tokenizer", None), "model", None)
+        token = model.unk_token if hasattr(model, "unk_token") else getattr(self.hf, "unk_token", None)
+        if not token or token not in self.hf.get_vocab():
+            return None
+        return str(token), int(self.hf.convert_tokens_to_ids(token))
 
     def token(self, text: str) -> int:
         """The single token that ``text`` adds to a prompt."""

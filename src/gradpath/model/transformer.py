@@ -49,7 +49,6 @@ from gradpath.model.architecture import (
     run_experts,
 )
 from gradpath.model.tokenizer import Prompts, Tokenizer
-from gradpath.runtime import progress
 
 if TYPE_CHECKING:
     from gradpath.model.inspection import Prediction
@@ -138,7 +137,7 @@ class Run:
     final_in: Tensor  # (batch, pos, d_model): the input of ``logits``, before the norm
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Transformer:
     """A decoder-only language model: architecture, weights, tokenizer, and how to run it.
 
@@ -365,7 +364,6 @@ class Transformer:
         self, layer: Layer, resid: Tensor, info: PositionInfo, before: Past | None
     ) -> tuple[LayerRun, Tensor]:
         resid, info = to_device_of(resid, layer.w_qkv), info.to_device_of(layer.w_qkv)
-        progress.count(resid.shape[0] * resid.shape[1])
         y, rstd = self.read_norm(resid)
         q, k, v = self.project(layer, y)
         past = self.keys_and_values(layer, k, v, info)

@@ -18,7 +18,7 @@ from gradpath.attribution.exact import Edge, exact_scores, passes, sample
 from gradpath.grid.bench import Bench, Key
 from gradpath.grid.experiment import Column, Experiment, Outcome, Row, grouped, interval_column, markdown, percent
 from gradpath.grid.faithfulness import tiled
-from gradpath.grid.jobs import Advance, CellJob, Job, finished, scaled
+from gradpath.grid.jobs import CellJob, Job, finished
 from gradpath.grid.request import MethodSpec
 from gradpath.report.style import INK, MUTED, colour, method_title, task_title
 
@@ -31,22 +31,17 @@ CHUNK = 100  # edges in a cell: a killed run loses at most these
 SHARES = (0.01, 0.05, 0.25)  # of the compared edges, for the overlap of the largest
 
 
-def ranks(values: Values) -> Values:
-    """Ranks from the smallest to the largest; equal values share the mean of their ranks.
-
-    >>> ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
-    [1.5, 0.0, 1.5]
-    """
-    _, group, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    middle: Tensor = (counts.cumsum(0) - (counts + 1) / 2).double()
-    return middle[group]
-
-
 def spearman(a: Values, b: Values) -> float:
-    """Spearman's rank correlation; 0 where one of the two is constant."""
-    x, y = (rank - rank.mean() for rank in (ranks(a), ranks(b)))
-    size = float(x.norm() * y.norm())
-    return float(x @ y) / size if size else 0.0
+    """Spearman's rank correlation; 0 where one of the two is constant.
+
+    >>> round(spearman(torch.tensor([3.0, 1.0, 3.0]), torch.tensor([2.0, 1.0, 9.0])), 3)
+    0.866
+    """
+    from scipy.stats import spearmanr
+
+    if any(bool((values == values[0]).all()) for values in (a, b)):
+        return 0.0
+    return float(spearmanr(a.numpy(), b.numpy()).statistic)
 
 
 def correlation_interval(rho: float, n: int) -> tuple[float, float]:
@@ -88,25 +83,23 @@ def _estimate_key(bench: Bench, task: str, method: MethodSpec, edges: Sequence[E
 
 
 def _exact_job(bench: Bench, task: str, edges: Sequence[Edge]) -> CellJob:
-    train, cost = bench.task(task, "train"), passes(bench.model, edges)
+    train, limits = bench.task(task, "train"), bench.request.limits
 
-    def compute(advance: Advance) -> Mapping[str, Any]:
-        limits, progress = bench.request.limits, scaled(advance, cost)
-        scores = exact_scores(bench.model, train, edges, limits=limits, progress=progress)
-        return {"values": scores.tolist(), "forward": cost}
+    def compute() -> Mapping[str, Any]:
+        scores = exact_scores(bench.model, train, edges, limits=limits)
+        return {"values": scores.tolist(), "forward": passes(bench.model, edges)}
 
     title = f"{task}: patching {len(edges)} edges"
-    return CellJob(title, _exact_key(bench, task, edges), len(train) * cost, compute)
+    return CellJob(title, _exact_key(bench, task, edges), compute)
 
 
 def _estimate_job(bench: Bench, task: str, method: MethodSpec, edges: Sequence[Edge]) -> CellJob:
-    def compute(advance: Advance) -> Mapping[str, Any]:
-        scores, seconds = bench.attribute(task, method, scaled(advance, method.cost(bench.model)))
+    def compute() -> Mapping[str, Any]:
+        scores, seconds = bench.attribute(task, method)
         values = [float(f"{scores.values[edge]:.9g}") for edge in edges]
         return {"values": values, "attribution_seconds": round(seconds, 3), **scores.provenance.passes}
 
-    key, cost = _estimate_key(bench, task, method, edges), len(bench.task(task, "train")) * method.cost(bench.model)
-    return CellJob(f"{task}: scoring with {method.label}", key, cost, compute)
+    return CellJob(f"{task}: scoring with {method.label}", _estimate_key(bench, task, method, edges), compute)
 
 
 def outcome(bench: Bench) -> Outcome:

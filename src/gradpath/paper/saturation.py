@@ -32,14 +32,14 @@ from gradpath.attribution.methods import find_path
 from gradpath.graph import QKV
 from gradpath.grid.bench import Bench, Key
 from gradpath.grid.experiment import Experiment, Outcome, Row, markdown
-from gradpath.grid.jobs import Advance, CellJob, Job, ScoreJob, finished, scaled
+from gradpath.grid.jobs import CellJob, Job, ScoreJob, finished
 from gradpath.grid.request import MethodSpec
 from gradpath.limits import Limits
 from gradpath.model.transformer import Run, Transformer, at_least_float32
 from gradpath.report.style import FORMULA, INK, MARKERS, METHOD_COLOURS, MUTED, panels, task_title
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
-from gradpath.sweep import Progress, sweep
+from gradpath.sweep import sweep
 from gradpath.tasks import Pairs, Task, encode
 
 if TYPE_CHECKING:
@@ -69,15 +69,7 @@ class Track:
     values: dict[str, Tensor]  # each (point, example)
 
 
-def follow_line(
-    model: Transformer,
-    task: Task,
-    edge: str,
-    points: int,
-    *,
-    limits: Limits = Limits(),
-    progress: Progress | None = None,
-) -> Track:
+def follow_line(model: Transformer, task: Task, edge: str, points: int, *, limits: Limits = Limits()) -> Track:
     """Follow an edge along the straight line from the clean to the corrupted prompt, at equally spaced points."""
     at = torch.linspace(0, 1, points).tolist()
 
@@ -85,18 +77,10 @@ def follow_line(
         for f in at:
             yield runs.run_point(runs.pair.clean + f * (runs.pair.corrupted - runs.pair.clean))
 
-    return _follow(model, task, edge, line, at, limits, progress, n_at_once=2, whole=False)
+    return _follow(model, task, edge, line, at, limits, n_at_once=2, whole=False)
 
 
-def follow_gradpath(
-    model: Transformer,
-    task: Task,
-    edge: str,
-    steps: int,
-    *,
-    limits: Limits = Limits(),
-    progress: Progress | None = None,
-) -> Track:
+def follow_gradpath(model: Transformer, task: Task, edge: str, steps: int, *, limits: Limits = Limits()) -> Track:
     """Follow an edge along GradPath: at the clean prompt, which is not scored, and at its k points."""
     path = find_path("eap-gp")
     options = path.options({"steps": steps, "start": True, "stride": "unit"}) | {"steps": steps + 1}
@@ -105,7 +89,7 @@ def follow_gradpath(
         return (run for run, scored in run_path(runs, path, options) if scored)
 
     at = [j / steps for j in range(steps + 1)]
-    return _follow(model, task, edge, gradpath, at, limits, progress, n_at_once=steps, whole=True)
+    return _follow(model, task, edge, gradpath, at, limits, n_at_once=steps, whole=True)
 
 
 def _follow(
@@ -115,7 +99,6 @@ def _follow(
     points: Callable[[BatchRuns], Iterator[PointRun]],
     at: Sequence[float],
     limits: Limits,
-    progress: Progress | None,
     *,
     n_at_once: int,
     whole: bool,
@@ -141,7 +124,7 @@ def _follow(
         task=task,
         doing="following an edge",
         same=lambda: (model.identity, edge, len(at)),
-        progress=progress,
+        bar=f"following {edge}",
     ):
         total[..., index] = values
     return Track(list(at), dict(zip(QUANTITIES, distributed.all_sum(total), strict=True)))
@@ -195,15 +178,14 @@ def _key(bench: Bench, task: str) -> Key:
 
 def _job(bench: Bench, task: str) -> CellJob:
     train, model, limits = bench.task(task, "train"), bench.model, bench.request.limits
-    line_cost, path_cost = 2.5 * LINE_POINTS, 5.0 * STEPS
 
-    def compute(advance: Advance) -> Mapping[str, Any]:
+    def compute() -> Mapping[str, Any]:
         edge = bench.request.edge or strongest(bench.scores(task, RANKING))
-        line = follow_line(model, train, edge, LINE_POINTS, limits=limits, progress=scaled(advance, line_cost))
-        path = follow_gradpath(model, train, edge, STEPS, limits=limits, progress=scaled(advance, path_cost))
+        line = follow_line(model, train, edge, LINE_POINTS, limits=limits)
+        path = follow_gradpath(model, train, edge, STEPS, limits=limits)
         return {"edge": edge, "examples": len(train), "line": _summary(line), "eap-gp": _summary(path)}
 
-    return CellJob(f"{task}: following an edge", _key(bench, task), len(train) * (line_cost + path_cost), compute)
+    return CellJob(f"{task}: following an edge", _key(bench, task), compute)
 
 
 def strongest(scores: Scores) -> str:

@@ -23,13 +23,12 @@ from gradpath.attribution.methods import find_method, find_path
 from gradpath.grid.bench import Bench, Key, timed
 from gradpath.grid.experiment import Experiment, Outcome, Row, grouped, markdown, percent
 from gradpath.grid.faithfulness import READING, circuit_row, tiled
-from gradpath.grid.jobs import Advance, CircuitJob, Job, Planned, plan, scaled
+from gradpath.grid.jobs import CircuitJob, Job
 from gradpath.grid.request import MethodSpec
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import INK, method_title, task_title
 from gradpath.scores import Scores
-from gradpath.sweep import Progress
 from gradpath.tasks import Task
 
 if TYPE_CHECKING:
@@ -44,19 +43,13 @@ def is_nested(method: MethodSpec) -> bool:
 
 
 def attribute_nested(
-    model: Transformer,
-    task: Task,
-    method: MethodSpec,
-    steps: Sequence[int],
-    *,
-    limits: Limits = Limits(),
-    progress: Progress | None = None,
+    model: Transformer, task: Task, method: MethodSpec, steps: Sequence[int], *, limits: Limits = Limits()
 ) -> dict[int, Scores]:
     """The scores of a nested method for each number of steps, from one run of the path per batch."""
     assert is_nested(method)
     *stops, longest = sorted(set(steps))
     path, options = find_path(method.name), method.with_steps(longest).options
-    scores = attribute_at_steps(model, task, path, options, stops=stops, limits=limits, progress=progress)
+    scores = attribute_at_steps(model, task, path, options, stops=stops, limits=limits)
     return dict(zip([*stops, longest], scores, strict=True))
 
 
@@ -76,19 +69,12 @@ class NestedJob:
         keys = {k: bench.scores_key(self.task, self.method.with_steps(k)) for k in self.steps}
         return {k: key for k, key in keys.items() if not bench.store.has_scores(key)}
 
-    def remaining(self, bench: Bench, planned: Planned) -> float:
-        new = [k for k, key in self.missing(bench).items() if plan(key, planned)]
-        return len(bench.task(self.task, "train")) * self.method.with_steps(max(new)).cost(bench.model) if new else 0.0
-
-    def run(self, bench: Bench, advance: Advance) -> None:
+    def run(self, bench: Bench) -> None:
         missing, task = self.missing(bench), bench.task(self.task, "train")
         most = max(missing)
-        progress = scaled(advance, self.method.with_steps(most).cost(bench.model))
         # The sums stop at every number of steps, missing or not: a continued run rounds like one that was not killed.
         steps, limits = [k for k in self.steps if k <= most], bench.request.limits
-        scores, seconds = timed(
-            lambda: attribute_nested(bench.model, task, self.method, steps, limits=limits, progress=progress)
-        )
+        scores, seconds = timed(lambda: attribute_nested(bench.model, task, self.method, steps, limits=limits))
         for k, key in missing.items():
             bench.store.keep_scores(key, scores[k], seconds * k / most)  # the share that k steps alone would take
 

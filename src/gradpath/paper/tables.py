@@ -38,7 +38,7 @@ from gradpath.grid.experiment import (
     table,
 )
 from gradpath.grid.faithfulness import READING, circuit_row, fit
-from gradpath.grid.jobs import Advance, CellJob, CircuitJob, Job, finished, scaled
+from gradpath.grid.jobs import CellJob, CircuitJob, Job, finished
 from gradpath.grid.request import MethodSpec
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import INK, colour, method_title, panels, task_title
@@ -68,14 +68,13 @@ def _baseline_key(bench: Bench, name: str) -> Key:
 def _baseline_job(bench: Bench, name: str) -> CellJob:
     task = bench.task(name, "test")
 
-    def compute(advance: Advance) -> Mapping[str, Any]:
-        empty, progress = Circuit.from_edges(bench.model.graph, ()), scaled(advance, 2.0)
-        [result] = evaluate_many(bench.model, [empty], task, bench.request.limits, progress=progress)
+    def compute() -> Mapping[str, Any]:
+        [result] = evaluate_many(bench.model, [Circuit.from_edges(bench.model.graph, ())], task, bench.request.limits)
         clean, corrupted = result.clean_values, result.corrupted_values
         values = zip(SIDES, (clean, corrupted, clean - corrupted), strict=True)
         return {side: mean_and_interval(value) for side, value in values}
 
-    return CellJob(f"{name}: baselines", _baseline_key(bench, name), 2.0 * len(task), compute)
+    return CellJob(f"{name}: baselines", _baseline_key(bench, name), compute)
 
 
 def baseline_outcome(bench: Bench) -> Outcome:
@@ -168,7 +167,6 @@ def _timing_key(bench: Bench, task: str, method: MethodSpec) -> Key:
 def _timing_job(bench: Bench, task: str, method: MethodSpec) -> CellJob:
     key = _timing_key(bench, task, method)
     batch = bench.task(task, "train")[: key["batch"]]
-    cost = len(batch) * (method.cost(bench.model) + 2) * (REPEATS + 1)
     options = {"batch_size": len(batch), **method.options}
     # CPU time, which other programs do not disturb; an accelerator has only wall time.
     clock = time.process_time if bench.model.device.type == "cpu" else time.perf_counter
@@ -178,19 +176,16 @@ def _timing_job(bench: Bench, task: str, method: MethodSpec) -> CellJob:
         work()
         return clock() - begin
 
-    def measure(advance: Advance) -> dict[str, float]:
+    def measure() -> dict[str, float]:
         times = []
         for _ in range(REPEATS + 1):
             scoring = seconds(lambda: attribute(bench.model, batch, method.name, **options))
             times.append((scoring, seconds(lambda: forward_and_backward(bench.model, batch))))
-            advance(cost / (REPEATS + 1))
         scoring, plain = map(min, zip(*times[1:], strict=True))  # the first run warms up
         return {"method": scoring, "plain": plain, "ratio": scoring / plain}
 
-    def on_first_rank(advance: Advance) -> dict[str, float]:  # other ranks would slow it down
-        return distributed.on_first_rank(lambda: measure(advance))
-
-    return CellJob(f"{task}: timing {method.label}", key, cost, on_first_rank)
+    # Other ranks would slow it down.
+    return CellJob(f"{task}: timing {method.label}", key, lambda: distributed.on_first_rank(measure))
 
 
 def forward_and_backward(model: Transformer, task: Task) -> None:

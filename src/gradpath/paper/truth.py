@@ -29,7 +29,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.graph import Graph
 from gradpath.grid.bench import Bench, Key
 from gradpath.grid.experiment import Experiment, Outcome, Row, grouped, markdown
-from gradpath.grid.jobs import Advance, CellJob, Job, Planned, finished
+from gradpath.grid.jobs import CellJob, Job, finished
 from gradpath.grid.request import MethodSpec, parse_methods
 from gradpath.model.transformer import Transformer
 from gradpath.paper.compiled import LEVELS, Compiled, load_compiled, load_program, program_names
@@ -142,13 +142,9 @@ class ModelsJob:
         folders = [(item, bench.store.folder / "models" / item.name) for item in _all_compiled()]
         return [(item, folder) for item, folder in folders if not (folder / "circuit.json").is_file()]  # written last
 
-    def remaining(self, bench: Bench, planned: Planned) -> float:
-        return float(len(self.missing(bench)))
-
-    def run(self, bench: Bench, advance: Advance) -> None:
+    def run(self, bench: Bench) -> None:
         for item, folder in self.missing(bench):
             item.save(folder)
-            advance(1.0)
 
 
 def _job(cell: Cell) -> CellJob:
@@ -156,15 +152,14 @@ def _job(cell: Cell) -> CellJob:
     item = compiled(name, level)
     model, task = item.model, item.task
 
-    def compute(advance: Advance) -> Mapping[str, Any]:
+    def compute() -> Mapping[str, Any]:
         scores = attribute(model, task, method.name, batch_size=len(task), **method.options)
         if not how:
             return agreement(circuits_of_ranking(scores), item.kinds)
         every = frozenset(_edges(model.graph.mask, model.graph))
         return agreement([*_selected(item, scores, how), every], item.kinds)
 
-    cost = model.graph.n_edges if how or method.name == "exact" else method.cost(model)
-    return CellJob(f"{item.name}: {how or method.label}", _key(cell), len(task) * cost, compute)
+    return CellJob(f"{item.name}: {how or method.label}", _key(cell), compute)
 
 
 def _selected(item: Compiled, scores: Scores, how: str) -> Sets:

@@ -1,6 +1,6 @@
 """From prompts to a measured circuit: what ``gradpath find`` and ``gp.find`` do.
 
-1. Load the task: examples to attribute, and others to measure on.
+1. Load the task: examples for attribution, and held-out ones for evaluation.
 2. Attribute: score every edge.
 3. Select a circuit, and circuits of other sizes for the report's curve.
 4. Evaluate all of them on the held-out examples.
@@ -8,19 +8,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from gradpath import defaults
 from gradpath.attribution.attribute import attribute_at_steps
-from gradpath.attribution.attribute import phase_of as attribution_phase
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type, warn
 from gradpath.evaluation import evaluate, evaluate_many, mib
-from gradpath.evaluation import phase_of as evaluation_phase
 from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
@@ -29,11 +26,11 @@ from gradpath.model.transformer import Transformer
 from gradpath.pipeline.found import Found
 from gradpath.pipeline.request import FindRequest
 from gradpath.report.data import READABLE
-from gradpath.runtime.progress import Job, Phase, job
+from gradpath.runtime.progress import bars
 from gradpath.scores import Scores
-from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes, selecting_passes
+from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes
 from gradpath.selection.faithful import log_spaced, smallest_faithful, smallest_of
-from gradpath.sweep import ShowProgress, own_settings, units
+from gradpath.sweep import own_settings
 from gradpath.tasks.load import LEAST, WARNING, draw_task, split_in_halves
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Task
@@ -44,10 +41,15 @@ from gradpath.verdict.checks import QUICK, few_examples
 SMALLEST, LARGEST, SIZES = 20, 0.05, 10
 # Random circuits of each size in the report's grey band. They run on few examples: enough to see what chance gives.
 BAND = 3
-# Of a counted layer of a selection, in those of a measured circuit, for the progress bar: measured on SmolLM2.
-SELECT_PRICE = 2.0
 # The requested circuit, those of other sizes for the curve, and their order, if there is one.
 Selected = tuple[Circuit, list[Circuit], NestedOrder | None]
+Note = Callable[[str], None]  # shows a message to the user
+
+
+def note_warnings(text: str) -> None:
+    """Show those messages for the user that are warnings: all that Python calls show."""
+    if text.startswith(WARNING):
+        warn(text.removeprefix(WARNING))
 
 
 def find(
@@ -62,7 +64,6 @@ def find(
     sparsity: float | None = None,
     nodes: int | None = None,
     how: str | None = None,
-    positions: str | None = None,
     metric: str | Metric | None = None,
     examples: int | None = None,
     split: str = defaults.SPLITS[0],
@@ -86,23 +87,22 @@ def find(
         faithfulness: The share of the behaviour to keep. ``find`` selects the smallest circuit that keeps it on the
             attributed examples. By default 0.85, if no other size is given.
         edges: The number of edges, instead of ``faithfulness``.
-        sparsity: The share of edges to leave out, instead of ``faithfulness``. It is the default, 0.975, with
-            ``positions`` and for selections that are not nested.
+        sparsity: The share of edges to leave out, instead of ``faithfulness``. It is the default, 0.975, for
+            selections that are not nested.
         nodes: The number of heads and MLPs, instead of ``faithfulness``: the circuit has all edges between them.
-        how: The selection (``gradpath ls selections``); by default ``refined``, or ``top`` with ``positions``.
-        positions: ``span`` or ``token`` to score and select edges at each part of the prompt or at each token.
+        how: The selection (``gradpath ls selections``); by default ``refined``.
         metric: The metric (``gradpath ls metrics``), ``FILE.py:function`` or a function; by default the task's own.
-        examples: The number of examples to attribute, and to measure on; by default 100, or all of your own data, half
-            to attribute and half to measure on.
+        examples: The number of examples for attribution; the same number is held out for evaluation. By default 100,
+            or all of your own data, half for each.
         split: ``held-out`` to measure on held-out examples (the default), ``same`` to measure on those that were
             attributed, or ``all`` to use every example for both.
-        ablation: What edges outside the circuit carry: ``corrupted`` (the default), ``zero``, ``mean`` or
+        ablation: How ablated edges are replaced: ``corrupted`` (the default), ``zero``, ``mean`` or
             ``mean-positional``.
         batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
         seed: The seed for drawing the examples; by default 0.
         curve: Whether to measure circuits of other sizes as well, for the report.
-        progress: Whether to show a progress bar.
+        progress: Whether to show progress bars.
         **options: Other options of the method. Those of a selection are part of ``how``: ``acdc+threshold=0.01``.
 
     Returns:
@@ -124,7 +124,6 @@ def find(
         sparsity=sparsity,
         nodes=nodes,
         how=how,
-        positions=positions,
         metric=metric,
         examples=examples,
         split=split,
@@ -132,7 +131,8 @@ def find(
         limits=Limits(batch_size, memory),
         seed=seed,
     )
-    return run_find(model, request, curve=curve, reporter=Plain(progress))
+    with bars(progress):
+        return run_find(model, request, curve=curve)
 
 
 def run_find(
@@ -140,31 +140,27 @@ def run_find(
     request: FindRequest,
     *,
     curve: bool,
-    reporter: Reporter | None = None,
+    note: Note = note_warnings,
     examples: tuple[Task, Task] | None = None,
 ) -> Found:
     """Attribute some examples of a task, select a circuit, and measure it on others; ``load_examples`` gives both."""
-    reporter, limits = reporter or Plain(), request.limits
-    to_attribute, to_measure = examples or load_examples(model, request, reporter)
-    phases = _phases(model, request, to_attribute, to_measure, curve)
-    with reporter.job(sum(phase.total for phase in phases.values())) as job:
-        with keep_prompts(model):  # a selection that measures runs the prompts of the attribution again
-            with job.phase(phases["score"]), own_settings(model):
-                *_, scores = attribute_at_steps(
-                    model,
-                    to_attribute,
-                    find_method(request.method),
-                    request.method_options,
-                    positions=request.positions,
-                    limits=limits,
-                    ablation=request.ablation,
-                )
-            if limits.memory is not None:
-                reporter.note(f"batches of {scores.provenance.batch_size} examples fit into the memory budget")
-            with job.phase(phases["select"]):
-                selected = _circuits(model, request, scores, to_attribute, curve)
-        with keep_prompts(model), job.phase(phases["measure"]):
-            return _measured(model, request, scores, selected, to_attribute, to_measure, curve)
+    limits = request.limits
+    to_attribute, to_measure = examples or load_examples(model, request, note)
+    with keep_prompts(model):  # a selection that measures runs the prompts of the attribution again
+        with own_settings(model):
+            *_, scores = attribute_at_steps(
+                model,
+                to_attribute,
+                find_method(request.method),
+                request.method_options,
+                limits=limits,
+                ablation=request.ablation,
+            )
+        if limits.memory is not None:
+            note(f"batches of {scores.provenance.batch_size} examples fit into the memory budget")
+        selected = _circuits(model, request, scores, to_attribute, curve)
+    with keep_prompts(model):
+        return _measured(model, request, scores, selected, to_attribute, to_measure, curve)
 
 
 def _measured(
@@ -184,7 +180,7 @@ def _measured(
     top = select_many(scores, [*sizes, circuit.asked]) if others and compare_top else []
     result, *results = _results(model, [circuit, *others, *top], to_measure, limits, to_attribute)
     subset_result, random = None, list[Result]()
-    if curve and scores.by_span is None:
+    if curve:
         random_circuits = list[Circuit]()
         for seed in range(QUICK):
             counts = [circuit.asked, *(sizes[:3] if seed < BAND else ())]
@@ -213,32 +209,17 @@ def _results(
 ) -> list[Result]:
     """The result of each circuit, with the ablation that it records. Equal circuits are run once."""
     # The largest circuit of refined is that of top, for example.
-    keys = [(circuit.asked, circuit.masks.numpy().tobytes()) for circuit in circuits]
+    keys = [(circuit.asked, circuit) for circuit in circuits]
     different = dict(zip(keys, circuits, strict=True))
     results = evaluate_many(model, list(different.values()), task, limits, mean_over=mean_over)
     by_key = dict(zip(different, results, strict=True))
     return [by_key[key] for key in keys]
 
 
-def _phases(
-    model: Transformer, request: FindRequest, to_attribute: Task, to_measure: Task, curve: bool
-) -> dict[str, Phase]:
-    """The phases of the progress bar, and how much work each is."""
-    how, share = request.selection, request.share
-    score = attribution_phase(model, to_attribute, find_method(request.method), request.method_options)
-    passes = 0.0 if share is None else 7.0  # a search measures about eight small circuits, after two set-ups
-    if request.nodes is None:
-        passes += selecting_passes(how, len(to_attribute), model.graph.n_edges, 1 if share is None else 0)
-    what = f"selecting edges ({how})" + ("" if share is None else f" that keep {share:.0%}")
-    select = Phase(what, units(model, to_attribute, passes) / SELECT_PRICE if passes else 0.0, SELECT_PRICE)
-    n_circuits = 1 + (4 * SIZES // 3 if curve and request.positions is None else 0)
-    return {"score": score, "select": select, "measure": evaluation_phase(model, to_measure, n_circuits)}
-
-
-def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:
-    """The examples to attribute and those to measure on."""
+def load_examples(model: Transformer, request: FindRequest, note: Note) -> tuple[Task, Task]:
+    """The examples for attribution and those for evaluation."""
     if isinstance(request.data, Task):
-        return _halves(request.data, request, reporter)
+        return _halves(request.data, model, request, note)
 
     def examples(split: str) -> Task:
         return draw_task(
@@ -255,18 +236,18 @@ def load_examples(model: Transformer, request: FindRequest, reporter: Reporter) 
     if request.split == defaults.SPLITS[0] and to_attribute.about.get("held_out", True):
         to_measure = examples("test")
     for line in notices(to_attribute, to_measure):
-        reporter.note(line)
+        note(line)
     return to_attribute, to_measure
 
 
-def _halves(task: Task, request: FindRequest, reporter: Reporter) -> tuple[Task, Task]:
-    """The examples of a ``Task`` to attribute and those to measure on."""
+def _halves(task: Task, model: Transformer, request: FindRequest, note: Note) -> tuple[Task, Task]:
+    """The examples of a ``Task`` for attribution and those for evaluation."""
     task = replace(task, name=request.task or task.name)
     n = len(task) if request.examples is None else request.examples
-    halves = split_in_halves(task)
+    halves = split_in_halves(task, model.tokenizer)
     if request.split == "all" or not all(halves):
         if request.split != "all":
-            reporter.note(
+            note(
                 f"{WARNING}nothing is held out, because the task has fewer than {LEAST} examples or a single clean "
                 "prompt. All are both attributed and measured, so the circuit may not do as well on other prompts"
             )
@@ -279,7 +260,7 @@ def _halves(task: Task, request: FindRequest, reporter: Reporter) -> tuple[Task,
 
 
 def _circuits(model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool) -> Selected:
-    limits, curve = request.limits, curve and scores.by_span is None
+    limits = request.limits
     if request.nodes is not None:
         # Each of the other circuits has 1.5 times as many nodes as the one before.
         counts = [n for n in (round(1.5**i) for i in range(2, 40)) if n < model.graph.n_sources and n != request.nodes]
@@ -329,7 +310,7 @@ def measure_mib(
     rankings: Sequence[str] = defaults.MIB_RANKINGS,
     batch_size: int | None = None,
     memory: int | None = None,
-    progress: ShowProgress = None,
+    progress: bool = False,
     ablation: str | None = None,
     mean_over: Task | None = None,
 ) -> dict[str, mib.Areas]:
@@ -342,8 +323,8 @@ def measure_mib(
         rankings: How edges are ranked: ``top``, ``signed``, or both.
         batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
-        progress: True for a progress bar; or a function, called with the number of examples of each finished batch.
-        ablation: What edges outside the circuit carry, as in ``evaluate``.
+        progress: Whether to show progress bars.
+        ablation: How ablated edges are replaced, as in ``evaluate``.
         mean_over: The task whose clean prompts the means are taken over, as in ``evaluate``.
 
     Returns:
@@ -363,31 +344,6 @@ def measure_mib(
     )
     parts = [results[at : at + len(counts)] for at in range(0, len(results), len(counts))]
     return {how: mib.areas_of(part) for how, part in zip(rankings, parts, strict=True)}
-
-
-@runtime_checkable
-class Reporter(Protocol):
-    """Shows progress and messages."""
-
-    def job(self, total: float) -> AbstractContextManager[Job]:
-        """A bar over phases that together cost ``total``."""
-
-    def note(self, text: str) -> None:
-        """Show a message."""
-
-
-@dataclass(frozen=True)
-class Plain:
-    """The reporter of Python calls: shows a bar if requested, and of the messages only warnings."""
-
-    shown: bool = False
-
-    def job(self, total: float) -> AbstractContextManager[Job]:
-        return job(total, shown=self.shown)
-
-    def note(self, text: str) -> None:
-        if text.startswith(WARNING):
-            warn(text.removeprefix(WARNING))
 
 
 def notices(attributed: Task | None, measured: Task) -> list[str]:
@@ -422,9 +378,9 @@ def _usage(attributed: Task, measured: Task) -> str:
     """How many pairs of the user's own data are attributed, and how many are measured on."""
     about, n = attributed.about, len(attributed)
     if measured is not attributed and about.get("held_out", True):
-        pairs = f"{n:,} pairs to attribute and {len(measured):,} others, held out, to measure"
+        pairs = f"{n:,} pairs for attribution, {len(measured):,} held out"
     else:
-        pairs = f"{n:,} {'pair' if n == 1 else 'pairs'} to attribute, and the same to measure"
+        pairs = f"{n:,} {'pair' if n == 1 else 'pairs'} for both attribution and evaluation"
     return f"{_rows_read(about)}, {pairs}; metric {about['metric']}"
 
 

@@ -1,38 +1,24 @@
-"""Everything that one ``find`` computed: how it is printed, saved and reported, and its entry in the cache.
-
-A run without ``--out`` is stored in the user's cache, so that ``--out`` can still write it. An entry is a folder with
-the files that ``--out`` writes and ``kept.json``: the key, the summary that was printed and a digest of every file.
-The key has everything that determines the result: the weights, the tokens, labels and metric of all examples, the
-options, and the code. Methods, selections and metrics of the user's own have no such record, so runs with them are not
-stored. The latest ``MOST`` entries stay.
-"""
+"""Everything that one ``find`` computed: how it is printed, saved and reported."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
-import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from hashlib import sha256
+import re
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import gradpath
 from gradpath import defaults
-from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
-from gradpath.errors import GradpathError, InputError, UsageError, reason, warn
+from gradpath.errors import InputError, UsageError, reason, warn
 from gradpath.evaluation.result import Result
 from gradpath.explanation import Inside, look_inside
 from gradpath.limits import Limits
-from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer
-from gradpath.pipeline.request import FindRequest
-from gradpath.registry import loaded_plugins, owner_of
 from gradpath.report.data import (
     CHANCE,
     IN_PAGE,
@@ -48,20 +34,15 @@ from gradpath.report.data import (
     spread_examples,
 )
 from gradpath.report.page import write
-from gradpath.report.plots import POSITION_FILES, write_spans
-from gradpath.runtime import distributed
-from gradpath.runtime.files import digest_of, write_atomically, write_together
+from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, find_selection, variants, with_values
-from gradpath.tasks.task import Task, task_digest
+from gradpath.tasks.task import Task
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check, quick_checks
 
-MOST = 20  # entries in the cache
-_RECORD = "kept.json"
 
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Found:
     """Everything that one ``find`` computed.
 
@@ -101,26 +82,18 @@ class Found:
         return f"<Found: {self.circuit!r}, {self.result!r}>"
 
     def __str__(self) -> str:
-        measured = "the same" if self.measured is self.attributed else f"{len(self.measured):,} held-out ones"
+        measured = "the same for evaluation" if self.measured is self.attributed else f"{len(self.measured):,} held out"
         return "\n".join(
             [
                 f"Found: {self.circuit.provenance}",
                 *(f"  {line}" for line in str(self.result).splitlines()[:-1]),
-                f"  examples      {len(self.attributed):,} to attribute, {measured} to measure",
+                f"  examples      {len(self.attributed):,} for attribution, {measured}",
                 '  next          .report("report.html"), .save("folder"), .scores, .circuit, .result, .curve',
             ]
         )
 
     def _repr_html_(self) -> str:
         return self.circuit._repr_html_() + self.result._repr_html_()
-
-    @property
-    def edges_by_span(self) -> dict[str, int]:
-        """The number of edges at each span of a prompt, if the circuit has spans."""
-        if self.circuit.span is None:
-            return {}
-        counts = self.circuit.span.bincount(minlength=len(self.circuit.spans)).tolist()
-        return dict(zip(self.circuit.spans, counts, strict=True))
 
     @property
     def checks(self) -> dict[str, Check]:
@@ -171,8 +144,8 @@ class Found:
     def _shown(self, how: str) -> tuple[MethodRun, Chosen]:
         """What the page needs: the scores to select from, the order of edges, or only the circuit itself."""
         requested = self.circuit.asked
-        if self.circuit.spans or (how not in IN_PAGE and self.order is None):
-            circuit = selected_by(self.circuit.anywhere(), how)  # edges at spans are drawn once
+        if how not in IN_PAGE and self.order is None:
+            circuit = selected_by(self.circuit, how)
             return MethodRun(self.scores, circuit=circuit), Chosen(len(circuit), SAVED)
         sizes = [result.edges_asked for result in [*self.curve, self.result]]
         opens = requested if requested <= READABLE else max((n for n in sizes if n <= READABLE), default=requested)
@@ -192,22 +165,28 @@ class Found:
             return str(problem)  # a metric without a gradient, or a model on several devices: the report has all else
 
     def save(self, folder: str | Path, *, command: str = "", seconds: float | None = None) -> None:
-        """Write the scores, the circuit and the report (with positions, a figure instead): all files, or none.
+        """Write the scores and the circuit, and then the report.
+
+        A report that cannot be made costs neither scores nor circuit: a warning says that it is missing, and why.
 
         Args:
             folder: The folder to write to.
             command: The command that makes the report again, to show in it.
             seconds: How long it took, to show in it.
         """
-        with write_together(Path(folder), instead_of=earlier_files(Path(folder))) as draft:
+        folder = Path(folder)
+        with write_together(folder, instead_of=earlier_files(folder)) as draft:
             self.scores.save(draft / "scores.safetensors")
             self.circuit.save(draft / "circuit.json")
             for circuit in self.others:
                 circuit.save(draft / other_file(circuit))
-            if self.circuit.spans:
-                write_spans(self.circuit, draft)
-            else:
-                self.report(draft / "report.html", command=command, seconds=seconds)
+        try:
+            self.report(folder / "report.html", command=command, seconds=seconds)
+        except Exception as problem:
+            warn(
+                f"the scores and the circuit are in {folder}, but their report could not be made "
+                f"({reason(problem)}). Draw the circuit with gradpath show {folder / 'circuit.json'}."
+            )
 
 
 def other_file(circuit: Circuit) -> str:
@@ -219,85 +198,21 @@ def other_file(circuit: Circuit) -> str:
 
 def earlier_files(folder: Path) -> tuple[str, ...]:
     """Files of an earlier run that would not belong to new scores."""
-    return "report.html", *POSITION_FILES, *(file.name for file in folder.glob("circuit-*=*.json"))
+    return "report.html", *(file.name for file in folder.glob("circuit-*=*.json"))
 
 
-@dataclass(frozen=True)
-class Entry:
-    """The place in the cache for one run of ``find``."""
-
-    key: dict[str, Any]
-
-    @classmethod
-    def of(cls, model: Transformer, request: FindRequest, tasks: Sequence[Task]) -> Entry | None:
-        """The entry of a run, or None if it uses code of the user's own."""
-        method, selection = find_method(request.method), find_selection(request.selection)[0]
-        functions = [method.function, selection.function, tasks[0].metric]
-        if not all(owner_of(function).startswith("gradpath.") for function in functions):
-            return None
-        options = {field.name: repr(getattr(request, field.name)) for field in fields(request) if field.name != "data"}
-        return cls(
-            {
-                "code": _code_digest(),
-                "torch": torch.__version__,
-                "plugins": loaded_plugins(),
-                "processes": distributed.world(),
-                "model": model.name,
-                "weights": model.digest,
-                "computed": f"{model.dtype} on {model.device}",
-                "tokens": [task_digest(task, model.tokenizer) for task in tasks],
-                "data": [digest_of(dict(task.about)) for task in tasks],
-                "options": options,
-            }
-        )
-
-    @property
-    def folder(self) -> Path:
-        return cache_folder() / "find" / digest_of(self.key)
-
-    def keep(self, found: Found, summary: dict[str, Any], command: str) -> bool:
-        """Store a run; False if that is not possible."""
+def default_folder(model: Transformer, task: Task) -> Path:
+    """A new folder in the working directory, named after the model and the task."""
+    name = "-".join(re.sub(r"[^\w.-]+", "-", Path(text).name).strip("-.") for text in (model.name, task.name))
+    for i in count(1):
+        folder = Path(name if i == 1 else f"{name}-{i}")
         try:
-            found.save(self.folder, command=command, seconds=summary["seconds"])
-            content = {"key": self.key, "summary": summary, "files": _digests(self.folder)}
-            write_atomically(self.folder / _RECORD, json.dumps({**content, "digest": digest_of(content)}, indent=1))
-            entries = sorted(self.folder.parent.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
-            for entry in entries[MOST:]:
-                shutil.rmtree(entry, ignore_errors=True)
-        except (GradpathError, OSError) as problem:
-            warn(f"the result could not be cached ({reason(problem)}): run the command again with --out.")
-            return False
-        return True
-
-    def write_to(self, out: Path) -> dict[str, Any] | None:
-        """Write the files of a stored run to a folder and return its summary; None if it is missing or damaged."""
-        try:
-            content = json.loads((self.folder / _RECORD).read_text(encoding="utf-8"))
-            summary: dict[str, Any] = content["summary"]
-            digest, files = content.pop("digest"), content["files"]
-            if digest != digest_of(content) or content["key"] != self.key or files != _digests(self.folder):
-                raise ValueError("its files are not as they were written")
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-            warn(f"{self.folder} is damaged ({reason(problem)}), so the circuit is computed again.")
-            return None
-        try:
-            with write_together(out, instead_of=earlier_files(out)) as draft:
-                for name in files:
-                    shutil.copyfile(self.folder / name, draft / name)
+            folder.mkdir()
+        except FileExistsError:
+            continue
         except OSError as problem:
-            raise InputError(f"{out} could not be written: {problem.strerror or problem}.") from None
-        return summary
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    files = sorted(file for file in folder.iterdir() if file.name != _RECORD and file.is_file())
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def _code_digest() -> str:
-    """A digest of this package's code, so that no run of another version is reused."""
-    source = Path(gradpath.__file__).parent
-    files = sorted(file for file in source.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
-    return digest_of([str(file.relative_to(source)) for file in files], *(file.read_bytes() for file in files))
+            raise InputError(
+                f"{folder.absolute()} could not be created ({reason(problem)}). Give a folder with --out."
+            ) from None
+        return folder
+    raise AssertionError

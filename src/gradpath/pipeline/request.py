@@ -33,7 +33,6 @@ class FindRequest:
     sparsity: float | None = None
     nodes: int | None = None
     how: str | None = None
-    positions: str | None = None
     metric: str | Metric | None = None
     examples: int | None = None
     split: str = defaults.SPLITS[0]
@@ -62,9 +61,7 @@ class FindRequest:
             check_sparsity(self.sparsity)
         ABLATIONS.find(self.ablation)
         check_choice("split", self.split, defaults.SPLITS)
-        if self.positions is not None:
-            check_choice("positions", self.positions, defaults.POSITIONS)
-        selection, _ = find_selection(self.selection, spans=self.positions is not None)
+        selection, _ = find_selection(self.selection)
         if not selection.sized and size is not None and (size != "faithfulness" or not self.several):
             hint = ""
             if size == "faithfulness" and selection.varies is not None:
@@ -74,10 +71,6 @@ class FindRequest:
             raise UsageError(
                 f"`faithfulness` needs a selection whose circuits are nested, and those of {self.how} are not: give "
                 f"`edges` or `sparsity` instead, or use {defaults.SELECTION}."
-            )
-        if self.nodes is not None and self.positions is not None:
-            raise UsageError(
-                "`nodes` and `positions` cannot be combined: give `edges` or `sparsity` instead of `nodes`."
             )
         check_edges_or_nodes(self.how, self.nodes)
 
@@ -90,7 +83,7 @@ class FindRequest:
 
     @property
     def selection(self) -> str:
-        return self.how or (defaults.SELECTION if self.positions is None else defaults.RANKING)
+        return self.how or defaults.SELECTION
 
     @property
     def task_name(self) -> str | None:
@@ -99,7 +92,7 @@ class FindRequest:
     @property
     def share(self) -> float | None:
         """The share of the behaviour to keep, if that sets the size of the circuit."""
-        if (self.edges, self.sparsity, self.nodes, self.positions) != (None,) * 4:
+        if (self.edges, self.sparsity, self.nodes) != (None,) * 3:
             return self.faithfulness
         nested = find_selection(self.selection)[0].nested
         return self.faithfulness or (defaults.FAITHFULNESS if nested or self.several else None)

@@ -162,31 +162,14 @@ class Report:
 
 
 def circuit_report(circuit: Circuit, command: str = "") -> Report:
-    """The report of a circuit alone: its edges, without a curve and examples.
-
-    Args:
-        circuit: The circuit.
-        command: The command that makes the report again.
-
-    Returns:
-        The report.
-    """
+    """The report of a circuit alone: its edges, without a curve and examples."""
     model, task = circuit.provenance.model or "a model", circuit.provenance.task or "a task"
     chosen = Chosen(len(circuit), SAVED, pruned=circuit.provenance.pruned)
     return Report(f"{task} in {model}", model, task, [MethodRun(None, circuit=circuit)], chosen, command=command)
 
 
 def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Report:
-    """The report of a circuit that was tested, with the verdict at the top.
-
-    Args:
-        circuit: The circuit.
-        verdict: What ``gp.test`` gave.
-        command: The command that makes the report again.
-
-    Returns:
-        The report.
-    """
+    """The report of a circuit that was tested, with the verdict of ``gp.test`` at the top."""
     low, high = verdict.equivalence.details["interval"]
     assert verdict.sufficiency.value is not None
     point = CurvePoint(

@@ -102,15 +102,7 @@ class Notes:
 
 
 def load_notes(file: str | Path, graph: Graph) -> Notes:
-    """Read notes that the page saved.
-
-    Args:
-        file: The JSON file.
-        graph: The graph of the circuit that they are for.
-
-    Returns:
-        The notes; every node is checked.
-    """
+    """Read notes that the page saved, for a circuit of this graph; every node is checked."""
     try:
         return _parsed(json.loads(Path(file).read_text(encoding="utf-8")), graph)
     except FileNotFoundError:
@@ -208,7 +200,7 @@ def draw_figure(
         attention: Patterns to draw on the right: for each head its weights (pos, pos) and the tokens.
     """
     notes = notes or Notes()
-    boxes, edges = fold(circuit.anywhere(), notes)
+    boxes, edges = fold(circuit, notes)
     if not edges:
         raise InputError("this circuit has no edges to draw. Find one with more edges, or unfold a group.")
     if len(boxes) > MOST:
@@ -338,10 +330,8 @@ def _draw_boxes(axes: Axes, boxes: Mapping[str, Box], places: Mapping[str, tuple
 
     for name, box in boxes.items():
         x, y = places[name]
-        paper = to_rgb(PAPER)
-        face = (
-            tuple(0.78 * a + 0.22 * b for a, b in zip(paper, to_rgb(box.colour), strict=True)) if box.colour else paper
-        )
+        paper, colour = to_rgb(PAPER), to_rgb(box.colour or PAPER)
+        face = tuple(0.78 * a + 0.22 * b for a, b in zip(paper, colour, strict=True))
         corner = (x - box.width / 2, y - box.height / 2)
         style: Any = {"facecolor": face, "edgecolor": box.colour or MUTED, "linewidth": 1.0 if box.colour else 0.6}
         rounded = "round,pad=0,rounding_size=0.05"

@@ -7,8 +7,8 @@ the order of ``SCRIPTS`` without a build step. A content security policy in the 
 The data is one JSON object (``payload``), small enough to send to a colleague. Edges are stored as two columns:
 positions in the flattened (source, target) matrix (uint32) and scores (float32), both little-endian in base64, sorted
 by position. A model can have millions of edges, so a run keeps only those that can appear among the first ``LIMIT`` of
-a selection: the union of the first LIMIT of ``top``, ``greedy`` and ``signed``. No circuit changes by that, because the
-best of all candidates is also the best of those in the file.
+a selection: the union of the first LIMIT of ``top``, ``greedy`` and ``signed``. Orders are
+shipped, too, except those that follow from the scores.
 
 The page of two circuits has four runs, for all edges, only those in A, in both, and only in B, and the scores and ranks
 of both circuits as further columns. Scores of different methods have different scales, so a line is drawn by an edge's
@@ -50,6 +50,7 @@ from gradpath.verdict import NAMES, QUESTIONS, sentence
 from gradpath.verdict.checks import NULLS, limit_of
 
 LIMIT = 30_000
+_BY_SCORE = ("top", "signed")  # orders that are not shipped: the page sorts edges by score itself
 _POINT = ("how", "asked", "kept", "faithfulness", "low", "high", "error")  # the page's names for a CurvePoint
 _DIGITS = 4  # of the numbers of roles: a page has thousands of them
 _SCRIPTS = (
@@ -64,14 +65,9 @@ GRAPHS = {".dot": dot, ".graphml": graphml}
 
 
 def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
-    """The object that the page reads.
+    """The object that the page reads: values that strict JSON can represent.
 
-    Args:
-        report: The report.
-        limit: The largest number of edges that can be selected in the page, if the report needs no more.
-
-    Returns:
-        Values that strict JSON can represent.
+    ``limit`` is the largest number of edges that can be selected in the page, if the report needs no more.
     """
     _check(report)
     graph, chosen = report.runs[0].graph, report.chosen
@@ -174,7 +170,15 @@ def _check(report: Report) -> None:
 
 
 def _run(run: MethodRun, limit: int) -> dict[str, Any]:
-    flat, scores = _edges(run, limit)
+    orders = {} if run.circuit is None else {SAVED: run.circuit.flat}
+    if run.scores is not None:
+        values = run.scores.values.detach().cpu().float()
+        orders |= {how: SELECTIONS[how].function(Scores(run.graph, values), limit) for how in IN_PAGE}
+    else:
+        assert run.circuit is not None
+        values = _ranks_and_scores(run.circuit)[1]
+    flat = torch.unique(torch.cat(list(orders.values())))
+    shipped = {how: order for how, order in orders.items() if how not in _BY_SCORE}
     content = {
         "name": run.label,
         "about": run.origin.about,
@@ -182,37 +186,19 @@ def _run(run: MethodRun, limit: int) -> dict[str, Any]:
         "limit": limit if run.scores is not None else len(flat),
         "edges": len(flat),
         "index": packed(flat, "<u4"),
-        "scores": packed(scores, "<f4"),
+        "scores": packed(values.flatten()[flat], "<f4"),
+        "orders": {how: packed(torch.searchsorted(flat, order), "<u4") for how, order in shipped.items()},
         "curve": [dict(zip(_POINT, astuple(point), strict=True)) for point in run.curve],
         "areas": {how: asdict(areas) for how, areas in run.areas.items()},
     }
     if run.circuit is not None:
         content["saved"] = {
-            "order": packed(torch.searchsorted(flat, flat_index(run.circuit)), "<u4"),
             "edges": len(run.circuit),
             "asked": run.circuit.asked,
             "how": run.circuit.provenance.how or SAVED,
             "smallest": run.smallest,
         }
     return content
-
-
-def _edges(run: MethodRun, limit: int) -> tuple[Tensor, Tensor]:
-    """The flat positions of the edges in the file, ascending, and their scores."""
-    in_circuit = [] if run.circuit is None else [flat_index(run.circuit)]
-    if run.scores is None:
-        assert run.circuit is not None
-        flat, order = in_circuit[0].sort()
-        return flat, run.circuit.scores.cpu().float()[order]
-    scores = Scores(run.scores.graph, run.scores.values.detach().cpu().float())
-    orders = [SELECTIONS[how].function(scores, limit) for how in IN_PAGE]
-    flat = torch.unique(torch.cat(orders + in_circuit))
-    return flat, scores.values.flatten()[flat]
-
-
-def flat_index(circuit: Circuit) -> Tensor:
-    """The positions of a circuit's edges in the flattened (source, target) matrix, (edge,)."""
-    return circuit.graph.flattened(circuit.index.cpu())
 
 
 def packed(values: Tensor, dtype: str) -> str:
@@ -260,7 +246,7 @@ def _inside(inside: Inside) -> dict[str, Any]:
         "answers": list(explanation.answers) if inside.answers is not None else None,
         "sources": inside.sources,
         "heads": inside.heads,
-        "edges": packed(flat_index(inside.circuit), "<u4"),
+        "edges": packed(inside.circuit.flat, "<u4"),
         "effects": packed(inside.effects, "<f4"),
         "patterns": [packed(pattern, "u1") for pattern in inside.patterns],
         "vocabulary": list(inside.texts.values()),
@@ -271,15 +257,7 @@ def _inside(inside: Inside) -> dict[str, Any]:
 
 
 def render(report: Report, limit: int = LIMIT) -> str:
-    """Make the page of a report.
-
-    Args:
-        report: The report.
-        limit: The largest number of edges that can be selected in the page, if the report needs no more.
-
-    Returns:
-        The text of an HTML file.
-    """
+    """The page of a report as the text of an HTML file; ``limit`` as in ``payload``."""
     content = payload(report, limit)
     if isinstance(report.inside, str):
         content["no_inside"] = report.inside
@@ -303,12 +281,7 @@ def filled(title: str, content: Mapping[str, Any]) -> str:
 
 
 def write(report: Report, file: str | Path) -> None:
-    """Write the page of a report, atomically.
-
-    Args:
-        report: The report.
-        file: The file to write.
-    """
+    """Write the page of a report, atomically."""
     write_atomically(Path(file), render(report))
 
 
@@ -324,7 +297,7 @@ def show(
     """Write a saved circuit as a page, a drawing or a graph.
 
     Args:
-        circuit_file: A ``circuit.json``. Edges at spans are drawn once, wherever in the prompt they are.
+        circuit_file: A ``circuit.json``.
         out_file: The file to write; its suffix is .html, .svg, .png, .pdf, .dot or .graphml.
         notes: Names, colours and groups that the page saved, for a page or a figure in rows.
         edges: The number of edges to draw, the first of the file. Of these, edges on no path from ``input`` to
@@ -339,7 +312,7 @@ def show(
             f"a circuit cannot be shown as {out.suffix or 'a file without a suffix'!r} ({out.name}): "
             f"name a file that ends in {', '.join(suffixes)}."
         )
-    circuit = load_circuit(circuit_file).anywhere()
+    circuit = load_circuit(circuit_file)
     node_notes = None if notes is None else load_notes(notes, circuit.graph)
     if edges is not None:
         circuit = first_edges(circuit, edges)
@@ -362,29 +335,17 @@ def first_edges(circuit: Circuit, n: int) -> Circuit:
     if not 1 <= n <= len(circuit):
         raise UsageError(f"this circuit has {len(circuit):,} edges, so between 1 and as many can be drawn: got {n:,}.")
     part = replace(circuit, index=circuit.index[:n], scores=circuit.scores[:n])
-    on_path = pruned(part.graph, part.mask)[part.index[:, 0], part.index[:, 1]]
+    on_path = pruned(part.graph, part.mask).flatten()[part.flat]
     if not bool(on_path.any()):
         raise InputError(f"the first {n:,} edges of this circuit do not lead from input to logits. Draw more of them.")
     return replace(part, index=part.index[on_path], scores=part.scores[on_path])
 
 
-def write_comparison(comparison: Comparison, file: Path, names: tuple[str, str] = ("A", "B")) -> None:
-    """Write the page of a comparison, atomically.
-
-    Args:
-        comparison: Two circuits. Edges at spans are drawn once, wherever in the prompt they are.
-        file: The HTML file to write.
-        names: What to call the circuits, such as their files.
-    """
-    write_atomically(file, render_comparison(comparison, names))
-
-
 def render_comparison(comparison: Comparison, names: tuple[str, str] = ("A", "B")) -> str:
-    """The text of the HTML file that ``write_comparison`` writes."""
-    a, b = comparison.a.anywhere(), comparison.b.anywhere()
+    """Make the page of a comparison; ``names`` are those of the circuits, such as their files."""
+    a, b = comparison.a, comparison.b
     if not len(a) and not len(b):
         raise InputError("both circuits are empty, so there is nothing to draw.")
-    comparison = Comparison(a, b)
     parts = {"All": a | b, "Only A": comparison.only_a, "Both": comparison.both, "Only B": comparison.only_b}
     sides = [_ranks_and_scores(circuit) for circuit in (a, b)]
     runs = [MethodRun(None, circuit=_drawn(part, sides), name=name) for name, part in parts.items()]
@@ -392,7 +353,7 @@ def render_comparison(comparison: Comparison, names: tuple[str, str] = ("A", "B"
     report = Report(f"{task} in {model}", model, task, runs, Chosen(len(parts["All"]), SAVED, pruned=False))
     content = payload(report)
     for run, part in zip(content["runs"], parts.values(), strict=True):
-        flat = flat_index(part).sort().values
+        flat = part.flat.sort().values
         run["sides"] = [
             {"rank": packed(ranks[flat], "<u4"), "score": packed(scores[flat], "<f4")} for ranks, scores in sides
         ]
@@ -411,14 +372,14 @@ def _ranks_and_scores(circuit: Circuit) -> tuple[Tensor, Tensor]:
     """The rank, from 1, and the score of every (source, target), flattened; 0 outside the circuit."""
     ranks = torch.zeros(circuit.graph.n_pairs, dtype=torch.long, device="cpu")
     scores = torch.zeros(circuit.graph.n_pairs, dtype=torch.float32, device="cpu")
-    flat = flat_index(circuit)
-    ranks[flat], scores[flat] = torch.arange(1, len(circuit) + 1, device="cpu"), circuit.scores
+    ranks[circuit.flat] = torch.arange(1, len(circuit) + 1, device="cpu")
+    scores[circuit.flat] = circuit.scores.cpu()
     return ranks, scores
 
 
 def _drawn(part: Circuit, sides: list[tuple[Tensor, Tensor]]) -> Circuit:
     """A part of both circuits: edges by the better of their two ranks, with their shares of the strongest edge."""
-    flat = flat_index(part)
+    flat = part.flat
     ranks = torch.stack([ranks[flat] for ranks, _ in sides])  # (side, edge)
     shares = torch.stack([scores[flat] / (float(scores.abs().max()) or 1.0) for _, scores in sides])
     strengths = shares.sum(0) / (ranks > 0).sum(0)

@@ -14,21 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
 from gradpath.formats.edges import EDGE_COLOURS, KINDS, column, position
 from gradpath.graph import Graph, kind, node_of
-from gradpath.report.style import BLUE, FAINT, GREY, INK, MUTED, PAPER, canvas, panels, save, save_as, styled
+from gradpath.report.style import BLUE, FAINT, GREY, INK, MUTED, PAPER, canvas, save_as, styled
 from gradpath.scores import Provenance, Scores
 from gradpath.selection.ranking import top
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POSITION_FILES = ("positions.png", "positions.svg")  # what ``write_spans`` writes
 COLUMN, ROW = 0.56, 0.36  # inches
 CELL = 0.84, 0.52  # the part of a column and of a row that a node's box takes
 PORTS = {"q": -0.29, "k": 0.0, "v": 0.29}  # where an edge enters a head, in shares of its width
@@ -64,12 +62,16 @@ def plot_result(result: Result, ax: Axes | None = None) -> Axes:
 
 def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
     """Plot the sum of |score| over the outgoing edges of each node, layers by heads and MLP."""
+    from matplotlib.colors import PowerNorm
+
     values, graph = scores.values.detach().cpu().float(), scores.graph
     if not values.isfinite().all():
         raise InputError("scores that are not finite numbers cannot be plotted. Attribute again.")
     ax = _axes(ax, (0.32 * graph.n_heads + 2.4, 0.2 * graph.n_layers + 1.4))
     weight = graph.sources_by_layer(values.abs().sum(1))  # (layer, head and MLP)
-    image = _heat_map(ax, weight, float(weight.max()))
+    # Colours by the square root, because a few strong cells would leave the others white.
+    norm = PowerNorm(0.5, vmin=0, vmax=float(weight.max()))
+    image = ax.imshow(weight.numpy(), origin="lower", aspect="auto", cmap="Blues", norm=norm)
     ax.set_xticks(range(graph.n_heads + 1), [*map(str, range(graph.n_heads)), "MLP"], fontsize=8)
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
@@ -89,40 +91,6 @@ def plot_circuit(circuit: Circuit, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def write_spans(circuit: Circuit, folder: Path) -> list[Path]:
-    """Draw in which layers, and at which spans, the queries, keys, values and MLPs of a circuit read.
-
-    Args:
-        circuit: A circuit with edges at spans.
-        folder: The folder for ``positions.png`` and ``positions.svg``.
-
-    Returns:
-        The two files.
-    """
-    counts, graph, provenance = edges_read(circuit), circuit.graph, circuit.provenance
-    width, height = 0.5 * len(circuit.spans) + 0.5, 0.14 * graph.n_layers + 1.8
-    figure, axes = panels(1, 4, (4 * width + 1.6, height), sharey=True)
-    for ax, title, count in zip(axes, ("queries", "keys", "values", "MLPs"), counts, strict=True):
-        image = _heat_map(ax, count.T, max(1, int(counts.max())))
-        ax.grid(visible=False)
-        ax.set_title(title, fontsize=10)
-        ax.set_xticks(range(len(circuit.spans)), circuit.spans, rotation=60, ha="right", fontsize=8)
-    axes[0].set_ylabel("layer that reads")
-    figure.supxlabel("position in the prompt", fontsize=9)
-    figure.colorbar(image, ax=axes, label="edges of the circuit", fraction=0.05)
-    title = f"{provenance.task} in {provenance.model}: {len(circuit):,} edges by {provenance.method}"
-    figure.suptitle(title, fontsize=11, color=INK)
-    return save(figure, folder / "positions")
-
-
-def edges_read(circuit: Circuit) -> Tensor:
-    """The number of edges into queries, keys, values and MLPs, (4, span, layer)."""
-    graph = circuit.graph
-    by_layer = graph.targets_by_layer(circuit.masks.sum(1))  # (span, layer, target)
-    parts = [*torch.split(by_layer[..., :-1], graph.n_heads, -1), by_layer[..., -1:]]
-    return torch.stack([part.sum(-1) for part in parts])
-
-
 def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     if ax is not None:
         return ax
@@ -136,21 +104,8 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     return ax
 
 
-def _heat_map(ax: Axes, values: Tensor, largest: float) -> Any:
-    """Rows upwards; colours by the square root, because a few strong cells would leave the others white."""
-    from matplotlib.colors import PowerNorm
-
-    norm = PowerNorm(0.5, vmin=0, vmax=largest)
-    return ax.imshow(values.numpy(), origin="lower", aspect="auto", cmap="Blues", norm=norm)
-
-
 def draw(circuit: Circuit, file: str | Path) -> None:
-    """Draw a circuit to an SVG, PNG or PDF file, by its suffix.
-
-    Args:
-        circuit: A circuit with at least one edge.
-        file: The file to write.
-    """
+    """Draw a circuit to an SVG, PNG or PDF file, by its suffix."""
     figure, axes = canvas(inches(circuit.graph))
     draw_on(circuit, axes)
     save_as(figure, Path(file), dpi=200)

@@ -22,8 +22,8 @@ MARKERS = {"eap": "s", "eap-ig": "o", "eap-gp": "^", "eap-gp+stride=unit": "v"}
 SPARE_MARKERS = ("D", "P", "X")  # the next one each time the spare colours repeat
 INK, MUTED, FAINT = "#1b1f26", "#656d79", "#dddbd5"
 BLUE, GREY, PAPER = "#2a5bd7", "#9aa1ab", "#f3f2ee"
-LINES: dict[str, Any] = {"top": "-", "greedy": "--", "signed": "-.", "balanced": ":", "ratio": (0, (1, 1))}
-LINES |= {"stable": (0, (4, 1, 1, 1)), "refined": (0, (7, 1.5, 1, 1.5, 1, 1.5)), "exchanged": (0, (9, 2))}
+LINES: dict[str, Any] = {"top": "-", "greedy": "--", "signed": "-."}
+LINES["refined"] = (0, (7, 1.5, 1, 1.5, 1, 1.5))
 LINES["learned"] = (0, (2, 1))
 TITLES = {name: name.title() for name in ("gender-bias", "capital-country", "hypernymy", "greater-than")}
 TITLES |= {"ioi": "IOI", "sva": "SVA"}
@@ -59,17 +59,7 @@ def styled() -> AbstractContextManager[None]:
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
-    """Create a figure.
-
-    Args:
-        rows: The number of rows of axes.
-        columns: The number of columns of axes.
-        size: Width and height in inches.
-        options: Further arguments of matplotlib's ``Figure.subplots``.
-
-    Returns:
-        The figure, and its axes row by row.
-    """
+    """A figure of this width and height in inches, and its axes row by row; options are those of ``subplots``."""
     from matplotlib.figure import Figure
 
     with styled():
@@ -79,14 +69,9 @@ def panels(rows: int, columns: int, size: tuple[float, float], **options: Any) -
 
 
 def canvas(size: tuple[float, float], part: tuple[float, float] = (1.0, 1.0)) -> tuple[Figure, Axes]:
-    """Create a figure with axes that show nothing of themselves, for drawings.
+    """A figure with axes that show nothing of themselves, for drawings.
 
-    Args:
-        size: Width and height in inches.
-        part: The part of the width and of the height that the axes take, from the lower left corner.
-
-    Returns:
-        The figure and its axes.
+    ``size`` is in inches; ``part`` is what the axes take of the width and the height, from the lower left corner.
     """
     from matplotlib.figure import Figure
 
@@ -98,15 +83,7 @@ def canvas(size: tuple[float, float], part: tuple[float, float] = (1.0, 1.0)) ->
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Save a figure as PNG and SVG.
-
-    Args:
-        figure: The figure.
-        stem: The path of both files, without their suffixes.
-
-    Returns:
-        The two files.
-    """
+    """Save a figure as PNG and SVG; ``stem`` is the path of both files without their suffixes."""
     files = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
     for file in files:
         save_as(figure, file)

@@ -6,27 +6,28 @@ of every file, or the code that removes it, is set before the file exists.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradpath.errors import InputError
 from gradpath.runtime import distributed
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 ELSEWHERE = ".../"  # the start of a recorded path that leads out of the working directory
 PART = ".gradpath-part"  # the suffix of what is still being written
 _LOCK = ".gradpath-lock"
+_SEAL = "digest"
 STORED_EVERY = 20.0  # seconds
-_DEVICES = ("/dev/", "/proc/")  # /dev/stdout may lead to a regular file to which another process still writes
 
 
 class StateFile:
@@ -57,9 +58,7 @@ class StateFile:
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
-    """Write a temporary file next to ``file`` and rename it, so that no reader ever sees half a file.
-
-    A link is followed. A device or a pipe is written to: it cannot be replaced.
+    """Write a draft next to ``file`` and rename it, so that no reader ever sees half a file. A link is followed.
 
     Args:
         file: The file to write; its folder is created if necessary.
@@ -67,25 +66,22 @@ def write_atomically(file: Path, content: str | bytes) -> None:
     """
     # A name or a prompt may contain surrogates, which UTF-8 cannot encode: they are written as escapes.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
-    temporary = None
+    target = Path(os.path.realpath(file))
+    draft = _draft_in(target.parent)
     try:
-        if not _is_replaceable(file):
-            file.write_bytes(data)
-            return
-        target = Path(os.path.realpath(file))
-        temporary = target.with_name(f".{secrets.token_hex(8)}{PART}")
+        if target.exists() and not target.is_file():  # renaming would replace a device
+            raise OSError("it is not a regular file")
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as handle:
+        with draft.open("xb") as handle:
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
-        temporary.replace(target)
+        os.replace(draft, target)
     except OSError as problem:
         raise _not_writable(file, problem) from None
     finally:
-        if temporary is not None:
-            with suppress(OSError):  # it was renamed, or never created
-                temporary.unlink()
+        with suppress(OSError):  # it was renamed, or never created
+            draft.unlink()
 
 
 def recorded_path(path: str | Path) -> str:
@@ -114,21 +110,28 @@ def readable(name: str) -> str:
         return name.encode(errors="replace").decode()
 
 
-def digest_of(content: Any, *blobs: Any) -> str:
-    """A digest that shows whether a file has changed since it was written.
+def sealed(content: Mapping[str, Any], *blobs: Any) -> dict[str, Any]:
+    """The content of a file with a digest, by which ``check_seal`` sees whether it was changed since.
 
     Args:
         content: Values that JSON can represent. Their digest is the same after they were saved and read.
-        blobs: Bytes, or arrays of them.
-
-    Returns:
-        32 hexadecimal digits.
+        blobs: Bytes that are stored elsewhere in the file, or arrays of them.
     """
     plain = json.loads(json.dumps(content))  # all keys are texts now, so that they can be sorted
     digest = sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
     for blob in blobs:
         digest.update(blob)
-    return digest.hexdigest()[:32]
+    return {**content, _SEAL: digest.hexdigest()[:32]}
+
+
+def check_seal(content: Mapping[str, Any], *blobs: Any) -> None:
+    """Refuse content that was changed after it was sealed. Content without a digest, of another tool, is accepted."""
+    rest = {name: value for name, value in content.items() if name != _SEAL}
+    if content.get(_SEAL) not in (None, sealed(rest, *blobs)[_SEAL]):
+        raise InputError(
+            "it was changed or damaged after it was written. Make it again; if you edited it yourself, remove its "
+            f'"{_SEAL}".'
+        )
 
 
 def write_rows(file: Path, head: Mapping[str, Any], name: str, rows: Sequence[Any]) -> None:
@@ -136,12 +139,12 @@ def write_rows(file: Path, head: Mapping[str, Any], name: str, rows: Sequence[An
 
     Args:
         file: The file to write.
-        head: All values of the object but the list. A digest of the whole object is added.
+        head: All values of the object but the list. A seal of the whole object is added.
         name: The name of the list.
         rows: The list.
     """
-    digest = digest_of({**head, name: rows})
-    text = json.dumps({**head, "digest": digest}, indent=1).removesuffix("\n}")
+    whole = sealed({**head, name: rows})
+    text = json.dumps({key: value for key, value in whole.items() if key != name}, indent=1).removesuffix("\n}")
     lines = ",\n  ".join(map(json.dumps, rows))
     write_atomically(file, f'{text},\n "{name}": [\n  {lines}\n ]\n}}\n')
 
@@ -157,16 +160,15 @@ def write_together(folder: Path, *, instead_of: Sequence[str] = ()) -> Iterator[
     Returns:
         A draft folder to write to. Its files move to ``folder`` at the end, unless there was an error.
     """
-    draft, drafts = folder / f".{secrets.token_hex(8)}{PART}", list[Path]()
+    draft, names = _draft_in(folder), list[str]()
     try:
         try:
             _make_folder(draft)
             yield draft
-            drafts.extend(_checked_drafts(draft, folder))
-            _move(drafts, folder, instead_of)
+            names.extend(os.listdir(draft))
+            _move(names, draft, folder, instead_of)
         finally:
-            if drafts:  # a signal may have interrupted the move, and all files have to come from one run
-                _move(drafts, folder, instead_of)
+            _move(names, draft, folder, instead_of)  # a signal may have interrupted it: all files come from one run
             shutil.rmtree(draft, ignore_errors=True)
     finally:  # once more, in case a signal interrupted the first
         shutil.rmtree(draft, ignore_errors=True)
@@ -179,46 +181,21 @@ def _make_folder(folder: Path) -> None:
         raise _not_writable(folder, problem) from None
 
 
-def _checked_drafts(draft: Path, folder: Path) -> list[Path]:
-    """The files of a draft. Those that are not simply renamed come first, because only they can fail half-way."""
-    for file in draft.iterdir():
-        if (folder / file.name).is_dir():
-            raise _not_writable(folder / file.name, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
-    return sorted(draft.iterdir(), key=lambda file: (not _is_special(folder / file.name), file.name))
-
-
-def _move(drafts: list[Path], folder: Path, instead_of: Sequence[str]) -> None:
-    """Move the drafts to a folder. It is safe to call this again; after a failure it does nothing more."""
-    for draft in drafts:
-        file = folder / draft.name
+def _move(names: Sequence[str], draft: Path, folder: Path, instead_of: Sequence[str]) -> None:
+    """Move the files of a draft to a folder, unless one cannot be moved. It is safe to call this again."""
+    for name in names:
+        if (folder / name).is_dir():
+            raise _not_writable(folder / name, OSError("it is a folder"))
+    for name in names:
         try:
-            if not draft.exists():
-                continue
-            if _is_special(file):
-                write_atomically(file, draft.read_bytes())
-            else:
-                draft.replace(file)
-        except (OSError, InputError) as problem:
-            drafts.clear()
-            raise problem if isinstance(problem, InputError) else _not_writable(file, problem) from None
-    for name in {*instead_of} - {draft.name for draft in drafts}:
+            os.replace(draft / name, folder / name)
+        except FileNotFoundError:  # it was moved before
+            continue
+        except OSError as problem:
+            raise _not_writable(folder / name, problem) from None
+    for name in {*instead_of} - {*names} if names else ():
         with suppress(OSError):  # there is none
             (folder / name).unlink()
-
-
-def _is_special(file: Path) -> bool:
-    """Whether a file is written other than by renaming a draft: a link, a device, a pipe."""
-    return file.is_symlink() or not _is_replaceable(file)
-
-
-def _is_replaceable(file: Path) -> bool:
-    """Whether a file may be replaced by another: a regular one, or one that does not exist."""
-    try:
-        mode = file.stat().st_mode
-    except FileNotFoundError:
-        return True
-    regular = stat.S_ISREG(mode) and not str(file.absolute()).startswith(_DEVICES)
-    return regular or stat.S_ISDIR(mode)  # a folder is refused when a file is renamed to it
 
 
 @contextmanager
@@ -234,100 +211,54 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    lock, is_new, handles = folder / _LOCK, not folder.exists(), list[int]()
-    is_first = distributed.rank() == 0
+    from filelock import FileLock
+
+    lock, is_new = FileLock(folder / _LOCK, blocking=False), not folder.exists()
     try:
         try:
-            distributed.on_first_rank(lambda: _acquire(lock, handles))
+            distributed.on_first_rank(lambda: _acquire(lock, folder))
             yield
         finally:
-            if is_first:
-                _release(lock, handles, is_new)
+            _release(lock, folder, is_new)
     finally:  # once more, in case a signal interrupted the first
-        if is_first:
-            _release(lock, handles, is_new)
+        _release(lock, folder, is_new)
 
 
-def _acquire(lock: Path, handles: list[int]) -> None:
-    """Open the lock file, lock it, write our process number to it, and remove what killed runs left behind."""
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+def _acquire(lock: BaseFileLock, folder: Path) -> None:
+    """Lock the folder, and remove what killed runs left behind."""
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        while not _is_current(lock, handles):  # another run may remove the file before we have locked it
-            handles.append(os.open(lock, flags, 0o666))
-            _check_ours(lock, handles[-1])
-            if not try_lock(handles[-1]):
-                other = os.read(handles[-1], 20).decode(errors="replace").strip() or "unknown"
-                raise InputError(
-                    f"{lock.parent} is being written to by another run (process {other}). "
-                    "Wait for it to end, or give another folder with --out."
-                )
-        os.truncate(handles[-1], 0)
-        os.write(handles[-1], f"{os.getpid()}".encode())
-        for folder in (lock.parent, *(lock.parent / name for name in ("cells", "orders", "scores"))):
-            for part in folder.glob(f".*{PART}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        for place in (folder, *(folder / name for name in ("cells", "orders", "scores"))):
+            for part in place.glob(f".*{PART}"):
                 if part.is_dir() and not part.is_symlink():
                     shutil.rmtree(part, ignore_errors=True)
                 else:
                     part.unlink(missing_ok=True)
+    except TimeoutError:
+        raise InputError(
+            f"{folder} is being written to by another run. Wait for it to end, or give another folder with --out."
+        ) from None
     except OSError as problem:
-        if problem.errno == errno.ELOOP:
-            raise _foreign(lock) from None
-        raise _not_writable(lock, problem) from None
+        raise _not_writable(folder / _LOCK, problem) from None
 
 
-def _check_ours(lock: Path, handle: int) -> None:
-    """Refuse a lock file that we did not write: ours is a regular file with a process number, or still empty."""
-    status, content = os.fstat(handle), b"?"
-    if stat.S_ISREG(status.st_mode):
-        content = os.read(handle, 21)
-        os.lseek(handle, 0, os.SEEK_SET)
-    if status.st_nlink > 1 or (content and not (content.isdigit() and len(content) < 21)):
-        raise _foreign(lock)
-
-
-def _foreign(lock: Path) -> InputError:
-    return InputError(
-        f"{lock} is not a lock file of gradpath, so it was left alone. Remove it, or give another folder with --out."
-    )
-
-
-def _release(lock: Path, handles: list[int], is_new: bool) -> None:
-    """Remove the lock file if it is ours, and the folder if it is new and empty. It is safe to call this twice."""
-    with suppress(OSError, InputError):
-        if not handles and lock.exists():  # a signal came after the file was created and before its handle was stored
-            handles.append(os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)))
-        if handles:
-            _check_ours(lock, handles[-1])
-        if _is_current(lock, handles) and try_lock(handles[-1]):
-            lock.unlink()
-    while handles:
-        os.close(handles.pop())
+def _release(lock: BaseFileLock, folder: Path, is_new: bool) -> None:
+    """Release the lock and remove its file, and the folder if it is new and empty. It is safe to call this twice."""
+    if distributed.rank() != 0:
+        return
+    with suppress(OSError):  # another run has it
+        if (folder / _LOCK).exists():
+            lock.acquire()  # again, in case a signal came between the making of its file and the lock
+            (folder / _LOCK).unlink()  # while it is ours: whoever waits for it notices, and makes a new one
+    lock.release(force=True)
     if is_new:
         with suppress(OSError):  # it is not empty
-            lock.parent.rmdir()
+            folder.rmdir()
 
 
-def _is_current(lock: Path, handles: list[int]) -> bool:
-    """Whether the last handle belongs to the file that the lock's name refers to now."""
-    try:
-        return bool(handles) and os.path.samestat(os.fstat(handles[-1]), lock.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def try_lock(handle: int) -> bool:
-    """Lock an open file or folder, unless another process has; true on systems without such locks."""
-    try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError) as problem:
-        if getattr(problem, "errno", None) not in (None, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
-    return True
+def _draft_in(folder: Path) -> Path:
+    return folder / f".{secrets.token_hex(8)}{PART}"
 
 
 def _not_writable(file: Path, problem: OSError) -> InputError:

@@ -1,123 +1,89 @@
-"""Progress through a whole job, in counted work.
+"""Progress bars of tqdm on stderr: one for each phase, counted in batches.
 
-Code that runs a layer counts it (``count``): one layer over one position of one example is one unit. Each phase of a
-``Job`` has an expected number of units. The bar moves while they are counted, so it also moves within a batch, and its
-estimate of the remaining time starts with the first layers. Backward passes are not counted separately: the price of a
-phase's unit includes them.
+Where stderr is no terminal, such as the log of a cluster job, a phase writes one line every half minute instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import io
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-_listener: ContextVar[Callable[[float], None] | None] = ContextVar("listener", default=None)
-ALMOST = 0.99  # the largest share of a phase that is shown before it ends: the number of units is an estimate
+from gradpath.runtime import distributed
 
-
-def count(units: float) -> None:
-    """Count work that was done: layers times positions times examples."""
-    listener = _listener.get()
-    if listener is not None:
-        listener(units)
+LOG_EVERY = 30  # seconds between two lines of a log
+_shown: ContextVar[bool] = ContextVar("shown", default=False)
 
 
 @contextmanager
-def uncounted() -> Iterator[None]:
-    """Count nothing within the block: the caller counts its work by another measure."""
-    token = _listener.set(None)
+def bars(shown: bool = True) -> Iterator[None]:
+    """Show the bars of all phases within the block; if not ``shown``, leave it as the caller has set it."""
+    token = _shown.set(shown or _shown.get())
     try:
         yield
     finally:
-        _listener.reset(token)
+        _shown.reset(token)
 
 
-class Bar(Protocol):
-    """A progress bar."""
-
-    def describe(self, what: str) -> None:
-        """Show what is being done."""
-
-    def advance(self, price: float) -> None:
-        """Move by a part of the total."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a job.
+def progress_bar(what: str, total: int | None = None, *, unit: str = "batch") -> Any:
+    """A bar of tqdm, to be used as a context manager: call its ``update`` after every batch.
 
     Args:
-        what: What is done, in a few words.
-        units: The expected number of units.
-        price: What one unit costs, in forward passes.
+        what: What is done, in a few words; without it no bar is shown.
+        total: The number of batches, if it is known.
+        unit: What is counted, if not batches.
+
+    Returns:
+        The bar. It shows nothing unless ``bars`` has switched bars on, and on other ranks than the first.
     """
-
-    what: str
-    units: float
-    price: float = 1.0
-
-    @property
-    def total(self) -> float:
-        return self.units * self.price
-
-
-@dataclass(frozen=True)
-class Job:
-    """Work in phases, shown on one bar."""
-
-    bar: Bar
-
-    @contextmanager
-    def phase(self, phase: Phase) -> Iterator[None]:
-        """Show the units counted within the block as progress of this phase, and the whole phase at the end."""
-        shown = 0.0
-
-        def listen(units: float) -> None:
-            nonlocal shown
-            step = min(units * phase.price, ALMOST * phase.total - shown)
-            if step > 0:
-                shown += step
-                self.bar.advance(step)
-
-        self.bar.describe(phase.what)
-        token = _listener.set(listen)
-        try:
-            yield
-        finally:
-            _listener.reset(token)
-        self.bar.advance(phase.total - shown)
-
-
-class Hidden:
-    """A bar that shows nothing."""
-
-    def describe(self, what: str) -> None: ...
-    def advance(self, price: float) -> None: ...
-
-
-@dataclass(frozen=True)
-class NotebookBar:
-    """A bar of tqdm: a widget in a notebook, a line elsewhere."""
-
-    bar: Any
-
-    def describe(self, what: str) -> None:
-        self.bar.set_description(what)
-
-    def advance(self, price: float) -> None:
-        self.bar.update(price)
-
-
-@contextmanager
-def job(total: float, *, shown: bool) -> Iterator[Job]:
-    """A job with a bar for notebooks and scripts, or with none."""
-    if not shown:
-        yield Job(Hidden())
-        return
+    from tqdm.asyncio import tqdm_asyncio  # type: ignore[import-untyped]
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-    with tqdm(total=total, bar_format="{desc}{percentage:.0f}%|{bar}| {elapsed}<{remaining}") as bar:
-        yield Job(NotebookBar(bar))
+    options: dict[str, Any] = {"desc": what, "total": total, "unit": unit, "leave": True}
+    if not what or not _shown.get() or distributed.rank() > 0:
+        options["disable"] = True
+    elif tqdm is not tqdm_asyncio:  # a notebook
+        pass
+    elif _is_terminal():
+        options |= {"leave": None, "dynamic_ncols": True}  # a bar below another one disappears in the end
+    else:
+        left = "{n_fmt}" if total is None else "{n_fmt} of {total_fmt}, about {remaining} left"
+        options |= {"bar_format": "{desc}: " + left + ", {elapsed} spent", "leave": False, "file": _Lines()}
+        options |= {"mininterval": LOG_EVERY, "miniters": 1, "delay": LOG_EVERY}
+    return tqdm(**options)
+
+
+def describe(bar: Any, what: str) -> None:
+    """Say what a bar counts now, at once on a terminal and with the next line of a log."""
+    bar.set_description(what, refresh=_is_terminal())
+
+
+def waiting(what: str) -> Any:
+    """A line for something that cannot be counted, such as reading a file; it disappears in the end."""
+    from tqdm.auto import tqdm
+
+    hidden = not _shown.get() or distributed.rank() > 0 or not _is_terminal()
+    return tqdm(desc=what, bar_format="{desc} ...", leave=False, disable=hidden)
+
+
+def write_line(text: str) -> None:
+    """Write a line to stderr, above the bars."""
+    from tqdm.auto import tqdm
+
+    tqdm.write(text, file=sys.stderr)
+
+
+def _is_terminal() -> bool:
+    return sys.stderr.isatty()
+
+
+class _Lines(io.StringIO):
+    """Writes each state of a bar as a line to stderr."""
+
+    def write(self, text: str) -> int:
+        if line := text.strip():
+            sys.stderr.write(line + "\n")
+        return len(text)

@@ -1,14 +1,13 @@
 """From scores to a circuit.
 
 A selection either uses only the scores (``ranking``), or it measures: it runs circuits on the attribution examples
-while it selects, so it also needs the model and those examples, and takes more passes (``balance``, ``refine``,
-``learned``, ``acdc``). The selected edges are then pruned (``graph.pruned``).
+while it selects, so it also needs the model and those examples, and takes more passes (``refine``, ``learned``,
+``acdc``). The selected edges are then pruned (``graph.pruned``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gradpath import defaults
 from gradpath.circuit import Circuit
@@ -39,8 +38,6 @@ from gradpath.tasks.task import Task
 # Other packages import these from here.
 __all__ = ["SELECTIONS", "NestedOrder", "edge_count", "find_selection", "selection", "variants", "with_values"]
 
-SELECTING = 12.0  # forward passes of a selection that measures, for progress bars: measured on SmolLM2
-
 
 def select(
     scores: Scores,
@@ -63,7 +60,7 @@ def select(
         sparsity: The share of edges to leave out, instead of ``n``.
         nodes: The number of heads and MLPs, instead of ``n``: the circuit has all edges among them.
         how: The selection (``gradpath ls selections``), with options as in ``acdc+threshold=0.01``. By default
-            ``refined``, or ``top`` where ``model`` or ``task`` is missing or the scores are split by span.
+            ``refined``, or ``top`` where ``model`` or ``task`` is missing.
         prune: Whether to remove edges that are on no path from ``input`` to ``logits``.
         model: The model, for selections that measure circuits.
         task: The attributed examples, for selections that measure circuits. Do not pass the examples that the
@@ -80,7 +77,7 @@ def select(
     if nodes is not None:
         return select_nodes(scores, nodes, prune=prune)
     if not how:
-        measurable = model is not None and task is not None and scores.by_span is None
+        measurable = model is not None and task is not None
         how = defaults.SELECTION if measurable else defaults.RANKING
     if not find_selection(how)[0].sized:
         if size is not None:
@@ -138,19 +135,6 @@ def select_many(
     return [circuit_of(scores, order, how=how, prune=prune, requested=n) for n, order in sized]
 
 
-def selecting_passes(how: str, examples: int, edges: int, sizes: int = 0) -> float:
-    """About how many forward passes over the examples a selection takes in a model with this number of edges.
-
-    ``sizes`` is the number of requested circuit sizes, or 0 for a range of sizes.
-    """
-    chosen, options = find_selection(how)
-    if not chosen.measures:
-        return 0.0
-    if chosen.passes is None:
-        return SELECTING
-    return chosen.passes(examples, edges, sizes, options)
-
-
 def nested_order(
     scores: Scores,
     *,
@@ -192,7 +176,7 @@ def _orders(
     scores: Scores, counts: Sequence[int], how: str, model: Transformer | None, task: Task | None, limits: Limits
 ) -> Orders:
     """One order of edges for each size."""
-    chosen, options = find_selection(how, spans=scores.by_span is not None)
+    chosen, options = find_selection(how)
     if not chosen.measures:
         if not chosen.nested:
             return [chosen.function(scores, n, **options) for n in counts]
@@ -213,7 +197,7 @@ def select_nodes(scores: Scores, n: int, *, prune: bool = True) -> Circuit:
     """Select nodes instead of edges.
 
     Args:
-        scores: The scores of nodes; or of edges: then the score of a node is the sum over the edges that leave it.
+        scores: The scores of edges. The score of a node is the sum of its out-edges (``scores.nodes``).
         n: The number of heads and MLPs to select, by |score|.
         prune: Whether to remove edges that are on no path from ``input`` to ``logits``.
 
@@ -226,7 +210,8 @@ def select_nodes(scores: Scores, n: int, *, prune: bool = True) -> Circuit:
             f"this model has {graph.n_sources - 1:,} heads and MLPs, and a circuit has at least 1 of them: "
             f"{n:,} were requested."
         )
-    scores = replace(checked(scores), by_span=None)
-    best = 1 + scores.by_node[1:].abs().sort(descending=True, stable=True).indices[:n]
-    order, among = top(scores, graph.n_edges), graph.among(best.tolist())
+    scores = checked(scores)
+    _, *nodes = scores.nodes.values()  # without ``input``, which is always in
+    best = sorted(range(1, graph.n_sources), key=lambda source: -abs(nodes[source - 1]))[:n]
+    order, among = top(scores, graph.n_edges), graph.among(best)
     return circuit_of(scores, order[among.flatten()[order]], how="nodes", prune=prune)

@@ -26,9 +26,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool
@@ -46,6 +46,7 @@ from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.files import StateFile
+from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection.ranking import Order, Orders, selection, top
 from gradpath.tasks.metrics import metric_of
@@ -55,13 +56,7 @@ COST = 0.2  # passes over one example that one more circuit takes
 Mask = Bool[Tensor, "source target"]
 
 
-def _passes(n: int, edges: int, sizes: int, options: Mapping[str, Any]) -> float:
-    """Forward passes over n examples, for the progress bar and the estimate: at most these."""
-    threshold, n_edges = options["threshold"], max(1, round(float(options["among"]) * edges))
-    return COST * n_edges * (len(threshold) if isinstance(threshold, list) else 1)
-
-
-@selection("acdc", measures=True, nested=False, sized=False, passes=_passes, varies="threshold")
+@selection("acdc", measures=True, nested=False, sized=False, varies="threshold")
 def acdc(
     model: Transformer,
     task: Task,
@@ -135,18 +130,21 @@ def _search(graph: Graph, start: Mask, threshold: float, distance: Callable[[Mas
     """The edges of ``start`` that remain."""
     mask = start.clone()
     last = distance(mask)
-    for target in reversed(range(graph.n_targets)):
-        node = int(graph.node_of_target[target])
-        if node < graph.n_sources and not mask[node].any():
-            mask[:, target] = False
-            continue
-        for source in reversed(mask[:, target].nonzero()[:, 0].tolist()):
-            mask[source, target] = False
-            value = distance(mask)
-            if value - last < threshold:
-                last = value
-            else:
-                mask[source, target] = True
+    with progress_bar("selecting edges by acdc", int(mask.sum()), unit="edge") as bar:
+        for target in reversed(range(graph.n_targets)):
+            sources, node = mask[:, target].nonzero()[:, 0].tolist(), int(graph.node_of_target[target])
+            if node < graph.n_sources and not mask[node].any():
+                mask[:, target] = False
+                bar.update(len(sources))
+                continue
+            for source in reversed(sources):
+                mask[source, target] = False
+                value = distance(mask)
+                if value - last < threshold:
+                    last = value
+                else:
+                    mask[source, target] = True
+                bar.update()
     return mask
 
 

@@ -20,6 +20,7 @@ from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
+from gradpath.runtime.progress import progress_bar
 from gradpath.selection.ranking import NestedOrder
 from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task
@@ -70,11 +71,14 @@ def smallest_faithful(
     while way_up[-1] < n:
         way_up.append(max(way_up[-1] + 1, round(RATIO * way_up[-1])))
     way_up.pop()  # the largest size need not be measured
-    while way_up:
-        below, n = narrowed(below, n, way_up[:AT_ONCE])
-        way_up = [size for size in way_up[AT_ONCE:] if size < n]  # none, once a size passes
-    while n > below + 1 and n > FINE * below:
-        below, n = narrowed(below, n, log_spaced(below, n, AT_ONCE + 2)[1:-1])
+    with progress_bar(f"searching for the smallest circuit with faithfulness {share:.0%}", unit="circuit") as bar:
+        while way_up:
+            below, n = narrowed(below, n, way_up[:AT_ONCE])
+            way_up = [size for size in way_up[AT_ONCE:] if size < n]  # none, once a size passes
+            bar.update(AT_ONCE)
+        while n > below + 1 and n > FINE * below:
+            below, n = narrowed(below, n, log_spaced(below, n, AT_ONCE + 2)[1:-1])
+            bar.update(AT_ONCE)
     return n
 
 

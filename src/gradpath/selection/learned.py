@@ -39,12 +39,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -57,13 +57,13 @@ from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.limits import Limits
 from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer
-from gradpath.runtime import distributed, progress
+from gradpath.runtime import distributed
 from gradpath.runtime.files import StateFile
+from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
-from gradpath.selection.probe import RUN_PASSES, SET_UP_PASSES, CircuitProbe, start_size
+from gradpath.selection.probe import CircuitProbe, start_size
 from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
-from gradpath.selection.refine import descent_passes, refined
-from gradpath.sweep import units
+from gradpath.selection.refine import refined
 from gradpath.tasks.load import clean_logits, more_examples
 from gradpath.tasks.metrics import metric_name
 from gradpath.tasks.task import Pairs, Task, judged_by_kl
@@ -86,22 +86,6 @@ UNSEEN = 48  # examples that the last step is measured on
 CLEAR = 2.0  # a circuit's mean is off the model's if they differ by more standard errors than this
 LADDER = 4  # sizes that are corrected to the model's mean, if only a range of sizes is requested
 ADAM_EPS = 1e-12
-LAST_RUNS = 1.25  # for progress bars: runs of the last step for each size, with their backward passes, on average
-
-
-def _passes(n: int, edges: int, sizes: int, options: Mapping[str, Any]) -> float:
-    """Forward passes over n examples, for the progress bar; a budget of ``seconds`` counts like the steps."""
-    steps, batch, examples = (int(options[name]) for name in ("steps", "batch", "examples"))
-    n_last = min(examples, UNSEEN)
-    last = SET_UP_PASSES * n_last + RUN_PASSES * LAST_RUNS * (sizes or LADDER) * n_last
-    passes = (_passes_of_steps(steps, batch, examples) + last) / n
-    return passes + (descent_passes(n, edges, sizes) if options["start"] == "refined" else 0.0)
-
-
-def _passes_of_steps(steps: int, batch: int, examples: int) -> float:
-    """Forward passes over one example: the set-ups of the examples that the steps learn from, and their runs."""
-    n_set_up = min(examples, _drawn(steps, batch)) - min(examples, UNSEEN)
-    return SET_UP_PASSES * n_set_up + RUN_PASSES * steps * batch
 
 
 def _drawn(steps: int, batch: int) -> int:
@@ -109,7 +93,7 @@ def _drawn(steps: int, batch: int) -> int:
     return steps * batch // USES + WINDOW + UNSEEN
 
 
-@selection("learned", measures=True, passes=_passes)
+@selection("learned", measures=True)
 def learned(
     model: Transformer,
     task: Task,
@@ -251,16 +235,16 @@ class _Learner:
         """The edges, best first."""
         stored = _Stored(self._key(), len(self.edges))
         state = stored.state or self._first()
-        while (done := self._done(state)) < 1:
-            began = time.monotonic()
-            # The number of steps in a budget of time is unknown, so the bar moves by the share of the time.
-            with progress.uncounted() if self.seconds else nullcontext():
+        # The number of steps in a budget of time is not known.
+        with progress_bar("learning weights of edges", None if self.seconds else self.steps, unit="step") as bar:
+            bar.update(state.step)
+            while self._done(state) < 1:
+                began = time.monotonic()
                 state = self._next(state)
-            took = distributed.on_first_rank(lambda: time.monotonic() - began)  # noqa: B023
-            state = replace(state, elapsed=state.elapsed + took)
-            if self.seconds:
-                progress.count((min(1.0, self._done(state)) - done) * self._planned)
-            stored.put(state)
+                took = distributed.on_first_rank(lambda: time.monotonic() - began)  # noqa: B023
+                state = replace(state, elapsed=state.elapsed + took)
+                stored.put(state)
+                bar.update()
         values = state.total / state.n_total if state.n_total else state.values
         order = self._brought_back(distributed.broadcast_first(values))
         stored.remove()
@@ -269,12 +253,6 @@ class _Learner:
     def _done(self, state: _State) -> float:
         """The share of the work that is done."""
         return state.elapsed / self.seconds if self.seconds else state.step / self.steps
-
-    @cached_property
-    def _planned(self) -> float:
-        """The work of the steps, as ``_passes`` estimates it."""
-        task, n = self.probe.task, len(self.probe.task)
-        return units(self.probe.model, task, _passes_of_steps(self.steps, self.batch, n) / n)
 
     def _first(self) -> _State:
         """The state before the first step."""

@@ -30,9 +30,6 @@ PART = 12  # examples of a part at least
 ROWS = 180  # of a batch on a CPU: more are hardly faster, and take more memory
 PADDING = 0.3  # what a position costs that is in a batch only because of other examples, in rows
 MAX_EFFECTS = 2**26  # kept at once, one for every example and edge: a quarter of a gigabyte
-# For progress bars, in forward passes over the positions of a prompt that are not shared: what the set-up of an example
-# takes, and a run of a circuit with its backward pass. Measured on SmolLM2.
-SET_UP_PASSES, RUN_PASSES = 2.5, 0.85
 
 
 @dataclass(frozen=True)

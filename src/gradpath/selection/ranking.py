@@ -1,7 +1,7 @@
 """Selections that use only the scores: an order of all edges, of which the first n are selected.
 
 ``top`` ranks by |score|, ``signed`` by the score itself, so that edges that raise the metric come first.
-``ratio`` selects a fixed share of edges that raise it. ``greedy`` starts from ``logits``. Its frontier is every edge
+``greedy`` starts from ``logits``. Its frontier is every edge
 into a node of the circuit; it adds the edge of largest |score|, and if the edge's source is new, the edges into that
 source join the frontier. Each of these is one nested sequence, computed once for circuits of all sizes. Ties go to the
 lower index.
@@ -13,16 +13,14 @@ backwards, each time to a random source that the target reads and to a random q,
 circuit or ``input``. Paths are added until there are n edges. (In the code of Shi et al. paths go forward from the
 input, and the last one may exceed n.)
 
-An order contains positions in the flattened (source, target) matrix, or in the flattened (span, source, target) one
-if the scores are split by span.
+An order contains positions in the flattened (source, target) matrix.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal, get_origin, get_type_hints
@@ -33,13 +31,12 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_option, whole_number
-from gradpath.graph import Graph, pruned, pruned_spans
+from gradpath.graph import Graph, pruned
 from gradpath.registry import NamedFunction, Registry, option_value, owner_of
 from gradpath.scores import Scores
 
 Order = Int[Tensor, " edge"]
 Orders = list[Order]  # one for each size
-CountPasses = Callable[[int, int, int, Mapping[str, Any]], float]  # of the numbers of examples, edges, sizes; options
 TRIES = 50  # paths in a row that do not fit, before single edges are added
 
 
@@ -75,10 +72,8 @@ class Selection(NamedFunction):
 
     kind = "selection"
     measures: bool
-    spans: bool
     nested: bool
     sized: bool
-    passes: CountPasses | None
     varies: str | None
 
     @property
@@ -98,20 +93,12 @@ class Selection(NamedFunction):
 
 
 SELECTIONS = Registry[Selection](
-    "selection",
-    [f"gradpath.selection.{module}" for module in ("ranking", "balance", "refine", "exchange", "learned", "acdc")],
+    "selection", [f"gradpath.selection.{module}" for module in ("ranking", "refine", "learned", "acdc")]
 )
 
 
 def selection(
-    name: str,
-    *,
-    measures: bool = False,
-    spans: bool = False,
-    nested: bool = True,
-    sized: bool = True,
-    passes: CountPasses | None = None,
-    varies: str | None = None,
+    name: str, *, measures: bool = False, nested: bool = True, sized: bool = True, varies: str | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a selection.
 
@@ -122,11 +109,8 @@ def selection(
         name: The name of the selection.
         measures: Whether it runs circuits. Its function then takes the model, the task, the scores, all sizes and the
             ``Limits``, and returns one order for each size.
-        spans: Whether it can select edges at spans.
         nested: Whether a smaller circuit is a part of every larger one.
         sized: Whether it selects as many edges as are requested.
-        passes: The number of forward passes, as a function of the numbers of examples, edges and sizes, and of the
-            options.
         varies: The option that may have several values, each of which gives a circuit.
 
     Returns:
@@ -134,37 +118,22 @@ def selection(
     """
 
     def register(order: Callable[..., Any]) -> Callable[..., Any]:
-        SELECTIONS.add(name, Selection(name, order, measures, spans, nested, sized, passes, varies), owner_of(order))
+        SELECTIONS.add(name, Selection(name, order, measures, nested, sized, varies), owner_of(order))
         return order
 
     return register
 
 
-def find_selection(how: str, *, spans: bool = False) -> tuple[Selection, dict[str, Any]]:
-    """The selection that ``how`` names, and its options, as in ``acdc+threshold=0.01`` or ``ratio=0.7``."""
-    first, *texts = how.split("+")
-    name, equals, value = first.partition("=")
+def find_selection(how: str) -> tuple[Selection, dict[str, Any]]:
+    """The selection that ``how`` names, and its options, as in ``acdc+threshold=0.01``."""
+    name, *texts = how.split("+")
     chosen, options = SELECTIONS.find(name), dict[str, Any]()
-    if equals:
-        try:
-            share = float(value)
-        except ValueError:
-            share = math.nan
-        if name != "ratio" or not 0 <= share <= 1:
-            raise UsageError(
-                f"the selection {how!r} is not understood: only ratio takes a value, the share of positive edges "
-                "from 0 to 1, as in ratio=0.7. Options are written as in acdc+threshold=0.01."
-            )
-        options["share"] = share
     for text in texts:
         key, _, value = text.partition("=")
         several = key == chosen.varies and "," in value and not value.startswith("[")
         listed = option_value(f"[{value}]") if several else None
         options[key] = listed if isinstance(listed, list) else option_value(value)
     options = chosen.options(options)
-    if spans and not chosen.spans:
-        known = " or ".join(x.name for x in SELECTIONS.values() if x.spans)
-        raise UsageError(f"the selection {how!r} cannot select edges at positions. Use {known}.")
     return chosen, options
 
 
@@ -194,12 +163,11 @@ def with_values(how: str, values: Sequence[float]) -> str:
 
 def _candidates(scores: Scores) -> tuple[Order, Tensor]:
     """The positions of all edges in the flattened matrix, and their scores."""
-    values = scores.values if scores.by_span is None else scores.by_span.values
-    edges = scores.graph.mask.expand(values.shape).flatten().nonzero()[:, 0]
-    return edges, values.flatten()[edges]
+    edges = scores.graph.mask.flatten().nonzero()[:, 0]
+    return edges, scores.values.flatten()[edges]
 
 
-@selection("top", spans=True)
+@selection("top")
 def top(scores: Scores, n: int) -> Order:
     """The n edges of largest |score|."""
     edges, values = _candidates(scores)
@@ -245,27 +213,14 @@ def _targets_of_nodes(graph: Graph) -> list[list[int]]:
     return readers
 
 
-@selection("signed", spans=True)
+@selection("signed")
 def signed(scores: Scores, n: int) -> Order:
     """The n edges of largest score, sign included: those that raise the metric most."""
     edges, values = _candidates(scores)
     return edges[values.sort(descending=True, stable=True).indices[:n]]
 
 
-@selection("ratio")
-def ratio(scores: Scores, n: int, *, share: float = 0.6) -> Order:
-    """The n edges of largest |score|, 60% of them positive; ratio=0.7 sets another share.
-
-    The j-th positive edge comes at j / share and the j-th of the others at j / (1 - share). So the first n have that
-    share for every n, as long as there are edges of both kinds.
-    """
-    order: Order = top(scores, scores.graph.n_edges)
-    positive = scores.values.flatten()[order] > 0
-    turn = torch.where(positive, positive.cumsum(0) / share, (~positive).cumsum(0) / (1 - share))
-    return order[turn.sort(stable=True).indices[:n]]
-
-
-@selection("random", spans=True)
+@selection("random")
 def random(scores: Scores, n: int, *, seed: int = 0) -> Order:
     """n edges drawn at random: the baseline that a circuit has to beat."""
     edges, _ = _candidates(scores)
@@ -323,10 +278,7 @@ def checked(scores: Scores) -> Scores:
     """The scores on the CPU; an error if they cannot be ranked."""
     if not scores.values.isfinite().all():
         raise InputError("scores that are not finite numbers cannot be ranked. Attribute again.")
-    if scores.by_span is None:
-        return replace(scores, values=scores.values.cpu())
-    spans = replace(scores.by_span, values=scores.by_span.values.cpu())
-    return replace(scores, values=scores.values.cpu(), by_span=spans)
+    return replace(scores, values=scores.values.cpu())
 
 
 def check_sparsity(sparsity: float) -> None:
@@ -373,14 +325,8 @@ def circuit_of(
     scores: Scores, order: Order, *, how: str = "", prune: bool = True, requested: int | None = None
 ) -> Circuit:
     """The circuit of these edges; ``requested`` is the requested number of edges, if it is not the number of these."""
-    graph, n, spans = scores.graph, len(order) if requested is None else requested, scores.by_span
-    values = scores.values if spans is None else spans.values
+    graph, n = scores.graph, len(order) if requested is None else requested
     if prune:
-        mask = torch.zeros(values.numel(), dtype=torch.bool, device="cpu")
-        mask[order] = True
-        mask = mask.view(values.shape)
-        mask = pruned(graph, mask) if spans is None else pruned_spans(graph, mask, spans.reach)
-        order = order[mask.flatten()[order]]
+        order = order[pruned(graph, graph.mask_of(order).view_as(graph.mask)).flatten()[order]]
     about = {**scores.about, "selection": {"how": how, "pruned": prune, "edges_asked": n, "edges_kept": len(order)}}
-    circuit = Circuit(graph, graph.unflattened(order % graph.n_pairs), values.flatten()[order], about)
-    return circuit if spans is None else replace(circuit, spans=spans.names, span=order // graph.n_pairs)
+    return Circuit(graph, graph.unflattened(order), scores.values.flatten()[order], about)

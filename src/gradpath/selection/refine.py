@@ -39,6 +39,7 @@ half of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 
@@ -51,8 +52,9 @@ from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import return_memory
+from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
-from gradpath.selection.probe import RUN_PASSES, SET_UP_PASSES, CircuitProbe, part_count, start_size
+from gradpath.selection.probe import CircuitProbe, start_size
 from gradpath.selection.ranking import Order, Orders, selection, top
 from gradpath.tasks.task import Task
 
@@ -65,17 +67,7 @@ SMALL = 0.003  # circuits of at most this share of all edges are measured on two
 KEPT = 0.7  # what the weight of an example is multiplied by on every rung that does not measure it
 
 
-def descent_passes(n: int, edges: int, sizes: int = 0) -> float:
-    """Forward passes over n examples, for the progress bar: down to 1% of the edges for certain sizes, else to 20."""
-    n_parts, start = part_count(n), float(start_size(edges))
-    left, smallest, runs = start, 0.01 * edges if sizes else 20, 0.0
-    while left > smallest:
-        runs += min(2 if left == start or left <= SMALL * edges else 1, n_parts) / n_parts
-        left *= RUNG
-    return SET_UP_PASSES + RUN_PASSES * runs
-
-
-@selection("refined", measures=True, passes=lambda n, edges, sizes, _: descent_passes(n, edges, sizes))
+@selection("refined", measures=True)
 def refined(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()) -> Orders:
     """Start from the top 10% of edges and repeatedly remove those that matter least in the circuit itself.
 
@@ -96,35 +88,40 @@ def descent(probe: CircuitProbe, smallest: int) -> Order:
     middle = _connected(graph, graph.mask_of(ranked[: round(RUNG**0.5 * n_start)]))
     removed = [ranked[~left[ranked]].flip(0)]  # first removed first
     examples, drift, turn = _Examples(len(probe.pairs), left.nonzero()[:, 0]), 0.0, cycle(range(len(probe.parts)))
-    while int(left.sum()) > smallest:
-        edges = left.nonzero()[:, 0]
-        is_first = len(removed) == 1
-        n_parts = min(2 if is_first or len(edges) <= SMALL * graph.n_edges else 1, len(probe.parts))
-        parts = list(islice(turn, n_parts))
-        measured = probe.measure(middle.nonzero()[:, 0], edges, parts)
-        drift += examples.update(torch.cat([probe.parts[part][0] for part in parts]), edges, *measured) / 2
-        # From the middle, where the circuit was measured, up to the upper end; then down.
-        effects = examples.effects
-        deviations = examples.deviations + effects[:, ~middle[edges]].sum(1)
-        n_left, n_next = (int(RUNG**power * len(edges)) for power in (1, 1.5))
-        removal, predicted = to_remove(
-            deviations,
-            effects,
-            len(edges) - n_next,
-            Paths(graph, edges).remove,
-            drift=drift,
-            weights=examples.weights,
-            prior=None if n_parts == len(probe.parts) else PRIOR * probe.scores.values.flatten()[edges].square(),
-        )
-        examples.predict(predicted)
-        removal = edges[distributed.broadcast_first(removal)]
-        for_good = removal[: len(edges) - n_left]
-        middle = left.clone()
-        middle[removal] = False
-        left[for_good] = False
-        connected = _connected(graph, left)
-        removed += [for_good, ranked[(left & ~connected)[ranked]].flip(0)]
-        left, middle = connected, middle & connected
+    # At most so many rungs: edges that are on no path any more are removed in addition.
+    n_rungs = math.ceil(math.log(max(1.0, n_start / smallest), 1 / RUNG))
+    with progress_bar("selecting edges by refined", n_rungs, unit="rung") as bar:
+        while int(left.sum()) > smallest:
+            edges = left.nonzero()[:, 0]
+            is_first = len(removed) == 1
+            n_parts = min(2 if is_first or len(edges) <= SMALL * graph.n_edges else 1, len(probe.parts))
+            parts = list(islice(turn, n_parts))
+            measured = probe.measure(middle.nonzero()[:, 0], edges, parts)
+            drift += examples.update(torch.cat([probe.parts[part][0] for part in parts]), edges, *measured) / 2
+            # From the middle, where the circuit was measured, up to the upper end; then down.
+            effects = examples.effects
+            deviations = examples.deviations + effects[:, ~middle[edges]].sum(1)
+            n_left, n_next = (int(RUNG**power * len(edges)) for power in (1, 1.5))
+            removal, predicted = to_remove(
+                deviations,
+                effects,
+                len(edges) - n_next,
+                Paths(graph, edges).remove,
+                drift=drift,
+                weights=examples.weights,
+                prior=None if n_parts == len(probe.parts) else PRIOR * probe.scores.values.flatten()[edges].square(),
+            )
+            examples.predict(predicted)
+            removal = edges[distributed.broadcast_first(removal)]
+            for_good = removal[: len(edges) - n_left]
+            middle = left.clone()
+            middle[removal] = False
+            left[for_good] = False
+            connected = _connected(graph, left)
+            removed += [for_good, ranked[(left & ~connected)[ranked]].flip(0)]
+            left, middle = connected, middle & connected
+            bar.update()
+        bar.total = bar.n
     removed.append(ranked[left[ranked]].flip(0))
     return_memory()
     return torch.cat(removed).flip(0)

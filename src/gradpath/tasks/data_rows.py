@@ -11,8 +11,9 @@ import ast
 import csv
 import importlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,7 @@ from gradpath.runtime.files import readable
 _MAX_LINE = 1_000_000  # characters of a line of JSONL
 _CSV, _JSONL = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
 _OTHER_FILES = (".json", ".parquet", ".gz", ".zip", ".xlsx")
+SUFFIXES = (*_CSV, *_JSONL, *_OTHER_FILES)  # by which a name is that of a file, readable or not
 _SPANS = 'an object such as {"subject": "the chef"}'
 
 
@@ -80,7 +82,7 @@ def is_file(data: Any) -> bool:
     if not isinstance(data, (str, Path)):
         return False
     path = Path(data)
-    return isinstance(data, Path) or path.exists() or path.suffix.lower() in (*_CSV, *_JSONL, *_OTHER_FILES)
+    return isinstance(data, Path) or path.exists() or path.suffix.lower() in SUFFIXES
 
 
 def _decode(path: Path, parse: Callable[[IO[str], str], Iterator[Row]]) -> Iterator[Row]:
@@ -108,10 +110,8 @@ def _read_csv(file: IO[str], name: str) -> Iterator[Row]:
                 continue
             if not columns:
                 columns = [_column(field) for field in fields]
-                if repeated := [column for column in columns if column and columns.count(column) > 1]:
-                    raise InputError(
-                        f"the header of {name} names {repeated[0]!r} twice. Rename or remove one of the two."
-                    )
+                if problem := _repeated(columns, f"the header of {name}"):
+                    raise InputError(problem)
                 yield Row(name, dict.fromkeys(columns))
                 continue
             count += 1
@@ -139,6 +139,12 @@ def _column(name: str) -> str:
     return {"answer": "answers", "wrong_answer": "wrong_answers"}.get(lower, lower)
 
 
+def _repeated(columns: Sequence[str], where: str) -> str:
+    """What is wrong if two columns have the same name; empty if all differ. Columns without a name are ignored."""
+    twice = [column for column in columns if column and columns.count(column) > 1]
+    return f"{where} names {twice[0]!r} twice. Rename or remove one of the two." if twice else ""
+
+
 def _read_jsonl(file: IO[str], name: str) -> Iterator[Row]:
     count = 0
     for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), ""), start=1):
@@ -149,9 +155,18 @@ def _read_jsonl(file: IO[str], name: str) -> Iterator[Row]:
         if len(line) == _MAX_LINE:
             raise InputError(f"{where} is longer than {_MAX_LINE} characters. Put one object on a line.")
         try:
-            yield _row(json.loads(line), where)
+            yield _row(json.loads(line, object_pairs_hook=partial(_object, where)), where)
+        except InputError as problem:
+            yield Row(where, {}, str(problem))
         except (ValueError, RecursionError) as error:
             yield Row(where, {}, f"{where} is not JSON: {error}. Put one object on a line.")
+
+
+def _object(where: str, members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of two members with one name Python would keep the last."""
+    if problem := _repeated([name for name, _ in members], where):
+        raise InputError(problem)
+    return dict(members)
 
 
 def _objects(data: Any, name: str) -> Table:
@@ -199,7 +214,8 @@ def _with_columns_of_first_row(name: str, rows: Iterator[Row]) -> Table:
 
 def _row(values: Any, where: str) -> Row:
     if isinstance(values, Mapping):
-        return Row(where, {_column(str(name)): value for name, value in values.items()})
+        columns = [_column(str(name)) for name in values]
+        return Row(where, dict(zip(columns, values.values(), strict=True)), _repeated(columns, where))
     problem = (
         f"{where} is a {type(values).__name__}, not an object with named values. "
         "A data frame gives such rows with .to_dict('records')."

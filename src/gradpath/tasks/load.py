@@ -35,7 +35,7 @@ from gradpath.tasks.metrics import (
     metric_name,
     probability_difference,
 )
-from gradpath.tasks.pairs import REPEATED, Candidates, Pair, Source, UsablePairs, usable_pairs
+from gradpath.tasks.pairs import REPEATED, Candidates, Ids, Pair, Source, UsablePairs, usable_pairs
 from gradpath.tasks.task import Task, judged_by_kl
 
 _MAX_PAIRS = 1_000_000  # in one task: more prompts would not fit into memory
@@ -269,6 +269,11 @@ def _about(
     if words := sorted(usable.left_out):
         shown = ", ".join(map(repr, words[:5])) + (", ..." if len(words) > 5 else "")
         notes.append(f"answers that are not a single token count for neither side: {shown}")
+    if usable.unknown:
+        notes.append(
+            f"{WARNING}{len(usable.unknown)} of {len(usable.pairs)} pairs have text in their prompts that is not in "
+            f"the model's vocabulary and becomes its unknown token (first: {usable.unknown[0]})"
+        )
     list_rows = "rows_read" in source.about  # in the user's own data every row matters
     if n is not None and len(usable.pairs) < n:
         notes.append(f"{n} pairs were requested, but {source.name} has {len(usable.pairs)}: all are used")
@@ -302,7 +307,7 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
     table, layout, rows = _read_table(data, name)
     reader = AnswerReader(tokenizer)
     reader.check_ids(layout, rows)
-    halves = _halves(_read_pairs(layout, rows, reader))
+    halves = _halves(_read_pairs(layout, rows, reader), tokenizer)
     problem = "" if split == "all" else _no_hold_out(halves, tokenizer)
     is_held_out = split != "all" and not problem
     pairs = halves[split if is_held_out else "all"]
@@ -364,38 +369,40 @@ def _no_hold_out(halves: dict[str, list[Pair]], tokenizer: Tokenizer) -> str:
     return "" if counts["train"] and counts["test"] else "all usable pairs have the same clean prompt"
 
 
-def _halves(pairs: list[Pair]) -> dict[str, list[Pair]]:
+def _halves(pairs: list[Pair], tokenizer: Tokenizer) -> dict[str, list[Pair]]:
     """The pairs of each split.
 
     Pairs with the same clean prompt are in one half, so that the measured examples are really held out. A new clean
     prompt goes to the half that has fewer distinct pairs so far, so a file that grows at its end keeps its halves. A
-    repeated pair is marked, to be dropped later.
+    repeated pair is marked, to be dropped later. Prompts are the same if their tokens are: a tokenizer can make one
+    prompt of two texts.
     """
     halves: dict[str, list[Pair]] = {"train": [], "test": [], "all": []}
-    half_of: dict[str, str] = {}
-    sizes, earlier = {"train": 0, "test": 0}, set[tuple[str, str]]()
-    for pair in pairs:
-        half = half_of.setdefault(pair.clean, min(sizes, key=lambda name: sizes[name]))
-        if (pair.clean, pair.corrupted) in earlier:
+    half_of: dict[Ids, str] = {}
+    sizes, earlier = {"train": 0, "test": 0}, set[tuple[Ids, Ids]]()
+    clean = map(tuple, tokenizer.encode([pair.clean for pair in pairs]))
+    corrupted = map(tuple, tokenizer.encode([pair.corrupted for pair in pairs]))
+    for pair, prompts in zip(pairs, zip(clean, corrupted, strict=True), strict=True):
+        half = half_of.setdefault(prompts[0], min(sizes, key=lambda name: sizes[name]))
+        if prompts in earlier:
             pair = replace(pair, problem=REPEATED)
         else:
-            earlier.add((pair.clean, pair.corrupted))
+            earlier.add(prompts)
             sizes[half] += 1
         halves[half].append(pair)
         halves["all"].append(pair)
     return halves
 
 
-def split_in_halves(task: Task) -> tuple[list[int], list[int]]:
+def split_in_halves(task: Task, tokenizer: Tokenizer | None) -> tuple[list[int], list[int]]:
     """The rows of a task to attribute and those to hold out, as ``_halves`` divides pairs.
 
     With fewer than ``LEAST`` examples, or a single clean prompt, no row is held out: the second list is empty.
     """
     rows: dict[str, list[int]] = {"train": [], "test": []}
-    half_of: dict[str, str] = {}
-    for row, prompt in enumerate(task.clean):
-        clean = str(prompt.tolist() if isinstance(prompt, Tensor) else prompt)
-        half = half_of.setdefault(clean, min(rows, key=lambda name: len(rows[name])))
+    half_of: dict[Ids, str] = {}
+    for row, ids in enumerate(prompt_ids(task.clean, tokenizer)):
+        half = half_of.setdefault(tuple(ids), min(rows, key=lambda name: len(rows[name])))
         rows[half].append(row)
     if len(task) < LEAST:
         return list(range(len(task))), []

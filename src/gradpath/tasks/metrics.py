@@ -6,7 +6,9 @@ rows, of any shape. Users pass their own in the same form.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +87,50 @@ def metric_of(
     else:
         logits = model.unembed(final)
     values = [_value(metric, rows, labels) for rows in logits]
-    for value in values:
-        check_metric(value, final.shape[1])
+    if metric not in _LABELS:
+        _check_examples_alone(metric, logits[0].detach(), labels, values[0].detach())
     return torch.stack(values)
 
 
 def _value(metric: Metric, logits: Tensor, labels: Any) -> Tensor:
-    """The metric of one run; an exception in a metric of the user's own is reported as such."""
+    """The metric of one run; what is wrong with a metric of the user's own is reported as such."""
+    before = labels if metric in _LABELS else deepcopy(labels)
+    value: Tensor = _called(metric, logits, labels)
+    check_metric(value, len(logits))
+    if before is not labels and not _same(before, labels):
+        raise InputError(
+            f"a metric must not change its labels, which later batches use again: {metric_name(metric)} does. "
+            "Let it work on labels.clone()."
+        )
+    return value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two labels, or lists of them, are equal; NaN is equal to itself."""
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and bool(((one == other) | (one != one)).all())
+    return all(map(_same, one, other))
+
+
+@torch.no_grad()
+def _check_examples_alone(metric: Metric, logits: Tensor, labels: Any, together: Tensor) -> None:
+    """Refuse a metric that mixes the examples of a batch: its numbers would depend on the batch size.
+
+    Two examples are enough: if one is alone what it is in the batch, for instance its maximum, the other is not.
+    """
+    rounding = math.sqrt(torch.finfo(logits.dtype).eps) * float(together.abs().max())
+    for row in {0, len(logits) - 1} if len(logits) > 1 else ():
+        value = float(_value(metric, logits[row : row + 1], labels[row : row + 1]))
+        if abs(value - float(together[row])) > rounding:
+            raise InputError(
+                f"a metric has to give every example its own number: {metric_name(metric)} gives one example "
+                f"{value:.4g} alone and {float(together[row]):.4g} in a batch of {len(logits)}. Take out sums, means, "
+                "maxima and random numbers over the batch."
+            )
+
+
+def _called(metric: Metric, logits: Tensor, labels: Any) -> Any:
+    """What the metric returns; an exception in a metric of the user's own is reported as such."""
     try:
         return metric(logits, labels)
     except Exception as problem:

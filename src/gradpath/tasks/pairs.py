@@ -115,13 +115,15 @@ class Dropped:
 class UsablePairs:
     """The usable pairs, the token ids of their correct and wrong answers, and the dropped pairs by reason.
 
-    ``left_out`` are answers that are not single tokens, of pairs that have other answers.
+    ``left_out`` are answers that are not single tokens, of pairs that have other answers. ``unknown`` are usable pairs
+    whose prompts have text outside the vocabulary, by title.
     """
 
     pairs: list[Pair] = field(default_factory=list)
     answers: list[tuple[Ids, Ids]] = field(default_factory=list)
     dropped: dict[str, Dropped] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
+    unknown: list[str] = field(default_factory=list)
 
 
 class _UnusableError(Exception):
@@ -145,15 +147,16 @@ def usable_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, 
     Returns:
         The pairs, their answers, and what was dropped.
     """
-    answer_tokens, earlier, remaining = _AnswerTokens(tokenizer), set[tuple[str, str]](), iter(pairs)
+    answer_tokens, earlier, remaining = _AnswerTokens(tokenizer), set[tuple[Ids, Ids]](), iter(pairs)
     usable = UsablePairs(left_out=answer_tokens.left_out)
+    n_front = 0 if tokenizer.prepend is None else 1  # BOS
     while chunk := list(islice(remaining, min(n or _CHUNK, _CHUNK))):
-        clean = tokenizer.encode([pair.clean for pair in chunk])
-        corrupted = tokenizer.encode([pair.corrupted for pair in chunk])
+        clean = map(tuple, tokenizer.encode([pair.clean for pair in chunk]))
+        corrupted = map(tuple, tokenizer.encode([pair.corrupted for pair in chunk]))
         answer_tokens.add(chunk)
-        for pair, clean_ids, corrupted_ids in zip(chunk, clean, corrupted, strict=True):
+        for pair, prompts in zip(chunk, zip(clean, corrupted, strict=True), strict=True):
             try:
-                _check_prompts(pair, clean_ids, corrupted_ids, earlier)
+                _check_prompts(pair, prompts, earlier)
                 answers = answer_tokens.of_pair(pair, many)
             except _UnusableError as problem:
                 case = f"{pair.title}: {problem.detail}" if problem.detail else pair.title
@@ -163,22 +166,26 @@ def usable_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, 
                     detail = f" ({problem.detail})" if problem.detail else ""
                     dropped.cases.append(f"{pair.title}: {problem.reason}{detail}")
                 continue
-            earlier.add((pair.clean, pair.corrupted))
+            earlier.add(prompts)
             usable.pairs.append(pair)
             usable.answers.append(answers)
+            texts = (pair.clean, pair.corrupted)
+            if any(tokenizer.has_unknown(text, ids[n_front:]) for text, ids in zip(texts, prompts, strict=True)):
+                usable.unknown.append(pair.title)
             if len(usable.pairs) == n:
                 return usable
     return usable
 
 
-def _check_prompts(pair: Pair, clean: list[int], corrupted: list[int], earlier: set[tuple[str, str]]) -> None:
+def _check_prompts(pair: Pair, prompts: tuple[Ids, Ids], earlier: set[tuple[Ids, Ids]]) -> None:
+    clean, corrupted = prompts
     if pair.problem:
         raise _UnusableError(pair.problem)
     if len(clean) != len(corrupted):
         raise _UnusableError(LENGTHS, f"{len(clean)} and {len(corrupted)}")
     if clean == corrupted:
         raise _UnusableError(SAME)
-    if (pair.clean, pair.corrupted) in earlier:
+    if prompts in earlier:
         raise _UnusableError(REPEATED)
 
 

@@ -38,7 +38,7 @@ class PromptPair(NamedTuple):
     label: Any
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Task:
     """Pairs of prompts with labels and a metric.
 
@@ -50,7 +50,7 @@ class Task:
             returns (batch,).
         name: The name of the task in saved files.
         about: Further facts to store in saved files.
-        spans: Named parts of each clean prompt in characters, such as {"subject": (4, 9)} (``tasks.spans``).
+        spans: Named parts of each clean prompt in characters, such as {"subject": (4, 9)} (``explanation.parts``).
         decode: From token ids to text, to print labels as words.
     """
 
@@ -61,7 +61,7 @@ class Task:
     name: str = "custom"
     about: Mapping[str, Any] = field(default_factory=dict)
     spans: Sequence[Spans] | None = None
-    decode: Callable[[list[int]], str] | None = field(default=None, compare=False)
+    decode: Callable[[list[int]], str] | None = None
 
     def __post_init__(self) -> None:
         self._check_forms()
@@ -178,7 +178,7 @@ def shortened(text: str, width: int = 100) -> str:
     return text if len(text) <= width else f"{text[:half].rstrip()} ... {text[-half:].lstrip()}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pairs:
     """Token ids of a task's prompts under one tokenizer, padded on the right.
 
@@ -193,7 +193,6 @@ class Pairs:
     first: Int[Tensor, " batch"]
     labels: Any
     index: Int[Tensor, " batch"]  # the row of the task that each pair comes from
-    spans: Int[Tensor, "batch pos"] | None = None  # the span of each position (``tasks.spans``)
 
     def __len__(self) -> int:
         return len(self.clean)
@@ -214,7 +213,6 @@ class Pairs:
             first=self.first[rows],
             labels=labels,
             index=self.index[rows],
-            spans=None if self.spans is None else self.spans[rows, :length],
         )
 
     def batches(self, size: int) -> Iterator[Pairs]:

@@ -47,6 +47,7 @@ from gradpath.errors import InputError, warn
 from gradpath.evaluation.plan import check_same_graph
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.runtime.progress import bars, describe, progress_bar
 from gradpath.tasks.task import Task
 from gradpath.verdict import checks
 from gradpath.verdict.checks import Check, CircuitUnderTest
@@ -145,12 +146,13 @@ def test(
     attributed: Task | None = None,
     draws: Sequence[Task] = (),
     reworded: Task | None = None,
+    mean_over: Task | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     memory: int | None = None,
-    watch: Callable[[str], None] = lambda name: None,
+    progress: bool = False,
 ) -> Verdict:
-    """Test whether a circuit should be believed.
+    """Stress-test a circuit.
 
     Args:
         model: The model that the circuit is of.
@@ -161,10 +163,12 @@ def test(
             are among them are counted, with a warning.
         draws: Other draws of those examples, for the test of stability.
         reworded: Examples in other templates, for the test of transfer: ``load_task(..., split="reworded")``.
+        mean_over: The task whose clean prompts the means of an ablation are taken over; by default those that were
+            attributed, as in ``find``, or else ``task``.
         seed: The seed for random circuits and samples.
         batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
-        watch: A function that is called with the name of each test before it is run.
+        progress: Whether to show progress bars.
 
     Returns:
         The verdict. Print it, or use ``.passed``, ``.necessity.value`` and ``.to_json()``.
@@ -175,19 +179,32 @@ def test(
             f"a test of a circuit needs at least {checks.FEWEST} examples: {task.name!r} has {len(task)}. "
             "With fewer, chance could explain any result. Give more."
         )
-    if not len(circuit) or circuit.spans:
-        what = "has no edges" if not len(circuit) else "has its edges at parts of the prompt: test circuit.anywhere()"
-        raise InputError(f"this circuit cannot be tested: it {what}.")
+    if not len(circuit):
+        raise InputError("this circuit cannot be tested: it has no edges.")
+    attributed = found_on if attributed is None else attributed
     tested = CircuitUnderTest(
-        model, circuit, task, torch.Generator(device="cpu").manual_seed(seed), Limits(batch_size, memory)
+        model,
+        circuit,
+        task,
+        torch.Generator(device="cpu").manual_seed(seed),
+        Limits(batch_size, memory),
+        mean_over=mean_over or attributed or task,
     )
-    shared = checks.shared_pairs(task, found_on if attributed is None else attributed)
+    shared = checks.shared_pairs(task, attributed)
     if shared:
         warn(
             f"{shared} of the {len(task)} examples to test on were attributed to find the circuit: it may do worse on "
             "examples that were not."
         )
-    result = tested.measure([circuit.mask])[0]
+    with bars(progress), progress_bar("testing", 1 + len(QUESTIONS), unit="test") as bar:
+        return _verdict(tested, found_on, draws, reworded, shared, bar)
+
+
+def _verdict(
+    tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[Task], reworded: Task | None, shared: int, bar: Any
+) -> Verdict:
+    """Run all tests, as ``test`` documents them."""
+    result = tested.measure([tested.circuit.mask])[0]
     runs: dict[str, Callable[[], Check]] = {
         "sufficiency": lambda: checks.sufficiency(tested, result),
         "equivalence": lambda: checks.equivalence(result),
@@ -198,14 +215,17 @@ def test(
     }
     outcomes = dict[str, Check]()
     for name, run in runs.items():
-        watch(name)
+        describe(bar, f"testing {name}")
         outcomes[name] = run()
-    watch("effects")
+        bar.update()
+    describe(bar, "testing effects of edges")
+    effects = measure_effects(tested, result)
+    bar.update()
     return Verdict(
         **outcomes,
-        effects=measure_effects(tested, result),
-        model=model.name,
-        task=task.name,
-        examples=len(task),
-        edges=len(circuit),
+        effects=effects,
+        model=tested.model.name,
+        task=tested.task.name,
+        examples=len(tested.task),
+        edges=len(tested.circuit),
     )

@@ -6,7 +6,6 @@ Their p values are exact or from resampling: nothing is assumed to be normal. ``
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -86,13 +85,14 @@ class CircuitUnderTest:
     task: Task
     generator: torch.Generator
     limits: Limits
+    mean_over: Task  # for the means of an ablation
 
     def measure(self, masks: Sequence[Tensor], task: Task | None = None) -> list[Result]:
         """Evaluate each mask of edges as a circuit, on ``task`` or the examples of all tests."""
         graph, about = self.circuit.graph, {"ablation": self.circuit.provenance.ablation}
         circuits = [Circuit.of_mask(graph, mask, about) for mask in masks]
         examples = self.task if task is None else task
-        return evaluate_many(self.model, circuits, examples, self.limits)
+        return evaluate_many(self.model, circuits, examples, self.limits, mean_over=self.mean_over)
 
     def measure_without(self, edges: Sequence[int]) -> list[Result]:
         """Evaluate the circuit without each of these edges, given as rows of ``circuit.index``."""
@@ -197,7 +197,7 @@ def minimality(tested: CircuitUnderTest, result: Result) -> Check:
 def stability(tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[Task]) -> Check:
     circuit, provenance = tested.circuit, tested.circuit.provenance
     how = provenance.how.partition("=")[0].partition("+")[0]
-    if provenance.method not in METHODS or how not in SELECTIONS or provenance.of_nodes:
+    if provenance.method not in METHODS or how not in SELECTIONS:
         return Check(None, None, None, "the circuit does not say how it was found, so it cannot be found again")
     if found_on is None:
         return Check(None, None, None, "needs the examples that it was found with (found_on)")
@@ -275,9 +275,9 @@ def sign_test(wins: int, losses: int) -> float:
     >>> sign_test(0, 6), sign_test(3, 3)
     (0.03125, 1.0)
     """
-    n, extreme = wins + losses, max(wins, losses)
-    ways = sum(math.comb(n, k) for k in range(extreme, n + 1))
-    return min(1.0, 2.0 * ways / 2.0**n)
+    from scipy.stats import binomtest
+
+    return float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
 
 
 def sign_flip_p(losses: Float[Tensor, "example edge"], generator: torch.Generator) -> Float[Tensor, " edge"]:

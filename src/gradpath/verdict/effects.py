@@ -51,7 +51,6 @@ from gradpath.verdict.checks import CircuitUnderTest, few_examples
 
 SAMPLE = 24  # edges of the circuit that are patched one by one
 SUBSETS = 40
-Z_95 = 1.6448536269514722  # the one-sided 95% quantile of the normal distribution
 _ROWS = 100_000  # edges that are assigned to subsets at once
 
 
@@ -125,11 +124,11 @@ def measure_effects(tested: CircuitUnderTest, result: Result) -> Effects:
 def _estimates(tested: CircuitUnderTest) -> Float[Tensor, " edge"]:
     """The mean over examples of the first-order effect of each edge of the circuit, in the circuit's run."""
     model, circuit, task = tested.model, tested.circuit, tested.task
-    plan, edges = plan_of(model, circuit), circuit.graph.flattened(circuit.index)
+    plan, edges = plan_of(model, circuit), circuit.flat
     order = edges.argsort()
     total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
     with own_settings(model):
-        ablation = ablation_of(circuit.provenance.ablation, model, task, tested.limits)
+        ablation = ablation_of(circuit.provenance.ablation, model, tested.mean_over, tested.limits)
         pairs = all_positions(encode(task, model.tokenizer), ablation)
         prepared_batches = PreparedBatches(model, task.metric, ablation, room=0)
 
@@ -144,7 +143,8 @@ def _estimates(tested: CircuitUnderTest) -> Float[Tensor, " edge"]:
             model=model,
             task=task,
             doing="estimating the effects of edges",
-            same=lambda: (model.identity, circuit.masks.numpy().tobytes()),
+            same=lambda: (model.identity, circuit.mask.numpy().tobytes()),
+            bar="estimating the effects of edges",
         ):
             total[order] += effects
     return distributed.all_sum(total) / len(pairs)
@@ -173,6 +173,8 @@ def _bound(tested: CircuitUnderTest, task: Task) -> tuple[float | None, str | No
 
 def upper_bounds(member: Tensor, values: Float[Tensor, " subset"]) -> Float[Tensor, " edge"]:
     """|mean with an edge - mean without it| plus the margin of Welch's test; ``member`` is (edge, subset)."""
+    from scipy.special import stdtrit
+
     inside = member.double()
     n = inside.sum(1)
     m = len(values) - n
@@ -184,20 +186,5 @@ def upper_bounds(member: Tensor, values: Float[Tensor, " subset"]) -> Float[Tens
     error = spread_in + spread_out
     freedom = error.square() / (spread_in.square() / (n - 1) + spread_out.square() / (m - 1))
     freedom = freedom.nan_to_num(1.0).clamp(min=1.0)  # all values are equal: the error is 0
-    return (mean_in - mean_out).abs() + student_quantile(freedom) * error.sqrt()
-
-
-def student_quantile(freedom: Float[Tensor, " edge"]) -> Float[Tensor, " edge"]:
-    """The one-sided 95% quantile of Student's t, to 0.001 from 4 degrees of freedom on (Abramowitz, Stegun 26.7.5).
-
-    >>> [round(t, 3) for t in student_quantile(torch.tensor([4.0, 9.0, 38.0])).tolist()]
-    [2.132, 1.833, 1.686]
-    """
-    z = Z_95
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum((term / freedom**k for k, term in enumerate(terms, start=1)), torch.zeros_like(freedom))
+    quantile = torch.from_numpy(stdtrit(freedom.numpy(), 0.95))  # of Student's t, one-sided
+    return (mean_in - mean_out).abs() + quantile * error.sqrt()

@@ -49,7 +49,7 @@ const FACTS = [
   ["method", "Method"], ["steps", "Steps"], ["options", "Options"], ["examples", "Examples scored"], ["metric", "Metric"],
   ["seed", "Seed"], ["split", "Split"], ["citation", "Task from"], ["source", "Data from"], ["data", "Pairs"], ["changed", "Changed words"],
   ["dtype", "Number format"], ["bos", "BOS token"], ["passes", "Passes per batch"], ["seconds", "Time"], ["cpu_seconds", "CPU time"], ["version", "gradpath"],
-  ["of", "Scores of"], ["ablation", "Ablation"], ["positions", "Positions"], ["batch_size", "Batch size"], ["d_model", "Model width"], ["plugins", "Plug-ins"],
+  ["ablation", "Ablation"], ["batch_size", "Batch size"], ["d_model", "Model width"], ["plugins", "Plug-ins"],
   ["weights", "Digest of the weights"], ["examples measured", "Examples measured"], ["python", "Python"], ["torch", "PyTorch"], ["transformers", "Transformers"],
 ];
 const UNLISTED = ["model", "task", "selection", "key"]; // listed elsewhere, or a repetition of the others

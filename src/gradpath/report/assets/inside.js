@@ -6,7 +6,7 @@ function makeInside(data, graph) {
   const numbered = (list) => new Map(list.map((item, at) => [item, at]));
   const [heads, sources] = [numbered(inside.heads), numbered(inside.sources)];
   const roles = new Map(inside.nodes.map((role) => [role.node, role]));
-  const flat = unpack(inside.edges, Uint32Array); // an edge at several spans has the same effect at each
+  const flat = unpack(inside.edges, Uint32Array);
   const place = numbered(Array.from(flat));
   const effects = unpack(inside.effects, Float32Array);
   const [tokens, logits] = [unpack(inside.tokens, Uint32Array), unpack(inside.logits, Float32Array)];

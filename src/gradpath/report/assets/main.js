@@ -8,7 +8,7 @@ function start() {
     return () => {
       if (!made) {
         const edges = readEdges(run, graph);
-        made = { edges, order: makeOrders(run, edges, graph) };
+        made = { edges, order: makeOrders(run, edges) };
       }
       return made;
     };
