@@ -1,0 +1,225 @@
+"""The recipe: every option of ``find``, once; and the facts that were observed while computing.
+
+The options of the command line, the keywords of ``gp.find``, the keys of a study file and the record in every file
+that gradpath writes are the fields of ``Recipe``. Commands that start from a saved circuit begin with the recipe in its
+file and replace what the user typed (``Recipe.changed``). So the same question gets the same answer from every command.
+
+A recipe checks the types and ranges of its values. Names of methods, selections, tasks and metrics are checked where
+they are used, so that a file that was made with a plug-in can be read without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Number
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gradpath import defaults
+from gradpath.errors import InputError, UsageError, did_you_mean
+
+IN_MEMORY = "(in memory)"  # in place of the path of data that was given as a Python object
+SIZES = ("faithfulness", "edges", "sparsity", "nodes")  # at most one of them sets the size of the circuit
+Split = Literal["held-out", "same", "all", "swapped"]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+def _option(about: str, *, default_text: str = "", metavar: str = "", **limits: Any) -> Any:
+    """A field: its sentence for --help and docstrings, what it is by default, and the range of its values.
+
+    Args:
+        about: What the option is.
+        default_text: What happens without it, if that is not a value.
+        metavar: What --help shows for its value.
+        limits: Bounds, as pydantic names them.
+    """
+    return Field(description=about, json_schema_extra={"default_text": default_text, "metavar": metavar}, **limits)
+
+
+class Recipe(BaseModel):
+    """Every option of ``find``. ``None`` leaves the choice to the method, the task or the model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    model: Annotated[str | None, _option("Hub name, folder, .gguf file, smollm2 or gemma3-270m.")] = None
+    dtype: Annotated[Dtype | None, _option("Number format of the model.", default_text="float32", metavar="TYPE")] = (
+        None
+    )
+    bos: Annotated[bool | None, _option("Prepend the BOS token to prompts.", default_text="depends on the family")] = (
+        None
+    )
+    task: Annotated[
+        str | None,
+        _option("A built-in task (gradpath ls tasks).", default_text=f"{defaults.TASK}, unless your own data is given"),
+    ] = None
+    data: Annotated[str | None, _option("Your own pairs: a .csv or .jsonl file.", metavar="FILE")] = None
+    metric: Annotated[
+        str | None,
+        _option(
+            "How the behaviour is measured (gradpath ls metrics), or a function of your own.",
+            default_text="the task's own",
+            metavar="NAME|FILE.py:FUNCTION",
+        ),
+    ] = None
+    examples: Annotated[
+        int | None,
+        _option(
+            "Pairs for attribution; the same number is held out for evaluation.",
+            default_text=f"{defaults.EXAMPLES}; all of your own data, half for each",
+            metavar="N",
+            ge=1,
+        ),
+    ] = None
+    split: Annotated[
+        Split,
+        _option("Evaluate on held-out examples, or on the same ones as attribution; all: use every example for both."),
+    ] = "held-out"
+    seed: Annotated[int, _option("Seed for drawing the examples.", metavar="N", ge=0)] = defaults.SEED
+    method: Annotated[str, _option("How edges are scored (gradpath ls methods).")] = defaults.METHOD
+    steps: Annotated[
+        int | None, _option("Number of points on the path.", default_text="depends on the method", metavar="N", ge=1)
+    ] = None
+    options: Annotated[dict[str, Any], _option("Other options of the method.")] = Field(default_factory=dict)
+    ablation: Annotated[str, _option("How ablated edges are replaced (gradpath ls ablations).")] = defaults.ABLATION
+    selection: Annotated[
+        str | None,
+        _option(
+            "How edges are selected (gradpath ls selections), as in acdc+threshold=0.01.",
+            default_text=defaults.SELECTION,
+        ),
+    ] = None
+    faithfulness: Annotated[
+        float | None,
+        _option(
+            "Share of the behaviour to keep: select the smallest circuit that keeps it on the attributed examples.",
+            default_text=f"{defaults.FAITHFULNESS}, unless another size is given",
+            metavar="SHARE",
+            gt=0,
+            le=1,
+        ),
+    ] = None
+    edges: Annotated[int | None, _option("Number of edges, instead of a faithfulness.", metavar="N", ge=1)] = None
+    sparsity: Annotated[
+        float | None, _option("Share of edges to leave out, instead of a faithfulness.", metavar="SHARE", ge=0, lt=1)
+    ] = None
+    nodes: Annotated[
+        int | None, _option("Number of heads and MLPs, with all edges between them.", metavar="N", ge=1)
+    ] = None
+
+    def __init__(self, **values: Any) -> None:
+        plain = {
+            name: value.item() if isinstance(value, Number) and hasattr(value, "item") else value
+            for name, value in values.items()
+        }  # NumPy's numbers
+        try:
+            super().__init__(**plain)
+        except ValidationError as problem:
+            raise UsageError(_sentence(problem, values)) from None
+        if len(given := [f"`{name}`" for name in SIZES if getattr(self, name) is not None]) > 1:
+            raise UsageError(f"{', '.join(given[:-1])} and {given[-1]} each set the size of the circuit: give one.")
+        if self.selection is not None and self.nodes is not None:
+            raise UsageError("`selection` selects edges and `nodes` selects nodes: give one of them.")
+
+    def changed(self, **values: Any) -> Recipe:
+        """The same recipe with other values of some fields. ``None`` changes nothing.
+
+        A new size replaces the old one, whichever of the four it is.
+        """
+        new = {name: value for name, value in values.items() if value is not None}
+        old = self.recorded
+        if new.keys() & {*SIZES}:
+            old = {name: value for name, value in old.items() if name not in SIZES}
+        return Recipe(**{**old, **new})
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The values that are not left open: what files have."""
+        return self.model_dump(exclude_none=True)
+
+    @property
+    def size(self) -> str | None:
+        """The name of the field that sets the size of the circuit, if one does."""
+        return next((name for name in SIZES if getattr(self, name) is not None), None)
+
+    def __str__(self) -> str:
+        """In one line: ``ioi in smollm2, by eap-ig (5 steps, 100 examples), refined``."""
+        numbers = (("step", self.steps), ("example", self.examples))
+        counts = [f"{n} {name}{'' if n == 1 else 's'}" for name, n in numbers if n is not None]
+        where = " in ".join(filter(None, (self.task, self.model)))
+        by = f"by {self.method}" + (f" ({', '.join(counts)})" if counts else "")
+        return ", ".join(filter(None, (where, by, self.selection)))
+
+
+class Facts(BaseModel):
+    """What was observed while scores, a circuit or a result were computed. Nothing is decided by it.
+
+    Further facts, such as those on a task's pairs, are kept as they are.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+    version: str | None = None  # of gradpath
+    weights: str | None = None  # a digest of the model's
+    d_model: int | None = None
+    examples: int | None = None  # the number that was attributed
+    batch_size: int | None = None  # of the largest batch
+    passes: dict[str, float] = Field(default_factory=dict)  # forward and backward, of one example
+    cpu_seconds: float | None = None
+    plugins: dict[str, str] = Field(default_factory=dict)  # those that were loaded
+    data: dict[str, Any] = Field(default_factory=dict)  # on the pairs: rows read, dropped, notes ...
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The facts that are known: what files have."""
+        return self.model_dump(exclude_defaults=True)
+
+    def with_facts(self, **facts: Any) -> Facts:
+        """The same facts and some more."""
+        return Facts(**{**self.recorded, **facts})
+
+
+def read_record(content: Mapping[str, Any]) -> tuple[Recipe | None, Facts]:
+    """The recipe and the facts of a file, which may contain anything; no recipe if the file has none."""
+    recipe, facts = content.get("recipe"), content.get("facts", {})
+    for name, part in (("recipe", recipe), ("facts", facts)):
+        if not isinstance(part, Mapping | None) or any(not isinstance(key, str) for key in part or ()):
+            raise InputError(f"its {name!r} is not an object. Make it again with gradpath find.")
+    try:
+        return None if recipe is None else Recipe(**recipe), Facts(**facts)
+    except (UsageError, ValidationError) as problem:
+        sentence = str(problem) if isinstance(problem, UsageError) else _sentence(problem, facts)
+        raise InputError(f"its record of how it was made is damaged ({sentence.rstrip('.')}). Make it again.") from None
+
+
+_BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "an object"}
+
+
+def _sentence(problem: ValidationError, values: Mapping[str, Any]) -> str:
+    """The first mistake as one sentence: what the field takes, and what it got."""
+    error = problem.errors(include_url=False, include_context=False)[0]
+    name = str(error["loc"][0]) if error["loc"] else ""
+    if error["type"] == "extra_forbidden":
+        known = list(Recipe.model_fields)
+        return (
+            f"there is no option {name!r}.{did_you_mean(name, known)} Options: {', '.join(known)}; those of a method "
+            "go into options={'name': value}."
+        )
+    if name not in Recipe.model_fields:
+        return f"{name or 'a value'}: {error['msg']}"
+    field = Recipe.model_fields[name]
+    alternatives = () if get_origin(field.annotation) in (dict, Literal) else get_args(field.annotation)
+    kinds = [kind for kind in (alternatives or (field.annotation,)) if kind is not type(None)]
+    if choices := [choice for kind in kinds for choice in get_args(kind) if isinstance(choice, str)]:
+        *first, last = [choice for choice in choices if choice != "swapped"]
+        hint = did_you_mean(str(values.get(name)), choices)
+        return f"`{name}` must be {', '.join(first)} or {last}: got {values.get(name)!r}.{hint}"
+    expected = _KINDS.get(kinds[0], "an object")
+    bounds = [text.format(bound) for text, bound in _bounds(field.metadata)]
+    return f"`{name}` must be {', '.join(filter(None, [expected, ' and '.join(bounds)]))}: got {values.get(name)!r}."
+
+
+def _bounds(metadata: list[Any]) -> list[tuple[str, Any]]:
+    """The bounds of a field's values, as a text and a number each."""
+    return [(text, getattr(x, name)) for x in metadata for name, text in _BOUNDS.items() if hasattr(x, name)]
