@@ -88,13 +88,13 @@ exact edges=20 seed=3|eap memory=269100000|eap-ig memory=269100000|eap-gp memory
 """
 # A line is run once for each word in brackets; words in capitals stand for those below.
 COMMANDS = """
-FIND --edges 20 --method [METHODS] --how top --task ioi --out out/[METHODS] --json
-FIND --edges 20 --method eap-ig --how [SELECTIONS] --task sva --out out/[SELECTIONS]
-FIND --method eap-ig --how acdc -o threshold=0.05 -o among=0.2 --task sva --out out/acdc
+FIND --edges 20 --method [METHODS] --selection top --task ioi --out out/[METHODS] --json
+FIND --edges 20 --method eap-ig --selection [SELECTIONS] --task sva --out out/[SELECTIONS]
+FIND --method eap-ig --selection acdc -o threshold=0.05 -o among=0.2 --task sva --out out/acdc
 TOP --task [TASKS] --split same --json
 TOP --task ioi --ablation [ABLATIONS] --out out/[ABLATIONS] --json
 FIND --nodes 3 --method eap-ig --task ioi --out out/nodes --json
-FIND --sparsity 0.7 --method eap --how top --task ioi --no-bos --dtype bfloat16 --json
+FIND --sparsity 0.7 --method eap --selection top --task ioi --no-bos --dtype bfloat16 --json
 TOP --option end=middle --task ioi --seed 1 --memory 280MB --json
 TOP --data pairs.csv --examples 3 --out out/data --json
 eval out/[eap-ig mean nodes]/circuit.json --examples 5 --json
@@ -102,19 +102,19 @@ eval out/top/circuit.json --ablation [ABLATIONS] --examples 5 --json
 eval out/eap-ig/circuit.json --examples 5 --split train --seed 1
 eval out/eap-ig/circuit.json --examples 3 --data pairs.csv --json
 convert out/eap-ig/circuit.json out/both.[FORMATS] --scores out/eap-ig/scores.safetensors
-convert out/eap-gp/scores.safetensors out/chosen.[FORMATS] --edges 15 --how greedy
+convert out/eap-gp/scores.safetensors out/chosen.[FORMATS] --edges 15 --selection greedy
 convert out/both.[FORMATS] out/[FORMATS].back.eap-ig.json
 show out/eap-ig/circuit.json --out out/shown/eap-ig.[html svg dot graphml]
 curve GRID --task ioi --out out/curve --json
 curve GRID --task ioi --ablation mean --out out/curve-mean
 curve GRID --data pairs.csv --examples 3 --json
-curve FEW --methods eap,eap-ig+steps=3 --how top,signed --grid mib --task sva --out out/mib --json
+curve FEW --methods eap,eap-ig+steps=3 --selection top,signed --grid mib --task sva --out out/mib --json
 reproduce baselines GRID --out out/reproduced --json
 reproduce [faithfulness saturation] GRID --tasks ioi,greater-than --out out/reproduced --json
 reproduce steps GRID --tasks ioi,greater-than --steps 2-4 --out out/reproduced --json
 reproduce exact GRID --tasks ioi,greater-than --sample 40 --out out/reproduced --json
 reproduce circuit GRID --tasks greater-than --out out/reproduced --json
-reproduce manual --model small --examples 2 --methods eap --how top --out out/manual --json
+reproduce manual --model small --examples 2 --methods eap --selection top --out out/manual --json
 check --model model --task ioi --json
 """
 FEW = "--model model --examples 5"
@@ -122,9 +122,9 @@ PATHS = "--methods eap,eap-ig+steps=3,eap-gp+steps=3,eap-gp+steps=3+stride=unit"
 WORDS = {
     "FEW": FEW,
     "FIND": f"find {FEW} --steps 3",
-    "TOP": f"find {FEW} --steps 3 --edges 20 --method eap-ig --how top",
+    "TOP": f"find {FEW} --steps 3 --edges 20 --method eap-ig --selection top",
 }
-WORDS["GRID"] = f"{FEW} {PATHS} --how top,refined --sparsities 0.9,0.5"
+WORDS["GRID"] = f"{FEW} {PATHS} --selection top,refined --sparsities 0.9,0.5"
 
 found: dict[str, str] = {}
 only, dump = "", None  # --only and --dump
@@ -247,7 +247,7 @@ def scores() -> None:
     def score(key: str, model: Any, method: str, **options: Any) -> None:
         def made() -> Any:
             got = gp.attribute(model, task, method, **{"steps": 3, "batch_size": 3, **options})
-            return got.values, got.values.sum(1), got.about["passes"], got.about["batch_size"]
+            return got.values, got.values.sum(1), got.facts.passes, got.facts.batch_size
 
         record(f"scores/{key}", made)
 
@@ -297,13 +297,13 @@ def select_and_measure(key: str, model: Any, scored: Any, wanted: list[dict[str,
 
     def select(prune: bool) -> Any:
         chosen[:] = [gp.select(scored, prune=prune, model=model, task=task, **limits, **x) for x in wanted]
-        return [(x.edges, x.scores, x.about["selection"]) for x in chosen]
+        return [(x.edges, x.scores, x.selection) for x in chosen]
 
     def measured(**options: Any) -> Any:
         chosen or select(True)
         results = gp.evaluate(model, chosen, held_out, **limits, **options)
         values = ["clean_values", "corrupted_values", "circuit_values", "faithfulness", "interval", "error"]
-        values += ["error_interval", "edges_asked", "edges_kept", "clean", "corrupted", "circuit"]
+        values += ["error_interval", "edges_requested", "edges_kept", "clean", "corrupted", "circuit"]
         return [[getattr(result, value) for value in values] for result in results]
 
     record(f"circuits/{key} whole", lambda: select(False))
@@ -331,7 +331,7 @@ def tasks() -> None:
     def drawn(name: str, split: str, seed: int) -> Any:
         task = gp.load_task(name, model, n=12, seed=seed, split=split)
         value = task.metric(logits, task.labels)
-        return task.clean, task.corrupted, task.labels, task.about, task.spans, value
+        return task.clean, task.corrupted, task.labels, task.record, task.facts, task.spans, value
 
     for case in product(names("tasks"), ("train", "test", "all"), (0, 1)):
         record("tasks/{}/{}/{}".format(*case), lambda x=case: drawn(*x))

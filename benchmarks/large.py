@@ -31,11 +31,11 @@ def main() -> None:
     print(f"{model.graph.n_edges:,} edges; at most {MEMORY} allowed; {EXAMPLES} examples of {LENGTH} tokens")
     for method in ("eap", "eap-ig", "eap-gp"):
         scores = timed(method, lambda m=method: attribute(model, task, m, memory=parse_bytes(MEMORY)))
-        print(f"  in batches of {scores.about['batch_size']}")
+        print(f"  in batches of {scores.facts.batch_size}")
     n = max(1, model.graph.n_edges // 100)
     measuring: dict[str, Any] = {"model": model, "task": task, "memory": parse_bytes(MEMORY)}
     for how, more in (("top", {}), ("greedy", {}), ("refined", measuring)):
-        circuit = timed(f"select {n:,} edges, {how}", lambda h=how, m=more: select(scores, n, how=h, **m))
+        circuit = timed(f"select {n:,} edges, {how}", lambda h=how, m=more: select(scores, n, selection=h, **m))
     timed("evaluate", lambda: evaluate(model, circuit, task, memory=parse_bytes(MEMORY)))
 
 

@@ -29,6 +29,7 @@ from gradpath.evaluation import evaluate
 from gradpath.graph import Graph, pruned
 from gradpath.grid.experiment import commit
 from gradpath.model.load import load_model
+from gradpath.recipe import Recipe
 from gradpath.report import Chosen, MethodRun, Report, write
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import select
@@ -150,17 +151,17 @@ def many_edges() -> None:
     graph = Graph(48, 25)
     generator = torch.Generator().manual_seed(SEED)
     values = torch.randn(graph.n_sources, graph.n_targets, generator=generator) * graph.mask
-    about = {"model": "random", "task": "none", "method": "random", "steps": 1}
-    scores, n = Scores(graph, values, about), graph.n_edges // 100
+    recipe = Recipe(model="random", task="none", method="random", steps=1)
+    scores, n = Scores(graph, values, recipe), graph.n_edges // 100
     print(f"{graph.n_edges:,} edges, circuits of {n:,}; held before: {resident():.0f} MiB")
     with tempfile.TemporaryDirectory() as folder:
         file, small = Path(folder, "scores.safetensors"), Path(folder, "circuit.json")
         timed("save the scores", lambda: scores.save(file))
         timed("load the scores", lambda: load_scores(file))
         for how in ("top", "greedy"):
-            circuit = timed(f"select and prune, {how}", lambda how=how: select(scores, n, how=how))
+            circuit = timed(f"select and prune, {how}", lambda how=how: select(scores, n, selection=how))
         timed("prune all edges", lambda: pruned(graph, graph.mask))
-        timed("select all edges, greedy", lambda: select(scores, graph.n_edges, how="greedy"))
+        timed("select all edges, greedy", lambda: select(scores, graph.n_edges, selection="greedy"))
         timed("save the circuit", lambda: circuit.save(small))
         timed("load the circuit", lambda: load_circuit(small))
         page = Report("random", "random", "none", [MethodRun(scores, [])], Chosen(n, "top"))

@@ -41,7 +41,7 @@ def measure(model: Transformer, examples: int, length: int) -> None:
     begin = time.process_time()
     scores = attribute(model, task, "eap-ig")
     scored, memory = time.process_time(), held("VmHWM") / 1000
-    evaluate(model, select(scores, min(EDGES, scores.n_edges), how="top"), task)
+    evaluate(model, select(scores, min(EDGES, scores.n_edges), selection="top"), task)
     print(
         f"{examples} of {length} tokens: eap-ig {scored - begin:.1f} CPU s, {memory:.1f} GB; with evaluation "
         f"{time.process_time() - scored:.1f} CPU s more, {held('VmHWM') / 1000:.1f} GB"

@@ -23,6 +23,7 @@ import torch
 
 from gradpath.graph import Graph
 from gradpath.grid.experiment import commit
+from gradpath.recipe import Recipe
 from gradpath.report import Chosen, MethodRun, Report, write
 from gradpath.scores import Scores
 
@@ -54,7 +55,7 @@ def report(edges: int) -> Report:
     weight[0] = weight[-1] = weight.max()
     values = weight[:-1, None] * weight[graph.node_of_target]
     values = values * torch.randn(values.shape, generator=noise) * graph.mask
-    scores = Scores(graph, values, {"model": "random", "task": "none", "method": "eap-ig", "steps": 5})
+    scores = Scores(graph, values, Recipe(model="random", task="none", steps=5))
     return Report("random scores", "random", "none", [MethodRun(scores)], Chosen(edges))
 
 

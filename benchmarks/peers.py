@@ -51,8 +51,8 @@ def our_circuits(n: int) -> Tensor:
 
 
 def their_circuits(n: int) -> Tensor:
-    logits = peer.circuits(THEIRS, LOADER, RANKING, [CIRCUIT.asked] * n)
-    return TASK.metric(logits[CIRCUIT.asked], TASK.labels)
+    logits = peer.circuits(THEIRS, LOADER, RANKING, [CIRCUIT.requested] * n)
+    return TASK.metric(logits[CIRCUIT.requested], TASK.labels)
 
 
 def main() -> int:

@@ -37,14 +37,14 @@ def everything() -> dict[str, Any]:
         for size in {"eap": (3,), "eap-ig": (1, 3, 20), "eap-gp": (1, 20)}[method]:
             scores = gp.attribute(model, TASK, method, batch_size=size)
             found[f"{method} in batches of {size}"] = scores.values.flatten().tolist()
-            found[f"passes of {method} in batches of {size}"] = list(scores.about["passes"].values())
+            found[f"passes of {method} in batches of {size}"] = list(scores.facts.passes.values())
     found["mean ablation"] = gp.attribute(model, TASK, "eap", ablation="mean-positional").values.flatten().tolist()
     few = gp.attribute(model, TASK[:2], "eap-ig")
     found["fewer examples than ranks"] = few.values.flatten().tolist()
     scores = gp.attribute(model, TASK, "eap-ig", batch_size=2)
-    circuits = [gp.select(scores, n=40, how="top")]
+    circuits = [gp.select(scores, n=40, selection="top")]
     for how, n in (("refined", 5), ("learned+steps=2", 30)):
-        circuits.append(gp.select(scores, n=n, how=how, model=model, task=TASK, batch_size=2))
+        circuits.append(gp.select(scores, n=n, selection=how, model=model, task=TASK, batch_size=2))
         found[how] = sorted(map(float, circuits[-1].index.flatten()))
     for result in gp.evaluate(model, circuits, TASK, batch_size=2):
         values = (result.clean_values, result.corrupted_values, result.circuit_values)
@@ -78,7 +78,7 @@ def refusals() -> dict[str, str]:
     failing = gp.Task(TASK.clean, TASK.corrupted, TASK.labels, metric=metric)
     heard("one fails", lambda: gp.attribute(model, failing, "eap", batch_size=2))
     with distributed.alone():
-        own = gp.attribute(model, mine, "eap").about["examples"]
+        own = gp.attribute(model, mine, "eap").facts.examples
     said["alone"] = str(own)
     return said
 

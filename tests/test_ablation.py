@@ -67,7 +67,7 @@ def test_attribution_equals_the_plain_reference(model, name, method):
     expected = reference.scores(model, MIXED, path, ABLATIONS[name](model, OTHERS))
     size = expected.abs().max()
     assert torch.allclose(found.values.double(), expected, atol=1e-4 * float(size), rtol=1e-4)
-    assert found.about["ablation"] == name
+    assert found.recipe.ablation == name
 
 
 def test_a_positive_score_is_of_an_edge_that_ablation_hurts(gpt2):
@@ -84,7 +84,7 @@ def test_a_positive_score_is_of_an_edge_that_ablation_hurts(gpt2):
 def test_a_circuit_is_measured_with_what_it_was_found_with_unless_told(gpt2):
     scores = attribute(gpt2, MIXED, "eap", ablation="zero")
     circuit = select(scores, 40)
-    assert circuit.about["ablation"] == "zero"
+    assert circuit.recipe.ablation == "zero"
     own, zero, corrupted = (
         evaluate(gpt2, circuit, MIXED, ablation=name).circuit_values for name in (None, "zero", "corrupted")
     )
@@ -99,6 +99,6 @@ def test_a_circuit_is_measured_with_what_it_was_found_with_unless_told(gpt2):
 def test_selections_that_measure_do_so_with_the_ablation_of_the_scores(gpt2, monkeypatch, how, n):
     monkeypatch.setattr("gradpath.selection.probe.START", 0.8)
     scores = attribute(gpt2, MIXED, "eap", ablation="mean")
-    as_if = replace(scores, about={**scores.about, "ablation": "corrupted"})
-    own, other = (selection.select(x, n, how=how, model=gpt2, task=MIXED) for x in (scores, as_if))
+    as_if = replace(scores, recipe=scores.recipe.changed(ablation="corrupted"))
+    own, other = (selection.select(x, n, selection=how, model=gpt2, task=MIXED) for x in (scores, as_if))
     assert set(own.edges) != set(other.edges)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +16,8 @@ from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError
 from gradpath.evaluation import evaluate
 from gradpath.graph import Graph
-from gradpath.scores import Provenance, Scores, load_scores
+from gradpath.recipe import Recipe, record
+from gradpath.scores import Scores, load_scores
 from gradpath.selection import select
 
 GRAPH = Graph(3, 2)
@@ -26,7 +26,7 @@ GRAPH = Graph(3, 2)
 @pytest.fixture
 def scores() -> Scores:
     values = torch.randn(GRAPH.mask.shape, generator=torch.Generator().manual_seed(1)) * GRAPH.mask
-    return Scores(GRAPH, values, {"model": "a model", "task": "ioi", "method": "eap", "steps": 1})
+    return Scores(GRAPH, values, Recipe(model="a model", task="ioi", method="eap", steps=1))
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_circuit_comes_back_as_it_was(circuit, tmp_path):
     assert back.graph == circuit.graph
     assert torch.equal(back.index, circuit.index)
     assert torch.equal(back.scores, circuit.scores)
-    assert back.about == circuit.about
+    assert back.record == circuit.record
 
 
 @families(*FEW_BLOCKS)
@@ -74,7 +74,7 @@ def test_scores_come_back_as_they_were(scores, tmp_path):
     back = load_scores(tmp_path / "scores.safetensors")
     assert back.graph == scores.graph
     assert torch.equal(back.values, scores.values)
-    assert back.about == scores.about
+    assert (back.recipe, back.facts) == (scores.recipe, scores.facts)
     assert back["input->logits"] == scores["input->logits"]
 
 
@@ -183,38 +183,27 @@ def test_a_circuit_that_was_changed_is_refused_unless_its_digest_is_removed(circ
     assert load_circuit(file).edges == circuit.edges
 
 
-DAMAGED_ABOUT = {
-    "a list": ([], "'about' is not an object"),
-    "data that are a list": ({"data": []}, "'data' is not an object"),
-    "options that are a number": ({"options": 3}, "'options' is not an object"),
-    "a selection that is a word": ({"selection": "top"}, "'selection' is not an object"),
-    "edges that are a word": ({"selection": {"edges_asked": "many"}}, "'edges_asked' is 'many'"),
-    "steps that are true": ({"steps": True}, "'steps' is True"),
-    "fewer examples than none": ({"examples": -1}, "'examples' is -1"),
+DAMAGED_RECORD = {
+    "a list": ({"recipe": []}, "'recipe' is not an object"),
+    "data that are a list": ({"recipe": {"data": []}}, "`data` must be text"),
+    "options that are a number": ({"recipe": {"options": 3}}, "`options` must be an object"),
+    "an unknown field": ({"recipe": {"edgse": 3}}, "there is no option 'edgse'. Did you mean 'edges'"),
+    "steps that are true": ({"recipe": {"steps": True}}, "`steps` must be a whole number"),
+    "fewer examples than none": ({"recipe": {"examples": -1}}, "`examples` must be a whole number"),
+    "passes that are a word": ({"facts": {"passes": "many"}}, "passes"),
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGED_ABOUT)
-def test_a_damaged_about_is_refused_in_circuits_and_in_scores(circuit, scores, tmp_path, kind):
-    about, words = DAMAGED_ABOUT[kind]
+@pytest.mark.parametrize("kind", DAMAGED_RECORD)
+def test_a_damaged_record_is_refused_in_circuits_and_in_scores(circuit, scores, tmp_path, kind):
+    about, words = DAMAGED_RECORD[kind]
     with pytest.raises(InputError, match=words):
-        load_circuit(changed(circuit, tmp_path, lambda content: content.update(about=about)))
+        load_circuit(changed(circuit, tmp_path, lambda content: content.update(**about)))
     file = tmp_path / "scores.safetensors"
-    notes = {"format": 1, "graph": scores.graph.to_json(), "about": about}
+    notes = {"format": 2, "graph": scores.graph.to_json(), **about}
     file.write_bytes(save({"scores": scores.values}, {"gradpath": json.dumps(notes)}))
     with pytest.raises(InputError, match=words):
         load_scores(file)
-
-
-def test_a_provenance_says_how_scores_can_be_made_again(scores):
-    data = {"metric": "kl", "seed": 3, "split": "all"}
-    about = {**scores.about, "data": data, "steps": 4, "options": {"end": "middle"}, "bos": False}
-    origin = replace(scores, about={**about, "examples": 7}).provenance
-    assert (origin.metric, origin.seed, origin.split, origin.own_data) == ("kl", 3, "all", False)
-    assert (origin.steps, origin.options, origin.bos, origin.examples) == (4, {"end": "middle"}, False, 7)
-    assert Provenance.of({"data": {"rows_read": 2}}).own_data
-    wrong = {"model": 3, "bos": "no", "examples": "7", "data": 1, "options": [], "selection": 2, "key": 1}
-    assert Provenance.of(wrong) == Provenance()
 
 
 @pytest.mark.parametrize("what", ["a value", "how they were made"])
@@ -224,7 +213,7 @@ def test_scores_that_were_changed_are_refused(scores, tmp_path, what):
     content = file.read_bytes()
     changed = content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
     if what != "a value":
-        method = scores.about["method"].encode()
+        method = scores.recipe.method.encode()
         changed = content.replace(method, method[::-1])
     assert changed != content
     file.write_bytes(changed)
@@ -234,6 +223,6 @@ def test_scores_that_were_changed_are_refused(scores, tmp_path, what):
 
 def test_scores_from_before_there_were_digests_are_read(scores, tmp_path):
     file = tmp_path / "scores.safetensors"
-    notes = {"format": 1, "graph": scores.graph.to_json(), "about": dict(scores.about)}
+    notes = {"format": 2, "graph": scores.graph.to_json(), **record(scores.recipe, scores.facts)}
     file.write_bytes(save({"scores": scores.values}, {"gradpath": json.dumps(notes)}))
     assert load_scores(file).values.equal(scores.values)

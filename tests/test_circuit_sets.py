@@ -10,25 +10,26 @@ from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation import evaluate
 from gradpath.graph import Graph
+from gradpath.recipe import Recipe
 from gradpath.scores import Scores
 from gradpath.selection import select
 
 GRAPH = Graph(3, 2)
 
 
-def random_circuit(n: int, seed: int, about: dict | None = None) -> Circuit:
+def random_circuit(n: int, seed: int, **recipe: str) -> Circuit:
     values = torch.randn(GRAPH.mask.shape, generator=torch.Generator().manual_seed(seed)) * GRAPH.mask
-    return select(Scores(GRAPH, values, about or {}), n, prune=False)
+    return select(Scores(GRAPH, values, Recipe(**recipe)), n, prune=False)
 
 
 @pytest.fixture
 def a() -> Circuit:
-    return random_circuit(40, 1, {"model": "one", "task": "ioi", "ablation": "zero"})
+    return random_circuit(40, 1, model="one", task="ioi", ablation="zero")
 
 
 @pytest.fixture
 def b() -> Circuit:
-    return random_circuit(50, 2, {"model": "one", "task": "sva", "ablation": "zero"})
+    return random_circuit(50, 2, model="one", task="sva", ablation="zero")
 
 
 def test_operations_are_those_of_sets_of_names(a, b):
@@ -46,10 +47,10 @@ def test_operations_are_those_of_sets_of_names(a, b):
 
 
 def test_a_circuit_of_a_mask_has_its_edges_and_what_is_known(a):
-    of_mask = Circuit.of_mask(GRAPH, a.mask, {"ablation": "zero"})
+    of_mask = Circuit.of_mask(GRAPH, a.mask, Recipe(ablation="zero"))
     assert of_mask == a
     assert of_mask.scores.tolist() == [0.0] * 40
-    assert of_mask.provenance.ablation == "zero"
+    assert of_mask.ablation == "zero"
     assert not len(Circuit.of_mask(GRAPH, torch.zeros_like(GRAPH.mask)))
 
 
@@ -74,17 +75,12 @@ def test_equality_and_hash_ignore_order_and_scores(a, b):
 
 def test_a_combination_records_what_holds_for_both(a, b):
     both = a & b
-    assert both.about["model"] == "one"
-    assert both.provenance.ablation == "zero"
-    assert "task" not in both.about
-    assert both.provenance.selection == {
-        "how": "intersection",
-        "pruned": False,
-        "edges_asked": len(both),
-        "edges_kept": len(both),
-    }
-    assert (a | b).provenance.how == "union"
-    assert (a - b).about["task"] == "ioi"
+    assert both.recipe.model == "one"
+    assert both.ablation == "zero"
+    assert both.recipe.task is None
+    assert (both.selection, both.pruned, both.requested) == ("intersection", False, len(both))
+    assert (a | b).selection == "union"
+    assert (a - b).recipe.task == "ioi"
 
 
 def test_without_an_edge_a_node_and_an_input_of_a_head(a):
@@ -114,7 +110,7 @@ def test_a_circuit_of_named_edges_runs_is_saved_and_compared(tmp_path):
     every = [tiny.graph.edge(*pair) for pair in tiny.graph.mask.nonzero().tolist()]
     whole = Circuit.from_edges(tiny, every)
     assert evaluate(tiny, whole, task).faithfulness == pytest.approx(1, abs=1e-4)
-    assert whole.about["model"] == tiny.name
+    assert whole.recipe.model == tiny.name
     whole.save(tmp_path / "circuit.json")
     assert load_circuit(tmp_path / "circuit.json") == whole
     one = Circuit.from_edges(tiny, (name for name in ["input->logits"]))

@@ -22,7 +22,7 @@ from gradpath.tasks.task import Task
 def things() -> dict[str, object]:
     model, task = tiny_model("gpt2"), prompts([6] * 4, [[2]] * 4)
     scores = attribute(model, task, "eap-ig")
-    circuit = select(scores, 60, how="top")
+    circuit = select(scores, 60, selection="top")
     result = evaluate(model, circuit, task)
     found = Found(model, task, task, scores, circuit, result, [])
     return {one.__class__.__name__: one for one in (model, task, scores, circuit, result, found)}
@@ -73,7 +73,7 @@ def test_an_empty_circuit_and_scores_of_nothing_known_can_be_printed(things):
     assert isinstance(circuit, Circuit)
     assert isinstance(scores, Scores)
     assert "0 edges" in str(circuit - circuit)
-    assert "not recorded" in str(replace(scores, about={}))
+    assert "not recorded" in str(replace(scores, recipe=None))
     assert "not recorded" in repr(Circuit(circuit.graph, circuit.index, circuit.scores))
 
 

@@ -26,6 +26,7 @@ from gradpath.graph import Graph, pruned
 from gradpath.model.families import convert
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import Recipe
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import select, select_many
 from gradpath.selection.ranking import SELECTIONS, greedy, top
@@ -101,8 +102,8 @@ def scored(draw: Any) -> Scores:
     values = torch.randn(graph.mask.shape, generator=generator)
     if draw(st.booleans()):
         values = (2 * values).round() / 2
-    about = {"method": draw(st.text(max_size=5)), "steps": draw(st.integers(1, 9))}
-    return Scores(graph, values * graph.mask, about)
+    recipe = Recipe(method=draw(st.text(max_size=5)), steps=draw(st.integers(1, 9)))
+    return Scores(graph, values * graph.mask, recipe)
 
 
 def mask_of(graph: Graph, share: float, seed: int) -> torch.Tensor:
@@ -173,7 +174,7 @@ def test_selections_nest_and_have_the_size_that_was_asked_for(scores, data):
         one, two = select_many(scores, [small, large], how=how, prune=False)
         assert (len(one), len(two)) == (small, large)
         assert two.edges[:small] == one.edges
-        assert set(select(scores, small, how=how).edges) <= set(select(scores, large, how=how).edges)
+        assert set(select(scores, small, selection=how).edges) <= set(select(scores, large, selection=how).edges)
     reached = {scores.graph.n_sources}  # greedy is connected to logits from its first edge on
     for flat in greedy(scores, large).tolist():
         source, target = divmod(flat, scores.graph.n_targets)
@@ -194,8 +195,8 @@ def test_saving_and_loading_is_the_identity(scores, data):
         scores.save(Path(folder, "scores.safetensors"))
         circuit.save(Path(folder, "circuit.json"))
         same, again = (load_scores(Path(folder, "scores.safetensors")), load_circuit(Path(folder, "circuit.json")))
-    assert (same.graph, same.about) == (scores.graph, scores.about)
+    assert (same.graph, same.recipe, same.facts) == (scores.graph, scores.recipe, scores.facts)
     assert torch.equal(same.values, scores.values)
-    assert (again.graph, again.about) == (circuit.graph, circuit.about)
+    assert (again.graph, again.record) == (circuit.graph, circuit.record)
     assert torch.equal(again.index, circuit.index)
     assert torch.equal(again.scores, circuit.scores)

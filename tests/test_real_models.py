@@ -100,5 +100,5 @@ def test_a_small_circuit_keeps_most_of_the_behaviour(model, tasks, method):
     result = gp.evaluate(model, gp.select(scores, sparsity=sparsity), tasks["test"])
     assert 3.5 < result.clean < 6.5
     assert abs(result.corrupted) < 0.7
-    assert result.edges_asked == {"smollm2": 3_080, "gemma3-270m": 1_034}[model.name]
+    assert result.edges_requested == {"smollm2": 3_080, "gemma3-270m": 1_034}[model.name]
     assert result.faithfulness > 0.5

@@ -40,7 +40,7 @@ def test_scores_that_are_wrong_are_found(gpt2, monkeypatch):
 
     def wrong(model, task, *rest, batch_size=20, **options):
         scores = right(model, task, *rest, **options)
-        return Scores(scores.graph, scores.values * (1.01 if batch_size > 1 else 1), scores.about)
+        return Scores(scores.graph, scores.values * (1.01 if batch_size > 1 else 1), scores.recipe, scores.facts)
 
     monkeypatch.setattr(selfcheck, "attribute", wrong)
     found = failed(gpt2, None)

@@ -53,8 +53,8 @@ def test_a_smaller_budget_gives_smaller_batches_and_the_same_scores(gpt2):
             fits.setdefault(Limits(5, budget).attribution(gpt2, pairs).examples, budget)
     assert list(fits) == [1, 2, 3, 4, 5]
     whole, parts = (attribute(gpt2, TASK, "eap", batch_size=5, memory=m) for m in (None, fits[2]))
-    assert whole.about["batch_size"] == 5
-    assert parts.about["batch_size"] == 2
+    assert whole.facts.batch_size == 5
+    assert parts.facts.batch_size == 2
     assert torch.allclose(whole.values, parts.values, atol=1e-5)
 
 
@@ -88,7 +88,7 @@ def test_attributions_cut_batches_where_that_leaves_little_padding(gpt2):
     assert sorted(int(example) for batch in batches for example in batch.index) == list(range(20))
     rows = [len(batch) * int(batch.last.max() - batch.first.min() + 1) for batch in batches]
     assert sum(rows) == int((pairs.last - pairs.first + 1).sum())  # no padding at all
-    assert attribute(gpt2, task).about["batch_size"] == max(map(len, batches))
+    assert attribute(gpt2, task).facts.batch_size == max(map(len, batches))
     assert Limits(5).attribution(gpt2, pairs, points=5).batches is None
 
 
@@ -118,7 +118,7 @@ def test_scores_do_not_depend_on_how_many_points_are_run_at_once(gpt2, monkeypat
         monkeypatch.setattr(Limits, "attribution", lambda *_, points=points, **__: AtOnce(5, points))
         again = attribute(gpt2, TASK, "eap-ig", steps=7)
         assert torch.allclose(again.values, expected.values, atol=1e-6)
-        assert again.about["passes"] == expected.about["passes"]
+        assert again.facts.passes == expected.facts.passes
 
 
 def test_the_default_budget_is_half_of_what_is_free(gpt2, monkeypatch):

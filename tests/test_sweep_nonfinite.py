@@ -81,7 +81,7 @@ def test_a_metric_that_is_no_number_is_traced():
     scores = gp.attribute(model, TASK, "eap")
     said = refusal(lambda: gp.evaluate(model, gp.select(scores, n=20), task))
     assert said.startswith(f"evaluation produced a non-finite number on example {BAD} ")
-    said = refusal(lambda: gp.select(scores, n=3, how="refined", model=model, task=task))
+    said = refusal(lambda: gp.select(scores, n=3, selection="refined", model=model, task=task))
     assert f"on example {BAD} " in said
 
 

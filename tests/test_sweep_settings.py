@@ -14,7 +14,7 @@ TASK = prompts([6, 9, 6], [[0], [4], [2, 3]])
 def found() -> list[torch.Tensor]:
     model = gp.load_model(tiny_hf("gpt2"), tokenizer=Numbers())
     scores = gp.attribute(model, TASK, "eap-gp", steps=2)
-    circuit = gp.select(scores, 30, how="refined", model=model, task=TASK)
+    circuit = gp.select(scores, 30, selection="refined", model=model, task=TASK)
     result = gp.evaluate(model, circuit, TASK, ablation="mean")
     return [scores.values, circuit.index, result.circuit_values, result.clean_values]
 

@@ -80,7 +80,7 @@ def test_a_circuit_with_idle_edges_is_not_minimal():
 def test_a_random_circuit_fails_what_a_circuit_is_for():
     own = load("pattern", "hidden")
     scores = gp.attribute(own.model, own.task, "eap")
-    random = gp.select(scores, len(own.kinds), how="random", prune=False)
+    random = gp.select(scores, len(own.kinds), selection="random", prune=False)
     verdict = gp.test(own.model, random, own.all_pairs)
     failed = {name for name, check in verdict.checks.items() if check.passed is False}
     assert failed >= {"sufficiency", "equivalence", "necessity"}
@@ -105,7 +105,7 @@ def test_a_backup_outside_of_the_circuit_shows_in_necessity():
 def test_a_circuit_that_can_be_found_again_is_stable_and_transfers():
     own = load("pattern")
     scores = gp.attribute(own.model, own.task, "exact")
-    circuit = gp.select(scores, len(own.kinds), how="top")
+    circuit = gp.select(scores, len(own.kinds), selection="top")
     verdict = gp.test(own.model, circuit, own.held_out, found_on=own.task, draws=[own.task[:16]])
     assert verdict.stability.passed
     assert verdict.stability.value == pytest.approx(1)
@@ -117,7 +117,7 @@ def test_a_circuit_that_can_be_found_again_is_stable_and_transfers():
 def test_a_circuit_that_another_sample_would_not_give_is_not_stable():
     own = load("parity")
     scores = gp.attribute(own.model, own.task, "eap")
-    circuit = gp.select(scores, 6, how="random", prune=False)
+    circuit = gp.select(scores, 6, selection="random", prune=False)
     about = {**circuit.about, "selection": {**circuit.about["selection"], "how": "top"}}
     unlike = replace(circuit, about=about)
     verdict = gp.test(own.model, unlike, own.held_out, found_on=own.task)
@@ -238,7 +238,7 @@ def test_another_failure_of_the_gradients_is_not_taken_for_a_metric_without_one(
 def test_the_quick_tests_see_a_good_circuit_a_random_one_and_too_few_examples():
     own = load("pattern", "hidden")
     task, scores = own.all_pairs, gp.attribute(own.model, own.task, "eap")
-    random = [gp.select(scores, len(own.kinds), how=f"random+seed={seed}") for seed in range(20)]
+    random = [gp.select(scores, len(own.kinds), selection=f"random+seed={seed}") for seed in range(20)]
     true, *others = gp.evaluate(own.model, [gp.Circuit.from_edges(own.model, own.kinds), *random], task)
     checks = quick_checks(true, true, others[:19])
     assert checks["sufficiency"].passed
@@ -256,7 +256,7 @@ def test_a_value_within_the_margin_fails_with_a_wide_interval_and_says_why():
     noise = torch.tensor([0.5, -0.5]).repeat(6)
 
     def tested(circuit):
-        return equivalence(Result(clean, corrupted, circuit, edges_asked=5, edges_kept=5))
+        return equivalence(Result(clean, corrupted, circuit, edges_requested=5, edges_kept=5))
 
     wide, narrow, off = tested(clean - 0.05 + noise), tested(clean - 0.05), tested(clean - 0.4 + noise)
     assert (wide.passed, narrow.passed, off.passed) == (False, True, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gradpath import defaults
 from gradpath.errors import InputError, UsageError, check_names, reason
 from gradpath.graph import Graph, graph_from_json, node_of
+from gradpath.recipe import Facts, Recipe, read_record, record
 from gradpath.runtime.files import check_seal, write_atomically, write_rows
-from gradpath.scores import LISTED, Provenance, checked_about, listed
+from gradpath.scores import LISTED, listed
 
 if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
 
-FORMAT = 1
+FORMAT = 2
 _LARGEST_SCORE = torch.finfo(torch.float32).max
 
 
@@ -43,13 +45,19 @@ class Circuit:
         graph: The model's graph.
         index: The (source, target) of each edge.
         scores: The score of each edge.
-        about: How the scores were made and how the edges were selected: enough to find the circuit again.
+        recipe: How the circuit was found; None if that is not known.
+        facts: What was observed meanwhile.
+        n_requested: The number of edges before pruning, if that is recorded.
+        pruned: Whether edges that are on no path from ``input`` to ``logits`` were removed.
     """
 
     graph: Graph
     index: Int[Tensor, "edge 2"]
     scores: Float[Tensor, " edge"]
-    about: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Recipe | None = None
+    facts: Facts = Facts()
+    n_requested: int | None = None
+    pruned: bool = False
 
     @classmethod
     def from_edges(cls, model: Transformer | Graph, names: Iterable[str]) -> Circuit:
@@ -64,37 +72,35 @@ class Circuit:
         """
         check_names("edges", names)
         graph = model if isinstance(model, Graph) else model.graph
-        about = {} if isinstance(model, Graph) else {"model": model.name}
-        return circuit_by_names(graph, [(name, 0.0) for name in names], about)._selected_by("named edges")
+        recipe = Recipe(model=None if isinstance(model, Graph) else model.name)
+        return replace(circuit_by_names(graph, [(name, 0.0) for name in names]), recipe=recipe)._by_hand("named edges")
 
     @classmethod
-    def of_mask(
-        cls, graph: Graph, mask: Bool[Tensor, "source target"], about: Mapping[str, Any] | None = None
-    ) -> Circuit:
+    def of_mask(cls, graph: Graph, mask: Bool[Tensor, "source target"], recipe: Recipe | None = None) -> Circuit:
         """Make a circuit of the edges of a mask. It is not pruned, and its scores are 0.
 
         Args:
             graph: The model's graph.
             mask: Which (source, target) pairs are in the circuit.
-            about: What is known about the circuit; by default nothing.
+            recipe: How the circuit was found, if that is known.
 
         Returns:
             The circuit, with its edges by source, then by target.
         """
         index = mask.nonzero()
-        return cls(graph, index, torch.zeros(len(index), device="cpu"), about or {})
+        return cls(graph, index, torch.zeros(len(index), device="cpu"), recipe)
 
     def __repr__(self) -> str:
-        return f"<Circuit of {len(self):,} edges: {self.provenance}>"
+        return f"<Circuit of {len(self):,} edges: {self.recipe or 'not recorded'}>"
 
     def __str__(self) -> str:
         title = f"Circuit of {len(self):,} edges between {len(self.nodes):,} nodes"
-        if self.asked != len(self):
-            title += f", {self.asked:,} requested"
+        if self.requested != len(self):
+            title += f", {self.requested:,} requested"
         title += f"; the model has {self.graph.n_edges:,} edges"
         best = self.scores.abs().sort(descending=True, stable=True).indices[:LISTED].tolist()
         edges = listed([self.edges[i] for i in best], self.scores[best].tolist())
-        return "\n".join([title, f"  found on   {self.provenance}", *edges])
+        return "\n".join([title, f"  found on   {self.recipe or 'not recorded'}", *edges])
 
     def __len__(self) -> int:
         return len(self.index)
@@ -131,7 +137,7 @@ class Circuit:
         both = replace(
             self, index=torch.cat([self.index, other.index[new]]), scores=torch.cat([self.scores, other.scores[new]])
         )
-        return both._shared_with(other)._selected_by("union")
+        return both._shared_with(other)._by_hand("union")
 
     def without(self, *names: str) -> Circuit:
         """Remove some nodes or edges. The circuit is not pruned again.
@@ -199,26 +205,27 @@ class Circuit:
                 "Make one from names with gp.Circuit.from_edges(model, names)."
             )
         if self.graph != other.graph:
+            names = [circuit.recipe and circuit.recipe.model for circuit in (self, other)]
             raise InputError(
                 "circuits can be compared or combined if their models have the same shape: "
-                f"{self.provenance.model or 'the first'} has {self.graph.shape}, "
-                f"{other.provenance.model or 'the second'} has {other.graph.shape}."
+                f"{names[0] or 'the first'} has {self.graph.shape}, {names[1] or 'the second'} has {other.graph.shape}."
             )
         return other.flat
 
     def _part(self, keep: Bool[Tensor, " edge"], how: str) -> Circuit:
         """Some of the edges; ``how`` is for the record."""
-        return replace(self, index=self.index[keep], scores=self.scores[keep])._selected_by(how)
+        return replace(self, index=self.index[keep], scores=self.scores[keep])._by_hand(how)
 
-    def _selected_by(self, how: str) -> Circuit:
+    def _by_hand(self, how: str) -> Circuit:
         """The same edges, with a record that they were put together by hand and not pruned."""
-        selection = {"how": how, "pruned": False, "edges_asked": len(self), "edges_kept": len(self)}
-        return replace(self, about={**self.about, "selection": selection})
+        recipe = (self.recipe or Recipe()).selected(how)
+        return replace(self, recipe=recipe, n_requested=None, pruned=False)
 
     def _shared_with(self, other: Circuit) -> Circuit:
         """The same edges, with a record of only what holds for both circuits."""
-        about = {k: v for k, v in self.about.items() if k == "selection" or (k in other.about and other.about[k] == v)}
-        return replace(self, about=about)
+        ours, theirs = ((circuit.recipe or Recipe()).recorded for circuit in (self, other))
+        recipe = Recipe(**{name: value for name, value in ours.items() if theirs.get(name) == value})
+        return replace(self, recipe=recipe, facts=self.facts if self.facts == other.facts else Facts())
 
     @cached_property
     def edges(self) -> list[str]:
@@ -231,15 +238,19 @@ class Circuit:
         return self.graph.mask_of(self.flat).view_as(self.graph.mask)
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         """The number of edges that were requested, before pruning."""
-        requested = self.provenance.edges_asked
-        return len(self) if requested is None else requested
+        return len(self) if self.n_requested is None else self.n_requested
 
-    @cached_property
-    def provenance(self) -> Provenance:
-        """How the circuit was found, as a typed object."""
-        return Provenance.of(self.about)
+    @property
+    def ablation(self) -> str:
+        """How edges outside the circuit were replaced when it was found."""
+        return defaults.ABLATION if self.recipe is None else self.recipe.ablation
+
+    @property
+    def selection(self) -> str:
+        """How the edges were selected; empty if that is not recorded."""
+        return "" if self.recipe is None else self.recipe.selection or ("nodes" if self.recipe.nodes else "")
 
     def named_edges(self) -> Iterator[tuple[str, str, float]]:
         """Each edge as the names of its source and target, and its score."""
@@ -282,13 +293,25 @@ class Circuit:
 
         return circuit_card(self)
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """How the circuit was found, as files have it; ``with_record`` gives it back."""
+        return {**record(self.recipe, self.facts), "requested": self.requested, "pruned": self.pruned}
+
+    def with_record(self, content: Mapping[str, Any]) -> Circuit:
+        """The same edges with the record of a file, which may contain anything."""
+        (recipe, facts), requested, pruned = read_record(content), content.get("requested"), content.get("pruned")
+        if type(requested) is not int or requested < len(self) or not isinstance(pruned, bool):
+            raise InputError(f"its 'requested' is {requested!r} and its 'pruned' {pruned!r}. Make it again.")
+        return replace(self, recipe=recipe, facts=facts, n_requested=requested, pruned=pruned)
+
     def save(self, file: str | Path) -> None:
         """Write JSON with one edge per line, atomically.
 
         Args:
             file: The file to write.
         """
-        head = {"gradpath_circuit": FORMAT, "graph": self.graph.to_json(), "about": dict(self.about)}
+        head = {"gradpath_circuit": FORMAT, "graph": self.graph.to_json(), **self.record}
         # Nine digits are enough to give every float32 back exactly.
         scores = [float(f"{score:.9g}") for score in self.scores.tolist()]
         write_rows(Path(file), head, "edges", list(zip(self.edges, scores, strict=True)))
@@ -381,7 +404,7 @@ def _jaccard(a: int, b: int, both: int) -> float:
     return both / (a + b - both) if a or b else 1.0
 
 
-def circuit_by_names(graph: Graph, edges: Any, about: Any) -> Circuit:
+def circuit_by_names(graph: Graph, edges: Any) -> Circuit:
     """The circuit of a list of (edge name, score), in this order; every edge is checked."""
     scores: dict[tuple[int, int], float] = {}  # by source and target
     if not isinstance(edges, (list, tuple)):
@@ -398,7 +421,7 @@ def circuit_by_names(graph: Graph, edges: Any, about: Any) -> Circuit:
         scores[index] = float(score)
     indices = torch.tensor(list(scores), dtype=torch.long, device="cpu").view(-1, 2)
     values = torch.tensor(list(scores.values()), dtype=torch.float32, device="cpu")
-    return Circuit(graph, indices, values, checked_about(about))
+    return Circuit(graph, indices, values)
 
 
 def is_hub_address(file: str | Path) -> bool:
@@ -442,11 +465,13 @@ def load_circuit(file: str | Path) -> Circuit:
 
 
 def _parsed(content: Any) -> Circuit:
+    if isinstance(content, dict) and content.get("gradpath_circuit") == 1:
+        raise InputError("it was written by a version of gradpath before 0.3.0. Find the circuit again.")
     if not isinstance(content, dict) or content.get("gradpath_circuit") != FORMAT:
         raise InputError(f'it has no "gradpath_circuit": {FORMAT}. Give a circuit.json that gradpath find wrote.')
-    missing = [name for name in ("graph", "edges", "about") if name not in content]
+    missing = [name for name in ("graph", "edges", "recipe", "requested") if name not in content]
     if missing:
         raise InputError(f"it has no {', '.join(missing)}. Make it again with gradpath find.")
-    circuit = circuit_by_names(graph_from_json(content["graph"]), content["edges"], content["about"])
+    circuit = circuit_by_names(graph_from_json(content["graph"]), content["edges"]).with_record(content)
     check_seal(content)
     return circuit

@@ -132,10 +132,34 @@ class Recipe(BaseModel):
             old = {name: value for name, value in old.items() if name not in SIZES}
         return Recipe(**{**old, **new})
 
+    @classmethod
+    def default_text(cls, name: str) -> str:
+        """What an option is by default, in words; empty if nothing happens without it."""
+        field = cls.model_fields[name]
+        extra = field.json_schema_extra
+        text = extra.get("default_text") if isinstance(extra, dict) else ""
+        shown = text or ("" if field.is_required() or field.default_factory is not None else field.default)
+        return "" if shown is None else str(shown)
+
     @property
     def recorded(self) -> dict[str, Any]:
         """The values that are not left open: what files have."""
         return self.model_dump(exclude_none=True)
+
+    @property
+    def attributed_split(self) -> str:
+        """The split of the task that is attributed."""
+        return {"all": "all", "swapped": "test"}.get(self.split, "train")
+
+    @property
+    def measured_split(self) -> str:
+        """The split of the task that the circuit is measured on."""
+        return {"held-out": "test", "all": "all"}.get(self.split, "train")
+
+    def selected(self, selection: str | None, **size: Any) -> Recipe:
+        """The same recipe with another selection and size, or none."""
+        rest = {name: x for name, x in self.recorded.items() if name != "selection" and name not in SIZES}
+        return Recipe(**rest, selection=selection, **size)
 
     @property
     def size(self) -> str | None:
@@ -174,9 +198,19 @@ class Facts(BaseModel):
         """The facts that are known: what files have."""
         return self.model_dump(exclude_defaults=True)
 
+    def further(self, name: str) -> dict[str, Any]:
+        """A fact that is an object, of those without a field; empty if there is none."""
+        value = (self.model_extra or {}).get(name)
+        return value if isinstance(value, dict) else {}
+
     def with_facts(self, **facts: Any) -> Facts:
         """The same facts and some more."""
         return Facts(**{**self.recorded, **facts})
+
+
+def record(recipe: Recipe | None, facts: Facts) -> dict[str, Any]:
+    """What a file has of a recipe and facts; ``read_record`` gives them back."""
+    return {"recipe": None if recipe is None else recipe.recorded, "facts": facts.recorded}
 
 
 def read_record(content: Mapping[str, Any]) -> tuple[Recipe | None, Facts]:

@@ -55,7 +55,7 @@ def test_own_points_are_complete_at_every_place(kind):
 def test_passes_are_counted_as_promised(gpt2):
     task, layers, k = prompts([6, 6], [[2], [3]]), gpt2.arch.n_layers, 5
     for points, more in (("all", 1), ("own", 0)):
-        passes = attribute(gpt2, task, NAME, points=points).about["passes"]
+        passes = attribute(gpt2, task, NAME, points=points).facts.passes
         assert passes == {"forward": k * (layers + 1) + 2, "backward": k * (layers + 1) + more}
 
 

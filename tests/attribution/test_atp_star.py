@@ -61,8 +61,8 @@ def test_passes_are_counted_as_promised(gpt2):
     # Of a layer's 12 d^2 weights 3 d^2 make queries, keys and values; layer l has 1 + 4 l sources below.
     below = sum(1 + 4 * layer for layer in range(3))
     qk = round(2 + below * 3 / 12 / 3, 2)
-    assert attribute(gpt2, task, "atp-star").about["passes"] == {"forward": qk, "backward": 2}
-    passes = attribute(gpt2, task, "atp-star", qk=False, drop=False).about["passes"]
+    assert attribute(gpt2, task, "atp-star").facts.passes == {"forward": qk, "backward": 2}
+    passes = attribute(gpt2, task, "atp-star", qk=False, drop=False).facts.passes
     assert passes == {"forward": 2, "backward": 1}
 
 

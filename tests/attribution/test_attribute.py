@@ -170,7 +170,7 @@ def test_passes_are_counted_as_promised(gpt2):
     promised = {"eap": (2, 1), "clean-corrupted": (2, 2), "eap-ig": (6, 5), "eap-gp": (6, 9)}
     promised |= {"relp": (2, 1), "gim": (2, 1)}
     for method, (forward, backward) in promised.items():
-        assert attribute(gpt2, task, method).about["passes"] == {"forward": forward, "backward": backward}
+        assert attribute(gpt2, task, method).facts.passes == {"forward": forward, "backward": backward}
 
 
 def test_a_long_path_is_summed_in_parts(gpt2):

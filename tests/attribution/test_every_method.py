@@ -54,7 +54,7 @@ def test_kl_is_refused_where_it_has_no_gradient_and_only_there(gpt2, name):
 
 
 @pytest.mark.parametrize(("name", "changes"), [("eap-ig", {"steps": 2, "end": "middle"}), ("exact", {"edges": 3})])
-def test_a_method_and_its_options_follow_from_the_provenance_of_its_scores(gpt2, name, changes):
-    method, options = recorded_method(attribute(gpt2, MIXED, name, **changes).provenance)
+def test_a_method_and_its_options_follow_from_the_recipe_of_its_scores(gpt2, name, changes):
+    method, options = recorded_method(attribute(gpt2, MIXED, name, **changes).recipe)
     assert method is find_method(name)
     assert options == find_method(name).options(changes) != find_method(name).options({})

@@ -47,7 +47,7 @@ def test_a_sample_has_the_scores_of_its_edges_and_no_others(gpt2):
 def test_passes_are_those_of_the_layers_above(gpt2):
     scores = attribute(gpt2, MIXED, "exact", edges=7)
     expected = passes(gpt2, sample(gpt2.graph, 7, 0))
-    assert scores.about["passes"] == {"forward": pytest.approx(expected, abs=0.01), "backward": 0}
+    assert scores.facts.passes == {"forward": pytest.approx(expected, abs=0.01), "backward": 0}
     assert passes(gpt2, [(0, gpt2.graph.index("input->a1.h0<q>")[1])]) == pytest.approx(2 + 2 / 3)
 
 

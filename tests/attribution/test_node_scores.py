@@ -50,7 +50,7 @@ def test_a_circuit_of_nodes_has_all_edges_among_the_best(gpt2):
     every = [gpt2.graph.edge(u, v) for u, v in gpt2.graph.mask.nonzero().tolist()]
     ends = {edge: {end.partition("<")[0] for end in edge.split("->")} for edge in every}
     assert set(circuit.edges) == {edge for edge in every if ends[edge] <= inside}
-    assert circuit.about["selection"]["how"] == "nodes"
+    assert circuit.selection == "nodes"
     everything = select(scores, nodes=gpt2.graph.n_sources - 1)
     assert evaluate(gpt2, everything, MIXED).faithfulness == pytest.approx(1, abs=1e-4)
 

@@ -42,7 +42,7 @@ def test_they_are_saved_and_loaded_and_select_as_others(tmp_path):
     assert back.examples is not None
     assert torch.equal(back.examples, scores.examples)
     assert torch.allclose(back.examples.mean(0), back.values, atol=1e-6)
-    assert select(back, 20, how="top") == select(scores, 20, how="top")
+    assert select(back, 20, selection="top") == select(scores, 20, selection="top")
     assert "4 examples" in str(back)
 
 

@@ -58,7 +58,7 @@ def found(run, model_folder, tmp_path_factory):
     """A circuit of the small model, found and kept."""
     out = tmp_path_factory.mktemp("found")
     arguments = ["--model", model_folder, "--examples", 6, "--edges", 30, "--method", "eap-ig", "--steps", 3]
-    arguments += ["--how", "top"]
+    arguments += ["--selection", "top"]
     ran = run("find", *arguments, "--out", out, "--json")
     assert ran.code == 0, ran.err
     return ran.json, out

@@ -64,7 +64,7 @@ def test_compare_refuses_in_one_sentence(run, files, tmp_path):
 def test_names_from_a_file_do_not_steer_the_terminal(run, found, tmp_path):
     _, out = found
     circuit = load_circuit(out)
-    bad = replace(circuit, about={**circuit.about, "task": "\x1b[2Jioi\x07"})
+    bad = replace(circuit, recipe=circuit.recipe.changed(task="\x1b[2Jioi\x07"))
     bad.save(tmp_path / "bad.json")
     done = run("compare", out / "circuit.json", tmp_path / "bad.json")
     assert "\\x1b[2Jioi\\x07" in done.out

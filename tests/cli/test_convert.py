@@ -22,7 +22,7 @@ def test_convert_goes_to_the_eap_ig_library_and_back(run, found, tmp_path):
     assert (back / "circuit.json").read_bytes() == (out / "circuit.json").read_bytes()
     ours, theirs = (load_scores(folder / "scores.safetensors") for folder in (out, back))
     assert torch.equal(ours.values, theirs.values)
-    assert ours.about == theirs.about
+    assert (ours.recipe, ours.facts) == (theirs.recipe, theirs.facts)
     assert run("eval", back / "circuit.json", "--examples", 6).code == 0
 
 
@@ -38,7 +38,7 @@ CONVERT_WRONG = {
     "an unknown format": (["SCORES", "x.json", "--to", "eapig"], 2, "Did you mean 'eap-ig'"),
     "no circuit in it": (["SCORES", "x.graphml"], 1, "--edges N"),
     "no scores in it": (["CIRCUIT", "x.safetensors"], 1, "cannot be made from it"),
-    "how many are chosen": (["SCORES", "x.json", "--how", "top"], 2, "give --edges as well"),
+    "how many are chosen": (["SCORES", "x.json", "--selection", "top"], 2, "give --edges as well"),
     "no file": (["none.json", "x.dot"], 1, "there is no file"),
 }
 
@@ -56,9 +56,11 @@ def test_convert_refuses_in_one_sentence(run, found, tmp_path, monkeypatch, kind
 
 
 def test_convert_selects_with_every_selection_that_is_listed(run, model_folder, tmp_path):
-    arguments = ["--model", model_folder, "--examples", 3, "--edges", 40, "--how", "refined"]
+    arguments = ["--model", model_folder, "--examples", 3, "--edges", 40, "--selection", "refined"]
     assert run("find", *arguments, "--out", tmp_path).code == 0
-    ran = run("convert", tmp_path / "scores.safetensors", tmp_path / "again.json", "--edges", 40, "--how", "refined")
+    ran = run(
+        "convert", tmp_path / "scores.safetensors", tmp_path / "again.json", "--edges", 40, "--selection", "refined"
+    )
     assert ran.code == 0, ran.err
     found, again = (load_circuit(tmp_path / name) for name in ("circuit.json", "again.json"))
     assert again.edges == found.edges
@@ -67,6 +69,6 @@ def test_convert_selects_with_every_selection_that_is_listed(run, model_folder, 
 def test_convert_says_what_a_selection_that_measures_needs(run, tmp_path):
     scores = gp.Scores(Graph(2, 2), torch.randn(7, 15) * Graph(2, 2).mask)
     scores.save(tmp_path / "scores.safetensors")
-    ran = run("convert", tmp_path / "scores.safetensors", tmp_path / "c.json", "--edges", 5, "--how", "refined")
+    ran = run("convert", tmp_path / "scores.safetensors", tmp_path / "c.json", "--edges", 5, "--selection", "refined")
     assert ran.code == 1
     assert "does not record its model and task" in ran.error

@@ -52,7 +52,7 @@ def test_the_report_opens_on_the_selection_that_was_measured(curve, model_folder
 
 
 def test_without_a_folder_it_says_how_to_keep_the_result(run, model_folder):
-    done = run("curve", "--model", model_folder, *TYPED, "--how", "top")
+    done = run("curve", "--model", model_folder, *TYPED, "--selection", "top")
     assert done.code == 0
     assert "give a folder with --out" in done.out
     assert "report.html" not in done.out
@@ -60,7 +60,7 @@ def test_without_a_folder_it_says_how_to_keep_the_result(run, model_folder):
 
 def test_acdc_has_a_point_for_each_threshold_next_to_random_circuits_as_large(run, model_folder, tmp_path):
     typed = ("curve", "--model", model_folder, "--task", "ioi", "--examples", "4", "--out", tmp_path)
-    typed += ("--methods", "eap", "--how", "acdc+threshold=0.1,0.01")
+    typed += ("--methods", "eap", "--selection", "acdc+threshold=0.1,0.01")
     done = run(*typed)
     assert done.code == 0, done.err
     rows, random = (json.loads((tmp_path / "curve.json").read_text())[key] for key in ("rows", "random"))
@@ -71,7 +71,7 @@ def test_acdc_has_a_point_for_each_threshold_next_to_random_circuits_as_large(ru
     assert [(row["threshold"], row["edges_kept"]) for row in rows] == [
         (threshold, len(circuit)) for threshold, circuit in zip((0.1, 0.01), circuits, strict=True)
     ]
-    assert [row["edges_asked"] for row in random] == [row["edges_asked"] for row in rows]
+    assert [row["edges_requested"] for row in random] == [row["edges_requested"] for row in rows]
     assert {row["how"] for row in rows} == {"acdc"}
     text = (tmp_path / "report.html").read_text()
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
@@ -97,6 +97,6 @@ def test_acdc_has_a_point_for_each_threshold_next_to_random_circuits_as_large(ru
 )
 def test_sizes_and_thresholds_cannot_be_combined(run, model_folder, command, options, message):
     words = [command] if isinstance(command, str) else command
-    ran = run(*words, "--model", model_folder, "--how", "acdc+threshold=0.1,0.01", *options)
+    ran = run(*words, "--model", model_folder, "--selection", "acdc+threshold=0.1,0.01", *options)
     assert ran.code == 2
     assert message in ran.error

@@ -76,9 +76,9 @@ def test_means_are_over_the_examples_that_the_circuit_was_found_on(run, model_fo
 def test_eval_finds_a_model_by_its_recorded_path_or_says_what_to_do(run, model_folder, monkeypatch, tmp_path):
     monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(model_folder.parent)
-    arguments = ["--examples", 4, "--method", "eap", "--how", "top", "--edges", 20]
+    arguments = ["--examples", 4, "--method", "eap", "--selection", "top", "--edges", 20]
     assert run("find", "--model", model_folder, *arguments, "--out", tmp_path / "inside").code == 0
-    assert load_circuit(tmp_path / "inside" / "circuit.json").about["model"] == f"./{model_folder.name}"
+    assert load_circuit(tmp_path / "inside" / "circuit.json").recipe.model == f"./{model_folder.name}"
     assert run("eval", tmp_path / "inside" / "circuit.json", "--examples", 4).code == 0
     monkeypatch.chdir(tmp_path)
     assert f"there is no folder ./{model_folder.name}" in run("eval", tmp_path / "inside" / "circuit.json").error
@@ -97,7 +97,7 @@ def test_eval_says_that_the_weights_have_changed(run, model_folder, tmp_path, mo
 
     monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))  # which remembers where weights were seen last
     folder = shutil.copytree(model_folder, tmp_path / "model")
-    arguments = ["--examples", 4, "--method", "eap", "--how", "top", "--edges", 20]
+    arguments = ["--examples", 4, "--method", "eap", "--selection", "top", "--edges", 20]
     assert run("find", "--model", folder, *arguments, "--out", tmp_path / "out").code == 0
     changed = GPT2LMHeadModel.from_pretrained(folder)
     with torch.no_grad():
@@ -114,7 +114,9 @@ def unusual(run, model_folder, tmp_path_factory):
     """A circuit with another seed, number of examples, ablation and precision than the defaults."""
     out = tmp_path_factory.mktemp("unusual")
     options = ("--seed", 3, "--examples", 12, "--ablation", "mean", "--dtype", "bfloat16", "--edges", 40)
-    found = run("find", "--model", model_folder, "--task", "ioi", *options, "--how", "top", "--out", out, "--json")
+    found = run(
+        "find", "--model", model_folder, "--task", "ioi", *options, "--selection", "top", "--out", out, "--json"
+    )
     assert found.code == 0, found.err
     return found.json, out
 
@@ -139,7 +141,7 @@ def test_test_is_as_the_circuit_was_found(run, unusual):
 
 
 def test_a_circuit_that_was_found_on_all_examples_is_evaluated_on_all(run, model_folder, tmp_path):
-    options = ("--examples", 12, "--split", "all", "--edges", 40, "--how", "top")
+    options = ("--examples", 12, "--split", "all", "--edges", 40, "--selection", "top")
     found = run("find", "--model", model_folder, "--task", "ioi", *options, "--out", tmp_path, "--json").json
     again = run("eval", tmp_path, "--json").json
     assert again["split"] == "all"

@@ -21,7 +21,7 @@ WRONG_USAGE = {
     "an unknown flag": (["find", "--edgs", "5"], "--edgs"),
     "an unknown method": (["find", "--method", "eap-igg"], "Did you mean 'eap-ig'"),
     "an unknown task": (["find", "--model", "MODEL", "--task", "iou"], "Did you mean 'ioi'"),
-    "an unknown selection": (["find", "--how", "topp"], "Did you mean 'top'"),
+    "an unknown selection": (["find", "--selection", "topp"], "Did you mean 'top'"),
     "too sparse": (
         ["find", "--sparsity", "1.5"],
         "a sparsity is the share of edges left out, at least 0 and less than 1",
@@ -32,13 +32,16 @@ WRONG_USAGE = {
         ["find", "--edges", "5", "--sparsity", "0.5"],
         "--edges and --sparsity each set the size of the circuit: give one of them.",
     ),
-    "edges and nodes": (["find", "--how", "top", "--nodes", "5"], "--how selects edges and --nodes selects nodes"),
+    "edges and nodes": (
+        ["find", "--selection", "top", "--nodes", "5"],
+        "--selection selects edges and --nodes selects nodes",
+    ),
     "a size of its own": (
-        ["find", "--how", "acdc", "--edges", "5"],
+        ["find", "--selection", "acdc", "--edges", "5"],
         "acdc determines the number of edges itself: leave out --edges.",
     ),
     "circuits that are not nested": (
-        ["find", "--how", "random-paths", "--faithfulness", "0.9"],
+        ["find", "--selection", "random-paths", "--faithfulness", "0.9"],
         "--faithfulness needs a selection whose circuits are nested, and those of random-paths are not: give --edges",
     ),
     "no batch": (["find", "--batch-size", "0"], "--batch-size"),
@@ -125,21 +128,23 @@ def test_results_are_the_same_with_another_batch_size(run, model_folder):
 
 def test_json_is_all_that_stdout_has(run, model_folder):
     ran = run("find", "--model", model_folder, "--examples", 2, "--edges", 9, "--method", "eap", "--json")
-    assert json.loads(ran.out)["edges_asked"] == 9
+    assert json.loads(ran.out)["edges_requested"] == 9
     assert torch.is_grad_enabled()
 
 
 def test_a_task_that_the_model_does_not_do_is_warned_of():
     from gradpath.cli.progress import lines_of
 
-    numbers = dict.fromkeys(("edges_kept", "edges_asked", "edges_total", "sparsity", "circuit", "error"), 1)
+    numbers = dict.fromkeys(("edges_kept", "edges_requested", "edges_total", "sparsity", "circuit", "error"), 1)
     numbers |= {"faithfulness": 1, "faithfulness_interval": [0, 1], "error_interval": [0, 1]}
     numbers |= {"ablation": "corrupted", "clean": 1.0}
     assert "WARNING" in "".join(lines_of({**numbers, "corrupted": 1.2}))
     assert "WARNING" not in "".join(lines_of({**numbers, "corrupted": 0.2}))
 
 
-@pytest.mark.parametrize("more", [["--faithfulness", 0.5, "--how", "random-paths"], ["--nodes", 3, "--how", "top"]])
+@pytest.mark.parametrize(
+    "more", [["--faithfulness", 0.5, "--selection", "random-paths"], ["--nodes", 3, "--selection", "top"]]
+)
 def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(run, more):
     ran = run("find", "--model", "no-such-folder/nor/model", *more)
     assert ran.code == 2
@@ -155,7 +160,7 @@ def test_gradpath_alone_shows_its_help(run):
 
 def test_files_do_not_say_where_the_user_keeps_things(run, found, model_folder, monkeypatch, tmp_path):
     """Only paths inside of the working directory, from there, and names."""
-    grid = ["curve", "--methods", "eap", "--how", "top", "--sparsities", "0.5", "--examples", 4]
+    grid = ["curve", "--methods", "eap", "--selection", "top", "--sparsities", "0.5", "--examples", 4]
     monkeypatch.setattr(
         "sys.argv", ["gradpath", *map(str, [*grid, "--model", model_folder, f"--out={tmp_path / 'grid'}"])]
     )
@@ -177,15 +182,17 @@ def test_files_do_not_say_where_the_user_keeps_things(run, found, model_folder, 
 def test_a_file_whose_data_is_not_an_object_is_refused(run, found, tmp_path, verb):
     _, out = found
     circuit = load_circuit(out / "circuit.json")
-    replace(circuit, about={**circuit.about, "data": [1]}).save(tmp_path / "circuit.json")
+    replace(circuit, facts=circuit.facts.model_copy(update={"data": [1]})).save(tmp_path / "circuit.json")
     scores = load_scores(out / "scores.safetensors")
-    replace(scores, about={**scores.about, "data": [1]}).save(tmp_path / "scores.safetensors")
+    replace(scores, facts=scores.facts.model_copy(update={"data": [1]})).save(tmp_path / "scores.safetensors")
     if verb == "eval":
         ran = run("eval", tmp_path / "circuit.json", "--ablation", "mean")
     else:
-        ran = run("convert", tmp_path / "scores.safetensors", tmp_path / "x.json", "--edges", 5, "--how", "refined")
+        ran = run(
+            "convert", tmp_path / "scores.safetensors", tmp_path / "x.json", "--edges", 5, "--selection", "refined"
+        )
     assert ran.code == 1
-    assert "'data' is not an object" in ran.error
+    assert "damaged (data:" in ran.error
 
 
 PAIRS = "clean,corrupted,answers,wrong_answers\n" + "".join(
@@ -199,7 +206,9 @@ def test_names_that_are_not_text_leave_no_run_without_its_report(run, model_fold
     data = tmp_path / os.fsdecode(b"pairs-\xff.csv" if kind == "not UTF-8" else "pairs-\u00e9.csv".encode())
     if kind == "an ASCII locale":
         data.write_text(PAIRS)
-        command = gradpath_command("find", "--model", model_folder, "--data", data, "--examples", 3, "--how", "top")
+        command = gradpath_command(
+            "find", "--model", model_folder, "--data", data, "--examples", 3, "--selection", "top"
+        )
         ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
         done = subprocess.run(
             [*command, "--method", "eap", "--edges", "20", "--out", tmp_path / "out"],
@@ -211,11 +220,11 @@ def test_names_that_are_not_text_leave_no_run_without_its_report(run, model_fold
         name = "pairs-\u00e9"
     else:
         data.write_text(PAIRS)
-        arguments = ["--examples", 3, "--how", "top", "--method", "eap", "--edges", 20, "--out", tmp_path / "out"]
+        arguments = ["--examples", 3, "--selection", "top", "--method", "eap", "--edges", 20, "--out", tmp_path / "out"]
         ran = run("find", "--model", model_folder, "--data", data, *arguments)
         assert ran.code == 0, ran.err
         name = "pairs-\ufffd"
-    assert load_circuit(tmp_path / "out" / "circuit.json").about["task"] == name
+    assert load_circuit(tmp_path / "out" / "circuit.json").recipe.task == name
     assert f"<title>{name} in " in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 

@@ -19,7 +19,7 @@ CONTRACT = {
     "seed",
     "examples",
     "edges_total",
-    "edges_asked",
+    "edges_requested",
     "edges_kept",
     "sparsity",
     "clean",
@@ -37,7 +37,7 @@ def test_find_prints_one_object_with_what_the_contract_names(found, model_folder
     assert set(summary) >= CONTRACT
     assert summary["model"] == str(model_folder)
     assert (summary["task"], summary["method"], summary["steps"], summary["examples"]) == ("ioi", "eap-ig", 3, 6)
-    assert summary["edges_asked"] == 30
+    assert summary["edges_requested"] == 30
     assert summary["edges_kept"] <= 30
     low, high = summary["faithfulness_interval"]
     assert low <= summary["faithfulness"] <= high
@@ -47,7 +47,7 @@ def test_find_prints_one_object_with_what_the_contract_names(found, model_folder
 
 @pytest.mark.parametrize("how", ["learned", "learned+rate=0.2"])
 def test_an_option_of_neither_method_nor_selection_lists_the_options_of_both(run, model_folder, how):
-    ran = run("find", "--model", model_folder, "--how", how, "-o", "stps=3")
+    ran = run("find", "--model", model_folder, "--selection", how, "-o", "stps=3")
     assert ran.code == 2
     assert "neither the method 'eap-ig' nor the selection 'learned' has an option 'stps'." in ran.err
     assert "Did you mean 'steps'? Options of the method 'eap-ig': steps, end. Options of the selection" in ran.err
@@ -58,9 +58,9 @@ def test_find_keeps_scores_circuit_and_report(found):
     circuit, scores = load_circuit(out / "circuit.json"), load_scores(out / "scores.safetensors")
     assert len(circuit) == summary["edges_kept"]
     assert scores[circuit.edges[0]] == pytest.approx(float(circuit.scores[0]))
-    for name in ("model", "task", "method", "steps", "version", "bos"):
-        assert name in circuit.about
-    assert circuit.about["data"]["seed"] == 0
+    for name in ("model", "task", "method", "steps", "bos"):
+        assert name in circuit.recipe.recorded
+    assert circuit.recipe.seed == 0
     assert "<html" in (out / "report.html").read_text()
 
 
@@ -69,12 +69,12 @@ HOWS = [(None, "saved"), ("greedy", "greedy")]
 
 @pytest.mark.parametrize(("how", "offered"), HOWS)
 def test_the_page_shows_the_circuit_however_it_was_chosen(run, model_folder, tmp_path, how, offered):
-    arguments = ["--model", model_folder, "--examples", 4, "--edges", 20, *(["--how", how] if how else [])]
+    arguments = ["--model", model_folder, "--examples", 4, "--edges", 20, *(["--selection", how] if how else [])]
     ran = run("find", *arguments, "--out", tmp_path, "--json")
     assert ran.code == 0, ran.err
     assert (ran.json["method"], ran.json["selection"]) == ("eap-ig", how or "refined")
     assert f'"how":"{offered}"' in (tmp_path / "report.html").read_text().replace('": "', '":"')
-    assert load_circuit(tmp_path / "circuit.json").about["selection"]["how"] == (how or "refined")
+    assert load_circuit(tmp_path / "circuit.json").selection == (how or "refined")
 
 
 def test_find_speaks_to_people(run, model_folder):
@@ -94,10 +94,12 @@ def test_find_takes_the_methods_options(run, model_folder):
 
 def test_find_learns_for_as_many_steps_as_the_option_says(run, model_folder):
     options = ("-o", "steps=2", "-o", "examples=8", "-o", "loss=kl")
-    ran = run("find", "--model", model_folder, "--examples", 4, "--edges", 30, "--how", "learned", *options, "--json")
+    ran = run(
+        "find", "--model", model_folder, "--examples", 4, "--edges", 30, "--selection", "learned", *options, "--json"
+    )
     assert ran.json["selection"] == "learned+steps=2+examples=8+loss=kl"
     assert ran.json["edges_kept"] <= 30
-    refused = run("find", "--model", model_folder, "--how", "learned", "-o", "loss=mse")
+    refused = run("find", "--model", model_folder, "--selection", "learned", "-o", "loss=mse")
     assert refused.code == 2
     assert "loss of learned must be match, metric or kl" in refused.err
 
@@ -132,15 +134,15 @@ KINDS = ["relp", "atp-star", "eap-ig-activations", "exact"]
 @pytest.mark.parametrize("method", some(KINDS, ["relp", "exact"]))
 def test_find_takes_every_kind_of_method_by_its_name(run, model_folder, method):
     more = ["-o", "edges=40"] if method == "exact" else []
-    arguments = ["--model", model_folder, "--examples", 3, "--edges", 40, "--how", "top"]
+    arguments = ["--model", model_folder, "--examples", 3, "--edges", 40, "--selection", "top"]
     ran = run("find", *arguments, "--method", method, *more, "--json")
     assert ran.code == 0, ran.err
     assert ran.json["method"] == method
-    assert ran.json["edges_asked"] == 40
+    assert ran.json["edges_requested"] == 40
 
 
 def test_find_takes_the_smallest_circuit_of_several_thresholds_that_keeps_enough(run, model_folder, tmp_path):
-    arguments = ["find", "--model", model_folder, "--examples", 4, "--split", "same", "--how", "acdc"]
+    arguments = ["find", "--model", model_folder, "--examples", 4, "--split", "same", "--selection", "acdc"]
     arguments += ["-o", "threshold=0.03,0.1", "-o", "measure=metric", "--out", tmp_path]
     (tmp_path / "circuit-threshold=7.json").write_text("of an earlier run")
     ran = run(*arguments, "--faithfulness", 0.5, "--json")
@@ -153,7 +155,7 @@ def test_find_takes_the_smallest_circuit_of_several_thresholds_that_keeps_enough
     assert {row["selection"] for row in rows} == {f"acdc+threshold={x}+measure=metric" for x in ("0.03", "0.1")}
     for row in rows:
         circuit = load_circuit(tmp_path / row["file"])
-        assert (circuit.provenance.how, len(circuit)) == (row["selection"], row["edges_kept"])
+        assert (circuit.selection, len(circuit)) == (row["selection"], row["edges_kept"])
     assert not (tmp_path / "circuit-threshold=7.json").exists()
     text = run(*arguments).out
     assert text.count("<- selected") == 1
@@ -161,7 +163,7 @@ def test_find_takes_the_smallest_circuit_of_several_thresholds_that_keeps_enough
 
 
 def test_a_threshold_that_keeps_no_edge_is_refused(run, model_folder):
-    ran = run("find", "--model", model_folder, "--examples", 4, "--how", "acdc", "-o", "threshold=50")
+    ran = run("find", "--model", model_folder, "--examples", 4, "--selection", "acdc", "-o", "threshold=50")
     assert (
         ran.error
         == "gradpath: acdc+threshold=50 keeps none of the model's edges on these examples: give a smaller threshold."
@@ -169,12 +171,12 @@ def test_a_threshold_that_keeps_no_edge_is_refused(run, model_folder):
 
 
 def test_a_share_needs_several_thresholds_to_choose_from(run, model_folder):
-    ran = run("find", "--model", model_folder, "--how", "acdc", "--faithfulness", 0.5)
+    ran = run("find", "--model", model_folder, "--selection", "acdc", "--faithfulness", 0.5)
     assert (ran.code, "several values of threshold" in ran.err) == (2, True)
 
 
 def test_find_without_out_writes_to_a_new_folder_named_after_model_and_task(run, model_folder):
-    typed = ("find", "--model", model_folder, "--task", "ioi", "--examples", "4", "--edges", "40", "--how", "top")
+    typed = ("find", "--model", model_folder, "--task", "ioi", "--examples", "4", "--edges", "40", "--selection", "top")
     first, second = run(*typed), run(*typed, "--json")
     names = [f"{model_folder.name}-ioi", f"{model_folder.name}-ioi-2"]
     for name in names:
@@ -189,7 +191,7 @@ def test_a_report_that_fails_costs_neither_scores_nor_circuit(run, model_folder,
 
     monkeypatch.setattr("gradpath.pipeline.found.quick_checks", broken)
     out = tmp_path / "out"
-    typed = ("--task", "ioi", "--examples", "4", "--edges", "40", "--how", "top", "--out", out)
+    typed = ("--task", "ioi", "--examples", "4", "--edges", "40", "--selection", "top", "--out", out)
     done = run("find", "--model", model_folder, *typed)
     assert {file.name for file in out.iterdir()} == {"scores.safetensors", "circuit.json"}
     assert "report could not be made" in done.err

@@ -18,7 +18,7 @@ from gradpath.verdict.checks import shared_pairs
 ROOT = Path(__file__).parents[2]
 HEADER = "clean,corrupted,answers,wrong_answers\n"
 NAMES = ["Mary", "John", "Tom", "James", "Paul", "Mark", "David", "Peter"]
-QUICK = ["--edges", 20, "--method", "eap", "--how", "top"]
+QUICK = ["--edges", 20, "--method", "eap", "--selection", "top"]
 METRIC = '''
 def right_logit(logits, labels):
     """The logit of the correct answer."""
@@ -133,7 +133,7 @@ def test_data_under_the_name_of_a_built_in_task_has_to_be_given_again(run, model
         tmp_path / "c.json",
         "--edges",
         9,
-        "--how",
+        "--selection",
         "refined",
     ]
     assert "made on your own data, 'ioi'. Give it again with --data" in run(*convert).error
@@ -183,7 +183,7 @@ MISTAKES = {
     "method": (["find", "--method", "epa"], 2, "there is no method 'epa'"),
     "option": (["find", "-o", "strid=matched"], 2, "no option 'strid'"),
     "steps": (["find", "-o", "end=nowhere"], 2, "the option end of"),
-    "selection": (["find", "--how", "tpo"], 2, "there is no selection 'tpo'"),
+    "selection": (["find", "--selection", "tpo"], 2, "there is no selection 'tpo'"),
     "metric": (["find", "--metric", "lk"], 2, "there is no metric 'lk'"),
     "metric without a function": (["find", "--metric", "mine.py"], 2, "as in mine.py:my_metric"),
     "metric of a file": (["find", "--metric", "nothing.py:f"], 1, "there is no such file nothing.py"),
@@ -238,7 +238,7 @@ def test_a_metric_of_ones_own_in_a_file(run, model_folder, tmp_path):
 def test_a_plugin_adds_a_metric_and_a_path(run, model_folder, tmp_path):
     file = tmp_path / "plugin.py"
     file.write_text(PLUGIN)
-    options = ["--examples", 4, "--edges", 20, "--how", "top", "--metric", "right-logit", "--method", "midpoint"]
+    options = ["--examples", 4, "--edges", 20, "--selection", "top", "--metric", "right-logit", "--method", "midpoint"]
     assert run("find", "--model", model_folder, *options).code == 2
     ran = run("find", "--model", model_folder, "--plugin", file, *options, "--json")
     assert ran.code == 0, ran.err
@@ -252,7 +252,7 @@ def test_an_exception_in_ones_own_metric_or_path_is_said_with_its_file_and_line(
     metric, plugin = tmp_path / "mine.py", tmp_path / "plugin.py"
     metric.write_text(METRIC)  # for one answer on each side: those of sva are lists
     plugin.write_text(PLUGIN.replace("pair.corrupted", "pair.nothing"))
-    common = ["find", "--model", model_folder, "--examples", 2, "--edges", 20, "--how", "top"]
+    common = ["find", "--model", model_folder, "--examples", 2, "--edges", 20, "--selection", "top"]
     ran = run(*common, "--task", "sva", "--metric", f"{metric}:right_logit")
     assert ran.code == 1
     assert "the metric right_logit failed (mine.py, line 4): RuntimeError: Index tensor must have" in ran.error
@@ -267,7 +267,7 @@ def test_an_exception_in_ones_own_metric_or_path_is_said_with_its_file_and_line(
 
 def test_kl_by_name_is_zero_in_the_clean_run_and_negative_in_the_corrupted_one(model_folder):
     model = gp.load_model(str(model_folder))
-    found = gp.find(model, "ioi", metric="kl", examples=4, edges=30, how="top", curve=False)
+    found = gp.find(model, "ioi", metric="kl", examples=4, edges=30, selection="top", curve=False)
     assert found.result.clean == pytest.approx(0, abs=1e-6)
     assert found.result.corrupted < -1e-4
     assert found.result.corrupted < found.result.circuit <= 1e-6
@@ -305,12 +305,14 @@ def test_the_examples_on_tasks_run_as_they_are_printed(run, model_folder, tmp_pa
         if not title:
             exec(code, names)
     assert [len(names[name]) for name in ("train", "test", "mine", "task")] == [100, 100, 2, 2]
-    assert gp.attribute(model, names["task"], "eap").about["examples"] == 2
+    assert gp.attribute(model, names["task"], "eap").facts.examples == 2
 
 
 def test_a_curve_of_five_rows_says_that_nothing_is_held_out(run, model_folder, file):
     file.write_text(pairs_of_names(5) + "one two,one two three, Mary, John\n")
-    ran = run("curve", "--model", model_folder, "--data", file, "--methods", "eap", "--how", "top", "--sparsities", 0.5)
+    ran = run(
+        "curve", "--model", model_folder, "--data", file, "--methods", "eap", "--selection", "top", "--sparsities", 0.5
+    )
     assert ran.code == 0, ran.err
     assert "5 examples for both attribution and evaluation: nothing is held out" in ran.out
     assert "WARNING: nothing is held out" in ran.err
@@ -323,7 +325,7 @@ def test_python_warns_if_nothing_is_held_out(model_folder, file):
     file.write_text(pairs_of_names(5))
     model = gp.load_model(str(model_folder))
     with pytest.warns(GradpathWarning, match="nothing is held out, because there are fewer than 8 usable pairs"):
-        found = gp.find(model, data=file, edges=20, method="eap", how="top", curve=False)
+        found = gp.find(model, data=file, edges=20, method="eap", selection="top", curve=False)
     assert found.measured is found.attributed
     for split in ("train", "test"):
         with pytest.warns(GradpathWarning, match="nothing is held out, because there are fewer than 8") as shown:

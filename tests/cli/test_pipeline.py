@@ -18,8 +18,9 @@ from gradpath import defaults
 from gradpath.errors import GradpathWarning, UsageError
 from gradpath.evaluation.result import Result
 from gradpath.model.tokenizer import Tokenizer
+from gradpath.pipeline import checked
 from gradpath.pipeline.found import Found
-from gradpath.pipeline.request import FindRequest
+from gradpath.recipe import Recipe
 from gradpath.tasks.load import split_in_halves
 from gradpath.verdict.checks import few_examples
 
@@ -51,23 +52,23 @@ def test_find_is_attribute_select_and_evaluate(model, tmp_path):
 def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(model):
     found = gp.find(model, "ioi", examples=4, curve=False)
     assert abs(1 - gp.evaluate(model, found.circuit, found.attributed).faithfulness) <= 1 - defaults.FAITHFULNESS
-    assert FindRequest().share == defaults.FAITHFULNESS
-    assert FindRequest(faithfulness=0.5).share == 0.5
+    assert checked(Recipe()).faithfulness == defaults.FAITHFULNESS
+    assert checked(Recipe(faithfulness=0.5)).faithfulness == 0.5
     with pytest.warns(GradpathWarning, match="the method 'eap' has no steps: steps=5 is ignored"):
-        assert FindRequest(method="eap", steps=5).method_options == {}
-    for size in ({"edges": 5}, {"sparsity": 0.9}, {"nodes": 3}, {"how": "random-paths"}):
-        assert FindRequest(**size).share is None
+        checked(Recipe(method="eap", steps=5))
+    for size in ({"edges": 5}, {"sparsity": 0.9}, {"nodes": 3}):
+        assert checked(Recipe(**size)).faithfulness is None
 
 
 @pytest.mark.parametrize("how", some(["refined", "top", "random-paths"], ["refined", "random-paths"]))
 def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_path, how, monkeypatch):
     for module in ("pipeline", "pipeline.found"):
         monkeypatch.setattr(f"gradpath.{module}.READABLE", 25)
-    found = gp.find(model, "ioi", edges=30, how=how, examples=4)
-    sizes = [result.edges_asked for result in found.curve]
+    found = gp.find(model, "ioi", edges=30, selection=how, examples=4)
+    sizes = [result.edges_requested for result in found.curve]
     assert sizes == ([17, 25] if how == "random-paths" else [1, 2, 3, 4, 6, 9, 12, 17, 25])
-    assert [result.edges_asked for result in found.top] == ([] if how == "top" else [*sizes[-2::-3], 30])
-    chosen = gp.select(found.scores, 30, how=how, model=model, task=found.attributed)
+    assert [result.edges_requested for result in found.top] == ([] if how == "top" else [*sizes[-2::-3], 30])
+    chosen = gp.select(found.scores, 30, selection=how, model=model, task=found.attributed)
     assert found.circuit.edges == chosen.edges
     file = tmp_path / "report.html"
     found.report(file)
@@ -80,13 +81,12 @@ def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_
 def test_every_call_has_the_same_default_method_and_selection(model):
     methods = [inspect.signature(function).parameters["method"].default for function in (gp.attribute, gp.find)]
     assert methods == [defaults.METHOD, defaults.METHOD]
-    assert FindRequest().method == defaults.METHOD
-    assert FindRequest().selection == defaults.SELECTION
+    assert checked(Recipe()).selection == defaults.SELECTION
     task = gp.load_task("ioi", model, n=2)
     scores = gp.attribute(model, task)
-    assert scores.about["method"] == defaults.METHOD
-    assert gp.select(scores, 10, model=model, task=task).provenance.how == defaults.SELECTION
-    assert gp.select(scores, 10).provenance.how == defaults.RANKING
+    assert scores.recipe.method == defaults.METHOD
+    assert gp.select(scores, 10, model=model, task=task).selection == defaults.SELECTION
+    assert gp.select(scores, 10).selection == defaults.RANKING
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -103,7 +103,7 @@ def test_find_takes_a_task_and_measures_on_its_other_half(model):
     options = {"edges": 40, "method": "eap", "how": "top", "curve": False}
     found = gp.find(model, own, **options)
     assert (list(found.attributed.clean), list(found.measured.clean)) == (task.clean[::2], task.clean[1::2])
-    assert found.circuit.provenance.task == "mine"
+    assert found.circuit.recipe.task == "mine"
     scores = gp.attribute(model, own.take(range(0, 9, 2)), "eap")
     assert torch.equal(found.scores.values, scores.values)
     assert len(gp.find(model, own, examples=2, **options).measured) == 2
@@ -127,22 +127,22 @@ def test_pairs_with_the_same_clean_prompt_stay_together():
 REFUSED = {
     "two sizes": ({"edges": 5, "sparsity": 0.9}, "`edges` and `sparsity` each set the size"),
     "a share and a size": ({"edges": 5, "faithfulness": 0.9}, "`faithfulness` and `edges` each set the size"),
-    "a share in percent": ({"faithfulness": 85.0}, "above 0 and up to 1"),
+    "a share in percent": ({"faithfulness": 85.0}, "above 0 and at most 1"),
     "a share of circuits in no order": (
-        {"faithfulness": 0.9, "how": "random-paths"},
+        {"faithfulness": 0.9, "selection": "random-paths"},
         "whose circuits are nested, and those of random-paths are not",
     ),
     "nodes and a selection of edges": (
-        {"nodes": 3, "how": "top"},
-        "`how` selects edges and `nodes` selects nodes: give one of them",
+        {"nodes": 3, "selection": "top"},
+        "`selection` selects edges and `nodes` selects nodes: give one of them",
     ),
-    "an unknown selection": ({"how": "refind"}, "Did you mean 'refined'"),
+    "an unknown selection": ({"selection": "refind"}, "Did you mean 'refined'"),
     "an unknown method": ({"method": "eap-gg"}, "Did you mean"),
     "an unknown option": ({"options": {"strid": 1}}, "has no option 'strid'"),
     "an unknown ablation": ({"ablation": "none"}, "there is no ablation 'none'"),
-    "an unknown split": ({"split": "test"}, "split must be held-out, same or all: got 'test'"),
-    "no edges": ({"edges": 0}, "1 or above"),
-    "everything left out": ({"sparsity": 1.0}, "share of edges left out"),
+    "an unknown split": ({"split": "test"}, "`split` must be held-out, same or all: got 'test'"),
+    "no edges": ({"edges": 0}, "at least 1"),
+    "everything left out": ({"sparsity": 1.0}, "at least 0 and below 1"),
 }
 
 
@@ -150,19 +150,19 @@ REFUSED = {
 def test_a_wrong_request_is_refused_before_anything_runs(kind):
     options, words = REFUSED[kind]
     with pytest.raises(UsageError, match=words):
-        FindRequest(**options)
+        checked(Recipe(**options))
 
 
 def test_find_measures_random_circuits_and_makes_two_tests_of_its_own(model, tmp_path):
-    found = gp.find(model, "ioi", edges=40, how="top", examples=14)
-    assert Counter(result.edges_asked for result in found.random).most_common(1) == [(40, 19)]
-    assert sorted(Counter(result.edges_asked for result in found.random).values()) == [3, 3, 3, 19]
+    found = gp.find(model, "ioi", edges=40, selection="top", examples=14)
+    assert Counter(result.edges_requested for result in found.random).most_common(1) == [(40, 19)]
+    assert sorted(Counter(result.edges_requested for result in found.random).values()) == [3, 3, 3, 19]
     assert all(len(result.clean_values) == 12 for result in [found.few, *found.random])
-    again = gp.select(found.scores, 40, how="random-paths+seed=1")
+    again = gp.select(found.scores, 40, selection="random-paths+seed=1")
     assert found.random[4].circuit_values.tolist() == pytest.approx(
         gp.evaluate(model, again, found.measured[:12]).circuit_values.tolist(), abs=1e-5
     )
-    errors = [result.error for result in found.random if result.edges_asked == 40]
+    errors = [result.error for result in found.random if result.edges_requested == 40]
     checks = found.checks
     assert list(checks) == ["sufficiency", "equivalence"]
     assert checks["sufficiency"].passed == all(error > found.few.error for error in errors)
@@ -175,7 +175,7 @@ def test_find_measures_random_circuits_and_makes_two_tests_of_its_own(model, tmp
 
 
 def test_the_whole_verdict_takes_the_place_of_the_quick_one(model, tmp_path):
-    found = gp.find(model, "ioi", edges=40, how="top", examples=12)
+    found = gp.find(model, "ioi", edges=40, selection="top", examples=12)
     verdict = gp.test(model, found.circuit, found.measured)
     found.report(tmp_path / "report.html", verdict=verdict)
     shown = page_data(tmp_path / "report.html")["verdict"]
@@ -199,7 +199,7 @@ def test_a_report_of_a_metric_without_a_gradient_says_why_it_has_no_inside(tmp_p
         task, metric=lambda logits, labels: (logits.argsort(-1).argsort(-1).gather(1, labels)[:, 0]).float()
     )
     scores = gp.attribute(model, ranks, "exact")
-    circuit = gp.select(scores, n=20, how="top")
+    circuit = gp.select(scores, n=20, selection="top")
     found = Found(model, ranks, ranks, scores, circuit, gp.evaluate(model, circuit, ranks), [])
     found.report(tmp_path / "report.html")
     data = page_data(tmp_path / "report.html")

@@ -26,7 +26,7 @@ from gradpath.tasks import METRICS, TASKS
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "plugin"
 REGISTRIES = (ABLATIONS, EXPERIMENTS, FAMILIES, FORMATS, METHODS, METRICS, SELECTIONS, TASKS)
-OF_THE_EXAMPLE = ["--task", "opposites", "--method", "eap-stratified", "--how", "each-target"]
+OF_THE_EXAMPLE = ["--task", "opposites", "--method", "eap-stratified", "--selection", "each-target"]
 OF_THE_EXAMPLE += ["--metric", "right-probability"]
 QUICK = ["--examples", 4, "--edges", 20]
 POINT = """
@@ -125,16 +125,16 @@ def test_a_family_of_ones_own_is_checked_and_used_from_its_file(run, model_folde
     assert checked.code == 0, checked.err
     assert checked.json["checks"][0]["what"] == "logits, against transformers"
     found = run(
-        "find", "--model", folder, *plugin, "--method", "eap", "--how", "top", *QUICK, "--out", tmp_path, "--json"
+        "find", "--model", folder, *plugin, "--method", "eap", "--selection", "top", *QUICK, "--out", tmp_path, "--json"
     )
-    assert found.json["edges_asked"] == 20
+    assert found.json["edges_requested"] == 20
     again = run("eval", tmp_path / "circuit.json", *plugin, "--examples", 4, "--json")
     assert again.json["faithfulness"] == pytest.approx(found.json["faithfulness"])
 
 
 def test_ablations_formats_experiments_and_families_can_be_added(run, model_folder, write, tmp_path):
     plugin = ["--plugin", write(OTHERS)]
-    common = ["--model", model_folder, "--method", "eap", "--how", "top", *QUICK]
+    common = ["--model", model_folder, "--method", "eap", "--selection", "top", *QUICK]
     assert "there is no ablation 'half-mean'" in run("find", *common, "--ablation", "half-mean").error
     ran = run("find", *common, *plugin, "--ablation", "half-mean", "--out", tmp_path / "out", "--json")
     assert ran.code == 0, ran.err
@@ -151,7 +151,7 @@ def test_ablations_formats_experiments_and_families_can_be_added(run, model_fold
 
 def test_cells_are_reused_until_the_plugin_changes(run, model_folder, write, tmp_path):
     out = tmp_path / "out"
-    curve = ["curve", "--model", model_folder, "--examples", 4, "--methods", "point", "--how", "top"]
+    curve = ["curve", "--model", model_folder, "--examples", 4, "--methods", "point", "--selection", "top"]
     curve += ["--sparsities", "0.5", "--out", out, "--json"]
 
     def measured(fraction: float) -> tuple[list[float], int]:

@@ -104,10 +104,10 @@ def test_installed_package_is_the_wheels_and_finds_a_circuit(installed, model_fo
     program = str(installed / "bin" / "gradpath")
     assert gradpath.__version__ in run([program, "--version"], cwd=tmp_path)
     arguments = ["--model", str(model_folder), "--examples", "4", "--edges", "30", "--method", "eap-gp"]
-    arguments += ["--steps", "2", "--how", "top", "--out", "kept", "--json"]
+    arguments += ["--steps", "2", "--selection", "top", "--out", "kept", "--json"]
     found = json.loads(run([program, "find", *arguments], cwd=tmp_path))
     assert found["version"] == gradpath.__version__
-    assert found["edges_kept"] <= found["edges_asked"] == 30
+    assert found["edges_kept"] <= found["edges_requested"] == 30
     assert {file.name for file in (tmp_path / "kept").iterdir()} >= {"circuit.json", "report.html"}
     for what in ("models", "tasks", "methods", "formats"):
         assert run([program, "ls", what], cwd=tmp_path).strip()

@@ -56,7 +56,7 @@ def test_measure_equals_circuits_measured_one_by_one(gpt2, how):
     values = []
     for fraction in mib.FRACTIONS:
         n = max(1, int(fraction * gpt2.graph.n_edges))
-        values.append(evaluate(gpt2, select(scores, n, how=how), TASK).faithfulness)
+        values.append(evaluate(gpt2, select(scores, n, selection=how), TASK).faithfulness)
     assert found.faithfulness == pytest.approx(values, abs=1e-4)  # also at all edges, which is not run
     assert (found.cpr, found.cmd) == pytest.approx(by_hand(values), abs=1e-4)
     assert found.cpr_interval[0] <= found.cpr <= found.cpr_interval[1]

@@ -58,7 +58,11 @@ def test_a_saved_result_comes_back_as_it_was(result, tmp_path):
     back = gp.load_result(tmp_path / "result.json")
     for name in ("clean_values", "corrupted_values", "circuit_values"):
         assert torch.equal(getattr(back, name), getattr(result, name))
-    assert (back.edges_asked, back.edges_kept, back.about) == (result.edges_asked, result.edges_kept, result.about)
+    assert (back.edges_requested, back.edges_kept, back.recipe) == (
+        result.edges_requested,
+        result.edges_kept,
+        result.recipe,
+    )
     assert (tuple(back.clean_prompts), tuple(back.corrupted_prompts)) == (
         result.clean_prompts,
         result.corrupted_prompts,
@@ -82,7 +86,7 @@ def test_a_result_without_prompts_comes_back(tmp_path):
         (lambda content: content["examples"][0].__setitem__(2, "high"), "finite number"),
         (lambda content: content["examples"][1].__setitem__(3, 7), "a prompt is text"),
         (lambda content: content.update(edges_kept=-1), "numbers of edges"),
-        (lambda content: content.update(about=[]), "not an object"),
+        (lambda content: content.update(recipe=[]), "not an object"),
         (lambda content: content.update(edges_kept=7), "changed or damaged after"),
         (lambda content: content.update(gradpath_result=2), 'no "gradpath_result": 1'),
     ],

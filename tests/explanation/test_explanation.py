@@ -72,7 +72,7 @@ def test_a_model_with_too_few_positions_has_no_scores():
 def test_a_circuit_without_edges_is_not_explained():
     model = tiny_model("gpt2")
     none = replace(
-        gp.select(gp.attribute(model, PAIRS, "eap"), 1, how="top"), index=torch.zeros(0, 2, dtype=torch.long)
+        gp.select(gp.attribute(model, PAIRS, "eap"), 1, selection="top"), index=torch.zeros(0, 2, dtype=torch.long)
     )
     with pytest.raises(InputError, match="a circuit without edges does nothing that could be explained"):
         gp.explain(model, replace(none, scores=torch.zeros(0)), PAIRS)

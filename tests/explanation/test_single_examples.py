@@ -20,7 +20,7 @@ TASK = prompts([5, 7, 7, 6], [[2], [3, 4], [6], [1]])
 def looked(request: pytest.FixtureRequest) -> tuple[Circuit, Inside]:
     model = tiny_model("gpt2")
     scores = gp.attribute(model, TASK, "eap-ig", steps=3, ablation=request.param)
-    circuit = gp.select(scores, n=60, how="top")
+    circuit = gp.select(scores, n=60, selection="top")
     return circuit, look_inside(model, circuit, TASK, limits=Limits(batch_size=3))
 
 
@@ -39,7 +39,7 @@ def test_patterns_are_those_of_the_model_on_both_prompts(looked):
 
 def test_the_circuit_of_all_edges_attends_as_the_model():
     model = tiny_model("gpt2")
-    everything = gp.select(gp.attribute(model, TASK, "eap"), n=model.graph.n_edges, how="top")
+    everything = gp.select(gp.attribute(model, TASK, "eap"), n=model.graph.n_edges, selection="top")
     for pattern in look_inside(model, everything, TASK).patterns:
         assert int((pattern[0].int() - pattern[2].int()).abs().max()) <= 1
 
@@ -47,8 +47,8 @@ def test_the_circuit_of_all_edges_attends_as_the_model():
 def test_the_mean_effect_of_an_edge_is_its_score(looked):
     circuit, inside = looked
     assert torch.allclose(inside.effects.mean(0), circuit.scores, atol=1e-4)
-    alone = gp.attribute(tiny_model("gpt2"), TASK.take([2]), "eap-ig", steps=3, ablation=circuit.provenance.ablation)
-    if circuit.provenance.ablation == "corrupted":  # other ablations do not depend on the example
+    alone = gp.attribute(tiny_model("gpt2"), TASK.take([2]), "eap-ig", steps=3, ablation=circuit.ablation)
+    if circuit.ablation == "corrupted":  # other ablations do not depend on the example
         assert torch.allclose(inside.effects[2], alone.values[*circuit.index.T], atol=1e-4)
 
 
@@ -70,7 +70,7 @@ def test_tokens_are_those_that_a_node_raises_and_lowers_most(looked):
 
 def test_a_circuit_of_a_method_without_a_path_has_effects_by_eap_ig():
     model = tiny_model("gpt2")
-    circuit = gp.select(gp.attribute(model, TASK, "atp-star"), n=30, how="top")
+    circuit = gp.select(gp.attribute(model, TASK, "atp-star"), n=30, selection="top")
     effects = look_inside(model, circuit, TASK).effects.mean(0)
     expected = gp.attribute(model, TASK, "eap-ig").values[*circuit.index.T]
     assert torch.allclose(effects, expected, atol=1e-4)
@@ -79,13 +79,13 @@ def test_a_circuit_of_a_method_without_a_path_has_effects_by_eap_ig():
 @pytest.mark.parametrize("method", ["relp", "eap-gp"])  # another backward pass, and a path that moves the prefix
 def test_effects_follow_the_method_that_found_the_circuit(method):
     model = tiny_model("gpt2")
-    circuit = gp.select(gp.attribute(model, TASK, method), n=30, how="top")
+    circuit = gp.select(gp.attribute(model, TASK, method), n=30, selection="top")
     assert torch.allclose(look_inside(model, circuit, TASK).effects.mean(0), circuit.scores, atol=1e-4)
 
 
 def test_the_prompts_of_a_batch_are_run_once(monkeypatch):
     model, run, lengths = tiny_model("gpt2"), Transformer.run, []
-    circuit = gp.select(gp.attribute(model, TASK, "eap"), n=60, how="top")
+    circuit = gp.select(gp.attribute(model, TASK, "eap"), n=60, selection="top")
 
     def counted(self, x, **options):
         lengths.append(x.shape[:2])

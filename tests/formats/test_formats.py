@@ -34,16 +34,16 @@ def scores(request) -> Scores:
 @pytest.fixture
 def circuit(scores) -> Circuit:
     """Greedy: an order that the scores alone do not give back."""
-    return select(scores, 30, how="greedy")
+    return select(scores, 30, selection="greedy")
 
 
 def same_scores(a: Scores, b: Scores) -> bool:
-    return a.graph == b.graph and torch.equal(a.values, b.values) and a.about == b.about
+    return a.graph == b.graph and torch.equal(a.values, b.values) and (a.recipe, a.facts) == (b.recipe, b.facts)
 
 
 def same_circuit(a: Circuit, b: Circuit) -> bool:
     tensors = torch.equal(a.index, b.index) and torch.equal(a.scores, b.scores)
-    return a.graph == b.graph and tensors and a.about == b.about
+    return a.graph == b.graph and tensors and (a.recipe, a.facts) == (b.recipe, b.facts)
 
 
 @pytest.mark.parametrize("name", ["x.eap-ig.json", "x.json", "x.graphml"])
@@ -215,7 +215,7 @@ def test_a_table_of_pandas_has_every_edge(scores, circuit):
     table = scores.to_pandas()
     assert len(table) == scores.graph.n_edges
     assert table.set_index("edge").score.to_dict() == {edge: scores[edge] for edge in table.edge}
-    assert table.attrs["gradpath"]["scores"] == scores.about
+    assert table.attrs["gradpath"]["scores"]["recipe"] == scores.recipe.recorded
     edges = circuit.to_pandas()
     assert list(edges.edge) == circuit.edges
     assert list(edges["rank"]) == list(range(1, len(circuit) + 1))
@@ -240,7 +240,7 @@ def test_what_does_not_fit_is_refused(scores, circuit, tmp_path):
         Content(replace(scores, values=scores.values + 1), circuit)
     with pytest.raises(InputError, match="of the same model"):
         Content(scores, select(Scores(Graph(1, 1), torch.zeros(3, 5)), 2))
-    without = replace(scores, about={})
+    without = replace(scores, recipe=None)
     with pytest.raises(UsageError, match="--d-model N"):
         formats.write(without, tmp_path / "x.eap-ig.json")
     formats.write(without, tmp_path / "x.eap-ig.json", d_model=8)

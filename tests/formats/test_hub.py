@@ -18,6 +18,7 @@ import gradpath as gp
 from gradpath.errors import InputError, UsageError
 from gradpath.formats.hub import parse_address
 from gradpath.graph import Graph
+from gradpath.recipe import Recipe
 
 GRAPH = Graph(2, 2)
 
@@ -62,7 +63,7 @@ def hub(tmp_path, monkeypatch):
 def folder(tmp_path):
     """What find writes."""
     values = torch.randn(GRAPH.mask.shape, generator=torch.Generator().manual_seed(0)) * GRAPH.mask
-    scores = gp.Scores(GRAPH, values, {"model": "smollm2", "task": "ioi", "method": "eap-ig", "steps": 5})
+    scores = gp.Scores(GRAPH, values, Recipe(model="smollm2", task="ioi", method="eap-ig", steps=5))
     out = tmp_path / "found"
     scores.save(out / "scores.safetensors")
     gp.select(scores, 20).save(out / "circuit.json")

@@ -14,7 +14,7 @@ from tiny_folder import save_tiny
         (["faithfullness"], "no experiment 'faithfullness'. Did you mean 'faithfulness'? Known: all, baselines"),
         (["faithfulness", "--tasks", "iois"], "no task 'iois'. Did you mean 'ioi'?"),
         (["faithfulness", "--methods", "eap-gq"], "no method 'eap-gq'."),
-        (["faithfulness", "--how", "best"], "no selection 'best'."),
+        (["faithfulness", "--selection", "best"], "no selection 'best'."),
         (
             ["faithfulness", "--sparsities", "1.5"],
             "a sparsity is the share of edges left out, at least 0 and less than 1: got 1.5.",
@@ -40,12 +40,12 @@ def test_manual_is_refused_for_a_model_of_another_shape(run, tiny_folder, tmp_pa
 
 @pytest.mark.slow
 def test_manual_compares_with_both_readings_of_a_circuit(run, shaped, tmp_path):
-    asked = ("--tasks", "greater-than", "--examples", 2, "--methods", "eap", "--how", "top")
+    asked = ("--tasks", "greater-than", "--examples", 2, "--methods", "eap", "--selection", "top")
     ran = run("reproduce", "manual", "--model", shaped, *asked, "--out", tmp_path, "--json")
     assert ran.code == 0, ran.err
     rows = json.loads(ran.out)["experiments"]["manual"]["rows"]
     assert {row["manual"] for row in rows} == {"greater_than", "greater_than_acdc"}
-    every = [row for row in rows if row["edges_asked"] == max(row["edges_asked"] for row in rows)]
+    every = [row for row in rows if row["edges_requested"] == max(row["edges_requested"] for row in rows)]
     for row, size in zip(every, (240, 235), strict=True):
         assert row["edges_kept"] == 32491
         assert (row["edge_recall"], row["node_recall"]) == (1, 1)

@@ -22,9 +22,9 @@ from safetensors import safe_open
 from serving import until
 
 QUICK = ("--examples", "6", "--batch-size", "4")
-FEW = ("--methods", "eap,eap-ig", "--how", "top")
+FEW = ("--methods", "eap,eap-ig", "--selection", "top")
 VERBS = {
-    "find": ("find", "--task", "ioi", "--how", "top", "--sparsity", "0.5", *QUICK),
+    "find": ("find", "--task", "ioi", "--selection", "top", "--sparsity", "0.5", *QUICK),
     "curve": ("curve", "--task", "ioi", "--sparsities", "0.5,0.2", *FEW, *QUICK),
     "reproduce": ("reproduce", "faithfulness", "--tasks", "ioi", "--sparsities", "0.5,0.2", *FEW, *QUICK),
 }

@@ -53,7 +53,7 @@ def killed(server: Server, out: Path, *command: object, kills: int, seed: int = 
 def test_kills_leave_the_same_table(run, server, tiny_folder, tmp_path, kills):
     # A kill lets at most a few more files be finished, so there have to be more of them than that.
     tasks = "ioi,sva" if kills < 6 else "ioi,sva,gender-bias,greater-than"
-    ways = ("--methods", "eap,eap-ig", "--how", "top") if kills < 6 else ()
+    ways = ("--methods", "eap,eap-ig", "--selection", "top") if kills < 6 else ()
     common = ("reproduce", "faithfulness", "--model", tiny_folder, "--tasks", tasks, *ways)
     common += ("--examples", 6, "--batch-size", 4, "--sparsities", "0.8,0.6,0.4,0.2")
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -92,12 +92,12 @@ def test_faithfulness_is_that_of_direct_calls(everything, tiny, splits, method, 
     for task in TASKS:
         scores = attribute(tiny, splits[task, "train"], method.name, **method.options)
         for sparsity in (0.5, 0.8):
-            result = evaluate(tiny, select(scores, sparsity=sparsity, how=how), splits[task, "test"])
+            result = evaluate(tiny, select(scores, sparsity=sparsity, selection=how), splits[task, "test"])
             (row,) = everything.rows("faithfulness", task=task, method=method.label, how=how, sparsity=sparsity)
             about(row["faithfulness"], result.faithfulness)
             about(row["faithfulness_low"], result.interval[0])
             about(row["error"], result.error)
-            assert (int(row["edges_asked"]), int(row["edges_kept"])) == (result.edges_asked, result.edges_kept)
+            assert (int(row["edges_requested"]), int(row["edges_kept"])) == (result.edges_requested, result.edges_kept)
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5])
@@ -127,7 +127,7 @@ def test_runtime_counts_passes_and_measures_at_its_own_sparsity(everything, tiny
         assert float(row["ratio"]) > 0
         assert float(row["sparsity"]) == 0.975
     (row,) = everything.rows("runtime", task="ioi", method="eap-ig", how="greedy")
-    circuit = select(attribute(tiny, splits["ioi", "train"], "eap-ig"), sparsity=0.975, how="greedy")
+    circuit = select(attribute(tiny, splits["ioi", "train"], "eap-ig"), sparsity=0.975, selection="greedy")
     about(row["faithfulness"], evaluate(tiny, circuit, splits["ioi", "test"]).faithfulness)
 
 
@@ -175,7 +175,7 @@ def test_circuit_is_drawn_and_saved(everything, tiny, splits):
 
 
 def test_a_circuit_without_edges_is_said_to_be_empty_and_not_drawn(run, tiny_folder, tmp_path):
-    asked = ("--model", tiny_folder, "--tasks", "ioi", "--examples", 4, "--sparsities", "0.97", "--how", "top")
+    asked = ("--model", tiny_folder, "--tasks", "ioi", "--examples", 4, "--sparsities", "0.97", "--selection", "top")
     ran = run("reproduce", "circuit", *asked, "--out", tmp_path)
     assert ran.code == 0, ran.err
     saved = load_circuit(tmp_path / "circuit-ioi.json")
@@ -204,7 +204,7 @@ def test_exact_compares_a_seeded_sample_with_direct_calls(everything, tiny, spli
 def test_curve_prints_one_object_and_keeps_nothing_without_out(run, tiny_folder, everything, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = ("--examples", 6, "--batch-size", 4, "--sparsities", "0.5,0.8", "--methods", "eap,eap-ig")
-    ran = run("curve", "--model", tiny_folder, "--task", "ioi", *asked, "--how", "top", "--json")
+    ran = run("curve", "--model", tiny_folder, "--task", "ioi", *asked, "--selection", "top", "--json")
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)["experiments"]["curve"]
     assert found["files"] == []
@@ -251,7 +251,7 @@ def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits,
 
 @pytest.mark.slow
 def test_curve_with_an_ablation_is_that_of_direct_calls_and_shares_no_cell(run, tiny, splits, tiny_folder, tmp_path):
-    asked = ("--examples", 6, "--methods", "eap", "--sparsities", "0.5", "--how", "top", "--out", tmp_path)
+    asked = ("--examples", 6, "--methods", "eap", "--sparsities", "0.5", "--selection", "top", "--out", tmp_path)
     for name in ("corrupted", "mean-positional"):
         ran = run("curve", "--model", tiny_folder, "--task", "ioi", *asked, "--ablation", name, "--json")
         assert ran.code == 0, ran.err

@@ -64,7 +64,7 @@ def test_some_figures_are_the_papers(tiny):
 def test_the_papers_figures_stand_beside_ours(run, tiny_folder, tmp_path, monkeypatch, verb):
     paper = replace(PAPER, tables={"faithfulness": {"ioi": {"0.5000": {"eap": 0.25}}}})
     monkeypatch.setattr("gradpath.paper.published", lambda model: paper)
-    asked = ("--examples", 4, "--methods", "eap,eap-ig", "--how", "top", "--sparsities", "0.5", "--out", tmp_path)
+    asked = ("--examples", 4, "--methods", "eap,eap-ig", "--selection", "top", "--sparsities", "0.5", "--out", tmp_path)
     ran = run(*verb, "ioi", "--model", tiny_folder, *asked, "--json")
     assert ran.code == 0, ran.err
     (result,) = json.loads(ran.out)["experiments"].values()

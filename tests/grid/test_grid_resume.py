@@ -115,7 +115,18 @@ def test_shared_cells_are_measured_once(tiny, tmp_path, ran):
 @pytest.mark.slow
 def test_other_settings_in_the_same_folder_are_as_in_a_fresh_one(run, tiny_folder, tmp_path):
     def table(out: Path, sparsities: str) -> tuple[bytes, str]:
-        asked = ("--tasks", "ioi", "--examples", 4, "--methods", "eap", "--how", "top", "--sparsities", sparsities)
+        asked = (
+            "--tasks",
+            "ioi",
+            "--examples",
+            4,
+            "--methods",
+            "eap",
+            "--selection",
+            "top",
+            "--sparsities",
+            sparsities,
+        )
         ran = run("reproduce", "faithfulness", "--model", tiny_folder, *asked, "--out", out)
         assert ran.code == 0, ran.err
         return (out / "faithfulness.csv").read_bytes(), ran.err
@@ -133,7 +144,7 @@ def test_every_curve_has_random_circuits_of_the_same_sizes_beside_it(tiny, tmp_p
     run_jobs(bench, jobs(bench))
     made = outcome(bench)
     rows = made.facts["random"]
-    assert [row["edges_asked"] for row in rows] == [row["edges_asked"] for row in made.rows]
+    assert [row["edges_requested"] for row in rows] == [row["edges_requested"] for row in made.rows]
     assert all(row["faithfulness_low"] <= row["faithfulness"] <= row["faithfulness_high"] for row in rows)
     assert rows[0]["faithfulness_low"] < rows[0]["faithfulness_high"]
     assert "## Random circuits" in made.text

@@ -63,7 +63,7 @@ def example(run, tiny_folder, tmp_path_factory):
 def test_the_example_has_a_row_for_every_combination(example):
     ran, _, out = example
     rows = rows_of(out)
-    keys = {tuple(row[key] for key in ("task", "method", "how", "edges_asked", "seed")) for row in rows}
+    keys = {tuple(row[key] for key in ("task", "method", "how", "edges_requested", "seed")) for row in rows}
     assert len(rows) == len(keys) == 2 * 2 * 2 * 2 * 2
     assert {row["model"] for row in rows} == {".../tiny-gpt2"}
     assert "## Greater-Than in .../tiny-gpt2" in ran.out
@@ -75,7 +75,9 @@ def test_tables_have_means_over_seeds_and_the_page_has_the_same_numbers(example)
     text, page, rows = (out / "study.md").read_text(), (out / "study.html").read_text(), rows_of(out)
     one = [row for row in rows if (row["task"], row["method"], row["how"]) == ("ioi", "eap-ig", "refined")]
     smallest = [
-        row for row in one if row["edges_asked"] == min(one, key=lambda row: int(row["edges_asked"]))["edges_asked"]
+        row
+        for row in one
+        if row["edges_requested"] == min(one, key=lambda row: int(row["edges_requested"]))["edges_requested"]
     ]
     assert len(smallest) == 2
     nfs = f"{50 * sum(float(row['faithfulness']) for row in smallest):.1f}"
@@ -124,7 +126,7 @@ def test_ones_own_pairs_and_plugins_lie_beside_the_file(run, write, tiny_folder,
         ("ioi", "study-point"),
         ("pairs", "study-point"),
     }
-    assert {row["edges_asked"] for row in rows_of(tmp_path / "out")} == {"10"}
+    assert {row["edges_requested"] for row in rows_of(tmp_path / "out")} == {"10"}
     assert "has 46 edges, so there are no circuits of 47 edges in it" in ran.err
 
 
@@ -272,9 +274,9 @@ def test_a_study_measures_a_circuit_for_each_threshold(run, write, tiny_folder, 
     rows = [row for row in rows_of(tmp_path / "out") if row["how"] == "acdc"]
     assert sorted((row["seed"], row["threshold"]) for row in rows) == [(s, t) for s in "01" for t in ("0.01", "0.1")]
     for row in rows:
-        assert float(row["sparsity"]) == pytest.approx(1 - int(row["edges_asked"]) / 46, abs=1e-6)
+        assert float(row["sparsity"]) == pytest.approx(1 - int(row["edges_requested"]) / 46, abs=1e-6)
     text = ran.out.partition(", acdc\n")[2]
     for threshold in ("0.01", "0.1"):
-        edges = [int(row["edges_asked"]) for row in rows if row["threshold"] == threshold]
+        edges = [int(row["edges_requested"]) for row in rows if row["threshold"] == threshold]
         assert f"| eap-ig | {threshold} | {round(sum(edges) / 2)} |" in text
     assert run("run", file, "--out", tmp_path / "out", "--dry-run", "--json").json["models"][0]["missing"] == 0

@@ -29,6 +29,7 @@ from gradpath.grid.bench import Store
 from gradpath.grid.study import read_study
 from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer
+from gradpath.recipe import Facts, Recipe
 from gradpath.report.figure import Group, NodeNote, Notes, fold, load_notes
 
 GRAPH = Graph(2, 2)
@@ -48,8 +49,8 @@ class Reader:
 @cache
 def scores() -> gp.Scores:
     values = torch.randn(GRAPH.n_sources, GRAPH.n_targets, generator=torch.Generator().manual_seed(0))
-    about = {"model": "m", "task": "ioi", "method": "eap", "steps": 1, "d_model": 8, "data": {"seed": 0}}
-    return gp.Scores(GRAPH, values * GRAPH.mask, about)
+    recipe = Recipe(model="m", task="ioi", method="eap", steps=1)
+    return gp.Scores(GRAPH, values * GRAPH.mask, recipe, Facts(d_model=8, data={"seed": 0}))
 
 
 @cache
@@ -80,7 +81,7 @@ def use_content(file: Path) -> None:
         assert found.circuit.scores.isfinite().all()
         assert len(set(found.circuit.edges)) == len(found.circuit)
         assert int(found.circuit.mask.sum()) == len(found.circuit)
-        assert found.circuit.asked >= 0
+        assert found.circuit.requested >= 0
         found.circuit.save(file.with_name("again.json"))
         assert gp.load_circuit(file.with_name("again.json")).edges == found.circuit.edges
 
@@ -270,7 +271,7 @@ def use_cell(file: Path) -> None:
 @cache
 def example_scores() -> gp.Scores:
     noise = torch.randn(3, *GRAPH.mask.shape, generator=torch.Generator().manual_seed(2)) * GRAPH.mask
-    return gp.Scores(GRAPH, noise.mean(0), scores().about, examples=noise)
+    return gp.Scores(GRAPH, noise.mean(0), scores().recipe, scores().facts, examples=noise)
 
 
 def valid_example_scores(folder: Path) -> bytes:

@@ -46,16 +46,16 @@ class Kind:
 
 def of_scores(found: gp.Scores) -> Any:
     parts = [found.values, found.examples]
-    return found.graph, dict(found.about), [part.tolist() for part in parts if part is not None]
+    return found.graph, (found.recipe, found.facts), [part.tolist() for part in parts if part is not None]
 
 
 def of_circuit(found: gp.Circuit) -> Any:
-    return found.graph, dict(found.about), found.edges, found.scores.tolist()
+    return found.graph, (found.recipe, found.facts), found.edges, found.scores.tolist()
 
 
 def example_scores() -> gp.Scores:
     values = torch.randn(3, *scores().values.shape, generator=torch.Generator().manual_seed(2)) * scores().graph.mask
-    return gp.Scores(scores().graph, values.mean(0), scores().about, examples=values)
+    return gp.Scores(scores().graph, values.mean(0), scores().recipe, scores().facts, examples=values)
 
 
 def write_result(folder: Path) -> None:
@@ -67,7 +67,13 @@ def write_result(folder: Path) -> None:
 def of_result(folder: Path) -> Any:
     found = load_result(folder / "result.json")
     values = (found.circuit_values, found.clean_values, found.corrupted_values)
-    return dict(found.about), found.edges_asked, found.edges_kept, [x.tolist() for x in values], found.clean_prompts
+    return (
+        (found.recipe, found.facts),
+        found.edges_requested,
+        found.edges_kept,
+        [x.tolist() for x in values],
+        found.clean_prompts,
+    )
 
 
 SCORES_KEY = {"method": "eap", "options": {"steps": 5}}

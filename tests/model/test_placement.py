@@ -36,7 +36,9 @@ def found(model) -> list[Tensor]:
 
 
 def chosen(model, scores) -> list[Any]:
-    return [gp.select(scores, n=n, how=how, model=model, task=TASK) for how, n in (("refined", 4), ("refined", 40))]
+    return [
+        gp.select(scores, n=n, selection=how, model=model, task=TASK) for how, n in (("refined", 4), ("refined", 40))
+    ]
 
 
 @pytest.mark.parametrize("name", some(["gpt2", "llama-grouped", "gemma2", "neox", "deepseek-v3", "gpt-oss"], ["neox"]))

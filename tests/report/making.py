@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradpath.graph import Graph
+from gradpath.recipe import Recipe
 from gradpath.report import Chosen, CurvePoint, Example, MethodRun, Report
 from gradpath.scores import Scores
 
@@ -33,8 +34,8 @@ class Maker:
         values = values * graph.mask
         if ties:  # many equal sizes, some of opposite sign, and many zeros
             values = values.div(4).round().clamp(-5, 5)
-        about = {"model": "smollm2", "task": "ioi", "method": method, "steps": 5, "options": {"start": False}}
-        return Scores(graph, values.float(), about)
+        recipe = Recipe(model="smollm2", task="ioi", method=method, steps=5, options={"start": False})
+        return Scores(graph, values.float(), recipe)
 
     def curve(self, n_edges: int, hows: tuple[str, ...] = ("top", "greedy")) -> list[CurvePoint]:
         shares = (0.005, 0.01, 0.025, 0.05, 0.1)

@@ -57,7 +57,7 @@ def test_same_edges_as_python_for_many_random_settings(visit: Visit, make: Maker
             n = round(math.exp(draw.uniform(0, math.log(scores.graph.n_edges))))  # small ones as often
             how, prune = draw.choice(["top", "greedy", "signed"]), draw.random() < 0.75
             shown = edges_at(page, edges=n, how=how, prune=prune)
-            assert shown == select(scores, n, how=how, prune=prune).edges, (n, how, prune)
+            assert shown == select(scores, n, selection=how, prune=prune).edges, (n, how, prune)
 
 
 def test_cutting_weak_edges_changes_no_circuit_that_can_be_shown(visit: Visit, make: Maker) -> None:
@@ -68,7 +68,7 @@ def test_cutting_weak_edges_changes_no_circuit_that_can_be_shown(visit: Visit, m
     for n in (1, 151, 300):
         for how in ("top", "greedy", "signed"):
             shown = edges_at(page, edges=n, how=how, prune=True)
-            assert shown == select(scores, n, how=how).edges, (n, how)
+            assert shown == select(scores, n, selection=how).edges, (n, how)
 
 
 def test_slider_moves_the_count_the_drawing_and_the_point_on_the_curve(visit: Visit, make: Maker) -> None:
@@ -241,7 +241,7 @@ def test_downloads_are_the_circuit_that_is_shown(visit: Visit, make: Maker, tmp_
     scores = make.scores(6, 5)
     page = visit.open(make.report(scores, edges=300))
     ask(page, edges=123, how="greedy")
-    expected = select(scores, 123, how="greedy")
+    expected = select(scores, 123, selection="greedy")
     file = saved(page, "#save-json", tmp_path)
     circuit = load_circuit(file)
     assert circuit.edges == expected.edges
@@ -293,7 +293,7 @@ def test_what_is_known_of_the_data_is_told_fact_by_fact(visit: Visit, make: Make
     scores = make.scores()
     data = {"metric": "logit-difference", "seed": 11, "source": "pairs.csv", "n": 9, "kept": 8, "notes": []}
     scores = replace(scores, about={**scores.about, "data": data})
-    report = replace(make.report(scores), about={})
+    report = replace(make.report(scores), recipe=None)
     page = visit.open(report)
     told = dict(
         zip(page.locator("#made dt").all_inner_texts(), page.locator("#made dd").all_inner_texts(), strict=True)
@@ -337,7 +337,7 @@ def test_facts_have_labels_and_dropped_pairs_are_sentences(visit: Visit, make: M
 
 
 def test_circuit_file_alone_gives_a_page_of_its_own_edges(visit: Visit, make: Maker, tmp_path: Path) -> None:
-    circuit = select(make.scores(6, 5), 200, how="greedy")
+    circuit = select(make.scores(6, 5), 200, selection="greedy")
     page = visit.open(circuit_report(circuit))
     assert edges_shown(page) == circuit.edges
     assert not page.is_visible("#curve-card")
@@ -351,7 +351,7 @@ def test_circuit_file_alone_gives_a_page_of_its_own_edges(visit: Visit, make: Ma
 
 def test_circuit_selected_elsewhere_is_shown_as_found(visit: Visit, make: Maker) -> None:
     scores = make.scores(6, 5)
-    found = select(scores, 100, how="greedy", prune=False)
+    found = select(scores, 100, selection="greedy", prune=False)
     report = make.report(scores, edges=100, how="saved", pruned=False)
     report = Report("t", "m", "t", [MethodRun(scores, circuit=found)], report.chosen)
     page = visit.open(report)
@@ -363,7 +363,7 @@ def test_circuit_selected_elsewhere_is_shown_as_found(visit: Visit, make: Maker)
 def test_circuit_selected_elsewhere_has_the_points_of_its_own_way(visit: Visit, make: Maker) -> None:
     scores = make.scores(6, 5)
     circuit = select(scores, 100)
-    selection = {**circuit.about["selection"], "how": "learned", "edges_asked": 120}
+    selection = {**circuit.about["selection"], "how": "learned", "edges_requested": 120}
     found = replace(circuit, about={**circuit.about, "selection": selection})
     curve = [CurvePoint("learned", 120, len(found), 0.93, 0.9, 0.97, 0.2)]
     runs = [MethodRun(scores, [*make.curve(scores.graph.n_edges), *curve], circuit=found)]
@@ -378,7 +378,7 @@ def test_circuit_selected_elsewhere_has_the_points_of_its_own_way(visit: Visit, 
 def nested_report(make: Maker, *, edges: int, opens: int) -> tuple[Report, list[str]]:
     """A report whose selection the page cannot compute, and the order of its edges."""
     scores = make.scores(6, 5)
-    largest = select(scores, 400, how="random+seed=7", prune=False)
+    largest = select(scores, 400, selection="random+seed=7", prune=False)
     curve = [
         CurvePoint("random+seed=7", n, n - 1, n / 400, n / 400 - 0.1, n / 400 + 0.1, 0.2) for n in (40, 100, 200, 400)
     ]
@@ -392,7 +392,7 @@ def test_nested_selection_has_a_circuit_for_every_size(visit: Visit, make: Maker
     scores = report.runs[0].scores
     for n in (100, 37, 311, 400):
         ask(page, edges=n)
-        circuit = select(scores, n, how="random+seed=7")
+        circuit = select(scores, n, selection="random+seed=7")
         assert edges_shown(page) == circuit.edges
         assert load_circuit(saved(page, "#save-json", tmp_path)).about == circuit.about
     ask(page, edges=12)  # below the smallest: nothing happens

@@ -30,7 +30,7 @@ def looked() -> tuple[Report, Inside]:
 
 def look(model: Transformer) -> tuple[Report, Inside]:
     scores = gp.attribute(model, TASK, "eap-ig", steps=3)
-    circuit = gp.select(scores, n=60, how="top")
+    circuit = gp.select(scores, n=60, selection="top")
     result = gp.evaluate(model, circuit, TASK)
     inside = look_inside(model, circuit, TASK.take(spread_examples(result, 4)))
     shown = evidence(TASK, result, model.tokenizer, 4)

@@ -113,7 +113,7 @@ def test_a_link_restores_what_was_shown(visit: Visit, make: Maker) -> None:
     until(page, "location.hash.includes('100')")  # it is written when nothing has changed for a moment
     again = visit.open(text, address=page.evaluate("location.hash"))
     until(again, "document.getElementById('count').value === '45'")
-    assert edges_shown(again) == select(scores, 45, how="greedy").edges
+    assert edges_shown(again) == select(scores, 45, selection="greedy").edges
     assert again.inner_text("#details-title") == "the last & best = 100% (m2)"
     assert again.input_value("#note-name") == "the last & best = 100%"
 

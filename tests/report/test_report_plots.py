@@ -34,7 +34,7 @@ def _closed() -> Iterator[None]:
 @pytest.fixture
 def result() -> Result:
     clean = torch.tensor([4.0, 5.0, 6.0])
-    return Result(clean, torch.zeros(3), clean * 0.8, edges_asked=100, edges_kept=90)
+    return Result(clean, torch.zeros(3), clean * 0.8, edges_requested=100, edges_kept=90)
 
 
 def test_result_plot_shows_every_example_and_the_share(result: Result) -> None:
@@ -113,7 +113,7 @@ def test_cards_tell_the_numbers(make: Maker, result: Result) -> None:
     scores = make.scores()
     circuit = select(scores, 30)
     assert "80.0%" in result_card(result)
-    assert f"{result.edges_kept} after pruning, {result.edges_asked} requested" in result_card(result)
+    assert f"{result.edges_kept} after pruning, {result.edges_requested} requested" in result_card(result)
     assert f"Scores of {scores.graph.n_edges:,} edges" in scores_card(scores)
     assert f"Circuit of {len(circuit):,} edges" in circuit_card(circuit)
     assert circuit.edges[0].replace(">", "&gt;").replace("<", "&lt;") in circuit_card(circuit)

@@ -51,7 +51,7 @@ def test_circuits_and_their_results_are_those_on_the_cpu(how, device):
     scores = gp.attribute(model, TASK, "eap-ig", steps=2, per_example=True)
     results = []
     for here in (model, model.to(device)):
-        circuit = gp.select(scores, n=40, how=how, model=here, task=TASK)
+        circuit = gp.select(scores, n=40, selection=how, model=here, task=TASK)
         results.append(gp.evaluate(here, circuit, TASK))
     assert results[1].circuit == pytest.approx(results[0].circuit, abs=1e-4)
 
@@ -63,14 +63,14 @@ def test_other_blocks_and_ablations_run_there_too(kind, ablation, device):
     results = []
     for here in (model, model.to(device)):
         scores = gp.attribute(here, TASK, "eap-ig", steps=2, ablation=ablation)
-        results.append(gp.evaluate(here, gp.select(scores, n=40, how="top"), TASK, ablation=ablation).circuit)
+        results.append(gp.evaluate(here, gp.select(scores, n=40, selection="top"), TASK, ablation=ablation).circuit)
     assert results[1] == pytest.approx(results[0], abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", some(["gpt2", "qwen2-moe"], ["qwen2-moe"]))
 def test_a_circuit_is_explained_there(kind, device):
     model = tiny_model(kind).to(device)
-    circuit = gp.select(gp.attribute(model, TASK, "eap-ig", steps=2), n=40, how="top")
+    circuit = gp.select(gp.attribute(model, TASK, "eap-ig", steps=2), n=40, selection="top")
     assert gp.explain(model, circuit, TASK).roles
 
 
@@ -89,11 +89,11 @@ def test_attention_outputs_and_the_logit_lens_are_those_on_the_cpu(device):
 
 
 FEW = ["--examples", 4, "--steps", 2]
-GRID = ["--examples", 4, "--sparsities", 0.5, "--how", "top,refined"]
-MEASURING = ["--edges", 20, "--how", "refined"]
+GRID = ["--examples", 4, "--sparsities", 0.5, "--selection", "top,refined"]
+MEASURING = ["--edges", 20, "--selection", "refined"]
 # Every command that runs a model.
 COMMANDS = {
-    "find by ACDC": ["find", *FEW, "--how", "acdc+threshold=0.05"],
+    "find by ACDC": ["find", *FEW, "--selection", "acdc+threshold=0.05"],
     "eval": ["eval", "CIRCUIT", "--examples", 4],
     "explain": ["explain", "CIRCUIT", "--examples", 4],
     "test": ["test", "CIRCUIT", "--examples", 10],
@@ -101,7 +101,7 @@ COMMANDS = {
     "reproduce": ["reproduce", "faithfulness", "--tasks", "ioi", *GRID],
     "check": ["check"],
     "convert": ["convert", "SCORES", "OUT/circuit.json", *MEASURING],
-    "convert to MIB": ["convert", "SCORES", "OUT/mib", "--to", "mib", "--how", "refined"],
+    "convert to MIB": ["convert", "SCORES", "OUT/mib", "--to", "mib", "--selection", "refined"],
 }
 STUDY = "tasks: ioi\nselections: top\nsizes: 0.5\nexamples: 4\nmodels: "
 

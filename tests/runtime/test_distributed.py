@@ -70,7 +70,7 @@ def test_a_rank_may_work_alone(many):
 
 
 QUICK = ("--examples", 7, "--batch-size", 2, "--json")
-GRID = ("--sparsities", "0.5,0.2", "--how", "top,refined")
+GRID = ("--sparsities", "0.5,0.2", "--selection", "top,refined")
 COMMANDS = {
     "find": ("find", "--task", "ioi", "--sparsity", 0.9, *QUICK),
     "curve": ("curve", "--task", "sva", "--methods", "eap,eap-ig", *GRID, *QUICK),

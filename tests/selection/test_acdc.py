@@ -58,7 +58,7 @@ def plain_acdc(model, task, start, threshold):
 def test_acdc_keeps_what_the_plain_algorithm_keeps(found, threshold):
     model, scores = found
     among = 0.12  # the slow model takes its time
-    order = gp.select(scores, n=round(among * model.graph.n_edges), how="top", prune=False)
+    order = gp.select(scores, n=round(among * model.graph.n_edges), selection="top", prune=False)
     [mask] = acdc_masks(model, TASK, scores, [threshold], among=among)
     assert torch.equal(mask, plain_acdc(model, TASK, order.mask, threshold))
     assert 0 < mask.sum() < len(order)
@@ -78,10 +78,10 @@ def test_kl_is_measured_too(found):
 
 def test_select_takes_the_options_in_the_name_and_needs_no_size(found):
     model, scores = found
-    circuit = gp.select(scores, how="acdc+threshold=0.05+among=0.2", model=model, task=TASK, prune=False)
+    circuit = gp.select(scores, selection="acdc+threshold=0.05+among=0.2", model=model, task=TASK, prune=False)
     [mask] = acdc_masks(model, TASK, scores, [0.05], among=0.2)
     assert torch.equal(circuit.mask, mask)
-    assert circuit.asked == len(circuit)
+    assert circuit.requested == len(circuit)
 
 
 def test_several_thresholds_share_what_their_searches_have_in_common(found, monkeypatch):
@@ -104,12 +104,9 @@ def test_select_many_gives_a_circuit_for_each_threshold(found):
     circuits = select_many(scores, (), how=how, model=model, task=TASK, prune=False)
     masks = acdc_masks(model, TASK, scores, [0.05, 0.01], among=0.2)
     assert all(torch.equal(a.mask, b) for a, b in zip(circuits, masks, strict=True))
-    assert [one.provenance.how for one in circuits] == [
-        "acdc+threshold=0.05+among=0.2",
-        "acdc+threshold=0.01+among=0.2",
-    ]
+    assert [one.selection for one in circuits] == ["acdc+threshold=0.05+among=0.2", "acdc+threshold=0.01+among=0.2"]
     with pytest.raises(UsageError, match="gives 2 circuits"):
-        gp.select(scores, how=how, model=model, task=TASK)
+        gp.select(scores, selection=how, model=model, task=TASK)
 
 
 def test_distances_of_another_metric_or_ablation_are_not_taken(found, monkeypatch):
@@ -117,7 +114,7 @@ def test_distances_of_another_metric_or_ablation_are_not_taken(found, monkeypatc
     monkeypatch.setattr("gradpath.runtime.files.STORED_EVERY", 0.0)
     monkeypatch.setattr(acdc_module._Log, "remove", lambda self: None)
     other = replace(TASK, metric=lambda logits, labels: 2 * TASK.metric(logits, labels) + logits[:, 0])
-    zero = replace(scores, about={**scores.about, "ablation": "zero"})
+    zero = replace(scores, recipe=scores.recipe.changed(ablation="zero"))
     for task, of in ((TASK, scores), (other, scores), (TASK, zero)):
         acdc_masks(model, task, of, [0.05], among=0.05)
     acdc_masks(model, TASK, scores, [0.05], among=0.05, measure="kl")
@@ -163,14 +160,14 @@ def test_a_search_that_was_stopped_continues(found, monkeypatch):
 def test_a_wrong_option_is_refused(found, how, message):
     model, scores = found
     with pytest.raises(UsageError, match=message):
-        gp.select(scores, n=10 if how.startswith("top") else None, how=how, model=model, task=TASK)
+        gp.select(scores, n=10 if how.startswith("top") else None, selection=how, model=model, task=TASK)
 
 
 def test_what_would_take_very_long_has_to_be_confirmed(found, monkeypatch):
     model, scores = found
     monkeypatch.setattr("gradpath.limits.MOST_PASSES", 10)
     with pytest.raises(UsageError, match=r"acdc on [\d,]+ edges and 3 examples takes about [\d,]+ forward passes"):
-        gp.select(scores, how="acdc", model=model, task=TASK)
+        gp.select(scores, selection="acdc", model=model, task=TASK)
     with pytest.raises(UsageError, match=r"at each of 2 thresholds.* or thresholds, or confirm with sure=true"):
         select_many(scores, (), how="acdc+threshold=0.1,0.2", model=model, task=TASK)
-    gp.select(scores, how="acdc+sure=true+among=0.1", model=model, task=TASK)
+    gp.select(scores, selection="acdc+sure=true+among=0.1", model=model, task=TASK)

@@ -45,7 +45,7 @@ def test_the_size_found_keeps_the_share_and_the_measured_ones_below_do_not(circu
     measured, measure = [], faithful.measure_circuits
 
     def noted(prepared_batches, some, *args):
-        measured.extend(one.asked for one in some)
+        measured.extend(one.requested for one in some)
         return measure(prepared_batches, some, *args)
 
     monkeypatch.setattr(faithful, "measure_circuits", noted)
@@ -71,7 +71,7 @@ def test_find_sets_its_examples_up_once_for_the_selection_and_the_search(circuit
     to_measure, made = replace(TASK), []
     monkeypatch.setattr(prepared, "prepare", lambda *args: made.append(args[1]) or prepare(*args))
     found = run_find(model, FindRequest(how="refined"), curve=False, examples=(TASK, to_measure))
-    assert found.circuit.provenance.how == "refined"
+    assert found.circuit.selection == "refined"
     assert sum(len(batch) for batch in made) == len(TASK) + len(to_measure)
     assert not list(prepared._SHARED)
 

@@ -108,7 +108,7 @@ def test_the_order_holds_every_edge_once_and_other_losses_learn_something_else(f
         orders[loss] = tuple(order.edges.tolist())
     assert len(set(orders.values())) == 3
     strong, matched = (
-        evaluate(model, gp.select(scores, 60, how=f"learned+steps=8+loss={loss}", model=model, task=TASK), TASK)
+        evaluate(model, gp.select(scores, 60, selection=f"learned+steps=8+loss={loss}", model=model, task=TASK), TASK)
         for loss in ("metric", "match")
     )
     assert float(strong.circuit_values.mean()) > float(matched.circuit_values.mean())
@@ -212,7 +212,7 @@ def test_a_budget_of_seconds_ends_the_steps(found, monkeypatch):
     made = []
     step = learned_module._Learner._next
     monkeypatch.setattr(learned_module._Learner, "_next", lambda self, s: (made.append(s.elapsed), step(self, s))[1])
-    gp.select(scores, 30, how="learned+seconds=3.5", model=model, task=TASK)
+    gp.select(scores, 30, selection="learned+seconds=3.5", model=model, task=TASK)
     assert made == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -233,7 +233,7 @@ def test_a_budget_of_seconds_ends_the_steps(found, monkeypatch):
 def test_options_that_make_no_sense_are_refused_in_a_sentence(found, option, message):
     model, scores = found
     with pytest.raises(UsageError, match=message):
-        gp.select(scores, 5, how=f"learned+{option}", model=model, task=TASK)
+        gp.select(scores, 5, selection=f"learned+{option}", model=model, task=TASK)
 
 
 def test_sizes_are_drawn_around_those_asked_for():

@@ -142,7 +142,7 @@ def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, mon
         assert size in (n, before)
     assert sum(size == n for n, size in enumerate(sizes, start=5)) > len(sizes) / 2
     for n in (5, 20, 60):
-        assert set(order.circuit(n).edges) == set(select(scores, n, how="refined", model=model, task=TASK).edges)
+        assert set(order.circuit(n).edges) == set(select(scores, n, selection="refined", model=model, task=TASK).edges)
     with pytest.raises(UsageError, match="made for circuits of 5 to"):
         order.circuit(4)
     with pytest.raises(UsageError, match=r"the circuits of 'random-paths' are not nested\. Use one of"):
@@ -230,16 +230,16 @@ def test_measured_circuits_err_less_than_the_largest_scores_on_the_examples_they
 )
 def test_select_remembers_how_and_needs_what_it_measures_with(found, how):
     model, scores = found
-    circuit = gp.select(scores, 50, how=how, model=model, task=TASK)
-    assert circuit.about["selection"]["how"] == how
-    assert circuit.asked == 50
+    circuit = gp.select(scores, 50, selection=how, model=model, task=TASK)
+    assert circuit.selection == how
+    assert circuit.requested == 50
     assert 0 < len(circuit) <= 50
     with pytest.raises(UsageError, match="give it model= and task="):
-        select(scores, 50, how=how)
+        select(scores, 50, selection=how)
     with pytest.raises(InputError, match="another model"):
         select(attribute(tiny_model("llama-grouped"), TASK, "eap"), 5, how=how, model=model, task=TASK)
 
 
 def test_an_unknown_way_is_refused_with_those_there_are(found):
     with pytest.raises(UsageError, match="refined"):
-        gp.select(found[1], 5, how="refind")
+        gp.select(found[1], 5, selection="refind")

@@ -7,6 +7,7 @@ import torch
 
 from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph, pruned
+from gradpath.recipe import Recipe
 from gradpath.scores import Scores
 from gradpath.selection import select, select_many
 from gradpath.selection.ranking import edge_count, greedy, signed, top
@@ -18,7 +19,7 @@ def random_scores(graph=GRAPH, seed=0, ties=False) -> Scores:
     values = torch.randn(graph.mask.shape, generator=torch.Generator().manual_seed(seed))
     if ties:
         values = (values * 2).round() / 2
-    return Scores(graph, values * graph.mask, {"method": "by hand"})
+    return Scores(graph, values * graph.mask, Recipe(method="by hand"))
 
 
 def by_hand_greedy(scores: Scores, n: int) -> list[int]:
@@ -92,7 +93,7 @@ def test_circuits_of_many_sizes_are_prefixes_of_one_order(how):
     together = select_many(scores, sizes, how=how, prune=False)
     assert [len(circuit) for circuit in together] == sizes
     for size, circuit in zip(sizes, together, strict=True):
-        assert torch.equal(circuit.index, select(scores, size, how=how, prune=False).index)
+        assert torch.equal(circuit.index, select(scores, size, selection=how, prune=False).index)
         assert torch.equal(circuit.index, together[-1].index[:size])
 
 
@@ -111,11 +112,9 @@ def test_pruning_changes_nothing_the_second_time():
 
 
 def test_a_circuit_says_how_it_was_selected():
-    circuit = select(random_scores(), 20, how="greedy")
-    assert circuit.about["method"] == "by hand"
-    selection = {"how": "greedy", "pruned": True, "edges_asked": 20, "edges_kept": len(circuit)}
-    assert circuit.about["selection"] == selection
-    assert circuit.asked == 20
+    circuit = select(random_scores(), 20, selection="greedy")
+    assert circuit.recipe.method == "by hand"
+    assert (circuit.selection, circuit.pruned, circuit.requested) == ("greedy", True, 20)
 
 
 def test_scores_stay_beside_their_edges():
@@ -155,7 +154,7 @@ def test_a_size_that_cannot_be_is_refused(n, sparsity, words):
 
 def test_an_unknown_way_to_select_is_refused():
     with pytest.raises(UsageError, match="Did you mean 'greedy'"):
-        select(random_scores(), 5, how="gredy")
+        select(random_scores(), 5, selection="gredy")
 
 
 def test_scores_that_are_not_finite_are_refused():
@@ -171,6 +170,6 @@ def test_selecting_from_the_graph_of_xl(how):
     """Of 2.2 million edges; ``make bench-load`` has the time that it takes."""
     graph = Graph(48, 25)
     scores = random_scores(graph)
-    circuit = select(scores, graph.n_edges // 100, how=how)
-    assert circuit.asked == graph.n_edges // 100
+    circuit = select(scores, graph.n_edges // 100, selection=how)
+    assert circuit.requested == graph.n_edges // 100
     assert torch.equal(pruned(graph, circuit.mask), circuit.mask)

@@ -317,7 +317,7 @@ def test_a_built_in_task_has_more_examples_of_its_kind_as_many_as_there_are(mode
     for more in (some, every):
         assert list(more.clean[:5]) == list(few.clean)
         assert (more.labels[:5] == few.labels).all()
-        assert more.about["split"] == "train"
+        assert more.facts["split"] == "train"
     assert more_examples(few[:3], model, 50).clean == some.clean
     # Examples that were changed, or not drawn in this way, have no others of their kind.
     other = replace(few, clean=[*few.clean[1:], few.clean[0]])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gradpath.errors import GradpathWarning, InputError, UsageError
+from gradpath.recipe import Recipe
 from gradpath.tasks import load_task, logit_difference, probability_difference
 from gradpath.tasks.pairs import LENGTHS, NO_TOKEN, REPEATED, SAME, SHARED
 
@@ -41,7 +42,7 @@ def test_no_model_and_no_tokenizer(words):
 
 
 def test_more_pairs_than_there_are_says_how_many(smollm2):
-    kept = load_task("gender-bias", smollm2, n=None).about["kept"]
+    kept = load_task("gender-bias", smollm2, n=None).facts["kept"]
     with pytest.raises(UsageError, match=f"{kept + 1} pairs were requested, but .* has {kept} in the split 'train'"):
         load_task("gender-bias", smollm2, n=kept + 1)
 
@@ -53,13 +54,15 @@ def test_far_too_many_pairs_are_refused_at_once(words):
         load_task("ioi", words, n=None)
 
 
-def test_about_is_plain_and_complete(smollm2):
-    about = load_task("capital-country", smollm2, n=20, seed=3, split="test").about
-    assert json.loads(json.dumps(about)) == about
-    assert {"n": 20, "seed": 3, "split": "test", "kept": 20}.items() <= about.items()
-    assert about["metric"] == "logit-difference"
-    assert about["dropped"][LENGTHS]["count"] > 0
-    assert "the capital of" in about["dropped"][LENGTHS]["first"]
+def test_the_record_of_a_task_is_plain_and_complete(smollm2):
+    task = load_task("capital-country", smollm2, n=20, seed=3, split="test")
+    facts = dict(task.facts)
+    assert json.loads(json.dumps(facts)) == facts
+    assert {"split": "test", "kept": 20}.items() <= facts.items()
+    expected = Recipe(task="capital-country", examples=20, seed=3, split="swapped", metric="logit-difference")
+    assert task.recipe == expected
+    assert facts["dropped"][LENGTHS]["count"] > 0
+    assert "the capital of" in facts["dropped"][LENGTHS]["first"]
 
 
 @pytest.mark.parametrize(
@@ -76,10 +79,10 @@ def test_unusable_pairs_are_counted_with_their_reason(words, pair, reason, detai
     data = rows(("good one", "good two", " x", " y"), pair)
     task = load_task(None, words, data=data, split="all", n=None)
     assert task.clean == ["good one"]
-    assert list(task.about["dropped"]) == [reason]
-    assert task.about["dropped"][reason]["count"] == 1
-    assert detail in task.about["dropped"][reason]["first"]
-    assert "row 2" in task.about["dropped"][reason]["first"]
+    assert list(task.facts["dropped"]) == [reason]
+    assert task.facts["dropped"][reason]["count"] == 1
+    assert detail in task.facts["dropped"][reason]["first"]
+    assert "row 2" in task.facts["dropped"][reason]["first"]
 
 
 def test_nothing_usable_is_an_error_with_the_row(words):
@@ -92,7 +95,7 @@ def test_a_metric_of_another_name_brings_its_labels(smollm2):
     task = load_task("ioi", smollm2, n=5, metric="probability-difference")
     assert task.metric is probability_difference
     assert task.labels.shape == (5, 2, 1)
-    assert task.about["metric"] == "probability-difference"
+    assert task.record.metric == "probability-difference"
 
 
 def test_a_metric_of_ones_own(smollm2):
@@ -101,7 +104,7 @@ def test_a_metric_of_ones_own(smollm2):
 
     task = load_task("ioi", smollm2, n=5, metric=right_logit)
     assert task.metric(torch.arange(60_000.0).expand(5, -1), task.labels).tolist() == task.labels[:, 0].tolist()
-    assert task.about["metric"] == "right_logit"
+    assert task.record.metric == "right_logit"
 
 
 def test_logit_difference_refuses_several_answers(words):
@@ -114,7 +117,7 @@ def test_answers_that_are_no_tokens_are_left_out_and_named(words):
     data = rows(("a b", "a c", " x| two words", " z| y"))
     task = load_task(None, words, data=data, n=1, split="all")
     assert (task.labels >= 0).sum(-1).tolist() == [[1, 2]]
-    assert task.about["notes"] == ["answers that are not a single token count for neither side: ' two words'"]
+    assert task.facts["notes"] == ["answers that are not a single token count for neither side: ' two words'"]
 
 
 def test_unknown_metric(words):

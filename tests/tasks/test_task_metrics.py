@@ -50,7 +50,7 @@ def test_judged_by_kl_takes_the_models_own_logits():
     assert judged.metric(logits, judged.labels).abs().max() < 1e-6
     assert judged.metric(logits.flip(1), judged.labels).max() < 0
     assert judged.clean == task.clean
-    assert judged.about["metric"] == "kl"
+    assert judged.record.metric == "kl"
 
 
 def test_judged_by_kl_refuses_logits_of_other_examples():
@@ -118,7 +118,7 @@ def counts_up(logits, labels):
 
 
 def test_a_metric_that_mixes_the_examples_of_a_batch_is_refused_by_name(own_gpt2):
-    circuit = select(attribute(own_gpt2, MIXED, "eap"), n=20, how="top")
+    circuit = select(attribute(own_gpt2, MIXED, "eap"), n=20, selection="top")
     for metric in (mean_of_the_batch, share_of_the_largest):
         task = replace(MIXED, metric=metric)
         for work in (lambda t=task: attribute(own_gpt2, t, "eap-ig"), lambda t=task: evaluate(own_gpt2, circuit, t)):

@@ -75,9 +75,9 @@ def test_layouts_give_the_same_answers_under_both_vocabularies(content, metric, 
 
 
 def test_the_user_is_told_where_answers_come_from(tmp_path, gpt2, smollm2):
-    assert "_idx columns" in load(tmp_path, IOI, gpt2).about["notes"][0]
-    assert "from the prompts" in load(tmp_path, IOI, smollm2).about["notes"][0]
-    assert "from the text columns" in load(tmp_path, HYPERNYMY, smollm2).about["notes"][0]
+    assert "_idx columns" in load(tmp_path, IOI, gpt2).facts["notes"][0]
+    assert "from the prompts" in load(tmp_path, IOI, smollm2).facts["notes"][0]
+    assert "from the text columns" in load(tmp_path, HYPERNYMY, smollm2).facts["notes"][0]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_user_is_told_where_answers_come_from(tmp_path, gpt2, smollm2):
 def test_ids_of_another_vocabulary_are_not_used(content, own, other, right, tmp_path, gpt2):
     task = load(tmp_path, content.replace(own, other), gpt2)
     assert answers(task, gpt2)[0][0] == [right]
-    assert "another vocabulary" in task.about["notes"][0]
+    assert "another vocabulary" in task.facts["notes"][0]
 
 
 def test_sva_rows_take_all_verbs_of_the_number(tmp_path, smollm2):
@@ -118,7 +118,7 @@ def test_ioi_names_are_read_in_either_order(tmp_path, smollm2):
 
 def test_prompts_that_do_not_tell_are_dropped_with_their_row(tmp_path, smollm2):
     odd = GENDER + "The poet slept because,The wolf slept because,673,339,1\n"
-    dropped = load(tmp_path, odd, smollm2, split="all").about["dropped"]
+    dropped = load(tmp_path, odd, smollm2, split="all").facts["dropped"]
     assert dropped == {
         "the answers cannot be read from the prompts": {
             "count": 1,
@@ -166,7 +166,7 @@ def test_jsonl_with_lists_and_token_ids(tmp_path, words):
 
 def test_a_missing_space_is_said_and_not_mended(tmp_path, words):
     task = load(tmp_path, OWN.replace(" Mary, John", "Mary,John"), words)
-    assert "'Mary' (row 1 (line 2 of pairs.csv)) follows its prompt without a space" in task.about["notes"][0]
+    assert "'Mary' (row 1 (line 2 of pairs.csv)) follows its prompt without a space" in task.facts["notes"][0]
     assert answers(task, words) == [[["Mary"], ["John"]]]
 
 
@@ -182,9 +182,9 @@ def test_an_answer_outside_the_vocabulary_is_not_the_unknown_token(tmp_path, clo
     content = HEADER + row.format(" Ann", " Bob", " Mary", " Zed") + row.format(" Bob", " Ann", " Mary", "?")
     task = load(tmp_path, content, closed, split="all")
     assert answers(task, closed) == [[[" Mary"], ["?"]]]  # "?" itself is in the vocabulary
-    [drop] = task.about["dropped"].values()
+    [drop] = task.facts["dropped"].values()
     assert drop["rows"] == ["row 1 (line 2 of pairs.csv): an answer is not a single token (' Zed' is no token)"]
-    assert not any("vocabulary" in note for note in task.about["notes"])
+    assert not any("vocabulary" in note for note in task.facts["notes"])
 
 
 def test_prompts_with_unknown_text_are_warned_about_once(tmp_path, closed):
@@ -227,8 +227,8 @@ def test_a_huge_file_is_read_in_part_and_says_so(words, monkeypatch):
     task = load_task(None, words, data=rows, n=100)
     assert len(task) == 100
     assert len(taken) == 501
-    assert task.about["rows_read"] == 500
-    assert "only the first 500 rows were read" in task.about["notes"]
+    assert task.facts["rows_read"] == 500
+    assert "only the first 500 rows were read" in task.facts["notes"]
 
 
 def test_a_dataset_by_name_is_streamed(words, monkeypatch):
@@ -374,7 +374,7 @@ def test_texts_that_are_the_same_tokens_are_one_prompt(words):
     texts = [{unicodedata.normalize("NFC", prompt) for prompt in half.clean} for half in halves]
     assert not texts[0] & texts[1]
     assert [len(half) for half in halves] == [8, 8]
-    dropped = [half.about["dropped"]["an earlier pair has the same prompts"]["count"] for half in halves]
+    dropped = [half.facts["dropped"]["an earlier pair has the same prompts"]["count"] for half in halves]
     assert dropped == [8, 8]
 
 
@@ -423,19 +423,19 @@ def test_data_of_any_size_is_taken(tmp_path, words):
 
 
 def test_too_few_rows_to_hold_some_out_are_said(tmp_path, words):
-    few, enough = (load(tmp_path, own_rows(count), words, split="test").about for count in (7, 8))
+    few, enough = (load(tmp_path, own_rows(count), words, split="test").facts for count in (7, 8))
     assert "nothing is held out, because there are fewer than 8 usable pairs" in few["notes"][-1]
     assert (few["held_out"], enough["held_out"]) == (False, True)
     one_prompt = HEADER + "".join(f"a gave it to,b{i} gave it to, Mary, John\n" for i in range(9))
     task = load(tmp_path, one_prompt, words, split="test")
-    assert (len(task), task.about["held_out"]) == (9, False)
-    assert "because all usable pairs have the same clean prompt" in task.about["notes"][-1]
+    assert (len(task), task.facts["held_out"]) == (9, False)
+    assert "because all usable pairs have the same clean prompt" in task.facts["notes"][-1]
 
 
 def test_more_pairs_than_the_data_has_are_all_of_them_with_a_note(tmp_path, words):
     task = load(tmp_path, own_rows(20), words, n=50)
     assert len(task) == 10
-    assert "50 pairs were requested, but pairs has 10: all are used" in task.about["notes"]
+    assert "50 pairs were requested, but pairs has 10: all are used" in task.facts["notes"]
 
 
 def test_all_bad_rows_are_reported_at_once_with_their_lines(tmp_path, words):
@@ -452,7 +452,7 @@ def test_all_bad_rows_are_reported_at_once_with_their_lines(tmp_path, words):
 
 def test_every_row_that_is_left_out_is_named_with_its_reason(tmp_path, words):
     content = own_rows(8) + "a gave it,b gave it to, Mary, John\n" + "c gave,d gave, two words, John\n"
-    dropped = load(tmp_path, content, words, split="all").about["dropped"]
+    dropped = load(tmp_path, content, words, split="all").facts["dropped"]
     assert {reason: drop["rows"] for reason, drop in dropped.items()} == {
         "the prompts have different numbers of tokens": [
             "row 9 (line 10 of pairs.csv): the prompts have different numbers of tokens (3 and 4)"

@@ -36,6 +36,7 @@ from gradpath.attribution.methods import Method, Options, Path, find_method
 from gradpath.errors import GradpathError, UsageError, warn
 from gradpath.limits import RUN_AT_ONCE, SUM_AT_ONCE, Limits
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import Facts, Recipe
 from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
@@ -236,29 +237,28 @@ def attribute_at_steps(
         batches=at_once.batches,
     ):
         sums.add(results)
-    return sums.scores(_about(model, task, method, options, ablation, len(pairs), at_once.largest))
+    facts = Facts(
+        version=__version__,
+        weights=model.digest,
+        d_model=model.arch.d_model,
+        examples=len(pairs),
+        batch_size=at_once.largest,
+        plugins=loaded_plugins(),
+        data=dict(task.facts),
+    )
+    return sums.scores(_recipe(model, task, method, options, ablation), facts)
 
 
-def _about(
-    model: Transformer, task: Task, method: Method, options: Options, ablation: str, examples: int, size: int
-) -> dict[str, Any]:
-    """How the scores were made, as plain values: enough to make them again."""
-    return {
-        "version": __version__,
-        "model": model.name,
-        "weights": model.digest,
-        "task": task.name,
-        "data": dict(task.about),
-        "method": method.name,
-        "options": {name: value for name, value in options.items() if name != "steps"},
-        "ablation": ablation,
-        "examples": examples,
-        "batch_size": size,
-        "bos": model.tokenizer is not None and model.tokenizer.prepend is not None,
-        "dtype": model.dtype_name,
-        "d_model": model.arch.d_model,
-        **({"plugins": plugins} if (plugins := loaded_plugins()) else {}),
-    }
+def _recipe(model: Transformer, task: Task, method: Method, options: Options, ablation: str) -> Recipe:
+    """How the scores are made: enough to make them again."""
+    return task.record.changed(
+        model=model.name or None,
+        dtype=model.dtype_name,
+        bos=model.tokenizer is not None and model.tokenizer.prepend is not None,
+        method=method.name,
+        options={name: value for name, value in options.items() if name != "steps"},
+        ablation=ablation,
+    )
 
 
 class Sums:
@@ -299,7 +299,7 @@ class Sums:
             self._totals[i] += scores
             self._passes[i] = self._passes[i].maximum(torch.tensor([passes.forward, passes.backward], device="cpu"))
 
-    def scores(self, about: dict[str, Any]) -> list[Scores]:
+    def scores(self, recipe: Recipe, facts: Facts) -> list[Scores]:
         """The means over the examples of all ranks, for each number of points."""
         graph, results = self.model.graph, []
         totals, most = distributed.all_sum(self._totals), distributed.all_max(self._passes)
@@ -307,8 +307,8 @@ class Sums:
         for steps, total, passes in zip(self.steps, totals, most.tolist(), strict=True):
             counts = dict(zip(("forward", "backward"), (round(n, 2) for n in passes), strict=True))
             counts = {name: int(n) if n.is_integer() else n for name, n in counts.items()}
-            about_steps = {**about, "steps": steps, "passes": counts}
-            results.append(Scores(graph, self._mean(total), about_steps, examples=examples))
+            of_steps = recipe.changed(steps=steps), facts.with_facts(passes=counts)
+            results.append(Scores(graph, self._mean(total), *of_steps, examples=examples))
         return results
 
     def _mean(self, total: Tensor) -> Tensor:

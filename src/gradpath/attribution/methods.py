@@ -50,8 +50,8 @@ from torch import Tensor
 from gradpath.errors import UsageError
 from gradpath.model.architecture import CALCULUS, Rules
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import Recipe
 from gradpath.registry import NamedFunction, Registry, owner_of
-from gradpath.scores import Provenance
 from gradpath.tasks.metrics import Metric, kl_divergence
 from gradpath.tasks.task import Pairs
 
@@ -224,11 +224,11 @@ def find_method(name: str) -> Method:
     return METHODS.find(name)
 
 
-def recorded_method(provenance: Provenance) -> tuple[Method, Options]:
-    """The method that scores were made with, and all of its options."""
-    method = METHODS.find(str(provenance.method))
-    has_steps = "steps" in method.defaults and provenance.steps is not None
-    return method, method.options({**provenance.options, **({"steps": provenance.steps} if has_steps else {})})
+def recorded_method(recipe: Recipe) -> tuple[Method, Options]:
+    """The method of a recipe, and all of its options, checked."""
+    method = METHODS.find(recipe.method)
+    has_steps = "steps" in method.defaults and recipe.steps is not None
+    return method, method.options({**recipe.options, **({"steps": recipe.steps} if has_steps else {})})
 
 
 def find_path(name: str) -> Path:

@@ -15,6 +15,7 @@ from gradpath._version import __version__
 from gradpath.cli import options as opt
 from gradpath.cli.progress import lines_of, note, numbers_of, print_result
 from gradpath.errors import InputError, UsageError, warn
+from gradpath.recipe import Recipe
 from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from gradpath.limits import Limits
     from gradpath.model.transformer import Transformer
     from gradpath.report.figure import Attention
-    from gradpath.scores import Provenance
     from gradpath.tasks import Task
 
 T = TypeVar("T")
@@ -37,24 +37,21 @@ _EXPERTS = 4  # listed for a node
 
 def saved_options(about_examples: str) -> opt.Decorator:
     """The options of ``open_circuit``; ``about_examples`` is the help of --examples."""
-    examples = click.option(
-        "--examples", type=click.IntRange(min=1), help=f"{about_examples}  [as many as when the circuit was found]"
-    )
+    own = dict.fromkeys(("model", "seed", "ablation"), "the circuit's own")
     return opt.together(
-        click.option("--model", help="Another model of the same shape.  [the circuit's own]"),
-        click.option("--task", help="Another task.  [the circuit's own]"),
-        opt.metric_option("the circuit's own; with another --task, that task's"),
-        examples,
+        opt.recipe_options("model", "task", "data", model=own["model"], task=own["model"]),
+        opt.recipe_option("metric", default="the circuit's own; with another --task, that task's"),
+        click.option(
+            "--examples", type=int, metavar="N", help=f"{about_examples}  [as many as when the circuit was found]"
+        ),
         click.option(
             "--split",
             type=opt.Choice([*defaults.TASK_SPLITS, defaults.REWORDED]),
             help="train: examples that find attributes; test: held-out ones; reworded: as test, in other templates.  "
-            "[test; all for a circuit that was found with --split all]",
+            "[those that find measured on]",
         ),
-        opt.ablation_option(None),
-        opt.data_option,
+        opt.recipe_options("ablation", "seed", **own),
         opt.batch_options,
-        click.option("--seed", type=int, help="Seed for drawing the examples.  [the circuit's own]"),
         opt.plugin_option,
         opt.json_option,
         opt.load_options,
@@ -62,33 +59,39 @@ def saved_options(about_examples: str) -> opt.Decorator:
 
 
 @dataclass(frozen=True)
-class ExampleOptions:
-    """Which examples to run a saved circuit on, and the ablation of the edges outside of it."""
+class OpenedCircuit:
+    """A circuit from a file, its model, and the examples to run it on.
 
-    task: str | None = None
-    data: Path | None = None
-    metric: str | None = None
-    examples: int | None = None
-    seed: int | None = None
-    split: str | None = None
-    ablation: str | None = None
-
-
-@dataclass(frozen=True)
-class SavedCircuit:
-    """A circuit from a file, its model, the examples, and the ablation of the edges outside of it."""
+    Its recipe is that of the file, with what the user typed in its place.
+    """
 
     circuit: Circuit
+    recipe: Recipe
     model: Transformer
     task: Task
-    seed: int
-    split: str
-    ablation: str
-    mean_over: Task | None
-    draw: Callable[[str, int], Task]  # examples of a split, drawn by another seed
-    attributed: Callable[[], Task | None]  # the examples that the circuit was found on, if they can be drawn again
-    options: ExampleOptions
+    split: str  # of the task
     limits: Limits
+
+    @property
+    def found_on(self) -> Task | None:
+        """The examples that the circuit was found on; None if they cannot be drawn again, or are of another task."""
+        found = self.circuit.recipe
+        if found is None or (found.task, found.data) != (self.recipe.task, self.recipe.data):
+            return None
+        return self.draw(found.attributed_split, found)
+
+    @property
+    def mean_over(self) -> Task | None:
+        """The examples that means of an ablation are over: those that the circuit was found on, or as many others."""
+        if self.recipe.ablation in ("corrupted", "zero"):
+            return None
+        return self.found_on or self.draw(self.recipe.attributed_split, self.recipe)
+
+    def draw(self, split: str, recipe: Recipe) -> Task:
+        """The examples of a split, with the number and the seed of a recipe, and the metric of this one."""
+        from gradpath.pipeline.examples import draw
+
+        return draw(self.model, recipe.changed(metric=self.recipe.metric), split, data=self.recipe.data)
 
     def run(self, function: Callable[..., T]) -> T:
         """Call ``evaluate`` or ``explain`` for the circuit and the examples."""
@@ -98,114 +101,83 @@ class SavedCircuit:
             self.task,
             batch_size=self.limits.batch_size,
             memory=self.limits.memory,
-            ablation=self.ablation,
+            ablation=self.recipe.ablation,
             mean_over=self.mean_over,
         )
 
 
-def open_circuit(file: str | Path, values: dict[str, Any]) -> SavedCircuit:
+def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     """Load a circuit, its model and examples; ``values`` are those of ``saved_options``.
 
     An option without a value is as when the circuit was found.
     """
-    from gradpath.ablation import CORRUPTED
     from gradpath.circuit import load_circuit
     from gradpath.evaluation.plan import check_same_graph
-    from gradpath.pipeline import notices
-    from gradpath.tasks.load import WARNING, check_task, draw_task
+    from gradpath.pipeline.examples import draw, notices
+    from gradpath.tasks.load import WARNING, check_task
 
     limits = opt.limits_of(values.get("batch_size"), values.get("memory"))
-    options, loading = opt.pick(ExampleOptions, values), opt.pick(opt.ModelOptions, values)
-    data, circuit = options.data, load_circuit(file)
-    provenance = circuit.provenance
-    same_model = loading.model is None
-    if same_model:
-        loading = _recorded(opt.as_recorded(loading, provenance), "model", file)
-    metric = _metric(circuit, options.metric, file, same_task=options.task is None)
-    task = options.task or (None if data else _task(circuit, file))
-    check_task(task, data)
-    model = loading.load()
+    split, typed, circuit = values.pop("split", None), opt.typed(values), load_circuit(file)
+    found = circuit.recipe or Recipe()
+    recipe = _recipe(circuit, typed, file)
+    check_task(recipe.task, recipe.data)
+    model = opt.load(recipe, values)
     check_same_graph(model, circuit)
-    # Files from before 0.2.0 have no digest, and that of another precision differs.
-    same_dtype, digest = provenance.dtype == model.dtype_name, provenance.weights
-    if same_model and same_dtype and digest is not None and digest != model.digest:
+    if "model" not in typed and recipe.dtype == found.dtype and circuit.facts.weights not in (None, model.digest):
         warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
-    n, seed, split = _draw_of(options, provenance)
-
-    def draw(split: str, seed: int) -> Task:
-        return draw_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
-
-    pairs = draw(split, seed)
-    if data is not None:
-        for line in notices(None, pairs):
+    split = split or recipe.measured_split
+    opened = OpenedCircuit(circuit, recipe, model, draw(model, recipe, split, data=recipe.data), split, limits)
+    if recipe.data is not None:
+        for line in notices(None, opened.task):
             # Of a circuit that was found on other data, none of these pairs was attributed.
-            if provenance.own_data or not line.startswith(WARNING):
+            if found.data is not None or not line.startswith(WARNING):
                 note(line)
-    ablation, mean_over = options.ablation or provenance.ablation, None
-    if ablation not in (CORRUPTED, "zero"):
-        # Over the examples that the circuit was found on, or as many of another task.
-        found_seed = seed if provenance.seed is None else provenance.seed
-        found_split = (provenance.split if options.task is None else None) or "train"
-        mean_over = draw_task(task, model, n=provenance.examples or n, seed=found_seed, split=found_split, data=data)
-
-    def attributed() -> Task | None:
-        same = provenance.source == pairs.about.get("source") and (data is not None or pairs.name == provenance.task)
-        n, seed, split = provenance.examples, provenance.seed, provenance.split
-        # A Task that was given to find is not in the file.
-        if not same or provenance.half or n is None or seed is None or split is None:
-            return None
-        return draw_task(task, model, n=n, seed=seed, split=split, data=data, metric=metric)
-
-    return SavedCircuit(circuit, model, pairs, seed, split, ablation, mean_over, draw, attributed, options, limits)
+    return opened
 
 
-def _draw_of(options: ExampleOptions, provenance: Provenance) -> tuple[int | None, int, str]:
-    """How many examples to draw, the seed and the split: as typed, or else as when the circuit was found."""
-    own_data = options.data is not None
-    if provenance.seed is not None and own_data == provenance.own_data:
-        n = provenance.requested
-    else:  # nothing is recorded, or it is about a task of another kind
-        n = None if own_data else defaults.EXAMPLES
-    n = n if options.examples is None else options.examples
-    seed = next(x for x in (options.seed, provenance.seed, defaults.SEED) if x is not None)
-    return n, seed, options.split or ("all" if provenance.split == "all" else "test")
+def _recipe(circuit: Circuit, typed: dict[str, Any], file: str | Path) -> Recipe:
+    """The recipe of a circuit with what the user typed. Another task has its own metric and number of examples."""
+    from gradpath.tasks import METRICS, TASKS, find_metric
 
-
-def _task(circuit: Circuit, file: str | Path) -> str:
-    """The task that the circuit was found on, unless that was the user's own data, which the file does not have."""
-    from gradpath.tasks import TASKS
-
-    name = _recorded(circuit.provenance.task, "task", file)
-    if circuit.provenance.own_data:  # the task may have the name of a built-in one
-        raise UsageError(f"{file} was found on your own data, {name!r}. Give it again with --data, or name a --task.")
-    if name not in TASKS and (plugins := circuit.provenance.plugins):
+    found, data = circuit.recipe or Recipe(), typed.get("data")
+    if data is not None and found.data is not None and Path(data).name == Path(found.data).name:
+        typed = {**typed, "task": found.task, "data": data}  # the same data, wherever it is now
+        found = found.changed(data=data)
+    elif "task" in typed or data is not None:
+        dropped = ["task", "data", "metric", *(["examples"] if (data is None) != (found.data is None) else [])]
+        found = Recipe(**{name: value for name, value in found.recorded.items() if name not in dropped})
+    recipe = found.changed(**typed)
+    for name, value in (("model", recipe.model), ("task", recipe.task or recipe.data)):
+        if value is None:
+            raise InputError(f"{file} does not say which {name} it is for. Give it with --{name}.")
+    if data is None and recipe.data is not None and not Path(recipe.data).is_file():
         raise UsageError(
-            f"{file} was found on the task {name!r}, which is not built in. Give the plug-in that adds it "
-            f"({', '.join(plugins)}) with --plugin, or name another --task."
+            f"{file} was found on your own data, {recipe.data}, which is not here. Give it with --data, or name a "
+            "--task."
         )
-    return name
-
-
-def _metric(circuit: Circuit, metric: str | None, file: str | Path, *, same_task: bool) -> str | None:
-    """The requested metric, or on the same task the one that the circuit was found with."""
-    from gradpath.tasks import METRICS, find_metric
-
-    recorded = circuit.provenance.metric if same_task else None
-    if metric is None and recorded is not None and recorded not in METRICS:
+    if recipe.data is None and recipe.task not in TASKS and circuit.facts.plugins:
         raise UsageError(
-            f"{file} was found with the metric {recorded!r}, which is your own: give it again with --metric "
+            f"{file} was found on the task {recipe.task!r}, which is not built in. Give the plug-in that adds it "
+            f"({', '.join(circuit.facts.plugins)}) with --plugin, or name another --task."
+        )
+    if "metric" not in typed and recipe.metric is not None and recipe.metric not in METRICS:
+        raise UsageError(
+            f"{file} was found with the metric {recipe.metric!r}, which is your own: give it again with --metric "
             "FILE.py:FUNCTION or with its --plugin, or name another."
         )
-    metric = metric or recorded
-    if metric is not None:
-        find_metric(metric)
-    return metric
+    if recipe.metric is not None:
+        find_metric(recipe.metric)
+    return _with_path(recipe, circuit) if "model" not in typed else recipe
 
 
-def _recorded(value: T | None, what: str, file: str | Path) -> T:
-    if value is None:
-        raise InputError(f"{file} does not say which {what} it is for. Give it with --{what}.")
-    return value
+def _with_path(recipe: Recipe, circuit: Circuit) -> Recipe:
+    """The recipe with the folder in which a model outside the working directory was last."""
+    from gradpath.model.cache import remembered_path
+    from gradpath.runtime.files import ELSEWHERE
+
+    assert recipe.model is not None
+    path = remembered_path(circuit.facts.weights) if recipe.model.startswith(ELSEWHERE) else None
+    return recipe.changed(model=path)
 
 
 @click.command(name="eval")
@@ -221,18 +193,17 @@ def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None
     from gradpath.evaluation import evaluate
 
     begin, saved = time.monotonic(), open_circuit(circuit_file, values)
-    result = saved.run(evaluate)
-    provenance = saved.circuit.provenance
+    result, recipe = saved.run(evaluate), saved.recipe
     summary = {
-        "version": provenance.version,
+        "version": saved.circuit.facts.version,
         "circuit_file": str(circuit_file),
         "model": saved.model.name,
         "task": saved.task.name,
-        "method": provenance.method,
-        "steps": provenance.steps,
-        "ablation": saved.ablation,
-        "metric": saved.task.about["metric"],
-        "seed": saved.seed,
+        "method": recipe.method,
+        "steps": recipe.steps,
+        "ablation": recipe.ablation,
+        "metric": saved.task.record.metric,
+        "seed": recipe.seed,
         "split": saved.split,
         "examples": len(saved.task),
         **numbers_of(saved.circuit, result),
@@ -263,24 +234,23 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **va
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"the verdict is written as an HTML page: --out has to end in .html, got {out.name}.")
     saved = open_circuit(circuit_file, values)
-    data, seed = saved.options.data, saved.seed
-    circuit = replace(saved.circuit, about={**saved.circuit.about, "ablation": saved.ablation})
-    name, found_on = saved.task.name, saved.attributed()
-    has_templates = data is None and name in TASKS and TASKS[name].reworded
+    recipe, found_on, name = saved.recipe, saved.found_on, saved.task.name
+    circuit = replace(saved.circuit, recipe=(saved.circuit.recipe or recipe).changed(ablation=recipe.ablation))
+    has_templates = recipe.data is None and name in TASKS and TASKS[name].reworded
     verdict = test(
         saved.model,
         circuit,
         saved.task,
-        found_on=found_on or saved.draw("train", seed),
+        found_on=found_on or saved.draw("train", recipe),
         attributed=found_on,
-        draws=[] if data else [saved.draw("train", seed + 1)],
-        reworded=saved.draw(defaults.REWORDED, seed) if has_templates else None,
+        draws=[] if recipe.data else [saved.draw("train", recipe.changed(seed=recipe.seed + 1))],
+        reworded=saved.draw(defaults.REWORDED, recipe) if has_templates else None,
         mean_over=saved.mean_over,
-        seed=seed,
+        seed=recipe.seed,
         batch_size=saved.limits.batch_size,
         memory=saved.limits.memory,
     )
-    facts = {"circuit_file": str(circuit_file), "seed": seed, "split": saved.split}
+    facts = {"circuit_file": str(circuit_file), "seed": recipe.seed, "split": saved.split}
     if out is not None:
         distributed.on_first_rank(lambda: write(verdict_report(circuit, verdict, opt.command_line()), out))
     wrote = "" if out is None else f"\nOpen {out} in a browser."
@@ -308,9 +278,9 @@ def explain_command(circuit_file: str | Path, top: int, as_json: bool, **values:
     facts = {
         "version": __version__,
         "circuit_file": str(circuit_file),
-        "seed": saved.seed,
+        "seed": saved.recipe.seed,
         "split": saved.split,
-        "ablation": saved.ablation,
+        "ablation": saved.recipe.ablation,
         "seconds": round(time.monotonic() - begin, 2),
     }
     print_result({**facts, **explanation.to_json()})
@@ -403,7 +373,7 @@ def _patterns(circuit_file: str | Path, heads: tuple[str, ...]) -> Attention:
     from gradpath.model.inspection import token_text
     from gradpath.model.tokenizer import prompt_ids
 
-    saved = open_circuit(circuit_file, {"model": None, "examples": 1})
+    saved = open_circuit(circuit_file, {"examples": 1, **dict.fromkeys(opt.LOADING)})
     model, prompt = saved.model, saved.task.clean[:1]
     tokens = [token_text(model, token) for token in prompt_ids(prompt, model.tokenizer)[0]]
     return {head: (model.attention(prompt, head)[0], tokens) for head in heads}
@@ -450,6 +420,4 @@ def _names(file_a: str | Path, file_b: str | Path) -> tuple[str, str]:
 
 
 def _described(file: str | Path, circuit: Circuit) -> str:
-    origin = circuit.provenance
-    facts = [origin.task, origin.model and f"in {origin.model}", origin.method and f"by {origin.method}", origin.how]
-    return " ".join([f"{file}:", *(fact for fact in facts if fact)])
+    return f"{file}: {circuit.recipe or 'not recorded'}"

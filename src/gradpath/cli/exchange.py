@@ -11,6 +11,7 @@ from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import print_result
 from gradpath.errors import InputError, UsageError
+from gradpath.recipe import Recipe
 
 if TYPE_CHECKING:
     from gradpath.circuit import Circuit
@@ -25,10 +26,9 @@ MIB = "mib"
 @click.option("--to", metavar="FORMAT", help="The format of OUT (gradpath ls formats).  [from the name of OUT]")
 @click.option("--scores", type=opt.FILE, metavar="FILE", help="Scores of all edges, to include in OUT.")
 @click.option("--edges", type=int, metavar="N", help="Select a circuit of N edges from the scores, and prune it.")
-@click.option("--how", help=f"How edges are selected (gradpath ls selections).  [{defaults.RANKING}]")
+@opt.recipe_option("selection", default=defaults.RANKING)
 @click.option("--d-model", type=click.IntRange(min=1), metavar="N", help="The model's width, if IN has none.")
-@click.option("--model", help="The model, for a selection that measures circuits.  [that of the scores]")
-@opt.data_option
+@opt.recipe_options("model", "data", model="that of the scores")
 @opt.plugin_option
 @opt.load_options
 def convert_command(
@@ -37,9 +37,8 @@ def convert_command(
     to: str | None,
     scores: Path | None,
     edges: int | None,
-    how: str | None,
+    selection: str | None,
     d_model: int | None,
-    data: Path | None,
     **values: Any,
 ) -> None:
     """Turn a file with scores, a circuit or both into another format.
@@ -56,63 +55,51 @@ def convert_command(
     from gradpath.formats import Content, format_of, read, write
 
     format_ = format_of(target, to)
-    if how is not None and edges is None and format_ != MIB:
-        raise UsageError("--how selects the edges that --edges counts: give --edges as well.")
+    if selection is not None and edges is None and format_ != MIB:
+        raise UsageError("--selection selects the edges that --edges counts: give --edges as well.")
     if edges is not None and format_ == MIB:
         raise UsageError("a submission to MIB has circuits of nine sizes: leave out --edges.")
     content = read(source)
     if scores is not None:
         content = Content(read(scores).need_scores(), content.circuit)
-    loading = opt.pick(opt.ModelOptions, values)
-    if how is not None and format_ == MIB:
+    if selection is not None and format_ == MIB:
         from gradpath.formats.eap_ig import mib_sizes, write_mib_circuits
 
         edge_scores = content.need_scores()
         sizes = mib_sizes(edge_scores.graph)
-        write_mib_circuits(_select(edge_scores, sizes, how, loading, data, source), target, d_model)
+        write_mib_circuits(_select(edge_scores, sizes, selection, values, source), target, d_model)
     else:
         if edges is not None:
             edge_scores = content.need_scores()
             content = Content(
-                edge_scores, _select(edge_scores, [edges], how or defaults.RANKING, loading, data, source)[0]
+                edge_scores, _select(edge_scores, [edges], selection or defaults.RANKING, values, source)[0]
             )
         write(content, target, format_, d_model=d_model)
     click.echo(target)
 
 
-def _select(
-    scores: Scores, counts: list[int], how: str, loading: opt.ModelOptions, data: Path | None, source: Path
-) -> list[Circuit]:
+def _select(scores: Scores, counts: list[int], name: str, values: dict[str, Any], source: Path) -> list[Circuit]:
     """Circuits of these scores. A selection that measures loads the model and the examples of the scores."""
+    from gradpath.pipeline.examples import draw
     from gradpath.selection import find_selection, select_many
     from gradpath.selection.ranking import sets_own_size
-    from gradpath.tasks.load import draw_task
 
-    selection, _ = find_selection(how)
+    selection, _ = find_selection(name)
     if not selection.sized:
-        raise sets_own_size(how, "use another selection, or gradpath find")
+        raise sets_own_size(name, "use another selection, or gradpath find")
     if not selection.measures:
-        return select_many(scores, counts, how=how)
-    provenance = scores.provenance
-    recorded = opt.as_recorded(loading, provenance)
-    if recorded is None or (provenance.task is None and data is None):
+        return select_many(scores, counts, how=name)
+    recipe = (scores.recipe or Recipe()).changed(**opt.typed(values))
+    if recipe.model is None or (recipe.task is None and recipe.data is None):
         raise InputError(
-            f"the selection {how!r} measures circuits, and {source} does not record its model and task. Use "
+            f"the selection {name!r} measures circuits, and {source} does not record its model and task. Use "
             "another selection, or gradpath find."
         )
-    if provenance.own_data and data is None:  # the task may have the name of a built-in one
-        raise UsageError(f"{source} was made on your own data, {provenance.task!r}. Give it again with --data.")
-    model = recorded.load()
-    task = draw_task(
-        None if data else provenance.task,
-        model,
-        n=provenance.examples,
-        seed=provenance.seed or 0,
-        split=provenance.split or "train",
-        data=data,
-        metric=provenance.metric,
-    )
-    return select_many(scores, counts, how=how, model=model, task=task)
+    if recipe.data is not None and not Path(recipe.data).is_file():  # the task may have the name of a built-in one
+        raise UsageError(f"{source} was made on your own data, {recipe.data}. Give it again with --data.")
+    model = opt.load(recipe, values)
+    task = draw(model, recipe, recipe.attributed_split, data=recipe.data)
+    return select_many(scores, counts, how=name, model=model, task=task)
 
 
 @click.command(name="push")

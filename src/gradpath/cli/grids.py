@@ -15,6 +15,7 @@ from gradpath.cli import options as opt
 from gradpath.cli.progress import note, print_result
 from gradpath.errors import UsageError
 from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
+from gradpath.recipe import Recipe
 
 if TYPE_CHECKING:
     from gradpath.grid.bench import Bench
@@ -29,25 +30,14 @@ NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
 
 @click.command(name="curve")
 @opt.model_option
-@opt.task_option
-@opt.data_option
-@opt.metric_option("the task's own")
+@opt.example_options
 @opt.grid_options(methods=defaults.METHOD, how=defaults.SELECTION, data=True)
-@opt.ablation_option(defaults.ABLATION)
+@opt.recipe_option("ablation")
 @opt.plugin_option
 @opt.out_option("Write the table, the figure, a report and all measurements to this folder.")
 @opt.json_option
 @opt.load_options
-def curve_command(
-    task: str | None,
-    data: Path | None,
-    how: str | None,
-    metric: str | None,
-    ablation: str,
-    out: Path | None,
-    as_json: bool,
-    **values: Any,
-) -> None:
+def curve_command(how: str | None, out: Path | None, as_json: bool, **values: Any) -> None:
     """Measure circuits of many sizes, found by several methods on one task.
 
     With --out, an interrupted run continues where it stopped.
@@ -55,7 +45,7 @@ def curve_command(
     \b
     gradpath curve --model smollm2 --task ioi --methods eap,eap-ig,eap-gp --out out/ioi-curve
     gradpath curve --task sva --methods eap-gp,eap-gp+stride=unit --sparsities 0.99,0.975 --json
-    gradpath curve --task ioi --how refined,acdc+among=0.1+threshold=0.01,0.03,0.1 --out out/acdc
+    gradpath curve --task ioi --selection refined,acdc+among=0.1+threshold=0.01,0.03,0.1 --out out/acdc
     """
     opt.check_folder(out)
     from gradpath.grid import faithfulness
@@ -63,13 +53,16 @@ def curve_command(
     from gradpath.grid.curve_report import write_report
     from gradpath.grid.experiment import Experiment, reproduce
     from gradpath.paper import published
-    from gradpath.pipeline import notices
+    from gradpath.pipeline.examples import notices
     from gradpath.runtime.files import lock_folder
 
-    loading = opt.pick(opt.ModelOptions, values)
-    name = task or ("custom" if data else defaults.TASK)
-    request = request_of(tasks=name, how=how, default_how=defaults.SELECTION, data=data, **values)
-    request = replace(request, metric=metric, ablation=ablation)
+    recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
+    data = None if recipe.data is None else Path(recipe.data)
+    name = recipe.task or ("custom" if data else defaults.TASK)
+    loading = {part: values.pop(part) for part in opt.LOADING}
+    values |= {"examples": recipe.examples, "seed": recipe.seed, "data": data}
+    request = request_of(tasks=name, how=how, default_how=defaults.SELECTION, **values)
+    request = replace(request, metric=recipe.metric, ablation=recipe.ablation)
 
     def outcome(bench: Bench) -> Outcome:
         measured = faithfulness.outcome(bench, "curve")
@@ -81,7 +74,7 @@ def curve_command(
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradpath-")))
         stack.enter_context(lock_folder(folder))
-        model = loading.load()
+        model = opt.load(recipe, loading)
         bench = Bench(model, request, Store(folder), published(model))
         for line in notices(bench.task(name, "train"), bench.task(name, "test")) if data else ():
             note(line)
@@ -107,7 +100,7 @@ def _curve_text(written: Written, out: Path | None) -> str:
             low, high = (f"{100 * row[f'faithfulness_{end}']:.0f}" for end in ("low", "high"))
             share = f"{100 * row['faithfulness']:.1f}% [{low}, {high}]"
             sizes = f"{row['threshold']:>10g}" if has_thresholds else ""
-            sizes += f"{row['sparsity']:>10.2%}{row['edges_asked']:>10,}{row['edges_kept']:>10,}"
+            sizes += f"{row['sparsity']:>10.2%}{row['edges_requested']:>10,}{row['edges_kept']:>10,}"
             lines.append(f"{sizes}  {share:<22}{row['error']:.3f}")
         areas = [row for row in facts.get("mib", ()) if (row["method"], row["how"]) == (method, how)]
         lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in areas]
@@ -151,7 +144,7 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
     device = study.device if values["device_map"] is None else values["device"]
 
     def load(name: str) -> Transformer:
-        return opt.ModelOptions(**{**values, "model": name, "device": device, "dtype": study.dtype}).load()
+        return opt.load(Recipe(model=name, dtype=study.dtype, bos=values["bos"]), {**values, "device": device})
 
     if dry_run:
         counts = remaining(study, folder, load)
@@ -248,7 +241,9 @@ def reproduce_command(
     from gradpath.paper import published
     from gradpath.runtime.files import lock_folder
 
-    loading = opt.pick(opt.ModelOptions, values)
+    recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
+    loading = {part: values.pop(part) for part in opt.LOADING}
+    values |= {"examples": recipe.examples, "seed": recipe.seed}
     request = request_of(how=how, default_how=defaults.PAPER_SELECTIONS, **values)
     request = replace(request, steps=whole_numbers(steps, "--steps"), edge=edge, sample=sample)
     if request.unsized and name != "faithfulness":
@@ -257,9 +252,9 @@ def reproduce_command(
         advice = "use it with curve or reproduce faithfulness"
         raise sets_own_size(request.unsized[0], advice, but=f"{name} needs circuits of given sizes")
     own_model = experiments[0].own_model
-    folder = out or Path("out") / "reproduce" / (name if own_model else Path(loading.model).name or "model")
+    folder = out or Path("out") / "reproduce" / (name if own_model else Path(str(recipe.model)).name or "model")
     with lock_folder(folder):
-        model = own_model() if own_model else loading.load()
+        model = own_model() if own_model else opt.load(recipe, loading)
         bench = Bench(model, request, Store(folder), published(model))
         written = reproduce(bench, experiments, folder, command=opt.command_line(), note=note)
     parts = []

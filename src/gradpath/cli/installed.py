@@ -13,6 +13,7 @@ import click
 from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.progress import print_result
+from gradpath.recipe import Recipe
 from gradpath.registry import first_line
 
 if TYPE_CHECKING:
@@ -125,13 +126,13 @@ def check_command(task: str, examples: int, as_json: bool, **values: Any) -> Non
     from gradpath.tasks.load import check_task
 
     check_task(task)
-    loading = opt.pick(opt.ModelOptions, values)
-    model, loaded = loading.model, loading.load()
+    recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
+    model, loaded = str(recipe.model), opt.load(recipe, values)
     prompts = load_task(task, loaded, n=examples)
     with waiting("loading it with transformers"):
-        original = load_original(model, loaded.dtype, trust_remote_code=loading.trust_remote_code)
+        original = load_original(model, loaded.dtype, trust_remote_code=values["trust_remote_code"])
     done, speeds = [], list[Speed]()
-    steps = [checks(loaded, prompts, original), device_checks(loaded, prompts) if loading.device else ()]
+    steps = [checks(loaded, prompts, original), device_checks(loaded, prompts) if values["device"] else ()]
     for check in chain(*steps):
         if isinstance(check, Speed):
             speeds.append(check)

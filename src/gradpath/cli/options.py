@@ -1,25 +1,22 @@
-"""The options that several verbs share, and the objects that they become."""
+"""The options that several commands share. Those of the recipe, with their help, come from its fields."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from gradpath import defaults
 from gradpath.errors import UsageError, check_choice
+from gradpath.recipe import Recipe
 
 if TYPE_CHECKING:
     from gradpath.limits import Limits
     from gradpath.model.transformer import Transformer
-    from gradpath.scores import Provenance
-
-Object = TypeVar("Object")
 Decorator = Callable[[Any], Any]
 
 FILE = click.Path(path_type=Path)
@@ -61,63 +58,63 @@ def together(*options: Decorator) -> Decorator:
     return add
 
 
-def pick(kind: type[Object], values: dict[str, Any]) -> Object:
-    """Take the fields of a dataclass out of the values of the command's options."""
-    return kind(**{field.name: values.pop(field.name) for field in fields(kind) if field.name in values})  # type: ignore[arg-type]
+LOADING = ("device", "device_map", "trust_remote_code")  # how a model is loaded; no number depends on these
 
 
-@dataclass(frozen=True)
-class ModelOptions:
-    """Which model to load, and how."""
+def load(recipe: Recipe, loading: Mapping[str, Any]) -> Transformer:
+    """The model of a recipe, with a line on stderr while it is being read.
 
-    model: str
-    device: str | None = None
-    device_map: str | None = None
-    dtype: str | None = None
-    bos: bool | None = None
-    trust_remote_code: bool = False
-
-    def load(self) -> Transformer:
-        """The model, with a line on stderr while it is being read."""
-        from gradpath.model.cache import remember_path
-        from gradpath.model.load import load_model
-        from gradpath.runtime.files import ELSEWHERE
-        from gradpath.runtime.progress import waiting
-
-        with waiting(f"loading {self.model}"):
-            model = load_model(
-                self.model,
-                device=self.device,
-                device_map=self.device_map,
-                dtype=self.dtype,
-                bos=self.bos,
-                trust_remote_code=self.trust_remote_code,
-            )
-            if model.name.startswith(ELSEWHERE):
-                remember_path(model.digest, self.model)
-            return model
-
-
-def as_recorded(loading: ModelOptions, provenance: Provenance) -> ModelOptions | None:
-    """How to load the model of scores or of a circuit; None if none is recorded.
-
-    Options that were given come first. A model outside the working directory is loaded from where it was last. Scores
-    and circuits are measured with the BOS token and in the precision that they were found with.
+    A recipe from a file names a model outside the working directory without its folder: it is loaded from where it was
+    last.
     """
-    from gradpath.model.cache import remembered_path
+    from gradpath.model.cache import remember_path
+    from gradpath.model.load import load_model
     from gradpath.runtime.files import ELSEWHERE
+    from gradpath.runtime.progress import waiting
 
-    name = loading.model or provenance.model
-    if name is None:
-        return None
-    path = remembered_path(provenance.weights) if name.startswith(ELSEWHERE) and not loading.model else None
-    bos = provenance.bos if loading.bos is None else loading.bos
-    return replace(loading, model=path or name, bos=bos, dtype=loading.dtype or provenance.dtype)
+    assert recipe.model is not None
+    with waiting(f"loading {recipe.model}"):
+        model = load_model(
+            recipe.model, dtype=recipe.dtype, bos=recipe.bos, **{name: loading[name] for name in LOADING}
+        )
+        if model.name.startswith(ELSEWHERE):
+            remember_path(model.digest, recipe.model)
+        return model
 
 
-model_option = click.option(
-    "--model", default=defaults.MODEL, show_default=True, help="Hub name, folder, .gguf file, smollm2 or gemma3-270m."
-)
+def recipe_option(name: str, *, default: str | None = None) -> Decorator:
+    """The option of a field of the recipe, with its help.
+
+    Args:
+        name: The field.
+        default: What happens without the option, if that is not the default of the recipe.
+    """
+    field = Recipe.model_fields[name]
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict)
+    text = Recipe.default_text(name) if default is None else default
+    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
+    choices = [choice for choice in (get_args(kinds[0]) or kinds) if isinstance(choice, str)]
+    kind: Any = Choice([choice for choice in choices if choice != "swapped"]) if choices else kinds[0]
+    help_text = f"{field.description}  [{text}]" if text else field.description
+    if kind is bool:
+        return click.option(f"--{name}/--no-{name}", default=None, help=help_text)
+    metavar = str(extra.get("metavar") or "") or None
+    return click.option(f"--{name}", type=kind, metavar=metavar, help=help_text)
+
+
+def recipe_options(*names: str, **defaults_: str) -> Decorator:
+    """Options of several fields; ``defaults_`` says for some of them what happens without the option."""
+    return together(*(recipe_option(name, default=defaults_.get(name)) for name in names))
+
+
+def typed(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the fields of the recipe that the user typed out of the values of the command's options."""
+    fields = {name: values.pop(name) for name in Recipe.model_fields if name in values}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+model_option = recipe_option("model", default=defaults.MODEL)
 load_options = together(
     click.option(
         "--device", metavar="NAME", help="Where to run: cpu, cuda, mps ...  [cpu; with torchrun, a GPU per process]"
@@ -127,18 +124,10 @@ load_options = together(
         metavar="auto|A,B",
         help="Spread the layers of a large model over all GPUs of the machine, or over those named.",
     ),
-    click.option("--dtype", metavar="TYPE", help="float32, bfloat16 or float16.  [float32]"),
-    click.option("--bos/--no-bos", default=None, help="Prepend the BOS token to prompts.  [depends on the family]"),
+    recipe_options("dtype", "bos"),
     click.option("--trust-remote-code", is_flag=True, help="Let a hub model run its own code."),
 )
-
-task_option = click.option(
-    "--task", help=f"A built-in task (gradpath ls tasks).  [{defaults.TASK}, unless --data is given]"
-)
-data_option = click.option("--data", type=FILE, metavar="FILE", help="Your own pairs (.csv, .jsonl).")
-seed_option = click.option(
-    "--seed", type=int, default=defaults.SEED, show_default=True, help="Seed for drawing the examples."
-)
+example_options = recipe_options("task", "data", "metric", "examples", "seed")
 batch_options = together(
     click.option(
         "--batch-size",
@@ -176,43 +165,9 @@ plugin_option = click.option(
 )
 
 
-def examples_option(about: str, *, data: bool = True) -> Decorator:
-    """How many examples to use; ``data`` if the command has --data, of which all are used by default."""
-    default = f"  [{defaults.EXAMPLES}{'; all of --data' if data else ''}]"
-    return click.option("--examples", type=click.IntRange(min=1), help=about + default)
-
-
-def examples_or_default(examples: int | None, data: Path | None) -> int | None:
+def examples_or_default(examples: int | None, data: object) -> int | None:
     """The number of examples: None for all of the user's own data."""
     return defaults.EXAMPLES if examples is None and data is None else examples
-
-
-def metric_option(default: str) -> Decorator:
-    """The metric; ``default`` says which one is used without it."""
-    return click.option(
-        "--metric",
-        metavar="NAME|FILE.py:FUNCTION",
-        help=f"How the behaviour is measured (gradpath ls metrics), or a function of your own.  [{default}]",
-    )
-
-
-def ablation_option(default: str | None) -> Decorator:
-    return click.option(
-        "--ablation",
-        metavar=f"[{'|'.join(defaults.ABLATIONS)}]",
-        default=default,
-        show_default=default is not None,
-        callback=_check_ablation,
-        help="How ablated edges are replaced." + ("" if default else "  [the circuit's own]"),
-    )
-
-
-def _check_ablation(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
-    if name is not None and name not in defaults.ABLATIONS:  # it may be one that a plug-in adds
-        from gradpath.ablation import ABLATIONS
-
-        ABLATIONS.find(name)
-    return name
 
 
 def grid_options(*, methods: str, how: str, data: bool) -> Decorator:
@@ -234,9 +189,13 @@ def grid_options(*, methods: str, how: str, data: bool) -> Decorator:
             show_default=True,
             help="Sparsities of the paper (96.9 to 99.9%), or of the MIB benchmark with its CPR and CMD.",
         ),
-        click.option("--how", metavar="A,B", help=f"Selections.  [{how}; with --grid {defaults.MIB_GRID} {rankings}]"),
-        examples_option("Pairs for attribution; the same number is held out for evaluation.", data=data),
-        seed_option,
+        click.option(
+            "--selection",
+            "how",
+            metavar="A,B",
+            help=f"Selections.  [{how}; with --grid {defaults.MIB_GRID} {rankings}]",
+        ),
+        *(() if data else (recipe_options("examples", "seed", examples=str(defaults.EXAMPLES)),)),
         batch_options,
     )
 

@@ -33,9 +33,9 @@ def numbers_of(circuit: Circuit, result: Result) -> dict[str, Any]:
     """The numbers of a measured circuit, for JSON."""
     return {
         "edges_total": circuit.graph.n_edges,
-        "edges_asked": result.edges_asked,
+        "edges_requested": result.edges_requested,
         "edges_kept": result.edges_kept,
-        "sparsity": 1 - result.edges_asked / circuit.graph.n_edges,
+        "sparsity": 1 - result.edges_requested / circuit.graph.n_edges,
         "clean": result.clean,
         "corrupted": result.corrupted,
         "circuit": result.circuit,
@@ -52,7 +52,7 @@ def lines_of(s: dict[str, Any]) -> list[str]:
     error_low, error_high = s["error_interval"]
     none = "corrupted" if s["ablation"] == "corrupted" else f"all ablated ({s['ablation']})"
     lines = [
-        f"  edges         {s['edges_kept']:,} after pruning, {s['edges_asked']:,} requested, "
+        f"  edges         {s['edges_kept']:,} after pruning, {s['edges_requested']:,} requested, "
         f"{s['edges_total']:,} in the model ({s['sparsity']:.2%} sparsity)",
         f"  metric        clean {s['clean']:.3f}, {none} {s['corrupted']:.3f}, circuit {s['circuit']:.3f}",
         f"  faithfulness  {s['faithfulness']:.1%}  (95% interval {low:.1%} to {high:.1%})",

@@ -38,6 +38,7 @@ from gradpath.graph import Graph
 from gradpath.limits import Limits
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import Facts
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
 from gradpath.sweep import Places, own_settings, places_in_prompts, sweep
@@ -149,15 +150,10 @@ def measure_circuits(
     clean, corrupted, patched = _measure(prepared_batches, circuits, task, limits, bar)
     _check_behaviour(task, clean, corrupted)
     clean_texts, corrupted_texts = (_texts(side, model.tokenizer) for side in (task.clean, task.corrupted))
-    about = {
-        "version": __version__,
-        "model": model.name,
-        "task": task.name,
-        "ablation": ablation,
-        "data": dict(task.about),
-    }
+    recipe = task.record.changed(model=model.name or None, ablation=ablation)
+    facts = Facts(version=__version__, data=dict(task.facts))
     return [
-        Result(clean, corrupted, values, circuit.asked, len(circuit), clean_texts, corrupted_texts, about)
+        Result(clean, corrupted, values, circuit.requested, len(circuit), clean_texts, corrupted_texts, recipe, facts)
         for circuit, values in zip(circuits, patched, strict=True)
     ]
 
@@ -171,7 +167,7 @@ def _texts(prompts: Sequence[str] | Tensor, tokenizer: Tokenizer | None) -> tupl
 
 def common_ablation(circuits: Sequence[Circuit]) -> str:
     """The ablation that the circuits were found with; it has to be the same for all of them."""
-    names = {circuit.provenance.ablation for circuit in circuits} or {CORRUPTED}
+    names = {circuit.ablation for circuit in circuits} or {CORRUPTED}
     if len(names) > 1:
         raise UsageError(
             f"these circuits were found with different ablations ({', '.join(sorted(names))}): measure them "

@@ -177,7 +177,7 @@ def check_same_graph(model: Transformer, circuit: Circuit) -> None:
         raise InputError(
             f"the circuit is of another model: it has {circuit.graph.shape}, {model.name or 'this model'} has "
             f"{model.graph.shape}. "
-            f"Evaluate it on {circuit.provenance.model or 'the model it was found in'}."
+            f"Evaluate it on {(circuit.recipe and circuit.recipe.model) or 'the model it was found in'}."
         )
 
 

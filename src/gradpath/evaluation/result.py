@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.errors import InputError, reason
+from gradpath.recipe import Facts, Recipe, read_record, record
 from gradpath.runtime.files import check_seal, write_rows
 
 RESAMPLES = 2000
 DRAWN_AT_ONCE = 2**20  # numbers of examples, in bootstrap samples
 Cell = Mapping[str, Any]  # of a circuit: see ``grid.jobs.measured``
-FORMAT = 1
+FORMAT = 2
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -36,21 +37,23 @@ class Result:
         clean_values: The metric of each example on the clean prompt.
         corrupted_values: The metric of each example on the corrupted prompt, or with every node ablated.
         circuit_values: The metric of each example in the circuit.
-        edges_asked: The number of edges that were requested.
+        edges_requested: The number of edges that were requested.
         edges_kept: The number of edges after pruning.
         clean_prompts: The clean prompts as text.
         corrupted_prompts: The corrupted prompts as text.
-        about: The model, the task and the ablation.
+        recipe: The model, the examples and the ablation.
+        facts: What was observed meanwhile.
     """
 
     clean_values: Float[Tensor, " example"]
     corrupted_values: Float[Tensor, " example"]
     circuit_values: Float[Tensor, " example"]
-    edges_asked: int
+    edges_requested: int
     edges_kept: int
     clean_prompts: Sequence[str] = ()
     corrupted_prompts: Sequence[str] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Recipe | None = None
+    facts: Facts = Facts()
 
     def __repr__(self) -> str:
         numbers = f"faithfulness {self.faithfulness:.1%}, error {self.error:.3f}"
@@ -63,7 +66,7 @@ class Result:
                 f"faithfulness  {self.faithfulness:.1%}  (95% interval {low:.1%} to {high:.1%})",
                 f"error         {self.error:.3f}  (95% interval {error_low:.3f} to {error_high:.3f})",
                 f"metric        clean {self.clean:.3f}, corrupted {self.corrupted:.3f}, circuit {self.circuit:.3f}",
-                f"edges         {self.edges_kept:,} after pruning, {self.edges_asked:,} requested",
+                f"edges         {self.edges_kept:,} after pruning, {self.edges_requested:,} requested",
                 f"examples      {len(self.clean_values):,}",
             ]
         )
@@ -122,8 +125,8 @@ class Result:
         """
         head = {
             "gradpath_result": FORMAT,
-            "about": dict(self.about),
-            "edges_asked": self.edges_asked,
+            **record(self.recipe, self.facts),
+            "edges_requested": self.edges_requested,
             "edges_kept": self.edges_kept,
         }
         prompts = [self.clean_prompts, self.corrupted_prompts] if self.clean_prompts else []
@@ -202,13 +205,10 @@ def load_result(file: str | Path) -> Result:
 def _parsed(content: Any) -> Result:
     if not isinstance(content, dict) or content.get("gradpath_result") != FORMAT:
         raise ValueError(f'it has no "gradpath_result": {FORMAT}')
-    about, edges_asked, edges_kept, rows = (
-        content[name] for name in ("about", "edges_asked", "edges_kept", "examples")
-    )
-    if not isinstance(about, dict):
-        raise ValueError("its 'about' is not an object")
-    if any(type(count) is not int or count < 0 for count in (edges_asked, edges_kept)):
-        raise ValueError(f"edges_asked and edges_kept are numbers of edges: got {edges_asked!r} and {edges_kept!r}")
+    requested, kept, rows = (content[name] for name in ("edges_requested", "edges_kept", "examples"))
+    recipe, facts = read_record(content)
+    if any(type(count) is not int or count < 0 for count in (requested, kept)):
+        raise ValueError(f"edges_requested and edges_kept are numbers of edges: got {requested!r} and {kept!r}")
     if not isinstance(rows, list) or not rows:
         raise ValueError("it has no examples")
     for row in rows:
@@ -222,7 +222,7 @@ def _parsed(content: Any) -> Result:
     columns = list(zip(*rows, strict=True))
     clean, corrupted, circuit = (torch.tensor(column, dtype=torch.float32, device="cpu") for column in columns[:3])
     clean_prompts, corrupted_prompts = columns[3:] or ((), ())
-    return Result(clean, corrupted, circuit, edges_asked, edges_kept, clean_prompts, corrupted_prompts, about)
+    return Result(clean, corrupted, circuit, requested, kept, clean_prompts, corrupted_prompts, recipe, facts)
 
 
 def bootstrap(values: Float[Tensor, "*quantity example"], statistic: Callable[[Tensor], Tensor]) -> tuple[float, float]:

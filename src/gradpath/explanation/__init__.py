@@ -31,9 +31,9 @@ from gradpath.formats.content import optional
 from gradpath.limits import Limits
 from gradpath.model.inspection import token_text
 from gradpath.model.transformer import Transformer, at_least_float32
+from gradpath.recipe import Recipe
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
-from gradpath.scores import Provenance
 from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task, encode
 
@@ -143,7 +143,7 @@ def explain(
     check_explainable(model, circuit)
     limits = Limits(batch_size, memory)
     with own_settings(model), bars(progress):
-        writes = ablation_of(ablation or circuit.provenance.ablation, model, mean_over or task, limits)
+        writes = ablation_of(ablation or circuit.ablation, model, mean_over or task, limits)
         measured = measure(model, circuit, task, limits=limits, ablation=writes)
     return _explanation(model, circuit, task, measured)
 
@@ -223,8 +223,8 @@ def look_inside(
                 added = token_logits(model, work.writes, ids).sum(-1) / (ids >= 0).sum(-1).clamp(min=1)[:, None]
                 sides[batch.index] = added.float().cpu()
 
-        method, options = _method(circuit.provenance)
-        ablation = ablation_of(circuit.provenance.ablation, model, mean_over or task, limits)
+        method, options = _method(circuit.recipe)
+        ablation = ablation_of(circuit.ablation, model, mean_over or task, limits)
         pairs, points, whole = all_positions(pairs, ablation), method.points(options), method.whole(options)
         at_once = limits.attribution(model, pairs, points=points, whole=whole, results=n)
         effects = torch.zeros(n, len(circuit), device="cpu")
@@ -317,10 +317,10 @@ def _edge_effects(runs: BatchRuns, circuit: Circuit, method: Path, options: Opti
     return scores[:, source, target].float()
 
 
-def _method(provenance: Provenance) -> tuple[Path, Options]:
+def _method(recipe: Recipe | None) -> tuple[Path, Options]:
     """The method that a circuit was found with, if it follows a path; else EAP-IG."""
     with suppress(GradpathError):  # a method of a plug-in that is not loaded, or options of another version
-        method, options = recorded_method(provenance)
+        method, options = recorded_method(recipe or Recipe())
         if isinstance(method, Path):
             return method, options
     default = find_method(defaults.METHOD)

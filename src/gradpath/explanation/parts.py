@@ -54,7 +54,7 @@ def answers_of(task: Task, pairs: Pairs) -> Int[Tensor, "example side answer"] |
 def names_of_answers(task: Task) -> tuple[str, str]:
     """The names of the correct and the wrong answer: in IOI the indirect object and the subject."""
     known = TASKS.get(task.name)
-    if known is None or known.answers is None or task.about.get("changed") != known.changed:
+    if known is None or known.answers is None or task.facts.get("changed") != known.changed:
         return SIDES
     return known.answers
 
@@ -62,7 +62,7 @@ def names_of_answers(task: Task) -> tuple[str, str]:
 def parts_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None) -> Parts:
     """The parts that occur in a task's prompts."""
     if task.spans is None:
-        spans = _by_difference(pairs, str(task.about.get("changed", "changed")))
+        spans = _by_difference(pairs, str(task.facts.get("changed", "changed")))
     else:
         spans = _by_name(task, task.spans, pairs, tokenizer)
     names, at = list(spans.names), spans.at.clone()

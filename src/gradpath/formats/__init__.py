@@ -89,7 +89,7 @@ def read(file: str | Path) -> Content:
 
 def _warn_of_loose_edges(circuit: Circuit | None, name: str) -> None:
     """Warn of edges that are on no path from input to logits, in a circuit that another tool selected."""
-    if circuit is None or circuit.provenance.selection:
+    if circuit is None or circuit.recipe is not None:
         return
     if loose := len(circuit) - int(pruned(circuit.graph, circuit.mask).sum()):
         warn(

@@ -12,6 +12,7 @@ import torch
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.graph import Graph, graph_from_json
+from gradpath.recipe import record
 from gradpath.scores import Scores
 
 
@@ -51,10 +52,13 @@ class Content:
         return part.graph
 
     @property
-    def about(self) -> dict[str, Any]:
+    def records(self) -> dict[str, Any]:
         """How scores and circuit were made, for the notes of a file."""
-        parts = {"scores": self.scores, "circuit": self.circuit}
-        return {name: None if part is None else dict(part.about) for name, part in parts.items()}
+        scores, circuit = self.scores, self.circuit
+        return {
+            "scores": None if scores is None else record(scores.recipe, scores.facts),
+            "circuit": None if circuit is None else circuit.record,
+        }
 
     def need_scores(self) -> Scores:
         """The scores, or an error if there are none."""

@@ -36,8 +36,9 @@ from gradpath.errors import InputError, UsageError, warn
 from gradpath.evaluation.mib import FRACTIONS, edges_at
 from gradpath.formats.content import Content, check_named, graph_in
 from gradpath.graph import Graph
+from gradpath.recipe import Recipe, read_record
 from gradpath.runtime.files import write_atomically, write_together
-from gradpath.scores import Provenance, Scores, checked_about
+from gradpath.scores import Scores
 
 NOTES = "gradpath"
 _SHAPE = ("n_layers", "n_heads", "parallel_attn_mlp", "d_model")
@@ -62,8 +63,8 @@ def eap_ig_text(content: Content, d_model: int | None = None) -> str:
         values[*circuit.index.T] = circuit.scores
     if content.scores is not None:
         values = content.scores.values.cpu()
-    about, *_ = abouts = [about for about in content.about.values() if about is not None]
-    width = d_model or next((about["d_model"] for about in abouts if about.get("d_model")), None)
+    facts, *_ = known = [part.facts for part in (content.scores, circuit) if part is not None]
+    width = d_model or next((part.d_model for part in known if part.d_model), None)
     if width is None:
         raise UsageError(
             "a file of the EAP-IG library needs the model's width, which is not recorded here: give it with "
@@ -71,7 +72,7 @@ def eap_ig_text(content: Content, d_model: int | None = None) -> str:
         )
     shape = dict(zip(_SHAPE, (graph.n_layers, graph.n_heads, graph.parallel, width), strict=True))
     nodes = _nodes(graph, inside)
-    for name, score in about.get("node_scores", {}).items():
+    for name, score in facts.further("node_scores").items():
         nodes[name]["score"] = score
     pairs = graph.mask.nonzero()
     columns = (column[*pairs.T].tolist() for column in (values, inside))
@@ -79,8 +80,8 @@ def eap_ig_text(content: Content, d_model: int | None = None) -> str:
         graph.edge(*pair): {"score": score, "in_graph": is_in}
         for pair, score, is_in in zip(pairs.tolist(), *columns, strict=True)
     }
-    notes = {**content.about, "order": [] if circuit is None else circuit.edges}
-    cfg = {**about.get("cfg", {}), **shape}
+    notes = {**content.records, "order": [] if circuit is None else circuit.edges}
+    cfg = {**facts.further("cfg"), **shape}
     return json.dumps({"cfg": cfg, "nodes": nodes, "edges": edges, NOTES: notes}) + "\n"
 
 
@@ -116,23 +117,24 @@ def _graph(cfg: Any) -> Graph:
 
 
 def _content(graph: Graph, values: Tensor, inside: Tensor, nodes: Mapping[str, float], file: Any) -> Content:
-    """The scores and the circuit; without notes of gradpath, ``about`` is what else the file contains."""
+    """The scores and the circuit; without notes of gradpath, the facts are what else the file contains."""
     cfg, notes = file["cfg"], file.get(NOTES)
     if not values.isfinite().all():
         raise InputError("a score in it is not a finite number. Attribute again.")
     if notes is None:
-        about: dict[str, Any] = {"d_model": cfg.get("d_model")}
+        facts: dict[str, Any] = {"d_model": cfg.get("d_model")}
         if other := {name: value for name, value in cfg.items() if name not in _SHAPE}:
-            about["cfg"] = other
+            facts["cfg"] = other
         if nodes:
-            about["node_scores"] = nodes
-        notes = {"scores": about, "circuit": about if inside.any() else None}
+            facts["node_scores"] = nodes
+        kept = {"facts": facts, "requested": int(inside.sum()), "pruned": False}
+        notes = {"scores": {"facts": facts}, "circuit": kept if inside.any() else None}
     scores = circuit = None
     if notes["scores"] is not None:
-        scores = Scores(graph, values, checked_about(notes["scores"]))
+        scores = Scores(graph, values, *read_record(notes["scores"]))
     if notes["circuit"] is not None:
         flat = _order(graph, values, inside, notes.get("order", []))
-        circuit = Circuit(graph, graph.unflattened(flat), values.flatten()[flat], checked_about(notes["circuit"]))
+        circuit = Circuit(graph, graph.unflattened(flat), values.flatten()[flat]).with_record(notes["circuit"])
     return Content(scores, circuit)
 
 
@@ -149,7 +151,7 @@ def _order(graph: Graph, values: Tensor, inside: Tensor, names: list[str]) -> Te
 def write_mib_scores(content: Content, folder: Path, d_model: int | None) -> None:
     """Write the scores of all edges into the folder of their task and model."""
     scores = content.need_scores()
-    file = folder / mib_folder(scores.provenance) / "importances.json"
+    file = folder / mib_folder(scores.recipe) / "importances.json"
     write_atomically(file, eap_ig_text(Content(scores), d_model))
 
 
@@ -160,23 +162,23 @@ def mib_sizes(graph: Graph) -> list[int]:
 
 def write_mib_circuits(circuits: Sequence[Circuit], folder: Path, d_model: int | None) -> None:
     """Write nine circuits, of ``mib_sizes``, into the folder of their task and model: all or none."""
-    with write_together(folder / mib_folder(circuits[0].provenance)) as draft:
+    with write_together(folder / mib_folder(circuits[0].recipe)) as draft:
         for fraction, circuit in zip(FRACTIONS[:-1], circuits, strict=True):
             write_atomically(draft / f"circuit_{100 * fraction:g}.json", eap_ig_text(Content(circuit=circuit), d_model))
 
 
-def mib_folder(provenance: Provenance) -> str:
+def mib_folder(recipe: Recipe | None) -> str:
     """MIB's name for a task and a model, such as ``arc-easy_llama3``."""
-    if not provenance.task or not provenance.model:
+    if recipe is None or not recipe.task or not recipe.model:
         raise InputError(
             "a submission to MIB is filed by task and model, which this file does not record. Give one that find wrote."
         )
-    task, model = provenance.task.replace("_", "-"), MIB_MODELS.get(provenance.model)
+    task, model = recipe.task.replace("_", "-"), MIB_MODELS.get(recipe.model)
     if task not in MIB_TASKS or model is None:
         warn(
-            f"MIB's leaderboard has no {task} in {provenance.model}: its tasks are {', '.join(MIB_TASKS)}, its models "
+            f"MIB's leaderboard has no {task} in {recipe.model}: its tasks are {', '.join(MIB_TASKS)}, its models "
             f"{', '.join(dict.fromkeys(MIB_MODELS.values()))}. The file is written, and can be evaluated with MIB's "
             "code."
         )
-    model = model or provenance.model.rstrip("/").rpartition("/")[2]
+    model = model or recipe.model.rstrip("/").rpartition("/")[2]
     return re.sub(r"[^\w.-]", "-", f"{task}_{model}")

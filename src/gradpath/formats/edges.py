@@ -3,7 +3,7 @@
 A head can read the same node through q, k and v, so the networkx graph is a ``MultiDiGraph`` (a subclass of
 ``DiGraph``), and the key of an edge is the kind of its target: q, k, v, mlp or logits. Edges have ``name``,
 ``feeds``, ``score`` and ``rank``, nodes ``kind``, ``layer`` and a position; the graph has the model's shape and, as
-JSON, the circuit's ``about``. All values are plain, so networkx can write them in any format.
+JSON, the circuit's record. All values are plain, so networkx can write them in any format.
 
 GraphML is that graph, for Gephi and yEd. DOT is for Graphviz and can only be written: a layer is a rank, and edges
 with a negative score are dashed. Every edge has its name (``id``) and its ``score`` in full, in the circuit's order.
@@ -31,6 +31,7 @@ from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
 from gradpath.formats.content import Content, graph_in, optional, parsed
 from gradpath.graph import Graph, kind, node_of
+from gradpath.recipe import record
 from gradpath.scores import Scores
 
 # Edges by the kind of their target. The colours are those of Okabe and Ito, two of them darkened for thin
@@ -56,7 +57,7 @@ def position(graph: Graph, node: str) -> tuple[float, float]:
 def to_networkx(circuit: Circuit) -> Any:
     """The circuit as a ``networkx.MultiDiGraph``."""
     networkx = optional("networkx", "a graph of networkx")
-    graph = networkx.MultiDiGraph(**circuit.graph.to_json(), about=json.dumps(dict(circuit.about)))
+    graph = networkx.MultiDiGraph(**circuit.graph.to_json(), record=json.dumps(circuit.record))
     for name in circuit.nodes:
         x, y = position(circuit.graph, name)
         node_kind = name if name in ("input", "logits") else "mlp" if name.startswith("m") else "head"
@@ -75,7 +76,8 @@ def from_networkx(graph: Any, what: str = "the graph") -> Circuit:
         named = [(data["name"], data["score"]) for data in edges]
     except (KeyError, TypeError):
         raise InputError(f"{what} is not a circuit of gradpath: each edge needs a name, a score and a rank.") from None
-    return circuit_by_names(graph_in(graph.graph, what), named, parsed(graph.graph.get("about"), what))
+    circuit = circuit_by_names(graph_in(graph.graph, what), named)
+    return circuit.with_record(parsed(graph.graph.get("record"), what))
 
 
 def dot(circuit: Circuit) -> str:
@@ -129,7 +131,7 @@ def to_pandas(content: Scores | Circuit | Content) -> Any:
     content = Content.of(content)
     table = pandas.DataFrame(list(_rows(content)), columns=list(COLUMNS))
     table = table.astype({"score": "float64", "rank": "Int64"})
-    table.attrs[NOTES] = {"graph": content.graph.to_json(), **content.about}
+    table.attrs[NOTES] = {"graph": content.graph.to_json(), **content.records}
     return table
 
 
@@ -142,7 +144,7 @@ def result_table(result: Result) -> Any:
     for name, prompts in (("corrupted_prompt", result.corrupted_prompts), ("clean_prompt", result.clean_prompts)):
         table.insert(0, name, list(prompts) if prompts else None)
     table.index.name = "example"
-    table.attrs[NOTES] = dict(result.about)
+    table.attrs[NOTES] = record(result.recipe, result.facts)
     return table
 
 

@@ -32,6 +32,7 @@ from gradpath.evaluation import mib
 from gradpath.graph import Graph
 from gradpath.grid.request import CUSTOM, GRIDS, MethodSpec, Request
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import read_record, record
 from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
 from gradpath.runtime.files import check_seal, sealed, write_atomically
@@ -101,13 +102,13 @@ class Store:
             return scores
 
         def describe() -> dict[str, Any] | None:
-            return None if scores is None else {"graph": asdict(scores.graph), "about": dict(scores.about)}
+            return None if scores is None else {"graph": asdict(scores.graph), **record(scores.recipe, scores.facts)}
 
         description = distributed.on_first_rank(describe)
         if description is None:
             return None
         values = distributed.broadcast_first(torch.empty(0, device="cpu") if scores is None else scores.values)
-        return Scores(Graph(**description["graph"]), values, description["about"])
+        return Scores(Graph(**description["graph"]), values, *read_record(description))
 
     def _read_scores(self, key: Key) -> Scores | None:
         try:
@@ -118,7 +119,7 @@ class Store:
 
     def keep_scores(self, key: Key, scores: Scores, seconds: float) -> Scores:
         """Write the scores with their key and the CPU time that they took."""
-        scores = replace(scores, about={**scores.about, "key": dict(key), "cpu_seconds": round(seconds, 3)})
+        scores = replace(scores, facts=scores.facts.with_facts(key=dict(key), cpu_seconds=round(seconds, 3)))
         distributed.on_first_rank(lambda: scores.save(self._scores_file(key)))
         return scores
 
@@ -128,7 +129,7 @@ class Store:
         def write() -> None:
             stored = self.order(key)
             if stored is None or len(stored) < len(order):
-                replace(order, about={**order.about, "key": dict(key)}).save(self._order_file(key))
+                replace(order, facts=order.facts.with_facts(key=dict(key))).save(self._order_file(key))
 
         distributed.on_first_rank(write)
 
@@ -156,7 +157,7 @@ class Store:
 def _load(load: Callable[[Path], Stored], file: Path, key: Key) -> Stored | None:
     """The scores or the circuit in a file; None without a file, or if they were stored under another key."""
     stored = load(file) if file.is_file() else None
-    same = stored is not None and _canonical(stored.provenance.key or {}) == _canonical(key)
+    same = stored is not None and _canonical(stored.facts.further("key")) == _canonical(key)
     return stored if same else None
 
 
@@ -257,19 +258,19 @@ class Bench:
             circuits = select_many(scores, counts, how=how, model=self.model, task=train, limits=limits)
             if not selection.sized:
                 for circuit in circuits:
-                    self.store.keep_order(_order_key(scores, circuit.provenance.how), circuit)
+                    self.store.keep_order(_order_key(scores, circuit.selection), circuit)
             return circuits
         sizes: dict[str, Any] = {"smallest": min(counts), "largest": max(counts), "sizes": counts}
         order = nested_order(scores, how=how, **sizes, model=self.model, task=train, limits=limits)
         edges = order.circuit(len(order.edges), prune=False)
-        about = {**edges.about, "selection": {**edges.provenance.selection, "smallest": order.smallest}}
-        self.store.keep_order(_order_key(scores, how), replace(edges, about=about))
+        facts = edges.facts.with_facts(smallest=order.smallest)
+        self.store.keep_order(_order_key(scores, how), replace(edges, facts=facts))
         return [order.circuit(n) for n in counts]
 
     def order(self, scores: Scores, how: str) -> tuple[Circuit, int] | None:
         """The order of edges of a selection that measures, as a circuit, and the smallest size it was made for."""
         order = self.circuit(scores, how)
-        smallest = 0 if order is None else order.provenance.smallest
+        smallest = 0 if order is None else (order.facts.model_extra or {}).get("smallest")
         return (order, smallest) if order is not None and smallest is not None else None
 
     def circuit(self, scores: Scores, how: str) -> Circuit | None:
@@ -296,7 +297,7 @@ class Bench:
 
 
 def _order_key(scores: Scores, how: str) -> Key:
-    return {"kind": "order", "found_on": scores.provenance.key, "how": how}
+    return {"kind": "order", "found_on": scores.facts.further("key"), "how": how}
 
 
 def timed(work: Callable[[], Value]) -> tuple[Value, float]:

@@ -49,7 +49,7 @@ def write_report(bench: Bench, outcome: Outcome, folder: Path, command: str) -> 
 
 def _readable(rows: Sequence[Row], method: str) -> Row:
     """The largest circuit of the first selection that a person can follow: of unsized ones the page shows only one."""
-    size = itemgetter("edges_asked")
+    size = itemgetter("edges_requested")
     circuits = [row for row in rows if row["how"] == rows[0]["how"] and row["method"] == method]
     return max((row for row in circuits if size(row) <= READABLE), key=size, default=min(circuits, key=size))
 
@@ -58,7 +58,7 @@ def _runs(bench: Bench, outcome: Outcome, readable: Row) -> list[MethodRun]:
     """The scores, the points of the curve and the circuits of every method."""
     rows, request = outcome.rows, bench.request
     task, how = rows[0]["task"], rows[0]["how"]
-    names = ["how", "edges_asked", "edges_kept", "faithfulness", "faithfulness_low", "faithfulness_high", "error"]
+    names = ["how", "edges_requested", "edges_kept", "faithfulness", "faithfulness_low", "faithfulness_high", "error"]
     area_names = [field.name for field in fields(Areas)]
     chance, runs = _random_points(bench, outcome), []
     for method in request.methods:
@@ -79,10 +79,10 @@ def _runs(bench: Bench, outcome: Outcome, readable: Row) -> list[MethodRun]:
 def _random_points(bench: Bench, outcome: Outcome) -> list[CurvePoint]:
     task, method, points = outcome.rows[0]["task"], bench.request.methods[0], []
     for how, row in product(RANDOM, outcome.facts["random"]):
-        cell = circuit_cell(bench, task, method, how, row["edges_asked"])
+        cell = circuit_cell(bench, task, method, how, row["edges_requested"])
         low, high = cell["faithfulness_interval"]
         numbers = cell["edges_kept"], cell["faithfulness"], low, high, cell["error"]
-        points.append(CurvePoint(CHANCE, row["edges_asked"], *numbers))
+        points.append(CurvePoint(CHANCE, row["edges_requested"], *numbers))
     return points
 
 
@@ -93,6 +93,6 @@ def _chosen(rows: Sequence[Row], run: MethodRun, readable: Row, *, unsized: bool
     if unsized and shown == SAVED:
         return Chosen(edges=readable["edges_kept"], how=SAVED, largest_of_curve=True)
     # A page of half of all edges would be large and would show nothing.
-    sizes = [row["edges_asked"] for row in rows if 0 < row["edges_asked"] <= LIMIT] or [LIMIT]
+    sizes = [row["edges_requested"] for row in rows if 0 < row["edges_requested"] <= LIMIT] or [LIMIT]
     opens = max((n for n in sizes if n <= READABLE), default=min(sizes))
     return Chosen(edges=max(sizes), how=shown, opens=opens, largest_of_curve=True)

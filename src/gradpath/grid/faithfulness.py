@@ -95,7 +95,7 @@ def random_rows(bench: Bench) -> list[Row]:
     for task in bench.request.task_names:
         for n, sparsity in _random_sizes(bench, task):
             cells = [circuit_cell(bench, task, bench.request.methods[0], how, n) for how in RANDOM]
-            row: Row = {"task": task, "sparsity": sparsity, "edges_asked": n, "circuits": len(cells)}
+            row: Row = {"task": task, "sparsity": sparsity, "edges_requested": n, "circuits": len(cells)}
             rows.append({**row, **spread(cells, "faithfulness", "error")})
     return rows
 
@@ -106,8 +106,8 @@ def _random_sizes(bench: Bench, task: str) -> list[tuple[int, float]]:
     sizes = [(bench.edges(sparsity), sparsity) for sparsity in bench.sparsities(task) if request.sized]
     for how, method in product(request.unsized, request.methods):
         for row in curve(bench, task, method, how):
-            size = row["edges_asked"], row["sparsity"]
-            if row["edges_asked"] and size not in sizes:
+            size = row["edges_requested"], row["sparsity"]
+            if row["edges_requested"] and size not in sizes:
                 sizes.append(size)
     return sorted(sizes, key=lambda size: -size[1]) if request.unsized else sizes
 
@@ -159,7 +159,7 @@ def curve(bench: Bench, task: str, method: MethodSpec, how: str) -> list[Row]:
     rows, total = [], bench.model.graph.n_edges
     for value, name in variants(how).items():
         row = measured_row(bench, task, method, name, UNSIZED, sparsity=0.0, threshold=value)
-        rows.append({**row, "how": with_values(how, ()), "sparsity": round(1 - row["edges_asked"] / total, 6)})
+        rows.append({**row, "how": with_values(how, ()), "sparsity": round(1 - row["edges_requested"] / total, 6)})
     return sorted(rows, key=lambda row: -row["sparsity"])
 
 
@@ -174,13 +174,13 @@ def measured_row(bench: Bench, task: str, method: MethodSpec, how: str, n: int, 
     """One measured circuit of n edges; ``size`` are the columns of its sparsity or threshold, if there are any."""
     cell = circuit_cell(bench, task, method, how, n)
     row: Row = {"task": task, "method": method.label, "steps": method.steps, "how": how, **size}
-    row |= {name: cell[name] for name in ("edges_asked", "edges_kept", "clean", "corrupted", "circuit")}
+    row |= {name: cell[name] for name in ("edges_requested", "edges_kept", "clean", "corrupted", "circuit")}
     for name in ("faithfulness", "error"):
         row[name] = cell[name]
         row[f"{name}_low"], row[f"{name}_high"] = cell[f"{name}_interval"]
     row["examples"] = len(bench.task(task, "test"))
     row["examples_attributed"] = len(bench.task(task, "train"))
-    if not bench.task(task, "test").about.get("held_out", True):
+    if not bench.task(task, "test").facts.get("held_out", True):
         row["held_out"] = False  # the user's data has too few pairs
     return row
 
@@ -254,7 +254,7 @@ def price_rows(bench: Bench) -> list[Row]:
     for method in bench.request.methods:
         if not all(bench.store.has_scores(bench.scores_key(task, method)) for task in tasks):
             return []
-        passes = [bench.scores(task, method).provenance.passes for task in tasks]
+        passes = [bench.scores(task, method).facts.passes for task in tasks]
         row: Row = {"method": method.label}
         for kind in ("forward", "backward"):
             row[kind] = sum(counts[kind] for counts in passes) / len(tasks)
@@ -315,7 +315,7 @@ def _task_section(rows: Sequence[Row]) -> str:
         headings += [f"{label} NFS [95%]", "error", "edges"] + (["paper", "difference"] if has_paper else [])
     lines = []
     for value, group in grouped(rows, size).items():
-        line = [f"{value:g}"] if size == "threshold" else [f"{100 * value:.4g}%", f"{group[0]['edges_asked']:,}"]
+        line = [f"{value:g}"] if size == "threshold" else [f"{100 * value:.4g}%", f"{group[0]['edges_requested']:,}"]
         for row in {row["method"]: row for row in group}.values():
             line += [nfs(row), f"{row['error']:.3f}", f"{row['edges_kept']:,}"]
             line += [percent(row.get("paper")), signed(row.get("difference"))] if labels[row["method"]] else []

@@ -149,7 +149,7 @@ class MatchedJob:
         """The number of edges of each circuit to match; None if it is not known yet."""
         specs = [(method, *point) for method in self.methods for how in self.hows for point in points(how, ())]
         cells = [bench.store.cell(circuit_key(bench, self.task, *spec)) for spec in specs]
-        return [None if cell is None else int(cell["edges_asked"]) for cell in cells]
+        return [None if cell is None else int(cell["edges_requested"]) for cell in cells]
 
     def _job(self, bench: Bench) -> CircuitJob:
         sizes = tuple(dict.fromkeys(n for n in self._sizes(bench) if n))
@@ -191,7 +191,7 @@ def measured(result: Result) -> dict[str, Any]:
         """float32 as the shortest decimals that give it back."""
         return [float(f"{value:.9g}") for value in values.tolist()]
 
-    names = ("edges_asked", "edges_kept", "clean", "corrupted", "circuit", "faithfulness", "error")
+    names = ("edges_requested", "edges_kept", "clean", "corrupted", "circuit", "faithfulness", "error")
     return {
         **{name: getattr(result, name) for name in names},
         "faithfulness_interval": list(result.interval),

@@ -90,7 +90,7 @@ def _random_rows(study: Study, bench: Bench, model: str) -> list[Row]:
     for task in request.task_names:
         sizes = list(study.counts(bench.model.graph).values()) if request.sized else []
         for how, method in product(request.unsized, study.methods):
-            sizes += [row["edges_asked"] for row in curve(bench, task, method, how) if row["edges_asked"]]
+            sizes += [row["edges_requested"] for row in curve(bench, task, method, how) if row["edges_requested"]]
         for n in dict.fromkeys(sizes):
             cells = [measured_row(bench, task, study.methods[0], how, n) for how in RANDOM]
             row = {**_row(study, bench, model, task, cells[0]), **spread(cells, "faithfulness", "error")}
@@ -99,7 +99,7 @@ def _random_rows(study: Study, bench: Bench, model: str) -> list[Row]:
 
 
 def _row(study: Study, bench: Bench, model: str, task: str, row: Row) -> Row:
-    sparsity = 1 - row["edges_asked"] / bench.model.graph.n_edges
+    sparsity = 1 - row["edges_requested"] / bench.model.graph.n_edges
     name = task if bench.request.data is None else study.data_labels[bench.request.data]
     first = {"model": model, "task": name, "seed": bench.request.seed}
     return {**first, **{key: value for key, value in row.items() if key != "task"}, "sparsity": round(sparsity, 6)}
@@ -108,11 +108,11 @@ def _row(study: Study, bench: Bench, model: str, task: str, row: Row) -> Row:
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
     """One row for circuits that differ only in their seed: means, and the outermost ends of their intervals."""
     merged = []
-    keyed = [{**row, "size": row.get("threshold") or row["edges_asked"]} for row in rows]
+    keyed = [{**row, "size": row.get("threshold") or row["edges_requested"]} for row in rows]
     for group in grouped(keyed, "model", "task", "method", "how", "size").values():
         row = {name: value for name, value in group[0].items() if name != "size"}
         if "threshold" in row:  # the size of the circuit depends on the seed
-            row |= {name: round(mean_of(group, name)) for name in ("edges_asked", "edges_kept")}
+            row |= {name: round(mean_of(group, name)) for name in ("edges_requested", "edges_kept")}
             row["sparsity"] = mean_of(group, "sparsity")
         for name in ("faithfulness", "error"):
             row[name] = mean_of(group, name)
@@ -151,8 +151,8 @@ def study_outcome(study: Study, rows: list[Row], random: list[Row]) -> Outcome:
     # Circuits of thresholds have other sizes, and so have the random circuits that match them.
     by_size = [row for row in means if "threshold" not in row]
     by_threshold = [row for row in means if "threshold" in row]
-    sizes = {row["edges_asked"] for row in by_size}
-    random_by_size = [row for row in random_means if row["edges_asked"] in sizes]
+    sizes = {row["edges_requested"] for row in by_size}
+    random_by_size = [row for row in random_means if row["edges_requested"] in sizes]
     tables = [_means(by_size, random_by_size)] if by_size else []
     for place, group in grouped(by_size, "model", "task").items():
         tables.append(_sizes(group, grouped(random_by_size, "model", "task").get(place, [])))
@@ -196,10 +196,10 @@ def _means(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
 
 def _sizes(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
     """The circuits of one model and task: a line per method and selection, a column per size."""
-    sizes = list(grouped(sorted(rows, key=lambda row: row["edges_asked"]), "edges_asked"))
+    sizes = list(grouped(sorted(rows, key=lambda row: row["edges_requested"]), "edges_requested"))
     lines = []
     for group in grouped([*rows, *random], "method", "how").values():
-        at = {row["edges_asked"]: row for row in group}
+        at = {row["edges_requested"]: row for row in group}
         lines.append([_name(group[0]), *(f"{nfs(at[n])} / {at[n]['error']:.3f}" if n in at else "" for n in sizes)])
     title = f"{task_title(rows[0]['task'])} in {rows[0]['model']}"
     text = f"{examples_of(rows[0])}. NFS in percent [95%] / error."
@@ -210,9 +210,9 @@ def _thresholds(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
     """The circuits of one model, task and selection without sizes: a line per method and threshold."""
     lines = []
     for row in rows:
-        near = min(random, key=lambda other: abs(other["edges_asked"] - row["edges_asked"]), default=None)
-        chance = "" if near is None or not row["edges_asked"] else _pair(near["faithfulness"], near["error"])
-        line = [row["method"], f"{row['threshold']:g}", f"{row['edges_asked']:,}", f"{row['edges_kept']:,}"]
+        near = min(random, key=lambda other: abs(other["edges_requested"] - row["edges_requested"]), default=None)
+        chance = "" if near is None or not row["edges_requested"] else _pair(near["faithfulness"], near["error"])
+        line = [row["method"], f"{row['threshold']:g}", f"{row['edges_requested']:,}", f"{row['edges_kept']:,}"]
         lines.append([*line, nfs(row), f"{row['error']:.3f}", chance])
     title = f"{task_title(rows[0]['task'])} in {rows[0]['model']}, {rows[0]['how']}"
     text = (

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SPARSITY = 0.999
 COLUMNS: list[Column] = [
     ("task, selection", lambda row: f"{task_title(row['task'])}, {row['how']}"),
-    ("edges requested", lambda row: f"{row['edges_asked']:,}"),
+    ("edges requested", lambda row: f"{row['edges_requested']:,}"),
     ("edges left", lambda row: f"{row['edges_kept']:,}"),
     ("NFS [95%]", nfs),
     ("error", lambda row: f"{row['error']:.3f}"),
@@ -66,7 +66,7 @@ def circuit_outcome(bench: Bench) -> Outcome:
     rows = [circuit_row(bench, task, method, how, sparsity) for task in tasks for how in bench.request.hows]
     circuits = {task: _circuit(bench, task) for task in tasks}
     notes = [
-        f"Drawn for {task_title(task)}: {circuit.provenance.how}, {len(circuit)} edges."
+        f"Drawn for {task_title(task)}: {circuit.selection}, {len(circuit)} edges."
         if len(circuit)
         else f"Not drawn for {task_title(task)}: no edge is left after pruning. Request a lower sparsity."
         for task, circuit in circuits.items()
@@ -104,7 +104,7 @@ def _write_circuit(bench: Bench, folder: Path, task: str, circuit: Circuit) -> l
 def _draw_circuit(bench: Bench, task: str, circuit: Circuit) -> Figure:
     _, method, sparsity = _choices(bench)
     title = f"{task_title(task)} in {bench.title}: {len(circuit)} edges at {100 * sparsity:.4g}% sparsity\n"
-    title += f"{method_title(method.label)}, {circuit.provenance.how}, on {len(bench.task(task, 'train'))} examples"
+    title += f"{method_title(method.label)}, {circuit.selection}, on {len(bench.task(task, 'train'))} examples"
     width, height = inches(circuit.graph)
     total = height + 0.55  # inches, for the title
     figure, axes = canvas((max(width, 4.6), total), (1.0, height / total))
@@ -218,7 +218,7 @@ def _rows(bench: Bench, manual: ManualCircuit, method: MethodSpec, how: str) -> 
     for circuit in bench.circuits(scores, manual.task, how, sizes):
         edges, nodes = compare(circuit, manual)
         row: Row = {"manual": manual.name, "task": manual.task, "method": method.label, "how": how}
-        row |= {"edges_asked": circuit.asked, "edges_kept": len(circuit)}
+        row |= {"edges_requested": circuit.requested, "edges_kept": len(circuit)}
         row |= {"edge_precision": edges.precision, "edge_recall": edges.recall}
         rows.append(row | {"node_precision": nodes.precision, "node_recall": nodes.recall})
     return rows
@@ -242,7 +242,7 @@ def _section(manual: ManualCircuit, rows: Sequence[Row]) -> str:
     headings += [f"node {x} there" for x in ("precision", "recall")]
     lines = []
     for (how, label), group in grouped(rows, "how", "method").items():
-        same_size = next(row for row in group if row["edges_asked"] == len(manual.edges))
+        same_size = next(row for row in group if row["edges_requested"] == len(manual.edges))
         line = [f"{method_title(label)}, {how}", *(f"{area(group, kind):.3f}" for kind in ("edge", "node"))]
         names = ("edge_precision", "edge_recall", "node_precision", "node_recall")
         lines.append([*line, *(percent(same_size[name]) for name in names)])

@@ -44,6 +44,7 @@ from gradpath.errors import unknown
 from gradpath.graph import Graph
 from gradpath.model.load import load_model
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import Recipe
 from gradpath.runtime.files import write_atomically
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Task
@@ -397,8 +398,7 @@ class Compiled:
 
         clean, corrupted = (ids(f"BOS {pair[side]}" for pair in self.program.pairs) for side in (0, 1))
         labels = ids(f"{right} {wrong}" for *_, right, wrong in self.program.pairs)
-        about = {"metric": "logit-difference"}
-        return Task(clean, corrupted, labels, metric=logit_difference, name=self.program.name, about=about)
+        return Task(clean, corrupted, labels, metric=logit_difference, name=self.program.name)
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -411,8 +411,8 @@ class Compiled:
         """The true circuit."""
         graph, kinds = self.model.graph, self.kinds
         index = torch.tensor([graph.index(edge) for edge in kinds], dtype=torch.long, device="cpu").view(-1, 2)
-        about = {"model": self.name, "task": self.program.name, "method": "compiled"}
-        return Circuit(graph, index, torch.ones(len(index), device="cpu"), about)
+        recipe = Recipe(model=self.name, task=self.program.name, method="compiled")
+        return Circuit(graph, index, torch.ones(len(index), device="cpu"), recipe)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint that transformers can load, ``pairs.csv`` for ``--data``, and the true circuit."""

@@ -97,7 +97,7 @@ def _estimate_job(bench: Bench, task: str, method: MethodSpec, edges: Sequence[E
     def compute() -> Mapping[str, Any]:
         scores, seconds = bench.attribute(task, method)
         values = [float(f"{scores.values[edge]:.9g}") for edge in edges]
-        return {"values": values, "attribution_seconds": round(seconds, 3), **scores.provenance.passes}
+        return {"values": values, "attribution_seconds": round(seconds, 3), **scores.facts.passes}
 
     return CellJob(f"{task}: scoring with {method.label}", _estimate_key(bench, task, method, edges), compute)
 

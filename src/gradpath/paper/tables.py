@@ -91,8 +91,8 @@ def baseline_outcome(bench: Bench) -> Outcome:
 
 def _baseline_row(bench: Bench, name: str) -> Row:
     task, cell = bench.task(name, "test"), finished(bench, _baseline_key(bench, name))
-    row: Row = {"task": name, "metric": task.about.get("metric"), "examples": len(task)}
-    row["pairs_dropped"] = sum(drop["count"] for drop in task.about.get("dropped", {}).values())
+    row: Row = {"task": name, "metric": task.record.metric, "examples": len(task)}
+    row["pairs_dropped"] = sum(drop["count"] for drop in task.facts.get("dropped", {}).values())
     for side in SIDES:
         row[side], row[f"{side}_low"], row[f"{side}_high"] = cell[side]
     if paper := bench.paper.baseline(name) if bench.paper else {}:
@@ -225,9 +225,9 @@ def runtime_outcome(bench: Bench) -> Outcome:
 def _runtime_row(bench: Bench, task: str, how: str, method: MethodSpec) -> Row:
     row = circuit_row(bench, task, method, how, SPARSITY)
     scores, key = bench.scores(task, method), _timing_key(bench, task, method)
-    row |= {f"{kind}_passes": scores.provenance.passes[kind] for kind in ("forward", "backward")}
+    row |= {f"{kind}_passes": scores.facts.passes[kind] for kind in ("forward", "backward")}
     row |= {"ratio": finished(bench, key)["ratio"], "timed_on": key["batch"]}
-    row["cpu_seconds"] = scores.provenance.cpu_seconds
+    row["cpu_seconds"] = scores.facts.cpu_seconds
     if paper := bench.paper.runtime(task, method.label) if bench.paper else {}:
         row |= {"paper": paper["faithfulness"], "difference": row["faithfulness"] - paper["faithfulness"]}
         row["paper_seconds"] = paper["seconds"]

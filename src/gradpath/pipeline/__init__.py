@@ -8,13 +8,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from gradpath import defaults
+from gradpath.ablation import ABLATIONS
 from gradpath.attribution.attribute import attribute_at_steps
-from gradpath.attribution.methods import find_method
+from gradpath.attribution.methods import recorded_method
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type, warn
 from gradpath.evaluation import evaluate, evaluate_many, mib
@@ -23,16 +25,18 @@ from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
 from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
+from gradpath.pipeline.examples import Note, load_examples, note_warnings
 from gradpath.pipeline.found import Found
-from gradpath.pipeline.request import FindRequest
+from gradpath.recipe import IN_MEMORY, Recipe
 from gradpath.report.data import READABLE
 from gradpath.runtime.progress import bars
 from gradpath.scores import Scores
-from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes
-from gradpath.selection.faithful import log_spaced, smallest_faithful, smallest_of
+from gradpath.selection import NestedOrder, edge_count, find_selection, nested_order, select_many, select_nodes
+from gradpath.selection.faithful import log_spaced, smallest_faithful
+from gradpath.selection.ranking import sets_own_size
 from gradpath.sweep import own_settings
-from gradpath.tasks.load import LEAST, WARNING, draw_task, split_in_halves
-from gradpath.tasks.metrics import Metric
+from gradpath.tasks.load import check_task
+from gradpath.tasks.metrics import Metric, find_metric, metric_name
 from gradpath.tasks.task import Task
 from gradpath.verdict.checks import QUICK, few_examples
 
@@ -43,13 +47,6 @@ SMALLEST, LARGEST, SIZES = 20, 0.05, 10
 BAND = 3
 # The requested circuit, those of other sizes for the curve, and their order, if there is one.
 Selected = tuple[Circuit, list[Circuit], NestedOrder | None]
-Note = Callable[[str], None]  # shows a message to the user
-
-
-def note_warnings(text: str) -> None:
-    """Show those messages for the user that are warnings: all that Python calls show."""
-    if text.startswith(WARNING):
-        warn(text.removeprefix(WARNING))
 
 
 def find(
@@ -57,23 +54,12 @@ def find(
     task: str | Task | None = None,
     *,
     data: Any = None,
-    method: str = defaults.METHOD,
-    steps: int | None = None,
-    faithfulness: float | None = None,
-    edges: int | None = None,
-    sparsity: float | None = None,
-    nodes: int | None = None,
-    how: str | None = None,
     metric: str | Metric | None = None,
-    examples: int | None = None,
-    split: str = defaults.SPLITS[0],
-    ablation: str = defaults.ABLATION,
     batch_size: int | None = None,
     memory: int | None = None,
-    seed: int = defaults.SEED,
     curve: bool = True,
     progress: bool = False,
-    **options: Any,
+    **recipe: Any,
 ) -> Found:
     """Find a circuit and measure it: what ``gradpath find`` does.
 
@@ -82,28 +68,12 @@ def find(
         task: A built-in task (``gradpath ls tasks``); by default ``ioi``, if there is no ``data``. Or a ``Task``: half
             of its examples are attributed, and half measured; with fewer than 8, all are used for both.
         data: Your own pairs: a ``Task``, a CSV or JSONL file, a Hugging Face dataset, or rows as dictionaries.
-        method: The method (``gradpath ls methods``); by default ``eap-ig``.
-        steps: The number of points of the method's path; by default the method's own.
-        faithfulness: The share of the behaviour to keep. ``find`` selects the smallest circuit that keeps it on the
-            attributed examples. By default 0.85, if no other size is given.
-        edges: The number of edges, instead of ``faithfulness``.
-        sparsity: The share of edges to leave out, instead of ``faithfulness``. It is the default, 0.975, for
-            selections that are not nested.
-        nodes: The number of heads and MLPs, instead of ``faithfulness``: the circuit has all edges between them.
-        how: The selection (``gradpath ls selections``); by default ``refined``.
         metric: The metric (``gradpath ls metrics``), ``FILE.py:function`` or a function; by default the task's own.
-        examples: The number of examples for attribution; the same number is held out for evaluation. By default 100,
-            or all of your own data, half for each.
-        split: ``held-out`` to measure on held-out examples (the default), ``same`` to measure on those that were
-            attributed, or ``all`` to use every example for both.
-        ablation: How ablated edges are replaced: ``corrupted`` (the default), ``zero``, ``mean`` or
-            ``mean-positional``.
         batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
-        seed: The seed for drawing the examples; by default 0.
         curve: Whether to measure circuits of other sizes as well, for the report.
         progress: Whether to show progress bars.
-        **options: Other options of the method. Those of a selection are part of ``how``: ``acdc+threshold=0.01``.
+        **recipe: The other options, fields of ``Recipe``:
 
     Returns:
         The scores, the circuit and its result, with methods that save them and write the report.
@@ -113,84 +83,121 @@ def find(
         if data is not None:
             raise UsageError("a Task has its own examples: give either a Task or `data`.")
         task, data = None, task
-    request = FindRequest(
-        task=task,
-        data=data,
-        method=method,
-        steps=steps,
-        options=options,
-        faithfulness=faithfulness,
-        edges=edges,
-        sparsity=sparsity,
-        nodes=nodes,
-        how=how,
-        metric=metric,
-        examples=examples,
-        split=split,
-        ablation=ablation,
-        limits=Limits(batch_size, memory),
-        seed=seed,
-    )
+    named = {"data": None if data is None else IN_MEMORY, "metric": None if metric is None else metric_name(metric)}
+    request = Recipe(task=task, **named, **recipe)
     with bars(progress):
-        return run_find(model, request, curve=curve)
+        return run_find(model, request, data=data, metric=metric, limits=Limits(batch_size, memory), curve=curve)
+
+
+_NAMED = ("model", "dtype", "bos", "task", "data", "metric")  # fields of the recipe that ``find`` has parameters for
+
+
+def _document(function: Any) -> None:
+    """List the fields of the recipe in the docstring and the signature of a function that takes them as keywords."""
+    fields = {name: field for name, field in Recipe.model_fields.items() if name not in _NAMED}
+    lines = []
+    for name, field in fields.items():
+        text = Recipe.default_text(name)
+        lines.append(f"            {name}: {field.description}" + (f" [{text}]" if text else ""))
+    before, mark, after = function.__doc__.partition("fields of ``Recipe``:\n")
+    function.__doc__ = before + mark + "\n".join(lines) + "\n" + after
+    signature, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+    *own, _ = signature.parameters.values()
+    added = [
+        inspect.Parameter(name, keyword, default=field.get_default(call_default_factory=True), annotation=Any)
+        for name, field in fields.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *added])
+
+
+_document(find)
+
+
+def checked(recipe: Recipe, data: Any = None, metric: str | Metric | None = None) -> Recipe:
+    """The recipe with its selection and size filled in. What cannot work is refused before a model is loaded."""
+    method, options = recorded_method(recipe)
+    if recipe.steps is not None and "steps" not in options:
+        warn(f"the method {recipe.method!r} has no steps: steps={recipe.steps} is ignored.")
+    if isinstance(data, Task) and metric is not None:
+        raise UsageError("a Task has its own metric: leave out `metric`, or give it to the Task.")
+    check_task(recipe.task or (None if data is not None else defaults.TASK), data)
+    if metric is not None:
+        method.check_metric(find_metric(metric), options)
+    ABLATIONS.find(recipe.ablation)
+    if recipe.nodes is not None:
+        return recipe
+    selection, _ = find_selection(recipe.selection or defaults.SELECTION)
+    recipe = recipe.changed(selection=recipe.selection or defaults.SELECTION)
+    if not selection.sized and recipe.size is not None:
+        raise sets_own_size(selection.name, f"leave out `{recipe.size}`")
+    if recipe.faithfulness is not None and not selection.nested:
+        raise UsageError(
+            f"`faithfulness` needs a selection whose circuits are nested, and those of {selection.name} are not: give "
+            f"`edges` or `sparsity` instead, or use {defaults.SELECTION}."
+        )
+    if recipe.size is None and selection.sized:
+        nested = selection.nested
+        recipe = recipe.changed(
+            **{"faithfulness": defaults.FAITHFULNESS} if nested else {"sparsity": defaults.SPARSITY}
+        )
+    return recipe
 
 
 def run_find(
     model: Transformer,
-    request: FindRequest,
+    recipe: Recipe,
     *,
-    curve: bool,
+    data: Any = None,
+    metric: str | Metric | None = None,
+    limits: Limits = Limits(),
+    curve: bool = True,
     note: Note = note_warnings,
-    examples: tuple[Task, Task] | None = None,
 ) -> Found:
-    """Attribute some examples of a task, select a circuit, and measure it on others; ``load_examples`` gives both."""
-    limits = request.limits
-    to_attribute, to_measure = examples or load_examples(model, request, note)
+    """Attribute some examples of a task, select a circuit, and measure it on others."""
+    recipe = checked(recipe, data, metric)
+    attributed, measured = load_examples(model, recipe, data=data, metric=metric, note=note)
     with keep_prompts(model):  # a selection that measures runs the prompts of the attribution again
         with own_settings(model):
-            *_, scores = attribute_at_steps(
-                model,
-                to_attribute,
-                find_method(request.method),
-                request.method_options,
-                limits=limits,
-                ablation=request.ablation,
-            )
+            method, options = recorded_method(recipe)
+            *_, scores = attribute_at_steps(model, attributed, method, options, limits=limits, ablation=recipe.ablation)
+        assert scores.recipe is not None
+        scores = replace(scores, recipe=scores.recipe.changed(split=recipe.split))
         if limits.memory is not None:
-            note(f"batches of {scores.provenance.batch_size} examples fit into the memory budget")
-        selected = _circuits(model, request, scores, to_attribute, curve)
+            note(f"batches of {scores.facts.batch_size} examples fit into the memory budget")
+        selected = _circuits(model, recipe, scores, attributed, limits, curve)
     with keep_prompts(model):
-        return _measured(model, request, scores, selected, to_attribute, to_measure, curve)
+        return _measured(model, recipe, scores, selected, attributed, measured, limits, curve)
 
 
 def _measured(
     model: Transformer,
-    request: FindRequest,
+    recipe: Recipe,
     scores: Scores,
     selected: Selected,
-    to_attribute: Task,
-    to_measure: Task,
+    attributed: Task,
+    measured: Task,
+    limits: Limits,
     curve: bool,
 ) -> Found:
     """Measure the circuit, and for the report those of other sizes, of ``top``, and random ones."""
     circuit, others, order = selected
-    limits, compare_top = request.limits, request.nodes is None and request.selection != defaults.RANKING
-    sizes = [other.asked for other in others]
+    compare_top = recipe.nodes is None and recipe.selection != defaults.RANKING
+    sizes = [other.requested for other in others]
     sizes = sizes[-2::-3] or sizes  # for comparison, every third is enough; the largest takes longest
-    top = select_many(scores, [*sizes, circuit.asked]) if others and compare_top else []
-    result, *results = _results(model, [circuit, *others, *top], to_measure, limits, to_attribute)
+    top = select_many(scores, [*sizes, circuit.requested]) if others and compare_top else []
+    result, *results = _results(model, [circuit, *others, *top], measured, limits, attributed)
     subset_result, random = None, list[Result]()
     if curve:
         random_circuits = list[Circuit]()
         for seed in range(QUICK):
-            counts = [circuit.asked, *(sizes[:3] if seed < BAND else ())]
+            counts = [circuit.requested, *(sizes[:3] if seed < BAND else ())]
             random_circuits += select_many(scores, counts, how=f"random-paths+seed={seed}")
-        subset = few_examples(to_measure, result)
-        subset_result, *random = _results(model, [circuit, *random_circuits], subset, limits, to_attribute)
+        subset = few_examples(measured, result)
+        subset_result, *random = _results(model, [circuit, *random_circuits], subset, limits, attributed)
     return Found(
         model,
-        to_attribute,
-        to_measure,
+        attributed,
+        measured,
         scores,
         circuit,
         result,
@@ -200,7 +207,6 @@ def _measured(
         limits=limits,
         few=subset_result,
         random=random,
-        others=others if request.several else [],
     )
 
 
@@ -209,91 +215,45 @@ def _results(
 ) -> list[Result]:
     """The result of each circuit, with the ablation that it records. Equal circuits are run once."""
     # The largest circuit of refined is that of top, for example.
-    keys = [(circuit.asked, circuit) for circuit in circuits]
+    keys = [(circuit.requested, circuit) for circuit in circuits]
     different = dict(zip(keys, circuits, strict=True))
     results = evaluate_many(model, list(different.values()), task, limits, mean_over=mean_over)
     by_key = dict(zip(different, results, strict=True))
     return [by_key[key] for key in keys]
 
 
-def load_examples(model: Transformer, request: FindRequest, note: Note) -> tuple[Task, Task]:
-    """The examples for attribution and those for evaluation."""
-    if isinstance(request.data, Task):
-        return _halves(request.data, model, request, note)
-
-    def examples(split: str) -> Task:
-        return draw_task(
-            request.task_name,
-            model,
-            n="auto" if request.examples is None else request.examples,
-            seed=request.seed,
-            split=split,
-            data=request.data,
-            metric=request.metric,
-        )
-
-    to_attribute = to_measure = examples("all" if request.split == "all" else "train")
-    if request.split == defaults.SPLITS[0] and to_attribute.about.get("held_out", True):
-        to_measure = examples("test")
-    for line in notices(to_attribute, to_measure):
-        note(line)
-    return to_attribute, to_measure
-
-
-def _halves(task: Task, model: Transformer, request: FindRequest, note: Note) -> tuple[Task, Task]:
-    """The examples of a ``Task`` for attribution and those for evaluation."""
-    task = replace(task, name=request.task or task.name)
-    n = len(task) if request.examples is None else request.examples
-    halves = split_in_halves(task, model.tokenizer)
-    if request.split == "all" or not all(halves):
-        if request.split != "all":
-            note(
-                f"{WARNING}nothing is held out, because the task has fewer than {LEAST} examples or a single clean "
-                "prompt. All are both attributed and measured, so the circuit may not do as well on other prompts"
-            )
-        return (task[:n],) * 2
-    parts = [
-        replace(task.take(rows[:n]), about={**task.about, "half": half})
-        for half, rows in zip(("train", "test"), halves, strict=True)
-    ]
-    return (parts[0], parts[1]) if request.split == defaults.SPLITS[0] else (parts[0], parts[0])
-
-
-def _circuits(model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool) -> Selected:
-    limits = request.limits
-    if request.nodes is not None:
+def _circuits(model: Transformer, recipe: Recipe, scores: Scores, task: Task, limits: Limits, curve: bool) -> Selected:
+    if recipe.nodes is not None:
         # Each of the other circuits has 1.5 times as many nodes as the one before.
-        counts = [n for n in (round(1.5**i) for i in range(2, 40)) if n < model.graph.n_sources and n != request.nodes]
+        counts = [n for n in (round(1.5**i) for i in range(2, 40)) if n < model.graph.n_sources and n != recipe.nodes]
         others = [select_nodes(scores, n) for n in counts[-12:]] if curve else []
-        return select_nodes(scores, request.nodes), others, None
-    how, share = request.selection, request.share
+        return select_nodes(scores, recipe.nodes), others, None
+    how, share = recipe.selection or defaults.SELECTION, recipe.faithfulness
     selection, _ = find_selection(how)
     if not selection.sized:
-        circuits = select_many(scores, (), how=how, model=model, task=task, limits=limits)
-        circuits = [circuit for circuit in circuits if circuit.asked]
-        if not circuits:
-            smaller = "" if selection.varies is None else f": give a smaller {selection.varies}"
-            raise UsageError(f"{how} keeps none of the model's edges on these examples{smaller}.")
-        circuit = circuits.pop(0 if share is None else smallest_of(model, task, circuits, share, limits))
-        return circuit, circuits, None
+        [circuit] = select_many(scores, (), how=how, model=model, task=task, limits=limits)
+        if not circuit.requested:
+            raise UsageError(f"{how} keeps none of the model's edges on these examples: give a smaller threshold.")
+        return replace(circuit, recipe=(scores.recipe or recipe).selected(how)), [], None
     sizes = _curve_sizes(model.graph.n_edges) if curve else []
-    n = None if share is not None else request.edge_count(scores.n_edges)
+    n = None if share is not None else edge_count(scores.n_edges, recipe.edges, recipe.sparsity)
     if n is not None and not selection.nested:
         sizes = [size for size in sizes if size >= n // 2]  # each takes a selection of its own
         circuit, *others = select_many(scores, [n, *sizes], how=how, model=model, task=task, limits=limits)
         return circuit, others, None
     smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
-    requested = () if n is None else (n,)
     with own_settings(model):
-        prepared_batches = PreparedBatches.of(
-            model, task, scores.provenance.ablation, limits
-        )  # shared by the order and the search
+        prepared_batches = PreparedBatches.of(model, task, scores.ablation, limits)  # shared by order and search
+    requested = () if n is None else (n,)
     order = nested_order(scores, how=how, smallest=smallest, sizes=requested, model=model, task=task, limits=limits)
     if n is None:
         assert share is not None
         n = smallest_faithful(model, task, order, share, limits)
     del prepared_batches
-    return order.circuit(n), [order.circuit(size) for size in sizes if size != n], order
+    circuit = order.circuit(n)
+    if recipe.size is not None and circuit.recipe is not None:
+        circuit = replace(circuit, recipe=circuit.recipe.changed(**{recipe.size: getattr(recipe, recipe.size)}))
+    return circuit, [order.circuit(size) for size in sizes if size != n], order
 
 
 def _curve_sizes(n_edges: int) -> list[int]:
@@ -344,55 +304,3 @@ def measure_mib(
     )
     parts = [results[at : at + len(counts)] for at in range(0, len(results), len(counts))]
     return {how: mib.areas_of(part) for how, part in zip(rankings, parts, strict=True)}
-
-
-def notices(attributed: Task | None, measured: Task) -> list[str]:
-    """What the user should know about the pairs: how many are used for what, notes, and which were dropped and why.
-
-    Without ``attributed``, a circuit that was found before is run on ``measured``.
-    """
-    first = measured if attributed is None else attributed
-    about = first.about
-    held_out = measured is not first and about.get("held_out", True)
-    tasks = [first, measured] if held_out else [first]
-    lines = list[str]()
-    if "rows_read" in about:
-        lines = [_measured_pairs(measured) if attributed is None else _usage(attributed, measured)]
-    lines += dict.fromkeys(str(note) for task in tasks for note in task.about.get("notes", []))
-    drops = [drop for task in tasks for drop in task.about.get("dropped", {}).values()]
-    rows = sum(drop["count"] for drop in drops)
-    listed = [row for drop in drops for row in drop.get("rows", ())]
-    if listed:
-        lines.append(f"{rows:,} {'row is' if rows == 1 else 'rows are'} left out:")
-        lines += [f"  {line}" for line in listed]
-        lines += [f"  ... and {rows - len(listed):,} more"] if rows > len(listed) else []
-        return lines
-    return lines + [
-        f"{drop['count']:,} {'pair was' if drop['count'] == 1 else 'pairs were'} dropped because {reason} "
-        f"(first: {drop['first']})"
-        for reason, drop in about.get("dropped", {}).items()
-    ]
-
-
-def _usage(attributed: Task, measured: Task) -> str:
-    """How many pairs of the user's own data are attributed, and how many are measured on."""
-    about, n = attributed.about, len(attributed)
-    if measured is not attributed and about.get("held_out", True):
-        pairs = f"{n:,} pairs for attribution, {len(measured):,} held out"
-    else:
-        pairs = f"{n:,} {'pair' if n == 1 else 'pairs'} for both attribution and evaluation"
-    return f"{_rows_read(about)}, {pairs}; metric {about['metric']}"
-
-
-def _measured_pairs(task: Task) -> str:
-    """How many pairs of the user's own data a saved circuit is run on, and which."""
-    about, n = task.about, len(task)
-    pairs = f"{n:,} {'pair' if n == 1 else 'pairs'}"
-    if about.get("held_out", True) and about["split"] != "all":
-        half = "attributes" if about["split"] == "train" else "holds out"
-        pairs += f" of the half that find {half} (--split all: of both halves)"
-    return f"{_rows_read(about)}, the circuit is run on {pairs}; metric {about['metric']}"
-
-
-def _rows_read(about: Mapping[str, Any]) -> str:
-    return f"{about['source']}: {about['rows_read']:,} {'row' if about['rows_read'] == 1 else 'rows'}"

@@ -19,6 +19,7 @@ from gradpath.evaluation.result import Result
 from gradpath.explanation import Inside, look_inside
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import Recipe
 from gradpath.report.data import (
     CHANCE,
     IN_PAGE,
@@ -36,7 +37,7 @@ from gradpath.report.data import (
 from gradpath.report.page import write
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
-from gradpath.selection import NestedOrder, find_selection, variants, with_values
+from gradpath.selection import NestedOrder
 from gradpath.tasks.task import Task
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check, quick_checks
@@ -61,7 +62,6 @@ class Found:
         few: The result of the circuit on the few examples that random circuits are measured on, if there are any.
         random: The results of random circuits on these examples: 19 of the circuit's size, and 3 of each of three
             other sizes.
-        others: The circuits of other thresholds, for a selection that decides the size itself.
     """
 
     model: Transformer
@@ -76,7 +76,6 @@ class Found:
     limits: Limits = Limits()
     few: Result | None = None
     random: list[Result] = field(default_factory=list)
-    others: list[Circuit] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<Found: {self.circuit!r}, {self.result!r}>"
@@ -85,7 +84,7 @@ class Found:
         measured = "the same for evaluation" if self.measured is self.attributed else f"{len(self.measured):,} held out"
         return "\n".join(
             [
-                f"Found: {self.circuit.provenance}",
+                f"Found: {self.circuit.recipe}",
                 *(f"  {line}" for line in str(self.result).splitlines()[:-1]),
                 f"  examples      {len(self.attributed):,} for attribution, {measured}",
                 '  next          .report("report.html"), .save("folder"), .scores, .circuit, .result, .curve',
@@ -98,7 +97,7 @@ class Found:
     @property
     def checks(self) -> dict[str, Check]:
         """The two quick tests of the report: whether the circuit is better than chance, and equivalent to the model."""
-        same_size = [result for result in self.random if result.edges_asked == self.result.edges_asked]
+        same_size = [result for result in self.random if result.edges_requested == self.result.edges_requested]
         return {} if self.few is None else quick_checks(self.result, self.few, same_size)
 
     def report(
@@ -112,9 +111,8 @@ class Found:
             command: The command that makes the report again, to show in it.
             seconds: How long it took, to show in it.
         """
-        origin, how = self.scores.provenance, self.circuit.provenance.how
-        model, task = origin.model or "", origin.task or ""
-        how = with_values(how, ()) if self.others else how  # the name of the whole curve
+        recipe, how = self.circuit.recipe or Recipe(), self.circuit.selection
+        model, task = recipe.model or "", recipe.task or ""
         points = [CurvePoint.of(how, result) for result in [*self.curve, self.result]]
         points += [CurvePoint.of(defaults.RANKING, result) for result in self.top]
         points += [CurvePoint.of(CHANCE, result) for result in self.random]
@@ -143,11 +141,11 @@ class Found:
 
     def _shown(self, how: str) -> tuple[MethodRun, Chosen]:
         """What the page needs: the scores to select from, the order of edges, or only the circuit itself."""
-        requested = self.circuit.asked
+        requested = self.circuit.requested
         if how not in IN_PAGE and self.order is None:
             circuit = selected_by(self.circuit, how)
             return MethodRun(self.scores, circuit=circuit), Chosen(len(circuit), SAVED)
-        sizes = [result.edges_asked for result in [*self.curve, self.result]]
+        sizes = [result.edges_requested for result in [*self.curve, self.result]]
         opens = requested if requested <= READABLE else max((n for n in sizes if n <= READABLE), default=requested)
         if how in IN_PAGE:
             return MethodRun(self.scores), Chosen(requested, how, opens=opens)
@@ -175,11 +173,9 @@ class Found:
             seconds: How long it took, to show in it.
         """
         folder = Path(folder)
-        with write_together(folder, instead_of=earlier_files(folder)) as draft:
+        with write_together(folder, instead_of=["report.html"]) as draft:
             self.scores.save(draft / "scores.safetensors")
             self.circuit.save(draft / "circuit.json")
-            for circuit in self.others:
-                circuit.save(draft / other_file(circuit))
         try:
             self.report(folder / "report.html", command=command, seconds=seconds)
         except Exception as problem:
@@ -187,18 +183,6 @@ class Found:
                 f"the scores and the circuit are in {folder}, but their report could not be made "
                 f"({reason(problem)}). Draw the circuit with gradpath show {folder / 'circuit.json'}."
             )
-
-
-def other_file(circuit: Circuit) -> str:
-    """The file of a circuit of another threshold: ``circuit-threshold=0.03.json``."""
-    how = circuit.provenance.how
-    [value] = variants(how)
-    return f"circuit-{find_selection(how)[0].varies}={value:g}.json"
-
-
-def earlier_files(folder: Path) -> tuple[str, ...]:
-    """Files of an earlier run that would not belong to new scores."""
-    return "report.html", *(file.name for file in folder.glob("circuit-*=*.json"))
 
 
 def default_folder(model: Transformer, task: Task) -> Path:

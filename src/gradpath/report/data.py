@@ -13,6 +13,7 @@ from gradpath.evaluation.result import Result
 from gradpath.explanation import Inside
 from gradpath.graph import Graph
 from gradpath.model.tokenizer import Tokenizer
+from gradpath.recipe import Recipe
 from gradpath.scores import Scores
 from gradpath.tasks.metrics import logit_difference, probability_difference
 from gradpath.tasks.task import Task, encode
@@ -43,13 +44,13 @@ class CurvePoint:
     def of(cls, how: str, result: Result) -> CurvePoint:
         """The point of a result; ``how`` is the selection of its circuit."""
         return cls(
-            how, result.edges_asked, result.edges_kept, result.faithfulness, *result.interval, error=result.error
+            how, result.edges_requested, result.edges_kept, result.faithfulness, *result.interval, error=result.error
         )
 
 
 def selected_by(circuit: Circuit, how: str) -> Circuit:
     """The same circuit with another name for its selection: that of the curve on which it is one of several points."""
-    return replace(circuit, about={**circuit.about, "selection": {**circuit.provenance.selection, "how": how}})
+    return replace(circuit, recipe=(circuit.recipe or Recipe()).selected(how))
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class MethodRun:
 
     @property
     def label(self) -> str:
-        return self.name or self.origin.provenance.method or "circuit"
+        return self.name or (self.origin.recipe and self.origin.recipe.method) or "circuit"
 
     @property
     def selections(self) -> tuple[str, ...]:
@@ -163,8 +164,9 @@ class Report:
 
 def circuit_report(circuit: Circuit, command: str = "") -> Report:
     """The report of a circuit alone: its edges, without a curve and examples."""
-    model, task = circuit.provenance.model or "a model", circuit.provenance.task or "a task"
-    chosen = Chosen(len(circuit), SAVED, pruned=circuit.provenance.pruned)
+    recipe = circuit.recipe or Recipe()
+    model, task = recipe.model or "a model", recipe.task or "a task"
+    chosen = Chosen(len(circuit), SAVED, pruned=circuit.pruned)
     return Report(f"{task} in {model}", model, task, [MethodRun(None, circuit=circuit)], chosen, command=command)
 
 
@@ -173,8 +175,8 @@ def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Rep
     low, high = verdict.equivalence.details["interval"]
     assert verdict.sufficiency.value is not None
     point = CurvePoint(
-        circuit.provenance.how or SAVED,
-        circuit.asked,
+        circuit.selection or SAVED,
+        circuit.requested,
         len(circuit),
         verdict.sufficiency.details["faithfulness"],
         1 + low,

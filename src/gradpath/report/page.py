@@ -82,11 +82,11 @@ def payload(report: Report, limit: int = LIMIT) -> dict[str, Any]:
         "graph": graph.to_json(),
         "edges_total": graph.n_edges,
         "runs": [_run(run, limit) for run in report.runs],
-        "chosen": {**asdict(chosen), "asked": chosen.edges if saved is None else saved.asked},
+        "chosen": {**asdict(chosen), "asked": chosen.edges if saved is None else saved.requested},
         "examples": [asdict(example) for example in report.examples],
         "about": report.about,
         "command": report.command,
-        "bibtex": bibtex(run.origin.provenance.method or "" for run in report.runs),
+        "bibtex": bibtex((run.origin.recipe and run.origin.recipe.method) or "" for run in report.runs),
     }
     if report.checks:
         content["verdict"] = _verdict(report)
@@ -133,7 +133,7 @@ def _test_command(report: Report) -> str:
             options_of_find.setdefault(name, []).append(value if equals else next(words, ""))
     if "--data" not in options_of_find:
         options_of_find.pop("--task", None)  # the file names it
-        if report.runs[report.chosen.run].origin.provenance.own_data:
+        if (recipe := report.runs[report.chosen.run].origin.recipe) and recipe.data:
             options_of_find["--data"] = ["FILE"]
     folder = options_of_find.get("--out", [_FOLDER])[-1]
     options = [part for name in _PASSED_ON for value in options_of_find.get(name, ()) for part in (name, value)]
@@ -181,7 +181,7 @@ def _run(run: MethodRun, limit: int) -> dict[str, Any]:
     shipped = {how: order for how, order in orders.items() if how not in _BY_SCORE}
     content = {
         "name": run.label,
-        "about": run.origin.about,
+        "about": _about(run.origin),
         "selections": run.selections,
         "limit": limit if run.scores is not None else len(flat),
         "edges": len(flat),
@@ -194,11 +194,18 @@ def _run(run: MethodRun, limit: int) -> dict[str, Any]:
     if run.circuit is not None:
         content["saved"] = {
             "edges": len(run.circuit),
-            "asked": run.circuit.asked,
-            "how": run.circuit.provenance.how or SAVED,
+            "asked": run.circuit.requested,
+            "how": run.circuit.selection or SAVED,
             "smallest": run.smallest,
         }
     return content
+
+
+def _about(origin: Scores | Circuit) -> dict[str, Any]:
+    """How scores or a circuit were made, as a flat list of facts."""
+    recipe = {} if origin.recipe is None else origin.recipe.recorded
+    counts = {"edges_kept": len(origin)} if isinstance(origin, Circuit) else {}
+    return {**recipe, **origin.facts.recorded, **counts}
 
 
 def packed(values: Tensor, dtype: str) -> str:
@@ -357,14 +364,14 @@ def render_comparison(comparison: Comparison, names: tuple[str, str] = ("A", "B"
         run["sides"] = [
             {"rank": packed(ranks[flat], "<u4"), "score": packed(scores[flat], "<f4")} for ranks, scores in sides
         ]
-    abouts = [{**circuit.about, **circuit.provenance.selection} for circuit in (a, b)]
+    abouts = [_about(circuit) for circuit in (a, b)]
     content["compare"] = plain({**comparison.to_json(), "names": names, "about": abouts})
     return filled(report.title, content)
 
 
 def _joined(a: Circuit, b: Circuit, what: str) -> str:
     """The model or the task of both circuits."""
-    names = [getattr(circuit.provenance, what) or f"an unnamed {what}" for circuit in (a, b)]
+    names = [getattr(circuit.recipe, what, None) or f"an unnamed {what}" for circuit in (a, b)]
     return " and ".join(dict.fromkeys(names))
 
 
@@ -384,4 +391,4 @@ def _drawn(part: Circuit, sides: list[tuple[Tensor, Tensor]]) -> Circuit:
     shares = torch.stack([scores[flat] / (float(scores.abs().max()) or 1.0) for _, scores in sides])
     strengths = shares.sum(0) / (ranks > 0).sum(0)
     order = ranks.where(ranks > 0, torch.iinfo(torch.long).max).amin(0).sort(stable=True).indices
-    return Circuit(part.graph, part.index[order], strengths[order], part.about)
+    return Circuit(part.graph, part.index[order], strengths[order], part.recipe, part.facts)

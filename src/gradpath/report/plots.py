@@ -20,8 +20,9 @@ from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
 from gradpath.formats.edges import EDGE_COLOURS, KINDS, column, position
 from gradpath.graph import Graph, kind, node_of
+from gradpath.recipe import Recipe
 from gradpath.report.style import BLUE, FAINT, GREY, INK, MUTED, PAPER, canvas, save_as, styled
-from gradpath.scores import Provenance, Scores
+from gradpath.scores import Scores
 from gradpath.selection.ranking import top
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ def plot_scores(scores: Scores, ax: Axes | None = None) -> Axes:
     ax.set_xticks(range(graph.n_heads + 1), [*map(str, range(graph.n_heads)), "MLP"], fontsize=8)
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
-    ax.set_title(f"{scores.provenance.method or 'scores'}: total |score| by node", fontsize=10, loc="left")
+    ax.set_title(
+        f"{scores.recipe.method if scores.recipe else 'scores'}: total |score| by node", fontsize=10, loc="left"
+    )
     figure = ax.get_figure()
     assert figure is not None
     with styled():
@@ -229,7 +232,7 @@ def result_card(result: Result) -> str:
         ("behaviour kept", f"<b>{result.faithfulness:.1%}</b> ({low:.1%} to {high:.1%})"),
         ("error per example", f"{result.error:.3f}"),
         ("metric", f"model {result.clean:.3f}, circuit {result.circuit:.3f}, corrupted {result.corrupted:.3f}"),
-        ("edges", f"{result.edges_kept:,} after pruning, {result.edges_asked:,} requested"),
+        ("edges", f"{result.edges_kept:,} after pruning, {result.edges_requested:,} requested"),
         ("examples", f"{len(result.clean_values):,}"),
     ]
     left = 'style="text-align:left"'
@@ -242,23 +245,23 @@ def scores_card(scores: Scores) -> str:
     order = top(scores, min(LISTED, scores.graph.n_edges))
     values = scores.values.flatten()[order].tolist()
     names = [scores.graph.edge_at(flat) for flat in order.tolist()]
-    return _card(f"Scores of {scores.graph.n_edges:,} edges", _origin(scores.provenance) + _edges(names, values))
+    return _card(f"Scores of {scores.graph.n_edges:,} edges", _origin(scores.recipe) + _edges(names, values))
 
 
 def circuit_card(circuit: Circuit) -> str:
     """The card of a circuit: how it was found, and its first edges."""
     edges = _edges(circuit.edges[:LISTED], circuit.scores[:LISTED].tolist())
-    requested = f", {circuit.asked:,} requested" if circuit.asked != len(circuit) else ""
+    requested = f", {circuit.requested:,} requested" if circuit.requested != len(circuit) else ""
     title = f"Circuit of {len(circuit):,} edges{requested}, of {circuit.graph.n_edges:,}"
-    return _card(title, _origin(circuit.provenance) + edges)
+    return _card(title, _origin(circuit.recipe) + edges)
 
 
 def _card(title: str, body: str) -> str:
     return f'<div style="font-family:sans-serif;line-height:1.5"><b>{html.escape(title)}</b>{body}</div>'
 
 
-def _origin(provenance: Provenance) -> str:
-    recorded = {name: getattr(provenance, name) for name in ("model", "task", "method", "steps", "examples")}
+def _origin(recipe: Recipe | None) -> str:
+    recorded = {name: getattr(recipe, name, None) for name in ("model", "task", "method", "steps", "examples")}
     facts = [f"{name} {value}" for name, value in recorded.items() if value is not None]
     return f'<div style="opacity:.7">{html.escape(" · ".join(facts))}</div>' if facts else ""
 

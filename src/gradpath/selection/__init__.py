@@ -8,6 +8,7 @@ while it selects, so it also needs the model and those examples, and takes more 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gradpath import defaults
 from gradpath.circuit import Circuit
@@ -15,6 +16,7 @@ from gradpath.errors import UsageError, check_type
 from gradpath.evaluation.plan import check_same_graph
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import Recipe
 from gradpath.scores import Scores
 from gradpath.selection.ranking import (
     SELECTIONS,
@@ -45,7 +47,7 @@ def select(
     *,
     sparsity: float | None = None,
     nodes: int | None = None,
-    how: str | None = None,
+    selection: str | None = None,
     prune: bool = True,
     model: Transformer | None = None,
     task: Task | None = None,
@@ -59,7 +61,7 @@ def select(
         n: The number of edges. ``acdc`` takes none: its threshold determines the size.
         sparsity: The share of edges to leave out, instead of ``n``.
         nodes: The number of heads and MLPs, instead of ``n``: the circuit has all edges among them.
-        how: The selection (``gradpath ls selections``), with options as in ``acdc+threshold=0.01``. By default
+        selection: The selection (``gradpath ls selections``), with options as in ``acdc+threshold=0.01``. By default
             ``refined``, or ``top`` where ``model`` or ``task`` is missing.
         prune: Whether to remove edges that are on no path from ``input`` to ``logits``.
         model: The model, for selections that measure circuits.
@@ -69,13 +71,14 @@ def select(
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
 
     Returns:
-        The circuit. Its ``about`` records how it was selected.
+        The circuit. Its ``recipe`` records how it was selected.
     """
     check_type("the first argument", scores, Scores)
     size = given_size(n=n, sparsity=sparsity, nodes=nodes)
-    check_edges_or_nodes(how, nodes)
+    check_edges_or_nodes(selection, nodes)
     if nodes is not None:
         return select_nodes(scores, nodes, prune=prune)
+    how = selection
     if not how:
         measurable = model is not None and task is not None
         how = defaults.SELECTION if measurable else defaults.RANKING
@@ -214,4 +217,5 @@ def select_nodes(scores: Scores, n: int, *, prune: bool = True) -> Circuit:
     _, *nodes = scores.nodes.values()  # without ``input``, which is always in
     best = sorted(range(1, graph.n_sources), key=lambda source: -abs(nodes[source - 1]))[:n]
     order, among = top(scores, graph.n_edges), graph.among(best)
-    return circuit_of(scores, order[among.flatten()[order]], how="nodes", prune=prune)
+    circuit = circuit_of(scores, order[among.flatten()[order]], prune=prune)
+    return replace(circuit, recipe=(scores.recipe or Recipe()).selected(None, nodes=n))

@@ -119,7 +119,7 @@ def acdc_masks(
         what, fewer = f"{what} at each of {len(thresholds)} thresholds", f"{fewer} or thresholds"
     cost = COST * len(thresholds) * n_edges * len(pairs)
     check_affordable(what, cost, f"start from fewer edges with among=0.1, {fewer}", sure=sure)
-    distance = _Distance(model, task, pairs, scores.provenance.ablation, measure, limits)
+    distance = _Distance(model, task, pairs, scores.ablation, measure, limits)
     log = _Log((model.digest, str(model.dtype), pairs.clean.tolist(), pairs.corrupted.tolist(), distance.ends))
     masks = [_search(graph, start, threshold, lambda mask: log.look_up(mask, distance)) for threshold in thresholds]
     log.remove()

@@ -54,7 +54,7 @@ def smallest_faithful(
     Returns:
         The number of edges to request.
     """
-    ablation = order.scores.provenance.ablation
+    ablation = order.scores.ablation
     with own_settings(model):
         prepared_batches = PreparedBatches.of(model, task, ablation, limits)  # for all sizes
 
@@ -86,7 +86,7 @@ def smallest_of(
     model: Transformer, task: Task, circuits: Sequence[Circuit], share: float, limits: Limits = Limits()
 ) -> int:
     """The index of the smallest circuit that keeps a share of the behaviour; of the nearest to it if none does."""
-    ablation = circuits[0].provenance.ablation
+    ablation = circuits[0].ablation
     with own_settings(model):
         prepared_batches = PreparedBatches.of(model, task, ablation, limits)
     distances = _distances(prepared_batches, task, circuits, ablation, limits)

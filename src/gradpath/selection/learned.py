@@ -122,7 +122,7 @@ def learned(
         raise UsageError(f"learned needs seconds of at least 0 and a rate above 0: got {seconds} and {rate}.")
     needed = examples if seconds else min(examples, _drawn(steps, batch))
     # The means of an ablation are over the examples of the scores, so there are no others.
-    more = task if scores.provenance.ablation.startswith("mean") else more_examples(task, model, needed)
+    more = task if scores.ablation.startswith("mean") else more_examples(task, model, needed)
     judged = judged_by_kl(more, clean_logits(model, more)) if loss == "kl" else more
     probe = CircuitProbe.of(model, judged, scores, limits, rows=ROWS)
     n_edges, n_start = scores.graph.n_edges, start_size(scores.graph.n_edges)
@@ -371,7 +371,7 @@ class _Learner:
         probe = self.probe
         pairs = [probe.pairs.clean.tolist(), probe.pairs.corrupted.tolist(), repr(probe.pairs.labels)]
         options = [self.match, self.warm, self.steps, self.seconds, self.batch, probe.most, self.rate, self.seed]
-        metric, ablation = metric_name(probe.task.metric), probe.scores.provenance.ablation
+        metric, ablation = metric_name(probe.task.metric), probe.scores.ablation
         return probe.model.digest, pairs, metric, ablation, options, self.sizes, self.edges.tolist()
 
 

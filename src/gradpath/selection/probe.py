@@ -50,7 +50,7 @@ class CircuitProbe:
 
         ``rows`` are those of a batch on a CPU; other devices take more.
         """
-        prepared_batches = PreparedBatches.of(model, task, scores.provenance.ablation, limits)
+        prepared_batches = PreparedBatches.of(model, task, scores.ablation, limits)
         pairs = all_positions(encode(task, model.tokenizer), prepared_batches.ablation)
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores.graph.n_edges))])
         return cls(

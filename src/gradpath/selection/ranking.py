@@ -32,6 +32,7 @@ from torch import Tensor
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_option, whole_number
 from gradpath.graph import Graph, pruned
+from gradpath.recipe import Recipe
 from gradpath.registry import NamedFunction, Registry, option_value, owner_of
 from gradpath.scores import Scores
 
@@ -305,7 +306,7 @@ def sets_own_size(how: str, advice: str, *, but: str = "") -> UsageError:
 def check_edges_or_nodes(how: str | None, nodes: int | None) -> None:
     """Refuse to select edges and nodes at once."""
     if how is not None and nodes is not None:
-        raise UsageError("`how` selects edges and `nodes` selects nodes: give one of them.")
+        raise UsageError("`selection` selects edges and `nodes` selects nodes: give one of them.")
 
 
 def edge_count(n_edges: int, n: int | None, sparsity: float | None) -> int:
@@ -328,5 +329,6 @@ def circuit_of(
     graph, n = scores.graph, len(order) if requested is None else requested
     if prune:
         order = order[pruned(graph, graph.mask_of(order).view_as(graph.mask)).flatten()[order]]
-    about = {**scores.about, "selection": {"how": how, "pruned": prune, "edges_asked": n, "edges_kept": len(order)}}
-    return Circuit(graph, graph.unflattened(order), scores.values.flatten()[order], about)
+    recipe = (scores.recipe or Recipe()).selected(how or None, edges=n or None)
+    scored = scores.values.flatten()[order]
+    return Circuit(graph, graph.unflattened(order), scored, recipe, scores.facts, n_requested=n, pruned=prune)

@@ -22,6 +22,8 @@ from gradpath.defaults import REWORDED, TASK_SPLITS
 from gradpath.errors import InputError, UsageError, check_choice, warn, whole_number
 from gradpath.model.tokenizer import Tokenizer, padded, prompt_ids
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import IN_MEMORY, Recipe
+from gradpath.runtime.files import recorded_path
 from gradpath.tasks.builtin import TASKS, find_task, read_built_in
 from gradpath.tasks.data_layouts import AnswerReader, Layout, recognise
 from gradpath.tasks.data_rows import Row, Table, is_file, open_table
@@ -41,6 +43,8 @@ from gradpath.tasks.task import Task, judged_by_kl
 _MAX_PAIRS = 1_000_000  # in one task: more prompts would not fit into memory
 _FEWER = "Request fewer, or use both halves with the split 'all'."
 _MAX_ROWS = 100_000
+# What a recipe calls a split whose pairs are attributed.
+_SPLITS = {"train": "held-out", "all": "all", "test": "swapped", REWORDED: "swapped"}
 WARNING = "WARNING: "  # begins a note that should not be overlooked
 LEAST = 8  # usable pairs that are needed to hold half of them out
 
@@ -79,11 +83,11 @@ def load_task(
             task's own. ``kl`` runs the model on the clean prompts.
 
     Returns:
-        The task. ``task.about["dropped"]`` counts the pairs that were dropped, by reason, and ``task.about["notes"]``
+        The task. ``task.facts["dropped"]`` counts the pairs that were dropped, by reason, and ``task.facts["notes"]``
         has notes on the pairs. If nothing can be held out of your own data, there is a warning.
     """
     task = draw_task(name, model, n=n, seed=seed, split=split, data=data, metric=metric)
-    for note in task.about["notes"]:
+    for note in task.facts["notes"]:
         if note.startswith(WARNING):
             warn(note.removeprefix(WARNING))
     return task
@@ -131,7 +135,10 @@ def draw_task(
         labels=label_tensor(usable.answers, many=many),
         metric=function,
         name=source.name,
-        about=_about(source, usable, metric, n, seed, split),
+        recipe=Recipe(
+            task=source.name, data=source.data, metric=metric_name(metric), examples=n, seed=seed, split=_SPLITS[split]
+        ),
+        facts=_facts(source, usable, n, split),
         spans=spans if any(spans) else None,
         decode=tokenizer.decode,
     )
@@ -150,13 +157,13 @@ def more_examples(task: Task, model: HasTokenizer, n: int) -> Task:
         For a built-in task, ``n`` pairs of the same split, or as many as there are; the pairs of ``task`` come first.
         Any other task is returned unchanged.
     """
-    about = task.about
-    if about.get("source") != "gradpath" or task.name not in TASKS or n <= len(task):
+    recipe = task.recipe
+    if recipe is None or recipe.data is not None or task.name not in TASKS or n <= len(task):
         return task
     metric = "kl" if task.metric is kl_divergence else task.metric
 
     def draw(n: int | None) -> Task:
-        return draw_task(task.name, model, n=n, seed=about["seed"], split=about["split"], metric=metric)
+        return draw_task(task.name, model, n=n, seed=recipe.seed, split=recipe.attributed_split, metric=metric)
 
     try:
         drawn = draw(min(n, _MAX_PAIRS))
@@ -261,9 +268,7 @@ def _check_usable(usable: UsablePairs, n: int | None, name: str, split: str) -> 
     raise InputError(f"no pair can be used: {what}. Reword the prompts or the answers.")
 
 
-def _about(
-    source: Source, usable: UsablePairs, metric: str | Metric, n: int | None, seed: int, split: str
-) -> dict[str, Any]:
+def _facts(source: Source, usable: UsablePairs, n: int | None, split: str) -> dict[str, Any]:
     """What saved files record about the pairs: only values that JSON has."""
     notes = list(source.candidates.notes)
     if words := sorted(usable.left_out):
@@ -274,14 +279,11 @@ def _about(
             f"{WARNING}{len(usable.unknown)} of {len(usable.pairs)} pairs have text in their prompts that is not in "
             f"the model's vocabulary and becomes its unknown token (first: {usable.unknown[0]})"
         )
-    list_rows = "rows_read" in source.about  # in the user's own data every row matters
+    list_rows = source.data is not None  # in the user's own data every row matters
     if n is not None and len(usable.pairs) < n:
         notes.append(f"{n} pairs were requested, but {source.name} has {len(usable.pairs)}: all are used")
     return {
-        **source.about,
-        "metric": metric_name(metric),
-        "n": n,
-        "seed": seed,
+        **source.facts,
         "split": split,
         "kept": len(usable.pairs),
         "dropped": {
@@ -324,8 +326,9 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
     # A logit difference compares two answers; with more answers, their probabilities are summed.
     single = all(len(pair.right) == len(pair.wrong) == 1 for pair in halves["all"] if pair.right)
     metric = layout.metric or ("logit-difference" if single else "probability-difference")
-    about = {"source": table.name, "layout": layout.name, "rows_read": len(rows), "held_out": is_held_out}
-    return Source(name or table.name, metric, Candidates(pairs, tuple(notes)), about)
+    facts = {"source": table.name, "layout": layout.name, "rows_read": len(rows), "held_out": is_held_out}
+    path = recorded_path(data) if is_file(data) else data if isinstance(data, str) else IN_MEMORY
+    return Source(name or table.name, metric, Candidates(pairs, tuple(notes)), facts, path)
 
 
 def _read_table(data: Any, name: str | None) -> tuple[Table, Layout, list[Row]]:

@@ -99,7 +99,8 @@ class Source:
     name: str
     metric: str
     candidates: Candidates
-    about: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    data: str | None = None  # where the user's own pairs are from
 
 
 @dataclass

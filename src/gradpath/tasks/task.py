@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gradpath.errors import InputError, UsageError, check_type, reason
 from gradpath.model.tokenizer import Tokenizer, check_tokenizer, padded, prompt_ids
+from gradpath.recipe import IN_MEMORY, Recipe
 from gradpath.tasks.metrics import (
     Metric,
     check_labels,
@@ -49,7 +50,8 @@ class Task:
         metric: A function of the logits at the last position, (batch, vocab), and the labels of the same rows that
             returns (batch,).
         name: The name of the task in saved files.
-        about: Further facts to store in saved files.
+        recipe: How the pairs were drawn; None for pairs of your own.
+        facts: Further facts on the pairs, to store in saved files.
         spans: Named parts of each clean prompt in characters, such as {"subject": (4, 9)} (``explanation.parts``).
         decode: From token ids to text, to print labels as words.
     """
@@ -59,7 +61,8 @@ class Task:
     labels: Any
     metric: Metric = logit_difference
     name: str = "custom"
-    about: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Recipe | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
     spans: Sequence[Spans] | None = None
     decode: Callable[[list[int]], str] | None = None
 
@@ -160,6 +163,13 @@ class Task:
 
     def __iter__(self) -> Iterator[PromptPair]:
         return (self[i] for i in range(len(self)))
+
+    @property
+    def record(self) -> Recipe:
+        """How the pairs were drawn, for files: of pairs of your own, that they were in memory."""
+        if self.recipe is not None:
+            return self.recipe.changed(task=self.name)
+        return Recipe(task=self.name, data=IN_MEMORY, metric=metric_name(self.metric))
 
     @property
     def prompts(self) -> Sequence[str] | Tensor:
@@ -284,7 +294,8 @@ def judged_by_kl(task: Task, clean_logits: Float[Tensor, "example vocab"]) -> Ta
             f"got {tuple(clean_logits.shape)}. Take the logits at each clean prompt's last position."
         )
     labels = clean_logits.detach().float().log_softmax(-1)
-    return replace(task, labels=labels, metric=kl_divergence, about={**task.about, "metric": "kl"})
+    recipe = None if task.recipe is None else task.recipe.changed(metric="kl")
+    return replace(task, labels=labels, metric=kl_divergence, recipe=recipe)
 
 
 def encode(task: Task, tokenizer: Tokenizer | None) -> Pairs:
@@ -327,7 +338,7 @@ def task_digest(task: Task, tokenizer: Tokenizer | None) -> str:
         labels = sha256(labels.double().numpy().tobytes()).hexdigest()
     else:
         labels = labels.tolist()
-    metric = task.about.get("metric", getattr(task.metric, "__name__", "custom"))
+    metric = task.record.metric
     content = (pairs.clean.tolist(), pairs.corrupted.tolist(), pairs.last.tolist(), labels, metric)
     return sha256(repr(content).encode()).hexdigest()[:16]
 

@@ -24,6 +24,7 @@ from gradpath.evaluation.result import Result
 from gradpath.graph import pruned
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import Recipe
 from gradpath.selection import SELECTIONS, find_selection, select_many
 from gradpath.selection.ranking import random_circuit
 from gradpath.sweep import own_settings
@@ -89,8 +90,8 @@ class CircuitUnderTest:
 
     def measure(self, masks: Sequence[Tensor], task: Task | None = None) -> list[Result]:
         """Evaluate each mask of edges as a circuit, on ``task`` or the examples of all tests."""
-        graph, about = self.circuit.graph, {"ablation": self.circuit.provenance.ablation}
-        circuits = [Circuit.of_mask(graph, mask, about) for mask in masks]
+        graph, recipe = self.circuit.graph, Recipe(ablation=self.circuit.ablation)
+        circuits = [Circuit.of_mask(graph, mask, recipe) for mask in masks]
         examples = self.task if task is None else task
         return evaluate_many(self.model, circuits, examples, self.limits, mean_over=self.mean_over)
 
@@ -168,7 +169,7 @@ def necessity(tested: CircuitUnderTest) -> Check:
     about = f"{left:.3f} of the behaviour is left without it (limit {KEPT}); without as many random edges {chance:.3f}"
     details: dict[str, Any] = {"p": p_value(left, left_by_chance)}
     passed = left < KEPT and left <= chance - APART
-    if tested.circuit.provenance.ablation == CORRUPTED:
+    if tested.circuit.ablation == CORRUPTED:
         # The same two prompts, exchanged.
         exchanged = replace(tested.task, clean=tested.task.corrupted, corrupted=tested.task.clean, spans=None)
         details["moved"] = tested.measure([circuit], exchanged)[0].faithfulness
@@ -195,9 +196,9 @@ def minimality(tested: CircuitUnderTest, result: Result) -> Check:
 
 
 def stability(tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[Task]) -> Check:
-    circuit, provenance = tested.circuit, tested.circuit.provenance
-    how = provenance.how.partition("=")[0].partition("+")[0]
-    if provenance.method not in METHODS or how not in SELECTIONS:
+    circuit = tested.circuit
+    selection = circuit.selection.partition("=")[0].partition("+")[0]
+    if circuit.recipe is None or circuit.recipe.method not in METHODS or selection not in SELECTIONS:
         return Check(None, None, None, "the circuit does not say how it was found, so it cannot be found again")
     if found_on is None:
         return Check(None, None, None, "needs the examples that it was found with (found_on)")
@@ -225,12 +226,13 @@ def stability(tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[T
 
 def _find_again(tested: CircuitUnderTest, task: Task) -> Circuit:
     """The circuit that the same method and selection find on these examples."""
-    model, provenance, limits = tested.model, tested.circuit.provenance, tested.limits
-    method, options = recorded_method(provenance)
+    model, circuit, limits = tested.model, tested.circuit, tested.limits
+    assert circuit.recipe is not None
+    method, options = recorded_method(circuit.recipe)
     with own_settings(model):
-        *_, scores = attribute_at_steps(model, task, method, options, limits=limits, ablation=provenance.ablation)
-    n = tested.circuit.asked if find_selection(provenance.how)[0].sized else scores.n_edges
-    return select_many(scores, [n], how=provenance.how, model=model, task=task, limits=limits)[0]
+        *_, scores = attribute_at_steps(model, task, method, options, limits=limits, ablation=circuit.ablation)
+    n = circuit.requested if find_selection(circuit.selection)[0].sized else scores.n_edges
+    return select_many(scores, [n], how=circuit.selection, model=model, task=task, limits=limits)[0]
 
 
 def shared_pairs(task: Task, attributed: Task | None) -> int:

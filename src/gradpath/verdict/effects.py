@@ -128,7 +128,7 @@ def _estimates(tested: CircuitUnderTest) -> Float[Tensor, " edge"]:
     order = edges.argsort()
     total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
     with own_settings(model):
-        ablation = ablation_of(circuit.provenance.ablation, model, tested.mean_over, tested.limits)
+        ablation = ablation_of(circuit.ablation, model, tested.mean_over, tested.limits)
         pairs = all_positions(encode(task, model.tokenizer), ablation)
         prepared_batches = PreparedBatches(model, task.metric, ablation, room=0)
 

@@ -104,8 +104,8 @@ def read_built_in(name: str, split: str, tokenizer: Tokenizer) -> Source:
         candidates = Candidates(pairs, train.notes)
     else:
         candidates = task.candidates(split, tokenizer)
-    about = {"source": "gradpath", "citation": task.citation, "changed": task.changed}
-    return Source(name, task.metric, candidates, about)
+    facts = {"citation": task.citation, "changed": task.changed}
+    return Source(name, task.metric, candidates, facts)
 
 
 def templates(task: str, split: str, usual: Sequence[str]) -> Sequence[str]:

@@ -1,0 +1,136 @@
+"""The examples of a recipe: those for attribution, those for evaluation, and what the user should know about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gradpath import defaults
+from gradpath.errors import warn
+from gradpath.model.transformer import Transformer
+from gradpath.recipe import Recipe
+from gradpath.tasks.load import LEAST, WARNING, draw_task, split_in_halves
+from gradpath.tasks.metrics import Metric
+from gradpath.tasks.task import Task
+
+Note = Callable[[str], None]  # shows a message to the user
+
+
+def note_warnings(text: str) -> None:
+    """Show those messages for the user that are warnings: all that Python calls show."""
+    if text.startswith(WARNING):
+        warn(text.removeprefix(WARNING))
+
+
+def load_examples(
+    model: Transformer,
+    recipe: Recipe,
+    *,
+    data: Any = None,
+    metric: str | Metric | None = None,
+    note: Note = note_warnings,
+) -> tuple[Task, Task]:
+    """The examples for attribution and those for evaluation.
+
+    Args:
+        model: The model that will run them.
+        recipe: Which task, how many examples, the seed and the split.
+        data: The user's own data, if there is any; the recipe has only its name.
+        metric: The metric, if it is not the task's own; of a function, the recipe has only its name.
+        note: Called with messages for the user.
+
+    Returns:
+        The two tasks; the same one twice if nothing is held out.
+    """
+    if isinstance(data, Task):
+        return _halves(data, model, recipe, note)
+    attributed = measured = draw(model, recipe, recipe.attributed_split, data=data, metric=metric)
+    if recipe.measured_split != recipe.attributed_split and attributed.facts.get("held_out", True):
+        measured = draw(model, recipe, recipe.measured_split, data=data, metric=metric)
+    for line in notices(attributed, measured):
+        note(line)
+    return attributed, measured
+
+
+def draw(
+    model: Transformer, recipe: Recipe, split: str, *, data: Any = None, metric: str | Metric | None = None
+) -> Task:
+    """The examples of one split, as the recipe says."""
+    return draw_task(
+        recipe.task or (None if data is not None else defaults.TASK),
+        model,
+        n="auto" if recipe.examples is None else recipe.examples,
+        seed=recipe.seed,
+        split=split,
+        data=data,
+        metric=recipe.metric if metric is None else metric,
+    )
+
+
+def _halves(task: Task, model: Transformer, recipe: Recipe, note: Note) -> tuple[Task, Task]:
+    """The examples of a ``Task`` for attribution and those for evaluation."""
+    task = replace(task, name=recipe.task or task.name, recipe=None)  # its halves cannot be drawn again
+    n = len(task) if recipe.examples is None else recipe.examples
+    halves = split_in_halves(task, model.tokenizer)
+    if recipe.split == "all" or not all(halves):
+        if recipe.split != "all":
+            note(
+                f"{WARNING}nothing is held out, because the task has fewer than {LEAST} examples or a single clean "
+                "prompt. All are both attributed and measured, so the circuit may not do as well on other prompts"
+            )
+        return (task[:n],) * 2
+    attributed, held_out = (task.take(rows[:n]) for rows in halves)
+    return attributed, attributed if recipe.split == "same" else held_out
+
+
+def notices(attributed: Task | None, measured: Task) -> list[str]:
+    """What the user should know about the pairs: how many are used for what, notes, and which were dropped and why.
+
+    Without ``attributed``, a circuit that was found before is run on ``measured``.
+    """
+    first = measured if attributed is None else attributed
+    facts = first.facts
+    held_out = measured is not first and facts.get("held_out", True)
+    tasks = [first, measured] if held_out else [first]
+    lines = list[str]()
+    if "rows_read" in facts:
+        lines = [_measured_pairs(measured) if attributed is None else _usage(attributed, measured)]
+    lines += dict.fromkeys(str(note) for task in tasks for note in task.facts.get("notes", []))
+    drops = [drop for task in tasks for drop in task.facts.get("dropped", {}).values()]
+    rows = sum(drop["count"] for drop in drops)
+    listed = [row for drop in drops for row in drop.get("rows", ())]
+    if listed:
+        lines.append(f"{rows:,} {'row is' if rows == 1 else 'rows are'} left out:")
+        lines += [f"  {line}" for line in listed]
+        lines += [f"  ... and {rows - len(listed):,} more"] if rows > len(listed) else []
+        return lines
+    return lines + [
+        f"{drop['count']:,} {'pair was' if drop['count'] == 1 else 'pairs were'} dropped because {reason} "
+        f"(first: {drop['first']})"
+        for reason, drop in facts.get("dropped", {}).items()
+    ]
+
+
+def _usage(attributed: Task, measured: Task) -> str:
+    """How many pairs of the user's own data are attributed, and how many are measured on."""
+    facts, n = attributed.facts, len(attributed)
+    if measured is not attributed and facts.get("held_out", True):
+        pairs = f"{n:,} pairs for attribution, {len(measured):,} held out"
+    else:
+        pairs = f"{n:,} {'pair' if n == 1 else 'pairs'} for both attribution and evaluation"
+    return f"{_rows_read(facts)}, {pairs}; metric {attributed.record.metric}"
+
+
+def _measured_pairs(task: Task) -> str:
+    """How many pairs of the user's own data a saved circuit is run on, and which."""
+    facts, n = task.facts, len(task)
+    pairs = f"{n:,} {'pair' if n == 1 else 'pairs'}"
+    if facts.get("held_out", True) and facts["split"] != "all":
+        half = "attributes" if facts["split"] == "train" else "holds out"
+        pairs += f" of the half that find {half} (--split all: of both halves)"
+    return f"{_rows_read(facts)}, the circuit is run on {pairs}; metric {task.record.metric}"
+
+
+def _rows_read(facts: Mapping[str, Any]) -> str:
+    return f"{facts['source']}: {facts['rows_read']:,} {'row' if facts['rows_read'] == 1 else 'rows'}"
