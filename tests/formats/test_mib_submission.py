@@ -13,16 +13,16 @@ from gradpath import formats
 from gradpath.errors import GradpathWarning, InputError
 from gradpath.formats.eap_ig import mib_folder
 from gradpath.graph import Graph
-from gradpath.recipe import Recipe
+from gradpath.recipe import Facts, Recipe
 
 GRAPH = Graph(6, 6)
-ABOUT = {"model": "Qwen/Qwen2.5-0.5B", "task": "ioi", "method": "eap", "d_model": 16}
+RECIPE, FACTS = Recipe(model="Qwen/Qwen2.5-0.5B", task="ioi", method="eap"), Facts(d_model=16)
 
 
 @pytest.fixture
 def scores(tmp_path):
     values = torch.randn(GRAPH.mask.shape, generator=torch.Generator().manual_seed(0)) * GRAPH.mask
-    made = gp.Scores(GRAPH, values, ABOUT)
+    made = gp.Scores(GRAPH, values, RECIPE, FACTS)
     made.save(tmp_path / "scores.safetensors")
     return made
 
