@@ -93,7 +93,7 @@ class LogitGram:
         """W^T W, (d_model, d_model), in float64."""
         weights = self.model.unembedding
         total = weights.new_zeros(weights.shape[1], weights.shape[1], dtype=torch.float64)
-        for rows in map(at_least_float32, weights.split(GRAM_ROWS)):
+        for rows in map(at_least_float32, torch.split(weights, GRAM_ROWS)):
             total += rows.T @ rows
         return total.to(self.model.device)
 
