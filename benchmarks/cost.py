@@ -4,6 +4,8 @@ GPT-2 small's shape with random weights, 20 examples of 15 tokens that differ at
 10, CPU time of one thread. All contenders take turns in one process and the fastest turn counts, so that a
 busy machine disturbs the ratios little.
 
+EAP-GP with the logits of all positions is measured against EAP-GP with those of the last one.
+
 ``refined`` is measured against EAP-IG on more of such examples, because it takes large circuits on a part of them:
 for a circuit of 1% of the edges and those down to half of it, and for all sizes of the report, down to 20 edges.
 And, if SmolLM2 is installed, the whole of ``gradpath find`` with its report, on examples of IOI, in units of its own.
@@ -35,11 +37,13 @@ from gradpath.tasks.task import Task, encode
 
 EXAMPLES, LENGTH, DIFFERS, BATCH, TURNS = 20, 15, 10, 10, 5
 MORE, MORE_TURNS, JOB = 64, 2, 100
+ALL_OUTPUTS = "eap-gp, all / last"
 REFINED, REFINED_ALL, FIND = "refined, 0.5% / eap-ig", "refined, all / eap-ig", "find, 100 of IOI"
 LIMITS = {
     "eap": 1.4,
     "eap-ig (5)": 2.5,
     "eap-gp (5)": 6.5,
+    ALL_OUTPUTS: 1.3,
     "evaluation": 0.25,
     "curve of 20": 4.0,
     REFINED: 1.0,
@@ -68,6 +72,7 @@ def main() -> int:
             "eap": lambda: attribute(model, task, "eap", batch_size=BATCH),
             "eap-ig (5)": lambda: attribute(model, task, "eap-ig", batch_size=BATCH),
             "eap-gp (5)": lambda: attribute(model, task, "eap-gp", batch_size=BATCH),
+            ALL_OUTPUTS: lambda: attribute(model, task, "eap-gp", outputs="all", batch_size=BATCH),
             "1 circuit": run([circuit]),
             "21 circuits": run([circuit] * 21),
             "curve of 20": run(curve),
@@ -75,6 +80,7 @@ def main() -> int:
     )
     unit = seconds["unit"]
     ratios = {name: seconds[name] / unit for name in ("eap", "eap-ig (5)", "eap-gp (5)")}
+    ratios[ALL_OUTPUTS] = seconds[ALL_OUTPUTS] / seconds["eap-gp (5)"]
     ratios["evaluation"] = (seconds["21 circuits"] - seconds["1 circuit"]) / 20 / unit
     ratios["set-up"] = seconds["1 circuit"] / unit - ratios["evaluation"]
     ratios["curve of 20"] = seconds["curve of 20"] / unit  # 96.9% to 99.9% sparsity, set-up included

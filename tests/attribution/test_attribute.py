@@ -7,6 +7,7 @@ import itertools
 import re
 import warnings
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path as File
 
 import pytest
@@ -18,13 +19,13 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.batch import PointRun
+from gradpath.attribution.batch import BatchRuns, LogitGram, PointRun
 from gradpath.attribution.methods import METHODS as REGISTERED
 from gradpath.attribution.methods import Path, Unscored, path
 from gradpath.errors import GradpathWarning, InputError, UsageError
 from gradpath.evaluation import evaluate
 from gradpath.model.transformer import Run
-from gradpath.tasks.task import Task
+from gradpath.tasks.task import Task, encode
 
 # Prompts of several lengths that differ in the first token, in the middle, in several, and in the last.
 MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
@@ -36,6 +37,11 @@ METHODS = {
     "eap-ig-corrupted": ("eap-ig", {"steps": 3, "end": "corrupted"}, reference.straight_line([0.0, 1 / 3, 2 / 3])),
     "eap-gp": ("eap-gp", {"steps": 3}, reference.grad_path(3)),
     "eap-gp-everywhere": ("eap-gp", {"steps": 2, "outputs": "all"}, reference.grad_path(2, reference.all_logits)),
+    "eap-gp-literal-everywhere": (
+        "eap-gp",
+        {"steps": 2, "stride": "unit", "outputs": "all"},
+        reference.literal_grad_path(2, reference.all_logits),
+    ),
     "eap-gp-all-move": ("eap-gp", {"steps": 3, "move": "all"}, reference.grad_path(3, everywhere=True)),
     "eap-gp-from-the-start": ("eap-gp", {"steps": 3, "start": True}, reference.grad_path(3, start=True)),
     "eap-gp-literal": ("eap-gp", {"steps": 3, "stride": "unit"}, reference.literal_grad_path(3)),
@@ -171,6 +177,46 @@ def test_passes_are_counted_as_promised(gpt2):
     promised |= {"relp": (2, 1), "gim": (2, 1)}
     for method, (forward, backward) in promised.items():
         assert attribute(gpt2, task, method).facts.passes == {"forward": forward, "backward": backward}
+    for outputs in ("last", "all"):
+        literal = attribute(gpt2, task, "eap-gp", stride="unit", outputs=outputs)
+        assert literal.facts.passes == {"forward": 7, "backward": 10}
+
+
+def logit_distance(view, goal):
+    """||G - G(goal)||^2 by the logits themselves."""
+    parts = zip(view.outputs("all"), goal, strict=True)
+    return sum(((here - there.detach()) ** 2).flatten(1).sum(1) for here, there in parts)
+
+
+@pytest.mark.parametrize("apart", [1.0, 1e-3])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped", "gemma2", "gemma3", "phi", "olmo2"])
+def test_the_distance_of_logits_at_all_positions_is_that_of_the_logits(kind, whole, apart):
+    """Without logits, unless they are capped (gemma2); with a bias of the unembedding (phi), which cancels."""
+    for dtype, tolerance in ((torch.float32, 1e-6 / apart), (torch.float64, 1e-9)):
+        model = tiny_model(kind).to(dtype=dtype)
+        runs = BatchRuns(model, encode(MIXED[1:4], None), MIXED.metric, whole)
+        end, view = runs.corrupted, runs.run_point(torch.lerp(runs.pair.corrupted, runs.pair.clean, apart))
+        distance, expected = view.distance(end.goal("all")), logit_distance(view, end.outputs("all"))
+        assert (expected > 0).all()
+        torch.testing.assert_close(distance.to(dtype), expected, rtol=tolerance, atol=0.0)
+        slope = view.gradient(distance)
+        assert slope.dtype == dtype
+        assert close(slope, view.gradient(expected), tolerance)
+
+
+def test_a_run_makes_one_gram_matrix_and_only_where_it_replaces_logits(gpt2, monkeypatch):
+    made, matrix = [], LogitGram.__dict__["matrix"].func
+    counted = cached_property(lambda gram: made.append(gram) or matrix(gram))
+    counted.__set_name__(LogitGram, "matrix")
+    monkeypatch.setattr(LogitGram, "matrix", counted)
+    attribute(gpt2, MIXED, "eap-gp", outputs="last", batch_size=2)
+    attribute(replace(gpt2, arch=replace(gpt2.arch, logit_cap=3.0)), MIXED, "eap-gp", outputs="all", batch_size=2)
+    assert made == []
+    # Three batches. The metric unembeds two tokens at the last position, and nothing else is unembedded.
+    monkeypatch.setattr(PointRun, "outputs", None)
+    attribute(gpt2, MIXED, "eap-gp", outputs="all", batch_size=2)
+    assert len(made) == 1
 
 
 def test_a_long_path_is_summed_in_parts(gpt2):

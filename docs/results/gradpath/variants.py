@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gradpath.attribution.methods import Pair, Points, Unscored, path
-from gradpath.attribution.paths import downhill
 
 
 @path("gp", whole=lambda options: options["move"] == "all")
@@ -26,7 +25,9 @@ def gp(
     ``end``: the last point is x' (as in eap-gp), or every step comes nearer, at most (1 - i/n) of the way being left.
     ``score``: every ``finer``-th point, or k points at equal shares of the distance that the logits travel.
     """
-    goal = [x.detach() for x in (yield Unscored(pair.corrupted)).outputs("last")]
+    here = yield Unscored(pair.corrupted)
+    goal, end_logits = here.goal("last"), here.outputs("last")[0].detach()
+    del here
     n, apart = steps * finer, (pair.clean - pair.corrupted).norm(dim=(-2, -1), keepdim=True)
     points, legs, before = [pair.clean], [], None
     for i in range(1, n + 1):
@@ -36,7 +37,7 @@ def gp(
         legs += [] if before is None else [(logits - before).norm(dim=-1)]
         before, point = logits, pair.corrupted
         if i < n:
-            g = downhill(here, goal, "last")
+            g = here.gradient(here.distance(goal))
             g = g * pair.differs[..., None] if move == "differing" else g
             tiny = torch.finfo(g.dtype).tiny
             point = here.point - apart / n * g / g.norm(dim=(-2, -1), keepdim=True).clamp_min(tiny)
@@ -49,7 +50,7 @@ def gp(
     if score == "evenly":
         yield pair.corrupted
         return
-    way = torch.stack([*legs, (goal[0] - before).norm(dim=-1)]).cumsum(0)  # (step, batch)
+    way = torch.stack([*legs, (end_logits - before).norm(dim=-1)]).cumsum(0)  # (step, batch)
     for j in range(steps):
         yield _at_share(torch.stack(points), way, (j + 0.5) / steps)
 

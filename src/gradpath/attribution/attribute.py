@@ -30,7 +30,7 @@ from torch import Tensor
 from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
-from gradpath.attribution.batch import BatchRuns, Passes, places_on_path, run_path
+from gradpath.attribution.batch import BatchRuns, LogitGram, Passes, places_on_path, run_path
 from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import Method, Options, Path, find_method
 from gradpath.errors import GradpathError, UsageError, warn
@@ -61,6 +61,7 @@ def score_batch(
     stops: frozenset[int] = frozenset(),
     at_once: int = RUN_AT_ONCE,
     split: Split | None = None,
+    gram: LogitGram | None = None,
     runs: BatchRuns | None = None,
 ) -> BatchScores:
     """The scores of one batch, summed over its examples: the equation above without the mean over examples.
@@ -75,6 +76,7 @@ def score_batch(
         stops: Numbers of points after which the scores so far are returned, too.
         at_once: The largest number of points of a stack that are run together.
         split: Splits the rows of the batch into groups that are scored separately.
+        gram: The Gram matrix of the model's unembedding, to share it between batches.
         runs: The batch's clean and corrupted runs, if they are there already.
 
     Returns:
@@ -86,7 +88,7 @@ def score_batch(
     with torch.enable_grad():
         # 1. Run the clean and the corrupted prompt: x_u - x'_u, the difference of what every node u writes.
         if runs is None:
-            runs = BatchRuns(model, batch.to(model.device), metric, method.whole(options), ablation, at_once)
+            runs = BatchRuns(model, batch.to(model.device), metric, method.whole(options), ablation, at_once, gram=gram)
         if not isinstance(method, Path):
             return [(method.function(runs, **options).detach().cpu(), runs.passes)]
         groups = None if split is None else [rows.to(model.device) for rows in split(batch)]
@@ -210,6 +212,8 @@ def attribute_at_steps(
         # What cannot split a batch can still score one example after another.
         at_once = replace(at_once, examples=1, batches=None)
 
+    gram = LogitGram(model)
+
     def score(batch: Pairs) -> BatchScores:
         results = score_batch(
             model,
@@ -221,6 +225,7 @@ def attribute_at_steps(
             stops=frozenset(stops),
             at_once=at_once.points,
             split=sums.split,
+            gram=gram,
         )
         return sums.of_batch(batch, results)
 

@@ -18,16 +18,19 @@ import torch
 from torch import Tensor
 
 from gradpath.ablation import Ablation
-from gradpath.attribution.methods import Method, Options, Pair, Path, Unscored
+from gradpath.attribution.methods import Goal, Method, Options, Pair, Path, Unscored
 from gradpath.errors import InputError
 from gradpath.graph import QKV
 from gradpath.limits import RUN_AT_ONCE
 from gradpath.model.prompt_cache import keep_final, prefix_of
-from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32
+from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32, to_device_of
 from gradpath.registry import failure_of
 from gradpath.sweep import Places, places_by_head, places_in_prompts, places_in_run
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs
+
+# Rows of the unembedding whose products are summed in the weights' precision, before they are added in float64.
+GRAM_ROWS = 4096
 
 
 @dataclass
@@ -73,6 +76,43 @@ def write_of(model: Transformer, writes: Writes, source: int) -> Tensor:
 
 
 @dataclass(frozen=True)
+class LogitGram:
+    """The Gram matrix W^T W of a model's unembedding W, computed when it is first used.
+
+    Logits that are linear in the normalised final stream y have squared distances that need no logits::
+
+        ||W y - W y'||^2 = (y - y')^T W^T W (y - y')
+
+    So a distance costs a product with a (d_model, d_model) matrix at each position, not with the whole vocabulary.
+    """
+
+    model: Transformer
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """W^T W, (d_model, d_model), in float64."""
+        weights = self.model.unembedding
+        total = weights.new_zeros(weights.shape[1], weights.shape[1], dtype=torch.float64)
+        for rows in map(at_least_float32, torch.split(weights, GRAM_ROWS)):
+            total += rows.T @ rows
+        return total.to(self.model.device)
+
+
+@dataclass(frozen=True)
+class Front:
+    """The run of the prefix: what the suffix reads from it, and what the rest of it is computed from."""
+
+    past: list[Past]
+    leaf: Tensor | None = None  # (batch, prefix pos, d_model) if the path moves the prefix
+    stream: Tensor | None = None  # then, too: before the last layer, whose outputs the suffix does not read
+
+    @staticmethod
+    def moved(model: Transformer, leaf: Tensor) -> Front:
+        past, stream = model.run_prefix(leaf)
+        return Front(past, leaf, stream)
+
+
+@dataclass(frozen=True)
 class PointRun:
     """The run at one point, or at several stacked ones: its leaves, its activations, its logits.
 
@@ -84,8 +124,9 @@ class PointRun:
     real: Tensor  # (batch, pos), over the whole prompt: which positions are not padding
     start: int  # of the suffix
     passes: Passes
+    gram: LogitGram
     point: Tensor  # ([point], batch, pos, d_model), as the path gave it
-    prefix: Tensor | None  # the leaf (batch, prefix pos, d_model) if the path moves the prefix
+    front: Front
     suffix: Tensor  # the leaf (point batch, suffix pos, d_model)
     run: Run
     final: Tensor  # (point batch, d_model): what logits reads at each prompt's last position
@@ -99,21 +140,49 @@ class PointRun:
         """Logits at each prompt's last position, or at every real position."""
         if where == "last":
             return [self.logits]
-        parts = [(self.run.final_in, self.real[:, self.start :])]
-        if self.prefix is not None and self.start:
-            # The shared prefix run stops at the last layer's keys, so this one is made for its outputs.
-            self.passes.forward += 1
-            parts.append((self.model.run(self.prefix).final_in, self.real[:, : self.start]))
-        return [self.model.unembed(x) * real[..., None] for x, real in parts]
+        return [self.model.unembed(x) * real for x, real in self._everywhere]
+
+    @cached_property
+    def _everywhere(self) -> list[tuple[Tensor, Tensor]]:
+        """What ``logits`` reads, (point batch, pos, d_model), and which positions are real, (batch, pos, 1)."""
+        real = self.real[..., None]
+        parts = [(self.run.final_in, real[:, self.start :])]
+        if self.front.stream is not None:
+            last_layer = self.model.above(len(self.model.layers) - 1)
+            parts.append((to_device_of(last_layer.final_in(self.front.stream), real), real[:, : self.start]))
+        return parts
+
+    def goal(self, where: Literal["last", "all"]) -> Goal:
+        """The output here, as a goal for the ``distance`` at other points."""
+        return Goal(where, [x.detach() for x in self._compared(where)])
+
+    def distance(self, goal: Goal) -> Tensor:
+        """The squared distance of the logits here from those at the goal, of each example, (batch,)."""
+        total = torch.zeros((), device=self.point.device)
+        for here, there in zip(self._compared(goal.where), goal.parts, strict=True):
+            gap = here - there
+            product = gap @ self.gram.matrix if self._by_gram(goal.where) else gap
+            total = total + (gap * product).flatten(1).sum(1)
+        return total
+
+    def _compared(self, where: Literal["last", "all"]) -> list[Tensor]:
+        if not self._by_gram(where):
+            return self.outputs(where)
+        # In float64, because the difference of two of them may be small.
+        return [to_device_of(self.model.final_norm(x), x).double() * real for x, real in self._everywhere]
+
+    def _by_gram(self, where: Literal["last", "all"]) -> bool:
+        # At the last position alone, the logits cost less than the Gram matrix.
+        return where == "all" and self.model.arch.logit_cap is None
 
     def gradient(self, objective: Tensor) -> Tensor:
         """The gradient of the sum of ``objective`` at the point."""
         if not isinstance(objective, Tensor):
             raise InputError(
-                "view.gradient takes a tensor with one number per example, made from view.outputs: got a "
-                f"{type(objective).__name__}."
+                "view.gradient takes a tensor with one number per example, made from view.outputs or view.distance: "
+                f"got a {type(objective).__name__}."
             )
-        leaves = [self.suffix] if self.prefix is None else [self.prefix, self.suffix]
+        leaves = [self.suffix] if self.front.leaf is None else [self.front.leaf, self.suffix]
         self.passes.backward += 1
         parts = torch.autograd.grad(objective.sum(), leaves, retain_graph=True)
         return torch.cat(parts, -2).view(self.point.shape)
@@ -134,6 +203,7 @@ class BatchRuns:
     at_once: int = RUN_AT_ONCE  # points of a stack
     passes: Passes = field(default_factory=Passes)
     prefix: list[Past] | None = None  # if it was run already
+    gram: LogitGram | None = None  # if batches share it
 
     def __post_init__(self) -> None:
         model, batch = self.model, self.batch
@@ -143,35 +213,35 @@ class BatchRuns:
         begin = 0 if self.whole else self.start
         corrupted, differs = model.embed(batch.corrupted), batch.clean != batch.corrupted
         self.pair = Pair(self._embeddings[:, begin:], corrupted[:, begin:], differs[:, begin:])
+        self._gram = self.gram or LogitGram(model)
         self._written: dict[str, list[Tensor]] = {}  # what nodes write at the ends that were released
 
     @cached_property
-    def _front(self) -> tuple[Tensor | None, list[Past]]:
-        """The prefix of both prompts: its leaf, if the path moves it, and its keys and values."""
+    def _front(self) -> Front:
+        """The prefix of both prompts."""
         if self.whole and self.start:
-            prefix = self._leaf(self._embeddings[:, : self.start])
-            return prefix, self.model.prefix(prefix)
+            return Front.moved(self.model, self._leaf(self._embeddings[:, : self.start]))
         if self.prefix is not None:
-            return None, self.prefix
+            return Front(self.prefix)
         with torch.no_grad():
-            return None, prefix_of(self.model, self.batch.clean, self.batch.last, self.start)
+            return Front(prefix_of(self.model, self.batch.clean, self.batch.last, self.start))
 
     @property
     def past(self) -> list[Past]:
         """Keys and values of the prefix of both prompts."""
-        return self._front[1]
+        return self._front.past
 
     @cached_property
     def clean(self) -> PointRun:
         """The run on the clean prompts."""
-        point_run = self._run(self.pair.clean, *self._front)
+        point_run = self._run(self.pair.clean, self._front)
         keep_final(self.model, self.batch.clean, self.batch.last, point_run.final)
         return point_run
 
     @cached_property
     def corrupted(self) -> PointRun:
         """The run on the corrupted prompts."""
-        return self._run(self.pair.corrupted, *self._front)
+        return self._run(self.pair.corrupted, self._front)
 
     def release(self) -> None:
         """Free the autograd graphs of both ends and keep what their nodes write.
@@ -222,21 +292,20 @@ class BatchRuns:
             )
         n_points = point.numel() // self.pair.clean.numel()
         if not (self.whole and self.start):
-            return self._run(point, None, [repeated(past, n_points) for past in self.past])
-        prefix = self._leaf(point[..., : self.start, :])
-        return self._run(point, prefix, self.model.prefix(prefix))
+            return self._run(point, Front([repeated(past, n_points) for past in self.past]))
+        return self._run(point, Front.moved(self.model, self._leaf(point[..., : self.start, :])))
 
     def metric_of(self, final: Tensor) -> Tensor:
         """The metric, from what ``logits`` reads at each last position, (point batch, d_model), as (point, batch)."""
         final = final.view(-1, len(self.batch), final.shape[-1])
         return metric_of(self.model, self.metric, final, self.batch.labels)
 
-    def _run(self, point: Tensor, prefix: Tensor | None, past: list[Past]) -> PointRun:
+    def _run(self, point: Tensor, front: Front) -> PointRun:
         suffix = self._leaf(point[..., self.start :, :] if self.whole else point)
-        run = self.model.run(suffix, start=self.start, past=past)
+        run = self.model.run(suffix, start=self.start, past=front.past)
         self.passes.forward += len(suffix) // len(self.batch)
         final = self.at_last(run.final_in)
-        return PointRun(self.model, self.real, self.start, self.passes, point, prefix, suffix, run, final)
+        return PointRun(self.model, self.real, self.start, self.passes, self._gram, point, front, suffix, run, final)
 
     def at_last(self, final_in: Tensor) -> Tensor:
         """What ``logits`` reads at each prompt's last position, of what it reads everywhere, (point batch, d_model)."""

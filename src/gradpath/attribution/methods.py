@@ -112,6 +112,14 @@ class Unscored:
     point: Tensor
 
 
+@dataclass(frozen=True)
+class Goal:
+    """The model's output at a point, kept to measure the distance of outputs at other points from it."""
+
+    where: Literal["last", "all"]
+    parts: list[Tensor]  # the logits, or the normalised final stream that they are linear in
+
+
 @runtime_checkable
 class PointView(Protocol):
     """What a path sees of the model's run at a point that it yielded."""
@@ -121,12 +129,18 @@ class PointView(Protocol):
     def outputs(self, where: Literal["last", "all"]) -> list[Tensor]:
         """Logits at each prompt's last position, or at every real position; padding is zeroed."""
 
+    def goal(self, where: Literal["last", "all"]) -> Goal:
+        """The output here, as a goal for the ``distance`` at other points."""
+
+    def distance(self, goal: Goal) -> Tensor:
+        """The squared distance of the logits here from those at the goal, of each example, (batch,)."""
+
     def gradient(self, objective: Tensor) -> Tensor:
         """The gradient at the point, shaped like it.
 
         Args:
-            objective: A tensor with one number per example that was computed from ``outputs``, such as
-                ``view.outputs("last")[0].max(-1).values``; it is not a function.
+            objective: A tensor with one number per example that was computed from ``outputs`` or ``distance``, such
+                as ``view.outputs("last")[0].max(-1).values``; it is not a function.
         """
 
 

@@ -120,11 +120,11 @@ def eap_gp(
     axes = (-2, -1) if norm == "example" else (-1,)
     moves = steps - start
     ends = (stride == "matched" or pin_end) and moves > 0  # at x', which is the goal, too: one run serves both
-    goal = [x.detach() for x in (yield pair.corrupted if ends else Unscored(pair.corrupted)).outputs(outputs)]
+    goal = (yield pair.corrupted if ends else Unscored(pair.corrupted)).goal(outputs)
     everywhere = _moves_all({"move": move, "stride": stride})
 
     def descended(view: PointView) -> Tensor:
-        g = downhill(view, goal, outputs)
+        g = view.gradient(view.distance(goal))
         if not everywhere:
             g = g * pair.differs[..., None]
         # An example without a gradient has no direction: it stays where it is.
@@ -140,13 +140,6 @@ def eap_gp(
         # The run at the point gets no name, so its autograd graph is freed before the next point is run.
         point = descended((yield point))
     yield point
-
-
-def downhill(view: PointView, goal: Sequence[Tensor], where: Literal["last", "all"]) -> Tensor:
-    """The gradient at a point of the squared distance of its output from the goal."""
-    gap = sum(((a - b) ** 2).flatten(1).sum(1) for a, b in zip(view.outputs(where), goal, strict=True))
-    assert isinstance(gap, Tensor)
-    return view.gradient(gap)
 
 
 @path("relp", at_clean=lambda _: True, passes=lambda _: 2, rules=lambda options: Rules(**options))

@@ -347,7 +347,13 @@ class Transformer:
         return to_device_of(resid, x)
 
     def prefix(self, x: Float[Tensor, "batch pos d_model"]) -> list[Past]:
-        """Keys and values of positions 0, 1, ...: everything that later positions read from them.
+        """Keys and values of positions 0, 1, ...: everything that later positions read from them."""
+        return self.run_prefix(x)[0]
+
+    def run_prefix(
+        self, x: Float[Tensor, "batch pos d_model"]
+    ) -> tuple[list[Past], Float[Tensor, "batch pos d_model"]]:
+        """Keys and values of positions 0, 1, ..., and the residual stream before the last layer.
 
         Queries and MLP of the last layer are not computed, because they affect no later position.
         """
@@ -358,7 +364,7 @@ class Transformer:
             past.append(run.past)
         layer = self.layers[-1]
         _, k, v = self.project(layer, self.read_norm(to_device_of(resid, layer.w_qkv))[0])
-        return [*past, self.keys_and_values(layer, k, v, info.to_device_of(layer.w_qkv))]
+        return [*past, self.keys_and_values(layer, k, v, info.to_device_of(layer.w_qkv))], resid
 
     def _run_layer(
         self, layer: Layer, resid: Tensor, info: PositionInfo, before: Past | None
@@ -521,6 +527,11 @@ class Transformer:
             hidden = self._elementwise(activation, hidden)
         return F.linear(hidden, w_out, b_out)
 
+    def final_norm(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """What the unembedding reads: the final residual stream, normalised."""
+        y = self.norm(to_device_of(x, self.final_gain))[0] * self.final_gain
+        return y if self.final_shift is None else y + self.final_shift
+
     def unembed(
         self, x: Float[Tensor, "*batch d_model"], tokens: Int[Tensor, " token"] | None = None
     ) -> Float[Tensor, "*batch vocab"]:
@@ -528,13 +539,11 @@ class Transformer:
 
         This is costly: pass only the positions and the tokens that are needed.
         """
-        y = self.norm(to_device_of(x, self.final_gain))[0] * self.final_gain
-        y = y if self.final_shift is None else y + self.final_shift
         weights, bias, cap = self.unembedding, self.unembedding_bias, self.arch.logit_cap
         if tokens is not None:
             tokens = to_device_of(tokens, weights)
             weights, bias = weights[tokens], None if bias is None else bias[tokens]
-        logits = F.linear(y, weights, bias)
+        logits = F.linear(self.final_norm(x), weights, bias)
         return to_device_of(logits if cap is None else self._cap(logits, cap), x)
 
     def _cap(self, x: Tensor, cap: float) -> Tensor:
