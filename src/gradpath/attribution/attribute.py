@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from torch import Tensor
 from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
-from gradpath.attribution.batch import BatchRuns, Passes, places_on_path, run_path
+from gradpath.attribution.batch import BatchRuns, Passes, run_path
 from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import Method, Options, Path, find_method
 from gradpath.errors import GradpathError, UsageError, warn
@@ -231,7 +230,6 @@ def attribute_at_steps(
         task=task,
         doing=method.name,
         same=lambda: (model.identity, method.name, options, stops, ablation),
-        places=partial(places_on_path, model, task.metric, method, options),
         bar=f"scoring {model.graph.n_edges:,} edges with {method.name}",
         batches=at_once.batches,
     ):

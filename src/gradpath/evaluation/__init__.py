@@ -30,7 +30,7 @@ from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED, ablation_of, all_positions
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_names, check_type
-from gradpath.evaluation.patched_run import places_in_circuits, run_circuits
+from gradpath.evaluation.patched_run import run_circuits
 from gradpath.evaluation.plan import check_same_graph, plan_of
 from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.evaluation.result import Result
@@ -40,7 +40,7 @@ from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
-from gradpath.sweep import Places, own_settings, places_in_prompts, sweep
+from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 
@@ -197,10 +197,6 @@ def _measure(
         values[:, batch.index] = torch.stack([metric.float().cpu() for metric in metrics])
         return values[:, batch.index]
 
-    def places(single: Pairs) -> Places:
-        yield from places_in_prompts(model, task.metric, single)
-        yield from places_in_circuits(prepared_batches.prepare(single).prepared, plans, task.metric)
-
     size, batches = limits.batch(model, pairs), prepared_batches.batches
     if batches is None and model.device.type == "cpu":  # elsewhere a few more rows cost less than another batch
         batches = limits.tight_batches(model, pairs)
@@ -212,7 +208,6 @@ def _measure(
         task=task,
         doing="evaluation",
         same=lambda: (model.identity, [circuit.mask.numpy().tobytes() for circuit in circuits], ablation is None),
-        places=places,
         bar=bar,
         batches=batches,
     ):

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gradpath.ablation import all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
-from gradpath.evaluation.patched_run import places_in_circuits
 from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.limits import BATCH, Limits, rows_at_once
@@ -21,7 +20,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.selection.ranking import circuit_of
-from gradpath.sweep import Places, places_in_prompts, sweep
+from gradpath.sweep import sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 START = 0.1  # the largest share of all edges that is measured: ``refined`` starts from it
@@ -135,28 +134,19 @@ class CircuitProbe:
         edges: Int[Tensor, " edge"],
         batches: Sequence[Pairs] | None,
     ) -> None:
-        """Measure a circuit on every batch; if a number is not finite, say where."""
-        model, metric = self.model, self.task.metric
-
-        def places(single: Pairs) -> Places:
-            yield from places_in_prompts(model, metric, single)
-            with torch.no_grad():
-                yield from places_in_circuits(self.prepared_batches.prepare(single).prepared, [plan], metric)
-            result = measure(single)
-            yield "the gradients in the circuit", result if isinstance(result, Tensor) else result[1]
+        """Measure a circuit on every batch."""
 
         def same() -> object:
-            return model.identity, plan.sources.numpy().tobytes(), edges.numpy().tobytes()
+            return self.model.identity, plan.sources.numpy().tobytes(), edges.numpy().tobytes()
 
         for _ in sweep(
             measure,
             pairs,
             self.batch,
-            model=model,
+            model=self.model,
             task=self.task,
             doing="the selection of edges",
             same=same,
-            places=places,
             batches=batches,
             trim_memory=False,
         ):
