@@ -16,7 +16,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -44,14 +43,13 @@ def own_settings(model: Transformer) -> Iterator[None]:
 def sweep(
     work: Callable[[Pairs], Output],
     pairs: Pairs,
-    size: int,
+    cut: int | Sequence[Pairs],
     *,
     model: Transformer,
     task: Task,
     doing: str,
     same: Callable[[], object],
     bar: str = "",
-    batches: Sequence[Pairs] | None = None,
     trim_memory: bool = True,
 ) -> Iterator[Output]:
     """Run some work on every batch, in halves where it does not fit into memory.
@@ -63,13 +61,12 @@ def sweep(
     Args:
         work: A function of one batch.
         pairs: The examples.
-        size: The number of examples in a batch.
+        cut: The number of examples in a batch, or all examples in batches.
         model: The model, named in error messages.
         task: The task that the examples are from, named in error messages.
         doing: What the work is, as the subject of an error message.
         same: Gives everything that the work depends on besides the examples; it must agree on all ranks.
         bar: What the progress bar says; by default there is none. On several ranks it counts those of the first.
-        batches: The same examples in batches, if they are not to be cut evenly.
         trim_memory: Whether to give freed memory back in the end. A caller that goes on at once would take it again.
 
     Yields:
@@ -82,24 +79,23 @@ def sweep(
             _explain_nonfinite(work, batch, model, task, doing)
         return output
 
-    world = distributed.world()
+    world, batches = distributed.world(), list(pairs.batches(cut)) if isinstance(cut, int) else cut
     if world == 1:
-        n_batches = math.ceil(len(pairs) / size) if batches is None else len(batches)
-        with progress_bar(bar, n_batches) as shown:
-            for batch in batches or pairs.batches(size):
+        with progress_bar(bar, len(batches)) as shown:
+            for batch in batches:
                 yield from halving(checked, batch)
                 shown.update()
-        if n_batches > 1 and trim_memory:  # not of a caller with many sweeps, which would take it again
+        if len(batches) > 1 and trim_memory:  # not of a caller with many sweeps, which would take it again
             return_memory()
         return
     labels = pairs.labels if isinstance(pairs.labels, list) else [pairs.labels]
     content = (pairs.clean, pairs.corrupted, pairs.last, pairs.first, *labels)
     distributed.check_same("examples", *(torch.as_tensor(part).cpu().numpy().tobytes() for part in content))
-    distributed.check_same("models, circuits or options", same(), size)
+    distributed.check_same("models, circuits or options", same(), [len(batch) for batch in batches])
     with distributed.fail_together():
-        enough = (math.ceil(len(pairs) / size) if batches is None else len(batches)) >= world
-        even = pairs.batches(size if enough else math.ceil(len(pairs) / world))
-        own = list(islice((batches if enough else None) or even, distributed.rank(), None, world))
+        if len(batches) < world:
+            batches = list(pairs.batches(math.ceil(len(pairs) / world)))
+        own = batches[distributed.rank() :: world]
         with progress_bar(bar, len(own)) as shown:
             for batch in own:
                 yield from halving(checked, batch)

@@ -203,10 +203,10 @@ def attribute_at_steps(
     method.check(model, pairs, options)
     sums = Sums(model, method, [*stops, options.get("steps", 1)], len(pairs), per_example)
     points, whole = method.points(options), method.whole(options)
-    at_once = limits.attribution(model, pairs, points=points, whole=whole, results=len(sums.steps))
+    batches, at_once = limits.attribution(model, pairs, points=points, whole=whole)
     if per_example and sums.split is None:
         # What cannot split a batch can still score one example after another.
-        at_once = replace(at_once, examples=1, batches=None)
+        batches = list(pairs.batches(1))
 
     def score(batch: Pairs) -> BatchScores:
         results = score_batch(
@@ -217,7 +217,7 @@ def attribute_at_steps(
             batch,
             ablation=ablation_writes,
             stops=frozenset(stops),
-            at_once=at_once.points,
+            at_once=at_once,
             split=sums.split,
         )
         return sums.of_batch(batch, results)
@@ -225,16 +225,15 @@ def attribute_at_steps(
     for results in sweep(
         score,
         pairs,
-        at_once.examples,
+        batches,
         model=model,
         task=task,
         doing=method.name,
         same=lambda: (model.identity, method.name, options, stops, ablation),
         bar=f"scoring {model.graph.n_edges:,} edges with {method.name}",
-        batches=at_once.batches,
     ):
         sums.add(results)
-    return sums.scores(_about(model, task, method, options, ablation, len(pairs), at_once.largest))
+    return sums.scores(_about(model, task, method, options, ablation, len(pairs), max(map(len, batches))))
 
 
 def _about(

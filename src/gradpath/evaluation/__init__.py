@@ -197,19 +197,19 @@ def _measure(
         values[:, batch.index] = torch.stack([metric.float().cpu() for metric in metrics])
         return values[:, batch.index]
 
-    size, batches = limits.batch(model, pairs), prepared_batches.batches
-    if batches is None and model.device.type == "cpu":  # elsewhere a few more rows cost less than another batch
-        batches = limits.tight_batches(model, pairs)
+    batches = prepared_batches.batches
+    if batches is None:  # on an accelerator a few more rows cost less than another batch
+        on_cpu = model.device.type == "cpu"
+        batches = limits.tight_batches(model, pairs) if on_cpu else list(pairs.batches(limits.batch(model, pairs)))
     for _ in sweep(
         measure,
         pairs,
-        size,
+        batches,
         model=model,
         task=task,
         doing="evaluation",
         same=lambda: (model.identity, [circuit.mask.numpy().tobytes() for circuit in circuits], ablation is None),
         bar=bar,
-        batches=batches,
     ):
         pass
     values = distributed.all_sum(values)

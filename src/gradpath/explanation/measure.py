@@ -196,13 +196,12 @@ def measure(
         for _ in sweep(
             measure_batch,
             pairs,
-            limits.batch(model, pairs),
+            limits.batch(model, pairs) if batches is None else batches,
             model=model,
             task=task,
             doing="explaining",
             same=lambda: (model.identity, circuit.mask.numpy().tobytes(), ablation is None),
             bar="measuring what each node does",
-            batches=batches,
         ):
             pass
     return totals.measured(int((pairs.last - pairs.first + 1).sum()))

@@ -15,7 +15,7 @@ from gradpath.ablation import all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
 from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.evaluation.prepared import PreparedBatches
-from gradpath.limits import BATCH, Limits, rows_at_once
+from gradpath.limits import BATCH, Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
@@ -52,9 +52,8 @@ class CircuitProbe:
         prepared_batches = PreparedBatches.of(model, task, scores.provenance.ablation, limits)
         pairs = all_positions(encode(task, model.tokenizer), prepared_batches.ablation)
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores.graph.n_edges))])
-        return cls(
-            model, task, scores, pairs, rows_at_once(model, rows), limits.fitting(model, pairs), prepared_batches
-        )
+        most_rows = limits.rows(model, pairs, rows)
+        return cls(model, task, scores, pairs, most_rows, limits.most(pairs), prepared_batches)
 
     @cached_property
     def parts(self) -> list[tuple[Int[Tensor, " example"], list[Pairs]]]:
@@ -142,12 +141,11 @@ class CircuitProbe:
         for _ in sweep(
             measure,
             pairs,
-            self.batch,
+            self.batch if batches is None else batches,
             model=self.model,
             task=self.task,
             doing="the selection of edges",
             same=same,
-            batches=batches,
             trim_memory=False,
         ):
             pass
