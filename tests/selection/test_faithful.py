@@ -10,13 +10,14 @@ import torch
 from covering import some
 from small_models import prompts, tiny_model
 
+from gradpath import prepared
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.evaluation import evaluate, prepared
-from gradpath.evaluation.prepared import prepare
+from gradpath.evaluation import evaluate
 from gradpath.limits import Limits
 from gradpath.pipeline import run_find
 from gradpath.pipeline.request import FindRequest
+from gradpath.prepared import prepare
 from gradpath.selection import faithful, nested_order
 from gradpath.selection.faithful import log_spaced, smallest_faithful
 

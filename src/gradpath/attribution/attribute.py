@@ -28,20 +28,21 @@ from torch import Tensor
 
 from gradpath import defaults
 from gradpath._version import __version__
-from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
+from gradpath.ablation import CORRUPTED, Ablation
 from gradpath.attribution.batch import BatchRuns, Passes, run_path
 from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import Method, Options, Path, find_method
 from gradpath.errors import GradpathError, UsageError, warn
 from gradpath.limits import RUN_AT_ONCE, SUM_AT_ONCE, Limits
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
 from gradpath.scores import Scores
 from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.metrics import Metric
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.task import Pairs, Task
 
 # Splits a batch's rows, (batch, suffix position) flattened, into groups that are scored separately.
 Split = Callable[[Pairs], list[Tensor]]
@@ -189,17 +190,19 @@ def attribute_at_steps(
     limits: Limits = Limits(),
     ablation: str = CORRUPTED,
     mean_over: Task | None = None,
+    prepared: PreparedBatches | None = None,
 ) -> list[Scores]:
     """The scores after each number of points in ``stops``, and after all points, from one run of the path.
 
-    ``options`` are all of the method's. The other arguments are those of ``attribute``.
+    ``options`` are all of the method's. ``prepared`` are the task's examples, if they are prepared already, with their
+    ablation and limits. The other arguments are those of ``attribute``.
     """
     if not isinstance(method, Path):
         model.check_one_device(method.name)
-    pairs = encode(task, model.tokenizer)
     method.check_metric(task.metric, options)
-    ablation_writes = ablation_of(ablation, model, mean_over or task, limits)
-    pairs = all_positions(pairs, ablation_writes)
+    if prepared is None:
+        prepared = PreparedBatches(model, task, ablation, limits, mean_over=mean_over)
+    pairs, ablation_writes = prepared.pairs, prepared.ablation
     method.check(model, pairs, options)
     sums = Sums(model, method, [*stops, options.get("steps", 1)], len(pairs), per_example)
     points, whole = method.points(options), method.whole(options)

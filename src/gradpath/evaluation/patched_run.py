@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from gradpath.evaluation.plan import LayerPlan, Plan, SparseReads, mlp_rows
-from gradpath.evaluation.prepared import Prepared
 from gradpath.model.transformer import Past, PositionInfo, Rows, Transformer, to_device_of
+from gradpath.prepared import Prepared
 from gradpath.tasks.metrics import Metric, metric_of
 
 # Called with a layer, its live heads, and their queries (zero but for rows), keys and values in the circuit's run.

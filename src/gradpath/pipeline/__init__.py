@@ -18,13 +18,13 @@ from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type, warn
 from gradpath.evaluation import evaluate, evaluate_many, mib
-from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
 from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.found import Found
 from gradpath.pipeline.request import FindRequest
+from gradpath.prepared import PreparedBatches
 from gradpath.report.data import READABLE
 from gradpath.runtime.progress import bars
 from gradpath.scores import Scores

@@ -39,11 +39,11 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.patched_run import final_reads
 from gradpath.evaluation.plan import plan_of
-from gradpath.evaluation.prepared import Prepared, prepare
 from gradpath.graph import Graph
 from gradpath.limits import Limits, check_affordable
 from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import Prepared, prepare
 from gradpath.runtime import distributed
 from gradpath.runtime.files import StateFile
 from gradpath.runtime.progress import progress_bar

@@ -11,17 +11,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.ablation import all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
 from gradpath.evaluation.plan import Plan, plan_of
-from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.limits import BATCH, Limits
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.selection.ranking import circuit_of
 from gradpath.sweep import sweep
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.task import Pairs, Task
 
 START = 0.1  # the largest share of all edges that is measured: ``refined`` starts from it
 PARTS = 4  # of the examples, which are measured in turn
@@ -50,7 +49,7 @@ class CircuitProbe:
         ``rows`` are those of a batch on a CPU; other devices take more.
         """
         prepared_batches = PreparedBatches.of(model, task, scores.provenance.ablation, limits)
-        pairs = all_positions(encode(task, model.tokenizer), prepared_batches.ablation)
+        pairs = prepared_batches.pairs
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores.graph.n_edges))])
         most_rows = limits.rows(model, pairs, rows)
         return cls(model, task, scores, pairs, most_rows, limits.most(pairs), prepared_batches)

@@ -15,12 +15,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.ablation import Ablation, ablation_of
+from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
 from gradpath.limits import Limits
 from gradpath.model.prompt_cache import keep_final, known_final, prefix_of
 from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, to_device_of
+from gradpath.sweep import own_settings
 from gradpath.tasks.metrics import Metric, metric_of
-from gradpath.tasks.task import Pairs, Task
+from gradpath.tasks.task import Pairs, Task, encode
 
 # Bytes of prepared batches that are kept; others are prepared again.
 ROOM = 3 * 2**27
@@ -163,12 +164,34 @@ class PreparedBatch(NamedTuple):
 
 
 class PreparedBatches:
-    """Prepared batches. They are kept for further circuits as long as there is room for them."""
+    """A task's examples for one model: their tokens, the ablation, and batches that are prepared for circuits.
 
-    def __init__(self, model: Transformer, metric: Metric, ablation: Ablation | None, room: int = ROOM) -> None:
-        """``room`` is the memory in bytes that may be kept."""
-        self.model, self.metric, self.ablation, self.room = model, metric, ablation, room
-        self.task: Task | None = None
+    Make one for a task, and pass it to all that runs its examples.
+
+    Args:
+        model: The model.
+        task: The examples, which are tokenised here.
+        ablation: How ablated edges are replaced.
+        limits: The batch size and memory.
+        mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
+        room: The memory in bytes of prepared batches that are kept; beyond it they are prepared again.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        task: Task,
+        ablation: str = CORRUPTED,
+        limits: Limits = Limits(),
+        *,
+        mean_over: Task | None = None,
+        room: int = ROOM,
+    ) -> None:
+        self.model, self.task, self.ablation_name, self.limits, self.room = model, task, ablation, limits, room
+        pairs = encode(task, model.tokenizer)
+        with own_settings(model):
+            self.ablation = ablation_of(ablation, model, mean_over or task, limits)
+        self.pairs = all_positions(pairs, self.ablation)
         self.batches: list[Pairs] | None = None  # all examples, in the batches in which they were prepared
         self._prepared = dict[tuple[int, ...], PreparedBatch]()
 
@@ -178,8 +201,7 @@ class PreparedBatches:
         key = id(model), id(task), ablation
         prepared_batches = _SHARED.get(key)
         if prepared_batches is None:
-            prepared_batches = _SHARED[key] = cls(model, task.metric, ablation_of(ablation, model, task, limits))
-            prepared_batches.task = task  # so that no other task gets its id
+            prepared_batches = _SHARED[key] = cls(model, task, ablation, limits)
         return prepared_batches
 
     @torch.no_grad()
@@ -189,7 +211,7 @@ class PreparedBatches:
         if key in self._prepared:
             return self._prepared[key]
         prepared = prepare(self.model, batch.to(self.model.device), self.ablation)
-        prepared_batch = PreparedBatch(prepared, *prepared.ends(self.metric))
+        prepared_batch = PreparedBatch(prepared, *prepared.ends(self.task.metric))
         if (n_bytes := prepared_batch.prepared.n_bytes) <= self.room:
             self._prepared[key] = prepared_batch
             self.room -= n_bytes
