@@ -5,11 +5,11 @@ Cost per batch: one clean and one corrupted forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
-from weakref import WeakValueDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -173,7 +173,7 @@ class PreparedBatches:
         task: The examples, which are tokenised here.
         ablation: How ablated edges are replaced.
         limits: The batch size and memory.
-        mean_over: The task whose clean prompts the means are taken over; by default ``task`` itself.
+        mean_over: The task whose clean prompts the means are taken over, or its prepared examples; by default ``task``.
         room: The memory in bytes of prepared batches that are kept; beyond it they are prepared again.
     """
 
@@ -184,25 +184,27 @@ class PreparedBatches:
         ablation: str = CORRUPTED,
         limits: Limits = Limits(),
         *,
-        mean_over: Task | None = None,
+        mean_over: Task | PreparedBatches | None = None,
         room: int = ROOM,
     ) -> None:
         self.model, self.task, self.ablation_name, self.limits, self.room = model, task, ablation, limits, room
         pairs = encode(task, model.tokenizer)
-        with own_settings(model):
-            self.ablation = ablation_of(ablation, model, mean_over or task, limits)
+        if isinstance(mean_over, PreparedBatches):
+            self.ablation = mean_over.ablation
+        else:
+            with own_settings(model):
+                self.ablation = ablation_of(ablation, model, mean_over or task, limits)
         self.pairs = all_positions(pairs, self.ablation)
         self.batches: list[Pairs] | None = None  # all examples, in the batches in which they were prepared
         self._prepared = dict[tuple[int, ...], PreparedBatch]()
 
-    @classmethod
-    def of(cls, model: Transformer, task: Task, ablation: str, limits: Limits) -> PreparedBatches:
-        """The prepared batches of a task's examples, shared by all callers as long as one of them holds a reference."""
-        key = id(model), id(task), ablation
-        prepared_batches = _SHARED.get(key)
-        if prepared_batches is None:
-            prepared_batches = _SHARED[key] = cls(model, task, ablation, limits)
-        return prepared_batches
+    def take(self, rows: Sequence[int]) -> PreparedBatches:
+        """Some of the examples, with the same tokens and ablation; none of their batches is prepared yet."""
+        part = copy(self)
+        part.task, pairs = self.task.take(rows), self.pairs.rows(torch.tensor(rows, dtype=torch.long, device="cpu"))
+        part.pairs = replace(pairs, index=torch.arange(len(rows), device="cpu"))
+        part.batches, part._prepared, part.room = None, {}, 0
+        return part
 
     @torch.no_grad()
     def prepare(self, batch: Pairs) -> PreparedBatch:
@@ -222,6 +224,3 @@ class PreparedBatches:
         inside = set(examples)
         for key in [key for key in self._prepared if not inside.issuperset(key)]:
             self.room += self._prepared.pop(key).prepared.n_bytes
-
-
-_SHARED = WeakValueDictionary[tuple[int, int, str], PreparedBatches]()

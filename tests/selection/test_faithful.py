@@ -74,7 +74,6 @@ def test_find_sets_its_examples_up_once_for_the_selection_and_the_search(circuit
     found = run_find(model, FindRequest(how="refined"), curve=False, examples=(TASK, to_measure))
     assert found.circuit.provenance.how == "refined"
     assert sum(len(batch) for batch in made) == len(TASK) + len(to_measure)
-    assert not list(prepared._SHARED)
 
 
 def test_the_whole_model_keeps_everything(circuits):

@@ -199,10 +199,10 @@ def attribute_at_steps(
     """
     if not isinstance(method, Path):
         model.check_one_device(method.name)
-    method.check_metric(task.metric, options)
     if prepared is None:
         prepared = PreparedBatches(model, task, ablation, limits, mean_over=mean_over)
-    pairs, ablation_writes = prepared.pairs, prepared.ablation
+    pairs, ablation_writes, limits = prepared.pairs, prepared.ablation, prepared.limits
+    method.check_metric(task.metric, options)
     method.check(model, pairs, options)
     sums = Sums(model, method, [*stops, options.get("steps", 1)], len(pairs), per_example)
     points, whole = method.points(options), method.whole(options)
@@ -232,11 +232,11 @@ def attribute_at_steps(
         model=model,
         task=task,
         doing=method.name,
-        same=lambda: (model.identity, method.name, options, stops, ablation),
+        same=lambda: (model.identity, method.name, options, stops, prepared.ablation_name),
         bar=f"scoring {model.graph.n_edges:,} edges with {method.name}",
     ):
         sums.add(results)
-    return sums.scores(_about(model, task, method, options, ablation, len(pairs), max(map(len, batches))))
+    return sums.scores(_about(model, task, method, options, prepared.ablation_name, len(pairs), max(map(len, batches))))
 
 
 def _about(

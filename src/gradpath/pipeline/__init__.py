@@ -146,31 +146,27 @@ def run_find(
     """Attribute some examples of a task, select a circuit, and measure it on others; ``load_examples`` gives both."""
     limits = request.limits
     to_attribute, to_measure = examples or load_examples(model, request, note)
+    prepared = PreparedBatches(model, to_attribute, request.ablation, limits)
     with keep_prompts(model):  # a selection that measures runs the prompts of the attribution again
         with own_settings(model):
             *_, scores = attribute_at_steps(
-                model,
-                to_attribute,
-                find_method(request.method),
-                request.method_options,
-                limits=limits,
-                ablation=request.ablation,
+                model, to_attribute, find_method(request.method), request.method_options, prepared=prepared
             )
         if limits.memory is not None:
             note(f"batches of {scores.provenance.batch_size} examples fit into the memory budget")
-        selected = _circuits(model, request, scores, to_attribute, curve)
+        selected = _circuits(request, scores, prepared, curve)
+    if to_measure is to_attribute:
+        held_out = prepared.take(range(len(to_measure)))
+        held_out.task = to_measure
+    else:
+        held_out = PreparedBatches(model, to_measure, request.ablation, limits, mean_over=prepared, room=0)
+    del prepared  # and with it the batches that it keeps
     with keep_prompts(model):
-        return _measured(model, request, scores, selected, to_attribute, to_measure, curve)
+        return _measured(request, scores, selected, to_attribute, held_out, curve)
 
 
 def _measured(
-    model: Transformer,
-    request: FindRequest,
-    scores: Scores,
-    selected: Selected,
-    to_attribute: Task,
-    to_measure: Task,
-    curve: bool,
+    request: FindRequest, scores: Scores, selected: Selected, to_attribute: Task, held_out: PreparedBatches, curve: bool
 ) -> Found:
     """Measure the circuit, and for the report those of other sizes, of ``top``, and random ones."""
     circuit, others, order = selected
@@ -178,19 +174,19 @@ def _measured(
     sizes = [other.asked for other in others]
     sizes = sizes[-2::-3] or sizes  # for comparison, every third is enough; the largest takes longest
     top = select_many(scores, [*sizes, circuit.asked]) if others and compare_top else []
-    result, *results = _results(model, [circuit, *others, *top], to_measure, limits, to_attribute)
+    result, *results = _results(held_out, [circuit, *others, *top])
     subset_result, random = None, list[Result]()
     if curve:
         random_circuits = list[Circuit]()
         for seed in range(QUICK):
             counts = [circuit.asked, *(sizes[:3] if seed < BAND else ())]
             random_circuits += select_many(scores, counts, how=f"random-paths+seed={seed}")
-        subset = few_examples(to_measure, result)
-        subset_result, *random = _results(model, [circuit, *random_circuits], subset, limits, to_attribute)
+        subset = held_out.take(range(len(few_examples(held_out.task, result))))
+        subset_result, *random = _results(subset, [circuit, *random_circuits])
     return Found(
-        model,
+        held_out.model,
         to_attribute,
-        to_measure,
+        held_out.task,
         scores,
         circuit,
         result,
@@ -204,14 +200,13 @@ def _measured(
     )
 
 
-def _results(
-    model: Transformer, circuits: Sequence[Circuit], task: Task, limits: Limits, mean_over: Task
-) -> list[Result]:
-    """The result of each circuit, with the ablation that it records. Equal circuits are run once."""
+def _results(examples: PreparedBatches, circuits: Sequence[Circuit]) -> list[Result]:
+    """The result of each circuit. Equal circuits are run once."""
     # The largest circuit of refined is that of top, for example.
     keys = [(circuit.asked, circuit) for circuit in circuits]
     different = dict(zip(keys, circuits, strict=True))
-    results = evaluate_many(model, list(different.values()), task, limits, mean_over=mean_over)
+    model, task, limits = examples.model, examples.task, examples.limits
+    results = evaluate_many(model, list(different.values()), task, limits, prepared=examples)
     by_key = dict(zip(different, results, strict=True))
     return [by_key[key] for key in keys]
 
@@ -259,8 +254,8 @@ def _halves(task: Task, model: Transformer, request: FindRequest, note: Note) ->
     return (parts[0], parts[1]) if request.split == defaults.SPLITS[0] else (parts[0], parts[0])
 
 
-def _circuits(model: Transformer, request: FindRequest, scores: Scores, task: Task, curve: bool) -> Selected:
-    limits = request.limits
+def _circuits(request: FindRequest, scores: Scores, prepared: PreparedBatches, curve: bool) -> Selected:
+    model, task, limits = prepared.model, prepared.task, prepared.limits
     if request.nodes is not None:
         # Each of the other circuits has 1.5 times as many nodes as the one before.
         counts = [n for n in (round(1.5**i) for i in range(2, 40)) if n < model.graph.n_sources and n != request.nodes]
@@ -269,30 +264,30 @@ def _circuits(model: Transformer, request: FindRequest, scores: Scores, task: Ta
     how, share = request.selection, request.share
     selection, _ = find_selection(how)
     if not selection.sized:
-        circuits = select_many(scores, (), how=how, model=model, task=task, limits=limits)
+        circuits = select_many(scores, (), how=how, model=model, task=task, limits=limits, prepared=prepared)
         circuits = [circuit for circuit in circuits if circuit.asked]
         if not circuits:
             smaller = "" if selection.varies is None else f": give a smaller {selection.varies}"
             raise UsageError(f"{how} keeps none of the model's edges on these examples{smaller}.")
-        circuit = circuits.pop(0 if share is None else smallest_of(model, task, circuits, share, limits))
+        circuit = circuits.pop(0 if share is None else smallest_of(model, task, circuits, share, limits, prepared))
         return circuit, circuits, None
     sizes = _curve_sizes(model.graph.n_edges) if curve else []
     n = None if share is not None else request.edge_count(scores.n_edges)
     if n is not None and not selection.nested:
         sizes = [size for size in sizes if size >= n // 2]  # each takes a selection of its own
-        circuit, *others = select_many(scores, [n, *sizes], how=how, model=model, task=task, limits=limits)
+        counts = [n, *sizes]
+        circuit, *others = select_many(
+            scores, counts, how=how, model=model, task=task, limits=limits, prepared=prepared
+        )
         return circuit, others, None
     smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
     requested = () if n is None else (n,)
-    with own_settings(model):
-        prepared_batches = PreparedBatches.of(
-            model, task, scores.provenance.ablation, limits
-        )  # shared by the order and the search
-    order = nested_order(scores, how=how, smallest=smallest, sizes=requested, model=model, task=task, limits=limits)
+    order = nested_order(
+        scores, how=how, smallest=smallest, sizes=requested, model=model, task=task, limits=limits, prepared=prepared
+    )
     if n is None:
         assert share is not None
-        n = smallest_faithful(model, task, order, share, limits)
-    del prepared_batches
+        n = smallest_faithful(model, task, order, share, limits, prepared)
     return order.circuit(n), [order.circuit(size) for size in sizes if size != n], order
 
 

@@ -40,7 +40,12 @@ def check_share(share: float) -> float:
 
 
 def smallest_faithful(
-    model: Transformer, task: Task, order: NestedOrder, share: float, limits: Limits = Limits()
+    model: Transformer,
+    task: Task,
+    order: NestedOrder,
+    share: float,
+    limits: Limits = Limits(),
+    prepared: PreparedBatches | None = None,
 ) -> int:
     """The number of edges of the smallest circuit that keeps a share of the behaviour.
 
@@ -50,17 +55,18 @@ def smallest_faithful(
         order: The circuits to choose from.
         share: The share of the behaviour to keep: the circuit's faithfulness is within 1 - share of 1.
         limits: The batch size and memory.
+        prepared: The examples, if they are prepared already.
 
     Returns:
         The number of edges to request.
     """
-    ablation = order.scores.provenance.ablation
-    with own_settings(model):
-        prepared_batches = PreparedBatches.of(model, task, ablation, limits)  # for all sizes
+    if prepared is None:
+        prepared = PreparedBatches(model, task, order.scores.provenance.ablation, limits)
+    examples = prepared  # for all sizes
 
     def narrowed(below: int, n: int, sizes: list[int]) -> tuple[int, int]:
         """The gap between a size that does not pass and one that does, after measuring sizes between them."""
-        distances = _distances(prepared_batches, [order.circuit(size) for size in sizes])
+        distances = _distances(examples, [order.circuit(size) for size in sizes])
         for size, distance in zip(sizes, distances, strict=True):
             if _passes(distance, share):
                 return below, size
@@ -83,13 +89,16 @@ def smallest_faithful(
 
 
 def smallest_of(
-    model: Transformer, task: Task, circuits: Sequence[Circuit], share: float, limits: Limits = Limits()
+    model: Transformer,
+    task: Task,
+    circuits: Sequence[Circuit],
+    share: float,
+    limits: Limits = Limits(),
+    prepared: PreparedBatches | None = None,
 ) -> int:
     """The index of the smallest circuit that keeps a share of the behaviour; of the nearest to it if none does."""
-    ablation = circuits[0].provenance.ablation
-    with own_settings(model):
-        prepared_batches = PreparedBatches.of(model, task, ablation, limits)
-    distances = _distances(prepared_batches, circuits)
+    prepared = prepared or PreparedBatches(model, task, circuits[0].provenance.ablation, limits)
+    distances = _distances(prepared, circuits)
     passing = [i for i, distance in enumerate(distances) if _passes(distance, share)]
     if not passing:
         return min(range(len(distances)), key=lambda i: distances[i])

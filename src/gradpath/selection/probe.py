@@ -43,12 +43,21 @@ class CircuitProbe:
     prepared_batches: PreparedBatches
 
     @classmethod
-    def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits, *, rows: int = ROWS) -> CircuitProbe:
+    def of(
+        cls,
+        model: Transformer,
+        task: Task,
+        scores: Scores,
+        limits: Limits,
+        prepared: PreparedBatches | None = None,
+        *,
+        rows: int = ROWS,
+    ) -> CircuitProbe:
         """A probe on the examples of the task, or on as many as there is memory for.
 
         ``rows`` are those of a batch on a CPU; other devices take more.
         """
-        prepared_batches = PreparedBatches.of(model, task, scores.provenance.ablation, limits)
+        prepared_batches = prepared or PreparedBatches(model, task, scores.provenance.ablation, limits)
         pairs = prepared_batches.pairs
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores.graph.n_edges))])
         most_rows = limits.rows(model, pairs, rows)
