@@ -30,6 +30,7 @@ LAYERS = [
     {"limits"},
     {"sweep"},
     {"ablation"},
+    {"prepared"},
     {"attribution"},
     {"evaluation"},
     {"selection"},

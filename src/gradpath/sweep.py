@@ -5,7 +5,7 @@
 1. takes batches that fit into memory: by an estimate beforehand (``limits``), and by halving a batch when the
    estimate was wrong;
 2. deals the batches out over the ranks of a distributed run, after checking that all of them do the same work;
-3. stops at a result that is not finite, and says on which example and at which node it first occurs;
+3. stops at a result that is not finite, and says on which example and in which layer it first occurs;
 4. shows a progress bar, counted in batches.
 """
 
@@ -14,17 +14,15 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gradpath.errors import GradpathError, check_type, is_out_of_memory
-from gradpath.graph import QKV
-from gradpath.model.transformer import Run, Transformer
+from gradpath.model.transformer import Transformer, to_device_of
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import return_memory
 from gradpath.runtime.progress import progress_bar
@@ -32,8 +30,6 @@ from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs, Task
 
 Output = TypeVar("Output")
-# Names of places and the values there, in the order of the computation.
-Places = Generator[tuple[str, Tensor], None, None]
 
 
 @contextmanager
@@ -47,15 +43,13 @@ def own_settings(model: Transformer) -> Iterator[None]:
 def sweep(
     work: Callable[[Pairs], Output],
     pairs: Pairs,
-    size: int,
+    cut: int | Sequence[Pairs],
     *,
     model: Transformer,
     task: Task,
     doing: str,
     same: Callable[[], object],
-    places: Callable[[Pairs], Places] | None = None,
     bar: str = "",
-    batches: Sequence[Pairs] | None = None,
     trim_memory: bool = True,
 ) -> Iterator[Output]:
     """Run some work on every batch, in halves where it does not fit into memory.
@@ -67,15 +61,12 @@ def sweep(
     Args:
         work: A function of one batch.
         pairs: The examples.
-        size: The number of examples in a batch.
+        cut: The number of examples in a batch, or all examples in batches.
         model: The model, named in error messages.
         task: The task that the examples are from, named in error messages.
         doing: What the work is, as the subject of an error message.
         same: Gives everything that the work depends on besides the examples; it must agree on all ranks.
-        places: Goes through the computation of one example, to find where a value is not finite. By default
-            through its two prompts.
         bar: What the progress bar says; by default there is none. On several ranks it counts those of the first.
-        batches: The same examples in batches, if they are not to be cut evenly.
         trim_memory: Whether to give freed memory back in the end. A caller that goes on at once would take it again.
 
     Yields:
@@ -85,27 +76,26 @@ def sweep(
     def checked(batch: Pairs) -> Output:
         output = work(batch)
         if not _all_finite(_tensors(output)):
-            _explain_nonfinite(work, batch, model, task, doing, places)
+            _explain_nonfinite(work, batch, model, task, doing)
         return output
 
-    world = distributed.world()
+    world, batches = distributed.world(), list(pairs.batches(cut)) if isinstance(cut, int) else cut
     if world == 1:
-        n_batches = math.ceil(len(pairs) / size) if batches is None else len(batches)
-        with progress_bar(bar, n_batches) as shown:
-            for batch in batches or pairs.batches(size):
+        with progress_bar(bar, len(batches)) as shown:
+            for batch in batches:
                 yield from halving(checked, batch)
                 shown.update()
-        if n_batches > 1 and trim_memory:  # not of a caller with many sweeps, which would take it again
+        if len(batches) > 1 and trim_memory:  # not of a caller with many sweeps, which would take it again
             return_memory()
         return
     labels = pairs.labels if isinstance(pairs.labels, list) else [pairs.labels]
     content = (pairs.clean, pairs.corrupted, pairs.last, pairs.first, *labels)
     distributed.check_same("examples", *(torch.as_tensor(part).cpu().numpy().tobytes() for part in content))
-    distributed.check_same("models, circuits or options", same(), size)
+    distributed.check_same("models, circuits or options", same(), [len(batch) for batch in batches])
     with distributed.fail_together():
-        enough = (math.ceil(len(pairs) / size) if batches is None else len(batches)) >= world
-        even = pairs.batches(size if enough else math.ceil(len(pairs) / world))
-        own = list(islice((batches if enough else None) or even, distributed.rank(), None, world))
+        if len(batches) < world:
+            batches = list(pairs.batches(math.ceil(len(pairs) / world)))
+        own = batches[distributed.rank() :: world]
         with progress_bar(bar, len(own)) as shown:
             for batch in own:
                 yield from halving(checked, batch)
@@ -141,8 +131,7 @@ def _failed_allocation(problem: Exception) -> str:
 
 
 # Numbers that are not finite. The result of a batch is checked as a whole. Only when it holds an infinity or a
-# NaN are its examples run one by one, and the first that fails is followed through its computation, place by
-# place, to the first value that is not finite.
+# NaN are its examples run one by one, and the two prompts of the first that fails once more, layer by layer.
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
@@ -159,28 +148,23 @@ def _all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def _explain_nonfinite(
-    work: Callable[[Pairs], object],
-    batch: Pairs,
-    model: Transformer,
-    task: Task,
-    doing: str,
-    places: Callable[[Pairs], Places] | None,
+    work: Callable[[Pairs], object], batch: Pairs, model: Transformer, task: Task, doing: str
 ) -> None:
-    """Raise an error that names the example and the place where the first non-finite number occurs."""
+    """Raise an error that names the example, and where the first non-finite number occurs."""
     for row in range(len(batch)):
         single = batch.rows(torch.tensor([row], device="cpu"))
         if _all_finite(_tensors(work(single))):
             continue
-        steps = places_in_prompts(model, task.metric, single) if places is None else places(single)
-        with closing(steps):  # an open generator would keep its grad mode
-            where = next((name for name, x in steps if not _all_finite([x])), "the last sum")
+        places = _outputs(model, task.metric, single.to(model.device))
+        where = next((f"it first occurs in {name}" for name, x in places if not _all_finite([x])), None)
+        where = where or "both prompts are finite, but a gradient or a patched run is not"
         index, number = int(single.index[0]), torch.finfo(model.dtype)
         prompt = "" if isinstance(task.clean, Tensor) else f" ({task.clean[index]!r})"
         half = f"Use float32, because {number.dtype} overflows above {number.max:.3g}; or leave out the example, or "
         advice = half if number.bits <= 16 else "Leave out the example, or "
         raise GradpathError(
             f"{doing} produced a non-finite number on example {index}{prompt} of {task.name} in "
-            f"{model.name or 'this model'}: it first occurs in {where}. {advice}check the weights and the metric there."
+            f"{model.name or 'this model'}: {where}. {advice}check the weights and the metric."
         )
     raise GradpathError(
         f"{doing} produced a non-finite sum over {len(batch)} examples, although each of them alone is finite. "
@@ -188,31 +172,13 @@ def _explain_nonfinite(
     )
 
 
-def places_in_prompts(model: Transformer, metric: Metric, single: Pairs) -> Places:
-    """The clean and the corrupted run of one example, and the metric of each."""
-    single = single.to(model.device)
+def _outputs(model: Transformer, metric: Metric, single: Pairs) -> Iterator[tuple[str, Tensor]]:
+    """What each layer writes on the two prompts of an example, the logits and the metric, with their names."""
     for name, ids in (("clean", single.clean), ("corrupted", single.corrupted)):
         with torch.no_grad():
             x = model.embed(ids)
-            run = model.run(x)
-            logits = model.unembed(run.final_in[:, -1])
-            where = f"on the {name} prompt"
-            yield from places_in_run(where, x, run, logits)
-            yield f"the metric {where}", metric(logits, single.labels)
-
-
-def places_in_run(where: str, x: Tensor, run: Run, logits: Tensor) -> Places:
-    """Every node of a run, in the order of the computation."""
-    yield f"input {where}", x
-    for index, layer in enumerate(run.layers):
-        for kind, projected in zip(QKV, (layer.q, layer.k, layer.v), strict=True):
-            yield from places_by_head(f"a{index}", f"<{kind}> {where}", projected)
-        yield from places_by_head(f"a{index}", f" {where}", layer.z)
-        yield f"the heads of layer {index} {where}", layer.written
-        yield f"m{index} {where}", layer.mlp_out
-    yield f"logits {where}", logits
-
-
-def places_by_head(before: str, after: str, x: Tensor) -> Places:
-    for head, values in enumerate(x.unbind(-2)):
-        yield f"{before}.h{head}{after}", values
+            outputs = [("the embeddings", x)]
+            outputs += [(f"layer {index}", out) for index, (_, out) in enumerate(model.layer_runs(x))]
+            logits = model.unembed(to_device_of(outputs[-1][1], x)[:, -1])
+            outputs += [("the logits", logits), ("the metric", metric(logits, single.labels))]
+        yield from ((f"{where} on the {name} prompt", output) for where, output in outputs)

@@ -15,8 +15,8 @@ from gradpath.evaluation import circuit_gradients
 from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
 from gradpath.evaluation.patched_run import run_circuits
 from gradpath.evaluation.plan import plan_of
-from gradpath.evaluation.prepared import prepare
 from gradpath.graph import pruned
+from gradpath.prepared import prepare
 from gradpath.tasks.task import encode
 
 MIXED = prompts([6, 9, 6], [[0], [4], [2, 3, 5]])

@@ -34,8 +34,7 @@ def budget_for_two(tiny, tmp_path_factory) -> int:
     pairs = encode(bench.task("ioi", "train"), bench.model.tokenizer)
     for budget in range(2 * CHUNK, 2 * CHUNK + 10_000_000, 1000):
         with suppress(UsageError):
-            at_once = Limits(6, budget).attribution(bench.model, pairs, points=5, whole=True, results=2)
-            if at_once.examples == 2:
+            if Limits(6, budget).batch(bench.model, pairs, whole=True) == 2:
                 return budget
     raise AssertionError("no budget is one for two examples")
 

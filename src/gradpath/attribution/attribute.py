@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,13 +28,14 @@ from torch import Tensor
 
 from gradpath import defaults
 from gradpath._version import __version__
-from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
-from gradpath.attribution.batch import BatchRuns, LogitGram, Passes, places_on_path, run_path
+from gradpath.ablation import CORRUPTED, Ablation
+from gradpath.attribution.batch import BatchRuns, LogitGram, Passes, run_path
 from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import Method, Options, Path, find_method
 from gradpath.errors import GradpathError, UsageError, warn
 from gradpath.limits import RUN_AT_ONCE, SUM_AT_ONCE, Limits
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Facts, Recipe
 from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
@@ -43,7 +43,7 @@ from gradpath.runtime.progress import bars
 from gradpath.scores import Scores
 from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.metrics import Metric
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.task import Pairs, Task
 
 # Splits a batch's rows, (batch, suffix position) flattened, into groups that are scored separately.
 Split = Callable[[Pairs], list[Tensor]]
@@ -193,24 +193,26 @@ def attribute_at_steps(
     limits: Limits = Limits(),
     ablation: str = CORRUPTED,
     mean_over: Task | None = None,
+    prepared: PreparedBatches | None = None,
 ) -> list[Scores]:
     """The scores after each number of points in ``stops``, and after all points, from one run of the path.
 
-    ``options`` are all of the method's. The other arguments are those of ``attribute``.
+    ``options`` are all of the method's. ``prepared`` are the task's examples, if they are prepared already, with their
+    ablation and limits. The other arguments are those of ``attribute``.
     """
     if not isinstance(method, Path):
         model.check_one_device(method.name)
-    pairs = encode(task, model.tokenizer)
+    if prepared is None:
+        prepared = PreparedBatches(model, task, ablation, limits, mean_over=mean_over)
+    pairs, ablation_writes, limits = prepared.pairs, prepared.ablation, prepared.limits
     method.check_metric(task.metric, options)
-    ablation_writes = ablation_of(ablation, model, mean_over or task, limits)
-    pairs = all_positions(pairs, ablation_writes)
     method.check(model, pairs, options)
     sums = Sums(model, method, [*stops, options.get("steps", 1)], len(pairs), per_example)
     points, whole = method.points(options), method.whole(options)
-    at_once = limits.attribution(model, pairs, points=points, whole=whole, results=len(sums.steps))
+    batches, at_once = limits.attribution(model, pairs, points=points, whole=whole)
     if per_example and sums.split is None:
         # What cannot split a batch can still score one example after another.
-        at_once = replace(at_once, examples=1, batches=None)
+        batches = list(pairs.batches(1))
 
     gram = LogitGram(model)
 
@@ -223,7 +225,7 @@ def attribute_at_steps(
             batch,
             ablation=ablation_writes,
             stops=frozenset(stops),
-            at_once=at_once.points,
+            at_once=at_once,
             split=sums.split,
             gram=gram,
         )
@@ -232,14 +234,12 @@ def attribute_at_steps(
     for results in sweep(
         score,
         pairs,
-        at_once.examples,
+        batches,
         model=model,
         task=task,
         doing=method.name,
-        same=lambda: (model.identity, method.name, options, stops, ablation),
-        places=partial(places_on_path, model, task.metric, method, options),
+        same=lambda: (model.identity, method.name, options, stops, prepared.ablation_name),
         bar=f"scoring {model.graph.n_edges:,} edges with {method.name}",
-        batches=at_once.batches,
     ):
         sums.add(results)
     facts = Facts(
@@ -247,11 +247,11 @@ def attribute_at_steps(
         weights=model.digest,
         d_model=model.arch.d_model,
         examples=len(pairs),
-        batch_size=at_once.largest,
+        batch_size=max(map(len, batches)),
         plugins=loaded_plugins(),
         data=dict(task.facts),
     )
-    return sums.scores(_recipe(model, task, method, options, ablation), facts)
+    return sums.scores(_recipe(model, task, method, options, prepared.ablation_name), facts)
 
 
 def _recipe(model: Transformer, task: Task, method: Method, options: Options, ablation: str) -> Recipe:

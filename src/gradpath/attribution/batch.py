@@ -10,7 +10,7 @@ itself moves it (``whole``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from gradpath.ablation import Ablation
-from gradpath.attribution.methods import Goal, Method, Options, Pair, Path, Unscored
+from gradpath.attribution.methods import Goal, Options, Pair, Path, Unscored
 from gradpath.errors import InputError
-from gradpath.graph import QKV
 from gradpath.limits import RUN_AT_ONCE
 from gradpath.model.prompt_cache import keep_final, prefix_of
 from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32, to_device_of
 from gradpath.registry import failure_of
-from gradpath.sweep import Places, places_by_head, places_in_prompts, places_in_run
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs
 
@@ -356,34 +354,3 @@ def repeated(past: Past, n_points: int) -> Past:
     if n_points == 1:
         return past
     return Past(past.keys.repeat(n_points, 1, 1, 1), past.values.repeat(n_points, 1, 1, 1))
-
-
-def places_on_path(model: Transformer, metric: Metric, method: Method, options: Options, single: Pairs) -> Places:
-    """All of one example's attribution: the two prompts, every point of a path, the gradients there."""
-    yield from places_in_prompts(model, metric, single)
-    if not isinstance(method, Path):
-        return
-    with torch.enable_grad():
-        model = replace(model, rules=method.rules(options))
-        runs = BatchRuns(model, single.to(model.device), metric, method.whole(options))
-        for number, (point_run, scored) in enumerate(run_path(runs, method, options), start=1):
-            where = f"at {'point' if scored else 'an unscored point,'} {number} of the path"
-            yield from places_in_run(where, point_run.point, point_run.run, point_run.logits)
-            value = runs.metric_of(point_run.final)
-            yield f"the metric {where}", value
-            if scored and value.requires_grad:
-                yield from _places_in_gradients(where, point_run.run, value)
-
-
-def _places_in_gradients(where: str, run: Run, value: Tensor) -> Places:
-    """The gradients at what the targets read or project, from the logits down."""
-
-    def gradient(at: Tensor) -> Tensor:
-        return torch.autograd.grad(value.sum(), at, retain_graph=True)[0]
-
-    yield f"the gradient at logits {where}", gradient(run.final_in)
-    for index in range(len(run.layers) - 1, -1, -1):
-        layer = run.layers[index]
-        yield f"the gradient at m{index} {where}", gradient(layer.mlp_in)
-        for kind, projected in zip(QKV, (layer.q, layer.k, layer.v), strict=True):
-            yield from places_by_head(f"the gradient at a{index}", f"<{kind}> {where}", gradient(projected))

@@ -27,22 +27,22 @@ from torch import Tensor
 
 from gradpath import defaults
 from gradpath._version import __version__
-from gradpath.ablation import CORRUPTED, ablation_of, all_positions
+from gradpath.ablation import CORRUPTED
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_names, check_type
-from gradpath.evaluation.patched_run import places_in_circuits, run_circuits
+from gradpath.evaluation.patched_run import run_circuits
 from gradpath.evaluation.plan import check_same_graph, plan_of
-from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
 from gradpath.limits import Limits
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Facts
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
-from gradpath.sweep import Places, own_settings, places_in_prompts, sweep
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.sweep import own_settings, sweep
+from gradpath.tasks.task import Pairs, Task
 
 
 @overload
@@ -110,47 +110,41 @@ def evaluate_many(
     progress: bool = False,
     ablation: str | None = None,
     mean_over: Task | None = None,
+    prepared: PreparedBatches | None = None,
 ) -> list[Result]:
-    """As ``evaluate``, which documents the arguments, for several circuits and with ``Limits``."""
+    """As ``evaluate``, which documents the arguments, for several circuits and with ``Limits``.
+
+    ``prepared`` are the task's examples, if they are prepared already, with their ablation and limits.
+    """
     check_type("the model", model, Transformer)
     for circuit in circuits:
         check_type("the circuit", circuit, Circuit)
         check_same_graph(model, circuit)
     check_type("the task", task, Task)
-    ablation = ablation or common_ablation(circuits)
     bar = "measuring the circuit" if len(circuits) == 1 else f"measuring {len(circuits)} circuits"
     with own_settings(model), bars(progress):
-        writes = ablation_of(ablation, model, mean_over or task, limits)
-        prepared_batches = PreparedBatches(model, task.metric, writes, room=0)
-        return measure_circuits(prepared_batches, circuits, task, ablation, limits, bar)
+        if prepared is None:
+            ablation = ablation or common_ablation(circuits)
+            prepared = PreparedBatches(model, task, ablation, limits, mean_over=mean_over, room=0)
+        return measure_circuits(prepared, circuits, bar)
 
 
-def measure_circuits(
-    prepared_batches: PreparedBatches,
-    circuits: Sequence[Circuit],
-    task: Task,
-    ablation: str,
-    limits: Limits = Limits(),
-    bar: str = "",
-) -> list[Result]:
-    """As ``evaluate``, with prepared batches that can be used again for further circuits on the same examples.
+def measure_circuits(prepared: PreparedBatches, circuits: Sequence[Circuit], bar: str = "") -> list[Result]:
+    """As ``evaluate``, on examples that can be used again for further circuits.
 
     Args:
-        prepared_batches: The prepared batches, of the task's metric and the ablation.
+        prepared: The examples, with their ablation and limits.
         circuits: The circuits.
-        task: The examples.
-        ablation: The name of the ablation.
-        limits: The batch size and memory.
         bar: What the progress bar says; by default there is none.
 
     Returns:
         A result for each circuit.
     """
-    model = prepared_batches.model
-    clean, corrupted, patched = _measure(prepared_batches, circuits, task, limits, bar)
+    model, task = prepared.model, prepared.task
+    clean, corrupted, patched = _measure(prepared, circuits, bar)
     _check_behaviour(task, clean, corrupted)
     clean_texts, corrupted_texts = (_texts(side, model.tokenizer) for side in (task.clean, task.corrupted))
-    recipe = task.record.changed(model=model.name or None, ablation=ablation)
+    recipe = task.record.changed(model=model.name or None, ablation=prepared.ablation_name)
     facts = Facts(version=__version__, data=dict(task.facts))
     return [
         Result(clean, corrupted, values, circuit.requested, len(circuit), clean_texts, corrupted_texts, recipe, facts)
@@ -177,40 +171,32 @@ def common_ablation(circuits: Sequence[Circuit]) -> str:
 
 
 @torch.no_grad()
-def _measure(
-    prepared_batches: PreparedBatches, circuits: Sequence[Circuit], task: Task, limits: Limits, bar: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def _measure(examples: PreparedBatches, circuits: Sequence[Circuit], bar: str) -> tuple[Tensor, Tensor, Tensor]:
     """The metric of every example: clean and corrupted, (example,), and in each circuit, (circuit, example)."""
-    model, ablation = prepared_batches.model, prepared_batches.ablation
-    pairs = all_positions(encode(task, model.tokenizer), ablation)
+    model, task, pairs, limits = examples.model, examples.task, examples.pairs, examples.limits
     plans = [plan_of(model, circuit) for circuit in circuits]
     # Zeros, so that the sum over ranks puts every example's values in their place.
     values = torch.zeros(2 + len(plans), len(pairs), dtype=torch.float32, device="cpu")
 
     def measure(batch: Pairs) -> Tensor:
-        prepared, *metrics = prepared_batches.prepare(batch)
+        prepared, *metrics = examples.prepare(batch)
         metrics += run_circuits(prepared, plans, task.metric)
         values[:, batch.index] = torch.stack([metric.float().cpu() for metric in metrics])
         return values[:, batch.index]
 
-    def places(single: Pairs) -> Places:
-        yield from places_in_prompts(model, task.metric, single)
-        yield from places_in_circuits(prepared_batches.prepare(single).prepared, plans, task.metric)
-
-    size, batches = limits.batch(model, pairs), prepared_batches.batches
-    if batches is None and model.device.type == "cpu":  # elsewhere a few more rows cost less than another batch
-        batches = limits.tight_batches(model, pairs)
+    batches = examples.batches
+    if batches is None:  # on an accelerator a few more rows cost less than another batch
+        on_cpu = model.device.type == "cpu"
+        batches = limits.tight_batches(model, pairs) if on_cpu else list(pairs.batches(limits.batch(model, pairs)))
     for _ in sweep(
         measure,
         pairs,
-        size,
+        batches,
         model=model,
         task=task,
         doing="evaluation",
-        same=lambda: (model.identity, [circuit.mask.numpy().tobytes() for circuit in circuits], ablation is None),
-        places=places,
+        same=lambda: (model.identity, [circuit.mask.numpy().tobytes() for circuit in circuits], examples.ablation_name),
         bar=bar,
-        batches=batches,
     ):
         pass
     values = distributed.all_sum(values)

@@ -35,8 +35,8 @@ from gradpath.evaluation.patched_run import (
     write_weights,
 )
 from gradpath.evaluation.plan import LayerPlan, Plan, mlp_rows, sum_groups
-from gradpath.evaluation.prepared import Prepared
 from gradpath.model.transformer import Rows, same_device, to_device_of
+from gradpath.prepared import Prepared
 from gradpath.tasks.metrics import Metric, check_gradient, metric_of
 
 # The largest number of rows, examples times positions, whose autograd graphs are kept.

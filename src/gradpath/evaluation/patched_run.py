@@ -30,9 +30,8 @@ import torch
 from torch import Tensor
 
 from gradpath.evaluation.plan import LayerPlan, Plan, SparseReads, mlp_rows
-from gradpath.evaluation.prepared import Prepared
 from gradpath.model.transformer import Past, PositionInfo, Rows, Transformer, to_device_of
-from gradpath.sweep import Places
+from gradpath.prepared import Prepared
 from gradpath.tasks.metrics import Metric, metric_of
 
 # Called with a layer, its live heads, and their queries (zero but for rows), keys and values in the circuit's run.
@@ -126,17 +125,6 @@ def read_mlp(prepared: Prepared, index: int, reads: SparseReads, deltas: Tensor,
     """What a layer's MLP reads at some rows, (row, d_model)."""
     mlp_in = prepared.layers[index].mlp_in
     return to_device_of(reads.read(to_device_of(mlp_in, deltas)[at], deltas, at=at)[0], mlp_in)
-
-
-def places_in_circuits(prepared: Prepared, plans: Sequence[Plan], metric: Metric) -> Places:
-    """Every live node of each circuit, its logits and metric: where a value may not be finite."""
-    for number, plan in enumerate(plans, start=1):
-        where = "in the circuit" + (f" {number} of {len(plans)}" if len(plans) > 1 else "")
-        [deltas], [final] = run_nodes(prepared, [plan]), final_reads(prepared, [plan])
-        for source, delta in zip(plan.sources.tolist(), deltas, strict=True):
-            yield f"{prepared.model.graph.sources[source]} {where}", delta
-        yield f"logits {where}", prepared.model.unembed(final)
-        yield f"the metric {where}", metric_of(prepared.model, metric, final[None], prepared.batch.labels)
 
 
 class Projected(NamedTuple):

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.evaluation.prepared import Prepared
 from gradpath.graph import QKV
 from gradpath.model.transformer import Rows, Transformer, to_device_of
+from gradpath.prepared import Prepared
 
 
 def sum_groups(

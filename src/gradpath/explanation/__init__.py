@@ -226,23 +226,14 @@ def look_inside(
         method, options = _method(circuit.recipe)
         ablation = ablation_of(circuit.ablation, model, mean_over or task, limits)
         pairs, points, whole = all_positions(pairs, ablation), method.points(options), method.whole(options)
-        at_once = limits.attribution(model, pairs, points=points, whole=whole, results=n)
+        batches, at_once = limits.attribution(model, pairs, points=points, whole=whole)
         effects = torch.zeros(n, len(circuit), device="cpu")
 
         def score(runs: BatchRuns) -> None:
-            runs.at_once = at_once.points
+            runs.at_once = at_once
             effects[runs.batch.index] = _edge_effects(runs, circuit, method, options)
 
-        measured = measure(
-            model,
-            circuit,
-            task,
-            limits=Limits(at_once.examples, limits.memory),
-            ablation=ablation,
-            batches=at_once.batches,
-            inspect=inspect,
-            finish=score,
-        )
+        measured = measure(model, circuit, task, ablation=ablation, batches=batches, inspect=inspect, finish=score)
         return Inside(
             circuit=circuit,
             texts={token: token_text(model, token) for token in sorted(set(tokens.flatten().tolist()))},

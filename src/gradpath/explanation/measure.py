@@ -36,12 +36,12 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.patched_run import run_nodes
 from gradpath.evaluation.plan import Plan, check_same_graph, plan_of
-from gradpath.evaluation.prepared import Prepared
 from gradpath.explanation.experts import NUMBERS, expert_parts, mixtures_of, n_columns
 from gradpath.explanation.parts import Parts, answers_of, parts_of
 from gradpath.limits import Limits
 from gradpath.model.inspection import output_of, patterns
 from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, at_least_float32
+from gradpath.prepared import Prepared
 from gradpath.runtime import distributed
 from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.task import Pairs, Task, encode
@@ -196,13 +196,12 @@ def measure(
         for _ in sweep(
             measure_batch,
             pairs,
-            limits.batch(model, pairs),
+            limits.batch(model, pairs) if batches is None else batches,
             model=model,
             task=task,
             doing="explaining",
             same=lambda: (model.identity, circuit.mask.numpy().tobytes(), ablation is None),
             bar="measuring what each node does",
-            batches=batches,
         ):
             pass
     return totals.measured(int((pairs.last - pairs.first + 1).sum()))

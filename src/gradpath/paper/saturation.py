@@ -34,7 +34,7 @@ from gradpath.grid.bench import Bench, Key
 from gradpath.grid.experiment import Experiment, Outcome, Row, markdown
 from gradpath.grid.jobs import CellJob, Job, ScoreJob, finished
 from gradpath.grid.request import MethodSpec
-from gradpath.limits import Limits
+from gradpath.limits import Limits, gradient_rows
 from gradpath.model.transformer import Run, Transformer, at_least_float32
 from gradpath.report.style import FORMULA, INK, MARKERS, METHOD_COLOURS, MUTED, panels, task_title
 from gradpath.runtime import distributed
@@ -119,7 +119,7 @@ def _follow(
     for index, values in sweep(
         follow,
         pairs,
-        limits.attribution(model, pairs, points=n_at_once, whole=whole).examples,
+        limits.batch(model, pairs, gradient_rows(n_at_once, whole), whole=whole),
         model=model,
         task=task,
         doing="following an edge",

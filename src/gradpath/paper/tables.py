@@ -40,6 +40,7 @@ from gradpath.grid.experiment import (
 from gradpath.grid.faithfulness import READING, circuit_row, fit
 from gradpath.grid.jobs import CellJob, CircuitJob, Job, finished
 from gradpath.grid.request import MethodSpec
+from gradpath.limits import gradient_rows
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import INK, colour, method_title, panels, task_title
 from gradpath.runtime import distributed
@@ -158,7 +159,7 @@ def _timing_key(bench: Bench, task: str, method: MethodSpec) -> Key:
     needs = [(x.steps, find_method(x.name).whole(x.options)) for x in bench.request.methods]
     limits = bench.request.limits
     batch = min(
-        limits.attribution(bench.model, pairs, points=points, whole=whole).examples
+        limits.batch(bench.model, pairs, gradient_rows(points, whole), whole=whole)
         for points, whole in [*needs, (1, True)]
     )
     return {"kind": "timing", "scores": bench.scores_key(task, method), "batch": batch, "repeats": REPEATS}

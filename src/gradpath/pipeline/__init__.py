@@ -20,13 +20,13 @@ from gradpath.attribution.methods import recorded_method
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type, warn
 from gradpath.evaluation import evaluate, evaluate_many, mib
-from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
 from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.examples import Note, load_examples, note_warnings
 from gradpath.pipeline.found import Found
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import IN_MEMORY, Recipe
 from gradpath.report.data import READABLE
 from gradpath.runtime.progress import bars
@@ -156,28 +156,28 @@ def run_find(
     """Attribute some examples of a task, select a circuit, and measure it on others."""
     recipe = checked(recipe, data, metric)
     attributed, measured = load_examples(model, recipe, data=data, metric=metric, note=note)
+    prepared = PreparedBatches(model, attributed, recipe.ablation, limits)
     with keep_prompts(model):  # a selection that measures runs the prompts of the attribution again
         with own_settings(model):
             method, options = recorded_method(recipe)
-            *_, scores = attribute_at_steps(model, attributed, method, options, limits=limits, ablation=recipe.ablation)
+            *_, scores = attribute_at_steps(model, attributed, method, options, prepared=prepared)
         assert scores.recipe is not None
         scores = replace(scores, recipe=scores.recipe.changed(split=recipe.split))
         if limits.memory is not None:
             note(f"batches of {scores.facts.batch_size} examples fit into the memory budget")
-        selected = _circuits(model, recipe, scores, attributed, limits, curve)
+        selected = _circuits(recipe, scores, prepared, curve)
+    if measured is attributed:
+        held_out = prepared.take(range(len(measured)))
+        held_out.task = measured
+    else:
+        held_out = PreparedBatches(model, measured, recipe.ablation, limits, mean_over=prepared, room=0)
+    del prepared  # and with it the batches that it keeps
     with keep_prompts(model):
-        return _measured(model, recipe, scores, selected, attributed, measured, limits, curve)
+        return _measured(recipe, scores, selected, attributed, held_out, curve)
 
 
 def _measured(
-    model: Transformer,
-    recipe: Recipe,
-    scores: Scores,
-    selected: Selected,
-    attributed: Task,
-    measured: Task,
-    limits: Limits,
-    curve: bool,
+    recipe: Recipe, scores: Scores, selected: Selected, attributed: Task, held_out: PreparedBatches, curve: bool
 ) -> Found:
     """Measure the circuit, and for the report those of other sizes, of ``top``, and random ones."""
     circuit, others, order = selected
@@ -185,19 +185,19 @@ def _measured(
     sizes = [other.requested for other in others]
     sizes = sizes[-2::-3] or sizes  # for comparison, every third is enough; the largest takes longest
     top = select_many(scores, [*sizes, circuit.requested]) if others and compare_top else []
-    result, *results = _results(model, [circuit, *others, *top], measured, limits, attributed)
+    result, *results = _results(held_out, [circuit, *others, *top])
     subset_result, random = None, list[Result]()
     if curve:
         random_circuits = list[Circuit]()
         for seed in range(QUICK):
             counts = [circuit.requested, *(sizes[:3] if seed < BAND else ())]
             random_circuits += select_many(scores, counts, how=f"random-paths+seed={seed}")
-        subset = few_examples(measured, result)
-        subset_result, *random = _results(model, [circuit, *random_circuits], subset, limits, attributed)
+        subset = held_out.take(range(len(few_examples(held_out.task, result))))
+        subset_result, *random = _results(subset, [circuit, *random_circuits])
     return Found(
-        model,
+        held_out.model,
         attributed,
-        measured,
+        held_out.task,
         scores,
         circuit,
         result,
@@ -210,19 +210,19 @@ def _measured(
     )
 
 
-def _results(
-    model: Transformer, circuits: Sequence[Circuit], task: Task, limits: Limits, mean_over: Task
-) -> list[Result]:
-    """The result of each circuit, with the ablation that it records. Equal circuits are run once."""
+def _results(examples: PreparedBatches, circuits: Sequence[Circuit]) -> list[Result]:
+    """The result of each circuit. Equal circuits are run once."""
     # The largest circuit of refined is that of top, for example.
     keys = [(circuit.requested, circuit) for circuit in circuits]
     different = dict(zip(keys, circuits, strict=True))
-    results = evaluate_many(model, list(different.values()), task, limits, mean_over=mean_over)
+    model, task, limits = examples.model, examples.task, examples.limits
+    results = evaluate_many(model, list(different.values()), task, limits, prepared=examples)
     by_key = dict(zip(different, results, strict=True))
     return [by_key[key] for key in keys]
 
 
-def _circuits(model: Transformer, recipe: Recipe, scores: Scores, task: Task, limits: Limits, curve: bool) -> Selected:
+def _circuits(recipe: Recipe, scores: Scores, prepared: PreparedBatches, curve: bool) -> Selected:
+    model, task, limits = prepared.model, prepared.task, prepared.limits
     if recipe.nodes is not None:
         # Each of the other circuits has 1.5 times as many nodes as the one before.
         counts = [n for n in (round(1.5**i) for i in range(2, 40)) if n < model.graph.n_sources and n != recipe.nodes]
@@ -231,7 +231,7 @@ def _circuits(model: Transformer, recipe: Recipe, scores: Scores, task: Task, li
     how, share = recipe.selection or defaults.SELECTION, recipe.faithfulness
     selection, _ = find_selection(how)
     if not selection.sized:
-        [circuit] = select_many(scores, (), how=how, model=model, task=task, limits=limits)
+        [circuit] = select_many(scores, (), how=how, model=model, task=task, limits=limits, prepared=prepared)
         if not circuit.requested:
             raise UsageError(f"{how} keeps none of the model's edges on these examples: give a smaller threshold.")
         return replace(circuit, recipe=(scores.recipe or recipe).selected(how)), [], None
@@ -239,17 +239,19 @@ def _circuits(model: Transformer, recipe: Recipe, scores: Scores, task: Task, li
     n = None if share is not None else edge_count(scores.n_edges, recipe.edges, recipe.sparsity)
     if n is not None and not selection.nested:
         sizes = [size for size in sizes if size >= n // 2]  # each takes a selection of its own
-        circuit, *others = select_many(scores, [n, *sizes], how=how, model=model, task=task, limits=limits)
+        counts = [n, *sizes]
+        circuit, *others = select_many(
+            scores, counts, how=how, model=model, task=task, limits=limits, prepared=prepared
+        )
         return circuit, others, None
     smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
-    with own_settings(model):
-        prepared_batches = PreparedBatches.of(model, task, scores.ablation, limits)  # shared by order and search
     requested = () if n is None else (n,)
-    order = nested_order(scores, how=how, smallest=smallest, sizes=requested, model=model, task=task, limits=limits)
+    order = nested_order(
+        scores, how=how, smallest=smallest, sizes=requested, model=model, task=task, limits=limits, prepared=prepared
+    )
     if n is None:
         assert share is not None
-        n = smallest_faithful(model, task, order, share, limits)
-    del prepared_batches
+        n = smallest_faithful(model, task, order, share, limits, prepared)
     circuit = order.circuit(n)
     if recipe.size is not None and circuit.recipe is not None:
         circuit = replace(circuit, recipe=circuit.recipe.changed(**{recipe.size: getattr(recipe, recipe.size)}))

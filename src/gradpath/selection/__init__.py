@@ -16,6 +16,7 @@ from gradpath.errors import UsageError, check_type
 from gradpath.evaluation.plan import check_same_graph
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
 from gradpath.scores import Scores
 from gradpath.selection.ranking import (
@@ -101,6 +102,7 @@ def select_many(
     model: Transformer | None = None,
     task: Task | None = None,
     limits: Limits = Limits(),
+    prepared: PreparedBatches | None = None,
 ) -> list[Circuit]:
     """Select circuits of several sizes at little more than the cost of one.
 
@@ -112,6 +114,7 @@ def select_many(
         model: The model, for selections that measure circuits.
         task: The examples that were attributed, for selections that measure circuits.
         limits: The batch size and memory of selections that measure circuits.
+        prepared: The examples, if they are prepared already.
 
     Returns:
         One circuit for each number of edges; or for each threshold, as in ``acdc+threshold=0.01,0.1``.
@@ -127,10 +130,11 @@ def select_many(
             model=model,
             task=task,
             limits=limits,
+            prepared=prepared,
         )
         return [order.circuit(n, prune=prune) for n in counts]
     scores = checked(scores)
-    orders = _orders(scores, counts, how, model, task, limits)
+    orders = _orders(scores, counts, how, model, task, limits, prepared)
     if not find_selection(how)[0].sized:
         names = variants(how).values()
         return [circuit_of(scores, order, how=name, prune=prune) for name, order in zip(names, orders, strict=True)]
@@ -148,6 +152,7 @@ def nested_order(
     model: Transformer | None = None,
     task: Task | None = None,
     limits: Limits = Limits(),
+    prepared: PreparedBatches | None = None,
 ) -> NestedOrder:
     """Select edges once for circuits of all sizes: each is a part of every larger one.
 
@@ -161,6 +166,7 @@ def nested_order(
         model: The model, for selections that measure circuits.
         task: The examples that were attributed, for selections that measure circuits.
         limits: The batch size and memory of selections that measure circuits.
+        prepared: The examples, if they are prepared already.
 
     Returns:
         The order. ``order.circuit(n)`` is the circuit of ``n`` edges.
@@ -171,12 +177,18 @@ def nested_order(
     scores = checked(scores)
     largest = scores.n_edges if largest is None else largest
     counts = [edge_count(scores.n_edges, n, None) for n in (smallest, *sizes, largest)]
-    *_, edges = _orders(scores, counts, how, model, task, limits)
+    *_, edges = _orders(scores, counts, how, model, task, limits, prepared)
     return NestedOrder(scores, edges, how, smallest)
 
 
 def _orders(
-    scores: Scores, counts: Sequence[int], how: str, model: Transformer | None, task: Task | None, limits: Limits
+    scores: Scores,
+    counts: Sequence[int],
+    how: str,
+    model: Transformer | None,
+    task: Task | None,
+    limits: Limits,
+    prepared: PreparedBatches | None,
 ) -> Orders:
     """One order of edges for each size."""
     chosen, options = find_selection(how)
@@ -192,7 +204,7 @@ def _orders(
         )
     check_same_graph(model, circuit_of(scores, top(scores, 1)))
     with own_settings(model):
-        orders: Orders = chosen.function(model, task, scores, counts, limits, **options)
+        orders: Orders = chosen.function(model, task, scores, counts, limits, prepared, **options)
     return orders
 
 

@@ -34,23 +34,22 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from gradpath.ablation import ablation_of, all_positions
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.patched_run import final_reads
 from gradpath.evaluation.plan import plan_of
-from gradpath.evaluation.prepared import Prepared, prepare
 from gradpath.graph import Graph
 from gradpath.limits import Limits, check_affordable
 from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import Prepared, PreparedBatches, prepare
 from gradpath.runtime import distributed
 from gradpath.runtime.files import StateFile
 from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection.ranking import Order, Orders, selection, top
 from gradpath.tasks.metrics import metric_of
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.task import Task
 
 COST = 0.2  # passes over one example that one more circuit takes
 Mask = Bool[Tensor, "source target"]
@@ -63,6 +62,7 @@ def acdc(
     scores: Scores,
     counts: Sequence[int],
     limits: Limits = Limits(),
+    prepared: PreparedBatches | None = None,
     *,
     threshold: float | list[float] = 0.01,
     among: float = 1.0,
@@ -75,7 +75,9 @@ def acdc(
     that takes very long.
     """
     thresholds = threshold if isinstance(threshold, list) else [threshold]
-    masks = acdc_masks(model, task, scores, thresholds, limits=limits, among=among, measure=measure, sure=sure)
+    masks = acdc_masks(
+        model, task, scores, thresholds, limits=limits, prepared=prepared, among=among, measure=measure, sure=sure
+    )
     order: Order = top(scores, scores.graph.n_edges)
     return [order[mask.flatten()[order]] for mask in masks]
 
@@ -87,6 +89,7 @@ def acdc_masks(
     thresholds: Sequence[float],
     *,
     limits: Limits = Limits(),
+    prepared: PreparedBatches | None = None,
     among: float = 1.0,
     measure: Literal["metric", "kl"] = "metric",
     sure: bool = False,
@@ -99,6 +102,7 @@ def acdc_masks(
         scores: Scores of all edges; they are used for ``among``, and for the ablation that they record.
         thresholds: How much the removal of an edge may change the output.
         limits: The batch size and memory.
+        prepared: The examples, if they are prepared already.
         among: The share of edges to start from, those of largest |score|.
         measure: ``metric`` or ``kl``, see above.
         sure: Whether to run a search that takes very long.
@@ -112,14 +116,15 @@ def acdc_masks(
         )
     graph = scores.graph
     start = graph.mask_of(top(scores, max(1, round(among * graph.n_edges)))).view(graph.n_sources, -1)
-    pairs = encode(task, model.tokenizer)
+    examples = prepared or PreparedBatches(model, task, scores.provenance.ablation, limits)
+    pairs = examples.pairs
     n_edges = int(start.sum())
     what, fewer = f"acdc on {n_edges:,} edges and {len(pairs):,} examples", "use fewer examples"
     if len(thresholds) > 1:
         what, fewer = f"{what} at each of {len(thresholds)} thresholds", f"{fewer} or thresholds"
     cost = COST * len(thresholds) * n_edges * len(pairs)
     check_affordable(what, cost, f"start from fewer edges with among=0.1, {fewer}", sure=sure)
-    distance = _Distance(model, task, pairs, scores.ablation, measure, limits)
+    distance = _Distance(examples, measure)
     log = _Log((model.digest, str(model.dtype), pairs.clean.tolist(), pairs.corrupted.tolist(), distance.ends))
     masks = [_search(graph, start, threshold, lambda mask: log.look_up(mask, distance)) for threshold in thresholds]
     log.remove()
@@ -173,14 +178,11 @@ class _Distance:
     """How far a circuit's output is from the model's, on examples that are set up once."""
 
     @torch.no_grad()
-    def __init__(
-        self, model: Transformer, task: Task, pairs: Pairs, ablation: str, measure: str, limits: Limits
-    ) -> None:
+    def __init__(self, examples: PreparedBatches, measure: str) -> None:
+        model, task, pairs = examples.model, examples.task, examples.pairs
         self._model, self._task, self._measure = model, task, measure
-        ablated = ablation_of(ablation, model, task, limits)
-        pairs = all_positions(pairs, ablated)
-        batches = pairs.batches(limits.batch(model, pairs))
-        self._parts = [prepare(model, batch.to(model.device), ablated) for batch in batches]
+        batches = pairs.batches(examples.limits.batch(model, pairs))
+        self._parts = [prepare(model, batch.to(model.device), examples.ablation) for batch in batches]
         clean, corrupted = torch.cat([part.ends(task.metric) for part in self._parts], 1)
         unit = float((clean - corrupted).double().abs().mean()) if measure == "metric" else 1.0
         self._unit = unit or 1.0

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 from gradpath.evaluation import measure_circuits
-from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import progress_bar
 from gradpath.selection.ranking import NestedOrder
@@ -40,7 +40,12 @@ def check_share(share: float) -> float:
 
 
 def smallest_faithful(
-    model: Transformer, task: Task, order: NestedOrder, share: float, limits: Limits = Limits()
+    model: Transformer,
+    task: Task,
+    order: NestedOrder,
+    share: float,
+    limits: Limits = Limits(),
+    prepared: PreparedBatches | None = None,
 ) -> int:
     """The number of edges of the smallest circuit that keeps a share of the behaviour.
 
@@ -50,17 +55,18 @@ def smallest_faithful(
         order: The circuits to choose from.
         share: The share of the behaviour to keep: the circuit's faithfulness is within 1 - share of 1.
         limits: The batch size and memory.
+        prepared: The examples, if they are prepared already.
 
     Returns:
         The number of edges to request.
     """
-    ablation = order.scores.ablation
-    with own_settings(model):
-        prepared_batches = PreparedBatches.of(model, task, ablation, limits)  # for all sizes
+    if prepared is None:
+        prepared = PreparedBatches(model, task, order.scores.ablation, limits)
+    examples = prepared  # for all sizes
 
     def narrowed(below: int, n: int, sizes: list[int]) -> tuple[int, int]:
         """The gap between a size that does not pass and one that does, after measuring sizes between them."""
-        distances = _distances(prepared_batches, task, [order.circuit(size) for size in sizes], ablation, limits)
+        distances = _distances(examples, [order.circuit(size) for size in sizes])
         for size, distance in zip(sizes, distances, strict=True):
             if _passes(distance, share):
                 return below, size
@@ -83,25 +89,26 @@ def smallest_faithful(
 
 
 def smallest_of(
-    model: Transformer, task: Task, circuits: Sequence[Circuit], share: float, limits: Limits = Limits()
+    model: Transformer,
+    task: Task,
+    circuits: Sequence[Circuit],
+    share: float,
+    limits: Limits = Limits(),
+    prepared: PreparedBatches | None = None,
 ) -> int:
     """The index of the smallest circuit that keeps a share of the behaviour; of the nearest to it if none does."""
-    ablation = circuits[0].ablation
-    with own_settings(model):
-        prepared_batches = PreparedBatches.of(model, task, ablation, limits)
-    distances = _distances(prepared_batches, task, circuits, ablation, limits)
+    prepared = prepared or PreparedBatches(model, task, circuits[0].ablation, limits)
+    distances = _distances(prepared, circuits)
     passing = [i for i, distance in enumerate(distances) if _passes(distance, share)]
     if not passing:
         return min(range(len(distances)), key=lambda i: distances[i])
     return min(passing, key=lambda i: len(circuits[i]))
 
 
-def _distances(
-    prepared_batches: PreparedBatches, task: Task, circuits: Sequence[Circuit], ablation: str, limits: Limits
-) -> list[float]:
+def _distances(prepared_batches: PreparedBatches, circuits: Sequence[Circuit]) -> list[float]:
     """How far the faithfulness of each circuit is from 1."""
     with own_settings(prepared_batches.model):
-        results = measure_circuits(prepared_batches, circuits, task, ablation, limits)
+        results = measure_circuits(prepared_batches, circuits)
     return distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
 
 

@@ -57,6 +57,7 @@ from gradpath.evaluation.plan import Plan, plan_of
 from gradpath.limits import Limits
 from gradpath.model.cache import cache_folder
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.runtime.files import StateFile
 from gradpath.runtime.progress import progress_bar
@@ -100,6 +101,7 @@ def learned(
     scores: Scores,
     counts: Sequence[int],
     limits: Limits = Limits(),
+    prepared: PreparedBatches | None = None,
     *,
     steps: int = STEPS,
     seconds: float = 0.0,
@@ -124,10 +126,12 @@ def learned(
     # The means of an ablation are over the examples of the scores, so there are no others.
     more = task if scores.ablation.startswith("mean") else more_examples(task, model, needed)
     judged = judged_by_kl(more, clean_logits(model, more)) if loss == "kl" else more
-    probe = CircuitProbe.of(model, judged, scores, limits, rows=ROWS)
+    probe = CircuitProbe.of(model, judged, scores, limits, prepared if judged is task else None, rows=ROWS)
     n_edges, n_start = scores.graph.n_edges, start_size(scores.graph.n_edges)
     ranked = (
-        top(scores, n_edges) if start == "scores" else refined(model, task, scores, [min(counts), n_edges], limits)[1]
+        top(scores, n_edges)
+        if start == "scores"
+        else refined(model, task, scores, [min(counts), n_edges], limits, prepared)[1]
     )
     learner = _Learner(
         probe,

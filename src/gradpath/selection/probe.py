@@ -11,18 +11,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.ablation import all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
-from gradpath.evaluation.patched_run import places_in_circuits
 from gradpath.evaluation.plan import Plan, plan_of
-from gradpath.evaluation.prepared import PreparedBatches
-from gradpath.limits import BATCH, Limits, rows_at_once
+from gradpath.limits import BATCH, Limits
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.selection.ranking import circuit_of
-from gradpath.sweep import Places, places_in_prompts, sweep
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.sweep import sweep
+from gradpath.tasks.task import Pairs, Task
 
 START = 0.1  # the largest share of all edges that is measured: ``refined`` starts from it
 PARTS = 4  # of the examples, which are measured in turn
@@ -45,17 +43,25 @@ class CircuitProbe:
     prepared_batches: PreparedBatches
 
     @classmethod
-    def of(cls, model: Transformer, task: Task, scores: Scores, limits: Limits, *, rows: int = ROWS) -> CircuitProbe:
+    def of(
+        cls,
+        model: Transformer,
+        task: Task,
+        scores: Scores,
+        limits: Limits,
+        prepared: PreparedBatches | None = None,
+        *,
+        rows: int = ROWS,
+    ) -> CircuitProbe:
         """A probe on the examples of the task, or on as many as there is memory for.
 
         ``rows`` are those of a batch on a CPU; other devices take more.
         """
-        prepared_batches = PreparedBatches.of(model, task, scores.ablation, limits)
-        pairs = all_positions(encode(task, model.tokenizer), prepared_batches.ablation)
+        prepared_batches = prepared or PreparedBatches(model, task, scores.ablation, limits)
+        pairs = prepared_batches.pairs
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores.graph.n_edges))])
-        return cls(
-            model, task, scores, pairs, rows_at_once(model, rows), limits.fitting(model, pairs), prepared_batches
-        )
+        most_rows = limits.rows(model, pairs, rows)
+        return cls(model, task, scores, pairs, most_rows, limits.most(pairs), prepared_batches)
 
     @cached_property
     def parts(self) -> list[tuple[Int[Tensor, " example"], list[Pairs]]]:
@@ -135,29 +141,19 @@ class CircuitProbe:
         edges: Int[Tensor, " edge"],
         batches: Sequence[Pairs] | None,
     ) -> None:
-        """Measure a circuit on every batch; if a number is not finite, say where."""
-        model, metric = self.model, self.task.metric
-
-        def places(single: Pairs) -> Places:
-            yield from places_in_prompts(model, metric, single)
-            with torch.no_grad():
-                yield from places_in_circuits(self.prepared_batches.prepare(single).prepared, [plan], metric)
-            result = measure(single)
-            yield "the gradients in the circuit", result if isinstance(result, Tensor) else result[1]
+        """Measure a circuit on every batch."""
 
         def same() -> object:
-            return model.identity, plan.sources.numpy().tobytes(), edges.numpy().tobytes()
+            return self.model.identity, plan.sources.numpy().tobytes(), edges.numpy().tobytes()
 
         for _ in sweep(
             measure,
             pairs,
-            self.batch,
-            model=model,
+            self.batch if batches is None else batches,
+            model=self.model,
             task=self.task,
             doing="the selection of edges",
             same=same,
-            places=places,
-            batches=batches,
             trim_memory=False,
         ):
             pass

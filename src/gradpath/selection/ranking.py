@@ -79,7 +79,7 @@ class Selection(NamedFunction):
 
     @property
     def n_inputs(self) -> int:
-        return 5 if self.measures else 2
+        return 6 if self.measures else 2
 
     def checked(self, name: str, value: Any) -> Any:
         """As for every function; but the option that varies may have several values, and its type is its default's."""
@@ -108,8 +108,8 @@ def selection(
 
     Args:
         name: The name of the selection.
-        measures: Whether it runs circuits. Its function then takes the model, the task, the scores, all sizes and the
-            ``Limits``, and returns one order for each size.
+        measures: Whether it runs circuits. Its function then takes the model, the task, the scores, all sizes, the
+            ``Limits`` and the task's ``PreparedBatches`` or None, and returns one order for each size.
         nested: Whether a smaller circuit is a part of every larger one.
         sized: Whether it selects as many edges as are requested.
         varies: The option that may have several values, each of which gives a circuit.

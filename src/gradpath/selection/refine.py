@@ -50,6 +50,7 @@ from torch import Tensor
 from gradpath.graph import Graph, pruned
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import return_memory
 from gradpath.runtime.progress import progress_bar
@@ -68,12 +69,19 @@ KEPT = 0.7  # what the weight of an example is multiplied by on every rung that 
 
 
 @selection("refined", measures=True)
-def refined(model: Transformer, task: Task, scores: Scores, counts: Sequence[int], limits: Limits = Limits()) -> Orders:
+def refined(
+    model: Transformer,
+    task: Task,
+    scores: Scores,
+    counts: Sequence[int],
+    limits: Limits = Limits(),
+    prepared: PreparedBatches | None = None,
+) -> Orders:
     """Start from the top 10% of edges and repeatedly remove those that matter least in the circuit itself.
 
     One order for each size, best first; ``task`` holds the examples of the scores.
     """
-    order = descent(CircuitProbe.of(model, task, scores, limits), min(counts))
+    order = descent(CircuitProbe.of(model, task, scores, limits, prepared), min(counts))
     return [order[:n] for n in counts]
 
 

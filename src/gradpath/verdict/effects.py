@@ -38,15 +38,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradpath.ablation import ablation_of, all_positions
 from gradpath.evaluation.circuit_gradients import edge_effects
 from gradpath.evaluation.plan import plan_of
-from gradpath.evaluation.prepared import PreparedBatches
 from gradpath.evaluation.result import Result
+from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.metrics import NoGradientError
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.task import Pairs, Task
 from gradpath.verdict.checks import CircuitUnderTest, few_examples
 
 SAMPLE = 24  # edges of the circuit that are patched one by one
@@ -128,18 +127,18 @@ def _estimates(tested: CircuitUnderTest) -> Float[Tensor, " edge"]:
     order = edges.argsort()
     total = torch.zeros(len(edges), dtype=torch.float64, device="cpu")
     with own_settings(model):
-        ablation = ablation_of(circuit.ablation, model, tested.mean_over, tested.limits)
-        pairs = all_positions(encode(task, model.tokenizer), ablation)
-        prepared_batches = PreparedBatches(model, task.metric, ablation, room=0)
+        limits = tested.limits
+        examples = PreparedBatches(model, task, circuit.ablation, limits, mean_over=tested.mean_over, room=0)
+        pairs = examples.pairs
 
         def summed_effects(batch: Pairs) -> Tensor:
-            _, effects = edge_effects(prepared_batches.prepare(batch).prepared, plan, task.metric, edges[order])
+            _, effects = edge_effects(examples.prepare(batch).prepared, plan, task.metric, edges[order])
             return effects.double().sum(0).cpu()
 
         for effects in sweep(
             summed_effects,
             pairs,
-            tested.limits.batch(model, pairs),
+            limits.batch(model, pairs),
             model=model,
             task=task,
             doing="estimating the effects of edges",

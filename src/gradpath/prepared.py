@@ -5,22 +5,23 @@ Cost per batch: one clean and one corrupted forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
-from weakref import WeakValueDictionary
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.ablation import Ablation, ablation_of
+from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
 from gradpath.limits import Limits
 from gradpath.model.prompt_cache import keep_final, known_final, prefix_of
 from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, to_device_of
+from gradpath.sweep import own_settings
 from gradpath.tasks.metrics import Metric, metric_of
-from gradpath.tasks.task import Pairs, Task
+from gradpath.tasks.task import Pairs, Task, encode
 
 # Bytes of prepared batches that are kept; others are prepared again.
 ROOM = 3 * 2**27
@@ -163,24 +164,47 @@ class PreparedBatch(NamedTuple):
 
 
 class PreparedBatches:
-    """Prepared batches. They are kept for further circuits as long as there is room for them."""
+    """A task's examples for one model: their tokens, the ablation, and batches that are prepared for circuits.
 
-    def __init__(self, model: Transformer, metric: Metric, ablation: Ablation | None, room: int = ROOM) -> None:
-        """``room`` is the memory in bytes that may be kept."""
-        self.model, self.metric, self.ablation, self.room = model, metric, ablation, room
-        self.task: Task | None = None
+    Make one for a task, and pass it to all that runs its examples.
+
+    Args:
+        model: The model.
+        task: The examples, which are tokenised here.
+        ablation: How ablated edges are replaced.
+        limits: The batch size and memory.
+        mean_over: The task whose clean prompts the means are taken over, or its prepared examples; by default ``task``.
+        room: The memory in bytes of prepared batches that are kept; beyond it they are prepared again.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        task: Task,
+        ablation: str = CORRUPTED,
+        limits: Limits = Limits(),
+        *,
+        mean_over: Task | PreparedBatches | None = None,
+        room: int = ROOM,
+    ) -> None:
+        self.model, self.task, self.ablation_name, self.limits, self.room = model, task, ablation, limits, room
+        pairs = encode(task, model.tokenizer)
+        if isinstance(mean_over, PreparedBatches):
+            self.ablation = mean_over.ablation
+        else:
+            with own_settings(model):
+                self.ablation = ablation_of(ablation, model, mean_over or task, limits)
+        self.pairs = all_positions(pairs, self.ablation)
         self.batches: list[Pairs] | None = None  # all examples, in the batches in which they were prepared
         self._prepared = dict[tuple[int, ...], PreparedBatch]()
 
-    @classmethod
-    def of(cls, model: Transformer, task: Task, ablation: str, limits: Limits) -> PreparedBatches:
-        """The prepared batches of a task's examples, shared by all callers as long as one of them holds a reference."""
-        key = id(model), id(task), ablation
-        prepared_batches = _SHARED.get(key)
-        if prepared_batches is None:
-            prepared_batches = _SHARED[key] = cls(model, task.metric, ablation_of(ablation, model, task, limits))
-            prepared_batches.task = task  # so that no other task gets its id
-        return prepared_batches
+    def take(self, rows: Sequence[int]) -> PreparedBatches:
+        """Some of the examples, with the same tokens and ablation; none of their batches is prepared yet."""
+        part = copy(self)
+        part.task, pairs = self.task.take(rows), self.pairs.rows(torch.tensor(rows, dtype=torch.long, device="cpu"))
+        part.pairs = replace(pairs, index=torch.arange(len(rows), device="cpu"))
+        part.batches, part._prepared, part.room = None, {}, 0
+        return part
 
     @torch.no_grad()
     def prepare(self, batch: Pairs) -> PreparedBatch:
@@ -189,7 +213,7 @@ class PreparedBatches:
         if key in self._prepared:
             return self._prepared[key]
         prepared = prepare(self.model, batch.to(self.model.device), self.ablation)
-        prepared_batch = PreparedBatch(prepared, *prepared.ends(self.metric))
+        prepared_batch = PreparedBatch(prepared, *prepared.ends(self.task.metric))
         if (n_bytes := prepared_batch.prepared.n_bytes) <= self.room:
             self._prepared[key] = prepared_batch
             self.room -= n_bytes
@@ -200,6 +224,3 @@ class PreparedBatches:
         inside = set(examples)
         for key in [key for key in self._prepared if not inside.issuperset(key)]:
             self.room += self._prepared.pop(key).prepared.n_bytes
-
-
-_SHARED = WeakValueDictionary[tuple[int, int, str], PreparedBatches]()
