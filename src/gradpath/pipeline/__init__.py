@@ -204,7 +204,7 @@ def _measured(
         curve=results[: len(others)],
         order=order,
         top=results[len(others) :],
-        limits=limits,
+        limits=held_out.limits,
         few=subset_result,
         random=random,
     )

@@ -116,7 +116,7 @@ def acdc_masks(
         )
     graph = scores.graph
     start = graph.mask_of(top(scores, max(1, round(among * graph.n_edges)))).view(graph.n_sources, -1)
-    examples = prepared or PreparedBatches(model, task, scores.provenance.ablation, limits)
+    examples = prepared or PreparedBatches(model, task, scores.ablation, limits)
     pairs = examples.pairs
     n_edges = int(start.sum())
     what, fewer = f"acdc on {n_edges:,} edges and {len(pairs):,} examples", "use fewer examples"
