@@ -17,7 +17,7 @@ from gradpath.evaluation.prepared import prepare
 from gradpath.limits import Limits
 from gradpath.pipeline import run_find
 from gradpath.pipeline.request import FindRequest
-from gradpath.selection import faithful, nested_order
+from gradpath.selection import faithful, rank
 from gradpath.selection.faithful import log_spaced, smallest_faithful
 
 TASK = prompts([6, 9, 6, 7], [[0], [4], [2, 3], [6]])
@@ -26,7 +26,7 @@ TASK = prompts([6, 9, 6, 7], [[0], [4], [2, 3], [6]])
 @pytest.fixture(scope="module")
 def circuits():
     model = tiny_model("gpt2")
-    order = nested_order(attribute(model, TASK), how="top")
+    order = rank(attribute(model, TASK))
     every = [order.circuit(n) for n in range(1, len(order.edges) + 1)]
     return model, order, torch.tensor([one.faithfulness for one in evaluate(model, every, TASK)])
 

@@ -84,15 +84,15 @@ def _select(
     scores: Scores, counts: list[int], how: str, loading: opt.ModelOptions, data: Path | None, source: Path
 ) -> list[Circuit]:
     """Circuits of these scores. A selection that measures loads the model and the examples of the scores."""
-    from gradpath.selection import find_selection, select_many
-    from gradpath.selection.ranking import sets_own_size
+    from gradpath.selection import NeedsModelError, rank
     from gradpath.tasks.load import draw_task
 
-    selection, _ = find_selection(how)
-    if not selection.sized:
-        raise sets_own_size(how, "use another selection, or gradpath find")
-    if not selection.measures:
-        return select_many(scores, counts, how=how)
+    try:
+        order = rank(scores, how, sizes=counts)
+    except NeedsModelError:
+        pass
+    else:
+        return [order.circuit(n) for n in counts]
     provenance = scores.provenance
     recorded = opt.as_recorded(loading, provenance)
     if recorded is None or (provenance.task is None and data is None):
@@ -112,7 +112,8 @@ def _select(
         data=data,
         metric=provenance.metric,
     )
-    return select_many(scores, counts, how=how, model=model, task=task)
+    order = rank(scores, how, model, task, sizes=counts)
+    return [order.circuit(n) for n in counts]
 
 
 @click.command(name="push")

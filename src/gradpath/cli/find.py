@@ -114,7 +114,6 @@ def _parse_options(texts: tuple[str, ...], method: str, how: str | None) -> tupl
                 raise unknown_option(name, owners)
     for name in [name for name in options if name in known]:
         value = options.pop(name)
-        # A value that is not JSON, such as several thresholds with commas between them, is still a string.
         how = f"{how}+{name}={value if isinstance(value, str) else json.dumps(value)}"
     return options, how
 
@@ -137,34 +136,10 @@ def _summary(found: Found, seed: int, seconds: float) -> dict[str, Any]:
         "examples_measured": len(found.measured),
         "held_out": found.measured is not found.attributed,
         **numbers_of(found.circuit, found.result),
-        **({"circuits": _circuits(found)} if found.others else {}),
         "batch_size": provenance.batch_size,
         "passes": provenance.passes,
         "seconds": round(seconds, 2),
     }
-
-
-def _circuits(found: Found) -> list[dict[str, Any]]:
-    """The circuits of all thresholds, the smallest first."""
-    from gradpath.pipeline.found import other_file
-
-    rows = list[dict[str, Any]]()
-    for circuit, result in zip([found.circuit, *found.others], [found.result, *found.curve], strict=True):
-        file = "circuit.json" if circuit is found.circuit else other_file(circuit)
-        rows.append({"selection": circuit.provenance.how, "file": file, **numbers_of(circuit, result)})
-    return sorted(rows, key=lambda row: int(row["edges_kept"]))
-
-
-def _table(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each of the circuits."""
-    wide = max(len(row["selection"]) for row in rows)
-    lines = [f"  {'':<{wide}}  {'edges':>8}  {'faithfulness [95%]':<20}error"]
-    for row in rows:
-        low, high = row["faithfulness_interval"]
-        share = f"{row['faithfulness']:.1%} [{100 * low:.0f}, {100 * high:.0f}]"
-        chosen = "  <- selected" if row["file"] == "circuit.json" else ""
-        lines.append(f"  {row['selection']:<{wide}}  {row['edges_kept']:>8,}  {share:<20}{row['error']:.3f}{chosen}")
-    return lines
 
 
 def _text(s: dict[str, Any], out: Path) -> str:
@@ -179,13 +154,7 @@ def _text(s: dict[str, Any], out: Path) -> str:
         f"  examples      {examples}",
         f"  took          {s['seconds']:.0f} s",
     ]
-    if "circuits" in s:
-        lines += ["All circuits, on the measured examples:", *_table(s["circuits"])]
-        lines.append("  The smallest circuit that keeps the requested share on the attributed examples is selected,")
-        lines.append("  or the closest one if none does.")
     lines.append(f"Wrote {out / 'scores.safetensors'} and {out / 'circuit.json'}")
-    if others := [row["file"] for row in s.get("circuits", ()) if row["file"] != "circuit.json"]:
-        lines.append(f"The other circuits: {', '.join(others)}")
     page = out / "report.html"
     if page.exists():
         lines.append(f"Open {page} in a browser.")

@@ -28,8 +28,8 @@ from gradpath.pipeline.request import FindRequest
 from gradpath.report.data import READABLE
 from gradpath.runtime.progress import bars
 from gradpath.scores import Scores
-from gradpath.selection import NestedOrder, find_selection, nested_order, select_many, select_nodes
-from gradpath.selection.faithful import log_spaced, smallest_faithful, smallest_of
+from gradpath.selection import Order, rank, select_nodes
+from gradpath.selection.faithful import log_spaced, smallest_faithful
 from gradpath.sweep import own_settings
 from gradpath.tasks.load import LEAST, WARNING, draw_task, split_in_halves
 from gradpath.tasks.metrics import Metric
@@ -42,7 +42,7 @@ SMALLEST, LARGEST, SIZES = 20, 0.05, 10
 # Random circuits of each size in the report's grey band. They run on few examples: enough to see what chance gives.
 BAND = 3
 # The requested circuit, those of other sizes for the curve, and their order, if there is one.
-Selected = tuple[Circuit, list[Circuit], NestedOrder | None]
+Selected = tuple[Circuit, list[Circuit], Order | None]
 Note = Callable[[str], None]  # shows a message to the user
 
 
@@ -85,10 +85,9 @@ def find(
         method: The method (``gradpath ls methods``); by default ``eap-ig``.
         steps: The number of points of the method's path; by default the method's own.
         faithfulness: The share of the behaviour to keep. ``find`` selects the smallest circuit that keeps it on the
-            attributed examples. By default 0.85, if no other size is given.
+            attributed examples. By default 0.85, if no other size is given and the selection decides on none.
         edges: The number of edges, instead of ``faithfulness``.
-        sparsity: The share of edges to leave out, instead of ``faithfulness``. It is the default, 0.975, for
-            selections that are not nested.
+        sparsity: The share of edges to leave out, instead of ``faithfulness``.
         nodes: The number of heads and MLPs, instead of ``faithfulness``: the circuit has all edges between them.
         how: The selection (``gradpath ls selections``); by default ``refined``.
         metric: The metric (``gradpath ls metrics``), ``FILE.py:function`` or a function; by default the task's own.
@@ -177,14 +176,16 @@ def _measured(
     limits, compare_top = request.limits, request.nodes is None and request.selection != defaults.RANKING
     sizes = [other.asked for other in others]
     sizes = sizes[-2::-3] or sizes  # for comparison, every third is enough; the largest takes longest
-    top = select_many(scores, [*sizes, circuit.asked]) if others and compare_top else []
-    result, *results = _results(model, [circuit, *others, *top], to_measure, limits, to_attribute)
+    top = rank(scores) if others and compare_top else None
+    top_circuits = [] if top is None else [top.circuit(n) for n in (*sizes, circuit.asked)]
+    result, *results = _results(model, [circuit, *others, *top_circuits], to_measure, limits, to_attribute)
     subset_result, random = None, list[Result]()
     if curve:
         random_circuits = list[Circuit]()
         for seed in range(QUICK):
             counts = [circuit.asked, *(sizes[:3] if seed < BAND else ())]
-            random_circuits += select_many(scores, counts, how=f"random-paths+seed={seed}")
+            order_of_paths = rank(scores, f"random-paths+seed={seed}", sizes=counts)
+            random_circuits += [order_of_paths.circuit(n) for n in counts]
         subset = few_examples(to_measure, result)
         subset_result, *random = _results(model, [circuit, *random_circuits], subset, limits, to_attribute)
     return Found(
@@ -200,7 +201,6 @@ def _measured(
         limits=limits,
         few=subset_result,
         random=random,
-        others=others if request.several else [],
     )
 
 
@@ -266,32 +266,22 @@ def _circuits(model: Transformer, request: FindRequest, scores: Scores, task: Ta
         counts = [n for n in (round(1.5**i) for i in range(2, 40)) if n < model.graph.n_sources and n != request.nodes]
         others = [select_nodes(scores, n) for n in counts[-12:]] if curve else []
         return select_nodes(scores, request.nodes), others, None
-    how, share = request.selection, request.share
-    selection, _ = find_selection(how)
-    if not selection.sized:
-        circuits = select_many(scores, (), how=how, model=model, task=task, limits=limits)
-        circuits = [circuit for circuit in circuits if circuit.asked]
-        if not circuits:
-            smaller = "" if selection.varies is None else f": give a smaller {selection.varies}"
-            raise UsageError(f"{how} keeps none of the model's edges on these examples{smaller}.")
-        circuit = circuits.pop(0 if share is None else smallest_of(model, task, circuits, share, limits))
-        return circuit, circuits, None
     sizes = _curve_sizes(model.graph.n_edges) if curve else []
-    n = None if share is not None else request.edge_count(scores.n_edges)
-    if n is not None and not selection.nested:
-        sizes = [size for size in sizes if size >= n // 2]  # each takes a selection of its own
-        circuit, *others = select_many(scores, [n, *sizes], how=how, model=model, task=task, limits=limits)
-        return circuit, others, None
+    n = request.edge_count(scores.n_edges)
     smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
     requested = () if n is None else (n,)
     with own_settings(model):
         prepared_batches = PreparedBatches.of(
             model, task, scores.provenance.ablation, limits
         )  # shared by the order and the search
-    order = nested_order(scores, how=how, smallest=smallest, sizes=requested, model=model, task=task, limits=limits)
+    how, total = request.selection, scores.n_edges
+    order = rank(scores, how, model, task, sizes=requested, smallest=smallest, largest=total, limits=limits)
     if n is None:
-        assert share is not None
-        n = smallest_faithful(model, task, order, share, limits)
+        n = order.size if request.faithfulness is None else None
+    if n is None:
+        n = smallest_faithful(model, task, order, request.faithfulness or defaults.FAITHFULNESS, limits)
+    if n == 0:
+        raise UsageError(f"{how} keeps none of the model's edges on these examples: give a size, or other options.")
     del prepared_batches
     return order.circuit(n), [order.circuit(size) for size in sizes if size != n], order
 
@@ -331,7 +321,8 @@ def measure_mib(
         The areas of each ranking.
     """
     counts = [mib.edges_at(scores.graph, fraction) for fraction in mib.FRACTIONS[:-1]]
-    circuits = [circuit for how in rankings for circuit in select_many(scores, counts, how=how)]
+    orders = [rank(scores, how, sizes=counts) for how in rankings]
+    circuits = [order.circuit(n) for order in orders for n in counts]
     results = evaluate(
         model,
         circuits,

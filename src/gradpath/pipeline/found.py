@@ -36,7 +36,7 @@ from gradpath.report.data import (
 from gradpath.report.page import write
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
-from gradpath.selection import NestedOrder, find_selection, variants, with_values
+from gradpath.selection import Order
 from gradpath.tasks.task import Task
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check, quick_checks
@@ -54,14 +54,12 @@ class Found:
         circuit: The circuit.
         result: The circuit's result on the measured examples.
         curve: The results of circuits of other sizes, by size.
-        order: The order of edges, if the selection is nested: ``found.order.circuit(n)`` is the circuit of its
-            first n edges.
+        order: The order of edges: ``found.order[:n]`` is the circuit of the first n. None if nodes were selected.
         top: The results of circuits of ``top``, for comparison.
         limits: The batch size and memory, also for the report.
         few: The result of the circuit on the few examples that random circuits are measured on, if there are any.
         random: The results of random circuits on these examples: 19 of the circuit's size, and 3 of each of three
             other sizes.
-        others: The circuits of other thresholds, for a selection that decides the size itself.
     """
 
     model: Transformer
@@ -71,12 +69,11 @@ class Found:
     circuit: Circuit
     result: Result
     curve: list[Result]
-    order: NestedOrder | None = None
+    order: Order | None = None
     top: list[Result] = field(default_factory=list)
     limits: Limits = Limits()
     few: Result | None = None
     random: list[Result] = field(default_factory=list)
-    others: list[Circuit] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<Found: {self.circuit!r}, {self.result!r}>"
@@ -114,7 +111,6 @@ class Found:
         """
         origin, how = self.scores.provenance, self.circuit.provenance.how
         model, task = origin.model or "", origin.task or ""
-        how = with_values(how, ()) if self.others else how  # the name of the whole curve
         points = [CurvePoint.of(how, result) for result in [*self.curve, self.result]]
         points += [CurvePoint.of(defaults.RANKING, result) for result in self.top]
         points += [CurvePoint.of(CHANCE, result) for result in self.random]
@@ -175,11 +171,9 @@ class Found:
             seconds: How long it took, to show in it.
         """
         folder = Path(folder)
-        with write_together(folder, instead_of=earlier_files(folder)) as draft:
+        with write_together(folder, instead_of=("report.html",)) as draft:
             self.scores.save(draft / "scores.safetensors")
             self.circuit.save(draft / "circuit.json")
-            for circuit in self.others:
-                circuit.save(draft / other_file(circuit))
         try:
             self.report(folder / "report.html", command=command, seconds=seconds)
         except Exception as problem:
@@ -187,18 +181,6 @@ class Found:
                 f"the scores and the circuit are in {folder}, but their report could not be made "
                 f"({reason(problem)}). Draw the circuit with gradpath show {folder / 'circuit.json'}."
             )
-
-
-def other_file(circuit: Circuit) -> str:
-    """The file of a circuit of another threshold: ``circuit-threshold=0.03.json``."""
-    how = circuit.provenance.how
-    [value] = variants(how)
-    return f"circuit-{find_selection(how)[0].varies}={value:g}.json"
-
-
-def earlier_files(folder: Path) -> tuple[str, ...]:
-    """Files of an earlier run that would not belong to new scores."""
-    return "report.html", *(file.name for file in folder.glob("circuit-*=*.json"))
 
 
 def default_folder(model: Transformer, task: Task) -> Path:

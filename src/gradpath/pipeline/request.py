@@ -11,9 +11,9 @@ from gradpath.ablation import ABLATIONS
 from gradpath.attribution.methods import find_method
 from gradpath.errors import UsageError, check_choice, warn, whole_number
 from gradpath.limits import Limits
-from gradpath.selection import edge_count, find_selection, variants
+from gradpath.selection import edge_count, find_selection
 from gradpath.selection.faithful import check_share
-from gradpath.selection.ranking import check_edges_or_nodes, check_sparsity, given_size, sets_own_size
+from gradpath.selection.ranking import check_edges_or_nodes, check_sparsity, given_size
 from gradpath.tasks.load import check_draw, check_task
 from gradpath.tasks.metrics import Metric, find_metric
 from gradpath.tasks.task import Task
@@ -51,7 +51,7 @@ class FindRequest:
             find_method(self.method).check_metric(find_metric(self.metric), method_options)
         check_draw(self.examples, self.seed, "train")
         sizes = {name: getattr(self, name) for name in ("faithfulness", "edges", "sparsity", "nodes")}
-        size = given_size(**sizes)
+        given_size(**sizes)
         if self.faithfulness is not None:
             check_share(self.faithfulness)
         for name in ("edges", "nodes"):
@@ -61,17 +61,7 @@ class FindRequest:
             check_sparsity(self.sparsity)
         ABLATIONS.find(self.ablation)
         check_choice("split", self.split, defaults.SPLITS)
-        selection, _ = find_selection(self.selection)
-        if not selection.sized and size is not None and (size != "faithfulness" or not self.several):
-            hint = ""
-            if size == "faithfulness" and selection.varies is not None:
-                hint = f", or give several values of {selection.varies} to choose from"
-            raise sets_own_size(selection.name, f"leave out `{size}`{hint}")
-        if self.faithfulness is not None and selection.sized and not selection.nested:
-            raise UsageError(
-                f"`faithfulness` needs a selection whose circuits are nested, and those of {self.how} are not: give "
-                f"`edges` or `sparsity` instead, or use {defaults.SELECTION}."
-            )
+        find_selection(self.selection)
         check_edges_or_nodes(self.how, self.nodes)
 
     @property
@@ -89,20 +79,8 @@ class FindRequest:
     def task_name(self) -> str | None:
         return self.task or (None if self.data is not None else defaults.TASK)
 
-    @property
-    def share(self) -> float | None:
-        """The share of the behaviour to keep, if that sets the size of the circuit."""
-        if (self.edges, self.sparsity, self.nodes) != (None,) * 3:
-            return self.faithfulness
-        nested = find_selection(self.selection)[0].nested
-        return self.faithfulness or (defaults.FAITHFULNESS if nested or self.several else None)
-
-    @property
-    def several(self) -> bool:
-        """Whether the selection gives several circuits, such as one for each threshold."""
-        return not find_selection(self.selection)[0].sized and len(variants(self.selection)) > 1
-
-    def edge_count(self, n_edges: int) -> int:
-        """The number of edges to select, out of ``n_edges``."""
-        sparsity = defaults.SPARSITY if self.edges is None and self.sparsity is None else self.sparsity
-        return edge_count(n_edges, self.edges, sparsity)
+    def edge_count(self, n_edges: int) -> int | None:
+        """The requested number of edges, out of ``n_edges``; None if none was requested."""
+        if self.edges is None and self.sparsity is None:
+            return None
+        return edge_count(n_edges, self.edges, self.sparsity)

@@ -1,4 +1,4 @@
-"""The smallest circuit that keeps a share of the behaviour, among the circuits of a nested order.
+"""The smallest circuit that keeps a share of the behaviour, among the circuits of an order.
 
 Sizes are measured from small to large on the attribution examples, two at a time, until one keeps the share. The gap
 between it and the size below is then divided into three repeatedly, until neighbours differ by a few percent. A
@@ -21,7 +21,7 @@ from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import progress_bar
-from gradpath.selection.ranking import NestedOrder
+from gradpath.selection.ranking import Order
 from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task
 
@@ -39,9 +39,7 @@ def check_share(share: float) -> float:
     return share
 
 
-def smallest_faithful(
-    model: Transformer, task: Task, order: NestedOrder, share: float, limits: Limits = Limits()
-) -> int:
+def smallest_faithful(model: Transformer, task: Task, order: Order, share: float, limits: Limits = Limits()) -> int:
     """The number of edges of the smallest circuit that keeps a share of the behaviour.
 
     Args:
@@ -80,20 +78,6 @@ def smallest_faithful(
             below, n = narrowed(below, n, log_spaced(below, n, AT_ONCE + 2)[1:-1])
             bar.update(AT_ONCE)
     return n
-
-
-def smallest_of(
-    model: Transformer, task: Task, circuits: Sequence[Circuit], share: float, limits: Limits = Limits()
-) -> int:
-    """The index of the smallest circuit that keeps a share of the behaviour; of the nearest to it if none does."""
-    ablation = circuits[0].provenance.ablation
-    with own_settings(model):
-        prepared_batches = PreparedBatches.of(model, task, ablation, limits)
-    distances = _distances(prepared_batches, task, circuits, ablation, limits)
-    passing = [i for i, distance in enumerate(distances) if _passes(distance, share)]
-    if not passing:
-        return min(range(len(distances)), key=lambda i: distances[i])
-    return min(passing, key=lambda i: len(circuits[i]))
 
 
 def _distances(
