@@ -31,7 +31,7 @@ from gradpath.model.families import convert
 from gradpath.model.load import load_model
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline import find
-from gradpath.selection import nested_order, select
+from gradpath.selection import rank, select
 from gradpath.tasks.load import load_task
 from gradpath.tasks.task import Task, encode
 
@@ -100,9 +100,7 @@ def refined_ratios(model: Transformer) -> dict[str, float]:
     scores, n = attribute(model, task, "eap-ig"), max(1, model.graph.n_edges // 200)
 
     def refine(smallest: int) -> Callable[[], object]:
-        return lambda: nested_order(
-            scores, how="refined", smallest=min(smallest, scores.n_edges), model=model, task=task
-        )
+        return lambda: rank(scores, "refined", model, task, smallest=min(smallest, scores.n_edges))
 
     contenders = {"eap-ig": lambda: attribute(model, task, "eap-ig"), REFINED: refine(n), REFINED_ALL: refine(20)}
     seconds = fastest(contenders, MORE_TURNS)

@@ -339,8 +339,8 @@ def tasks() -> None:
 
 def commands() -> Iterator[str]:
     suffixes = "json safetensors eap-ig.json graphml dot"
-    sized = [name for name in names("selections") if name != "acdc"]  # its threshold decides the size
-    groups = {"METHODS": names("methods"), "SELECTIONS": sized}
+    selections = [name for name in names("selections") if name != "acdc"]  # its threshold decides the size
+    groups = {"METHODS": names("methods"), "SELECTIONS": selections}
     groups |= {"TASKS": names("tasks"), "ABLATIONS": ABLATIONS, "FORMATS": suffixes.split()}
     for line in COMMANDS.strip().splitlines():
         line = " ".join(WORDS.get(word, word) for word in line.split(" "))

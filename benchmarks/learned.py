@@ -38,9 +38,8 @@ from gradpath.report.style import BLUE, FAINT, GREY, INK, TITLES, panels, save
 from gradpath.runtime import files as runtime_files
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
-from gradpath.selection import nested_order
+from gradpath.selection import Order, rank
 from gradpath.selection.probe import start_size
-from gradpath.selection.ranking import NestedOrder
 from gradpath.tasks.load import more_examples
 
 TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
@@ -123,7 +122,7 @@ def unseen(model: Any, train: gp.Task, n: int) -> gp.Task | None:
     return drawn.take(rows[:n]) if len(rows) >= n // 4 else None
 
 
-def select_all(model: Any, task: gp.Task, args: Any) -> tuple[dict[str, NestedOrder], dict[str, float]]:
+def select_all(model: Any, task: gp.Task, args: Any) -> tuple[dict[str, Order], dict[str, float]]:
     """The order of edges of every selection, and what each took."""
     folder = args.out / "orders" / f"{args.model}-{task.name}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,10 +139,10 @@ def select_all(model: Any, task: gp.Task, args: Any) -> tuple[dict[str, NestedOr
         own = min(sizes) if how.startswith("learned") else sized(scores, min(FRACTIONS))
         smallest = 1 if how in ("top", "random") else own
         if not file.exists():
-            order = nested_order(scores, how=full, smallest=smallest, sizes=sizes, model=model, task=task)
+            order = rank(scores, full, model, task, sizes=sizes, smallest=smallest, largest=scores.n_edges)
             note(file, order.edges.tolist(), began)
         stored = json.loads(file.read_text())
-        orders[how], seconds[how] = NestedOrder(scores, torch.tensor(stored["edges"]), how), stored["seconds"]
+        orders[how], seconds[how] = Order(scores, torch.tensor(stored["edges"]), how), stored["seconds"]
     return orders, seconds
 
 
@@ -157,7 +156,7 @@ def sized(scores: Scores, fraction: float) -> int:
     return mib.edges_at(scores.graph, fraction)
 
 
-def evaluate_all(model: Any, orders: Mapping[str, NestedOrder], sets: Mapping[str, Any]) -> dict[str, Any]:
+def evaluate_all(model: Any, orders: Mapping[str, Order], sets: Mapping[str, Any]) -> dict[str, Any]:
     """The values of every example in every circuit."""
     done = {}
     for kind, (task, fractions) in sets.items():

@@ -28,7 +28,7 @@ from gradpath.grid.experiment import commit
 from gradpath.grid.jobs import measured
 from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
-from gradpath.selection import nested_order
+from gradpath.selection import rank
 
 TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
 SPARSITIES = (0.99, 0.975, 0.95)
@@ -63,7 +63,7 @@ def measure(model: Transformer, name: str, examples: int, seed: int) -> dict[str
         begin = time.process_time()
         scores = gp.attribute(model, task)
         scored = time.process_time()
-        order = nested_order(scores, how="refined", smallest=min(SMALLEST, scores.n_edges), model=model, task=task)
+        order = rank(scores, "refined", model, task, smallest=min(SMALLEST, scores.n_edges))
         seconds = {"eap-ig": scored - begin, "refined": time.process_time() - scored}
     circuits = [order.circuit(round((1 - sparsity) * scores.n_edges)) for sparsity in SPARSITIES]
     return {"seconds": seconds, "cells": [measured(result) for result in gp.evaluate(model, circuits, held_out)]}

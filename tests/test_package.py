@@ -21,6 +21,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     {"errors", "_version", "defaults", "runtime"},
     {"registry"},
+    {"recipe"},
     {"graph"},
     {"scores"},
     {"circuit"},

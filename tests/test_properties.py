@@ -28,14 +28,15 @@ from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
 from gradpath.scores import Scores, load_scores
-from gradpath.selection import select, select_many
-from gradpath.selection.ranking import SELECTIONS, greedy, top
+from gradpath.selection import rank, select
 
 PATHS: dict[str, Callable[[int], Any]] = {
     "eap": lambda k: reference.straight_line([1.0]),
     "eap-ig": lambda k: reference.straight_line([j / k for j in range(1, k + 1)]),
     "eap-gp": reference.grad_path,
 }
+
+RANKINGS = ("greedy", "random", "random-paths", "signed", "top")  # selections that need no model
 
 
 def often(quick: int, many: int) -> Callable[[Any], Any]:
@@ -169,18 +170,19 @@ def test_pruning_is_idempotent_and_monotone_and_leaves_connected_nodes(graph, sh
 def test_selections_nest_and_have_the_size_that_was_asked_for(scores, data):
     n_edges = scores.graph.n_edges
     small, large = sorted(data.draw(st.tuples(st.integers(1, n_edges), st.integers(1, n_edges))))
-    for how, order in ((x.name, x.function) for x in SELECTIONS.values() if x.nested and not x.measures):
-        assert torch.equal(order(scores, small), order(scores, large)[:small])
-        one, two = select_many(scores, [small, large], how=how, prune=False)
+    for how in RANKINGS:
+        order = rank(scores, how, sizes=[small, large])
+        assert torch.equal(rank(scores, how, sizes=[small]).edges, order.edges[:small])
+        one, two = (order.circuit(n, prune=False) for n in (small, large))
         assert (len(one), len(two)) == (small, large)
         assert two.edges[:small] == one.edges
         assert set(select(scores, small, selection=how).edges) <= set(select(scores, large, selection=how).edges)
     reached = {scores.graph.n_sources}  # greedy is connected to logits from its first edge on
-    for flat in greedy(scores, large).tolist():
+    for flat in rank(scores, "greedy", largest=large).edges.tolist():
         source, target = divmod(flat, scores.graph.n_targets)
         assert int(scores.graph.node_of_target[target]) in reached
         reached.add(source)
-    sizes = scores.values.flatten()[top(scores, n_edges)].abs()
+    sizes = scores.values.flatten()[rank(scores).edges].abs()
     assert (sizes.diff() <= 0).all()
 
 
@@ -188,9 +190,7 @@ def test_selections_nest_and_have_the_size_that_was_asked_for(scores, data):
 @given(scored(), st.data())
 def test_saving_and_loading_is_the_identity(scores, data):
     n = data.draw(st.integers(1, scores.graph.n_edges))
-    circuit = select(
-        scores, n, how=data.draw(st.sampled_from(sorted(x.name for x in SELECTIONS.values() if not x.measures)))
-    )
+    circuit = select(scores, n, selection=data.draw(st.sampled_from(RANKINGS)))
     with tempfile.TemporaryDirectory() as folder:
         scores.save(Path(folder, "scores.safetensors"))
         circuit.save(Path(folder, "circuit.json"))

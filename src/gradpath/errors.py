@@ -144,7 +144,7 @@ def check_names(what: str, names: object) -> None:
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-def check_option(owner: str, name: str, value: Any, hint: Any, *, several: bool = False) -> None:
+def check_option(owner: str, name: str, value: Any, hint: Any) -> None:
     """Refuse a value that the annotation of an option does not allow, if it is a simple one.
 
     >>> check_option("eap-ig", "steps", "many", int)
@@ -156,8 +156,7 @@ def check_option(owner: str, name: str, value: Any, hint: Any, *, several: bool 
         return
     fits = type(value) in ((int, float) if hint is float else (hint,))
     if expected := "" if fits else _KINDS.get(hint, ""):
-        more = ", or several separated by commas" if several else ""
-        raise UsageError(f"the option {name} of {owner} must be {expected}{more}: got {value!r}.")
+        raise UsageError(f"the option {name} of {owner} must be {expected}: got {value!r}.")
 
 
 def whole_number(what: str, value: Any, least: int = 1) -> int:

@@ -167,8 +167,10 @@ def gradient_rows(points: int, whole: bool) -> int:
 
 def _rows(first: Tensor, last: Tensor, size: int, whole: bool) -> int:
     """The rows of the largest batch, padding included, if examples are cut evenly in their order."""
-    starts = [0 if whole else int(part.min()) for part in first.split(size)]
-    return max(size * (int(part.max()) + 1 - start) for part, start in zip(last.split(size), starts, strict=True))
+    starts = [0 if whole else int(part.min()) for part in torch.split(first, size)]
+    return max(
+        size * (int(part.max()) + 1 - start) for part, start in zip(torch.split(last, size), starts, strict=True)
+    )
 
 
 def _last_that(holds: Callable[[int], bool], most: int) -> int:

@@ -189,6 +189,7 @@ class PreparedBatches:
     ) -> None:
         self.model, self.task, self.ablation_name, self.limits, self.room = model, task, ablation, limits, room
         pairs = encode(task, model.tokenizer)
+        self.ablation: Ablation | None
         if isinstance(mean_over, PreparedBatches):
             self.ablation = mean_over.ablation
         else:

@@ -141,38 +141,29 @@ def test_find_takes_every_kind_of_method_by_its_name(run, model_folder, method):
     assert ran.json["edges_requested"] == 40
 
 
-def test_find_takes_the_smallest_circuit_of_several_thresholds_that_keeps_enough(run, model_folder, tmp_path):
-    arguments = ["find", "--model", model_folder, "--examples", 4, "--split", "same", "--selection", "acdc"]
-    arguments += ["-o", "threshold=0.03,0.1", "-o", "measure=metric", "--out", tmp_path]
-    (tmp_path / "circuit-threshold=7.json").write_text("of an earlier run")
-    ran = run(*arguments, "--faithfulness", 0.5, "--json")
-    rows = ran.json["circuits"]
-    assert sorted(row["edges_kept"] for row in rows) == [row["edges_kept"] for row in rows]
-    [taken] = [row for row in rows if row["file"] == "circuit.json"]
-    keeps = [row for row in rows if abs(1 - row["faithfulness"]) <= 0.5]
-    assert taken == (keeps[0] if keeps else min(rows, key=lambda row: abs(1 - row["faithfulness"])))
-    assert ran.json["selection"] == taken["selection"]
-    assert {row["selection"] for row in rows} == {f"acdc+threshold={x}+measure=metric" for x in ("0.03", "0.1")}
-    for row in rows:
-        circuit = load_circuit(tmp_path / row["file"])
-        assert (circuit.selection, len(circuit)) == (row["selection"], row["edges_kept"])
-    assert not (tmp_path / "circuit-threshold=7.json").exists()
-    text = run(*arguments).out
-    assert text.count("<- selected") == 1
-    assert all(f"  {row['selection']} " in text for row in rows)
+def test_find_takes_the_size_that_acdc_decides_on_unless_another_is_given(run, model_folder, tmp_path):
+    arguments = [
+        "find",
+        "--model",
+        model_folder,
+        "--examples",
+        4,
+        "--selection",
+        "acdc",
+        "-o",
+        "threshold=0.03",
+        "--json",
+    ]
+    own = run(*arguments, "--out", tmp_path)
+    assert own.code == 0, own.err
+    assert own.json["selection"] == load_circuit(tmp_path / "circuit.json").selection == "acdc+threshold=0.03"
+    assert own.json["edges_kept"] == own.json["edges_requested"]  # nothing is on no path
+    assert run(*arguments, "--edges", 9).json["edges_requested"] == 9
 
 
 def test_a_threshold_that_keeps_no_edge_is_refused(run, model_folder):
     ran = run("find", "--model", model_folder, "--examples", 4, "--selection", "acdc", "-o", "threshold=50")
-    assert (
-        ran.error
-        == "gradpath: acdc+threshold=50 keeps none of the model's edges on these examples: give a smaller threshold."
-    )
-
-
-def test_a_share_needs_several_thresholds_to_choose_from(run, model_folder):
-    ran = run("find", "--model", model_folder, "--selection", "acdc", "--faithfulness", 0.5)
-    assert (ran.code, "several values of threshold" in ran.err) == (2, True)
+    assert "acdc+threshold=50 keeps none of the model's edges on these examples: give a size" in ran.error
 
 
 def test_find_without_out_writes_to_a_new_folder_named_after_model_and_task(run, model_folder):

@@ -52,12 +52,11 @@ def test_find_is_attribute_select_and_evaluate(model, tmp_path):
 def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(model):
     found = gp.find(model, "ioi", examples=4, curve=False)
     assert abs(1 - gp.evaluate(model, found.circuit, found.attributed).faithfulness) <= 1 - defaults.FAITHFULNESS
-    assert checked(Recipe()).faithfulness == defaults.FAITHFULNESS
-    assert checked(Recipe(faithfulness=0.5)).faithfulness == 0.5
+    assert FindRequest().edge_count(100) is None
     with pytest.warns(GradpathWarning, match="the method 'eap' has no steps: steps=5 is ignored"):
-        checked(Recipe(method="eap", steps=5))
-    for size in ({"edges": 5}, {"sparsity": 0.9}, {"nodes": 3}):
-        assert checked(Recipe(**size)).faithfulness is None
+        assert FindRequest(method="eap", steps=5).method_options == {}
+    for size in ({"edges": 5}, {"sparsity": 0.95}):
+        assert FindRequest(**size).edge_count(100) == 5
 
 
 @pytest.mark.parametrize("how", some(["refined", "top", "random-paths"], ["refined", "random-paths"]))
@@ -66,7 +65,7 @@ def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_
         monkeypatch.setattr(f"gradpath.{module}.READABLE", 25)
     found = gp.find(model, "ioi", edges=30, selection=how, examples=4)
     sizes = [result.edges_requested for result in found.curve]
-    assert sizes == ([17, 25] if how == "random-paths" else [1, 2, 3, 4, 6, 9, 12, 17, 25])
+    assert sizes == [1, 2, 3, 4, 6, 9, 12, 17, 25]
     assert [result.edges_requested for result in found.top] == ([] if how == "top" else [*sizes[-2::-3], 30])
     chosen = gp.select(found.scores, 30, selection=how, model=model, task=found.attributed)
     assert found.circuit.edges == chosen.edges
@@ -75,7 +74,7 @@ def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_
     data = page_data(file)
     points = data["runs"][0]["curve"]
     assert sorted(p["asked"] for p in points if p["how"] == how) == [*sizes, 30]
-    assert data["chosen"]["opens"] == (None if how == "random-paths" else 25)
+    assert data["chosen"]["opens"] == 25
 
 
 def test_every_call_has_the_same_default_method_and_selection(model):
@@ -128,10 +127,6 @@ REFUSED = {
     "two sizes": ({"edges": 5, "sparsity": 0.9}, "`edges` and `sparsity` each set the size"),
     "a share and a size": ({"edges": 5, "faithfulness": 0.9}, "`faithfulness` and `edges` each set the size"),
     "a share in percent": ({"faithfulness": 85.0}, "above 0 and at most 1"),
-    "a share of circuits in no order": (
-        {"faithfulness": 0.9, "selection": "random-paths"},
-        "whose circuits are nested, and those of random-paths are not",
-    ),
     "nodes and a selection of edges": (
         {"nodes": 3, "selection": "top"},
         "`selection` selects edges and `nodes` selects nodes: give one of them",

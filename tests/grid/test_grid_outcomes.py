@@ -17,7 +17,7 @@ from gradpath.grid.faithfulness import RANDOM
 from gradpath.grid.request import parse_methods
 from gradpath.paper import ABOUT, OWN_MODELS
 from gradpath.paper.exact import overlap, spearman
-from gradpath.selection import select, select_many
+from gradpath.selection import rank, select
 from gradpath.tasks import load_task
 
 TASKS = ("ioi", "greater-than")
@@ -227,7 +227,7 @@ def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits,
     for row in found:
         scores = attribute(tiny, splits["ioi", "train"], row["method"])
         counts = [mib.edges_at(tiny.graph, fraction) for fraction in mib.FRACTIONS[:-1]]
-        circuits = select_many(scores, counts, how=row["how"])
+        circuits = [rank(scores, row["how"])[:n] for n in counts]
         expected = mib.areas_of(evaluate(tiny, circuits, splits["ioi", "test"]))
         about(row["cpr"], expected.cpr)
         about(row["cmd"], expected.cmd)
@@ -236,7 +236,7 @@ def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits,
     [random] = written["mib_random"]
     scores = attribute(tiny, splits["ioi", "train"], "eap", batch_size=4)
     areas = [
-        mib.areas_of(evaluate(tiny, select_many(scores, counts, how=f"random+seed={seed}"), splits["ioi", "test"]))
+        mib.areas_of(evaluate(tiny, [rank(scores, f"random+seed={seed}")[:n] for n in counts], splits["ioi", "test"]))
         for seed in range(5)
     ]
     assert random["cmd"] == pytest.approx(sum(area.cmd for area in areas) / 5, abs=1e-5)

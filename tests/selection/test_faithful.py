@@ -10,15 +10,14 @@ import torch
 from covering import some
 from small_models import prompts, tiny_model
 
-from gradpath import prepared
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.evaluation import evaluate
+from gradpath.evaluation import evaluate, prepared
+from gradpath.evaluation.prepared import prepare
 from gradpath.limits import Limits
 from gradpath.pipeline import run_find
 from gradpath.pipeline.request import FindRequest
-from gradpath.prepared import prepare
-from gradpath.selection import faithful, nested_order
+from gradpath.selection import faithful, rank
 from gradpath.selection.faithful import log_spaced, smallest_faithful
 
 TASK = prompts([6, 9, 6, 7], [[0], [4], [2, 3], [6]])
@@ -27,7 +26,7 @@ TASK = prompts([6, 9, 6, 7], [[0], [4], [2, 3], [6]])
 @pytest.fixture(scope="module")
 def circuits():
     model = tiny_model("gpt2")
-    order = nested_order(attribute(model, TASK), how="top")
+    order = rank(attribute(model, TASK))
     every = [order.circuit(n) for n in range(1, len(order.edges) + 1)]
     return model, order, torch.tensor([one.faithfulness for one in evaluate(model, every, TASK)])
 
@@ -74,6 +73,7 @@ def test_find_sets_its_examples_up_once_for_the_selection_and_the_search(circuit
     found = run_find(model, FindRequest(how="refined"), curve=False, examples=(TASK, to_measure))
     assert found.circuit.selection == "refined"
     assert sum(len(batch) for batch in made) == len(TASK) + len(to_measure)
+    assert not list(prepared._SHARED)
 
 
 def test_the_whole_model_keeps_everything(circuits):

@@ -17,8 +17,8 @@ from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate
 from gradpath.limits import Limits
 from gradpath.model.cache import cache_folder
+from gradpath.selection import Context, probe, rank
 from gradpath.selection import learned as learned_module
-from gradpath.selection import nested_order, probe, select_many
 from gradpath.selection import refine as refined_module
 from gradpath.selection.learned import Sizes, gradient_by_values, shifted, sizes_of, weights_of
 from gradpath.selection.ranking import top
@@ -64,7 +64,7 @@ def test_the_gradient_by_scores_is_that_of_finite_differences_on_the_slow_model(
     """The whole chain: scores, threshold, weights, patched run, squared deviations."""
     monkeypatch.setattr(learned_module, "NEGLIGIBLE", 0.0)
     model, scores = found
-    edges = top(scores, 40)
+    edges = top(scores).edges[:40]
     values, size, temperature = random_values(40), 15.0, 0.4
     goal = reference.patched_metric(model, TASK, scores.graph.mask.double())
 
@@ -91,8 +91,9 @@ def test_the_gradient_by_scores_is_that_of_finite_differences_on_the_slow_model(
 def test_learned_circuits_err_less_than_the_largest_scores(found):
     model, scores = found
     counts = [scores.graph.n_edges // share for share in (5, 3)]
-    plain = evaluate(model, select_many(scores, counts), TASK)
-    circuits = select_many(scores, counts, how="learned+steps=25", model=model, task=TASK)
+    plain = evaluate(model, [rank(scores)[:n] for n in counts], TASK)
+    order = rank(scores, "learned+steps=25", model, TASK, sizes=counts)
+    circuits = [order[:n] for n in sorted(counts)]
     by_learning = evaluate(model, circuits, TASK)
     assert sum(x.error for x in by_learning) < 0.7 * sum(x.error for x in plain)
     for small, large in pairwise(circuits):
@@ -103,7 +104,7 @@ def test_the_order_holds_every_edge_once_and_other_losses_learn_something_else(f
     model, scores = found
     orders = {}
     for loss in ("match", "metric", "kl"):
-        order = nested_order(scores, how=f"learned+steps=2+loss={loss}", smallest=5, model=model, task=TASK)
+        order = rank(scores, f"learned+steps=2+loss={loss}", model, TASK, smallest=5)
         assert sorted(order.edges.tolist()) == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
         orders[loss] = tuple(order.edges.tolist())
     assert len(set(orders.values())) == 3
@@ -116,10 +117,11 @@ def test_the_order_holds_every_edge_once_and_other_losses_learn_something_else(f
 
 def test_a_run_that_was_stopped_continues_to_the_same_bits(found, monkeypatch):
     model, scores = found
-    how = {"how": "learned+steps=3+seed=3", "smallest": 5, "sizes": [30], "model": model, "task": TASK}
-    whole = nested_order(scores, **how).edges
-    assert torch.equal(nested_order(scores, **how).edges, whole)
-    assert not torch.equal(nested_order(scores, **{**how, "how": "learned+steps=3"}).edges, whole)
+    options = {"model": model, "task": TASK, "sizes": [30], "smallest": 5, "largest": scores.n_edges}
+    how = "learned+steps=3+seed=3"
+    whole = rank(scores, how, **options).edges
+    assert torch.equal(rank(scores, how, **options).edges, whole)
+    assert not torch.equal(rank(scores, "learned+steps=3", **options).edges, whole)
     monkeypatch.setattr("gradpath.runtime.files.STORED_EVERY", -1.0)
     step, made = learned_module._Learner._next, []
 
@@ -132,17 +134,17 @@ def test_a_run_that_was_stopped_continues_to_the_same_bits(found, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(learned_module._Learner, "_next", killed_after_two)
         with pytest.raises(KeyboardInterrupt):
-            nested_order(scores, **how)
+            rank(scores, how, **options)
     [stored] = (cache_folder() / "learned").iterdir()
     made.clear()
     monkeypatch.setattr(learned_module._Learner, "_next", lambda self, s: (made.append(s.step), step(self, s))[1])
-    assert torch.equal(nested_order(scores, **how).edges, whole)
+    assert torch.equal(rank(scores, how, **options).edges, whole)
     assert made == [2]
     assert not stored.exists()
     # A file that is damaged is not used.
     stored.write_bytes(b"nothing")
     made.clear()
-    assert torch.equal(nested_order(scores, **how).edges, whole)
+    assert torch.equal(rank(scores, how, **options).edges, whole)
     assert made == [0, 1, 2]
 
 
@@ -151,7 +153,7 @@ def test_the_last_step_is_measured_on_a_sample_that_nothing_was_learned_from(fou
     monkeypatch.setattr(learned_module, "UNSEEN", 2)
     circuit_probe = probe.CircuitProbe.of(model, TASK, scores, Limits(3))
     learner = learned_module._Learner(
-        circuit_probe, top(scores, 40), Sizes((15,), 15, 40), True, 0.5, 1, 0.0, 2, 0.1, 0
+        circuit_probe, top(scores).edges[:40], Sizes((15,), 15, 40), True, 0.5, 1, 0.0, 2, 0.1, 0
     )
     seen, unseen = ([int(i) for batch in part for i in batch.index] for part in learner._split)
     # Not the longest pairs: the last ones of an order that looks random.
@@ -180,7 +182,7 @@ def test_the_last_step_takes_a_few_examples(found, monkeypatch, n_seen, sizes, c
     for name in ("measure_on", "gradient_on"):
         monkeypatch.setattr(probe.CircuitProbe, name, counted(getattr(probe.CircuitProbe, name)))
     how = f"learned+steps=1+batch=2+examples={n_seen}+start=scores"
-    nested_order(scores, how=how, smallest=5, sizes=sizes, model=model, task=task)
+    rank(scores, how, model, task, sizes=sizes, smallest=5, largest=scores.n_edges)
     n_measured = len(sizes) or learned_module.LADDER
     forward, backward = sum(n for n, _ in made), sum(n for n, has_gradients in made if has_gradients)
     assert (forward, backward) == (2 + 2 * n_measured * (1 + is_off), 2 + 2 * n_measured)
@@ -199,9 +201,9 @@ def test_learned_starts_with_the_rungs_of_refined(found, monkeypatch, part):
         return measure_on(self, pairs, plan, asked, batches)
 
     monkeypatch.setattr(probe.CircuitProbe, "measure_on", counted)
-    nested_order(scores, how="refined", smallest=20, model=model, task=TASK)
+    rank(scores, "refined", model, TASK, smallest=20)
     begun, how = len(made), "learned+steps=1+batch=2+start="
-    nested_order(scores, how=how + "refined", smallest=20, model=model, task=TASK)
+    rank(scores, how + "refined", model, TASK, smallest=20)
     assert made[begun : 2 * begun] == made[:begun]
 
 
@@ -237,10 +239,10 @@ def test_options_that_make_no_sense_are_refused_in_a_sentence(found, option, mes
 
 
 def test_sizes_are_drawn_around_those_asked_for():
-    assert sizes_of([40], 1000) == Sizes((40,), 40, 40)
-    assert sizes_of([5, 40, 90, 5000], 1000) == Sizes((40, 90), 5, 1000)
-    assert sizes_of([5, 5000], 1000) == Sizes((), 5, 1000)
-    assert sizes_of([2000], 1000) == Sizes((), 1000, 1000)
+    assert sizes_of(Context(sizes=(40,), smallest=40, largest=40), 9000, 1000) == Sizes((40,), 40, 40)
+    assert sizes_of(Context(sizes=(40, 90), smallest=5, largest=5000), 9000, 1000) == Sizes((40, 90), 5, 1000)
+    assert sizes_of(Context(smallest=5), 9000, 1000) == Sizes((), 5, 1000)
+    assert sizes_of(Context(sizes=(2000,), smallest=2000, largest=2000), 9000, 1000) == Sizes((), 1000, 1000)
     generator = torch.Generator().manual_seed(0)
     drawn = [Sizes((40,), 5, 1000).draw(generator) for _ in range(300)]
     assert 40 / learned_module.SPREAD <= min(drawn) < 30 < 50 < max(drawn) <= 40 * learned_module.SPREAD
@@ -265,12 +267,13 @@ def test_a_shift_changes_the_sum_of_effects_by_as_much_as_asked_for_and_little_e
 def test_the_mean_of_a_circuit_is_brought_back_to_the_models(found, monkeypatch):
     model, scores = found
     helpful = replace(scores, values=scores.values.clamp_min(0))  # a circuit of these alone is far too strong
-    how = {"how": "learned+steps=1+rate=0.000001+start=scores", "model": model, "task": TASK}
+    how = "learned+steps=1+rate=0.000001+start=scores"
     gaps = {}
     for clear in (0.0, math.inf):
         monkeypatch.setattr(learned_module, "CLEAR", clear)
-        circuits = select_many(helpful, [30, 60], **how)
-        gaps[clear] = [abs(1 - result.faithfulness) for result in evaluate(model, circuits, TASK)]
+        order = rank(helpful, how, model, TASK, sizes=[30, 60])
+        results = evaluate(model, [order[:n] for n in (30, 60)], TASK)
+        gaps[clear] = [abs(1 - result.faithfulness) for result in results]
     assert sum(gaps[0.0]) < 0.7 * sum(gaps[math.inf])
 
 

@@ -14,7 +14,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation import evaluate
 from gradpath.graph import pruned
-from gradpath.selection import SELECTIONS, nested_order, probe, select, select_many
+from gradpath.selection import Context, probe, rank, select
 from gradpath.selection import refine as refined_module
 from gradpath.selection.probe import CircuitProbe
 from gradpath.selection.ranking import top
@@ -134,7 +134,7 @@ def test_of_edges_with_equal_effects_the_one_with_the_smaller_prior_is_removed_f
 def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, monkeypatch):
     monkeypatch.setattr(probe, "START", 0.5)
     model, scores = found
-    order = nested_order(scores, how="refined", smallest=5, model=model, task=TASK)
+    order = rank(scores, "refined", model, TASK, smallest=5)
     assert sorted(order.edges.tolist()) == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
     sizes = [len(order.circuit(n)) for n in range(5, scores.graph.n_edges // 3)]
     # Edges on no path are removed at once: a circuit has all of its edges, or those of the next smaller one.
@@ -145,8 +145,6 @@ def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, mon
         assert set(order.circuit(n).edges) == set(select(scores, n, selection="refined", model=model, task=TASK).edges)
     with pytest.raises(UsageError, match="made for circuits of 5 to"):
         order.circuit(4)
-    with pytest.raises(UsageError, match=r"the circuits of 'random-paths' are not nested\. Use one of"):
-        nested_order(scores, how="random-paths")
 
 
 def test_rungs_are_measured_on_one_part_of_the_examples_after_another(found, monkeypatch):
@@ -168,7 +166,7 @@ def test_rungs_are_measured_on_one_part_of_the_examples_after_another(found, mon
     monkeypatch.setattr(CircuitProbe, "measure_on", seen)
     monkeypatch.setattr(refined_module, "to_remove", decide)
     model, scores = found
-    refined(model, TASK, scores, [5])
+    refined(scores, Context(model, TASK, smallest=5))
     large = [examples for size, examples in measured if size > 0.2 * scores.graph.n_edges]
     small = [examples for size, examples in measured if size <= 0.2 * scores.graph.n_edges]
     first, *quarters = large
@@ -184,7 +182,7 @@ def test_rungs_are_measured_on_one_part_of_the_examples_after_another(found, mon
     assert all(prior is not None and (prior >= 0).all() for prior in priors)
     priors.clear()
     monkeypatch.setattr(probe, "PART", len(TASK))
-    refined(model, TASK, scores, [5])
+    refined(scores, Context(model, TASK, smallest=5))
     assert set(priors) == {None}
 
 
@@ -202,15 +200,14 @@ def test_refined_gives_as_many_edges_as_asked_for_whatever_else_was_asked_for(fo
     model, scores = found
     n_edges = scores.graph.n_edges
     counts = [3, 12, n_edges // 3, n_edges]
-    together = refined(model, TASK, scores, counts)
-    for n, order in zip(counts, together, strict=True):
-        assert len(order) == n
-        assert len(set(order.tolist())) == n
-        assert scores.graph.mask.flatten()[order].all()
-        (alone,) = refined(model, TASK, scores, [n])
-        assert set(alone.tolist()) == set(order.tolist())
+    together = rank(scores, "refined", model, TASK, sizes=counts).edges
+    assert sorted(together.tolist()) == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
+    for n in counts:
+        alone = rank(scores, "refined", model, TASK, sizes=[n]).edges
+        assert set(alone.tolist()) == set(together[:n].tolist())
     # Above the circuit that the descent begins with, edges come by |score|.
-    assert set(together[2].tolist()) == set(top(scores, n_edges // 3).tolist())
+    third = n_edges // 3
+    assert set(together[:third].tolist()) == set(top(scores).edges[:third].tolist())
 
 
 @pytest.mark.parametrize("family", some(["gpt2", "gpt2-variant", "llama-grouped", "mistral"], ["gpt2", "mistral"]))
@@ -219,15 +216,12 @@ def test_measured_circuits_err_less_than_the_largest_scores_on_the_examples_they
     model = tiny_model(family)
     scores = attribute(model, TASK, "eap-ig")
     counts = [scores.graph.n_edges // 10, scores.graph.n_edges // 5]
-    plain = evaluate(model, select_many(scores, counts), TASK)
-    ways: dict = {"model": model, "task": TASK}
-    by_refining = evaluate(model, select_many(scores, counts, how="refined", **ways), TASK)
+    orders = [rank(scores, how, model, TASK, sizes=counts) for how in ("top", "refined")]
+    plain, by_refining = (evaluate(model, [order[:n] for n in counts], TASK) for order in orders)
     assert sum(x.error for x in by_refining) < 0.8 * sum(x.error for x in plain)
 
 
-@pytest.mark.parametrize(
-    "how", [x.name + "+steps=2" * (x.name == "learned") for x in SELECTIONS.values() if x.measures and x.sized]
-)
+@pytest.mark.parametrize("how", ["refined", "learned+steps=2", "acdc+among=0.1"])
 def test_select_remembers_how_and_needs_what_it_measures_with(found, how):
     model, scores = found
     circuit = gp.select(scores, 50, selection=how, model=model, task=TASK)

@@ -9,8 +9,8 @@ from gradpath.errors import InputError, UsageError
 from gradpath.graph import Graph, pruned
 from gradpath.recipe import Recipe
 from gradpath.scores import Scores
-from gradpath.selection import select, select_many
-from gradpath.selection.ranking import edge_count, greedy, signed, top
+from gradpath.selection import rank, select
+from gradpath.selection.ranking import Context, edge_count, greedy, signed, top
 
 GRAPH = Graph(3, 2)
 
@@ -44,8 +44,7 @@ def test_signed_takes_what_helps_first_and_ties_by_index(ties):
     flat = scores.values.flatten()
     edges = GRAPH.mask.flatten().nonzero()[:, 0].tolist()
     expected = sorted(edges, key=lambda e: (-float(flat[e]), e))
-    assert signed(scores, GRAPH.n_edges).tolist() == expected
-    assert signed(scores, 7).tolist() == expected[:7]
+    assert signed(scores).edges.tolist() == expected
 
 
 def by_hand_pruned(graph: Graph, mask: torch.Tensor) -> torch.Tensor:
@@ -70,27 +69,28 @@ def test_top_takes_the_largest_and_ties_by_index(ties):
     flat = scores.values.flatten().abs()
     edges = scores.graph.mask.flatten().nonzero()[:, 0].tolist()
     expected = sorted(edges, key=lambda i: (-float(flat[i]), i))
-    assert top(scores, len(edges)).tolist() == expected
+    assert top(scores).edges.tolist() == expected
 
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_greedy_is_its_definition(seed, ties):
     scores = random_scores(seed=seed, ties=ties)
-    assert greedy(scores, 40).tolist() == by_hand_greedy(scores, 40)
+    assert greedy(scores, Context(largest=40)).edges.tolist() == by_hand_greedy(scores, 40)
 
 
 def test_greedy_reaches_every_edge_once():
     scores = random_scores()
-    order = greedy(scores, GRAPH.n_edges).tolist()
+    order = greedy(scores).edges.tolist()
     assert sorted(order) == GRAPH.mask.flatten().nonzero()[:, 0].tolist()
 
 
-@pytest.mark.parametrize("how", ["top", "greedy"])
+@pytest.mark.parametrize("how", ["top", "greedy", "random-paths"])
 def test_circuits_of_many_sizes_are_prefixes_of_one_order(how):
     scores = random_scores()
     sizes = [1, 5, 17, 60]
-    together = select_many(scores, sizes, how=how, prune=False)
+    order = rank(scores, how, sizes=sizes)
+    together = [order.circuit(n, prune=False) for n in sizes]
     assert [len(circuit) for circuit in together] == sizes
     for size, circuit in zip(sizes, together, strict=True):
         assert torch.equal(circuit.index, select(scores, size, selection=how, prune=False).index)
@@ -104,6 +104,17 @@ def test_pruning_is_its_definition(graph, share):
         chance = torch.rand(graph.mask.shape, generator=torch.Generator().manual_seed(seed))
         mask = graph.mask & (chance < share)
         assert torch.equal(pruned(graph, mask), by_hand_pruned(graph, mask))
+
+
+def test_a_slice_of_an_order_is_a_circuit():
+    order = rank(random_scores(), "greedy", largest=30)
+    assert order[:12] == order.circuit(12) == select(order.scores, 12, selection="greedy")
+    assert order[:].requested == len(order) == 30
+    for part in (slice(1, 5), slice(None, 9, 2)):
+        with pytest.raises(UsageError, match=r"such as order\[:100\]"):
+            order[part]
+    with pytest.raises(UsageError, match="circuits of 1 to 30 edges: 31 were requested"):
+        order[:31]
 
 
 def test_pruning_changes_nothing_the_second_time():

@@ -11,7 +11,7 @@ import gradpath as gp
 from gradpath.attribution.methods import Pair, Points
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import Scores
-from gradpath.selection import selection
+from gradpath.selection import Context, Order, selection
 from gradpath.tasks import metric, named_task
 from gradpath.tasks.pairs import Candidates
 from gradpath.tasks.pairs import Pair as Prompts
@@ -31,14 +31,14 @@ def stratified(pair: Pair, *, steps: int = 5, seed: int = 0) -> Points:
 
 
 @selection("each-target")
-def each_target(scores: Scores, n: int) -> Tensor:
+def each_target(scores: Scores, context: Context) -> Order:
     """The best edge into every target by |score|, then the second best of each, and so on."""
     graph = scores.graph
     size = scores.values.abs().masked_fill(~graph.mask, -1)
     place = size.argsort(dim=0, descending=True, stable=True).argsort(dim=0)  # (source, target): 0 is the target's best
     edges = graph.mask.flatten().nonzero()[:, 0]
     best_first = edges[size.flatten()[edges].sort(descending=True, stable=True).indices]
-    return best_first[place.flatten()[best_first].sort(stable=True).indices[:n]]
+    return Order(scores, best_first[place.flatten()[best_first].sort(stable=True).indices])
 
 
 @metric("right-probability")

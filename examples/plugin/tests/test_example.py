@@ -8,13 +8,13 @@ from gradpath_example import each_target, opposites, right_probability
 import gradpath as gp
 from gradpath.attribution.methods import METHODS
 from gradpath.graph import Graph
-from gradpath.selection import SELECTIONS
+from gradpath.selection import SELECTIONS, Context
 from gradpath.tasks import METRICS, TASKS
 
 
 def test_gradpath_knows_all_four_by_name():
     assert METHODS["eap-stratified"].options({"steps": 3}) == {"steps": 3, "seed": 0}
-    assert SELECTIONS["each-target"].order is each_target
+    assert SELECTIONS["each-target"].function is each_target
     assert METRICS["right-probability"] is right_probability
     assert TASKS["opposites"].candidates is opposites
 
@@ -22,7 +22,7 @@ def test_gradpath_knows_all_four_by_name():
 def test_the_selection_takes_the_best_edge_of_every_target_first():
     graph = Graph(n_layers=2, n_heads=2)
     scores = gp.Scores(graph, torch.randn(graph.mask.shape, generator=torch.Generator().manual_seed(0)) * graph.mask)
-    order = each_target(scores, graph.n_edges)
+    order = each_target(scores, Context()).edges
     assert sorted(order.tolist()) == graph.mask.flatten().nonzero()[:, 0].tolist()
     first = order[: graph.n_targets]
     assert sorted((first % graph.n_targets).tolist()) == list(range(graph.n_targets))

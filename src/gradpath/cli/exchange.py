@@ -81,14 +81,14 @@ def convert_command(
 def _select(scores: Scores, counts: list[int], name: str, values: dict[str, Any], source: Path) -> list[Circuit]:
     """Circuits of these scores. A selection that measures loads the model and the examples of the scores."""
     from gradpath.pipeline.examples import draw
-    from gradpath.selection import find_selection, select_many
-    from gradpath.selection.ranking import sets_own_size
+    from gradpath.selection import NeedsModelError, rank
 
-    selection, _ = find_selection(name)
-    if not selection.sized:
-        raise sets_own_size(name, "use another selection, or gradpath find")
-    if not selection.measures:
-        return select_many(scores, counts, how=name)
+    try:
+        order = rank(scores, name, sizes=counts)
+    except NeedsModelError:
+        pass
+    else:
+        return [order.circuit(n) for n in counts]
     recipe = (scores.recipe or Recipe()).changed(**opt.typed(values))
     if recipe.model is None or (recipe.task is None and recipe.data is None):
         raise InputError(
@@ -98,8 +98,8 @@ def _select(scores: Scores, counts: list[int], name: str, values: dict[str, Any]
     if recipe.data is not None and not Path(recipe.data).is_file():  # the task may have the name of a built-in one
         raise UsageError(f"{source} was made on your own data, {recipe.data}. Give it again with --data.")
     model = opt.load(recipe, values)
-    task = draw(model, recipe, recipe.attributed_split, data=recipe.data)
-    return select_many(scores, counts, how=name, model=model, task=task)
+    order = rank(scores, name, model, draw(model, recipe, recipe.attributed_split, data=recipe.data), sizes=counts)
+    return [order.circuit(n) for n in counts]
 
 
 @click.command(name="push")

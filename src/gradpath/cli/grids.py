@@ -45,7 +45,7 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
     \b
     gradpath curve --model smollm2 --task ioi --methods eap,eap-ig,eap-gp --out out/ioi-curve
     gradpath curve --task sva --methods eap-gp,eap-gp+stride=unit --sparsities 0.99,0.975 --json
-    gradpath curve --task ioi --selection refined,acdc+among=0.1+threshold=0.01,0.03,0.1 --out out/acdc
+    gradpath curve --task ioi --selection refined,top --out out/selections
     """
     opt.check_folder(out)
     from gradpath.grid import faithfulness
@@ -92,15 +92,12 @@ def _curve_text(written: Written, out: Path | None) -> str:
     rows, facts = written.outcome.rows, written.outcome.facts
     lines = [f"{rows[0]['task']}: {examples_of(rows[0])}"]
     for (method, how), group in grouped(rows, "method", "how").items():
-        has_thresholds = "threshold" in group[0]
-        first_column = f"{'threshold':>10}" if has_thresholds else ""
-        heading = f"{first_column}{'sparsity':>10}{'edges':>10}{'kept':>10}  {'faithfulness [95%]':<22}error"
+        heading = f"{'sparsity':>10}{'edges':>10}{'kept':>10}  {'faithfulness [95%]':<22}error"
         lines += ["", f"{method}, {how}", heading]
         for row in group:
             low, high = (f"{100 * row[f'faithfulness_{end}']:.0f}" for end in ("low", "high"))
             share = f"{100 * row['faithfulness']:.1f}% [{low}, {high}]"
-            sizes = f"{row['threshold']:>10g}" if has_thresholds else ""
-            sizes += f"{row['sparsity']:>10.2%}{row['edges_requested']:>10,}{row['edges_kept']:>10,}"
+            sizes = f"{row['sparsity']:>10.2%}{row['edges_requested']:>10,}{row['edges_kept']:>10,}"
             lines.append(f"{sizes}  {share:<22}{row['error']:.3f}")
         areas = [row for row in facts.get("mib", ()) if (row["method"], row["how"]) == (method, how)]
         lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in areas]
@@ -246,11 +243,6 @@ def reproduce_command(
     values |= {"examples": recipe.examples, "seed": recipe.seed}
     request = request_of(how=how, default_how=defaults.PAPER_SELECTIONS, **values)
     request = replace(request, steps=whole_numbers(steps, "--steps"), edge=edge, sample=sample)
-    if request.unsized and name != "faithfulness":
-        from gradpath.selection.ranking import sets_own_size
-
-        advice = "use it with curve or reproduce faithfulness"
-        raise sets_own_size(request.unsized[0], advice, but=f"{name} needs circuits of given sizes")
     own_model = experiments[0].own_model
     folder = out or Path("out") / "reproduce" / (name if own_model else Path(str(recipe.model)).name or "model")
     with lock_folder(folder):
@@ -279,14 +271,14 @@ def request_of(
     data: Path | None = None,
 ) -> Request:
     """The request of a grid, from the values of the command's options."""
-    from gradpath.grid.request import Request, numbers, parse_methods, parse_selections, words
+    from gradpath.grid.request import Request, numbers, parse_methods, words
 
     if grid == defaults.MIB_GRID:  # its areas are defined for rankings
         default_how = ",".join(defaults.MIB_RANKINGS)
     return Request(
         tasks=None if tasks is None else words(tasks),
         methods=parse_methods(methods),
-        hows=parse_selections(how or default_how),
+        hows=words(how or default_how),
         grid=grid,
         sparsities=None if sparsities is None else numbers(sparsities, "--sparsities"),
         examples=opt.examples_or_default(examples, data),

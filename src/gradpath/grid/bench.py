@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -37,7 +38,7 @@ from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
 from gradpath.runtime.files import check_seal, sealed, write_atomically
 from gradpath.scores import Scores, load_scores
-from gradpath.selection import find_selection, nested_order, select_many
+from gradpath.selection import NeedsModelError, rank
 from gradpath.selection.ranking import edge_count
 from gradpath.sweep import own_settings
 from gradpath.tasks import Task
@@ -247,35 +248,25 @@ class Bench:
         return scores, seconds
 
     def circuits(self, scores: Scores, task: str, how: str, counts: Sequence[int]) -> list[Circuit]:
-        """Circuits of several sizes; selections that measure circuits use the attributed examples.
+        """Circuits of several sizes.
 
-        The report cannot run such a selection. So the store keeps its circuits if it decides their size, or its order
-        of edges, not pruned, if smaller circuits are parts of larger ones.
+        The report cannot run a selection that needs the model, so the store keeps its order of edges, not pruned.
         """
+        with suppress(NeedsModelError):
+            order = rank(scores, how, sizes=counts)
+            return [order.circuit(n) for n in counts]
         train, limits = self.task(task, "train"), self.request.limits
-        selection, _ = find_selection(how)
-        if not (selection.measures and selection.nested):
-            circuits = select_many(scores, counts, how=how, model=self.model, task=train, limits=limits)
-            if not selection.sized:
-                for circuit in circuits:
-                    self.store.keep_order(_order_key(scores, circuit.selection), circuit)
-            return circuits
-        sizes: dict[str, Any] = {"smallest": min(counts), "largest": max(counts), "sizes": counts}
-        order = nested_order(scores, how=how, **sizes, model=self.model, task=train, limits=limits)
-        edges = order.circuit(len(order.edges), prune=False)
+        order = rank(scores, how, self.model, train, sizes=counts, limits=limits)
+        edges = order.circuit(len(order), prune=False)
         facts = edges.facts.with_facts(smallest=order.smallest)
         self.store.keep_order(_order_key(scores, how), replace(edges, facts=facts))
         return [order.circuit(n) for n in counts]
 
     def order(self, scores: Scores, how: str) -> tuple[Circuit, int] | None:
         """The order of edges of a selection that measures, as a circuit, and the smallest size it was made for."""
-        order = self.circuit(scores, how)
+        order = self.store.order(_order_key(scores, how))
         smallest = 0 if order is None else (order.facts.model_extra or {}).get("smallest")
         return (order, smallest) if order is not None and smallest is not None else None
-
-    def circuit(self, scores: Scores, how: str) -> Circuit | None:
-        """The stored circuit of a selection that decides its size."""
-        return self.store.order(_order_key(scores, how))
 
     def sparsities(self, task: str) -> tuple[float, ...]:
         """The requested sparsities, or those of the grid; the paper's tables of larger models have other grids."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import product
-from operator import itemgetter
 from pathlib import Path
 
 from gradpath.evaluation.mib import Areas
@@ -14,9 +13,8 @@ from gradpath.grid.experiment import Outcome, Row
 from gradpath.grid.faithfulness import RANDOM
 from gradpath.grid.jobs import circuit_cell
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
-from gradpath.report.data import CHANCE, IN_PAGE, READABLE, SAVED, selected_by
+from gradpath.report.data import CHANCE, IN_PAGE, READABLE, SAVED
 from gradpath.report.page import LIMIT
-from gradpath.selection import variants
 
 
 def write_report(bench: Bench, outcome: Outcome, folder: Path, command: str) -> list[Path]:
@@ -32,14 +30,13 @@ def write_report(bench: Bench, outcome: Outcome, folder: Path, command: str) -> 
         The files written.
     """
     rows, request = outcome.rows, bench.request
-    readable = _readable(rows, request.methods[0].label)
-    runs = _runs(bench, outcome, readable)
+    runs = _runs(bench, outcome)
     report = Report(
         title=f"{rows[0]['task']} in {bench.model.name}",
         model=bench.model.name,
         task=rows[0]["task"],
         runs=runs,
-        chosen=_chosen(rows, runs[0], readable, unsized=request.hows[0] in request.unsized),
+        chosen=_chosen(rows, runs[0]),
         command=command,
         about={"examples measured": rows[0]["examples"], "seed": request.seed},
     )
@@ -47,14 +44,7 @@ def write_report(bench: Bench, outcome: Outcome, folder: Path, command: str) -> 
     return [folder / "report.html"]
 
 
-def _readable(rows: Sequence[Row], method: str) -> Row:
-    """The largest circuit of the first selection that a person can follow: of unsized ones the page shows only one."""
-    size = itemgetter("edges_requested")
-    circuits = [row for row in rows if row["how"] == rows[0]["how"] and row["method"] == method]
-    return max((row for row in circuits if size(row) <= READABLE), key=size, default=min(circuits, key=size))
-
-
-def _runs(bench: Bench, outcome: Outcome, readable: Row) -> list[MethodRun]:
+def _runs(bench: Bench, outcome: Outcome) -> list[MethodRun]:
     """The scores, the points of the curve and the circuits of every method."""
     rows, request = outcome.rows, bench.request
     task, how = rows[0]["task"], rows[0]["how"]
@@ -67,10 +57,7 @@ def _runs(bench: Bench, outcome: Outcome, readable: Row) -> list[MethodRun]:
         mib_rows = [row for row in outcome.facts.get("mib", ()) if row["method"] == label]
         areas = {row["how"]: Areas(*(row[name] for name in area_names)) for row in mib_rows}
         run = MethodRun(scores, points + chance, name=label, areas=areas)
-        if request.hows[0] in request.unsized:
-            circuit = bench.circuit(scores, variants(request.hows[0])[readable["threshold"]])
-            run = run if circuit is None else replace(run, circuit=selected_by(circuit, how))
-        elif how not in IN_PAGE and (order := bench.order(scores, how)) is not None:
+        if how not in IN_PAGE and (order := bench.order(scores, how)) is not None:
             run = replace(run, circuit=order[0], smallest=order[1])
         runs.append(run)
     return runs
@@ -86,12 +73,10 @@ def _random_points(bench: Bench, outcome: Outcome) -> list[CurvePoint]:
     return points
 
 
-def _chosen(rows: Sequence[Row], run: MethodRun, readable: Row, *, unsized: bool) -> Chosen:
+def _chosen(rows: Sequence[Row], run: MethodRun) -> Chosen:
     """The circuit that the page opens with."""
     how = rows[0]["how"]
     shown = how if how in IN_PAGE else SAVED if run.circuit is not None else "top"
-    if unsized and shown == SAVED:
-        return Chosen(edges=readable["edges_kept"], how=SAVED, largest_of_curve=True)
     # A page of half of all edges would be large and would show nothing.
     sizes = [row["edges_requested"] for row in rows if 0 < row["edges_requested"] <= LIMIT] or [LIMIT]
     opens = max((n for n in sizes if n <= READABLE), default=min(sizes))

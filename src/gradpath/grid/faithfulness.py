@@ -32,10 +32,9 @@ from gradpath.grid.experiment import (
     spread,
     with_interval,
 )
-from gradpath.grid.jobs import UNSIZED, CircuitJob, Job, MatchedJob, circuit_cell
+from gradpath.grid.jobs import CircuitJob, Job, circuit_cell
 from gradpath.grid.request import MethodSpec
 from gradpath.report.style import GREY, INK, LINES, MUTED, colour, marker, method_title, panels, task_title
-from gradpath.selection import find_selection, variants, with_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +65,6 @@ SELECTION_TITLES = {
     "signed": "top-n edges by score, the sign counted",
     "refined": "refined on the circuit itself",
     "learned": "learned as weights of edges",
-    "acdc": "ACDC, by threshold",
 }
 
 
@@ -82,34 +80,19 @@ def task_jobs(bench: Bench, task: str, sizes: tuple[int, ...]) -> list[Job]:
     """One job per method, which measures all its circuits on a task, and then random circuits of the same sizes."""
     request = bench.request
     jobs: list[Job] = [CircuitJob(task, (method,), request.hows, sizes) for method in request.methods]
-    if request.sized:
-        jobs.append(CircuitJob(task, request.methods[:1], RANDOM, sizes))
-    if request.unsized:
-        jobs.append(MatchedJob(task, request.methods, request.unsized, RANDOM))
-    return jobs
+    return [*jobs, CircuitJob(task, request.methods[:1], RANDOM, sizes)]
 
 
 def random_rows(bench: Bench) -> list[Row]:
     """For every task and sparsity the faithfulness and error of random circuits: mean, worst and best."""
     rows = []
     for task in bench.request.task_names:
-        for n, sparsity in _random_sizes(bench, task):
+        for sparsity in bench.sparsities(task):
+            n = bench.edges(sparsity)
             cells = [circuit_cell(bench, task, bench.request.methods[0], how, n) for how in RANDOM]
             row: Row = {"task": task, "sparsity": sparsity, "edges_requested": n, "circuits": len(cells)}
             rows.append({**row, **spread(cells, "faithfulness", "error")})
     return rows
-
-
-def _random_sizes(bench: Bench, task: str) -> list[tuple[int, float]]:
-    """The numbers of edges and the sparsities of random circuits: as requested, then those that selections chose."""
-    request = bench.request
-    sizes = [(bench.edges(sparsity), sparsity) for sparsity in bench.sparsities(task) if request.sized]
-    for how, method in product(request.unsized, request.methods):
-        for row in curve(bench, task, method, how):
-            size = row["edges_requested"], row["sparsity"]
-            if row["edges_requested"] and size not in sizes:
-                sizes.append(size)
-    return sorted(sizes, key=lambda size: -size[1]) if request.unsized else sizes
 
 
 def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
@@ -131,12 +114,10 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
     if bench.paper is not None:
         notes.append(f"Paper: {bench.paper.source}; it does not say how its edges were selected.")
     log = request.grid == defaults.MIB_GRID
-    # Only circuits of the same sizes can be averaged and compared.
-    alike = [row for row in rows if "threshold" not in row]
     parts = [
-        _methods_table(alike, areas, prices),
+        _methods_table(rows, areas, prices),
         _areas_table(areas, random_areas) if areas else None,
-        _means_table(alike) if alike else None,
+        _means_table(rows),
         _random_table(random),
         comparison(bench),
     ]
@@ -153,14 +134,8 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
 
 
 def curve(bench: Bench, task: str, method: MethodSpec, how: str) -> list[Row]:
-    """The circuits of a method and selection: one for each sparsity, or for each threshold of the selection."""
-    if find_selection(how)[0].sized:
-        return [circuit_row(bench, task, method, how, sparsity) for sparsity in bench.sparsities(task)]
-    rows, total = [], bench.model.graph.n_edges
-    for value, name in variants(how).items():
-        row = measured_row(bench, task, method, name, UNSIZED, sparsity=0.0, threshold=value)
-        rows.append({**row, "how": with_values(how, ()), "sparsity": round(1 - row["edges_requested"] / total, 6)})
-    return sorted(rows, key=lambda row: -row["sparsity"])
+    """The circuits of a method and selection: one for each sparsity."""
+    return [circuit_row(bench, task, method, how, sparsity) for sparsity in bench.sparsities(task)]
 
 
 def circuit_row(bench: Bench, task: str, method: MethodSpec, how: str, sparsity: float) -> Row:
@@ -170,8 +145,8 @@ def circuit_row(bench: Bench, task: str, method: MethodSpec, how: str, sparsity:
     return row if paper is None else {**row, "paper": paper, "difference": row["faithfulness"] - paper}
 
 
-def measured_row(bench: Bench, task: str, method: MethodSpec, how: str, n: int, **size: float | None) -> Row:
-    """One measured circuit of n edges; ``size`` are the columns of its sparsity or threshold, if there are any."""
+def measured_row(bench: Bench, task: str, method: MethodSpec, how: str, n: int, **size: float) -> Row:
+    """One measured circuit of n edges; ``size`` is the column of its sparsity, if there is one."""
     cell = circuit_cell(bench, task, method, how, n)
     row: Row = {"task": task, "method": method.label, "steps": method.steps, "how": how, **size}
     row |= {name: cell[name] for name in ("edges_requested", "edges_kept", "clean", "corrupted", "circuit")}
@@ -309,13 +284,12 @@ def _task_section(rows: Sequence[Row]) -> str:
     first = rows[0]
     head = f"## {task_title(first['task'])}, {first['how']}\n\n{examples_of(first)}.\n\n"
     labels = {label: any("paper" in row for row in group) for label, group in grouped(rows, "method").items()}
-    size = "threshold" if "threshold" in first else "sparsity"
-    headings = [size] if size == "threshold" else [size, "edges requested"]
+    headings = ["sparsity", "edges requested"]
     for label, has_paper in labels.items():
         headings += [f"{label} NFS [95%]", "error", "edges"] + (["paper", "difference"] if has_paper else [])
     lines = []
-    for value, group in grouped(rows, size).items():
-        line = [f"{value:g}"] if size == "threshold" else [f"{100 * value:.4g}%", f"{group[0]['edges_requested']:,}"]
+    for sparsity, group in grouped(rows, "sparsity").items():
+        line = [f"{100 * sparsity:.4g}%", f"{group[0]['edges_requested']:,}"]
         for row in {row["method"]: row for row in group}.values():
             line += [nfs(row), f"{row['error']:.3f}", f"{row['edges_kept']:,}"]
             line += [percent(row.get("paper")), signed(row.get("difference"))] if labels[row["method"]] else []
@@ -328,7 +302,7 @@ def comparison(bench: Bench) -> str | None:
 
     Without EAP-IG the baseline is the first method. None if there is nothing to compare.
     """
-    request, hows = bench.request, bench.request.sized
+    request, hows = bench.request, bench.request.hows
     pairs = [(method, how) for how, method in product(hows, request.methods)]
     pairs.sort(key=lambda pair: (pair[1] != hows[0], pair[0].label != "eap-ig"))
     if len(pairs) <= 1:

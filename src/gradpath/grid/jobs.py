@@ -5,7 +5,7 @@ A job knows how to run, and which of its results are missing: none, if all of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,12 +17,10 @@ from gradpath.evaluation.result import Result
 from gradpath.grid.bench import Bench, Key, timed
 from gradpath.grid.request import MethodSpec
 from gradpath.runtime.progress import describe, progress_bar
-from gradpath.selection import find_selection, variants, with_values
 
 # Circuits measured together, after one set-up. With so many the set-up costs little, and a killed run loses few.
 TOGETHER = 64
 CircuitSpec = tuple[MethodSpec, str, int]  # the method of its scores, its selection, its number of edges
-UNSIZED = 0  # in place of a number of edges: the selection decides, and gives a circuit for each threshold
 
 
 @runtime_checkable
@@ -90,7 +88,7 @@ class CircuitJob:
     def groups(self, bench: Bench) -> list[tuple[list[CircuitSpec], list[CircuitSpec]]]:
         """The groups of circuits that are measured together, and the missing circuits of each."""
         counts = dict.fromkeys(self.counts)
-        specs = [(method, *point) for method in self.methods for how in self.hows for point in points(how, counts)]
+        specs = [(method, how, n) for method in self.methods for how in self.hows for n in counts]
         groups = [specs[at : at + TOGETHER] for at in range(0, len(specs), TOGETHER)]
         cell = bench.store.cell
         return [(group, [x for x in group if cell(circuit_key(bench, self.task, *x)) is None]) for group in groups]
@@ -108,15 +106,9 @@ class CircuitJob:
         for method in _methods_of(missing):
             scores = bench.scores(self.task, method)
             for how in self.hows:
-                names = {name for name, _ in points(how, self.counts)}
-                specs = [spec for spec in missing if spec[0] == method and spec[1] in names]
-                if not specs:
-                    continue
-                counts, selection = [n for _, _, n in specs if n != UNSIZED], how
-                if not counts:  # one selection with the thresholds of all missing circuits
-                    values = [value for _, name, _ in specs for value in variants(name) if value is not None]
-                    selection = with_values(specs[0][1], values)
-                circuits |= zip(specs, bench.circuits(scores, self.task, selection, counts), strict=True)
+                specs = [spec for spec in missing if spec[:2] == (method, how)]
+                if specs:
+                    circuits |= zip(specs, bench.circuits(scores, self.task, how, [n for *_, n in specs]), strict=True)
             del scores  # before those of the next method
         empty = Circuit.from_edges(bench.model.graph, ())
         results = evaluate_many(
@@ -132,45 +124,8 @@ class CircuitJob:
                 bench.store.keep_cell(circuit_key(bench, self.task, *spec), measured(result))
 
 
-@dataclass(frozen=True)
-class MatchedJob:
-    """Random circuits of the same sizes as those of selections that decide their size themselves."""
-
-    task: str
-    methods: tuple[MethodSpec, ...]
-    hows: tuple[str, ...]
-    random: tuple[str, ...]
-
-    @property
-    def title(self) -> str:
-        return f"{self.task}: random circuits"
-
-    def _sizes(self, bench: Bench) -> list[int | None]:
-        """The number of edges of each circuit to match; None if it is not known yet."""
-        specs = [(method, *point) for method in self.methods for how in self.hows for point in points(how, ())]
-        cells = [bench.store.cell(circuit_key(bench, self.task, *spec)) for spec in specs]
-        return [None if cell is None else int(cell["edges_requested"]) for cell in cells]
-
-    def _job(self, bench: Bench) -> CircuitJob:
-        sizes = tuple(dict.fromkeys(n for n in self._sizes(bench) if n))
-        return CircuitJob(self.task, self.methods[:1], self.random, sizes)
-
-    def missing(self, bench: Bench) -> list[object]:
-        return [n for n in self._sizes(bench) if n is None] + list[object](self._job(bench).missing(bench))
-
-    def run(self, bench: Bench) -> None:
-        self._job(bench).run(bench)
-
-
 def _methods_of(specs: Sequence[CircuitSpec]) -> list[MethodSpec]:
     return list(dict.fromkeys(method for method, _, _ in specs))
-
-
-def points(how: str, counts: Iterable[int]) -> list[tuple[str, int]]:
-    """The circuits of a selection: one for each number of edges, or for each of its own thresholds."""
-    if find_selection(how)[0].sized:
-        return [(how, n) for n in counts]
-    return [(name, UNSIZED) for name in variants(how).values()]
 
 
 def circuit_key(bench: Bench, task: str, method: MethodSpec, how: str, n: int) -> Key:

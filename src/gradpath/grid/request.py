@@ -6,7 +6,6 @@ A method with its options is one word of the command line (``MethodSpec``): ``ea
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from gradpath.evaluation import mib
 from gradpath.limits import Limits
 from gradpath.registry import option_value
 from gradpath.selection import find_selection
-from gradpath.selection.ranking import check_sparsity, sets_own_size
+from gradpath.selection.ranking import check_sparsity
 from gradpath.tasks import find_metric
 from gradpath.tasks.builtin import PAPER_TASKS
 from gradpath.tasks.load import check_task
@@ -34,21 +33,6 @@ GRIDS = {
 
 def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def parse_selections(text: str) -> tuple[str, ...]:
-    """Selections separated by commas. A number belongs to the word before it, because thresholds have commas, too.
-
-    >>> parse_selections("top, acdc+threshold=0.01,0.1")
-    ('top', 'acdc+threshold=0.01,0.1')
-    """
-    selections = list[str]()
-    for word in words(text):
-        if selections and "=" in selections[-1] and re.fullmatch(r"[-+.\deE]+", word):
-            selections[-1] += f",{word}"
-        else:
-            selections.append(word)
-    return tuple(selections)
 
 
 def numbers(text: str, option: str) -> tuple[float, ...]:
@@ -134,7 +118,7 @@ class Request:
 
     tasks: tuple[str, ...] | None = None
     methods: tuple[MethodSpec, ...] = parse_methods(defaults.PAPER_METHODS)
-    hows: tuple[str, ...] = parse_selections(defaults.PAPER_SELECTIONS)
+    hows: tuple[str, ...] = words(defaults.PAPER_SELECTIONS)
     sparsities: tuple[float, ...] | None = None
     grid: str = defaults.GRID
     steps: tuple[int, ...] = whole_numbers(defaults.PAPER_STEPS, "--steps")
@@ -152,16 +136,6 @@ class Request:
         return PAPER_TASKS if self.tasks is None else self.tasks
 
     @property
-    def sized(self) -> tuple[str, ...]:
-        """The selections that select a requested number of edges."""
-        return tuple(how for how in self.hows if find_selection(how)[0].sized)
-
-    @property
-    def unsized(self) -> tuple[str, ...]:
-        """The selections that decide the number of edges themselves, such as ``acdc``."""
-        return tuple(how for how in self.hows if how not in self.sized)
-
-    @property
     def measures_mib(self) -> bool:
         """Whether the circuits have the sizes that MIB's areas are computed from."""
         return self.grid == defaults.MIB_GRID and self.sparsities is None
@@ -171,14 +145,8 @@ class Request:
             check_task(None if name == CUSTOM and self.data is not None else name, self.data)
         if self.metric is not None:
             find_metric(self.metric)
-        for how in self.unsized:
-            if self.measures_mib:
-                rankings = " or ".join(defaults.MIB_RANKINGS)
-                raise sets_own_size(
-                    how, f"use {rankings}, or another `grid`", but="MIB's areas need circuits of given sizes"
-                )
-            if self.sparsities is not None and not self.sized:
-                raise sets_own_size(how, "leave out `sparsities`")
+        for how in self.hows:
+            find_selection(how)
         ABLATIONS.find(self.ablation)
         check_choice("grid", self.grid, GRIDS)
         for sparsity in self.sparsities or ():

@@ -3,7 +3,7 @@
     models: [smollm2, gemma3-270m]
     tasks: [ioi, sva, pairs.csv]          # a file of your own pairs is a task, too
     methods: [eap-ig, eap-gp+stride=unit]
-    selections: [top, refined]            # or "acdc+threshold=0.01,0.1", which has its own sizes
+    selections: [top, refined]
     sizes: [500, 0.975]                   # a number of edges, or a sparsity
     examples: 50
     seeds: [0, 1]
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from operator import itemgetter
@@ -31,7 +31,7 @@ from gradpath.errors import GradpathError, InputError, UsageError, reason, unkno
 from gradpath.graph import Graph
 from gradpath.grid.bench import Bench, Store
 from gradpath.grid.faithfulness import task_jobs
-from gradpath.grid.jobs import Job, points
+from gradpath.grid.jobs import Job
 from gradpath.grid.request import CUSTOM, MethodSpec, Request, parse_methods
 from gradpath.limits import Limits, parse_bytes
 from gradpath.model.load import find_device, find_dtype
@@ -88,8 +88,8 @@ class Study:
     @property
     def n_cells(self) -> int:
         """The number of circuits, random ones not counted."""
-        lists = (self.models, (*self.tasks, *self.data), self.methods, self.seeds)
-        return prod(map(len, lists)) * self.circuits_of(range(1, 1 + len(self.sizes)))
+        lists = (self.models, (*self.tasks, *self.data), self.methods, self.selections, self.sizes, self.seeds)
+        return prod(map(len, lists))
 
     @property
     def model_labels(self) -> dict[str, str]:
@@ -100,10 +100,6 @@ class Study:
     def data_labels(self) -> dict[Path, str]:
         """The name of each file of pairs in the report: that of the file, or more of its path if that is not unique."""
         return _distinct({file: readable(file.stem) for file in self.data}, reserved=self.tasks)
-
-    def circuits_of(self, counts: Collection[int]) -> int:
-        """The number of circuits of one method on one task: of all sizes, or of all thresholds."""
-        return sum(len(points(how, counts)) for how in self.selections)
 
     def counts(self, graph: Graph) -> dict[int | float, int]:
         """The number of edges of each size in a model; sizes larger than the model are left out."""
@@ -125,7 +121,7 @@ class Study:
     def jobs(self, bench: Bench) -> list[Job]:
         """The jobs of all tasks; none if the model is too small for all sizes."""
         counts = tuple(dict.fromkeys(self.counts(bench.model.graph).values()))
-        tasks = bench.request.task_names if self.circuits_of(counts) else ()
+        tasks = bench.request.task_names if counts else ()
         return [job for task in tasks for job in task_jobs(bench, task, counts)]
 
 
@@ -164,7 +160,7 @@ def read_study(file: str | Path, *, device: str | None = None, dtype: str | None
         tasks=tuple(task for task in tasks if isinstance(task, str)),
         data=tuple(task for task in tasks if isinstance(task, Path)),
         methods=entries.each("methods", [defaults.METHOD], lambda word: parse_methods(_text(word))[0]),
-        selections=entries.each("selections", [defaults.SELECTION], _selection),
+        selections=entries.each("selections", [defaults.SELECTION], _known(find_selection)),
         sizes=entries.each("sizes", [defaults.SPARSITY], _size),
         seeds=entries.each("seeds", [defaults.SEED], lambda seed: whole_number("a seed", seed, least=0)),
         request=Request(),
@@ -321,12 +317,6 @@ def _task(folder: Path, name: str) -> str | Path:
     file = _path(folder, name)
     check_task(None, file)
     return file
-
-
-def _selection(how: Any) -> str:
-    if isinstance(how, float):
-        raise UsageError(f"several thresholds need quotes, as in 'acdc+threshold=0.01,0.1': got {how}.")
-    return _known(find_selection)(how)
 
 
 def _size(value: Any) -> int | float:

@@ -25,8 +25,8 @@ from gradpath.grid.experiment import (
     spread,
     write_outcome,
 )
-from gradpath.grid.faithfulness import RANDOM, READING, curve, draw_curves, examples_of, measured_row
-from gradpath.grid.jobs import circuit_key, points, run_jobs
+from gradpath.grid.faithfulness import RANDOM, READING, draw_curves, examples_of, measured_row
+from gradpath.grid.jobs import circuit_key, run_jobs
 from gradpath.grid.study import Study
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import task_title
@@ -76,10 +76,7 @@ def _rows(study: Study, bench: Bench, model: str) -> list[Row]:
     """One row per circuit of a bench."""
     rows, sizes = list[Row](), study.counts(bench.model.graph).values()
     for task, method, how in product(bench.request.task_names, study.methods, study.selections):
-        if how in bench.request.sized:
-            measured = [measured_row(bench, task, method, how, n) for n in sizes]
-        else:
-            measured = curve(bench, task, method, how)
+        measured = [measured_row(bench, task, method, how, n) for n in sizes]
         rows += [_row(study, bench, model, task, row) for row in measured]
     return rows
 
@@ -88,10 +85,7 @@ def _random_rows(study: Study, bench: Bench, model: str) -> list[Row]:
     """For every task and size the faithfulness and error of random circuits: mean, worst and best."""
     rows, request = [], bench.request
     for task in request.task_names:
-        sizes = list(study.counts(bench.model.graph).values()) if request.sized else []
-        for how, method in product(request.unsized, study.methods):
-            sizes += [row["edges_requested"] for row in curve(bench, task, method, how) if row["edges_requested"]]
-        for n in dict.fromkeys(sizes):
+        for n in dict.fromkeys(study.counts(bench.model.graph).values()):
             cells = [measured_row(bench, task, study.methods[0], how, n) for how in RANDOM]
             row = {**_row(study, bench, model, task, cells[0]), **spread(cells, "faithfulness", "error")}
             rows.append({**row, "method": "random", "how": "", "circuits": len(cells)})
@@ -108,12 +102,8 @@ def _row(study: Study, bench: Bench, model: str, task: str, row: Row) -> Row:
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
     """One row for circuits that differ only in their seed: means, and the outermost ends of their intervals."""
     merged = []
-    keyed = [{**row, "size": row.get("threshold") or row["edges_requested"]} for row in rows]
-    for group in grouped(keyed, "model", "task", "method", "how", "size").values():
-        row = {name: value for name, value in group[0].items() if name != "size"}
-        if "threshold" in row:  # the size of the circuit depends on the seed
-            row |= {name: round(mean_of(group, name)) for name in ("edges_requested", "edges_kept")}
-            row["sparsity"] = mean_of(group, "sparsity")
+    for group in grouped(rows, "model", "task", "method", "how", "edges_requested").values():
+        row = dict(group[0])
         for name in ("faithfulness", "error"):
             row[name] = mean_of(group, name)
             row[f"{name}_low"] = min(float(other[f"{name}_low"]) for other in group)
@@ -148,16 +138,9 @@ class _Table:
 def study_outcome(study: Study, rows: list[Row], random: list[Row]) -> Outcome:
     """The report on measured rows."""
     means, random_means = over_seeds(rows), over_seeds(random)
-    # Circuits of thresholds have other sizes, and so have the random circuits that match them.
-    by_size = [row for row in means if "threshold" not in row]
-    by_threshold = [row for row in means if "threshold" in row]
-    sizes = {row["edges_requested"] for row in by_size}
-    random_by_size = [row for row in random_means if row["edges_requested"] in sizes]
-    tables = [_means(by_size, random_by_size)] if by_size else []
-    for place, group in grouped(by_size, "model", "task").items():
-        tables.append(_sizes(group, grouped(random_by_size, "model", "task").get(place, [])))
-    for (model, task, _), group in grouped(by_threshold, "model", "task", "how").items():
-        tables.append(_thresholds(group, grouped(random_means, "model", "task").get((model, task), [])))
+    tables = [_means(means, random_means)] if means else []
+    for place, group in grouped(means, "model", "task").items():
+        tables.append(_sizes(group, grouped(random_means, "model", "task").get(place, [])))
     notes = [READING, *([SEEDS] if len(study.seeds) > 1 else [])]
     return Outcome(
         name="study",
@@ -204,22 +187,6 @@ def _sizes(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
     title = f"{task_title(rows[0]['task'])} in {rows[0]['model']}"
     text = f"{examples_of(rows[0])}. NFS in percent [95%] / error."
     return _Table(title, text, ["method, selection", *(f"{n:,} edges" for n in sizes)], lines)
-
-
-def _thresholds(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
-    """The circuits of one model, task and selection without sizes: a line per method and threshold."""
-    lines = []
-    for row in rows:
-        near = min(random, key=lambda other: abs(other["edges_requested"] - row["edges_requested"]), default=None)
-        chance = "" if near is None or not row["edges_requested"] else _pair(near["faithfulness"], near["error"])
-        line = [row["method"], f"{row['threshold']:g}", f"{row['edges_requested']:,}", f"{row['edges_kept']:,}"]
-        lines.append([*line, nfs(row), f"{row['error']:.3f}", chance])
-    title = f"{task_title(rows[0]['task'])} in {rows[0]['model']}, {rows[0]['how']}"
-    text = (
-        f"{examples_of(rows[0])}. One circuit for each threshold. NFS in percent [95%]; random circuits: NFS / error."
-    )
-    headings = ["method", "threshold", "edges", "after pruning", "NFS [95%]", "error", "random, as large"]
-    return _Table(title, text, headings, lines)
 
 
 def _figure(study: Study, rows: Sequence[Row], random: Sequence[Row]) -> Any:
@@ -279,10 +246,10 @@ def remaining(study: Study, out: Path, load: LoadModel) -> list[Remaining]:
         model = load(name)
         sizes = study.counts(model.graph).values()
         keys = [
-            (bench, circuit_key(bench, task, method, *point))
+            (bench, circuit_key(bench, task, method, how, n))
             for bench in study.benches(model, Store(out))
             for task, method, how in product(bench.request.task_names, study.methods, study.selections)
-            for point in points(how, sizes)
+            for n in sizes
         ]
         missing = sum(bench.store.cell(key) is None for bench, key in keys)
         counts.append(Remaining(study.model_labels[name], len(keys), missing))

@@ -35,8 +35,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.paper.compiled import LEVELS, Compiled, load_compiled, load_program, program_names
 from gradpath.report.style import BLUE, INK, MUTED, colour, marker, method_title, panels
 from gradpath.scores import Scores
-from gradpath.selection import select_many
-from gradpath.selection.acdc import acdc_masks
+from gradpath.selection import rank
 from gradpath.tasks.task import task_digest
 
 if TYPE_CHECKING:
@@ -166,10 +165,14 @@ def _selected(item: Compiled, scores: Scores, how: str) -> Sets:
     """The circuits of a selection at sizes from one edge to half of all, or at the thresholds of ACDC."""
     model, task = item.model, item.task
     if how == "acdc":
-        return [frozenset(_edges(mask, model.graph)) for mask in acdc_masks(model, task, scores, THRESHOLDS)]
-    most = model.graph.n_edges / 2
-    counts = sorted({max(1, round(most ** (i / (SIZES - 1)))) for i in range(SIZES)} | {len(item.kinds)})
-    return [frozenset(circuit.edges) for circuit in select_many(scores, counts, how=how, model=model, task=task)]
+        orders = [rank(scores, f"acdc+threshold={threshold}", model, task) for threshold in THRESHOLDS]
+        circuits = [order.circuit(order.size or 0, prune=False) for order in orders]
+    else:
+        most = model.graph.n_edges / 2
+        counts = sorted({max(1, round(most ** (i / (SIZES - 1)))) for i in range(SIZES)} | {len(item.kinds)})
+        order = rank(scores, how, model, task, sizes=counts)
+        circuits = [order.circuit(n) for n in counts]
+    return [frozenset(circuit.edges) for circuit in circuits]
 
 
 def outcome(bench: Bench) -> Outcome:

@@ -31,9 +31,8 @@ from gradpath.recipe import IN_MEMORY, Recipe
 from gradpath.report.data import READABLE
 from gradpath.runtime.progress import bars
 from gradpath.scores import Scores
-from gradpath.selection import NestedOrder, edge_count, find_selection, nested_order, select_many, select_nodes
+from gradpath.selection import Order, edge_count, find_selection, rank, select_nodes
 from gradpath.selection.faithful import log_spaced, smallest_faithful
-from gradpath.selection.ranking import sets_own_size
 from gradpath.sweep import own_settings
 from gradpath.tasks.load import check_task
 from gradpath.tasks.metrics import Metric, find_metric, metric_name
@@ -46,7 +45,7 @@ SMALLEST, LARGEST, SIZES = 20, 0.05, 10
 # Random circuits of each size in the report's grey band. They run on few examples: enough to see what chance gives.
 BAND = 3
 # The requested circuit, those of other sizes for the curve, and their order, if there is one.
-Selected = tuple[Circuit, list[Circuit], NestedOrder | None]
+Selected = tuple[Circuit, list[Circuit], Order | None]
 
 
 def find(
@@ -114,7 +113,7 @@ _document(find)
 
 
 def checked(recipe: Recipe, data: Any = None, metric: str | Metric | None = None) -> Recipe:
-    """The recipe with its selection and size filled in. What cannot work is refused before a model is loaded."""
+    """The recipe with its selection filled in. What cannot work is refused before a model is loaded."""
     method, options = recorded_method(recipe)
     if recipe.steps is not None and "steps" not in options:
         warn(f"the method {recipe.method!r} has no steps: steps={recipe.steps} is ignored.")
@@ -126,21 +125,8 @@ def checked(recipe: Recipe, data: Any = None, metric: str | Metric | None = None
     ABLATIONS.find(recipe.ablation)
     if recipe.nodes is not None:
         return recipe
-    selection, _ = find_selection(recipe.selection or defaults.SELECTION)
-    recipe = recipe.changed(selection=recipe.selection or defaults.SELECTION)
-    if not selection.sized and recipe.size is not None:
-        raise sets_own_size(selection.name, f"leave out `{recipe.size}`")
-    if recipe.faithfulness is not None and not selection.nested:
-        raise UsageError(
-            f"`faithfulness` needs a selection whose circuits are nested, and those of {selection.name} are not: give "
-            f"`edges` or `sparsity` instead, or use {defaults.SELECTION}."
-        )
-    if recipe.size is None and selection.sized:
-        nested = selection.nested
-        recipe = recipe.changed(
-            **{"faithfulness": defaults.FAITHFULNESS} if nested else {"sparsity": defaults.SPARSITY}
-        )
-    return recipe
+    find_selection(recipe.selection or defaults.SELECTION)
+    return recipe.changed(selection=recipe.selection or defaults.SELECTION)
 
 
 def run_find(
@@ -184,14 +170,16 @@ def _measured(
     compare_top = recipe.nodes is None and recipe.selection != defaults.RANKING
     sizes = [other.requested for other in others]
     sizes = sizes[-2::-3] or sizes  # for comparison, every third is enough; the largest takes longest
-    top = select_many(scores, [*sizes, circuit.requested]) if others and compare_top else []
-    result, *results = _results(held_out, [circuit, *others, *top])
+    top = rank(scores) if others and compare_top else None
+    top_circuits = [] if top is None else [top.circuit(n) for n in (*sizes, circuit.requested)]
+    result, *results = _results(held_out, [circuit, *others, *top_circuits])
     subset_result, random = None, list[Result]()
     if curve:
         random_circuits = list[Circuit]()
         for seed in range(QUICK):
             counts = [circuit.requested, *(sizes[:3] if seed < BAND else ())]
-            random_circuits += select_many(scores, counts, how=f"random-paths+seed={seed}")
+            order_of_paths = rank(scores, f"random-paths+seed={seed}", sizes=counts)
+            random_circuits += [order_of_paths.circuit(n) for n in counts]
         subset = held_out.take(range(len(few_examples(held_out.task, result))))
         subset_result, *random = _results(subset, [circuit, *random_circuits])
     return Found(
@@ -222,39 +210,29 @@ def _results(examples: PreparedBatches, circuits: Sequence[Circuit]) -> list[Res
 
 
 def _circuits(recipe: Recipe, scores: Scores, prepared: PreparedBatches, curve: bool) -> Selected:
-    model, task, limits = prepared.model, prepared.task, prepared.limits
+    model = prepared.model
     if recipe.nodes is not None:
         # Each of the other circuits has 1.5 times as many nodes as the one before.
         counts = [n for n in (round(1.5**i) for i in range(2, 40)) if n < model.graph.n_sources and n != recipe.nodes]
         others = [select_nodes(scores, n) for n in counts[-12:]] if curve else []
         return select_nodes(scores, recipe.nodes), others, None
-    how, share = recipe.selection or defaults.SELECTION, recipe.faithfulness
-    selection, _ = find_selection(how)
-    if not selection.sized:
-        [circuit] = select_many(scores, (), how=how, model=model, task=task, limits=limits, prepared=prepared)
-        if not circuit.requested:
-            raise UsageError(f"{how} keeps none of the model's edges on these examples: give a smaller threshold.")
-        return replace(circuit, recipe=(scores.recipe or recipe).selected(how)), [], None
-    sizes = _curve_sizes(model.graph.n_edges) if curve else []
-    n = None if share is not None else edge_count(scores.n_edges, recipe.edges, recipe.sparsity)
-    if n is not None and not selection.nested:
-        sizes = [size for size in sizes if size >= n // 2]  # each takes a selection of its own
-        counts = [n, *sizes]
-        circuit, *others = select_many(
-            scores, counts, how=how, model=model, task=task, limits=limits, prepared=prepared
-        )
-        return circuit, others, None
+    sizes = _curve_sizes(scores.n_edges) if curve else []
+    n = None
+    if recipe.size in ("edges", "sparsity"):
+        n = edge_count(scores.n_edges, recipe.edges, recipe.sparsity)
     smallest = min([n or min(SMALLEST, scores.n_edges), *sizes])
-    requested = () if n is None else (n,)
-    order = nested_order(
-        scores, how=how, smallest=smallest, sizes=requested, model=model, task=task, limits=limits, prepared=prepared
-    )
+    selection, requested = recipe.selection or defaults.SELECTION, () if n is None else (n,)
+    order = rank(scores, selection, sizes=requested, smallest=smallest, largest=scores.n_edges, prepared=prepared)
+    share = recipe.faithfulness or (defaults.FAITHFULNESS if order.size is None else None)
     if n is None:
-        assert share is not None
-        n = smallest_faithful(model, task, order, share, limits, prepared)
+        n = order.size if share is None else smallest_faithful(prepared, order, share)
+    if not n:
+        raise UsageError(
+            f"{selection} keeps none of the model's edges on these examples: give a size, or other options."
+        )
     circuit = order.circuit(n)
-    if recipe.size is not None and circuit.recipe is not None:
-        circuit = replace(circuit, recipe=circuit.recipe.changed(**{recipe.size: getattr(recipe, recipe.size)}))
+    if share is not None and recipe.size in (None, "faithfulness") and circuit.recipe is not None:
+        circuit = replace(circuit, recipe=circuit.recipe.changed(faithfulness=share))
     return circuit, [order.circuit(size) for size in sizes if size != n], order
 
 
@@ -293,7 +271,8 @@ def measure_mib(
         The areas of each ranking.
     """
     counts = [mib.edges_at(scores.graph, fraction) for fraction in mib.FRACTIONS[:-1]]
-    circuits = [circuit for how in rankings for circuit in select_many(scores, counts, how=how)]
+    orders = [rank(scores, how, sizes=counts) for how in rankings]
+    circuits = [order.circuit(n) for order in orders for n in counts]
     results = evaluate(
         model,
         circuits,

@@ -37,7 +37,7 @@ from gradpath.report.data import (
 from gradpath.report.page import write
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
-from gradpath.selection import NestedOrder
+from gradpath.selection import Order
 from gradpath.tasks.task import Task
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check, quick_checks
@@ -55,8 +55,7 @@ class Found:
         circuit: The circuit.
         result: The circuit's result on the measured examples.
         curve: The results of circuits of other sizes, by size.
-        order: The order of edges, if the selection is nested: ``found.order.circuit(n)`` is the circuit of its
-            first n edges.
+        order: The order of edges: ``found.order[:n]`` is the circuit of the first n. None if nodes were selected.
         top: The results of circuits of ``top``, for comparison.
         limits: The batch size and memory, also for the report.
         few: The result of the circuit on the few examples that random circuits are measured on, if there are any.
@@ -71,7 +70,7 @@ class Found:
     circuit: Circuit
     result: Result
     curve: list[Result]
-    order: NestedOrder | None = None
+    order: Order | None = None
     top: list[Result] = field(default_factory=list)
     limits: Limits = Limits()
     few: Result | None = None
@@ -173,7 +172,7 @@ class Found:
             seconds: How long it took, to show in it.
         """
         folder = Path(folder)
-        with write_together(folder, instead_of=["report.html"]) as draft:
+        with write_together(folder, instead_of=("report.html",)) as draft:
             self.scores.save(draft / "scores.safetensors")
             self.circuit.save(draft / "circuit.json")
         try:

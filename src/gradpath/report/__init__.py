@@ -6,7 +6,8 @@ To write the page of a run, as ``find`` does::
 
     from gradpath.report import Chosen, CurvePoint, MethodRun, Report, evidence, write
 
-    curve = [CurvePoint.of("top", result) for result in evaluate(model, select_many(scores, counts), task)]
+    circuits = [rank(scores)[:n] for n in counts]
+    curve = [CurvePoint.of("top", result) for result in evaluate(model, circuits, task)]
     write(
         Report(
             title="ioi in smollm2", model="smollm2", task="ioi",

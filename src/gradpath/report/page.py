@@ -45,7 +45,7 @@ from gradpath.report.figure import Attention, draw_figure, load_notes
 from gradpath.report.plots import draw
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
-from gradpath.selection import SELECTIONS
+from gradpath.selection import rank
 from gradpath.verdict import NAMES, QUESTIONS, sentence
 from gradpath.verdict.checks import NULLS, limit_of
 
@@ -173,7 +173,7 @@ def _run(run: MethodRun, limit: int) -> dict[str, Any]:
     orders = {} if run.circuit is None else {SAVED: run.circuit.flat}
     if run.scores is not None:
         values = run.scores.values.detach().cpu().float()
-        orders |= {how: SELECTIONS[how].function(Scores(run.graph, values), limit) for how in IN_PAGE}
+        orders |= {how: rank(Scores(run.graph, values), how, largest=limit).edges for how in IN_PAGE}
     else:
         assert run.circuit is not None
         values = _ranks_and_scores(run.circuit)[1]

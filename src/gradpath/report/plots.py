@@ -242,9 +242,9 @@ def result_card(result: Result) -> str:
 
 def scores_card(scores: Scores) -> str:
     """The card of scores: how they were made, and the strongest edges."""
-    order = top(scores, min(LISTED, scores.graph.n_edges))
-    values = scores.values.flatten()[order].tolist()
-    names = [scores.graph.edge_at(flat) for flat in order.tolist()]
+    edges = top(scores).edges[:LISTED]
+    values = scores.values.flatten()[edges].tolist()
+    names = [scores.graph.edge_at(flat) for flat in edges.tolist()]
     return _card(f"Scores of {scores.graph.n_edges:,} edges", _origin(scores.recipe) + _edges(names, values))
 
 

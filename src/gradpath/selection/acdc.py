@@ -14,20 +14,17 @@ d is how far the circuit's output is from the model's, a mean over examples:
 An edge into a node that no remaining edge leaves has no effect, and is removed without a run. With ``among`` the search
 starts from that share of the edges, those of largest |score|.
 
-Several thresholds give one circuit each. Their searches visit the same edges in the same order and share one set-up.
-They also share the runs of circuits up to the first edge that they decide differently on.
+The order has the edges that remain by |score|, and then the others by |score|. Its own size is the number of edges that
+remain, so no other size is needed.
 
-Cost: for each threshold one run of a circuit for each edge that it starts from, except edges removed without a run. The
-runs are sequential: every decision depends on those before it. The set-up's activations stay in memory. Distances are
-stored in the cache folder during the search, so a search that was stopped continues.
+Cost: one run of a circuit for each edge that the search starts from, except edges removed without a run. The runs are
+sequential: every decision depends on those before it. The set-up's activations stay in memory.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
-from hashlib import sha256
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -39,96 +36,45 @@ from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.patched_run import final_reads
 from gradpath.evaluation.plan import plan_of
 from gradpath.graph import Graph
-from gradpath.limits import Limits, check_affordable
-from gradpath.model.cache import cache_folder
-from gradpath.model.transformer import Transformer
+from gradpath.limits import check_affordable
 from gradpath.prepared import Prepared, PreparedBatches, prepare
-from gradpath.runtime import distributed
-from gradpath.runtime.files import StateFile
 from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
-from gradpath.selection.ranking import Order, Orders, selection, top
+from gradpath.selection.ranking import Context, Order, selection, top
 from gradpath.tasks.metrics import metric_of
-from gradpath.tasks.task import Task
 
 COST = 0.2  # passes over one example that one more circuit takes
 Mask = Bool[Tensor, "source target"]
 
 
-@selection("acdc", measures=True, nested=False, sized=False, varies="threshold")
+@selection("acdc")
 def acdc(
-    model: Transformer,
-    task: Task,
     scores: Scores,
-    counts: Sequence[int],
-    limits: Limits = Limits(),
-    prepared: PreparedBatches | None = None,
+    context: Context,
     *,
-    threshold: float | list[float] = 0.01,
+    threshold: float = 0.01,
     among: float = 1.0,
     measure: Literal["metric", "kl"] = "metric",
     sure: bool = False,
-) -> Orders:
+) -> Order:
     """Visit all edges from the logits down, and remove those that change the output by less than a threshold.
 
-    The number of edges follows from the threshold; several thresholds give a circuit each. ``sure`` allows a search
-    that takes very long.
+    The number of edges follows from the threshold. ``sure`` allows a search that takes very long.
     """
-    thresholds = threshold if isinstance(threshold, list) else [threshold]
-    masks = acdc_masks(
-        model, task, scores, thresholds, limits=limits, prepared=prepared, among=among, measure=measure, sure=sure
-    )
-    order: Order = top(scores, scores.graph.n_edges)
-    return [order[mask.flatten()[order]] for mask in masks]
-
-
-def acdc_masks(
-    model: Transformer,
-    task: Task,
-    scores: Scores,
-    thresholds: Sequence[float],
-    *,
-    limits: Limits = Limits(),
-    prepared: PreparedBatches | None = None,
-    among: float = 1.0,
-    measure: Literal["metric", "kl"] = "metric",
-    sure: bool = False,
-) -> list[Mask]:
-    """The edges that ACDC keeps at each threshold.
-
-    Args:
-        model: The model.
-        task: The examples.
-        scores: Scores of all edges; they are used for ``among``, and for the ablation that they record.
-        thresholds: How much the removal of an edge may change the output.
-        limits: The batch size and memory.
-        prepared: The examples, if they are prepared already.
-        among: The share of edges to start from, those of largest |score|.
-        measure: ``metric`` or ``kl``, see above.
-        sure: Whether to run a search that takes very long.
-
-    Returns:
-        One mask of edges for each threshold.
-    """
-    if not 0 < among <= 1 or not all(x > 0 for x in thresholds):
-        raise UsageError(
-            f"acdc needs thresholds above 0, and among above 0 and up to 1: got {list(thresholds)} and {among}."
-        )
-    graph = scores.graph
-    start = graph.mask_of(top(scores, max(1, round(among * graph.n_edges)))).view(graph.n_sources, -1)
-    examples = prepared or PreparedBatches(model, task, scores.ablation, limits)
-    pairs = examples.pairs
+    examples = context.examples("acdc", scores)
+    if not 0 < among <= 1 or not threshold > 0:
+        raise UsageError(f"acdc needs a threshold above 0, and among above 0 and up to 1: got {threshold} and {among}.")
+    graph, ranked = scores.graph, top(scores).edges
+    start = graph.mask_of(ranked[: max(1, round(among * graph.n_edges))]).view(graph.n_sources, -1)
     n_edges = int(start.sum())
-    what, fewer = f"acdc on {n_edges:,} edges and {len(pairs):,} examples", "use fewer examples"
-    if len(thresholds) > 1:
-        what, fewer = f"{what} at each of {len(thresholds)} thresholds", f"{fewer} or thresholds"
-    cost = COST * len(thresholds) * n_edges * len(pairs)
-    check_affordable(what, cost, f"start from fewer edges with among=0.1, {fewer}", sure=sure)
-    distance = _Distance(examples, measure)
-    log = _Log((model.digest, str(model.dtype), pairs.clean.tolist(), pairs.corrupted.tolist(), distance.ends))
-    masks = [_search(graph, start, threshold, lambda mask: log.look_up(mask, distance)) for threshold in thresholds]
-    log.remove()
-    return masks
+    check_affordable(
+        f"acdc on {n_edges:,} edges and {len(examples.pairs):,} examples",
+        COST * n_edges * len(examples.pairs),
+        "start from fewer edges with among=0.1, use fewer examples",
+        sure=sure,
+    )
+    kept = _search(graph, start, threshold, _Distance(examples, measure)).flatten()[ranked]
+    return Order(scores, torch.cat([ranked[kept], ranked[~kept]]), size=int(kept.sum()))
 
 
 def _search(graph: Graph, start: Mask, threshold: float, distance: Callable[[Mask], float]) -> Mask:
@@ -153,27 +99,6 @@ def _search(graph: Graph, start: Mask, threshold: float, distance: Callable[[Mas
     return mask
 
 
-class _Log(StateFile):
-    """The distances of the circuits measured so far, in a file during the search."""
-
-    def __init__(self, key: object) -> None:
-        super().__init__(cache_folder() / "acdc", key, ".json")
-        try:
-            stored = {key: float(value) for key, value in json.loads(self.read()).items()}
-        except (OSError, ValueError, AttributeError, TypeError):
-            stored = {}
-        # All processes have to decide alike, so all of them use what the first one has read.
-        self._known = distributed.on_first_rank(lambda: stored)  # by a digest of the circuit's edges
-
-    def look_up(self, mask: Mask, distance: Callable[[Mask], float]) -> float:
-        """The distance of a circuit, measured unless it is known."""
-        key = sha256(mask.numpy().tobytes()).hexdigest()[:16]
-        if key not in self._known:
-            self._known[key] = distance(mask)
-            self.write(lambda: json.dumps(self._known))
-        return self._known[key]
-
-
 class _Distance:
     """How far a circuit's output is from the model's, on examples that are set up once."""
 
@@ -187,8 +112,6 @@ class _Distance:
         unit = float((clean - corrupted).double().abs().mean()) if measure == "metric" else 1.0
         self._unit = unit or 1.0
         self._goals = [self._output(part, part.clean_final) for part in self._parts]  # the model's output
-        # Of the metric of all examples on both prompts: it depends on the metric, the labels and the ablation, too.
-        self.ends = sha256(repr((measure, clean.tolist(), corrupted.tolist())).encode()).hexdigest()
 
     @torch.no_grad()
     def __call__(self, mask: Mask) -> float:

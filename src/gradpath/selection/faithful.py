@@ -1,4 +1,4 @@
-"""The smallest circuit that keeps a share of the behaviour, among the circuits of a nested order.
+"""The smallest circuit that keeps a share of the behaviour, among the circuits of an order.
 
 Sizes are measured from small to large on the attribution examples, two at a time, until one keeps the share. The gap
 between it and the size below is then divided into three repeatedly, until neighbours differ by a few percent. A
@@ -16,14 +16,11 @@ from collections.abc import Sequence
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 from gradpath.evaluation import measure_circuits
-from gradpath.limits import Limits
-from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import progress_bar
-from gradpath.selection.ranking import NestedOrder
+from gradpath.selection.ranking import Order
 from gradpath.sweep import own_settings
-from gradpath.tasks.task import Task
 
 RATIO = 1.6  # of neighbouring sizes on the way up
 AT_ONCE = 2  # sizes that are measured together: two take hardly longer than one
@@ -39,30 +36,17 @@ def check_share(share: float) -> float:
     return share
 
 
-def smallest_faithful(
-    model: Transformer,
-    task: Task,
-    order: NestedOrder,
-    share: float,
-    limits: Limits = Limits(),
-    prepared: PreparedBatches | None = None,
-) -> int:
+def smallest_faithful(examples: PreparedBatches, order: Order, share: float) -> int:
     """The number of edges of the smallest circuit that keeps a share of the behaviour.
 
     Args:
-        model: The model.
-        task: The examples that were attributed.
+        examples: The examples that were attributed, prepared.
         order: The circuits to choose from.
         share: The share of the behaviour to keep: the circuit's faithfulness is within 1 - share of 1.
-        limits: The batch size and memory.
-        prepared: The examples, if they are prepared already.
 
     Returns:
         The number of edges to request.
     """
-    if prepared is None:
-        prepared = PreparedBatches(model, task, order.scores.ablation, limits)
-    examples = prepared  # for all sizes
 
     def narrowed(below: int, n: int, sizes: list[int]) -> tuple[int, int]:
         """The gap between a size that does not pass and one that does, after measuring sizes between them."""
@@ -88,27 +72,10 @@ def smallest_faithful(
     return n
 
 
-def smallest_of(
-    model: Transformer,
-    task: Task,
-    circuits: Sequence[Circuit],
-    share: float,
-    limits: Limits = Limits(),
-    prepared: PreparedBatches | None = None,
-) -> int:
-    """The index of the smallest circuit that keeps a share of the behaviour; of the nearest to it if none does."""
-    prepared = prepared or PreparedBatches(model, task, circuits[0].ablation, limits)
-    distances = _distances(prepared, circuits)
-    passing = [i for i, distance in enumerate(distances) if _passes(distance, share)]
-    if not passing:
-        return min(range(len(distances)), key=lambda i: distances[i])
-    return min(passing, key=lambda i: len(circuits[i]))
-
-
-def _distances(prepared_batches: PreparedBatches, circuits: Sequence[Circuit]) -> list[float]:
+def _distances(examples: PreparedBatches, circuits: Sequence[Circuit]) -> list[float]:
     """How far the faithfulness of each circuit is from 1."""
-    with own_settings(prepared_batches.model):
-        results = measure_circuits(prepared_batches, circuits)
+    with own_settings(examples.model):
+        results = measure_circuits(examples, circuits)
     return distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
 
 

@@ -39,7 +39,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -54,20 +53,18 @@ from torch import Tensor
 
 from gradpath.errors import UsageError, whole_number
 from gradpath.evaluation.plan import Plan, plan_of
-from gradpath.limits import Limits
 from gradpath.model.cache import cache_folder
-from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.runtime.files import StateFile
 from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection.probe import CircuitProbe, start_size
-from gradpath.selection.ranking import Order, Orders, circuit_of, selection, top
+from gradpath.selection.ranking import Context, Edges, Order, circuit_of, selection, top
 from gradpath.selection.refine import refined
 from gradpath.tasks.load import clean_logits, more_examples
 from gradpath.tasks.metrics import metric_name
-from gradpath.tasks.task import Pairs, Task, judged_by_kl
+from gradpath.tasks.task import Pairs, judged_by_kl
 
 STEPS = 32
 EXAMPLES = 1000  # to learn from, at most
@@ -94,14 +91,10 @@ def _drawn(steps: int, batch: int) -> int:
     return steps * batch // USES + WINDOW + UNSEEN
 
 
-@selection("learned", measures=True)
+@selection("learned")
 def learned(
-    model: Transformer,
-    task: Task,
     scores: Scores,
-    counts: Sequence[int],
-    limits: Limits = Limits(),
-    prepared: PreparedBatches | None = None,
+    context: Context,
     *,
     steps: int = STEPS,
     seconds: float = 0.0,
@@ -111,12 +104,13 @@ def learned(
     loss: Literal["match", "metric", "kl"] = "match",
     start: Literal["scores", "refined"] = "scores",
     seed: int = 0,
-) -> Orders:
+) -> Order:
     """Learn a weight between 0 and 1 for every edge by gradient descent, on new examples at every step.
 
-    One order for each size, best first. ``counts`` are the smallest size, those that matter most, and the largest.
     ``seconds`` is a budget of time for the steps, however many, and ``examples`` the number of examples to learn from.
     """
+    given = context.examples("learned", scores)
+    model, task = given.model, given.task
     for name, number in (("steps", steps), ("examples", examples), ("batch", batch)):
         whole_number(f"{name} of learned", number)
     whole_number("the seed of learned", seed, least=0)
@@ -126,17 +120,14 @@ def learned(
     # The means of an ablation are over the examples of the scores, so there are no others.
     more = task if scores.ablation.startswith("mean") else more_examples(task, model, needed)
     judged = judged_by_kl(more, clean_logits(model, more)) if loss == "kl" else more
-    probe = CircuitProbe.of(model, judged, scores, limits, prepared if judged is task else None, rows=ROWS)
-    n_edges, n_start = scores.graph.n_edges, start_size(scores.graph.n_edges)
-    ranked = (
-        top(scores, n_edges)
-        if start == "scores"
-        else refined(model, task, scores, [min(counts), n_edges], limits, prepared)[1]
-    )
+    prepared = given if judged is task else PreparedBatches(model, judged, scores.ablation, given.limits)
+    probe = CircuitProbe.of(prepared, scores, rows=ROWS)
+    n_start = start_size(scores.graph.n_edges)
+    ranked = (top(scores) if start == "scores" else refined(scores, replace(context, prepared=given))).edges
     learner = _Learner(
         probe,
         ranked[:n_start],
-        sizes_of(counts, n_start),
+        sizes_of(context, scores.n_edges, n_start),
         match=loss == "match",
         warm=WARM[start],
         steps=steps,
@@ -145,38 +136,37 @@ def learned(
         rate=rate,
         seed=seed,
     )
-    order = torch.cat([learner.order(), ranked[n_start:]])
-    return [order[:n] for n in counts]
+    return Order(scores, torch.cat([learner.order(), ranked[n_start:]]))
 
 
 @dataclass(frozen=True)
 class Sizes:
     """The sizes that circuits are learned for: the requested ones, or all from the smallest to the largest."""
 
-    asked: tuple[int, ...]
+    requested: tuple[int, ...]
     smallest: int
     largest: int
 
     def draw(self, generator: torch.Generator) -> float:
         """A random size: up to a factor of ``SPREAD`` from a requested one, or one of the whole range."""
         which, where = (float(x) for x in torch.rand(2, generator=generator, device="cpu"))
-        if not self.asked:
+        if not self.requested:
             return self.smallest * math.pow(self.largest / self.smallest, where)
-        return self.asked[int(which * len(self.asked))] * math.pow(SPREAD, 2 * where - 1)
+        return self.requested[int(which * len(self.requested))] * math.pow(SPREAD, 2 * where - 1)
 
     @property
     def measured(self) -> list[int]:
         """The sizes that are corrected to the model's mean, largest first."""
-        if self.asked:
-            return sorted(self.asked, reverse=True)
+        if self.requested:
+            return sorted(self.requested, reverse=True)
         ratio = self.smallest / self.largest
         return sorted({round(self.largest * ratio ** (i / LADDER)) for i in range(1, LADDER + 1)}, reverse=True)
 
 
-def sizes_of(counts: Sequence[int], n_start: int) -> Sizes:
-    """The sizes of ``nested_order``: the smallest, those that matter most if there are any, and the largest."""
-    smallest, largest = min(counts), min(max(counts), n_start)
-    requested = counts[1:-1] if len(counts) > 2 or smallest < largest else counts
+def sizes_of(context: Context, n_edges: int, n_start: int) -> Sizes:
+    """The sizes of the context, as far as they are below the number of edges that the learning starts from."""
+    smallest, largest = context.smallest, min(context.largest or n_edges, n_start)
+    requested = context.sizes or (() if smallest < largest else (smallest,))
     return Sizes(tuple(dict.fromkeys(n for n in requested if n < n_start)), min(smallest, n_start), largest)
 
 
@@ -225,7 +215,7 @@ class _Learner:
     """Learns the scores of some edges, and orders the edges by them."""
 
     probe: CircuitProbe
-    edges: Order
+    edges: Edges
     sizes: Sizes
     match: bool
     warm: float
@@ -235,7 +225,7 @@ class _Learner:
     rate: float
     seed: int
 
-    def order(self) -> Order:
+    def order(self) -> Edges:
         """The edges, best first."""
         stored = _Stored(self._key(), len(self.edges))
         state = stored.state or self._first()
@@ -294,7 +284,7 @@ class _Learner:
         parts = [self.probe.gradient_on(pairs, plan, self.edges, loss) for pairs in examples]
         return torch.stack(parts).sum(0) / sum(map(len, examples))
 
-    def _plan(self, edges: Order, weights: Tensor | None = None) -> Plan:
+    def _plan(self, edges: Edges, weights: Tensor | None = None) -> Plan:
         graph = self.probe.scores.graph
         matrix = None
         if weights is not None:
@@ -336,7 +326,7 @@ class _Learner:
         order = torch.randperm(len(batches), generator=_generator(self.seed, "round", turn), device="cpu")
         return batches[int(order[place])]
 
-    def _brought_back(self, values: Tensor) -> Order:
+    def _brought_back(self, values: Tensor) -> Edges:
         """The edges by their scores, corrected so that circuits of the requested sizes are as strong as the model."""
         self.probe.prepared_batches.keep_only(
             {int(i) for batch in self._split[1] for i in batch.index}
@@ -349,7 +339,7 @@ class _Learner:
             left = left[values[left].sort(descending=True, stable=True).indices]
         return self.edges[torch.cat([left, *rest])]
 
-    def _strong_as_the_model(self, values: Tensor, edges: Order, n: int) -> Int[Tensor, " edge"]:
+    def _strong_as_the_model(self, values: Tensor, edges: Edges, n: int) -> Int[Tensor, " edge"]:
         """A new order of the edges, which are sorted by score, if the circuit's mean metric is clearly off."""
         order = torch.arange(len(edges), device="cpu")
         # With the effects, though they may not be needed: another run for them would take longer.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
 from gradpath.evaluation.plan import Plan, plan_of
-from gradpath.limits import BATCH, Limits
+from gradpath.limits import BATCH
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
@@ -43,25 +43,15 @@ class CircuitProbe:
     prepared_batches: PreparedBatches
 
     @classmethod
-    def of(
-        cls,
-        model: Transformer,
-        task: Task,
-        scores: Scores,
-        limits: Limits,
-        prepared: PreparedBatches | None = None,
-        *,
-        rows: int = ROWS,
-    ) -> CircuitProbe:
-        """A probe on the examples of the task, or on as many as there is memory for.
+    def of(cls, examples: PreparedBatches, scores: Scores, *, rows: int = ROWS) -> CircuitProbe:
+        """A probe on the examples, or on as many as there is memory for.
 
         ``rows`` are those of a batch on a CPU; other devices take more.
         """
-        prepared_batches = prepared or PreparedBatches(model, task, scores.ablation, limits)
-        pairs = prepared_batches.pairs
+        model, pairs, limits = examples.model, examples.pairs, examples.limits
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores.graph.n_edges))])
         most_rows = limits.rows(model, pairs, rows)
-        return cls(model, task, scores, pairs, most_rows, limits.most(pairs), prepared_batches)
+        return cls(model, examples.task, scores, pairs, most_rows, limits.most(pairs), examples)
 
     @cached_property
     def parts(self) -> list[tuple[Int[Tensor, " example"], list[Pairs]]]:

@@ -1,96 +1,137 @@
-"""Selections that use only the scores: an order of all edges, of which the first n are selected.
+"""Orders of edges: what a selection is, and the selections that use only the scores.
 
-``top`` ranks by |score|, ``signed`` by the score itself, so that edges that raise the metric come first.
-``greedy`` starts from ``logits``. Its frontier is every edge
-into a node of the circuit; it adds the edge of largest |score|, and if the edge's source is new, the edges into that
-source join the frontier. Each of these is one nested sequence, computed once for circuits of all sizes. Ties go to the
-lower index.
+A selection is a function of the scores, a ``Context`` and its options. It returns an ``Order``: edges, best first, of
+which the first n, pruned, are the circuit of n edges. So circuits of all sizes come from one order, and a smaller one
+is a part of every larger one.
+
+``top`` ranks by |score|, ``signed`` by the score itself, so that edges that raise the metric come first. ``greedy``
+starts from ``logits``. Its frontier is every edge into a node of the circuit; it adds the edge of largest |score|, and
+if the edge's source is new, the edges into that source join the frontier. Ties go to the lower index.
 
 ``random`` draws edges one by one. That is a weak baseline: in a large model they hardly ever form a path, so nothing
 reaches ``logits`` and every circuit beats them. So the circuits of ``random-paths`` grow by whole paths, like the
 random circuits of Shi et al. (2024, arXiv 2410.13032). A path begins at a random target of the circuit and goes
 backwards, each time to a random source that the target reads and to a random q, k or v of that head, until it meets the
-circuit or ``input``. Paths are added until there are n edges. (In the code of Shi et al. paths go forward from the
-input, and the last one may exceed n.)
-
-An order contains positions in the flattened (source, target) matrix.
+circuit or ``input``. The order has path after path; of a path that n edges do not complete, nothing is left after
+pruning. (In the code of Shi et al. paths go forward from the input.)
 """
 
 from __future__ import annotations
 
 import heapq
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError, check_option, whole_number
+from gradpath.errors import InputError, UsageError, whole_number
 from gradpath.graph import Graph, pruned
+from gradpath.limits import Limits
+from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
 from gradpath.registry import NamedFunction, Registry, option_value, owner_of
 from gradpath.scores import Scores
+from gradpath.tasks.task import Task
 
-Order = Int[Tensor, " edge"]
-Orders = list[Order]  # one for each size
-TRIES = 50  # paths in a row that do not fit, before single edges are added
+Edges = Int[Tensor, " edge"]  # positions in the flattened (source, target) matrix
+TRIES = 50  # paths in a row that add nothing, before single edges are added
 
 
-@dataclass(frozen=True)
-class NestedOrder:
-    """Circuits of all sizes from one selection: the first n edges of an order are the circuit of n edges.
+@dataclass(frozen=True, eq=False)
+class Order:
+    """Edges, best first. ``order.circuit(n)`` and ``order[:n]`` are the circuit of the first n of them, pruned.
 
     Args:
         scores: The scores that the edges were selected by.
         edges: The positions of edges in the flattened matrix of the scores.
-        how: The selection.
+        selection: The selection with its options, such as ``acdc+threshold=0.01``.
         smallest: The smallest number of edges that the order was made for.
+        size: The number of edges that the selection decided on, if it did.
     """
 
     scores: Scores
-    edges: Order
-    how: str
+    edges: Edges
+    selection: str = ""
     smallest: int = 1
+    size: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.edges)
+
+    def __repr__(self) -> str:
+        return f"<Order of {len(self):,} edges by {self.selection or 'hand'}>"
+
+    def __getitem__(self, part: slice) -> Circuit:
+        if not isinstance(part, slice) or part.start or part.step not in (None, 1):
+            raise UsageError(f"a circuit is the first edges of an order, such as order[:100]: got {part!r}.")
+        return self.circuit(len(self) if part.stop is None else part.stop)
 
     def circuit(self, n: int, *, prune: bool = True) -> Circuit:
         """The circuit of the first ``n`` edges, by default pruned."""
-        if not self.smallest <= n <= len(self.edges):
+        if n != self.size and not self.smallest <= n <= len(self):
             raise UsageError(
-                f"this order of edges by {self.how} was made for circuits of {self.smallest:,} to "
-                f"{len(self.edges):,} edges: {n:,} were requested. Select again with this size."
+                f"this order of edges by {self.selection} was made for circuits of {self.smallest:,} to "
+                f"{len(self):,} edges: {n:,} were requested. Select again with this size."
             )
-        return circuit_of(self.scores, self.edges[:n], how=self.how, prune=prune)
+        return circuit_of(self.scores, self.edges[:n], selection=self.selection, prune=prune)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a selection may use besides the scores.
+
+    Args:
+        model: The model, if it is there.
+        task: The examples that were attributed, if they are there.
+        limits: The batch size and memory.
+        prepared: These examples, if they are prepared already.
+        sizes: The sizes that matter most, if there are any.
+        smallest: The smallest size that will be used.
+        largest: The largest size that will be used: a selection may leave out the edges beyond it.
+    """
+
+    model: Transformer | None = None
+    task: Task | None = None
+    limits: Limits = Limits()
+    prepared: PreparedBatches | None = None
+    sizes: tuple[int, ...] = ()
+    smallest: int = 1
+    largest: int | None = None
+
+    def examples(self, selection: str, scores: Scores) -> PreparedBatches:
+        """The prepared examples, for a selection that measures circuits on them."""
+        if self.prepared is not None:
+            return self.prepared
+        if self.model is None or self.task is None:
+            raise NeedsModelError(
+                f"the selection {selection!r} measures circuits while it selects: give it model= and task=, the "
+                "examples that were attributed."
+            )
+        return PreparedBatches(self.model, self.task, scores.ablation, self.limits)
+
+
+NOTHING = Context()
+
+
+class NeedsModelError(UsageError):
+    """A selection measures circuits, and has no model or no task."""
 
 
 @dataclass(frozen=True)
 class Selection(NamedFunction):
-    """A registered selection; the decorator ``selection`` documents the fields."""
+    """A registered selection."""
 
     kind = "selection"
-    measures: bool
-    nested: bool
-    sized: bool
-    varies: str | None
 
     @property
     def n_inputs(self) -> int:
-        return 6 if self.measures else 2
-
-    def checked(self, name: str, value: Any) -> Any:
-        """As for every function; but the option that varies may have several values, and its type is its default's."""
-        default = self.defaults[name]
-        values = value if name == self.varies and isinstance(value, list) and value else [value]
-        hint = get_type_hints(self.function).get(name)
-        kind = hint if get_origin(hint) is Literal else type(default)
-        for x in values:
-            check_option(self.name, name, x, kind, several=name == self.varies)
-        values = [float(x) if type(default) is float else x for x in values]
-        return values if isinstance(value, list) else values[0]
+        return 2
 
 
 SELECTIONS = Registry[Selection](
@@ -98,90 +139,55 @@ SELECTIONS = Registry[Selection](
 )
 
 
-def selection(
-    name: str, *, measures: bool = False, nested: bool = True, sized: bool = True, varies: str | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def selection(name: str) -> Callable[[Callable[..., Order]], Callable[..., Order]]:
     """Register a function as a selection.
 
-    The function takes the scores and a number of edges, and returns an order of edges, as positions in the flattened
-    (source, target) matrix. Its keyword-only parameters are the options of the selection.
+    The function takes the scores and a ``Context``, and returns an ``Order``. Its keyword-only parameters are the
+    options of the selection.
 
     Args:
         name: The name of the selection.
-        measures: Whether it runs circuits. Its function then takes the model, the task, the scores, all sizes, the
-            ``Limits`` and the task's ``PreparedBatches`` or None, and returns one order for each size.
-        nested: Whether a smaller circuit is a part of every larger one.
-        sized: Whether it selects as many edges as are requested.
-        varies: The option that may have several values, each of which gives a circuit.
 
     Returns:
         A decorator.
     """
 
-    def register(order: Callable[..., Any]) -> Callable[..., Any]:
-        SELECTIONS.add(name, Selection(name, order, measures, nested, sized, varies), owner_of(order))
-        return order
+    def register(function: Callable[..., Order]) -> Callable[..., Order]:
+        SELECTIONS.add(name, Selection(name, function), owner_of(function))
+        return function
 
     return register
 
 
-def find_selection(how: str) -> tuple[Selection, dict[str, Any]]:
-    """The selection that ``how`` names, and its options, as in ``acdc+threshold=0.01``."""
-    name, *texts = how.split("+")
-    chosen, options = SELECTIONS.find(name), dict[str, Any]()
-    for text in texts:
-        key, _, value = text.partition("=")
-        several = key == chosen.varies and "," in value and not value.startswith("[")
-        listed = option_value(f"[{value}]") if several else None
-        options[key] = listed if isinstance(listed, list) else option_value(value)
-    options = chosen.options(options)
-    return chosen, options
+def find_selection(text: str) -> tuple[Selection, dict[str, Any]]:
+    """The selection that a text names, and all its options, as in ``acdc+threshold=0.01``."""
+    name, *texts = text.split("+")
+    chosen = SELECTIONS.find(name)
+    pairs = (option.partition("=") for option in texts)
+    return chosen, chosen.options({key: option_value(value) for key, _, value in pairs})
 
 
-def variants(how: str) -> dict[float | None, str]:
-    """For each value of the option that a selection varies, the name of the selection of its circuit.
-
-    >>> variants("acdc+threshold=0.01,0.1+among=0.2")
-    {0.01: 'acdc+threshold=0.01+among=0.2', 0.1: 'acdc+threshold=0.1+among=0.2'}
-    """
-    chosen, options = find_selection(how)
-    if chosen.varies is None:
-        return {None: how}
-    values = options[chosen.varies]
-    return {value: with_values(how, [value]) for value in values} if isinstance(values, list) else {values: how}
-
-
-def with_values(how: str, values: Sequence[float]) -> str:
-    """The same selection with other values of the option that it varies; without the option if there are no values."""
-    varies = find_selection(how)[0].varies
-    name, *texts = how.split("+")
-    listed = f"{varies}={','.join(json.dumps(value) for value in values)}"
-    if not any(text.startswith(f"{varies}=") for text in texts):
-        return how
-    texts = [listed if text.startswith(f"{varies}=") else text for text in texts]
-    return "+".join([name, *(text for text in texts if values or text != listed)])
-
-
-def _candidates(scores: Scores) -> tuple[Order, Tensor]:
+def _candidates(scores: Scores) -> tuple[Edges, Tensor]:
     """The positions of all edges in the flattened matrix, and their scores."""
     edges = scores.graph.mask.flatten().nonzero()[:, 0]
     return edges, scores.values.flatten()[edges]
 
 
 @selection("top")
-def top(scores: Scores, n: int) -> Order:
+def top(scores: Scores, context: Context = NOTHING) -> Order:
     """The n edges of largest |score|."""
     edges, values = _candidates(scores)
-    return edges[values.abs().sort(descending=True, stable=True).indices[:n]]
+    return Order(scores, edges[values.abs().sort(descending=True, stable=True).indices])
 
 
 @selection("greedy")
-def greedy(scores: Scores, n: int) -> Order:
+def greedy(scores: Scores, context: Context = NOTHING) -> Order:
     """Search backwards from ``logits``: take the edge of largest |score| at the frontier, n times.
 
     Each target's sources are sorted once; the heap has one edge per target, so n edges cost n pops.
     """
     graph = scores.graph
+    n = graph.n_edges if context.largest is None else context.largest
     size = scores.values.abs().masked_fill(~graph.mask, -1)
     ranked = size.sort(dim=0, descending=True, stable=True)
     sizes, sources = ranked.values.T.tolist(), ranked.indices.T.tolist()  # [target][rank]
@@ -203,7 +209,11 @@ def greedy(scores: Scores, n: int) -> Order:
             reached.add(source)
             for reader in targets_of[source]:
                 offer(reader, 0)
-    return graph.flattened(torch.tensor(order, dtype=torch.long, device="cpu").view(-1, 2))
+    return Order(scores, _flattened(graph, order))
+
+
+def _flattened(graph: Graph, edges: list[tuple[int, int]]) -> Edges:
+    return graph.flattened(torch.tensor(edges, dtype=torch.long, device="cpu").view(-1, 2))
 
 
 def _targets_of_nodes(graph: Graph) -> list[list[int]]:
@@ -215,64 +225,45 @@ def _targets_of_nodes(graph: Graph) -> list[list[int]]:
 
 
 @selection("signed")
-def signed(scores: Scores, n: int) -> Order:
+def signed(scores: Scores, context: Context = NOTHING) -> Order:
     """The n edges of largest score, sign included: those that raise the metric most."""
     edges, values = _candidates(scores)
-    return edges[values.sort(descending=True, stable=True).indices[:n]]
+    return Order(scores, edges[values.sort(descending=True, stable=True).indices])
 
 
 @selection("random")
-def random(scores: Scores, n: int, *, seed: int = 0) -> Order:
+def random(scores: Scores, context: Context = NOTHING, *, seed: int = 0) -> Order:
     """n edges drawn at random: the baseline that a circuit has to beat."""
     edges, _ = _candidates(scores)
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    return edges[torch.randperm(len(edges), generator=generator, device="cpu")[:n]]
+    return Order(scores, edges[torch.randperm(len(edges), generator=generator, device="cpu")])
 
 
-@selection("random-paths", nested=False)
-def random_paths(scores: Scores, n: int, *, seed: int = 0) -> Order:
-    """n edges that form random paths from input to logits: a stronger baseline than random edges."""
-    return random_circuit(scores.graph, n, Random(seed)).flatten().nonzero()[:, 0]
-
-
-def random_circuit(graph: Graph, n: int, dice: Random) -> Bool[Tensor, "source target"]:
-    """A circuit of n random edges, each on a path from ``input`` to ``logits``.
-
-    Args:
-        graph: The graph of the model.
-        n: The number of edges.
-        dice: The source of randomness.
-
-    Returns:
-        The edges; fewer than n only where no further edge fits.
-    """
-    edges, nodes, readers, failed = set[tuple[int, int]](), {0}, [graph.logits], 0
+@selection("random-paths")
+def random_paths(scores: Scores, context: Context = NOTHING, *, seed: int = 0) -> Order:
+    """Random paths from input to logits, one after the other: a stronger baseline than random edges."""
+    graph, dice = scores.graph, Random(seed)
+    n = graph.n_edges if context.largest is None else context.largest
+    order = dict[tuple[int, int], None]()  # a set that keeps its order
+    nodes, readers, failed = {0}, [graph.logits], 0
     before, targets_of = graph.sources_before_target.tolist(), _targets_of_nodes(graph)
-    while len(edges) < n:
+    while len(order) < n:
         path, target = list[tuple[int, int]](), dice.choice(readers)
         while not path or path[-1][0] not in nodes:
             source = dice.randrange(before[target])
             path.append((source, target))
             target = dice.choice(targets_of[source]) if source else target
-        new = set(path) - edges
-        if failed == TRIES:
-            between = [(u, v) for v in readers for u in nodes if u < before[v] and (u, v) not in edges]
-            new = set(dice.sample(sorted(between), min(len(between), n - len(edges))))
+        failed = failed + 1 if path[0] in order else 0  # then it is the only edge of its path
+        if failed == TRIES:  # few edges are left between the nodes of the circuit
+            path = [(u, v) for v in readers for u in nodes if u < before[v] and (u, v) not in order]
+            dice.shuffle(path)
             failed = 0
-            if not new and (len(nodes) == graph.n_sources or n - len(edges) < 2):
-                break  # another node takes two edges
-        if not new or len(edges) + len(new) > n:
-            failed += 1
-            continue
-        failed = 0
-        edges |= new
-        for source in {source for source, _ in new} - nodes:
-            nodes.add(source)
-            readers += targets_of[source]
-    mask = torch.zeros_like(graph.mask)
-    for edge in edges:
-        mask[edge] = True
-    return mask
+        for source, target in path:
+            order[source, target] = None
+            if source not in nodes:
+                nodes.add(source)
+                readers += targets_of[source]
+    return Order(scores, _flattened(graph, list(order)[:n]))
 
 
 def checked(scores: Scores) -> Scores:
@@ -297,15 +288,9 @@ def given_size(**sizes: object) -> str | None:
     return names[0] if names else None
 
 
-def sets_own_size(how: str, advice: str, *, but: str = "") -> UsageError:
-    """The error for a size that is given to a selection without one, such as ``acdc``."""
-    reason = f", but {but}" if but else ""
-    return UsageError(f"{how} determines the number of edges itself{reason}: {advice}.")
-
-
-def check_edges_or_nodes(how: str | None, nodes: int | None) -> None:
+def check_edges_or_nodes(selection: str | None, nodes: int | None) -> None:
     """Refuse to select edges and nodes at once."""
-    if how is not None and nodes is not None:
+    if selection is not None and nodes is not None:
         raise UsageError("`selection` selects edges and `nodes` selects nodes: give one of them.")
 
 
@@ -322,13 +307,11 @@ def edge_count(n_edges: int, n: int | None, sparsity: float | None) -> int:
     return n
 
 
-def circuit_of(
-    scores: Scores, order: Order, *, how: str = "", prune: bool = True, requested: int | None = None
-) -> Circuit:
-    """The circuit of these edges; ``requested`` is the requested number of edges, if it is not the number of these."""
-    graph, n = scores.graph, len(order) if requested is None else requested
+def circuit_of(scores: Scores, edges: Edges, *, selection: str = "", prune: bool = True) -> Circuit:
+    """The circuit of these edges, by default pruned."""
+    graph, n = scores.graph, len(edges)
     if prune:
-        order = order[pruned(graph, graph.mask_of(order).view_as(graph.mask)).flatten()[order]]
-    recipe = (scores.recipe or Recipe()).selected(how or None, edges=n or None)
-    scored = scores.values.flatten()[order]
-    return Circuit(graph, graph.unflattened(order), scored, recipe, scores.facts, n_requested=n, pruned=prune)
+        edges = edges[pruned(graph, graph.mask_of(edges).view_as(graph.mask)).flatten()[edges]]
+    recipe = (scores.recipe or Recipe()).selected(selection or None, edges=n or None)
+    scored = scores.values.flatten()[edges]
+    return Circuit(graph, graph.unflattened(edges), scored, recipe, scores.facts, n_requested=n, pruned=prune)

@@ -40,7 +40,7 @@ half of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import cycle, islice
 
 import torch
@@ -48,16 +48,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradpath.graph import Graph, pruned
-from gradpath.limits import Limits
-from gradpath.model.transformer import Transformer
-from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import return_memory
 from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection.probe import CircuitProbe, start_size
-from gradpath.selection.ranking import Order, Orders, selection, top
-from gradpath.tasks.task import Task
+from gradpath.selection.ranking import Context, Edges, Order, selection, top
 
 RUNG = 0.6  # the share of a rung's edges that are left at its lower end
 CAUTION = 1.0
@@ -68,30 +64,19 @@ SMALL = 0.003  # circuits of at most this share of all edges are measured on two
 KEPT = 0.7  # what the weight of an example is multiplied by on every rung that does not measure it
 
 
-@selection("refined", measures=True)
-def refined(
-    model: Transformer,
-    task: Task,
-    scores: Scores,
-    counts: Sequence[int],
-    limits: Limits = Limits(),
-    prepared: PreparedBatches | None = None,
-) -> Orders:
-    """Start from the top 10% of edges and repeatedly remove those that matter least in the circuit itself.
-
-    One order for each size, best first; ``task`` holds the examples of the scores.
-    """
-    order = descent(CircuitProbe.of(model, task, scores, limits, prepared), min(counts))
-    return [order[:n] for n in counts]
+@selection("refined")
+def refined(scores: Scores, context: Context) -> Order:
+    """Start from the top 10% of edges and repeatedly remove those that matter least in the circuit itself."""
+    return Order(scores, descent(CircuitProbe.of(context.examples("refined", scores), scores), context.smallest))
 
 
-def descent(probe: CircuitProbe, smallest: int) -> Order:
+def descent(probe: CircuitProbe, smallest: int) -> Edges:
     """All edges, those removed last first, down to a circuit of at most ``smallest``.
 
     The rungs do not depend on ``smallest``, so a circuit does not depend on the other requested sizes.
     """
     graph = probe.scores.graph
-    ranked, n_start = top(probe.scores, graph.n_edges), start_size(graph.n_edges)
+    ranked, n_start = top(probe.scores).edges, start_size(graph.n_edges)
     left = _connected(graph, graph.mask_of(ranked[:n_start]))
     middle = _connected(graph, graph.mask_of(ranked[: round(RUNG**0.5 * n_start)]))
     removed = [ranked[~left[ranked]].flip(0)]  # first removed first

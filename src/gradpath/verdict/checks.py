@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any
 
 import torch
@@ -25,8 +24,8 @@ from gradpath.graph import pruned
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
-from gradpath.selection import SELECTIONS, find_selection, select_many
-from gradpath.selection.ranking import random_circuit
+from gradpath.scores import Scores
+from gradpath.selection import SELECTIONS, rank
 from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task
 
@@ -124,7 +123,8 @@ def sufficiency(tested: CircuitUnderTest, result: Result) -> Check:
         "edges of every layer": [tested.random_mask(by_layer=True) for _ in range(RANDOM)],
     }
     seeds = [int(torch.randint(2**31, (), generator=tested.generator, device="cpu")) for _ in range(RANDOM)]
-    masks["paths"] = [random_circuit(graph, n, Random(seed)) for seed in seeds]
+    zeros = Scores(graph, torch.zeros(graph.mask.shape, device="cpu"))
+    masks["paths"] = [rank(zeros, f"random-paths+seed={seed}", sizes=[n])[:n].mask for seed in seeds]
     errors = {kind: [x.error for x in tested.measure(drawn)] for kind, drawn in masks.items()}
     cut = sum(not pruned(graph, mask).any() for drawn in masks.values() for mask in drawn)
     p = {kind: p_value(result.error, values) for kind, values in errors.items()}
@@ -231,8 +231,8 @@ def _find_again(tested: CircuitUnderTest, task: Task) -> Circuit:
     method, options = recorded_method(circuit.recipe)
     with own_settings(model):
         *_, scores = attribute_at_steps(model, task, method, options, limits=limits, ablation=circuit.ablation)
-    n = circuit.requested if find_selection(circuit.selection)[0].sized else scores.n_edges
-    return select_many(scores, [n], how=circuit.selection, model=model, task=task, limits=limits)[0]
+    order = rank(scores, circuit.selection, model, task, sizes=[circuit.requested], limits=limits)
+    return order.circuit(circuit.requested if order.size is None else order.size)
 
 
 def shared_pairs(task: Task, attributed: Task | None) -> int:
