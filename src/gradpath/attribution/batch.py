@@ -21,8 +21,8 @@ from gradpath.ablation import Ablation
 from gradpath.attribution.methods import Options, Pair, Path, Unscored
 from gradpath.errors import InputError
 from gradpath.limits import RUN_AT_ONCE
-from gradpath.model.prompt_cache import keep_final, prefix_of
 from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32
+from gradpath.prepared import PromptCache
 from gradpath.registry import failure_of
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs
@@ -132,6 +132,7 @@ class BatchRuns:
     at_once: int = RUN_AT_ONCE  # points of a stack
     passes: Passes = field(default_factory=Passes)
     prefix: list[Past] | None = None  # if it was run already
+    prompts: PromptCache = field(default_factory=PromptCache)
 
     def __post_init__(self) -> None:
         model, batch = self.model, self.batch
@@ -152,7 +153,7 @@ class BatchRuns:
         if self.prefix is not None:
             return None, self.prefix
         with torch.no_grad():
-            return None, prefix_of(self.model, self.batch.clean, self.batch.last, self.start)
+            return None, self.prompts.prefix(self.model, self.batch)
 
     @property
     def past(self) -> list[Past]:
@@ -163,7 +164,7 @@ class BatchRuns:
     def clean(self) -> PointRun:
         """The run on the clean prompts."""
         point_run = self._run(self.pair.clean, *self._front)
-        keep_final(self.model, self.batch.clean, self.batch.last, point_run.final)
+        self.prompts.keep_final(self.batch, point_run.final)
         return point_run
 
     @cached_property

@@ -20,7 +20,6 @@ from gradpath.errors import UsageError, check_type, warn
 from gradpath.evaluation import evaluate, evaluate_many, mib
 from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
-from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.found import Found
 from gradpath.pipeline.request import FindRequest
@@ -146,23 +145,24 @@ def run_find(
     """Attribute some examples of a task, select a circuit, and measure it on others; ``load_examples`` gives both."""
     limits = request.limits
     to_attribute, to_measure = examples or load_examples(model, request, note)
-    prepared = PreparedBatches(model, to_attribute, request.ablation, limits)
-    with keep_prompts(model):  # a selection that measures runs the prompts of the attribution again
-        with own_settings(model):
-            *_, scores = attribute_at_steps(
-                model, to_attribute, find_method(request.method), request.method_options, prepared=prepared
-            )
-        if limits.memory is not None:
-            note(f"batches of {scores.provenance.batch_size} examples fit into the memory budget")
-        selected = _circuits(request, scores, prepared, curve)
+    # A selection that measures runs the prompts of the attribution again.
+    prepared = PreparedBatches(model, to_attribute, request.ablation, limits, keep_prompts=True)
+    with own_settings(model):
+        *_, scores = attribute_at_steps(
+            model, to_attribute, find_method(request.method), request.method_options, prepared=prepared
+        )
+    if limits.memory is not None:
+        note(f"batches of {scores.provenance.batch_size} examples fit into the memory budget")
+    selected = _circuits(request, scores, prepared, curve)
     if to_measure is to_attribute:
         held_out = prepared.take(range(len(to_measure)))
         held_out.task = to_measure
     else:
-        held_out = PreparedBatches(model, to_measure, request.ablation, limits, mean_over=prepared, room=0)
+        held_out = PreparedBatches(
+            model, to_measure, request.ablation, limits, mean_over=prepared, room=0, keep_prompts=True
+        )
     del prepared  # and with it the batches that it keeps
-    with keep_prompts(model):
-        return _measured(request, scores, selected, to_attribute, held_out, curve)
+    return _measured(request, scores, selected, to_attribute, held_out, curve)
 
 
 def _measured(
