@@ -23,11 +23,13 @@ from typing import Any
 import torch
 
 import gradpath as gp
+from gradpath.attribution.attribute import attribute_at_steps
+from gradpath.attribution.methods import find_method
 from gradpath.evaluation.result import Cell, Difference, distance_difference, error_difference, mean_and_interval
 from gradpath.grid.experiment import commit
 from gradpath.grid.jobs import measured
-from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.selection import rank
 
 TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
@@ -59,12 +61,13 @@ def measure(model: Transformer, name: str, examples: int, seed: int) -> dict[str
     """CPU seconds of the attribution and of the selection, and the circuits' results on held-out examples."""
     task = gp.load_task(name, model, n=examples, seed=seed, split="train")
     held_out = gp.load_task(name, model, n=HELD_OUT, seed=seed, split="test")
-    with keep_prompts(model):  # as ``find`` does
-        begin = time.process_time()
-        scores = gp.attribute(model, task)
-        scored = time.process_time()
-        order = rank(scores, "refined", model, task, smallest=min(SMALLEST, scores.n_edges))
-        seconds = {"eap-ig": scored - begin, "refined": time.process_time() - scored}
+    prepared = PreparedBatches(model, task, keep_prompts=True)  # as ``find`` does
+    begin = time.process_time()
+    method = find_method("eap-ig")
+    *_, scores = attribute_at_steps(model, task, method, method.options({}), prepared=prepared)
+    scored = time.process_time()
+    order = rank(scores, "refined", smallest=min(SMALLEST, scores.n_edges), prepared=prepared)
+    seconds = {"eap-ig": scored - begin, "refined": time.process_time() - scored}
     circuits = [order.circuit(round((1 - sparsity) * scores.n_edges)) for sparsity in SPARSITIES]
     return {"seconds": seconds, "cells": [measured(result) for result in gp.evaluate(model, circuits, held_out)]}
 

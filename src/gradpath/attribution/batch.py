@@ -21,8 +21,8 @@ from gradpath.ablation import Ablation
 from gradpath.attribution.methods import Goal, Options, Pair, Path, Unscored
 from gradpath.errors import InputError
 from gradpath.limits import RUN_AT_ONCE
-from gradpath.model.prompt_cache import keep_final, prefix_of
 from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32, to_device_of
+from gradpath.prepared import PromptCache
 from gradpath.registry import failure_of
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs
@@ -202,6 +202,7 @@ class BatchRuns:
     passes: Passes = field(default_factory=Passes)
     prefix: list[Past] | None = None  # if it was run already
     gram: LogitGram | None = None  # if batches share it
+    prompts: PromptCache = field(default_factory=PromptCache)
 
     def __post_init__(self) -> None:
         model, batch = self.model, self.batch
@@ -222,7 +223,7 @@ class BatchRuns:
         if self.prefix is not None:
             return Front(self.prefix)
         with torch.no_grad():
-            return Front(prefix_of(self.model, self.batch.clean, self.batch.last, self.start))
+            return Front(self.prompts.prefix(self.model, self.batch))
 
     @property
     def past(self) -> list[Past]:
@@ -233,7 +234,7 @@ class BatchRuns:
     def clean(self) -> PointRun:
         """The run on the clean prompts."""
         point_run = self._run(self.pair.clean, self._front)
-        keep_final(self.model, self.batch.clean, self.batch.last, point_run.final)
+        self.prompts.keep_final(self.batch, point_run.final)
         return point_run
 
     @cached_property

@@ -22,7 +22,6 @@ from gradpath.errors import UsageError, check_type, warn
 from gradpath.evaluation import evaluate, evaluate_many, mib
 from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
-from gradpath.model.prompt_cache import keep_prompts
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.examples import Note, load_examples, note_warnings
 from gradpath.pipeline.found import Found
@@ -142,24 +141,25 @@ def run_find(
     """Attribute some examples of a task, select a circuit, and measure it on others."""
     recipe = checked(recipe, data, metric)
     attributed, measured = load_examples(model, recipe, data=data, metric=metric, note=note)
-    prepared = PreparedBatches(model, attributed, recipe.ablation, limits)
-    with keep_prompts(model):  # a selection that measures runs the prompts of the attribution again
-        with own_settings(model):
-            method, options = recorded_method(recipe)
-            *_, scores = attribute_at_steps(model, attributed, method, options, prepared=prepared)
-        assert scores.recipe is not None
-        scores = replace(scores, recipe=scores.recipe.changed(split=recipe.split))
-        if limits.memory is not None:
-            note(f"batches of {scores.facts.batch_size} examples fit into the memory budget")
-        selected = _circuits(recipe, scores, prepared, curve)
+    # A selection that measures runs the prompts of the attribution again.
+    prepared = PreparedBatches(model, attributed, recipe.ablation, limits, keep_prompts=True)
+    with own_settings(model):
+        method, options = recorded_method(recipe)
+        *_, scores = attribute_at_steps(model, attributed, method, options, prepared=prepared)
+    assert scores.recipe is not None
+    scores = replace(scores, recipe=scores.recipe.changed(split=recipe.split))
+    if limits.memory is not None:
+        note(f"batches of {scores.facts.batch_size} examples fit into the memory budget")
+    selected = _circuits(recipe, scores, prepared, curve)
     if measured is attributed:
         held_out = prepared.take(range(len(measured)))
         held_out.task = measured
     else:
-        held_out = PreparedBatches(model, measured, recipe.ablation, limits, mean_over=prepared, room=0)
+        held_out = PreparedBatches(
+            model, measured, recipe.ablation, limits, mean_over=prepared, room=0, keep_prompts=True
+        )
     del prepared  # and with it the batches that it keeps
-    with keep_prompts(model):
-        return _measured(recipe, scores, selected, attributed, held_out, curve)
+    return _measured(recipe, scores, selected, attributed, held_out, curve)
 
 
 def _measured(
