@@ -195,7 +195,7 @@ def test_the_distance_of_logits_at_all_positions_is_that_of_the_logits(kind, who
     """Without logits, unless they are capped (gemma2); with a bias of the unembedding (phi), which cancels."""
     for dtype, tolerance in ((torch.float32, 1e-6 / apart), (torch.float64, 1e-9)):
         model = tiny_model(kind).to(dtype=dtype)
-        runs = BatchRuns(model, encode(MIXED[1:4], None), MIXED.metric, whole)
+        runs = BatchRuns(model, encode(MIXED[1:4], model.tokenizer), MIXED.metric, whole)
         end, view = runs.corrupted, runs.run_point(torch.lerp(runs.pair.corrupted, runs.pair.clean, apart))
         distance, expected = view.distance(end.goal("all")), logit_distance(view, end.outputs("all"))
         assert (expected > 0).all()
@@ -214,7 +214,7 @@ def test_a_run_makes_one_gram_matrix_and_only_where_it_replaces_logits(gpt2, mon
     attribute(replace(gpt2, arch=replace(gpt2.arch, logit_cap=3.0)), MIXED, "eap-gp", outputs="all", batch_size=2)
     assert made == []
     # Three batches. The metric unembeds two tokens at the last position, and nothing else is unembedded.
-    monkeypatch.setattr(PointRun, "outputs", None)
+    monkeypatch.setattr(PointRun, "outputs", lambda *_: pytest.fail("logits at all positions"))
     attribute(gpt2, MIXED, "eap-gp", outputs="all", batch_size=2)
     assert len(made) == 1
 
