@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from readers import CELL, CELL_KEY, circuit, scores
+from readers import CELL, CELL_KEY, circuit, example_scores, scores
 from small_models import TINY, random_hf, tiny_model
 from transformers import PreTrainedTokenizerFast
 
@@ -30,7 +30,7 @@ from gradpath.evaluation.result import load_result
 from gradpath.grid.bench import Store
 from gradpath.model.cache import cached_model
 
-FLIPS = int(os.environ.get("GRADPATH_FUZZ", "300")) // 10
+FLIPS = int(os.environ.get("GRADPATH_FUZZ", "200")) // 10
 IDS = torch.tensor([[3, 4, 5]])
 
 
@@ -51,11 +51,6 @@ def of_scores(found: gp.Scores) -> Any:
 
 def of_circuit(found: gp.Circuit) -> Any:
     return found.graph, dict(found.about), found.edges, found.scores.tolist()
-
-
-def example_scores() -> gp.Scores:
-    values = torch.randn(3, *scores().values.shape, generator=torch.Generator().manual_seed(2)) * scores().graph.mask
-    return gp.Scores(scores().graph, values.mean(0), scores().about, examples=values)
 
 
 def write_result(folder: Path) -> None:
