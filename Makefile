@@ -1,6 +1,6 @@
 # make demo   the IOI circuit of SmolLM2, in a fresh virtual environment
 # make test   linters, types and the quick tests, in the same environment (five minutes of one core)
-# make test-all  all tests, the slow ones too (an hour)
+# make test-all  all tests, the slow ones too
 # make docs   the documentation as a site, in out/site
 
 PYTHON ?= python3

@@ -22,6 +22,11 @@ Outputs = Callable[[Transformer, Tensor], Tensor]
 Instead = Callable[[int], list[Tensor]]
 
 
+def close(values: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
+    """Equal to ``tolerance`` of the largest score."""
+    return bool((values - expected).abs().max() <= tolerance * expected.abs().max())
+
+
 def zero(model: Transformer, task: Task) -> Instead:
     return lambda length: [torch.zeros(length, model.arch.d_model).double()] * model.graph.n_sources
 
@@ -155,12 +160,14 @@ def scores_over_activations(
     return total / len(task)
 
 
-def exact_scores(model: Transformer, task: Task, instead: Instead | None = None) -> Tensor:
-    """What the metric loses when one edge alone is corrupted, or ablated, (source, target)."""
+def exact_scores(
+    model: Transformer, task: Task, instead: Instead | None = None, edges: list[tuple[int, int]] | None = None
+) -> Tensor:
+    """What the metric loses when one edge alone, of all or of these, is corrupted, or ablated, (source, target)."""
     every = model.graph.mask
     clean = patched_metric(model, task, every, instead)
     exact = torch.zeros(every.shape, dtype=torch.float64)
-    for u, v in every.nonzero().tolist():
+    for u, v in every.nonzero().tolist() if edges is None else edges:
         without = every.clone()
         without[u, v] = False
         exact[u, v] = (clean - patched_metric(model, task, without, instead)).mean()

@@ -81,6 +81,7 @@ def test_memory_and_growth_are_measured(benchmark):
         work(model, sizes[0])
 
 
+@pytest.mark.slow
 def test_two_versions_of_refined_are_compared(benchmark, tmp_path, monkeypatch):
     compared = benchmark("refined")
     for name, value in {"HELD_OUT": 4, "SMALLEST": 2, "SPARSITIES": (0.9, 0.8)}.items():

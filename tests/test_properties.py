@@ -16,11 +16,12 @@ import reference
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from random_circuits import circuit_of, random_mask
 from small_models import TINY, Numbers, prompts, random_hf
 
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.methods import METHODS
-from gradpath.circuit import Circuit, load_circuit
+from gradpath.circuit import load_circuit
 from gradpath.evaluation import evaluate
 from gradpath.graph import Graph, pruned
 from gradpath.model.families import convert
@@ -79,8 +80,7 @@ def shapes(draw: Any) -> tuple[str, dict[str, int]]:
 
 def built(drawn: tuple[str, dict[str, int]]) -> Transformer:
     """A model with random weights, in double precision: a difference is a mistake then, and not rounding."""
-    model_class, config_class, base = TINY[drawn[0]]
-    model = convert(random_hf(model_class, config_class, {**base, **drawn[1]}))
+    model = convert(random_hf(*TINY[drawn[0]], drawn[1]))
     return replace(model.to(None, torch.float64), tokenizer=Tokenizer(Numbers()), name=drawn[0])
 
 
@@ -107,15 +107,7 @@ def scored(draw: Any) -> Scores:
     return Scores(graph, values * graph.mask, recipe)
 
 
-def mask_of(graph: Graph, share: float, seed: int) -> torch.Tensor:
-    return graph.mask & (torch.rand(graph.mask.shape, generator=torch.Generator().manual_seed(seed)) < share)
-
-
-def circuit_of(graph: Graph, mask: torch.Tensor) -> Circuit:
-    return Circuit(graph, mask.nonzero(), torch.ones(int(mask.sum())))
-
-
-@often(5, 60)
+@often(3, 30)
 @given(shapes(), pairs(), st.sampled_from(sorted(PATHS)), st.integers(1, 3), st.integers(1, 5))
 def test_scores_equal_the_plain_reference(shape, drawn, method, steps, batch_size):
     model, task = built(shape), prompts(*drawn)
@@ -125,12 +117,12 @@ def test_scores_equal_the_plain_reference(shape, drawn, method, steps, batch_siz
     assert torch.allclose(found.double(), expected, rtol=0, atol=1e-5 * float(expected.abs().max()) + 1e-12)
 
 
-@often(5, 60)
+@often(3, 30)
 @given(shapes(), pairs(), st.floats(0, 1), st.integers(0, 1000), st.integers(1, 5))
 def test_circuits_run_as_the_plain_reference_does(shape, drawn, share, seed, batch_size):
     model, task = built(shape), prompts(*drawn)
     everything = model.graph.mask
-    masks = [mask_of(model.graph, share, seed), everything, everything & False]
+    masks = [random_mask(model.graph, share, seed), everything, everything & False]
     expected = [reference.patched_metric(model, task, mask) for mask in masks]
     assume(abs(float(expected[1].mean() - expected[2].mean())) > 1e-2)  # else there is no behaviour to keep
     found = evaluate(model, [circuit_of(model.graph, x) for x in masks], task, batch_size=batch_size)
@@ -141,11 +133,11 @@ def test_circuits_run_as_the_plain_reference_does(shape, drawn, share, seed, bat
     assert none.faithfulness == pytest.approx(0, abs=1e-3)
 
 
-@often(40, 500)
+@often(30, 300)
 @given(graphs, st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**32))
 def test_pruning_is_idempotent_and_monotone_and_leaves_connected_nodes(graph, share, part, seed):
-    large = mask_of(graph, share, seed)
-    small = large & mask_of(graph, part, seed + 1)
+    large = random_mask(graph, share, seed)
+    small = large & random_mask(graph, part, seed + 1)
     kept = pruned(graph, large)
     assert torch.equal(pruned(graph, kept), kept)
     assert not (kept & ~large).any()
@@ -165,7 +157,7 @@ def test_pruning_is_idempotent_and_monotone_and_leaves_connected_nodes(graph, sh
     assert torch.equal(left, kept)
 
 
-@often(20, 400)
+@often(12, 200)
 @given(scored(), st.data())
 def test_selections_nest_and_have_the_size_that_was_asked_for(scores, data):
     n_edges = scores.graph.n_edges
@@ -186,7 +178,7 @@ def test_selections_nest_and_have_the_size_that_was_asked_for(scores, data):
     assert (sizes.diff() <= 0).all()
 
 
-@often(20, 400)
+@often(12, 200)
 @given(scored(), st.data())
 def test_saving_and_loading_is_the_identity(scores, data):
     n = data.draw(st.integers(1, scores.graph.n_edges))

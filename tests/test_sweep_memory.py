@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import transformers as hf
 from small_models import prompts, random_hf, tiny_model
 
 from gradpath import limits
@@ -278,7 +277,7 @@ def test_the_estimate_of_latent_attention_is_above_what_autograd_keeps(rank, dty
     sizes = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 50}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": rank, "kv_lora_rank": 128}
     heads |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "first_k_dense_replace": 2}
-    model = convert(random_hf(hf.DeepseekV3ForCausalLM, hf.DeepseekV3Config, {**sizes, **heads})).to(dtype=dtype)
+    model = convert(random_hf("DeepseekV3ForCausalLM", sizes, heads)).to(dtype=dtype)
     kept = bytes_kept(model, torch.arange(60).view(2, 30) % 50)
     assert kept < 60 * bytes_per_row(model) < 8 * kept
 

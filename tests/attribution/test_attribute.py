@@ -1,4 +1,4 @@
-"""The engine against the plain reference, the peer library's figures, exact patching, and limits."""
+"""The engine: exact patching, completeness, limits, GradPath's points, and paths of one's own."""
 
 from __future__ import annotations
 
@@ -13,94 +13,28 @@ from pathlib import Path as File
 import pytest
 import reference
 import torch
-from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, some
-from random_circuits import circuit_of, random_mask
+from covering import some
+from random_circuits import MIXED
+from reference import close
 from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.batch import BatchRuns, LogitGram, PointRun
 from gradpath.attribution.methods import METHODS as REGISTERED
-from gradpath.attribution.methods import Path, Unscored, path
+from gradpath.attribution.methods import Unscored, path
 from gradpath.errors import GradpathWarning, InputError, UsageError
-from gradpath.evaluation import evaluate
 from gradpath.model.transformer import Run
 from gradpath.tasks.task import Task, encode
 
-# Prompts of several lengths that differ in the first token, in the middle, in several, and in the last.
-MIXED = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
 
-METHODS = {
-    "eap": ("eap", {}, reference.straight_line([1.0])),
-    "clean-corrupted": ("clean-corrupted", {}, reference.straight_line([1.0, 0.0])),
-    "eap-ig": ("eap-ig", {"steps": 3}, reference.straight_line([1 / 3, 2 / 3, 1.0])),
-    "eap-ig-corrupted": ("eap-ig", {"steps": 3, "end": "corrupted"}, reference.straight_line([0.0, 1 / 3, 2 / 3])),
-    "eap-gp": ("eap-gp", {"steps": 3}, reference.grad_path(3)),
-    "eap-gp-everywhere": ("eap-gp", {"steps": 2, "outputs": "all"}, reference.grad_path(2, reference.all_logits)),
-    "eap-gp-literal-everywhere": (
-        "eap-gp",
-        {"steps": 2, "stride": "unit", "outputs": "all"},
-        reference.literal_grad_path(2, reference.all_logits),
-    ),
-    "eap-gp-all-move": ("eap-gp", {"steps": 3, "move": "all"}, reference.grad_path(3, everywhere=True)),
-    "eap-gp-from-the-start": ("eap-gp", {"steps": 3, "start": True}, reference.grad_path(3, start=True)),
-    "eap-gp-literal": ("eap-gp", {"steps": 3, "stride": "unit"}, reference.literal_grad_path(3)),
-    "eap-ig-middle": ("eap-ig", {"steps": 2, "end": "middle"}, reference.straight_line([0.25, 0.75])),
-}
-
-
-def close(values: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> bool:
-    """Equal to ``tolerance`` of the largest score."""
-    return bool((values - expected).abs().max() <= tolerance * expected.abs().max())
-
-
-def test_scores_and_circuits_of_every_family_equal_the_reference(model):
-    """One method and one circuit, on a short pair; the slow tests have all of them."""
-    model, task = model.to(dtype=torch.float64), prompts([6], [[2]])
-    scores = attribute(model, task, "eap-ig", steps=2)
-    assert close(scores.values, reference.scores(model, task, reference.straight_line([0.5, 1.0])), 2e-7)
-    some = random_mask(model.graph, 0.4)
-    masks = [some, model.graph.mask, model.graph.mask & False]
-    part, full, empty = evaluate(model, [circuit_of(model.graph, mask) for mask in masks], task)
-    with torch.no_grad():
-        assert torch.allclose(part.circuit_values, reference.patched_metric(model, task, some).float(), atol=1e-5)
-    assert torch.allclose(full.circuit_values, full.clean_values, atol=1e-5)
-    assert torch.allclose(empty.circuit_values, empty.corrupted_values, atol=1e-5)
-
-
-@pytest.mark.parametrize(("model", "name"), covering(FAMILIES, list(METHODS), quick=BLOCKS), indirect=["model"])
-def test_engine_equals_the_plain_reference(model, name):
-    (method, options, points), task = METHODS[name], MIXED[:3]
-    expected = reference.scores(model, task, points)
-    assert close(attribute(model, task, method, batch_size=2, **options).values, expected)
-    # In double precision nothing is left of the difference but the rounding of the result.
-    exact = attribute(model.to(dtype=torch.float64), task, method, batch_size=2, **options).values
-    assert close(exact, expected, 2e-7)
-
-
-BACKWARDS = replace(MIXED, clean=MIXED.clean[::-1], corrupted=MIXED.corrupted[::-1], labels=MIXED.labels.flip(0))
-
-
-@pytest.mark.parametrize(
-    ("model", "method"), covering(FAMILIES, ["eap-ig", "eap-gp"], quick=FEW_BLOCKS), indirect=["model"]
-)
-def test_scores_of_every_family_do_not_depend_on_batch_size_order_or_padding(model, method):
-    # In double precision: GradPath's steps amplify rounding, and that is not what is asked here.
-    model = model.to(dtype=torch.float64)
-    expected = attribute(model, MIXED, method, steps=2, batch_size=1).values
-    for task, size in ((MIXED, 5), (BACKWARDS, 2)):
-        assert close(attribute(model, task, method, steps=2, batch_size=size).values, expected)
-
-
-PATHS = [x.name for x in REGISTERED.values() if isinstance(x, Path)]
-
-
-@pytest.mark.parametrize("method", some(PATHS, ["eap-gp", "relp"]))
-def test_scores_of_every_path_do_not_depend_on_batch_size_order_or_padding(method):
-    model = tiny_model("llama-grouped").to(dtype=torch.float64)
-    expected = attribute(model, MIXED, method, batch_size=1).values
-    for task, size in ((MIXED, 5), (BACKWARDS, 2)):
-        assert close(attribute(model, task, method, batch_size=size).values, expected)
+@pytest.fixture(autouse=True)
+def paths():
+    """The methods; those that a test adds are removed again."""
+    before = set(REGISTERED)
+    yield REGISTERED
+    for name in set(REGISTERED) - before:
+        REGISTERED.remove(name)
 
 
 def test_scores_are_the_same_in_every_run(gpt2):
@@ -108,12 +42,9 @@ def test_scores_are_the_same_in_every_run(gpt2):
     assert torch.equal(first, second)
 
 
-DEFINED = ["gpt2", "llama-grouped", "neox", "qwen3", "gemma2", "gemma3", "olmo2"]
-
-
-@pytest.mark.parametrize("kind", some(DEFINED, ["gemma3"]))
+@pytest.mark.parametrize("kind", some(["gpt2", "neox", "gemma3"], ["gemma3"]))
 def test_eap_is_the_slope_of_exact_patching(kind):
-    """Corrupt one edge at a time (every third one), by so little that the metric is linear in it.
+    """Corrupt one edge at a time (every tenth one), by so little that the metric is linear in it.
 
     This also fixes the sign: a positive score means that corrupting the edge lowers the metric.
     """
@@ -124,7 +55,7 @@ def test_eap_is_the_slope_of_exact_patching(kind):
     task = Task(torch.tensor([[7, 4, 9, 8]]), torch.tensor([[7, 5, 9, 8]]), torch.tensor([[11, 12]]))
     all_edges = model.graph.mask
     clean = reference.patched_metric(model, task, all_edges)
-    edges = all_edges.nonzero()[::3]
+    edges = all_edges.nonzero()[::10]
     exact = []
     for u, v in edges.tolist():
         without = all_edges.clone()
@@ -135,7 +66,7 @@ def test_eap_is_the_slope_of_exact_patching(kind):
     assert close(values, torch.tensor(exact, dtype=torch.float64), 2e-3)
 
 
-@pytest.mark.parametrize("kind", some(DEFINED, ["olmo2"]))
+@pytest.mark.parametrize("kind", some(["gpt2", "neox", "olmo2"], ["olmo2"]))
 def test_integrated_gradients_are_complete_over_the_edges_out_of_input(kind):
     """The sum that is complete is that over ``input``'s out-edges, over all targets.
 
@@ -169,17 +100,6 @@ def test_the_limits_of_literal_gradpath_are_those_of_the_paper(gpt2):
     assert close(attribute(gpt2, MIXED, "eap-gp", steps=2, start=True, pin_end=True, stride="unit").values, both)
     once = reference.scores(gpt2, MIXED, reference.literal_grad_path(1))
     assert close(attribute(gpt2, MIXED, "eap-gp", steps=1, stride="unit").values, once)
-
-
-def test_passes_are_counted_as_promised(gpt2):
-    task = prompts([6, 6], [[2], [3]])
-    promised = {"eap": (2, 1), "clean-corrupted": (2, 2), "eap-ig": (6, 5), "eap-gp": (6, 9)}
-    promised |= {"relp": (2, 1), "gim": (2, 1)}
-    for method, (forward, backward) in promised.items():
-        assert attribute(gpt2, task, method).facts.passes == {"forward": forward, "backward": backward}
-    for outputs in ("last", "all"):
-        literal = attribute(gpt2, task, "eap-gp", stride="unit", outputs=outputs)
-        assert literal.facts.passes == {"forward": 7, "backward": 10}
 
 
 def logit_distance(view, goal):
@@ -260,10 +180,8 @@ def walked(model, task, **options):
             seen.append((pair, point.detach()))
             visit = yield asked
 
-    try:
-        attribute(model, task, "spy")
-    finally:
-        REGISTERED.remove("spy")
+    attribute(model, task, "spy")
+    REGISTERED.remove("spy")
     return seen
 
 
@@ -316,23 +234,18 @@ def test_nothing_is_left_behind(gpt2):
         yield pair.clean
         raise ZeroDivisionError
 
-    try:
-        words = r"the path broken failed \(test_attribute.py, line \d+\): ZeroDivisionError"
-        with pytest.raises(InputError, match=words):
-            attribute(gpt2, MIXED, "broken")
-    finally:
-        REGISTERED.remove("broken")
+    with pytest.raises(InputError, match=r"the path broken failed \(test_attribute.py, line \d+\): ZeroDivisionError"):
+        attribute(gpt2, MIXED, "broken")
     assert all(torch.equal(now, then) and now.grad is None and not now.requires_grad for now, then in before)
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("method", some(["eap", "eap-ig", "eap-gp"], ["eap-gp"]))
-def test_no_batch_waits_for_the_garbage_collector(gpt2, method):
+def test_no_batch_waits_for_the_garbage_collector(gpt2):
     """A circle of references would keep every batch's graph, and memory would grow with the examples."""
     gc.collect()
     gc.disable()
     try:
-        attribute(gpt2, MIXED, method, batch_size=1)
+        attribute(gpt2, MIXED, "eap-gp", batch_size=1)
         assert not [x for x in gc.get_objects() if type(x) in (PointRun, Run)]
     finally:
         gc.enable()
@@ -344,10 +257,7 @@ def test_a_path_of_ones_own_takes_one_function(gpt2):
         """Some way along the line."""
         yield pair.corrupted + fraction * (pair.clean - pair.corrupted)
 
-    try:
-        values = attribute(gpt2, MIXED, "half-way", fraction=0.25).values
-    finally:
-        REGISTERED.remove("half-way")
+    values = attribute(gpt2, MIXED, "half-way", fraction=0.25).values
     assert close(values, reference.scores(gpt2, MIXED, reference.straight_line([0.25])))
 
 
@@ -373,35 +283,23 @@ def test_a_path_that_yields_no_point_is_refused(gpt2, point):
     def wrong(pair):
         yield point
 
-    try:
-        with pytest.raises(InputError, match="has to yield points of shape"):
-            attribute(gpt2, MIXED, "wrong")
-    finally:
-        REGISTERED.remove("wrong")
+    with pytest.raises(InputError, match="has to yield points of shape"):
+        attribute(gpt2, MIXED, "wrong")
 
 
-def test_a_metric_of_the_wrong_shape_is_refused(gpt2):
-    task = replace(MIXED, metric=lambda logits, labels: logits.mean())
-    with pytest.raises(InputError, match="one number per example"):
-        attribute(gpt2, task, "eap")
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (lambda logits, labels: logits.mean(), "one number per example"),
+        (lambda logits, labels: torch.ones(len(logits)), "gradient"),
+    ],
+)
+def test_a_metric_of_the_wrong_shape_or_without_a_gradient_is_refused(gpt2, metric, words):
+    with pytest.raises(InputError, match=words):
+        attribute(gpt2, replace(MIXED, metric=metric), "eap")
 
 
-def test_a_metric_that_does_not_depend_on_the_logits_is_refused(gpt2):
-    task = replace(MIXED, metric=lambda logits, labels: torch.ones(len(logits)))
-    with pytest.raises(InputError, match="gradient"):
-        attribute(gpt2, task, "eap")
-
-
-@pytest.fixture
-def registry_of_paths():
-    """The methods; those that a test adds are taken out again."""
-    before = set(REGISTERED)
-    yield REGISTERED
-    for name in set(REGISTERED) - before:
-        REGISTERED.remove(name)
-
-
-def test_the_paths_of_the_documents_run_as_they_are_printed(gpt2, registry_of_paths):
+def test_the_paths_of_the_documents_run_as_they_are_printed(gpt2, paths):
     text = (File(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
     section = text.partition("## Writing a path\n")[2].partition("\n## ")[0]
     names = {"gp": gp, "task": MIXED, "model": gpt2}
@@ -409,10 +307,9 @@ def test_the_paths_of_the_documents_run_as_they_are_printed(gpt2, registry_of_pa
     assert len(blocks) == 2
     for code in blocks:
         exec(code, names)
-    assert {"midpoint", "one-step"} <= set(registry_of_paths)
+    assert {"midpoint", "one-step"} <= set(paths)
 
 
-@pytest.mark.usefixtures("registry_of_paths")
 def test_the_ends_start_at_the_first_difference_unless_the_path_is_whole(gpt2):
     seen = {}
     for whole in (False, True):
@@ -426,7 +323,7 @@ def test_the_ends_start_at_the_first_difference_unless_the_path_is_whole(gpt2):
     assert seen == {False: (4, [[0, 0], [0, 2]]), True: (6, [[0, 2], [0, 4]])}
 
 
-@pytest.mark.usefixtures("registry_of_paths", "unchecked")
+@pytest.mark.usefixtures("unchecked")
 def test_the_gradient_of_a_function_is_refused(gpt2):
     @path("of-a-function")
     def of_a_function(pair):

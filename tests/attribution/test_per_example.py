@@ -16,20 +16,19 @@ from gradpath.errors import InputError
 from gradpath.scores import load_scores
 from gradpath.selection import select
 
-TASK = prompts([6, 4, 7, 5], [[2], [1, 3], [3], [0]])
-METHODS = ["eap", "eap-ig", "eap-gp", "exact", "atp-star", "eap-ig-activations"]
+TASK = prompts([4, 7, 5], [[1, 3], [3], [0]])
 
 
-@pytest.mark.parametrize("method", some(METHODS, ["eap-ig", "atp-star"]))
+@pytest.mark.parametrize("method", some(["eap-ig", "atp-star", "exact", "eap-ig-activations"], ["eap-ig", "atp-star"]))
 def test_each_example_has_the_scores_of_a_task_of_its_own(method):
     model = tiny_model("gpt2")
-    scores = attribute(model, TASK, method, per_example=True, batch_size=3)
+    scores = attribute(model, TASK, method, per_example=True, batch_size=2)
     assert scores.examples is not None
-    assert scores.examples.shape == (4, *scores.values.shape)
+    assert scores.examples.shape == (3, *scores.values.shape)
     for i in range(len(TASK)):
         alone = attribute(model, TASK[i : i + 1], method).values
         assert torch.allclose(scores.examples[i], alone, rtol=1e-4, atol=1e-5 * float(alone.abs().max()))
-    whole = attribute(model, TASK, method, batch_size=3)
+    whole = attribute(model, TASK, method, batch_size=2)
     assert whole.examples is None
     assert torch.allclose(scores.values, whole.values, rtol=1e-4, atol=1e-5 * float(whole.values.abs().max()))
 
@@ -43,7 +42,7 @@ def test_they_are_saved_and_loaded_and_select_as_others(tmp_path):
     assert torch.equal(back.examples, scores.examples)
     assert torch.allclose(back.examples.mean(0), back.values, atol=1e-6)
     assert select(back, 20, selection="top") == select(scores, 20, selection="top")
-    assert "4 examples" in str(back)
+    assert "3 examples" in str(back)
 
 
 @pytest.mark.parametrize(

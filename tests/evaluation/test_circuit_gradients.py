@@ -45,7 +45,7 @@ def test_effects_are_the_gradients_of_the_patched_run_by_the_edges_weights(model
     expected = reference.patched_metric(model, MIXED, weights)
     gradients = [torch.autograd.grad(value, weights, retain_graph=True)[0][mask] for value in expected]
     scale = torch.stack(gradients).abs().max()
-    for batch_size, (dtype, most) in itertools.product((1, 3), PRECISIONS.items()):
+    for batch_size, (dtype, most) in zip((3, 1), PRECISIONS.items(), strict=True):
         values, effects = effects_of(model.to(dtype=dtype), mask, batch_size)
         assert torch.allclose(values.double(), expected.detach(), rtol=0, atol=most)
         assert torch.allclose(effects.double() / scale, torch.stack(gradients) / scale, rtol=0, atol=most)

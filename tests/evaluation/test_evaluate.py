@@ -7,37 +7,49 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
-from covering import BLOCKS, FAMILIES, FEW_BLOCKS, covering, families
+from covering import FAMILIES, covering
 from random_circuits import MIXED, circuit_of, random_mask
 from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import GradpathError, InputError, UsageError
-from gradpath.evaluation import evaluate
+from gradpath.evaluation import evaluate, plan
 from gradpath.evaluation.result import Result, bootstrap
 from gradpath.selection import select
 from gradpath.tasks.task import Task
 
-
-@families(*FEW_BLOCKS)
-def test_all_edges_give_the_clean_run_and_none_the_corrupted_one(model):
-    everything, nothing = (circuit_of(model.graph, mask) for mask in (model.graph.mask, model.graph.mask & False))
-    full, empty = evaluate(model, [everything, nothing], MIXED, batch_size=3)
-    assert torch.allclose(full.circuit_values, full.clean_values, atol=1e-4)
-    assert torch.allclose(empty.circuit_values, empty.corrupted_values, atol=1e-5)
-    assert full.faithfulness == pytest.approx(1, abs=1e-4)
-    assert full.error == pytest.approx(0, abs=1e-4)
-    assert empty.faithfulness == pytest.approx(0, abs=1e-5)
-    assert empty.error == pytest.approx(1, abs=1e-5)
+TASK = MIXED[:3]
+BOTH = (evaluate, attribute)
+OTHERS = prompts([5, 8], [[1], [0, 6]])  # means are over these, which do not have the last position
+ABLATIONS = {
+    "corrupted": lambda *_: None,
+    "zero": reference.zero,
+    "mean": reference.mean,
+    "mean-positional": reference.mean_positional,
+}
 
 
-@pytest.mark.parametrize(("model", "share"), covering(FAMILIES, [0.03, 0.3, 0.8], quick=BLOCKS), indirect=["model"])
-def test_engine_equals_the_plain_reference(model, share):
-    masks = [random_mask(model.graph, share, seed) for seed in range(3)]
-    results = evaluate(model, [circuit_of(model.graph, mask) for mask in masks], MIXED, batch_size=2)
-    for mask, result in zip(masks, results, strict=True):
-        expected = reference.patched_metric(model, MIXED, mask)
-        assert torch.allclose(result.circuit_values.double(), expected, atol=1e-4)
+@pytest.mark.parametrize(
+    ("model", "ablation", "share"), covering(FAMILIES, ABLATIONS, [0.03, 0.3, 0.8]), indirect=["model"]
+)
+def test_circuits_equal_the_reference_and_all_edges_give_the_clean_run_and_none_the_ablated_one(
+    model, ablation, share, monkeypatch
+):
+    """The random circuit is not pruned: there are nodes that write and read nothing."""
+    every = model.graph.mask
+    masks = [random_mask(model.graph, share), every, every & False]
+    circuits = [circuit_of(model.graph, mask) for mask in masks]
+    instead = ABLATIONS[ablation](model, OTHERS)
+    expected = [reference.patched_metric(model, TASK, masks[i], instead) for i in (0, 2)]
+    for small in (1.0, 0.0):  # MLPs run only where they matter, and everywhere
+        monkeypatch.setattr(plan, "SMALL", small)
+        part, full, empty = evaluate(model, circuits, TASK, batch_size=2, ablation=ablation, mean_over=OTHERS)
+        for result, values in zip((part, empty), expected, strict=True):
+            assert torch.allclose(result.circuit_values.double(), values, atol=1e-4)
+        assert torch.allclose(full.circuit_values, full.clean_values, atol=1e-4)
+        assert torch.allclose(empty.circuit_values, empty.corrupted_values, atol=1e-5)
+        assert (full.faithfulness, full.error) == pytest.approx((1, 0), abs=1e-4)
+        assert (empty.faithfulness, empty.error) == pytest.approx((0, 1), abs=1e-4)
 
 
 def test_clean_and_corrupted_are_the_plain_models(gpt2):
@@ -72,30 +84,12 @@ def test_an_interval_holds_its_value_and_shrinks_with_examples():
     assert width(400) == pytest.approx(2 * 1.96 * 0.3 / 20, rel=0.2)
 
 
-def test_a_metric_equal_on_clean_and_corrupted_is_refused(gpt2):
-    same = Task(MIXED.clean, MIXED.clean, MIXED.labels)
-    with pytest.raises(InputError, match="faithfulness is undefined"):
-        evaluate(gpt2, circuit_of(gpt2.graph, gpt2.graph.mask), same)
-
-
 def test_a_circuit_of_another_model_is_refused(gpt2):
     other, parallel = tiny_model("llama-grouped"), tiny_model("neox")
     with pytest.raises(InputError, match="circuit is of another model"):
         evaluate(gpt2, circuit_of(other.graph, other.graph.mask), MIXED)
     with pytest.raises(InputError, match="it has 3 parallel layers of 3 heads, gpt2 has 3 layers of 3 heads"):
         evaluate(gpt2, circuit_of(parallel.graph, parallel.graph.mask), MIXED)
-
-
-def test_a_metric_that_is_not_finite_is_refused(gpt2):
-    task = replace(MIXED, metric=lambda logits, labels: logits[:, 0] / 0)
-    with pytest.raises(GradpathError, match="finite"):
-        evaluate(gpt2, circuit_of(gpt2.graph, gpt2.graph.mask), task)
-
-
-def test_a_prompt_longer_than_the_context_is_refused(gpt2):
-    task = prompts([40], [[3]])
-    with pytest.raises(InputError, match="at most 32 tokens"):
-        evaluate(gpt2, circuit_of(gpt2.graph, gpt2.graph.mask), task)
 
 
 def test_intervals_do_not_depend_on_how_many_samples_are_drawn_at_once(monkeypatch):
@@ -140,16 +134,19 @@ def test_swapped_and_wrong_arguments_are_named(gpt2):
 
 
 @pytest.mark.parametrize(
-    ("task", "words"),
+    ("task", "words", "verbs"),
     [
-        (lambda: replace(MIXED, metric=lambda logits, labels: logits[:, 0] * 1j), "real numbers: got torch.complex64"),
-        (lambda: replace(MIXED, labels=MIXED.labels + 1000), "of them: token 10"),
-        (lambda: Task(torch.tensor([[5, -1]]), torch.tensor([[6, -1]]), [[3, 4]]), "0 to 60: got -1 to 5"),
-        (lambda: Task(torch.tensor([[5, 61]]), torch.tensor([[6, 61]]), [[3, 4]]), "0 to 60: got 5 to 61"),
+        (lambda: Task(MIXED.clean, MIXED.clean, MIXED.labels), "faithfulness is undefined", (evaluate,)),
+        (lambda: replace(MIXED, metric=lambda logits, labels: logits[:, 0] / 0), "finite", (evaluate,)),
+        (lambda: replace(MIXED, metric=lambda logits, _: logits[:, 0] * 1j), "real numbers: got torch.complex64", BOTH),
+        (lambda: replace(MIXED, labels=MIXED.labels + 1000), "of them: token 10", BOTH),
+        (lambda: Task(torch.tensor([[5, -1]]), torch.tensor([[6, -1]]), [[3, 4]]), "0 to 60: got -1 to 5", BOTH),
+        (lambda: Task(torch.tensor([[5, 61]]), torch.tensor([[6, 61]]), [[3, 4]]), "0 to 60: got 5 to 61", BOTH),
+        (lambda: prompts([40], [[3]]), "at most 32 tokens", BOTH),
     ],
 )
-def test_metrics_labels_and_prompts_that_a_model_cannot_use_end_in_a_sentence(gpt2, task, words):
+def test_metrics_labels_and_prompts_that_a_model_cannot_use_end_in_a_sentence(gpt2, task, words, verbs):
     circuit = circuit_of(gpt2.graph, gpt2.graph.mask)
-    for call in (lambda task: evaluate(gpt2, circuit, task), lambda task: attribute(gpt2, task, "eap")):
-        with pytest.raises(InputError, match=words):
-            call(task())
+    for verb in verbs:
+        with pytest.raises(GradpathError, match=words):
+            verb(gpt2, circuit, task()) if verb is evaluate else verb(gpt2, task(), "eap")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
+from covering import some
 from known_models import FIRST, SECOND, induction, name_mover
 from small_models import prompts, tiny_hf, tiny_model
 
@@ -106,9 +107,7 @@ def test_attention_in_the_circuit_is_that_of_its_own_run():
         assert gp.explain(model, circuit, NAMES)["a0.h0"].attends[0].weights["circuit"][part] == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    "kind", ["gpt2", *(pytest.param(x, marks=pytest.mark.slow) for x in ("gemma2", "neox", "olmo2"))]
-)
+@pytest.mark.parametrize("kind", some(["gpt2", "gemma2", "neox"], ["gpt2"]))
 def test_numbers_are_those_of_their_definitions(kind):
     model = tiny_model(kind)
     measured = measure(model, whole(model.graph), PAIRS)
@@ -207,7 +206,7 @@ def test_nothing_is_said_where_nothing_is_clear():
     assert sentence(vague, ("right", "wrong"), direct_is_clear=False) is None
 
 
-def test_an_explanation_is_json_a_table_and_at_most_ten_lines():
+def test_an_explanation_is_json_and_a_table():
     pandas = pytest.importorskip("pandas")
     explanation = gp.explain(tiny_model("gpt2"), whole(Graph(3, 3)), PAIRS)
     content = json.loads(json.dumps(explanation.to_json(), allow_nan=False))
@@ -215,7 +214,6 @@ def test_an_explanation_is_json_a_table_and_at_most_ten_lines():
     table = explanation.to_pandas()
     assert isinstance(table, pandas.DataFrame)
     assert list(table["node"]) == [role.node for role in explanation]
-    assert len(repr(explanation).splitlines()) <= 10
 
 
 def test_a_task_of_another_kind_is_explained_without_answers():
@@ -232,19 +230,6 @@ def test_a_node_outside_of_the_circuit_is_refused_by_name():
         explanation["a0.h7"]
     with pytest.raises(gp.GradpathError, match="the circuit is of another model"):
         gp.explain(tiny_model("gpt2"), whole(name_mover().graph), NAMES)
-
-
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
-        ("end", "the last token"),
-        ("subject", "the subject"),
-        ("changed", "the changed words"),  # of a task whose parts have no names
-        ("after changed", "the token after the changed words"),
-    ],
-)
-def test_a_part_of_the_prompt_has_words_that_fit_a_sentence(part, words):
-    assert roles._the(part) == words
 
 
 def test_a_sentence_names_an_answer_only_where_it_gets_clearly_more_than_the_other():

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from gradpath import formats
-from gradpath.circuit import Circuit, circuit_by_names, load_circuit
+from gradpath.circuit import Circuit, circuit_by_names
 from gradpath.errors import GradpathWarning, InputError, UsageError
 from gradpath.formats import Content
 from gradpath.formats.edges import dot
 from gradpath.graph import Graph
-from gradpath.scores import Scores, load_scores
+from gradpath.scores import Scores
 from gradpath.selection import select
 
 GRAPHS = {"sequential": Graph(3, 2), "parallel": Graph(2, 3, parallel=True)}
@@ -48,10 +48,11 @@ def same_circuit(a: Circuit, b: Circuit) -> bool:
 
 @pytest.mark.parametrize("name", ["x.eap-ig.json", "x.json", "x.graphml"])
 def test_a_circuit_comes_back_as_it_was(circuit, tmp_path, name):
-    formats.write(circuit, tmp_path / name)
-    back = formats.read(tmp_path / name)
-    assert back.scores is None
-    assert same_circuit(back.circuit, circuit)
+    for one in (circuit, replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0])):
+        formats.write(one, tmp_path / name)
+        back = formats.read(tmp_path / name)
+        assert back.scores is None
+        assert same_circuit(back.circuit, one)
 
 
 @pytest.mark.parametrize("name", ["x.eap-ig.json", "x.safetensors"])
@@ -67,13 +68,6 @@ def test_scores_and_circuit_go_in_one_file(scores, circuit, tmp_path):
     back = formats.read(tmp_path / "x.eap-ig.json")
     assert same_scores(back.scores, scores)
     assert same_circuit(back.circuit, circuit)
-
-
-@pytest.mark.parametrize("name", ["x.eap-ig.json", "x.json", "x.graphml"])
-def test_a_circuit_without_edges_comes_back(circuit, tmp_path, name):
-    empty = replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0])
-    formats.write(empty, tmp_path / name)
-    assert same_circuit(formats.read(tmp_path / name).circuit, empty)
 
 
 def by_the_library(graph: Graph, values: torch.Tensor, inside: torch.Tensor) -> dict:
@@ -164,16 +158,6 @@ def test_a_damaged_json_file_is_refused(scores, circuit, tmp_path, kind):
         formats.read(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize("name", ["x.eap-ig.json", "x.graphml", "x.json"])
-def test_a_file_cut_off_is_refused_wherever_it_is_cut(circuit, tmp_path, name):
-    formats.write(circuit, tmp_path / name)
-    whole = (tmp_path / name).read_bytes()
-    for share in (0, 0.3, 0.9):
-        (tmp_path / name).write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(InputError):
-            formats.read(tmp_path / name)
-
-
 def test_a_graph_of_networkx_has_every_edge_and_comes_back(circuit):
     graph = circuit.to_networkx()
     assert isinstance(graph, networkx.DiGraph)
@@ -257,13 +241,6 @@ def test_an_unknown_format_is_refused_with_the_list(circuit, tmp_path):
             formats.read(tmp_path / name)
     with pytest.raises(InputError, match="there is no file"):
         formats.read(tmp_path / "none.graphml")
-
-
-def test_our_own_files_are_ours(scores, circuit, tmp_path):
-    formats.write(circuit, tmp_path / "x.json")
-    assert same_circuit(load_circuit(tmp_path / "x.json"), circuit)
-    formats.write(scores, tmp_path / "x.safetensors")
-    assert same_scores(load_scores(tmp_path / "x.safetensors"), scores)
 
 
 def test_a_package_can_add_a_format_whose_name_is_free(circuit, tmp_path):

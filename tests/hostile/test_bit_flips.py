@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from readers import CELL, CELL_KEY, circuit, scores
+from readers import CELL, CELL_KEY, circuit, example_scores, scores
 from small_models import TINY, random_hf, tiny_model
 from transformers import PreTrainedTokenizerFast
 
@@ -30,7 +30,7 @@ from gradpath.evaluation.result import load_result
 from gradpath.grid.bench import Store
 from gradpath.model.cache import cached_model
 
-FLIPS = int(os.environ.get("GRADPATH_FUZZ", "300")) // 10
+FLIPS = int(os.environ.get("GRADPATH_FUZZ", "200")) // 10
 IDS = torch.tensor([[3, 4, 5]])
 
 
@@ -53,11 +53,6 @@ def of_circuit(found: gp.Circuit) -> Any:
     return found.graph, (found.recipe, found.facts), found.edges, found.scores.tolist()
 
 
-def example_scores() -> gp.Scores:
-    values = torch.randn(3, *scores().values.shape, generator=torch.Generator().manual_seed(2)) * scores().graph.mask
-    return gp.Scores(scores().graph, values.mean(0), scores().recipe, scores().facts, examples=values)
-
-
 def write_result(folder: Path) -> None:
     model = tiny_model("gpt2")
     task = gp.Task(IDS, IDS.flip(1), IDS[:, :2])
@@ -67,13 +62,8 @@ def write_result(folder: Path) -> None:
 def of_result(folder: Path) -> Any:
     found = load_result(folder / "result.json")
     values = (found.circuit_values, found.clean_values, found.corrupted_values)
-    return (
-        (found.recipe, found.facts),
-        found.edges_requested,
-        found.edges_kept,
-        [x.tolist() for x in values],
-        found.clean_prompts,
-    )
+    counts = found.edges_requested, found.edges_kept
+    return found.recipe, found.facts, counts, [x.tolist() for x in values], found.clean_prompts
 
 
 SCORES_KEY = {"method": "eap", "options": {"steps": 5}}

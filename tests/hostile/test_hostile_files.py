@@ -19,7 +19,7 @@ from readers import READERS, Reader
 
 from gradpath.errors import GradpathError
 
-CASES = int(os.environ.get("GRADPATH_FUZZ", "200"))
+CASES = int(os.environ.get("GRADPATH_FUZZ", "120"))
 MOST_MEMORY = 1 << 30  # bytes above what is in use before: a file of a few kilobytes has no claim to more
 MOST_SECONDS = 20  # of CPU time for one file
 
@@ -56,25 +56,19 @@ def try_file(reader: Reader, file: Path) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(READERS))
-def test_a_valid_file_is_read(name, tmp_path):
-    reader = READERS[name]
-    file = tmp_path / f"file{reader.suffix}"
-    file.write_bytes(reader.valid(tmp_path))
-    assert try_file(reader, file) == ""
-
-
-@pytest.mark.parametrize("name", sorted(READERS))
 def test_a_damaged_file_ends_in_a_sentence_or_a_result(name, tmp_path):
     reader = READERS[name]
     whole = reader.valid(tmp_path)
     file = tmp_path / f"file{reader.suffix}"
+    file.write_bytes(whole)
+    assert try_file(reader, file) == ""
     ends = {"refused": 0, "read": 0}
 
     @settings(
         max_examples=max(5, reader.share * CASES // 10_000),
         deadline=None,
         database=None,
-        derandomize=CASES <= 200,
+        derandomize=CASES <= 120,
         suppress_health_check=list(HealthCheck),
     )
     @given(st.one_of(damaged_bytes(whole), reader.inside(whole)))

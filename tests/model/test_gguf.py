@@ -30,7 +30,7 @@ _WIDE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": VOCAB,
 }
-_ROPE = TINY["llama3-rope"][2]["rope_parameters"]
+_ROPE = TINY["llama3-rope"][1]["rope_parameters"]
 READABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": VOCAB}),
     "llama": ("llama-grouped", {**_WIDE, "head_dim": 16}),
@@ -45,7 +45,7 @@ READABLE: dict[str, tuple[str, dict[str, Any]]] = {
 @cache
 def readable(kind: str) -> Any:
     tiny, settings = READABLE[kind]
-    return random_hf(*TINY[tiny][:2], settings)
+    return random_hf(TINY[tiny][0], settings)
 
 
 @pytest.mark.parametrize("kind", sorted(READABLE))
@@ -53,10 +53,10 @@ def test_folder_object_and_gguf_give_the_same_scores(kind, tmp_path):
     original = readable(kind)
     original.save_pretrained(tmp_path / "folder")
     file = write_gguf(original, tmp_path / "model.gguf")
-    expected = attribute(load_model(original), TASK, "eap-ig").values
+    expected = attribute(load_model(original), TASK, "eap").values
     assert float(expected.abs().max()) > 0.01
-    assert torch.equal(attribute(load_model(tmp_path / "folder"), TASK, "eap-ig").values, expected)
-    found = attribute(load_model(file), TASK, "eap-ig").values
+    assert torch.equal(attribute(load_model(tmp_path / "folder"), TASK, "eap").values, expected)
+    found = attribute(load_model(file), TASK, "eap").values
     assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
 
 
@@ -64,10 +64,10 @@ def test_folder_object_and_gguf_give_the_same_scores(kind, tmp_path):
 def test_a_quantised_file_gives_the_scores_of_its_weights(kind, tmp_path):
     file = write_gguf(readable(kind), tmp_path / "model.gguf", quantised=True)
     rounded = quantised_weights(copy.deepcopy(readable(kind)))
-    expected = attribute(load_model(rounded), TASK, "eap-ig").values
-    found = attribute(load_model(file), TASK, "eap-ig").values
+    expected = attribute(load_model(rounded), TASK, "eap").values
+    found = attribute(load_model(file), TASK, "eap").values
     assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
-    assert not torch.allclose(found, attribute(load_model(readable(kind)), TASK, "eap-ig").values)
+    assert not torch.allclose(found, attribute(load_model(readable(kind)), TASK, "eap").values)
 
 
 @pytest.mark.parametrize(
@@ -87,19 +87,19 @@ def test_values_that_transformers_does_not_read_are_refused_by_name(kind, extra,
 
 
 def test_a_model_whose_heads_are_not_of_the_default_width_is_refused(tmp_path):
-    narrow = random_hf(*TINY["qwen3"][:2], {**_WIDE, "head_dim": 16})
+    narrow = random_hf("Qwen3ForCausalLM", _WIDE, head_dim=16)
     with pytest.raises(InputError, match=r"no model could be loaded|attention\.key_length = 16"):
         load_model(write_gguf(narrow, tmp_path / "model.gguf"))
 
 
 def test_soft_caps_other_than_gemmas_are_refused(tmp_path):
-    model = random_hf(*TINY["gemma2"][:2], {**READABLE["gemma2"][1], "final_logit_softcapping": 3.0})
+    model = random_hf("Gemma2ForCausalLM", READABLE["gemma2"][1], final_logit_softcapping=3.0)
     with pytest.raises(InputError, match=r"final_logit_softcapping = 3.0, .* the model has 30.0"):
         load_model(write_gguf(model, tmp_path / "model.gguf"))
 
 
 def test_tensors_that_would_be_dropped_are_refused(tmp_path):
-    biased = random_hf(*TINY["llama-grouped"][:2], {**_WIDE, "head_dim": 16, "attention_bias": True})
+    biased = random_hf("LlamaForCausalLM", _WIDE, head_dim=16, attention_bias=True)
     with pytest.raises(InputError, match="numbers, and the model only holds"):
         load_model(write_gguf(biased, tmp_path / "model.gguf"))
 

@@ -53,10 +53,7 @@ def unpacked(blocks: Tensor, scales: Tensor) -> Tensor:
 
 def packed_folder(folder: Path) -> dict[str, Tensor]:
     """Save a small model with random experts in MXFP4, and return their values."""
-    model_class, config_class, settings = TINY["gpt-oss"]
-    random_hf(model_class, config_class, {**settings, "hidden_size": 64, "intermediate_size": 32}).save_pretrained(
-        folder
-    )
+    random_hf(*TINY["gpt-oss"], hidden_size=64, intermediate_size=32).save_pretrained(folder)
     weights, values, generator = load_file(folder / "model.safetensors"), {}, torch.Generator().manual_seed(0)
     for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         n_experts, n_in, n_out = weights.pop(name).shape
@@ -74,8 +71,7 @@ def packed_folder(folder: Path) -> dict[str, Tensor]:
 
 def test_experts_in_mxfp4_are_loaded_as_the_numbers_that_they_stand_for(tmp_path):
     values = packed_folder(tmp_path)
-    model_class, config_class, settings = TINY["gpt-oss"]
-    original = random_hf(model_class, config_class, {**settings, "hidden_size": 64, "intermediate_size": 32})
+    original = random_hf(*TINY["gpt-oss"], hidden_size=64, intermediate_size=32)
     assert not original.load_state_dict(values, strict=False).unexpected_keys
     with torch.no_grad():
         expected = original(IDS).logits

@@ -23,7 +23,7 @@ def original(kind):
 
 
 # With the eager attention of Falcon in transformers, which alone returns patterns, tokens see later ones.
-@pytest.mark.parametrize("kind", some([kind for kind in FAMILIES if not kind.startswith("falcon")], BLOCKS))
+@pytest.mark.parametrize("kind", some([kind for kind in FAMILIES if not kind.startswith("falcon")], BLOCKS[:4]))
 def test_patterns_outputs_and_lens_are_those_of_transformers(kind):
     model, (hf, expected) = tiny_model(kind), original(kind)
     graph = model.graph

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from covering import BLOCKS, FAMILIES, some
+from covering import FAMILIES, some
 from safetensors.torch import load_file, save_file
 from small_models import VOCAB, Numbers, tiny_hf
 
@@ -22,7 +22,7 @@ CONFORMANCE = Path(__file__).parent.parent / "data" / "conformance"
 IDS = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("kind", some(FAMILIES, BLOCKS))
+@pytest.mark.parametrize("kind", some(FAMILIES, ["gpt2", "neox", "qwen2-moe"]))
 def test_a_folder_and_the_loaded_model_give_the_same_logits(kind, tmp_path):
     tiny_hf(kind).save_pretrained(tmp_path)
     expected = load_model(tiny_hf(kind)).logits(IDS)
@@ -225,12 +225,6 @@ def test_transformers_gets_its_own_messages_back():
         assert logging.get_verbosity() == logging.INFO
     finally:
         logging.set_verbosity_warning()
-
-
-def test_a_model_is_shown_in_one_line():
-    shown = repr(load_model(CONFORMANCE))
-    assert "\n" not in shown
-    assert len(shown) < 300
 
 
 def edited(folder: Path, change) -> Path:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers as hf
 from small_models import VOCAB, random_hf
 
 from gradpath import registry
@@ -29,7 +28,7 @@ def _example(monkeypatch):
 
 
 def tiny(**settings):
-    return random_hf(hf.NemotronForCausalLM, hf.NemotronConfig, {**SMALL, **settings})
+    return random_hf("NemotronForCausalLM", SMALL, settings)
 
 
 @pytest.mark.parametrize("settings", [{}, {"attention_bias": True, "mlp_bias": True}])

@@ -41,7 +41,7 @@ def chosen(model, scores) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("name", some(["gpt2", "llama-grouped", "gemma2", "neox", "deepseek-v3", "gpt-oss"], ["neox"]))
+@pytest.mark.parametrize("name", some(["gemma2", "neox", "deepseek-v3", "gpt-oss"], ["neox"]))
 def test_a_spread_model_gives_the_same(name):
     whole = tiny_model(name)
     split = load.spread_over(whole, [torch.device("cpu"), torch.device("cpu")], [1.0, 1.0])
@@ -109,9 +109,7 @@ class Across(torch.autograd.Function):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", some(["gpt2", "llama-grouped", "gemma2", "neox", "deepseek-v3", "gpt-oss"], ["gemma2"])
-)
+@pytest.mark.parametrize("name", ["neox", "gemma2", "deepseek-v3", "gpt-oss"])
 def test_nothing_mixes_devices(name, monkeypatch):
     model = tiny_model(name)
     expected = [x.clone() for x in found(model)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from covering import FAMILIES, some
+from covering import FAMILIES, covering, some
 from launching import run_here
 from pretend_device import pretend_device
 from small_models import prompts, tiny_model
@@ -56,8 +56,9 @@ def test_circuits_and_their_results_are_those_on_the_cpu(how, device):
     assert results[1].circuit == pytest.approx(results[0].circuit, abs=1e-4)
 
 
-@pytest.mark.parametrize("ablation", some(["corrupted", "zero", "mean", "mean-positional"], ["mean-positional"]))
-@pytest.mark.parametrize("kind", some(FAMILIES, ["mixtral"]))
+@pytest.mark.parametrize(
+    ("kind", "ablation"), covering(FAMILIES, ["corrupted", "zero", "mean", "mean-positional"], quick=["mixtral"])
+)
 def test_other_blocks_and_ablations_run_there_too(kind, ablation, device):
     model = tiny_model(kind)
     results = []

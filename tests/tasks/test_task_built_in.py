@@ -92,18 +92,14 @@ def test_reworded_is_refused_where_there_are_no_other_templates(smollm2):
         load_task(None, smollm2, data=[{"clean": "a", "corrupted": "b", "answers": "c"}], split="reworded")
 
 
-@pytest.mark.parametrize("name", some(NAMES, ["ioi", "mcqa", "sva"]))
-def test_same_seed_same_pairs(name, smollm2):
+@pytest.mark.parametrize("name", some(NAMES, ["ioi", "mcqa"]))
+def test_the_same_seed_gives_the_same_pairs_and_more_of_them_begin_with_the_fewer(name, smollm2):
     once, again = (load_task(name, smollm2, n=50, seed=4) for _ in range(2))
     assert once.clean == again.clean
     assert once.corrupted == again.corrupted
     assert once.labels.equal(again.labels)
     assert load_task(name, smollm2, n=50, seed=5).clean != once.clean
-
-
-@pytest.mark.parametrize("name", some(NAMES, ["ioi", "mcqa", "sva"]))
-def test_more_pairs_begin_with_the_fewer(name, smollm2):
-    assert load_task(name, smollm2, n=80).clean[:20] == load_task(name, smollm2, n=20).clean
+    assert load_task(name, smollm2, n=20, seed=4).clean == once.clean[:20]
 
 
 def _capital(prompt):
@@ -131,7 +127,7 @@ FACTS = {
 def test_the_halves_share_no_fact(name, smollm2):
     train, test = (
         {fact for prompts in (task.clean, task.corrupted) for prompt in prompts for fact in FACTS[name](prompt)}
-        for task in (load_task(name, smollm2, n=120, split=split, seed=1) for split in ("train", "test"))
+        for task in (load_task(name, smollm2, n=60, split=split, seed=1) for split in ("train", "test"))
     )
     assert train
     assert test
@@ -146,7 +142,7 @@ def test_all_is_both_halves(smollm2):
 
 
 def test_ioi_labels_and_corruption(model):
-    task = load_task("ioi", model, n=120)
+    task = load_task("ioi", model, n=60)
     orders = set()
     for clean, corrupted, (right, wrong) in zip(task.clean, task.corrupted, sides(task, model), strict=True):
         receiver, subject = right[0][1:], wrong[0][1:]
@@ -165,7 +161,7 @@ def test_sva_labels_agree_with_the_subject(model):
     verbs = read_json("sva.json")["verbs"]
     forms = [{f" {verb[number]}" for verb in verbs} for number in (0, 1)]
     numbers = {word: at for noun in read_json("sva.json")["nouns"] for at, word in enumerate(noun)}
-    task = load_task("sva", model, n=120)
+    task = load_task("sva", model, n=60)
     for clean, corrupted, (right, wrong) in zip(task.clean, task.corrupted, sides(task, model), strict=True):
         (subject,) = set(re.findall(r"\w+", clean)) - set(re.findall(r"\w+", corrupted))
         assert set(right) <= forms[numbers[subject]]
@@ -175,7 +171,7 @@ def test_sva_labels_agree_with_the_subject(model):
 
 def test_gender_bias_labels_follow_the_stereotype(model):
     facts = read_json("gender_bias.json")
-    task = load_task("gender-bias", model, n=120)
+    task = load_task("gender-bias", model, n=60)
     seen = set()
     for clean, corrupted, answers in zip(task.clean, task.corrupted, sides(task, model), strict=True):
         male = clean.split()[1] in facts["male"]
@@ -187,7 +183,7 @@ def test_gender_bias_labels_follow_the_stereotype(model):
 
 def test_capital_country_labels_begin_the_country(model):
     rows = {row["capital"]: row for row in csv.DictReader(read_text("capital_country.csv").splitlines())}
-    task = load_task("capital-country", model, n=120)
+    task = load_task("capital-country", model, n=60)
     for clean, corrupted, answers in zip(task.clean, task.corrupted, sides(task, model), strict=True):
         for prompt, (first,) in zip((clean, corrupted), answers, strict=True):
             row = rows[_capital(prompt)]
@@ -199,7 +195,7 @@ def test_capital_country_labels_begin_the_country(model):
 
 def test_hypernymy_labels_are_the_kinds_of_both_words(model):
     kinds = {word: kind["kinds"] for kind in read_json("hypernymy.json")["kinds"] for word in kind["examples"]}
-    task = load_task("hypernymy", model, n=120)
+    task = load_task("hypernymy", model, n=60)
     for clean, corrupted, answers in zip(task.clean, task.corrupted, sides(task, model), strict=True):
         for prompt, side in zip((clean, corrupted), answers, strict=True):
             (word,) = FACTS["hypernymy"](prompt)
@@ -209,7 +205,7 @@ def test_hypernymy_labels_are_the_kinds_of_both_words(model):
 
 
 def test_greater_than_labels_are_later_and_earlier_years(model):
-    task = load_task("greater-than", model, n=120)
+    task = load_task("greater-than", model, n=60)
     for clean, (right, wrong) in zip(task.clean, sides(task, model), strict=True):
         start, end = re.search(r"year (\d{4}) to the year (\d+)$", clean).groups()
         width = len(right[0])
@@ -219,17 +215,17 @@ def test_greater_than_labels_are_later_and_earlier_years(model):
         assert neither in ((0,) if width == 2 else (0, 1))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_a_table_says_of_a_task(name):
-    row = next(row for row in describe_tasks() if row["name"] == name)
-    assert row["metric"] in ("logit-difference", "probability-difference")
-    assert all(row.values())
-    assert TASKS[name].name == name
+def test_every_task_is_described():
+    rows = {row["name"]: row for row in describe_tasks()}
+    for name in NAMES:
+        assert rows[name]["metric"] in ("logit-difference", "probability-difference")
+        assert all(rows[name].values())
+        assert TASKS[name].name == name
 
 
 @pytest.mark.parametrize(("name", "sign"), [("arithmetic-addition", 1), ("arithmetic-subtraction", -1)])
 def test_arithmetic_answers_are_results_or_begin_them(name, sign, model):
-    task = load_task(name, model, n=120)
+    task = load_task(name, model, n=60)
     for clean, corrupted, answers in zip(task.clean, task.corrupted, sides(task, model), strict=True):
         assert clean.endswith(" ")
         for prompt, (answer,) in zip((clean, corrupted), answers, strict=True):
@@ -240,7 +236,7 @@ def test_arithmetic_answers_are_results_or_begin_them(name, sign, model):
 
 
 def test_mcqa_answers_are_the_letters_of_the_right_color(model):
-    task = load_task("mcqa", model, n=120)
+    task = load_task("mcqa", model, n=60)
     places = set()
     for clean, corrupted, answers in zip(task.clean, task.corrupted, sides(task, model), strict=True):
         color = re.search(r" is (\w+)\.", clean)[1]

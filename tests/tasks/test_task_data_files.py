@@ -15,9 +15,15 @@ def twice(items):
     return [item for item, count in Counter(items).items() if count > 1]
 
 
-def test_ioi_names_and_templates():
+def test_no_name_profession_template_or_noun_is_there_twice():
+    bias, years = read_json("gender_bias.json"), read_json("greater_than.json")
+    for listed in ([*bias["male"], *bias["female"]], bias["templates"], years["nouns"], read_json("ioi.json")["names"]):
+        assert not twice(listed)
+    assert all(len(century) == 2 for century in years["centuries"])
+
+
+def test_ioi_templates_name_the_giver_last():
     facts = read_json("ioi.json")
-    assert not twice(facts["names"])
     for template in facts["templates"]:
         assert all(template.count(place) == 1 for place in ("{A}", "{B}", "{S}", "{object}", "{place}"))
         assert template.index("{S}") > max(template.index("{A}"), template.index("{B}"))
@@ -50,18 +56,6 @@ def test_verbs_and_nouns_differ_in_number():
     forms = list(chain.from_iterable(facts["verbs"]))
     assert not twice(forms), "a form of two verbs would count twice"
     assert not twice(chain.from_iterable(facts["nouns"]))
-
-
-def test_professions_have_one_stereotype():
-    facts = read_json("gender_bias.json")
-    assert not twice([*facts["male"], *facts["female"]])
-    assert not twice(facts["templates"])
-
-
-def test_greater_than_nouns_and_centuries():
-    facts = read_json("greater_than.json")
-    assert not twice(facts["nouns"])
-    assert all(len(century) == 2 for century in facts["centuries"])
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

@@ -72,7 +72,7 @@ def test_prompts_end_where_the_tokenizer_does(splitting, pattern, clean, corrupt
 
 
 def test_gpt2_drops_years_of_an_unusual_split(gpt2):
-    task = load_task("greater-than", gpt2, n=1500)
+    task = load_task("greater-than", gpt2, n=700)
     assert UNUSUAL in task.facts["dropped"]
     assert {len(prompt.split()[-1]) for prompt in task.clean} == {2}
     assert not any(" 1200 " in prompt or " 1109 " in prompt for prompt in task.clean)

@@ -66,12 +66,11 @@ def answers(task, model):
     ],
     ids=["ioi", "gender-bias", "capital-country", "hypernymy", "own"],
 )
-@pytest.mark.parametrize("name", ["gpt2", "smollm2"])
-def test_layouts_give_the_same_answers_under_both_vocabularies(content, metric, right, wrong, name, tmp_path, request):
-    model = request.getfixturevalue(name)
-    task = load(tmp_path, content, model)
-    assert task.metric is metric
-    assert answers(task, model) == [[right, wrong]]
+def test_layouts_give_the_same_answers_under_both_vocabularies(content, metric, right, wrong, tmp_path, gpt2, smollm2):
+    for model in (gpt2, smollm2):
+        task = load(tmp_path, content, model)
+        assert task.metric is metric
+        assert answers(task, model) == [[right, wrong]]
 
 
 def test_the_user_is_told_where_answers_come_from(tmp_path, gpt2, smollm2):
@@ -304,35 +303,27 @@ def test_bad_files_are_refused_with_the_row(tmp_path, words, content, message):
         load(tmp_path, content, words)
 
 
+def row(**changes):
+    """A row as JSON, with other values, or without some."""
+    whole = {"clean": "a", "corrupted": "b", "answers": " x", "wrong_answers": "c", **changes}
+    return json.dumps({name: value for name, value in whole.items() if value is not ...})
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", "has no rows"),
         ("{", r"row 1 \(line 1 of pairs.jsonl\) is not JSON"),
         ("[1, 2]\n", "is a list, not an object"),
-        ('{"clean": 3, "corrupted": "a", "answers": "b", "wrong_answers": "c"}', "must have text in 'clean': got 3"),
-        (
-            '{"clean": "a", "corrupted": "b", "answers": null, "wrong_answers": "c"}',
-            "row 1 .* has nothing in 'answers'",
-        ),
-        (
-            '{"clean": "a", "corrupted": "b", "answers": {"x": 1}, "wrong_answers": "c"}',
-            "must have one answer or a list of them in 'answers'",
-        ),
-        (
-            '{"clean": "a", "corrupted": "b", "answers": " x", "wrong_answers": "c"}\n{"clean": "a"}',
-            r"row 2 \(line 2 of pairs.jsonl\) has no",
-        ),
-        (
-            '{"clean": "a", "corrupted": "b", "answers": " x", "Answer": " y", "wrong_answers": "c"}',
-            r"row 1 \(line 1 of pairs.jsonl\) names 'answers' twice",
-        ),
-        (
-            '{"clean": "a", "corrupted": "b", "answers": " x", "answers": " y", "wrong_answers": "c"}',
-            r"row 1 \(line 1 of pairs.jsonl\) names 'answers' twice",
-        ),
+        (row(clean=3), "must have text in 'clean': got 3"),
+        (row(answers=None), "row 1 .* has nothing in 'answers'"),
+        (row(answers={"x": 1}), "must have one answer or a list of them in 'answers'"),
+        (row() + "\n" + row(answers=...), r"row 2 \(line 2 of pairs.jsonl\) has no"),
+        (row(Answer=" y"), r"row 1 \(line 1 of pairs.jsonl\) names 'answers' twice"),
+        (row(other=" y").replace("other", "answers"), r"row 1 \(line 1 of pairs.jsonl\) names 'answers' twice"),
         ('{"clean": "' + "a" * 1_100_000, "longer than 1000000 characters"),
     ],
+    ids=range(10),
 )
 def test_bad_jsonl_is_refused_with_the_row(tmp_path, words, content, message):
     with pytest.raises(InputError, match=message):
