@@ -41,9 +41,10 @@ def test_the_report_opens_on_the_selection_that_was_measured(curve, model_folder
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
     [shown] = data["runs"]
     assert data["chosen"]["how"] == "saved"
-    assert (shown["saved"]["how"], {point["how"] for point in shown["curve"]}) == ("refined", {"refined", "random"})
+    order = shown["orders"]["saved"]
+    assert (order["how"], {point["how"] for point in shown["curve"]}) == ("refined", {"refined", "random"})
     sizes = sorted(point["asked"] for point in shown["curve"])
-    assert (shown["saved"]["smallest"], shown["saved"]["edges"]) == (sizes[0], sizes[-1])
+    assert (order["smallest"], order["size"]) == (sizes[0], sizes[-1])
     [order] = (out / "orders").iterdir()
     model = gp.load_model(str(model_folder))
     train = gp.load_task("ioi", model, n=4, split="train")
@@ -76,7 +77,7 @@ def test_acdc_has_a_point_for_each_threshold_next_to_random_circuits_as_large(ru
     text = (tmp_path / "report.html").read_text()
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
     assert data["chosen"]["how"] == "saved"  # the page draws a circuit of ACDC, on the curve of all
-    assert data["runs"][0]["saved"]["how"] == "acdc"
+    assert data["runs"][0]["orders"]["saved"]["how"] == "acdc"
     assert sum(point["how"] == "acdc" for point in data["runs"][0]["curve"]) == 2
     stored = sorted(file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir())
     assert "     0.1" in run(*typed).out

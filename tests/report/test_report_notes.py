@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Visit, edges_shown, still
+from browsing import Visit, click_on, edges_shown, pick, saved, still
 from making import Maker
 
 from gradpath.graph import Graph
@@ -18,11 +18,6 @@ from gradpath.selection import select
 pytestmark = pytest.mark.browser
 
 
-def pick(page: Any, node: str) -> None:
-    page.fill("#search", node)
-    page.press("#search", "Enter")
-
-
 def until(page: Any, script: str) -> None:
     """Wait for something that the page does in its own time; its policy forbids Playwright's own way of waiting."""
     for _ in range(3000):
@@ -30,13 +25,6 @@ def until(page: Any, script: str) -> None:
             return
         page.wait_for_timeout(50)
     raise AssertionError(f"never true: {script}")
-
-
-def saved(page: Any, folder: Path) -> Path:
-    with page.expect_download() as download:
-        page.click("#save-notes")
-    download.value.save_as(folder / "notes.json")
-    return folder / "notes.json"
 
 
 def two_heads(circuit: Any) -> list[str]:
@@ -63,7 +51,7 @@ def test_a_node_can_be_named_coloured_noted_and_grouped(visit: Visit, make: Make
         page.fill("#note-group", "movers")
         page.press("#note-group", "Tab")
     assert page.inner_text("#groups") == "movers (2)"
-    notes = load_notes(saved(page, tmp_path), scores.graph)
+    notes = load_notes(saved(page, "#save-notes", tmp_path), scores.graph)
     assert notes.nodes[one] == NodeNote("<b>mover", "#0072b2", "moves names")
     assert [(group.name, group.nodes, group.folded) for group in notes.groups] == [("movers", (one, two), False)]
 
@@ -92,8 +80,7 @@ def test_a_folded_group_is_one_box_with_its_edges_summed(visit: Visit, make: Mak
     listed = page.locator("#details .edges button").first
     name, value = listed.locator(".edgename").inner_text(), listed.locator("b").inner_text()
     assert float(value.replace("\u2212", "-")) == pytest.approx(expected[name], rel=0.01)
-    x, y = page.evaluate(f"gradpath.where('{one}')")
-    page.click("#canvas", position={"x": x, "y": y})
+    click_on(page, one)
     assert page.inner_text("#notes-title") == "Group pair"
     page.click("#unfold")
     assert sorted(page.evaluate("gradpath.drawn()")) == sorted(circuit.edges)
@@ -119,7 +106,7 @@ def test_a_link_restores_what_was_shown(visit: Visit, make: Maker) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["#circuit", "#n=abc&example=99&node=a99.h1&how=x&run=7", "#notes=%7Bbroken", "#n=%E0%A4%A"]
+    "address", ["#circuit", "#n=abc&example=99&node=a99.h1&how=x&run=7&notes=%7Bbroken&edge=%E0%A"]
 )
 def test_an_address_that_means_nothing_here_is_ignored(visit: Visit, make: Maker, address: str) -> None:
     scores = make.scores(4, 4)

@@ -15,7 +15,7 @@ from gradpath.grid.faithfulness import RANDOM
 from gradpath.grid.jobs import circuit_cell
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
 from gradpath.report.data import CHANCE, IN_PAGE, READABLE, SAVED, selected_by
-from gradpath.report.page import LIMIT
+from gradpath.report.payload import LIMIT
 from gradpath.selection import variants
 
 
@@ -91,8 +91,7 @@ def _chosen(rows: Sequence[Row], run: MethodRun, readable: Row, *, unsized: bool
     how = rows[0]["how"]
     shown = how if how in IN_PAGE else SAVED if run.circuit is not None else "top"
     if unsized and shown == SAVED:
-        return Chosen(edges=readable["edges_kept"], how=SAVED, largest_of_curve=True)
+        return Chosen(edges=readable["edges_kept"], how=SAVED, found=False)
     # A page of half of all edges would be large and would show nothing.
     sizes = [row["edges_asked"] for row in rows if 0 < row["edges_asked"] <= LIMIT] or [LIMIT]
-    opens = max((n for n in sizes if n <= READABLE), default=min(sizes))
-    return Chosen(edges=max(sizes), how=shown, opens=opens, largest_of_curve=True)
+    return Chosen(edges=max((n for n in sizes if n <= READABLE), default=min(sizes)), how=shown, found=False)

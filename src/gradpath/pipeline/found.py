@@ -22,7 +22,6 @@ from gradpath.model.transformer import Transformer
 from gradpath.report.data import (
     CHANCE,
     IN_PAGE,
-    READABLE,
     SAVED,
     SHOWN,
     Chosen,
@@ -33,6 +32,7 @@ from gradpath.report.data import (
     selected_by,
     spread_examples,
 )
+from gradpath.report.facts import sentences
 from gradpath.report.page import write
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
@@ -121,6 +121,7 @@ class Found:
         run, chosen = self._shown(how)
         facts: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
         facts |= {
+            "pairs": self._pairs(),
             "examples measured": len(self.measured),
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -141,20 +142,25 @@ class Found:
         )
         write(report, Path(file))
 
+    def _pairs(self) -> str:
+        """Which pairs were used and how many were dropped, as ``find`` prints it, without the list of rows."""
+        from gradpath.pipeline import notices  # which imports this module
+
+        lines = notices(self.attributed, self.measured)
+        return sentences(line.rstrip(":") for line in lines if not line.startswith("  "))
+
     def _shown(self, how: str) -> tuple[MethodRun, Chosen]:
         """What the page needs: the scores to select from, the order of edges, or only the circuit itself."""
         requested = self.circuit.asked
         if how not in IN_PAGE and self.order is None:
             circuit = selected_by(self.circuit, how)
             return MethodRun(self.scores, circuit=circuit), Chosen(len(circuit), SAVED)
-        sizes = [result.edges_asked for result in [*self.curve, self.result]]
-        opens = requested if requested <= READABLE else max((n for n in sizes if n <= READABLE), default=requested)
         if how in IN_PAGE:
-            return MethodRun(self.scores), Chosen(requested, how, opens=opens)
+            return MethodRun(self.scores), Chosen(requested, how)
         assert self.order is not None
-        whole = self.order.circuit(max(sizes), prune=False)
-        run = MethodRun(self.scores, circuit=whole, smallest=self.order.smallest)
-        return run, Chosen(requested, SAVED, opens=opens)
+        largest = max(result.edges_asked for result in [*self.curve, self.result])
+        whole = self.order.circuit(largest, prune=False)
+        return MethodRun(self.scores, circuit=whole, smallest=self.order.smallest), Chosen(requested, SAVED)
 
     def _inside(self) -> Inside | str:
         """What the circuit does on the examples that the report shows, or why that cannot be computed."""

@@ -1,15 +1,12 @@
 /* The faithfulness curve: the measured circuits of every method, and the position of the slider. */
 
-const CURVE = { width: 360, height: 240, left: 38, right: 14, top: 24, bottom: 42 };
+const CURVE = { width: 360, height: 240, left: 44, right: 14, top: 24, bottom: 42 };
 const METHOD_COLOURS = ["m0", "m1", "m2", "m3", "m4", "m5"];
 
-/* The measured points of a run for one selection, by number of edges, without gaps. A circuit that came
-   with the run was selected in its own way, and has the points of that way. */
+/* The measured points of a run for one order, by number of edges, without gaps. */
 function measured(run, how, of) {
-  const way = how === "saved" && run.saved ? run.saved.how : how;
-  return run.curve
-    .filter((point) => point.how === way && point[of] !== null)
-    .sort((a, b) => a.asked - b.asked);
+  const selection = run.orders[how] ? run.orders[how].how : how;
+  return run.curve.filter((point) => point.how === selection && point[of] !== null).sort((a, b) => a.asked - b.asked);
 }
 
 /* The measured point of the requested circuit, and the number of its edges. */
@@ -18,14 +15,15 @@ function requestedPoint({ runs, chosen }) {
 }
 const requestedEdges = (data) => (requestedPoint(data) || { kept: data.chosen.edges }).kept;
 
-/* Whether every first n edges of the selection are a circuit of it. */
-const isNested = (run, how) => how !== "saved" || run.saved.smallest !== null;
+/* Whether every first n edges of the order are a circuit of its selection. */
+const isNested = (run, how) => run.orders[how].asked === null;
 
 /* The position of the slider on the curve's axis. A part of a saved circuit has none, because only the
    complete circuit was requested. */
 function askedNow(run, state) {
   if (isNested(run, state.how)) return state.n;
-  return state.n === run.saved.edges ? run.saved.asked : NaN;
+  const { size, asked } = run.orders[state.how];
+  return state.n === size ? asked : NaN;
 }
 
 /* The value at n edges: measured, or on the straight line (in log n) between two that were. */
@@ -63,13 +61,13 @@ function makeCurve(holder, data, pick) {
 
 /* The curves of the other selections of a run, to compare with. */
 function otherSelections(run, state, of) {
-  const hows = run.selections.filter((how) => how !== state.how);
+  const hows = Object.keys(run.orders).filter((how) => how !== state.how);
   const lines = hows.map((how) => ({ run, i: state.run, how, other: true, points: measured(run, how, of) }));
   return lines.filter((line) => line.points.length);
 }
 
 function scaleOf(points, of, data, state) {
-  const counts = [...points.map((point) => point.asked), data.chosen.asked || 1];
+  const counts = [...points.map((point) => point.asked), ...(data.chosen.found ? [data.chosen.asked || 1] : [])];
   const [first, last] = [Math.min(...counts), Math.max(...counts, Math.min(...counts) + 1)];
   const ends = points.flatMap((point) => (of === "faithfulness" ? [point.low ?? point[of], point.high ?? point[of]] : [point[of]]));
   const low = Math.max(-1, Math.min(0, ...ends));
@@ -91,7 +89,7 @@ function drawAxes(svg, scale, of, data) {
     const strong = of === "faithfulness" && Math.abs(value - 1) < 1e-9;
     svg.append(
       svgElement("line", { x1: CURVE.left, x2: CURVE.width - CURVE.right, y1: y, y2: y, class: strong ? "grid strong" : "grid" }),
-      svgElement("text", { x: CURVE.left - 7, y, class: "tick end" }, of === "faithfulness" ? percent(value) : value.toFixed(2)),
+      svgElement("text", { x: CURVE.left - 7, y, class: "tick end" }, of === "faithfulness" ? percent(value) : number(value)),
     );
   }
   for (const n of ticksOf(scale)) {
@@ -115,7 +113,7 @@ function ticksOf(scale) {
 }
 
 function drawAsked(svg, scale, data) {
-  if (!data.chosen.asked) return;
+  if (!data.chosen.asked || !data.chosen.found) return;
   const x = scale.x(data.chosen.asked);
   const right = x > CURVE.width * 0.6;
   const text = `requested: ${sparsityText(1 - data.chosen.asked / data.edges_total)} sparse`;
@@ -141,7 +139,7 @@ function drawLine(svg, scale, line, of, front, pick) {
   group.append(svgElement("polyline", { points: points.map((p) => `${scale.x(p.asked)},${scale.y(p[of])}`).join(" ") }));
   for (const p of points) {
     const dot = svgElement("circle", { cx: scale.x(p.asked), cy: scale.y(p[of]), r: front ? 3.2 : 2.2 });
-    dot.append(svgElement("title", {}, `${howName(how, line.run)}, ${count(p.asked)} edges: ${of === "faithfulness" ? percent(p[of], 1) : number(p[of])}`));
+    dot.append(svgElement("title", {}, `${labelOf(line.run, how)}, ${count(p.asked)} edges: ${of === "faithfulness" ? percent(p[of], 1) : number(p[of])}`));
     dot.addEventListener("click", () => pick(i, p.asked, how));
     group.append(dot);
   }
@@ -189,7 +187,7 @@ function keyOf(lines, state, random) {
   const several = new Set(lines.map((line) => line.i)).size > 1;
   for (const line of lines) {
     const { run, how, points } = line;
-    const name = [...(several ? [methodName(run.name)] : []), ...(several && !line.other ? [] : [howName(how, run).toLowerCase()])].join(", ");
+    const name = [...(several ? [run.name] : []), ...(several && !line.other ? [] : [labelOf(run, how).toLowerCase()])].join(", ");
     key.append(element("span", { class: `${colourOf(line)}${line === lines[state.run] ? " front" : ""}` }, name, points.length ? "" : " (not measured)"));
   }
   if (random.length) key.append(element("span", { class: "random" }, "random circuits"));
@@ -199,7 +197,7 @@ function keyOf(lines, state, random) {
 function spoken(lines, of) {
   const parts = lines.filter((line) => line.points.length).map(({ run, how, points }) => {
     const values = points.map((p) => `${of === "faithfulness" ? percent(p[of]) : number(p[of])} at ${count(p.asked)} edges`);
-    return `${methodName(run.name)}, ${howName(how, run).toLowerCase()}: ${values.join(", ")}`;
+    return `${run.name}, ${labelOf(run, how).toLowerCase()}: ${values.join(", ")}`;
   });
   return `Curve of ${of}. ${parts.join(". ")}`;
 }
