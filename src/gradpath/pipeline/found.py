@@ -37,6 +37,7 @@ from gradpath.report.page import write
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
 from gradpath.selection import NestedOrder, find_selection, variants, with_values
+from gradpath.tasks.load import WARNING
 from gradpath.tasks.task import Task
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check, quick_checks
@@ -147,7 +148,7 @@ class Found:
         from gradpath.pipeline import notices  # which imports this module
 
         lines = notices(self.attributed, self.measured)
-        return sentences(line.rstrip(":") for line in lines if not line.startswith("  "))
+        return sentences(line.removeprefix(WARNING).rstrip(":") for line in lines if not line.startswith("  "))
 
     def _shown(self, how: str) -> tuple[MethodRun, Chosen]:
         """What the page needs: the scores to select from, the order of edges, or only the circuit itself."""

@@ -9,38 +9,15 @@ from gradpath.report.style import method_title
 
 Facts = list[tuple[str, str]]
 # In order of interest; all others follow.
-_LABELS = {
-    "model": "Model",
-    "task": "Task",
-    "how": "Selection",
-    "edges_asked": "Edges requested",
-    "method": "Method",
-    "steps": "Steps",
-    "options": "Options",
-    "examples": "Examples scored",
-    "metric": "Metric",
-    "seed": "Seed",
-    "split": "Split",
-    "citation": "Task from",
-    "source": "Data from",
-    "pairs": "Pairs",
-    "changed": "Changed words",
-    "dtype": "Number format",
-    "bos": "BOS token",
-    "passes": "Passes per batch",
-    "seconds": "Time",
-    "cpu_seconds": "CPU time",
-    "version": "gradpath",
-    "ablation": "Ablation",
-    "batch_size": "Batch size",
-    "d_model": "Model width",
-    "plugins": "Plug-ins",
-    "weights": "Digest of the weights",
-    "examples measured": "Examples measured",
-    "python": "Python",
-    "torch": "PyTorch",
-    "transformers": "Transformers",
-}
+_NAMES = (
+    "model task how edges_asked method steps options examples metric seed split citation source pairs changed dtype "
+    "bos passes seconds cpu_seconds version ablation batch_size d_model plugins weights"
+)
+_FIRST = _NAMES.split()
+_LABELS = {"how": "Selection", "edges_asked": "Edges requested", "examples": "Examples scored", "citation": "Task from"}
+_LABELS |= {"source": "Data from", "changed": "Changed words", "dtype": "Number format", "bos": "BOS token"}
+_LABELS |= {"passes": "Passes per batch", "seconds": "Time", "cpu_seconds": "CPU time", "version": "gradpath"}
+_LABELS |= {"d_model": "Model width", "plugins": "Plug-ins", "weights": "Digest of the weights", "torch": "PyTorch"}
 _OF_DATA = ("metric", "seed", "split", "citation", "source", "changed")  # facts about the data with a row of their own
 _UNLISTED = ("selection", "key", "data")  # listed elsewhere, or a repetition of others
 
@@ -54,9 +31,9 @@ def facts_of_both(a: Mapping[str, Any], b: Mapping[str, Any]) -> Facts:
     """The facts of two circuits: one that both have once, others for each."""
     texts_a, texts_b = (_texts({**about, **_mapping(about.get("selection"))}, {}) for about in (a, b))
     rows = []
-    for label in dict.fromkeys([*_LABELS.values(), *texts_a, *texts_b]):
+    for label in dict.fromkeys(map(_label, _FIRST)):
         one, two = (texts.get(label) or "\N{EN DASH}" for texts in (texts_a, texts_b))
-        if label in _LABELS.values() and (label in texts_a or label in texts_b):
+        if texts_a.get(label) or texts_b.get(label):
             rows.append((label, one if one == two else f"A: {one} · B: {two}"))
     return rows
 
@@ -64,7 +41,7 @@ def facts_of_both(a: Mapping[str, Any], b: Mapping[str, Any]) -> Facts:
 def _texts(about: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, str]:
     data = _mapping(about.get("data"))
     facts = {name: data[name] for name in _OF_DATA if name in data} | {"pairs": _pairs(data), **about, **further}
-    names = [*_LABELS, *(name for name in facts if name and name not in (*_LABELS, *_UNLISTED))]
+    names = [*_FIRST, *(name for name in facts if name and name not in (*_FIRST, *_UNLISTED))]
     return {_label(name): _text(name, facts[name]) for name in names if facts.get(name) is not None}
 
 
