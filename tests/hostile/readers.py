@@ -29,7 +29,8 @@ from gradpath.grid.bench import Store
 from gradpath.grid.study import read_study
 from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.report.figure import Group, NodeNote, Notes, fold, load_notes
+from gradpath.report.figure import fold
+from gradpath.report.notes import Group, NodeNote, Notes, load_notes
 
 GRAPH = Graph(2, 2)
 

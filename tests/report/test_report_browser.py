@@ -33,7 +33,7 @@ def test_page_opens_on_the_circuit_that_was_found(visit: Visit, make: Maker, sha
     assert page.inner_text("h1") == "ioi in smollm2"
     assert number(page, "kept") == len(select(scores, 40))
     assert "of 40 requested" in page.inner_text("#kept-note")
-    assert page.inner_text("#drawn") == "Click a node or an edge to see what it does."
+    assert page.inner_text("#drawn") == "Click a node or an edge for its scores."
     assert ink(page) > 0
     for hidden in ("#message", "#requested", "#verdict-card", "#does-card", "#no-inside", "#curve .random"):
         assert not page.is_visible(hidden)

@@ -16,7 +16,8 @@ from gradpath.circuit import Circuit, circuit_by_names
 from gradpath.errors import GradpathError
 from gradpath.graph import Graph
 from gradpath.report import show
-from gradpath.report.figure import Group, NodeNote, Notes, draw_figure, fold, layout, load_notes, route
+from gradpath.report.figure import draw_figure, fold, layout, route
+from gradpath.report.notes import Group, NodeNote, Notes, load_notes
 from gradpath.report.page import first_edges
 from gradpath.selection import select
 

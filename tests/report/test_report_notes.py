@@ -12,7 +12,7 @@ from making import Maker
 
 from gradpath.graph import Graph
 from gradpath.report import render
-from gradpath.report.figure import Group, NodeNote, Notes, load_notes
+from gradpath.report.notes import Group, NodeNote, Notes, load_notes
 from gradpath.selection import select
 
 pytestmark = pytest.mark.browser

@@ -19,19 +19,8 @@ from gradpath.evaluation.result import Result
 from gradpath.explanation import Inside, look_inside
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
-from gradpath.report.data import (
-    CHANCE,
-    IN_PAGE,
-    SAVED,
-    SHOWN,
-    Chosen,
-    CurvePoint,
-    MethodRun,
-    Report,
-    evidence,
-    selected_by,
-    spread_examples,
-)
+from gradpath.report.data import CHANCE, IN_PAGE, SAVED, Chosen, CurvePoint, MethodRun, Report, selected_by
+from gradpath.report.examples import SHOWN, evidence, spread_examples
 from gradpath.report.facts import sentences
 from gradpath.report.page import write
 from gradpath.runtime.files import write_together

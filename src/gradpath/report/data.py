@@ -17,17 +17,13 @@ from gradpath.evaluation.mib import Areas
 from gradpath.evaluation.result import Result
 from gradpath.explanation import Inside
 from gradpath.graph import Graph
-from gradpath.model.tokenizer import Tokenizer
 from gradpath.scores import Scores
-from gradpath.tasks.metrics import logit_difference, probability_difference
-from gradpath.tasks.task import Task, encode
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check
 from gradpath.verdict.effects import Effects
 
 IN_PAGE = ("top", "greedy", "signed")  # the selections that a page of scores offers
 READABLE = 200  # the most edges that a person can follow in a drawing: the page draws no more until it is told to
-SHOWN = 16  # examples that the page offers
 SAVED = "saved"  # the page's name for the order of the edges in a circuit
 CHANCE = "random"  # the points of a curve with this selection are drawn as a grey band
 
@@ -364,54 +360,3 @@ def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Rep
         effects=verdict.effects,
         about={"tested on": f"{verdict.examples} examples of {verdict.task}"},
     )
-
-
-def spread_examples(result: Result, n: int) -> list[int]:
-    """The numbers of n examples, evenly from the one that the circuit preserves best to the worst."""
-    distance = (result.circuit_values - result.clean_values).abs()
-    total = len(distance)
-    step = (total - 1) / (n - 1) if total > n >= 2 else 1
-    places = [round(i * step) for i in range(min(total, n))]
-    examples: list[int] = distance.argsort(stable=True)[places].tolist()
-    return examples
-
-
-def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = SHOWN) -> tuple[Example, ...]:
-    """Pick examples to show, evenly from the one that the circuit preserves best to the worst.
-
-    Args:
-        task: The examples that the circuit was evaluated on.
-        result: What ``evaluate`` gave.
-        tokenizer: The model's tokenizer; without one, tokens are shown as numbers.
-        n: The number of examples.
-
-    Returns:
-        The examples, in order of the circuit's distance from the model.
-    """
-    pairs = encode(task, tokenizer)
-    has_answers = task.metric in (logit_difference, probability_difference)
-
-    def example(i: int) -> Example:
-        end = int(pairs.last[i]) + 1
-        return Example(
-            clean_tokens=[_text(token, tokenizer) for token in pairs.clean[i, :end].tolist()],
-            corrupted_tokens=[_text(token, tokenizer) for token in pairs.corrupted[i, :end].tolist()],
-            answer=_answer(pairs.labels[i], tokenizer) if has_answers else "",
-            clean=float(result.clean_values[i]),
-            corrupted=float(result.corrupted_values[i]),
-            circuit=float(result.circuit_values[i]),
-        )
-
-    return tuple(map(example, spread_examples(result, n)))
-
-
-def _text(token: int, tokenizer: Tokenizer | None) -> str:
-    return f" {token}" if tokenizer is None else tokenizer.decode([token])
-
-
-def _answer(label: Any, tokenizer: Tokenizer | None) -> str:
-    """The correct answer; of several the first, with the number of the others."""
-    correct = [token for token in label[0].reshape(-1).tolist() if token >= 0]
-    if not correct:
-        return ""
-    return _text(correct[0], tokenizer) + (f" (or {len(correct) - 1} more)" if len(correct) > 1 else "")

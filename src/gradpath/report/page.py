@@ -27,7 +27,8 @@ from gradpath.formats.edges import dot, graphml
 from gradpath.graph import pruned
 from gradpath.report.data import SAVED, Chosen, ComparisonTable, MethodRun, Page, Report, Side, circuit_report
 from gradpath.report.facts import facts_of_both
-from gradpath.report.figure import Attention, draw_figure, load_notes
+from gradpath.report.figure import Attention, draw_figure
+from gradpath.report.notes import load_notes
 from gradpath.report.payload import LIMIT, asset, packed, page_of, plain, ranks_and_scores
 from gradpath.report.plots import draw
 from gradpath.runtime.files import write_atomically

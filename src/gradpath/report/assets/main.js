@@ -101,7 +101,7 @@ function start() {
     const lit = state.selected >= 0 || state.edge >= 0 ? " and those selected" : "";
     const said = n <= most ? "" : state.all ? `All ${count(n)} edges are drawn. ` : `Drawn: the strongest ${count(most)} of ${count(n)} edges${lit}. `;
     const button = element("button", { type: "button", class: "quiet", id: "draw-all", onclick: () => change({ all: !state.all }) }, state.all ? `Draw the strongest ${count(most)}` : "Draw all");
-    byId("drawn").replaceChildren(...(said ? [said, button, " "] : []), "Click a node or an edge to see what it does.");
+    byId("drawn").replaceChildren(...(said ? [said, button, " "] : []), `Click a node or an edge ${data.inside ? "to see what it does" : "for its scores"}.`);
   }
 
   /* Where another circuit is shown than the requested one: what that is, and the way there. */
