@@ -388,12 +388,12 @@ class Comparison:
         chance = f"{self.by_chance:,.0f}" if self.by_chance >= 10 else f"{self.by_chance:.2g}"
         return "\n".join([*lines, f"Two random circuits of these sizes share {chance} edges on average."])
 
-    def report(self, file: str | Path, names: tuple[str, str] = ("A", "B")) -> None:
+    def report(self, file: str | Path, names: tuple[str, str] | None = None) -> None:
         """Write a page that shows both circuits in one drawing.
 
         Args:
             file: The HTML file to write.
-            names: What to call the circuits, such as their files.
+            names: What to call the circuits, such as their files; by default how they were made.
         """
         from gradpath.report.page import render_comparison
 

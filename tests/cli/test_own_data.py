@@ -86,9 +86,10 @@ def test_split_all_uses_all_rows_for_both(run, model_folder, file):
 def test_rows_of_both_halves_that_are_left_out_are_named(run, model_folder, file):
     bad = ["one two,one two three, Mary, John\n", "one,two, Mary Ann, John\n"]
     file.write_text(pairs_of_names(12) + "".join(bad))
-    ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--json")
+    ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--json", "--out", file.parent / "out")
     assert ran.code == 0, ran.err
     assert "2 rows are left out:" in ran.err
+    assert "2 rows are left out." in (file.parent / "out" / "report.html").read_text()  # the page counts them alike
     assert "  row 13 (line 14 of pairs.csv): the prompts have different numbers of tokens (" in ran.err
     assert "  row 14 (line 15 of pairs.csv): an answer is not a single token (' Mary Ann' is" in ran.err
 

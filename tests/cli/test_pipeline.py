@@ -18,11 +18,11 @@ from gradpath import defaults
 from gradpath.errors import GradpathWarning, UsageError
 from gradpath.evaluation.result import Result
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.pipeline import checked
 from gradpath.pipeline.found import Found
-from gradpath.recipe import Recipe
+from gradpath.pipeline import checked
 from gradpath.tasks.load import split_in_halves
 from gradpath.verdict.checks import few_examples
+from gradpath.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -52,20 +52,20 @@ def test_find_is_attribute_select_and_evaluate(model, tmp_path):
 def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(model):
     found = gp.find(model, "ioi", examples=4, curve=False)
     assert abs(1 - gp.evaluate(model, found.circuit, found.attributed).faithfulness) <= 1 - defaults.FAITHFULNESS
-    assert FindRequest().edge_count(100) is None
+    assert checked(Recipe()).faithfulness == defaults.FAITHFULNESS
+    assert checked(Recipe(faithfulness=0.5)).faithfulness == 0.5
     with pytest.warns(GradpathWarning, match="the method 'eap' has no steps: steps=5 is ignored"):
-        assert FindRequest(method="eap", steps=5).method_options == {}
-    for size in ({"edges": 5}, {"sparsity": 0.95}):
-        assert FindRequest(**size).edge_count(100) == 5
+        checked(Recipe(method="eap", steps=5))
+    for size in ({"edges": 5}, {"sparsity": 0.9}, {"nodes": 3}):
+        assert checked(Recipe(**size)).faithfulness is None
 
 
 @pytest.mark.parametrize("how", some(["refined", "top", "random-paths"], ["refined", "random-paths"]))
 def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_path, how, monkeypatch):
-    for module in ("pipeline", "pipeline.found"):
-        monkeypatch.setattr(f"gradpath.{module}.READABLE", 25)
+    monkeypatch.setattr("gradpath.pipeline.READABLE", 25)
     found = gp.find(model, "ioi", edges=30, selection=how, examples=4)
     sizes = [result.edges_requested for result in found.curve]
-    assert sizes == [1, 2, 3, 4, 6, 9, 12, 17, 25]
+    assert sizes == ([17, 25] if how == "random-paths" else [1, 2, 3, 4, 6, 9, 12, 17, 25])
     assert [result.edges_requested for result in found.top] == ([] if how == "top" else [*sizes[-2::-3], 30])
     chosen = gp.select(found.scores, 30, selection=how, model=model, task=found.attributed)
     assert found.circuit.edges == chosen.edges
@@ -74,7 +74,7 @@ def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_
     data = page_data(file)
     points = data["runs"][0]["curve"]
     assert sorted(p["asked"] for p in points if p["how"] == how) == [*sizes, 30]
-    assert data["chosen"]["opens"] == 25
+    assert (data["chosen"]["asked"], data["chosen"]["found"]) == (30, True)
 
 
 def test_every_call_has_the_same_default_method_and_selection(model):
@@ -127,6 +127,10 @@ REFUSED = {
     "two sizes": ({"edges": 5, "sparsity": 0.9}, "`edges` and `sparsity` each set the size"),
     "a share and a size": ({"edges": 5, "faithfulness": 0.9}, "`faithfulness` and `edges` each set the size"),
     "a share in percent": ({"faithfulness": 85.0}, "above 0 and at most 1"),
+    "a share of circuits in no order": (
+        {"faithfulness": 0.9, "selection": "random-paths"},
+        "whose circuits are nested, and those of random-paths are not",
+    ),
     "nodes and a selection of edges": (
         {"nodes": 3, "selection": "top"},
         "`selection` selects edges and `nodes` selects nodes: give one of them",
@@ -198,5 +202,5 @@ def test_a_report_of_a_metric_without_a_gradient_says_why_it_has_no_inside(tmp_p
     found = Found(model, ranks, ranks, scores, circuit, gp.evaluate(model, circuit, ranks), [])
     found.report(tmp_path / "report.html")
     data = page_data(tmp_path / "report.html")
-    assert "inside" not in data
+    assert data["inside"] is None
     assert "gradient" in data["no_inside"]

@@ -29,8 +29,9 @@ from gradpath.grid.bench import Store
 from gradpath.grid.study import read_study
 from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer
+from gradpath.report.figure import fold
+from gradpath.report.notes import Group, NodeNote, Notes, load_notes
 from gradpath.recipe import Facts, Recipe
-from gradpath.report.figure import Group, NodeNote, Notes, fold, load_notes
 
 GRAPH = Graph(2, 2)
 
@@ -205,7 +206,7 @@ def use_model(source: Path) -> None:
 
 def valid_gguf(folder: Path) -> bytes:
     small = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 61}
-    return write_gguf(random_hf("GPT2LMHeadModel", small), folder / "valid.gguf").read_bytes()
+    return write_gguf(random_hf(*TINY["gpt2"][:2], small), folder / "valid.gguf").read_bytes()
 
 
 def inside_gguf(whole: bytes) -> st.SearchStrategy[bytes]:

@@ -70,6 +70,27 @@ class Visit:
             self.windows.free[kind].append(page)
 
 
+def pick(page: Any, name: str) -> None:
+    """Select a node or an edge by the search box."""
+    page.fill("#search", name)
+    page.press("#search", "Enter")
+
+
+def click_on(page: Any, node: str) -> None:
+    """Click a node in the drawing."""
+    x, y = page.evaluate(f"gradpath.where('{node}')")
+    page.click("#canvas", position={"x": x, "y": y})
+
+
+def saved(page: Any, button: str, folder: Path) -> Path:
+    """The file that a button saves."""
+    with page.expect_download() as download:
+        page.click(button)
+    file = folder / download.value.suggested_filename
+    download.value.save_as(file)
+    return file
+
+
 def number(page: Any, name: str) -> int:
     """A number that the page shows."""
     return int(page.inner_text(f"#{name}").replace(",", ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from making import Maker
 
 from gradpath.circuit import Circuit, circuit_by_names
 from gradpath.errors import GradpathError
 from gradpath.graph import Graph
 from gradpath.report import show
-from gradpath.report.figure import Group, NodeNote, Notes, draw_figure, fold, layout, load_notes
+from gradpath.report.figure import draw_figure, fold, layout, route
+from gradpath.report.notes import Group, NodeNote, Notes, load_notes
 from gradpath.report.page import first_edges
+from gradpath.selection import select
 
 GRAPH = Graph(4, 3)
 EDGES = [
@@ -85,27 +89,49 @@ def test_a_folded_group_is_one_box_with_its_edges_summed() -> None:
     assert len(fold(circuit(), Notes(groups=(unfolded,)))[1]) == len(EDGES)
 
 
-def test_a_box_lies_above_all_that_it_reads_and_none_covers_another() -> None:
-    boxes, edges = fold(circuit(), Notes())
-    places = layout(boxes, edges)
-    for source, target, _ in edges:
-        assert places[source][1] < places[target][1]
-    names = list(boxes)
-    for i, a in enumerate(names):
-        for b in names[:i]:
-            (x, y), (u, v) = places[a], places[b]
-            apart = (
-                abs(x - u) >= (boxes[a].width + boxes[b].width) / 2
-                or abs(y - v) >= (boxes[a].height + boxes[b].height) / 2
-            )
-            assert apart, (a, b)
+def bezier(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points on the curves of an edge."""
+    curves = [points[at : at + 4] for at in range(0, len(points) - 1, 3)]
+    shares = [i / 12 for i in range(13)]
+    weights = [((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3) for t in shares]
+    return [
+        (
+            sum(w * p[0] for w, p in zip(weight, curve, strict=True)),
+            sum(w * p[1] for w, p in zip(weight, curve, strict=True)),
+        )
+        for curve in curves
+        for weight in weights
+    ]
+
+
+# A group that reads a node which reads it has an edge that leads down.
+LOOPED = Notes(groups=(Group("loop", ("a0.h1", "a3.h0", "m3")),))
+
+
+@pytest.mark.parametrize("notes", [Notes(), Notes(groups=(PAIR,)), LOOPED], ids=["plain", "group", "loop"])
+def test_no_box_covers_another_and_no_edge_is_behind_a_box_that_it_does_not_touch(notes: Notes) -> None:
+    scores = Maker().scores(4, 3, seed=3)
+    for shown in (circuit(), select(scores, 40), select(scores, 120)):
+        boxes, edges = fold(shown, notes)
+        plan = layout(boxes, edges)
+        corners = {name: (*plan.place(name), box.width / 2, box.height / 2) for name, box in boxes.items()}
+        for a, b in itertools.combinations(corners, 2):
+            (x, y, w, h), (u, v, w2, h2) = corners[a], corners[b]
+            assert abs(x - u) >= w + w2 or abs(y - v) >= h + h2, (a, b)
+        for edge in edges:
+            if not notes.groups:
+                assert plan.place(edge[0])[1] < plan.place(edge[1])[1]
+            points = bezier(route(plan, boxes, edge))
+            for name in corners.keys() - set(edge[:2]):
+                x, y, w, h = corners[name]
+                assert not any(abs(px - x) < w and abs(py - y) < h for px, py in points), (edge, name)
 
 
 def test_two_chains_do_not_cross() -> None:
     chains = [("input->a0.h0<q>", 1.0), ("input->a0.h2<q>", 1.0), ("a0.h0->a1.h2<q>", 1.0), ("a0.h2->a1.h0<q>", 1.0)]
     chains += [("a1.h2->logits", 1.0), ("a1.h0->logits", 1.0)]
-    places = layout(*fold(circuit_by_names(GRAPH, chains, {}), Notes()))
-    assert (places["a0.h0"][0] < places["a0.h2"][0]) == (places["a1.h2"][0] < places["a1.h0"][0])
+    x = layout(*fold(circuit_by_names(GRAPH, chains, {}), Notes())).x
+    assert (x["a0.h0"] < x["a0.h2"]) == (x["a1.h2"] < x["a1.h0"])
 
 
 def test_show_draws_names_groups_and_insets(tmp_path: Path) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from browsing import Visit, edges_shown, ink
+from browsing import Visit, edges_shown, ink, pick, saved
+from making import check_schema
 from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.explanation import Inside, look_inside
 from gradpath.model.transformer import Transformer
-from gradpath.report import Chosen, MethodRun, Report, evidence, render
-from gradpath.report.data import spread_examples
+from gradpath.report import Chosen, MethodRun, Report, evidence
+from gradpath.report.data import Page
+from gradpath.report.examples import spread_examples
+from gradpath.report.payload import page_of, plain
 
 pytestmark = pytest.mark.browser
 
@@ -36,11 +38,6 @@ def look(model: Transformer) -> tuple[Report, Inside]:
     shown = evidence(TASK, result, model.tokenizer, 4)
     report = Report("a task", "gpt2", "a task", [MethodRun(scores)], Chosen(60, "top"), shown, inside=inside)
     return report, inside
-
-
-def pick(page: Any, node: str) -> None:
-    page.fill("#search", node)
-    page.press("#search", "Enter")
 
 
 def value(text: str) -> float:
@@ -73,7 +70,9 @@ def test_an_example_colours_the_edges_by_its_own_effects(visit: Visit, looked: t
     assert ink(page) == before[1]
 
 
-def test_the_steps_go_from_the_mean_to_the_last_example(visit: Visit, looked: tuple[Report, Inside]) -> None:
+def test_the_steps_go_from_the_mean_to_the_last_example_and_downloads_have_the_scores(
+    visit: Visit, looked: tuple[Report, Inside], tmp_path: Path
+) -> None:
     page = visit.open(looked[0])
     assert page.is_disabled("#example-before")
     for i in range(4):
@@ -81,6 +80,25 @@ def test_the_steps_go_from_the_mean_to_the_last_example(visit: Visit, looked: tu
         assert page.input_value("#example") == str(i)
     assert page.is_disabled("#example-after")
     assert "kept worst" in page.locator("#example option:checked").inner_text()
+    circuit = gp.load_circuit(saved(page, "#save-json", tmp_path))
+    assert circuit.edges == looked[1].circuit.edges
+    assert circuit.scores.tolist() == looked[1].circuit.scores.tolist()
+
+
+def test_what_the_circuit_does_is_told_and_each_node_is_a_link(visit: Visit, looked: tuple[Report, Inside]) -> None:
+    report, inside = looked
+    roles = [replace(role, sentence=f"does <b>{role.node}") for role in inside.explanation if role.attends]
+    told = replace(inside, explanation=replace(inside.explanation, roles=tuple(roles)))
+    page = visit.open(replace(report, inside=told))
+    first = [role.node for role in roles][:8]
+    assert page.locator("#does a").all_inner_texts() == first
+    assert page.locator("#does span").all_inner_texts() == [f"does <b>{node}" for node in first]
+    assert [value(text) for text in page.locator("#does b").all_inner_texts()] == pytest.approx(
+        [role.effect for role in roles[:8]], rel=0.01
+    )
+    page.locator("#does a").nth(1).click()
+    assert page.inner_text("#details-title") == first[1]
+    assert page.inner_text("#inside .sentence") == f"Does <b>{first[1]}."
 
 
 def test_a_head_shows_its_attention_in_three_runs(visit: Visit, looked: tuple[Report, Inside]) -> None:
@@ -144,33 +162,15 @@ def test_an_edge_shows_its_effect_on_every_example_and_the_way_there(
     assert "on this example" in page.inner_text("#details")
 
 
-def test_downloads_have_the_scores_whatever_example_is_shown(
-    visit: Visit, looked: tuple[Report, Inside], tmp_path: Path
-) -> None:
-    page = visit.open(looked[0])
-    page.select_option("#example", "1")
-    with page.expect_download() as download:
-        page.click("#save-json")
-    download.value.save_as(tmp_path / "circuit.json")
-    circuit = gp.load_circuit(tmp_path / "circuit.json")
-    assert circuit.edges == looked[1].circuit.edges
-    assert circuit.scores.tolist() == looked[1].circuit.scores.tolist()
-
-
 def test_a_page_without_examples_offers_none(visit: Visit, looked: tuple[Report, Inside]) -> None:
-    from dataclasses import replace
-
-    text = render(replace(looked[0], inside=None, examples=()))
-    page = visit.open(text)
+    page = visit.open(replace(looked[0], inside=None, examples=()))
     assert not page.is_visible("#picker")
     pick(page, "m2")
     assert not page.is_visible("#inside-card")
-    assert "inside" not in json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
 
 
-@pytest.mark.parametrize("width", [360, 1440])
-def test_nothing_is_wider_than_the_page(visit: Visit, looked: tuple[Report, Inside], width: int) -> None:
-    page = visit.open(looked[0], width=width)
+def test_nothing_is_wider_than_the_page(visit: Visit, looked: tuple[Report, Inside]) -> None:
+    page = visit.open(looked[0], width=360)
     page.select_option("#example", "1")
     pick(page, "a1.h0")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
@@ -178,6 +178,7 @@ def test_nothing_is_wider_than_the_page(visit: Visit, looked: tuple[Report, Insi
 
 def test_an_mlp_with_experts_shows_their_parts_of_its_effect(visit: Visit) -> None:
     report, inside = look(tiny_model("qwen2-moe"))
+    check_schema(plain(page_of(report)), Page, "page", set())
     role = next(role for role in inside.explanation if len(role.experts) > 2)
     page = visit.open(report)
     pick(page, role.node)

@@ -7,20 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Visit, edges_shown, still
+from browsing import Visit, ask, click_on, edges_shown, pick, saved, still
 from making import Maker
 
 from gradpath.graph import Graph
 from gradpath.report import render
-from gradpath.report.figure import Group, NodeNote, Notes, load_notes
+from gradpath.report.notes import Group, NodeNote, Notes, load_notes
 from gradpath.selection import select
 
 pytestmark = pytest.mark.browser
-
-
-def pick(page: Any, node: str) -> None:
-    page.fill("#search", node)
-    page.press("#search", "Enter")
 
 
 def until(page: Any, script: str) -> None:
@@ -32,30 +27,27 @@ def until(page: Any, script: str) -> None:
     raise AssertionError(f"never true: {script}")
 
 
-def saved(page: Any, folder: Path) -> Path:
-    with page.expect_download() as download:
-        page.click("#save-notes")
-    download.value.save_as(folder / "notes.json")
-    return folder / "notes.json"
-
-
 def two_heads(circuit: Any) -> list[str]:
     """Two heads of the circuit that read the same source."""
     return [node for node in circuit.nodes if node.startswith("a")][:2]
 
 
-def test_a_node_can_be_named_coloured_noted_and_grouped(visit: Visit, make: Maker, tmp_path: Path) -> None:
+def test_a_node_can_be_named_coloured_noted_and_grouped_and_a_link_restores_it(
+    visit: Visit, make: Maker, tmp_path: Path
+) -> None:
     scores = make.scores(4, 4)
-    page = visit.open(make.report(scores, edges=60))
+    text = render(make.report(scores, edges=60))
+    page = visit.open(text)
+    assert page.evaluate("location.hash") == ""
     one, two = two_heads(select(scores, 60))
     pick(page, one)
     assert page.inner_text("#notes-title") == f"Notes on {one}"
     still(page)
     before = page.locator("#canvas").screenshot()
-    page.fill("#note-name", "<b>mover")
+    page.fill("#note-name", "<b>mover & = 100%")
     page.fill("#note-text", "moves names")
     page.locator(".swatch").nth(2).click()
-    assert page.inner_text("#details-title") == f"<b>mover ({one})"
+    assert page.inner_text("#details-title") == f"<b>mover & = 100% ({one})"
     still(page)
     assert page.locator("#canvas").screenshot() != before
     for node in (one, two):
@@ -63,9 +55,17 @@ def test_a_node_can_be_named_coloured_noted_and_grouped(visit: Visit, make: Make
         page.fill("#note-group", "movers")
         page.press("#note-group", "Tab")
     assert page.inner_text("#groups") == "movers (2)"
-    notes = load_notes(saved(page, tmp_path), scores.graph)
-    assert notes.nodes[one] == NodeNote("<b>mover", "#0072b2", "moves names")
+    notes = load_notes(saved(page, "#save-notes", tmp_path), scores.graph)
+    assert notes.nodes[one] == NodeNote("<b>mover & = 100%", "#0072b2", "moves names")
     assert [(group.name, group.nodes, group.folded) for group in notes.groups] == [("movers", (one, two), False)]
+    ask(page, edges=45, how="greedy")
+    pick(page, one)
+    until(page, f"location.hash.includes('n=45') && location.hash.includes('node={one}')")  # written after a moment
+    again = visit.open(text, address=page.evaluate("location.hash"))
+    until(again, "document.getElementById('count').value === '45'")
+    assert edges_shown(again) == select(scores, 45, selection="greedy").edges
+    assert again.inner_text("#details-title") == f"<b>mover & = 100% ({one})"
+    assert again.input_value("#note-name") == "<b>mover & = 100%"
 
 
 def test_a_folded_group_is_one_box_with_its_edges_summed(visit: Visit, make: Maker) -> None:
@@ -92,8 +92,7 @@ def test_a_folded_group_is_one_box_with_its_edges_summed(visit: Visit, make: Mak
     listed = page.locator("#details .edges button").first
     name, value = listed.locator(".edgename").inner_text(), listed.locator("b").inner_text()
     assert float(value.replace("\u2212", "-")) == pytest.approx(expected[name], rel=0.01)
-    x, y = page.evaluate(f"gradpath.where('{one}')")
-    page.click("#canvas", position={"x": x, "y": y})
+    click_on(page, one)
     assert page.inner_text("#notes-title") == "Group pair"
     page.click("#unfold")
     assert sorted(page.evaluate("gradpath.drawn()")) == sorted(circuit.edges)
@@ -101,29 +100,10 @@ def test_a_folded_group_is_one_box_with_its_edges_summed(visit: Visit, make: Mak
     assert sorted(page.evaluate("gradpath.drawn()")) == sorted(expected)
 
 
-def test_a_link_restores_what_was_shown(visit: Visit, make: Maker) -> None:
+def test_an_address_that_means_nothing_here_is_ignored(visit: Visit, make: Maker) -> None:
     scores = make.scores(4, 4)
-    text = render(make.report(scores, edges=60))
-    page = visit.open(text)
-    assert page.evaluate("location.hash") == ""
-    page.fill("#count", "45")
-    page.locator("#hows input[value=greedy]").check(force=True)
-    pick(page, "m2")
-    page.fill("#note-name", "the last & best = 100%")
-    until(page, "location.hash.includes('100')")  # it is written when nothing has changed for a moment
-    again = visit.open(text, address=page.evaluate("location.hash"))
-    until(again, "document.getElementById('count').value === '45'")
-    assert edges_shown(again) == select(scores, 45, selection="greedy").edges
-    assert again.inner_text("#details-title") == "the last & best = 100% (m2)"
-    assert again.input_value("#note-name") == "the last & best = 100%"
-
-
-@pytest.mark.parametrize(
-    "address", ["#circuit", "#n=abc&example=99&node=a99.h1&how=x&run=7", "#notes=%7Bbroken", "#n=%E0%A4%A"]
-)
-def test_an_address_that_means_nothing_here_is_ignored(visit: Visit, make: Maker, address: str) -> None:
-    scores = make.scores(4, 4)
-    page = visit.open(make.report(scores, edges=60), address=address)
+    nonsense = "#n=abc&example=99&node=a99.h1&how=x&run=7&notes=%7Bbroken&edge=%E0%A"
+    page = visit.open(make.report(scores, edges=60), address=nonsense)
     assert edges_shown(page) == select(scores, 60).edges
     assert not page.is_visible("#fatal")
 

@@ -62,15 +62,11 @@ def test_a_backend_that_is_loaded_by_a_plot_stays_interactive(tmp_path: Path) ->
     assert ran.stdout.split() == ["module://own_backend", "True"]
 
 
-def test_scores_plot_has_a_cell_for_every_node_that_writes(make: Maker) -> None:
-    ax = plot_scores(make.scores(3, 4))
-    array = ax.images[0].get_array()
+def test_scores_plot_has_a_cell_for_every_node_that_writes_and_refuses_what_is_no_number(make: Maker) -> None:
+    scores = make.scores(3, 4)
+    array = plot_scores(scores).images[0].get_array()
     assert array is not None
     assert array.shape == (3, 5)
-
-
-def test_scores_plot_refuses_what_is_no_number(make: Maker) -> None:
-    scores = make.scores()
     with pytest.raises(InputError, match="not finite"):
         plot_scores(replace(scores, values=scores.values * torch.nan))
 
@@ -80,9 +76,11 @@ def test_plots_draw_into_the_axes_they_are_given(make: Maker, result: Result) ->
 
     _, (a, b, c) = plt.subplots(1, 3)
     scores = make.scores()
+    circuit = select(scores, 30)
     assert plot_result(result, a) is a
     assert plot_scores(scores, b) is b
-    assert plot_circuit(select(scores, 30), c) is c
+    assert plot_circuit(circuit, c) is c
+    assert {edge.partition("->")[0] for edge in circuit.edges} <= {text.get_text() for text in c.texts}
     a.get_figure().canvas.draw()
 
 
@@ -103,12 +101,6 @@ def test_a_canvas_shows_nothing_but_the_drawing() -> None:
     assert not ax.axison
 
 
-def test_circuit_plot_shows_its_nodes(make: Maker) -> None:
-    circuit = select(make.scores(), 30)
-    shown = {text.get_text() for text in plot_circuit(circuit).texts}
-    assert {edge.partition("->")[0] for edge in circuit.edges} <= shown
-
-
 def test_cards_tell_the_numbers(make: Maker, result: Result) -> None:
     scores = make.scores()
     circuit = select(scores, 30)
@@ -119,15 +111,10 @@ def test_cards_tell_the_numbers(make: Maker, result: Result) -> None:
     assert circuit.edges[0].replace(">", "&gt;").replace("<", "&lt;") in circuit_card(circuit)
 
 
-def test_cards_escape_names(make: Maker) -> None:
-    scores = make.scores()
-    evil = replace(scores, about={"task": "<script>alert(1)</script>"})
-    assert "<script>" not in scores_card(evil)
-    assert "<script>" not in circuit_card(select(evil, 30))
-
-
-def test_card_of_an_empty_circuit_is_shown(make: Maker) -> None:
-    circuit = select(make.scores(), 30)
+def test_cards_escape_names_and_show_empty_circuits(make: Maker) -> None:
+    evil = replace(make.scores(), about={"task": "<script>alert(1)</script>"})
+    circuit = select(evil, 30)
+    assert "<script>" not in scores_card(evil) + circuit_card(circuit)
     assert "Circuit of 0 edges" in circuit_card(replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0]))
 
 

@@ -14,7 +14,7 @@ from gradpath.grid.faithfulness import RANDOM
 from gradpath.grid.jobs import circuit_cell
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
 from gradpath.report.data import CHANCE, IN_PAGE, READABLE, SAVED
-from gradpath.report.page import LIMIT
+from gradpath.report.payload import LIMIT
 
 
 def write_report(bench: Bench, outcome: Outcome, folder: Path, command: str) -> list[Path]:
@@ -79,5 +79,4 @@ def _chosen(rows: Sequence[Row], run: MethodRun) -> Chosen:
     shown = how if how in IN_PAGE else SAVED if run.circuit is not None else "top"
     # A page of half of all edges would be large and would show nothing.
     sizes = [row["edges_requested"] for row in rows if 0 < row["edges_requested"] <= LIMIT] or [LIMIT]
-    opens = max((n for n in sizes if n <= READABLE), default=min(sizes))
-    return Chosen(edges=max(sizes), how=shown, opens=opens, largest_of_curve=True)
+    return Chosen(edges=max((n for n in sizes if n <= READABLE), default=min(sizes)), how=shown, found=False)

@@ -19,25 +19,16 @@ from gradpath.evaluation.result import Result
 from gradpath.explanation import Inside, look_inside
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.pipeline.examples import notices
 from gradpath.recipe import Recipe
-from gradpath.report.data import (
-    CHANCE,
-    IN_PAGE,
-    READABLE,
-    SAVED,
-    SHOWN,
-    Chosen,
-    CurvePoint,
-    MethodRun,
-    Report,
-    evidence,
-    selected_by,
-    spread_examples,
-)
+from gradpath.report.data import CHANCE, IN_PAGE, SAVED, Chosen, CurvePoint, MethodRun, Report, selected_by
+from gradpath.report.examples import SHOWN, evidence, spread_examples
+from gradpath.report.facts import sentences
 from gradpath.report.page import write
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
 from gradpath.selection import Order
+from gradpath.tasks.load import WARNING
 from gradpath.tasks.task import Task
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check, quick_checks
@@ -118,6 +109,7 @@ class Found:
         run, chosen = self._shown(how)
         facts: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
         facts |= {
+            "pairs": self._pairs(),
             "examples measured": len(self.measured),
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -138,20 +130,23 @@ class Found:
         )
         write(report, Path(file))
 
+    def _pairs(self) -> str:
+        """Which pairs were used and how many were dropped, as ``find`` prints it, without the list of rows."""
+        lines = notices(self.attributed, self.measured)
+        return sentences(line.removeprefix(WARNING).rstrip(":") for line in lines if not line.startswith("  "))
+
     def _shown(self, how: str) -> tuple[MethodRun, Chosen]:
         """What the page needs: the scores to select from, the order of edges, or only the circuit itself."""
         requested = self.circuit.requested
         if how not in IN_PAGE and self.order is None:
             circuit = selected_by(self.circuit, how)
             return MethodRun(self.scores, circuit=circuit), Chosen(len(circuit), SAVED)
-        sizes = [result.edges_requested for result in [*self.curve, self.result]]
-        opens = requested if requested <= READABLE else max((n for n in sizes if n <= READABLE), default=requested)
         if how in IN_PAGE:
-            return MethodRun(self.scores), Chosen(requested, how, opens=opens)
+            return MethodRun(self.scores), Chosen(requested, how)
         assert self.order is not None
-        whole = self.order.circuit(max(sizes), prune=False)
-        run = MethodRun(self.scores, circuit=whole, smallest=self.order.smallest)
-        return run, Chosen(requested, SAVED, opens=opens)
+        largest = max(result.edges_requested for result in [*self.curve, self.result])
+        whole = self.order.circuit(largest, prune=False)
+        return MethodRun(self.scores, circuit=whole, smallest=self.order.smallest), Chosen(requested, SAVED)
 
     def _inside(self) -> Inside | str:
         """What the circuit does on the examples that the report shows, or why that cannot be computed."""

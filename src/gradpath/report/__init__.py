@@ -20,7 +20,7 @@ To write the page of a run, as ``find`` does::
         "report.html",
     )
 
-The page itself can select by ``top``, ``greedy`` and ``signed``. For a circuit of another selection, pass
+A page of scores offers ``top``, ``greedy`` and ``signed``. For a circuit of another selection, pass
 ``MethodRun(scores, curve, circuit=circuit)`` and ``Chosen(len(circuit), "saved")``; points of the curve with the
 same ``how`` as the circuit belong to it.
 
@@ -28,16 +28,8 @@ same ``how`` as the circuit belong to it.
 the suffix: .html, .svg, .png, .pdf, .dot or .graphml.
 """
 
-from gradpath.report.data import (
-    Chosen,
-    CurvePoint,
-    Example,
-    MethodRun,
-    Report,
-    circuit_report,
-    evidence,
-    verdict_report,
-)
+from gradpath.report.data import Chosen, CurvePoint, Example, MethodRun, Report, circuit_report, verdict_report
+from gradpath.report.examples import evidence
 from gradpath.report.page import render, show, write
 
 __all__ = ["Chosen", "CurvePoint", "Example", "MethodRun", "Report"]

@@ -1,4 +1,9 @@
-"""The data of a report: what was measured. The page computes circuits of other sizes, pruning and sparsities itself."""
+"""The data of a report: what was measured, as Python passes it, and ``Page``, all that the page's JSON has.
+
+The page selects and prunes nothing itself. Of every order of edges it gets the edges, best first, and for each node the
+smallest number of edges at which the node is on a path from ``input`` to ``logits``. More edges never disconnect a
+node, so of the first n edges pruning keeps those both of whose ends are connected at n.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +17,14 @@ from gradpath.evaluation.mib import Areas
 from gradpath.evaluation.result import Result
 from gradpath.explanation import Inside
 from gradpath.graph import Graph
-from gradpath.model.tokenizer import Tokenizer
 from gradpath.recipe import Recipe
 from gradpath.scores import Scores
-from gradpath.tasks.metrics import logit_difference, probability_difference
-from gradpath.tasks.task import Task, encode
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check
 from gradpath.verdict.effects import Effects
 
-IN_PAGE = ("top", "greedy", "signed")  # the selections that the page can compute
-READABLE = 200  # the most edges that a person can follow in a drawing: a page opens on no more
-SHOWN = 16  # examples that the page offers
+IN_PAGE = ("top", "greedy", "signed")  # the selections that a page of scores offers
+READABLE = 200  # the most edges that a person can follow in a drawing: the page draws no more until it is told to
 SAVED = "saved"  # the page's name for the order of the edges in a circuit
 CHANCE = "random"  # the points of a curve with this selection are drawn as a grey band
 
@@ -32,20 +33,18 @@ CHANCE = "random"  # the points of a curve with this selection are drawn as a gr
 class CurvePoint:
     """The measured faithfulness of one circuit: a point of a method's curve."""
 
-    how: str
-    edges_asked: int
-    edges_kept: int
+    how: str  # the selection of the circuit
+    requested: int  # edges that were requested
+    kept: int  # edges after pruning
     faithfulness: float
-    low: float
+    low: float  # of the 95% interval
     high: float
     error: float
 
     @classmethod
     def of(cls, how: str, result: Result) -> CurvePoint:
         """The point of a result; ``how`` is the selection of its circuit."""
-        return cls(
-            how, result.edges_requested, result.edges_kept, result.faithfulness, *result.interval, error=result.error
-        )
+        return cls(how, result.edges_requested, result.edges_kept, result.faithfulness, *result.interval, result.error)
 
 
 def selected_by(circuit: Circuit, how: str) -> Circuit:
@@ -60,8 +59,8 @@ class MethodRun:
     Args:
         scores: The scores; None if there is only a circuit.
         curve: The measured circuits. Those of ``random`` are drawn as a grey band, from the worst to the best.
-        circuit: A circuit that the page cannot select, or that has no scores. The page offers its edges in their
-            order. Points of the curve whose ``how`` is that of the circuit's selection belong to it.
+        circuit: A circuit of another selection than ``IN_PAGE``, or one without scores. The page offers its edges in
+            their order. Points of the curve whose ``how`` is that of the circuit's selection belong to it.
         smallest: If the first n edges of ``circuit`` are what its selection gives for n edges, the smallest such n. The
             circuit is then the largest one, not pruned.
         name: A name that tells runs of the same method apart.
@@ -99,35 +98,33 @@ class MethodRun:
 
 @dataclass(frozen=True)
 class Example:
-    """One pair of prompts as tokens, the answer, and the metric in the three runs."""
+    """One pair of prompts."""
 
     clean_tokens: Sequence[str]
     corrupted_tokens: Sequence[str]
-    answer: str
-    clean: float
-    corrupted: float
-    circuit: float | None = None
+    answer: str  # empty if the metric names none
+    clean: float  # the metric on the clean prompt
+    corrupted: float  # on the corrupted prompt
+    circuit: float | None = None  # on the clean prompt, with all edges outside the circuit ablated
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The requested circuit, on which the examples were run; or of several measured circuits the largest.
+    """The circuit that the page opens on; examples, tests and roles are of it.
 
     Args:
         edges: The number of edges.
         how: The selection.
         run: The index of its run in the report.
         pruned: Whether edges that are on no path from ``input`` to ``logits`` were removed.
-        opens: The number of edges that the page shows first; by default the requested circuit.
-        largest_of_curve: Whether this is the largest circuit of a curve, not one that was looked for.
+        found: Whether it was looked for; else it is one of the circuits of a curve.
     """
 
     edges: int
     how: str = "top"
     run: int = 0
     pruned: bool = True
-    opens: int | None = None
-    largest_of_curve: bool = False
+    found: bool = True
 
 
 @dataclass(frozen=True)
@@ -139,13 +136,12 @@ class Report:
         model: The name of the model.
         task: The name of the task.
         runs: One entry for each method.
-        chosen: The requested circuit.
+        chosen: The circuit that the page opens on.
         examples: A few examples, as ``evidence`` gives them.
         command: The command that makes the report again.
         about: Further facts to list, such as the seed, the time and the versions.
-        inside: What the nodes and edges of the requested circuit do on these examples, or a text that says why that
-            is not known.
-        checks: The results of the tests of the requested circuit, by name (``verdict.test`` and ``quick_checks``).
+        inside: What the nodes and edges of the circuit do on these examples, or a text that says why that is not known.
+        checks: The results of the tests of the circuit, by name (``verdict.test`` and ``quick_checks``).
         effects: The estimated and the measured effects of a sample of its edges, from the verdict.
     """
 
@@ -160,6 +156,179 @@ class Report:
     inside: Inside | str | None = None
     checks: Mapping[str, Check] = field(default_factory=dict)
     effects: Effects | None = None
+
+
+# What the page's JSON has. A column is a text: little-endian numbers in base64, of the type that its comment names.
+
+
+@dataclass(frozen=True)
+class GraphTable:
+    """The model's graph. Nodes are numbered: the sources in their order, then ``logits``."""
+
+    n_layers: int
+    n_heads: int
+    parallel: bool
+    nodes: Sequence[str]  # the name of each node
+    layers: Sequence[int]  # its layer; -1 for input, n_layers for logits
+    columns: Sequence[int]  # its head; n_heads for an MLP, -1 for input and logits
+    target_nodes: Sequence[int]  # the node of each target
+    target_kinds: Sequence[int]  # what each target is: 0 q, 1 k, 2 v, 3 mlp, 4 logits
+
+
+@dataclass(frozen=True)
+class Order:
+    """Edges, best first; the first n are the circuit of n edges."""
+
+    label: str  # the name of the selection, for people
+    title: str  # a sentence about it
+    how: str  # its name: points of the curve with this name belong to it
+    size: int  # the number of its edges
+    smallest: int  # the smallest number of edges that it was made for
+    requested: int | None  # if only the whole order is a circuit of the selection: the edges that were requested, else None
+    edges: str  # uint32: positions in the run's columns
+    connected: str  # uint32: for each node the least n at which it is on a path; more than ``size`` if there is none
+    recipe: Mapping[str, Any] | None  # the recipe in the file of its circuit, except the size
+    areas: str  # the areas of the MIB benchmark, or empty
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one of two compared circuits has of the edges of a run."""
+
+    rank: str  # uint32: from 1; 0 for edges that it does not have
+    score: str  # float32
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method, or one part of a comparison. Its edges are columns, sorted by position."""
+
+    name: str  # for people
+    edges: str  # uint32: positions in the flattened (source, target) matrix
+    scores: str  # float32
+    sides: Sequence[Side] | None  # of a comparison: A and B
+    orders: Mapping[str, Order]  # by the page's name of the selection; the first is offered first
+    curve: Sequence[CurvePoint]  # the measured circuits
+    recorded: Mapping[str, Any]  # the facts in the file of its circuit
+    facts: Sequence[tuple[str, str]]  # how it was made, for people: labels and texts
+    cut: str  # a sentence: which edges are in the page
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The circuit that the page opens on."""
+
+    run: int  # index of its run
+    how: str  # key of its order
+    edges: int  # its first so many edges
+    pruned: bool
+    requested: int  # edges that were requested
+    found: bool  # whether it was looked for
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One test of the circuit."""
+
+    name: str
+    question: str
+    value: float | None
+    null: float | None  # the value by chance, or the limit
+    null_is: str | None  # what ``null`` is called; None if it is not shown
+    limit: str  # what the value has to be
+    passed: bool | None  # None if it could not be made
+    about: str  # the result in a sentence
+
+
+@dataclass(frozen=True)
+class EffectsRow:
+    """Effects of a sample of the circuit's edges, in shares of the behaviour."""
+
+    edges: Sequence[str]
+    measured: Sequence[float]
+    estimated: Sequence[float] | None
+    bound: float | None  # no other edge has a larger effect
+    correlation: float | None
+    about: str
+
+
+@dataclass(frozen=True)
+class VerdictTable:
+    """The tests of the circuit."""
+
+    checks: Sequence[CheckRow]
+    sentence: str  # which were passed
+    note: str  # which were not made, if some were not
+    command: str  # that makes all of them
+    effects: EffectsRow | None
+
+
+@dataclass(frozen=True)
+class RoleRow:
+    """What one node does over all examples shown."""
+
+    node: str  # name
+    sentence: str | None
+    effect: float | None  # on the metric, to first order
+    direct_effect: float | None  # what the metric loses without its edge to logits
+    scores: Mapping[str, float]  # of a head, as a kind known from the literature
+    experts: Sequence[Mapping[str, Any]]  # name, effect, and shares of the tokens that choose it: clean, corrupted
+    attends: Mapping[str, Any] | None  # from: a part of the prompt; clean, corrupted, circuit: weights by part
+
+
+@dataclass(frozen=True)
+class InsideTable:
+    """What the circuit does on each of the examples."""
+
+    nodes: Sequence[RoleRow]  # strongest effect first
+    answers: Sequence[str] | None  # names of the correct and the wrong answer
+    sources: Sequence[int]  # nodes that write
+    heads: Sequence[int]  # the heads among them
+    edges: str  # uint32: positions of the circuit's edges in the flattened matrix
+    effects: str  # float32 (example, edge)
+    patterns: Sequence[str]  # uint8, for each example: (clean, corrupted, circuit; head; query and earlier key)
+    vocabulary: Sequence[str]  # the texts of tokens
+    tokens: str  # uint32 (example, source, token): in the vocabulary; half are raised, half lowered
+    logits: str  # float32 (example, source, token)
+    sides: str | None  # float32 (example, source, correct and wrong answer)
+
+
+@dataclass(frozen=True)
+class ComparisonTable:
+    """Two circuits in numbers."""
+
+    names: Sequence[str]
+    edges_a: int
+    edges_b: int
+    edges_both: int
+    nodes_a: int
+    nodes_b: int
+    nodes_both: int
+    jaccard_edges: float
+    jaccard_nodes: float
+    edges_both_by_chance: float  # that two random circuits of these sizes share on average
+
+
+@dataclass(frozen=True)
+class Page:
+    """The JSON of a page."""
+
+    title: str
+    model: str
+    task: str
+    graph: GraphTable
+    edges_total: int  # of the model
+    readable: int  # edges that are drawn at first
+    runs: Sequence[Run]
+    chosen: Opened
+    examples: Sequence[Example]
+    command: str
+    bibtex: str
+    verdict: VerdictTable | None = None
+    inside: InsideTable | None = None
+    no_inside: str = ""  # why ``inside`` is not known
+    compare: ComparisonTable | None = None
+    notes: Mapping[str, Any] | None = None  # as the page saves them
 
 
 def circuit_report(circuit: Circuit, command: str = "") -> Report:
@@ -193,54 +362,3 @@ def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Rep
         effects=verdict.effects,
         about={"tested on": f"{verdict.examples} examples of {verdict.task}"},
     )
-
-
-def spread_examples(result: Result, n: int) -> list[int]:
-    """The numbers of n examples, evenly from the one that the circuit preserves best to the worst."""
-    distance = (result.circuit_values - result.clean_values).abs()
-    total = len(distance)
-    step = (total - 1) / (n - 1) if total > n >= 2 else 1
-    places = [round(i * step) for i in range(min(total, n))]
-    examples: list[int] = distance.argsort(stable=True)[places].tolist()
-    return examples
-
-
-def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = SHOWN) -> tuple[Example, ...]:
-    """Pick examples to show, evenly from the one that the circuit preserves best to the worst.
-
-    Args:
-        task: The examples that the circuit was evaluated on.
-        result: What ``evaluate`` gave.
-        tokenizer: The model's tokenizer; without one, tokens are shown as numbers.
-        n: The number of examples.
-
-    Returns:
-        The examples, in order of the circuit's distance from the model.
-    """
-    pairs = encode(task, tokenizer)
-    has_answers = task.metric in (logit_difference, probability_difference)
-
-    def example(i: int) -> Example:
-        end = int(pairs.last[i]) + 1
-        return Example(
-            clean_tokens=[_text(token, tokenizer) for token in pairs.clean[i, :end].tolist()],
-            corrupted_tokens=[_text(token, tokenizer) for token in pairs.corrupted[i, :end].tolist()],
-            answer=_answer(pairs.labels[i], tokenizer) if has_answers else "",
-            clean=float(result.clean_values[i]),
-            corrupted=float(result.corrupted_values[i]),
-            circuit=float(result.circuit_values[i]),
-        )
-
-    return tuple(map(example, spread_examples(result, n)))
-
-
-def _text(token: int, tokenizer: Tokenizer | None) -> str:
-    return f" {token}" if tokenizer is None else tokenizer.decode([token])
-
-
-def _answer(label: Any, tokenizer: Tokenizer | None) -> str:
-    """The correct answer; of several the first, with the number of the others."""
-    correct = [token for token in label[0].reshape(-1).tolist() if token >= 0]
-    if not correct:
-        return ""
-    return _text(correct[0], tokenizer) + (f" (or {len(correct) - 1} more)" if len(correct) > 1 else "")

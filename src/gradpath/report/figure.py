@@ -3,25 +3,16 @@
 1. Fold: a folded group becomes one box, and edges between the same two boxes that feed the same of q, k, v, MLP or
    logits are summed.
 2. Rows: a box is one row above the highest box that it reads.
-3. Places in a row: boxes move to the mean of their neighbours, weighted by |score|, and are then spread apart; this is
-   repeated, so that strong edges cross little.
-
-Names, colours and groups of nodes are notes on the circuit, in a file that the page saves::
-
-    {"gradpath_notes": 1, "graph": {...},
-     "nodes": {"a20.h0": {"name": "S-inhibition", "colour": "#009e73", "note": "reads the subject's second mention"}},
-     "groups": [{"name": "name movers", "colour": "#d55e00", "nodes": ["a23.h0", "a23.h1"], "folded": true}],
-     "view": {...}}
-
-``view`` is what the page showed.
+3. Lanes: an edge that passes a row has a place of its own there, so that no edge lies behind a box that it does not
+   touch. It bends only between rows.
+4. Places in a row: boxes and lanes move to the mean of their neighbours, weighted by |score|, and are then spread
+   apart; this is repeated, so that strong edges cross little.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 from pathlib import Path
@@ -30,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, reason
+from gradpath.errors import InputError
 from gradpath.formats.edges import column
-from gradpath.graph import Graph, graph_from_json, kind, node_of
+from gradpath.graph import Graph, kind, node_of
+from gradpath.report.notes import Notes
 from gradpath.report.plots import PORTS, draw_edge, legend
 from gradpath.report.style import INK, MUTED, PAPER, canvas, save_as
 
@@ -40,129 +32,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMAT = 1  # of notes
-_COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
 MOST = 150  # boxes: more cannot be read on a page
-_GAP, _ROW = 0.16, 0.56  # inches between boxes, and from row to row
+_GAP, _LANE = 0.16, 0.07  # inches between two boxes, and on each side of a lane
+_ROW, _BEND, _MOST_ROW = 0.3, 0.007, 0.55  # inches between rows: at least, for each edge that bends there, at most
 _LETTER, _LINE = 0.062, 0.125  # inches: the width of a letter and the height of a line
 _PER_LINE = 4  # nodes of a group in a line
 _SWEEPS = 40
 _INSET = 1.55  # inches: the side of an attention pattern
 _LEGEND = 3.2, 0.55  # inches: the width and the height of the legend
 Attention = Mapping[str, tuple[Tensor, Sequence[str]]]  # of a head: weights (pos, pos), and the tokens
-
-
-@dataclass(frozen=True)
-class NodeNote:
-    """The name, colour and remark of a node; each may be empty."""
-
-    name: str = ""
-    colour: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Nodes that belong together."""
-
-    name: str
-    nodes: tuple[str, ...]
-    colour: str = ""
-    folded: bool = True
-
-
-@dataclass(frozen=True)
-class Notes:
-    """Notes on the nodes of one model."""
-
-    nodes: Mapping[str, NodeNote] = field(default_factory=dict)
-    groups: tuple[Group, ...] = ()
-    view: Mapping[str, Any] = field(default_factory=dict)
-
-    def group_of(self, node: str) -> Group | None:
-        return next((group for group in self.groups if node in group.nodes), None)
-
-    def name_of(self, node: str) -> str:
-        return self.nodes.get(node, NodeNote()).name
-
-    def colour_of(self, node: str) -> str:
-        """The colour of a node, or that of its group; empty if neither has one."""
-        group = self.group_of(node)
-        return self.nodes.get(node, NodeNote()).colour or (group.colour if group else "")
-
-    def to_json(self, graph: Graph) -> dict[str, Any]:
-        """The content of a file of notes."""
-        return {
-            "gradpath_notes": FORMAT,
-            "graph": graph.to_json(),
-            "nodes": {node: vars(note) for node, note in self.nodes.items()},
-            "groups": [{**vars(group), "nodes": list(group.nodes)} for group in self.groups],
-            "view": dict(self.view),
-        }
-
-
-def load_notes(file: str | Path, graph: Graph) -> Notes:
-    """Read notes that the page saved, for a circuit of this graph; every node is checked."""
-    try:
-        return _parsed(json.loads(Path(file).read_text(encoding="utf-8")), graph)
-    except FileNotFoundError:
-        raise InputError(
-            f"there is no file {file}. Save notes in the report, with the button below the drawing."
-        ) from None
-    except InputError as problem:
-        raise InputError(f"{file} cannot be used as notes: {problem}") from None
-    except (OSError, ValueError, RecursionError) as problem:
-        raise InputError(
-            f"{file} cannot be read as notes ({reason(problem)}). Save them again in the report."
-        ) from None
-
-
-def _parsed(content: Any, graph: Graph) -> Notes:
-    if not isinstance(content, dict) or content.get("gradpath_notes") != FORMAT:
-        raise InputError(f'it has no "gradpath_notes": {FORMAT}. Give a file that the report saved.')
-    noted = graph_from_json(content.get("graph"))
-    if noted != graph:
-        raise InputError(
-            f"the notes are of a model with {noted.n_layers} layers of {noted.n_heads} heads, and the circuit is of "
-            f"one with {graph.n_layers} layers of {graph.n_heads}. Use notes of the same model."
-        )
-    nodes, groups = content.get("nodes", {}), content.get("groups", [])
-    if not isinstance(nodes, dict) or not isinstance(groups, list):
-        raise InputError("its nodes must be an object and its groups a list. Save them again in the report.")
-    notes = {_node(node, graph): NodeNote(**_texts(note, ("name", "colour", "note"))) for node, note in nodes.items()}
-    view = content.get("view")
-    return Notes(notes, _groups(groups, graph), view if isinstance(view, dict) else {})
-
-
-def _groups(groups: list[Any], graph: Graph) -> tuple[Group, ...]:
-    parsed, grouped_nodes = [], set[str]()
-    for group in groups:
-        if not isinstance(group, dict) or not isinstance(group.get("nodes"), list) or not group.get("nodes"):
-            raise InputError(f"a group is an object with a name and a list of nodes: got {group!r}.")
-        members = tuple(_node(node, graph) for node in group["nodes"])
-        for node in members:
-            if node in grouped_nodes:
-                raise InputError(f"the node {node!r} is in two groups. Remove it from one of them.")
-            grouped_nodes.add(node)
-        folded = bool(group.get("folded", True))
-        parsed.append(Group(**_texts(group, ("name", "colour")), nodes=members, folded=folded))
-    return tuple(parsed)
-
-
-def _node(node: Any, graph: Graph) -> str:
-    if node != "logits":
-        graph.source(str(node))
-    return str(node)
-
-
-def _texts(content: Any, names: tuple[str, ...]) -> dict[str, str]:
-    """Some values of an object as texts, the colour checked."""
-    if not isinstance(content, dict):
-        raise InputError(f"a note is an object with a name, a colour and a note: got {content!r}.")
-    texts = {name: str(content.get(name) or "") for name in names}
-    if texts["colour"] and not _COLOUR.fullmatch(texts["colour"]):
-        raise InputError(f"a colour is written #rrggbb: got {texts['colour']!r}.")
-    return texts
 
 
 @dataclass(frozen=True)
@@ -208,9 +86,9 @@ def draw_figure(
             f"a figure can show at most {MOST} nodes: this circuit has {len(boxes)}. Draw fewer of its edges with "
             "--edges, or fold nodes into groups."
         )
-    places, patterns = layout(boxes, edges), attention or {}
-    right = max(x + boxes[name].width / 2 for name, (x, _) in places.items()) + 0.1
-    top = max(y for _, y in places.values()) + 0.4
+    plan, patterns = layout(boxes, edges), attention or {}
+    right = max(x + _width(item, boxes) / 2 for item, x in plan.x.items()) + 0.1
+    top = plan.bands[-1][1] + 0.3
     width = max(right, _LEGEND[0])
     height = max(top + _LEGEND[1], len(patterns) * (_INSET + 0.75))
     full_width = width + (_INSET + 0.75 if patterns else 0.0)
@@ -218,8 +96,8 @@ def draw_figure(
     figure, axes = canvas((full_width, height), (width / full_width, 1.0))
     axes.set_xlim(left, width + left)
     axes.set_ylim(top - height, top)
-    _draw_edges(axes, boxes, edges, places)
-    _draw_boxes(axes, boxes, places)
+    _draw_edges(axes, boxes, edges, plan)
+    _draw_boxes(axes, boxes, plan)
     legend(axes)
     for row, (node, (weights, tokens)) in enumerate(patterns.items()):
         _draw_inset(figure, node, weights, tokens, row, notes)
@@ -259,33 +137,98 @@ def _box(graph: Graph, name: str, nodes: list[str], notes: Notes) -> Box:
     return Box(group.name, lines, group.colour, *place)
 
 
-def layout(boxes: Mapping[str, Box], edges: Edges) -> dict[str, tuple[float, float]]:
-    """The centre of each box, in inches."""
-    rows = _rows(boxes, edges)
-    near: dict[str, list[tuple[str, float]]] = {name: [] for name in boxes}
-    for (source, target, _), score in edges.items():
-        near[source].append((target, abs(score)))
-        near[target].append((source, abs(score)))
-    x = {name: 0.9 * box.side for name, box in boxes.items()}
+Item = str | tuple[str, str, int]  # of a row: the name of a box, or the lane of an edge from one box to another
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is, in inches."""
+
+    row: Mapping[str, int]  # of each box, from the bottom
+    x: Mapping[Item, float]
+    bands: Sequence[tuple[float, float]]  # the bottom and the top of each row
+
+    def place(self, name: str) -> tuple[float, float]:
+        """The centre of a box."""
+        return self.x[name], sum(self.bands[self.row[name]]) / 2
+
+
+def layout(boxes: Mapping[str, Box], edges: Edges) -> Layout:
+    """Place boxes and the lanes of edges in rows."""
+    row = _rows(boxes, edges)
+    rows: list[list[Item]] = [[name for name in row if row[name] == at] for at in range(1 + max(row.values()))]
+    near: dict[Item, list[tuple[Item, float]]] = {name: [] for name in boxes}
+    side: dict[Item, float] = {name: box.side for name, box in boxes.items()}
+    for (source, target), weight in _weights(edges).items():
+        lanes = _lanes(row, source, target)
+        for lane in lanes:
+            rows[lane[2]].append(lane)
+            side[lane], near[lane] = (side[source] + side[target]) / 2, []
+        chain: list[Item] = [source, *lanes, target]
+        for a, b in pairwise(chain):
+            near[a].append((b, weight))
+            near[b].append((a, weight))
+    x = {item: 0.9 * at for item, at in side.items()}
     for sweep in range(_SWEEPS):
-        for row in rows if sweep % 2 else reversed(rows):
+        for items in rows if sweep % 2 else reversed(rows):
             means = {}
-            for name in row:
-                total = sum(weight for _, weight in near[name])
-                means[name] = sum(x[other] * weight for other, weight in near[name]) / total if total else x[name]
-            row.sort(key=lambda name: (means[name], boxes[name].side, name))
-            _spread(row, means, boxes, x)
-    left = min(x[name] - boxes[name].width / 2 for name in boxes) - 0.1
-    heights, y = {}, 0.25
-    for row in rows:
-        tallest = max(boxes[name].height for name in row)
-        heights.update(dict.fromkeys(row, y + tallest / 2))
-        y += tallest + _ROW - 0.25
-    return {name: (x[name] - left, heights[name]) for name in boxes}
+            for item in items:
+                total = sum(weight for _, weight in near[item])
+                means[item] = sum(x[other] * weight for other, weight in near[item]) / total if total else x[item]
+            items.sort(key=lambda item: (means[item], side[item], str(item)))
+            _spread(items, means, boxes, x)
+    left = min(at - _width(item, boxes) / 2 for item, at in x.items()) - 0.1
+    bands, y = [], 0.25
+    for items in rows:
+        height = max(boxes[item].height for item in items if isinstance(item, str))
+        bands.append((y, y + height))
+        y += height + min(_MOST_ROW, _ROW + _BEND * sum(len(near[item]) for item in items))
+    return Layout(row, {item: at - left for item, at in x.items()}, bands)
 
 
-def _rows(boxes: Mapping[str, Box], edges: Edges) -> list[list[str]]:
-    """Boxes by row, from the bottom. Edges against the order of the model, which groups can have, do not count."""
+def _weights(edges: Edges) -> dict[tuple[str, str], float]:
+    """The sum of |score| between two boxes, whatever it feeds."""
+    weights: dict[tuple[str, str], float] = {}
+    for (source, target, _), score in edges.items():
+        weights[source, target] = weights.get((source, target), 0.0) + abs(score)
+    return weights
+
+
+def _lanes(row: Mapping[str, int], source: str, target: str) -> list[tuple[str, str, int]]:
+    """The lanes of an edge: one in each row that it passes. One that leads down also passes those of its ends."""
+    start, end = row[source], row[target]
+    return [(source, target, at) for at in (range(start + 1, end) if start < end else range(start, end - 1, -1))]
+
+
+def _width(item: Item, boxes: Mapping[str, Box]) -> float:
+    return boxes[item].width if isinstance(item, str) else 0.0
+
+
+def route(plan: Layout, boxes: Mapping[str, Box], edge: tuple[str, str, str]) -> list[tuple[float, float]]:
+    """The points of an edge's Bezier curves: straight through the rows, bent between them."""
+    source, target, feeds = edge
+    (x, y), (end_x, end_y) = plan.place(source), plan.place(target)
+    end_x += PORTS.get(feeds, 0.0) * boxes[target].width
+    lanes = _lanes(plan.row, source, target)
+    up = plan.row[source] < plan.row[target]
+    # Straight pieces: where each begins and ends, and whether it leads up (1) or down (-1).
+    pieces = [((x, y + boxes[source].height / 2), (x, plan.bands[plan.row[source]][1]), 1)]
+    for lane in lanes:
+        bottom, top = ((plan.x[lane], at) for at in plan.bands[lane[2]])
+        pieces.append((bottom, top, 1) if up else (top, bottom, -1))
+    pieces.append(((end_x, plan.bands[plan.row[target]][0]), (end_x, end_y - boxes[target].height / 2), 1))
+    points = [pieces[0][0]]
+    for (a, b, heading), after in zip(pieces, [*pieces[1:], None], strict=True):
+        points += [a, b, b]
+        if after is not None:
+            to, next_heading = after[0], after[2]
+            bend = abs(to[1] - b[1]) / 2 if heading == next_heading else _ROW / 2
+            points += [(b[0], b[1] + heading * bend), (to[0], to[1] - next_heading * bend), to]
+    return points
+
+
+def _rows(boxes: Mapping[str, Box], edges: Edges) -> dict[str, int]:
+    """The row of each box, from the bottom. Edges against the model's order, which groups can have, do not count."""
     order = sorted(boxes, key=lambda name: (boxes[name].depth, name))
     place = {name: at for at, name in enumerate(order)}
     row = dict.fromkeys(order, 0)
@@ -294,15 +237,16 @@ def _rows(boxes: Mapping[str, Box], edges: Edges) -> list[list[str]]:
         row[target] = 1 + max(below, default=-1)
     if "logits" in row:
         row["logits"] = max([0, *(at + 1 for name, at in row.items() if name != "logits")])
-    rows: list[list[str]] = [[] for _ in range(1 + max(row.values()))]
-    for name in order:
-        rows[row[name]].append(name)
-    return [names for names in rows if names]
+    used = sorted(set(row.values()))
+    return {name: used.index(at) for name, at in row.items()}
 
 
-def _spread(row: list[str], wish: Mapping[str, float], boxes: Mapping[str, Box], x: dict[str, float]) -> None:
-    """Place the boxes of a row as near to their wished places as the distances between them allow."""
-    gaps = [(boxes[a].width + boxes[b].width) / 2 + _GAP for a, b in pairwise(row)]
+def _spread(row: list[Item], wish: Mapping[Item, float], boxes: Mapping[str, Box], x: dict[Item, float]) -> None:
+    """Place the items of a row as near to their wished places as the distances between them allow."""
+    gaps = [
+        (_width(a, boxes) + _width(b, boxes)) / 2 + (_GAP if isinstance(a, str) and isinstance(b, str) else _LANE)
+        for a, b in pairwise(row)
+    ]
     right, left = [wish[row[0]]], [wish[row[-1]]]
     for name, gap in zip(row[1:], gaps, strict=True):
         right.append(max(wish[name], right[-1] + gap))
@@ -312,24 +256,20 @@ def _spread(row: list[str], wish: Mapping[str, float], boxes: Mapping[str, Box],
         x[name] = (a + b) / 2
 
 
-def _draw_edges(axes: Axes, boxes: Mapping[str, Box], edges: Edges, places: Mapping[str, tuple[float, float]]) -> None:
+def _draw_edges(axes: Axes, boxes: Mapping[str, Box], edges: Edges, plan: Layout) -> None:
     largest = max(abs(score) for score in edges.values())
-    for (source, target, feeds), score in sorted(edges.items(), key=lambda item: abs(item[1])):
+    for edge, score in sorted(edges.items(), key=lambda item: abs(item[1])):
         strength = sqrt(abs(score) / largest) if largest else 1.0
-        (x, y), (end_x, end_y) = places[source], places[target]
-        y, end_y = y + boxes[source].height / 2, end_y - boxes[target].height / 2
-        end_x += PORTS.get(feeds, 0.0) * boxes[target].width
-        rise = max(0.45 * (end_y - y), 0.25)
-        points = [(x, y), (x, y + rise), (end_x, end_y - rise), (end_x, end_y)]
-        draw_edge(axes, points, feeds, score, alpha=0.16 + 0.76 * strength, linewidth=0.5 + 2.9 * strength**1.6)
+        style = {"alpha": 0.16 + 0.76 * strength, "linewidth": 0.5 + 2.9 * strength**1.6}
+        draw_edge(axes, route(plan, boxes, edge), edge[2], score, **style)
 
 
-def _draw_boxes(axes: Axes, boxes: Mapping[str, Box], places: Mapping[str, tuple[float, float]]) -> None:
+def _draw_boxes(axes: Axes, boxes: Mapping[str, Box], plan: Layout) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.patches import FancyBboxPatch
 
     for name, box in boxes.items():
-        x, y = places[name]
+        x, y = plan.place(name)
         paper, colour = to_rgb(PAPER), to_rgb(box.colour or PAPER)
         face = tuple(0.78 * a + 0.22 * b for a, b in zip(paper, colour, strict=True))
         corner = (x - box.width / 2, y - box.height / 2)

@@ -143,11 +143,11 @@ def _draw_edges(circuit: Circuit, axes: Axes) -> None:
 
 
 def draw_edge(axes: Axes, points: list[tuple[float, float]], feeds: str, score: float, **style: float) -> None:
-    """Draw an edge as the Bezier curve of four points, in the colour of what it feeds."""
+    """Draw an edge as Bezier curves, three points for each after the first, in the colour of what it feeds."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Curve
 
-    curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+    curve = Curve(points, [Curve.MOVETO, *[Curve.CURVE4] * (len(points) - 1)])
     line: Any = {"edgecolor": EDGE_COLOURS[feeds], "linestyle": DASHED if score < 0 else "solid", **style}
     axes.add_patch(PathPatch(curve, facecolor="none", **line))
 

@@ -2,7 +2,7 @@
 
 function makeAddress(data, graph, state, notes) {
   const { chosen } = data;
-  const first = { run: chosen.run, how: chosen.how, n: Math.max(1, chosen.opens ?? chosen.edges), prune: chosen.pruned, example: -1 };
+  const first = { run: chosen.run, how: chosen.how, n: Math.max(1, chosen.edges), prune: chosen.pruned, example: -1 };
   let timer = 0;
 
   /* What the page shows, with names instead of numbers. */
@@ -34,11 +34,11 @@ function makeAddress(data, graph, state, notes) {
     const next = { ...first, selected: -1, edge: -1 };
     const run = data.runs[Number(parts.run)] ? Number(parts.run) : first.run;
     next.run = run;
-    if (data.runs[run].selections.includes(parts.how)) next.how = parts.how;
+    if (data.runs[run].orders[parts.how]) next.how = parts.how;
     if (Number(parts.n) >= 1) next.n = Math.floor(Number(parts.n));
     if (parts.prune !== undefined) next.prune = String(parts.prune) === "true";
     if (data.inside && Number(parts.example) >= 0 && Number(parts.example) < data.examples.length) next.example = Math.floor(Number(parts.example));
-    for (let node = 0; parts.node && node <= graph.nSources; node++) if (graph.nodeName(node) === parts.node) next.selected = node;
+    if (graph.numbers.has(parts.node)) next.selected = graph.numbers.get(parts.node);
     return next;
   }
 

@@ -57,16 +57,4 @@ function drawComparison({ compare }) {
     tile("Edges only in B", count(onlyB), `of ${count(compare.edges_b)} · ${plural(compare.nodes_b - compare.nodes_both, "node")} only in B`),
   );
   byId("legend").append(element("span", {}, "Width: share of the circuit's strongest score"));
-  drawBothMade(compare.about.map((about) => allFacts(about, {})));
-}
-
-/* How both were made: a fact once if it is the same, else for each. */
-function drawBothMade([a, b]) {
-  const keys = [["model", "Model"], ["task", "Task"], ["how", "Selection"], ["edges_asked", "Edges requested"], ...FACTS];
-  const text = (about, key) => (about[key] === undefined || about[key] === null ? "–" : factText(key, about[key]));
-  const rows = keys.map(([key, label]) => [label, text(a, key), text(b, key)]).filter(([, one, two]) => one !== "–" || two !== "–");
-  byId("made").replaceChildren(...rows.map(([label, one, two]) => {
-    const value = one === two ? one : `A: ${one} · B: ${two}`;
-    return element("div", { class: value.length > 60 ? "long" : null }, element("dt", {}, label), element("dd", {}, value));
-  }));
 }

@@ -2,11 +2,14 @@
 
 /* The slider's stops: every small number, then about one per cent apart, and all that were measured. */
 function stopsOf(run, how, chosen) {
-  const limit = limitOf(run, how);
-  const stops = new Set([limit, chosen, ...(isNested(run, how) ? measured(run, how, "faithfulness").map((point) => point.asked) : [])]);
-  for (let n = leastOf(run, how); n < limit; n = Math.max(n + 1, Math.round(n * 1.012))) stops.add(n);
-  return [...stops].filter((n) => n >= leastOf(run, how) && n <= limit).sort((a, b) => a - b);
+  const { size, smallest } = run.orders[how];
+  const stops = new Set([size, chosen, ...measuredSizes(run, how)]);
+  for (let n = smallest; n < size; n = Math.max(n + 1, Math.round(n * 1.012))) stops.add(n);
+  return [...stops].filter((n) => n >= smallest && n <= size).sort((a, b) => a - b);
 }
+
+/* Numbers of edges with a measured circuit that the slider can go to. */
+const measuredSizes = (run, how) => (isNested(run, how) ? measured(run, how, "faithfulness").map((point) => point.requested) : []);
 
 /* `change(part)` is called with what the user changed; `draw(state)` updates the controls. */
 function makeControls(data, change) {
@@ -29,14 +32,15 @@ function makeControls(data, change) {
 
   function draw(state) {
     const run = data.runs[state.run];
-    segments(byId("methods"), data.runs.map((each, i) => [String(i), methodName(each.name)]), String(state.run), (i) => change({ run: Number(i) }));
-    segments(byId("hows"), run.selections.map((how) => [how, howName(how, run), HOW_TITLES[how]]), state.how, (how) => change({ how }));
-    byId("how-control").hidden = run.selections.length < 2;
+    segments(byId("methods"), data.runs.map((each, i) => [String(i), each.name]), String(state.run), (i) => change({ run: Number(i) }));
+    segments(byId("hows"), Object.entries(run.orders).map(([how, { label, title }]) => [how, label, title]), state.how, (how) => change({ how }));
+    byId("how-control").hidden = Object.keys(run.orders).length < 2;
     stops = stopsOf(run, state.how, data.chosen.edges);
     slider.max = Math.max(0, stops.length - 1);
-    slider.disabled = box.disabled = limitOf(run, state.how) < 2;
-    box.min = leastOf(run, state.how);
-    box.max = Math.max(1, limitOf(run, state.how));
+    const { size, smallest } = run.orders[state.how];
+    slider.disabled = box.disabled = size < 2;
+    box.min = smallest;
+    box.max = Math.max(1, size);
     drawTicks(run, state);
     move(state);
   }
@@ -45,23 +49,16 @@ function makeControls(data, change) {
     slider.value = nearest(state.n);
     slider.setAttribute("aria-valuetext", plural(state.n, "edge"));
     slider.style.setProperty("--share", `${(100 * slider.value) / Math.max(1, stops.length - 1)}%`);
-    if (document.activeElement !== box) box.value = Math.min(state.n, limitOf(data.runs[state.run], state.how)); // an empty circuit has 0
+    if (document.activeElement !== box) box.value = Math.min(state.n, data.runs[state.run].orders[state.how].size); // an empty circuit has 0
     prune.checked = state.prune;
   }
 
   function drawTicks(run, state) {
     const share = (n) => `${(100 * nearest(n)) / Math.max(1, stops.length - 1)}%`;
-    const counts = isNested(run, state.how) ? measured(run, state.how, "faithfulness").map((point) => point.asked) : [];
+    const counts = measuredSizes(run, state.how).filter((n) => n <= run.orders[state.how].size);
     byId("ticks").replaceChildren(
-      ...counts.filter((n) => n <= limitOf(run, state.how)).map((n) => element("i", { style: `left:${share(n)}`, class: n === data.chosen.edges ? "asked" : null })),
+      ...counts.map((n) => element("i", { style: `left:${share(n)}`, class: n === data.chosen.edges ? "asked" : null })),
     );
   }
   return { draw, move };
 }
-
-const HOW_TITLES = {
-  top: "The edges with the largest |score|",
-  greedy: "From logits backwards: repeatedly the edge with the largest |score| into a node that is already in",
-  signed: "The edges with the largest score: those that help most",
-  saved: "The edges in the order of the saved circuit",
-};

@@ -1,41 +1,39 @@
 /* The faithfulness curve: the measured circuits of every method, and the position of the slider. */
 
-const CURVE = { width: 360, height: 240, left: 38, right: 14, top: 24, bottom: 42 };
+const CURVE = { width: 360, height: 240, left: 44, right: 14, top: 24, bottom: 42 };
 const METHOD_COLOURS = ["m0", "m1", "m2", "m3", "m4", "m5"];
 
-/* The measured points of a run for one selection, by number of edges, without gaps. A circuit that came
-   with the run was selected in its own way, and has the points of that way. */
+/* The measured points of a run for one order, by number of edges, without gaps. */
 function measured(run, how, of) {
-  const way = how === "saved" && run.saved ? run.saved.how : how;
-  return run.curve
-    .filter((point) => point.how === way && point[of] !== null)
-    .sort((a, b) => a.asked - b.asked);
+  const selection = run.orders[how] ? run.orders[how].how : how;
+  return run.curve.filter((point) => point.how === selection && point[of] !== null).sort((a, b) => a.requested - b.requested);
 }
 
 /* The measured point of the requested circuit, and the number of its edges. */
 function requestedPoint({ runs, chosen }) {
-  return measured(runs[chosen.run], chosen.how, "faithfulness").find((point) => point.asked === chosen.asked);
+  return measured(runs[chosen.run], chosen.how, "faithfulness").find((point) => point.requested === chosen.requested);
 }
 const requestedEdges = (data) => (requestedPoint(data) || { kept: data.chosen.edges }).kept;
 
-/* Whether every first n edges of the selection are a circuit of it. */
-const isNested = (run, how) => how !== "saved" || run.saved.smallest !== null;
+/* Whether every first n edges of the order are a circuit of its selection. */
+const isNested = (run, how) => run.orders[how].requested === null;
 
 /* The position of the slider on the curve's axis. A part of a saved circuit has none, because only the
    complete circuit was requested. */
-function askedNow(run, state) {
+function requestedNow(run, state) {
   if (isNested(run, state.how)) return state.n;
-  return state.n === run.saved.edges ? run.saved.asked : NaN;
+  const { size, requested } = run.orders[state.how];
+  return state.n === size ? requested : NaN;
 }
 
 /* The value at n edges: measured, or on the straight line (in log n) between two that were. */
 function readCurve(points, n, of) {
-  const exact = points.find((point) => point.asked === n);
+  const exact = points.find((point) => point.requested === n);
   if (exact) return { value: exact[of], exact, between: [] };
-  const above = points.findIndex((point) => point.asked > n);
+  const above = points.findIndex((point) => point.requested > n);
   if (above <= 0) return null;
   const [a, b] = [points[above - 1], points[above]];
-  const share = Math.log(n / a.asked) / Math.log(b.asked / a.asked);
+  const share = Math.log(n / a.requested) / Math.log(b.requested / a.requested);
   return { value: a[of] + share * (b[of] - a[of]), exact: null, between: [a, b] };
 }
 
@@ -63,13 +61,13 @@ function makeCurve(holder, data, pick) {
 
 /* The curves of the other selections of a run, to compare with. */
 function otherSelections(run, state, of) {
-  const hows = run.selections.filter((how) => how !== state.how);
+  const hows = Object.keys(run.orders).filter((how) => how !== state.how);
   const lines = hows.map((how) => ({ run, i: state.run, how, other: true, points: measured(run, how, of) }));
   return lines.filter((line) => line.points.length);
 }
 
 function scaleOf(points, of, data, state) {
-  const counts = [...points.map((point) => point.asked), data.chosen.asked || 1];
+  const counts = [...points.map((point) => point.requested), ...(data.chosen.found ? [data.chosen.requested || 1] : [])];
   const [first, last] = [Math.min(...counts), Math.max(...counts, Math.min(...counts) + 1)];
   const ends = points.flatMap((point) => (of === "faithfulness" ? [point.low ?? point[of], point.high ?? point[of]] : [point[of]]));
   const low = Math.max(-1, Math.min(0, ...ends));
@@ -91,7 +89,7 @@ function drawAxes(svg, scale, of, data) {
     const strong = of === "faithfulness" && Math.abs(value - 1) < 1e-9;
     svg.append(
       svgElement("line", { x1: CURVE.left, x2: CURVE.width - CURVE.right, y1: y, y2: y, class: strong ? "grid strong" : "grid" }),
-      svgElement("text", { x: CURVE.left - 7, y, class: "tick end" }, of === "faithfulness" ? percent(value) : value.toFixed(2)),
+      svgElement("text", { x: CURVE.left - 7, y, class: "tick end" }, of === "faithfulness" ? percent(value) : number(value)),
     );
   }
   for (const n of ticksOf(scale)) {
@@ -115,10 +113,10 @@ function ticksOf(scale) {
 }
 
 function drawAsked(svg, scale, data) {
-  if (!data.chosen.asked) return;
-  const x = scale.x(data.chosen.asked);
+  if (!data.chosen.requested || !data.chosen.found) return;
+  const x = scale.x(data.chosen.requested);
   const right = x > CURVE.width * 0.6;
-  const text = `requested: ${sparsityText(1 - data.chosen.asked / data.edges_total)} sparse`;
+  const text = `requested: ${sparsityText(1 - data.chosen.requested / data.edges_total)} sparse`;
   svg.append(
     svgElement("line", { x1: x, x2: x, y1: CURVE.top - 3, y2: CURVE.height - CURVE.bottom, class: "asked" }),
     svgElement("text", { x: right ? Math.min(x + 8, CURVE.width - CURVE.right) : Math.max(x - 8, CURVE.left), y: CURVE.top - 10, class: right ? "tick end" : "tick" }, text),
@@ -133,16 +131,16 @@ function drawLine(svg, scale, line, of, front, pick) {
   const group = svgElement("g", { class: `line ${colourOf(line)}${front ? " front" : ""}` });
   const banded = of === "faithfulness" && points.every((point) => point.low !== null && point.high !== null);
   if (banded && front) {
-    const ends = [...points.map((p) => `${scale.x(p.asked)},${scale.y(p.high)}`), ...points.slice().reverse().map((p) => `${scale.x(p.asked)},${scale.y(p.low)}`)];
+    const ends = [...points.map((p) => `${scale.x(p.requested)},${scale.y(p.high)}`), ...points.slice().reverse().map((p) => `${scale.x(p.requested)},${scale.y(p.low)}`)];
     group.append(svgElement("polygon", { points: ends.join(" "), class: "band" }));
     // A band has no width at one size.
-    if (points.length === 1) group.append(svgElement("line", { x1: scale.x(points[0].asked), x2: scale.x(points[0].asked), y1: scale.y(points[0].low), y2: scale.y(points[0].high), class: "interval" }));
+    if (points.length === 1) group.append(svgElement("line", { x1: scale.x(points[0].requested), x2: scale.x(points[0].requested), y1: scale.y(points[0].low), y2: scale.y(points[0].high), class: "interval" }));
   }
-  group.append(svgElement("polyline", { points: points.map((p) => `${scale.x(p.asked)},${scale.y(p[of])}`).join(" ") }));
+  group.append(svgElement("polyline", { points: points.map((p) => `${scale.x(p.requested)},${scale.y(p[of])}`).join(" ") }));
   for (const p of points) {
-    const dot = svgElement("circle", { cx: scale.x(p.asked), cy: scale.y(p[of]), r: front ? 3.2 : 2.2 });
-    dot.append(svgElement("title", {}, `${howName(how, line.run)}, ${count(p.asked)} edges: ${of === "faithfulness" ? percent(p[of], 1) : number(p[of])}`));
-    dot.addEventListener("click", () => pick(i, p.asked, how));
+    const dot = svgElement("circle", { cx: scale.x(p.requested), cy: scale.y(p[of]), r: front ? 3.2 : 2.2 });
+    dot.append(svgElement("title", {}, `${labelOf(line.run, how)}, ${count(p.requested)} edges: ${of === "faithfulness" ? percent(p[of], 1) : number(p[of])}`));
+    dot.addEventListener("click", () => pick(i, p.requested, how));
     group.append(dot);
   }
   svg.append(group);
@@ -150,7 +148,7 @@ function drawLine(svg, scale, line, of, front, pick) {
 
 /* The position of the slider: filled if that circuit was measured, hollow if it is interpolated. */
 function drawHere(svg, scale, { run, i, points }, of, state) {
-  const n = askedNow(run, state);
+  const n = requestedNow(run, state);
   if (Number.isNaN(n)) return;
   const here = readCurve(points, n, of);
   const x = scale.x(n);
@@ -163,17 +161,17 @@ function drawHere(svg, scale, { run, i, points }, of, state) {
 /* What random circuits of a few sizes have, from the worst to the best: a circuit has to be better than that. */
 function randomBand(run, of) {
   const points = run.curve.filter((point) => point.how === "random" && point[of] !== null);
-  const sizes = [...new Set(points.map((point) => point.asked))].sort((a, b) => a - b);
-  return sizes.map((asked) => {
-    const values = points.filter((point) => point.asked === asked).map((point) => point[of]);
+  const sizes = [...new Set(points.map((point) => point.requested))].sort((a, b) => a - b);
+  return sizes.map((requested) => {
+    const values = points.filter((point) => point.requested === requested).map((point) => point[of]);
     const [low, high] = [Math.min(...values), Math.max(...values)];
-    return { asked, low, high, [of]: high, circuits: values.length };
+    return { requested, low, high, [of]: high, circuits: values.length };
   });
 }
 
 function drawRandom(svg, scale, band) {
   if (!band.length) return;
-  const corner = (end) => (part) => `${scale.x(part.asked)},${scale.y(part[end])}`;
+  const corner = (end) => (part) => `${scale.x(part.requested)},${scale.y(part[end])}`;
   svg.append(svgElement("polygon", { points: [...band.map(corner("high")), ...band.slice().reverse().map(corner("low"))].join(" "), class: "random" }));
 }
 
@@ -189,7 +187,7 @@ function keyOf(lines, state, random) {
   const several = new Set(lines.map((line) => line.i)).size > 1;
   for (const line of lines) {
     const { run, how, points } = line;
-    const name = [...(several ? [methodName(run.name)] : []), ...(several && !line.other ? [] : [howName(how, run).toLowerCase()])].join(", ");
+    const name = [...(several ? [run.name] : []), ...(several && !line.other ? [] : [labelOf(run, how).toLowerCase()])].join(", ");
     key.append(element("span", { class: `${colourOf(line)}${line === lines[state.run] ? " front" : ""}` }, name, points.length ? "" : " (not measured)"));
   }
   if (random.length) key.append(element("span", { class: "random" }, "random circuits"));
@@ -198,8 +196,8 @@ function keyOf(lines, state, random) {
 
 function spoken(lines, of) {
   const parts = lines.filter((line) => line.points.length).map(({ run, how, points }) => {
-    const values = points.map((p) => `${of === "faithfulness" ? percent(p[of]) : number(p[of])} at ${count(p.asked)} edges`);
-    return `${methodName(run.name)}, ${howName(how, run).toLowerCase()}: ${values.join(", ")}`;
+    const values = points.map((p) => `${of === "faithfulness" ? percent(p[of]) : number(p[of])} at ${count(p.requested)} edges`);
+    return `${run.name}, ${labelOf(run, how).toLowerCase()}: ${values.join(", ")}`;
   });
   return `Curve of ${of}. ${parts.join(". ")}`;
 }

@@ -71,20 +71,15 @@ function edgeNote(scene, e) {
   const rank = scene.rank[e];
   const fed = KIND_LABELS[scene.edges.kind[e]];
   if (scene.edges.mean) return `effect ${signed(scene.edges.score[e])} on this example · score ${signed(scene.edges.mean[e])} · feeds ${fed}`;
-  return `score ${signed(scene.edges.score[e])} · rank ${count(rank)} of ${count(scene.asked)} · feeds ${fed}`;
+  return `score ${signed(scene.edges.score[e])} · rank ${count(rank)} of ${count(scene.requested)} · feeds ${fed}`;
 }
 
 /* Why a node has no edge in this circuit, and at which size it gets one. */
 function absence(scene, node) {
-  const { edges, graph } = scene;
-  let first = Infinity;
-  for (let e = 0; e < edges.n; e++) {
-    if ((edges.source[e] === node || edges.node[e] === node) && scene.rank[e] > 0) first = Math.min(first, scene.rank[e]);
-  }
+  const { graph, order, connected } = scene;
   const start = `${graph.nodeName(node)} is not in this circuit.`;
-  if (first === Infinity) return `${start} None of its edges is in this file.`;
-  if (first > scene.asked) return `${start} Its strongest edge has rank ${count(first)}: select more edges.`;
-  return `${start} Its strongest edge has rank ${count(first)}, but it is not on a path from input to logits, so pruning removed it.`;
+  const first = connected[node];
+  return first > order.length ? `${start} None of its edges in this file is on a path from input to logits.` : `${start} It is on a path from input to logits from ${plural(first, "edge")} on.`;
 }
 
 function nodeNote(scene, node) {

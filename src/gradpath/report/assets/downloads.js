@@ -4,12 +4,13 @@
 function circuitText(data, scene, state) {
   const run = data.runs[state.run];
   const { kept, edges } = scene.whole;
-  const { selection: given = {}, ...about } = run.about;
-  const own = state.how === "saved";
-  const asked = own && !isNested(run, state.how) && state.n === run.saved.edges ? run.saved.asked : state.n;
-  const selection = { ...(own ? given : {}), how: own ? run.saved.how : state.how, pruned: state.prune, edges_asked: asked, edges_kept: kept.length };
+  const requested = requestedNow(run, state) || state.n;
+  const { recipe } = run.orders[state.how];
   const { n_layers, n_heads, parallel } = data.graph;
-  const head = { gradpath_circuit: 1, graph: { n_layers, n_heads, parallel }, about: { ...about, selection } };
+  const head = {
+    gradpath_circuit: 2, graph: { n_layers, n_heads, parallel }, recipe: recipe && { ...recipe, edges: requested },
+    facts: run.recorded, requested, pruned: state.prune,
+  };
   // Nine digits are enough to give every float32 back exactly.
   const lines = Array.from(kept, (e) => JSON.stringify([edges.name(e), Number((edges.mean || edges.score)[e].toPrecision(9))]));
   const text = JSON.stringify(head, null, 1).replace(/\n}$/, "");
@@ -36,7 +37,7 @@ function saveFile(name, type, text) {
 }
 
 function listenToDownloads(data, state, view) {
-  const name = () => [data.task, data.model.split("/").pop(), data.runs[state.run].name, state.n].join("-").replace(/[^\w.-]+/g, "-");
+  const name = () => [data.task, data.model.split("/").pop(), data.runs[state.run].name, state.n].join("-").replace(/[^\w.-]+/g, "-").toLowerCase();
   byId("save-json").addEventListener("click", () => saveFile(`${name()}.json`, "application/json", circuitText(data, view.scene(), state)));
   byId("save-csv").addEventListener("click", () => saveFile(`${name()}.csv`, "text/csv", csvText(view.scene())));
   byId("save-svg").addEventListener("click", () => saveFile(`${name()}.svg`, "image/svg+xml", svgOf(view.scene(), view.view)));

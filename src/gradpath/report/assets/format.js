@@ -9,7 +9,6 @@ function signed(score) {
   return (score < 0 ? "−" : "+") + text;
 }
 
-const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)}%`;
 
 /* A sparsity with the digits that matter: 97.5%, 99.91%. */
 function sparsityText(share) {
@@ -18,6 +17,7 @@ function sparsityText(share) {
 }
 
 const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(?=[0.]+$)/, "").replace("-", "−"));
+const percent = (share, digits = 0) => `${number(100 * share, digits)}%`;
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -37,13 +37,7 @@ function svgElement(tag, attributes = {}, ...children) {
 }
 
 const byId = (id) => document.getElementById(id);
-const METHOD_NAMES = { eap: "EAP", "eap-ig": "EAP-IG", "eap-gp": "EAP-GP" };
-const methodName = (name) => METHOD_NAMES[name] || name;
-const HOW_NAMES = { top: "Top", greedy: "Greedy", signed: "Signed", saved: "As found" };
-const howName = (how, run) => {
-  const name = how === "saved" && run && !HOW_NAMES[run.saved.how] ? run.saved.how : how;
-  return HOW_NAMES[name] || name[0].toUpperCase() + name.slice(1);
-};
+const labelOf = (run, how) => (run.orders[how] ? run.orders[how].label : how);
 
 /* A row of radio buttons that look like one switch. Arrow keys move in it, as in any radio group. */
 function segments(holder, options, chosen, pick) {

@@ -75,6 +75,17 @@ function makePicker(data, choose) {
   };
 }
 
+const SENTENCES = 8; // nodes that are told of
+
+/* What the circuit does, in words: its strongest nodes with a clear role, each a link that selects its node. */
+function drawSentences({ inside }, graph, pick) {
+  const told = inside ? inside.nodes.filter((role) => role.sentence) : [];
+  byId("does-card").hidden = !told.length;
+  byId("does-note").textContent = `${told.length > SENTENCES ? `The strongest ${SENTENCES} of ${told.length} nodes` : `The ${plural(told.length, "node")}`} with a clear role, and the effect of each on the metric. Click one to see it in the drawing.`;
+  byId("does").replaceChildren(...told.slice(0, SENTENCES).map(({ node, effect, sentence }) => element("li", {},
+    element("a", { href: "#circuit", onclick: () => pick(graph.numbers.get(node)) }, node), element("span", {}, sentence), element("b", {}, signed(effect)))));
+}
+
 const EXPERTS = 6; // rows of the table
 
 /* The card beside the drawing: what the node that was clicked does, or what the edge does on every example. */
@@ -130,7 +141,7 @@ function makeInsideCard(inside, choose) {
     const told = [...facts.map(([name, value, title]) => [name, value === null ? null : signed(value), title]), ...scores.map(([name, value, title]) => [name, value.toFixed(2), title])].filter(([, value]) => value !== null);
     const parts = [element("h3", {}, "Over all examples shown"), element("dl", { class: "role" }, ...told.map(([name, value, title]) => element("div", { title }, element("dt", {}, name), element("dd", {}, value))))];
     if (role.experts.length) parts.push(...expertsPart(role.experts));
-    const from = [...role.attends].sort((a, b) => b.share - a.share)[0];
+    const from = role.attends;
     if (!from) return parts;
     const best = Object.entries(from.clean).sort(([, a], [, b]) => b - a).slice(0, 5);
     const row = (name, ...cells) => element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((cell) => element("td", {}, cell.toFixed(2))));

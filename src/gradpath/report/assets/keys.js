@@ -1,7 +1,7 @@
 /* The drawing by keyboard: arrows go from node to node of the circuit, Enter selects, Escape clears. */
 function listenToKeys(canvas, { graph, state, view, pickNode, showTip }) {
-  const there = (node) => view.scene().weight[node] > 0;
-  const nodes = () => Array.from({ length: graph.nSources + 1 }, (_, node) => node).filter(there);
+  const there = (node) => view.scene().shown[node] > 0;
+  const nodes = () => [...graph.numbers.values()].filter(there);
   const x = (node) => view.scene().place.x[node];
   function step(key) {
     const all = nodes();

@@ -15,7 +15,7 @@ function makeLayout(graph, width, height) {
   const middle = left + (graph.heads * column) / 2;
   const rowY = (layer) => foot - row * (layer + 1.5);
 
-  const n = graph.nSources + 1;
+  const { n } = graph;
   const place = { n, left, width, height, column, row, flank, rowY, x: new Float32Array(n), y: new Float32Array(n), w: new Float32Array(n), h: new Float32Array(n) };
   for (let node = 0; node < n; node++) {
     const layer = graph.layerOf(node);

@@ -3,24 +3,15 @@
 function start() {
   const data = JSON.parse(byId("data").textContent);
   const graph = makeGraph(data.graph);
-  const runs = data.runs.map((run) => {
-    let made = null; // a run's columns are unpacked when it is first looked at
-    return () => {
-      if (!made) {
-        const edges = readEdges(run, graph);
-        made = { edges, order: makeOrders(run, edges) };
-      }
-      return made;
-    };
-  });
+  const runs = data.runs.map((run) => readRun(run, graph));
   const { chosen } = data;
   const state = {
-    run: chosen.run, how: chosen.how, n: Math.max(1, chosen.opens ?? chosen.edges), prune: chosen.pruned,
+    run: chosen.run, how: chosen.how, n: Math.max(1, chosen.edges), prune: chosen.pruned, all: false,
     selected: -1, edge: -1, focus: -1, example: -1, reach: "edges", curveOf: "faithfulness",
   };
   const view = makeView(byId("holder"), byId("canvas"), { point: showTip, pick, plainWheel: () => hint("Hold Ctrl (or ⌘) and scroll to zoom") });
   const controls = makeControls(data, change);
-  const drawCurve = makeCurve(byId("curve"), data, (run, n, how) => isNested(data.runs[run], how) && change({ run, how, n: Math.min(n, limitOf(data.runs[run], how)) }));
+  const drawCurve = makeCurve(byId("curve"), data, (run, n, how) => isNested(data.runs[run], how) && change({ run, how, n }));
   const drawDetails = makeDetails({ pickNode, pickEdge, point: view.point });
   const inside = makeInside(data, graph);
   const notes = makeNotes(graph);
@@ -36,19 +27,21 @@ function start() {
   function change(part, quick = false) {
     Object.assign(state, part);
     const run = data.runs[state.run];
-    if (!run.selections.includes(state.how)) state.how = run.selections[0];
-    if (data.compare && "run" in part) state.n = limitOf(run, state.how);
-    state.n = Math.max(leastOf(run, state.how), Math.min(state.n, limitOf(run, state.how)));
-    if ("run" in part) [state.edge] = [-1];
+    if (!run.orders[state.how]) [state.how] = Object.keys(run.orders);
+    const { size, smallest } = run.orders[state.how];
+    if (data.compare && "run" in part) state.n = size;
+    state.n = Math.max(smallest, Math.min(state.n, size));
+    if ("run" in part) state.edge = -1;
     if ("run" in part || "how" in part) drawFrame();
     update(quick);
   }
 
   function update(quick = false) {
-    const { edges, order } = runs[state.run]();
-    const kept = keptEdges(edges, graph, order(state.how), state.n, state.prune);
+    const edges = runs[state.run].edges();
+    const order = runs[state.run].order(state.how);
+    const kept = keptEdges(edges, order, state.n, state.prune);
     const shown = inside && state.example >= 0 ? inside.edgesOn(edges, state.example) : edges;
-    const whole = { edges: shown, kept, order: order(state.how) };
+    const whole = { edges: shown, kept, order: order.edges, connected: order.connected };
     const folded = notes.folded();
     const scene = makeScene({ data, graph, place, ...whole, ...(folded.length ? foldGroups(folded, whole, place, notes.labelOf) : {}), state });
     Object.assign(scene, { whole, notes });
@@ -61,6 +54,7 @@ function start() {
     drawInside(scene, state);
     drawNotes(state);
     drawNotesBar();
+    drawDrawn(scene);
     address.write(edgeName());
     showMessage(scene);
   }
@@ -68,49 +62,56 @@ function start() {
   /* What changes with the method or the selection, but not with the slider. */
   function drawFrame() {
     controls.draw(state);
-    if (!data.compare) drawMade(data, state.run);
     const run = data.runs[state.run];
+    drawMade(run);
     const points = measured(run, state.how, "faithfulness");
     const unmeasured = !data.runs.some((each) => each.curve.length);
     for (const part of [byId("curve-card"), ...document.querySelectorAll(".tile.measured")]) part.hidden = unmeasured;
     byId("curve-note").textContent = points.length
       ? "Share of the model's behaviour that the circuit preserves. Band: 95% interval. Hollow point: interpolated." + randomNote(run)
-      : `Circuits selected by ${howName(state.how, run).toLowerCase()} were not measured for ${methodName(run.name)}.`;
+      : `Circuits selected by ${labelOf(run, state.how).toLowerCase()} were not measured for ${run.name}.`;
     drawAreas(data, state);
-    byId("cut").textContent = cutNote(data, run);
+    say("cut", run.cut);
   }
 
   function drawNumbers(scene) {
     if (data.compare) return;
     const run = data.runs[state.run];
-    const at = (of) => readCurve(measured(run, state.how, of), askedNow(run, state), of);
+    const at = (of) => readCurve(measured(run, state.how, of), requestedNow(run, state), of);
     const [kept, error] = [at("faithfulness"), at("error")];
     const comparable = state.prune === data.chosen.pruned;
     say("faithfulness", kept && comparable ? (kept.exact ? "" : "≈ ") + percent(kept.value) : "–");
     say("faithfulness-note", !kept || !comparable ? "not measured here"
-      : !kept.exact ? `between ${kept.between.map((point) => `${percent(point.faithfulness)} at ${count(point.asked)}`).join(" and ")} edges`
+      : !kept.exact ? `between ${kept.between.map((point) => `${percent(point.faithfulness)} at ${count(point.requested)}`).join(" and ")} edges`
       : kept.exact.low === null || kept.exact.high === null ? "measured" : `95% interval ${percent(kept.exact.low)} to ${percent(kept.exact.high)}`);
     say("error", error && comparable ? (error.exact ? "" : "≈ ") + number(error.value) : "–");
     say("error-note", error && comparable ? "0: the model, 1: the corrupted run" : "not measured here");
     say("kept", count(scene.whole.kept.length));
-    const asked = scene.edges.n ? askedNow(run, state) || state.n : 0;
-    say("kept-note", `of ${count(asked)} requested · ${sparsityText(1 - asked / data.edges_total)} sparse`);
+    const requested = scene.edges.n ? requestedNow(run, state) || state.n : 0;
+    say("kept-note", `of ${count(requested)} requested · ${sparsityText(1 - requested / data.edges_total)} sparse`);
     const nodes = scene.weight.reduce((sum, weight) => sum + (weight > 0 ? 1 : 0), 0);
     say("nodes", count(nodes));
-    say("nodes-note", `of ${count(graph.nSources + 1)} in the model`);
+    say("nodes-note", `of ${count(graph.n)} in the model`);
     drawRequested();
+  }
+
+  /* How many of the edges are drawn, and that one can click. */
+  function drawDrawn({ all }) {
+    const [most, n] = [data.readable, all.length];
+    const lit = state.selected >= 0 || state.edge >= 0 ? " and those selected" : "";
+    const said = n <= most ? "" : state.all ? `All ${count(n)} edges are drawn. ` : `Drawn: the strongest ${count(most)} of ${count(n)} edges${lit}. `;
+    const button = element("button", { type: "button", class: "quiet", id: "draw-all", onclick: () => change({ all: !state.all }) }, state.all ? `Draw the strongest ${count(most)}` : "Draw all");
+    byId("drawn").replaceChildren(...(said ? [said, button, " "] : []), `Click a node or an edge ${data.inside ? "to see what it does" : "for its scores"}.`);
   }
 
   /* Where another circuit is shown than the requested one: what that is, and the way there. */
   function drawRequested() {
     const here = state.run === chosen.run && state.how === chosen.how && state.n === Math.max(1, chosen.edges);
-    byId("requested").hidden = here || !chosen.edges;
-    byId("verdict-of").hidden = byId("requested").hidden;
+    byId("requested").hidden = byId("verdict-of").hidden = here || !chosen.edges || !chosen.found;
     if (byId("requested").hidden) return;
-    const found = requestedPoint(data);
-    const keeps = found ? ` and keeps ${percent(found.faithfulness)} of the behaviour` : "";
+    const point = requestedPoint(data);
     byId("requested").replaceChildren(
-      `${chosen.largest_of_curve ? "The largest circuit of the curve" : "The circuit that was found"} has ${plural(requestedEdges(data), "edge")}${keeps}. `,
+      `The circuit that was found has ${plural(requestedEdges(data), "edge")}${point ? ` and faithfulness ${percent(point.faithfulness)}` : ""}. `,
       element("button", { type: "button", class: "quiet", id: "show-requested", onclick: () => change({ run: chosen.run, how: chosen.how, n: chosen.edges, prune: chosen.pruned }) }, "Show it"),
     );
   }
@@ -122,13 +123,13 @@ function start() {
     message.hidden = scene.kept.length > 0;
     if (scene.kept.length) return undefined;
     if (!scene.edges.n) return message.replaceChildren(data.compare ? "There are no such edges." : "This circuit is empty. Find one with more edges.");
-    const { edges, order } = runs[state.run]();
-    const first = firstWay(edges, graph, order(state.how), limitOf(data.runs[state.run], state.how));
+    const [first] = scene.whole.connected;
+    const there = first <= data.runs[state.run].orders[state.how].size;
     const what = state.n === 1 ? "this one edge" : `these ${count(state.n)} edges`;
-    const go = first ? element("button", { type: "button", id: "go", onclick: () => change({ n: first }) }, `Go to ${plural(first, "edge")}`) : null;
+    const go = there ? element("button", { type: "button", id: "go", onclick: () => change({ n: first }) }, `Go to ${plural(first, "edge")}`) : null;
     return message.replaceChildren(
       `There is no path from input to logits over ${what}, so pruning removes all of them. `,
-      first ? `The first path appears at ${plural(first, "edge")}.` : "Switch pruning off to see them.",
+      there ? `The first path appears at ${plural(first, "edge")}.` : "Switch pruning off to see them.",
       ...(go ? [element("br"), go] : []),
     );
   }
@@ -138,7 +139,7 @@ function start() {
   /* Show what an address or a file of notes says; what does not fit this page is left out. */
   function restore(parts) {
     Object.assign(state, address.usable(parts));
-    state.n = Math.min(state.n, limitOf(data.runs[state.run], state.how));
+    state.n = Math.min(state.n, data.runs[state.run].orders[state.how].size);
     drawFrame();
     if (place) update();
     if (place && parts.edge) {
@@ -217,11 +218,10 @@ function start() {
 
   function drawHeader() {
     say("title", data.title);
-    const run = data.runs[state.run];
-    const parts = [data.model, data.task, data.runs.map((each) => methodName(each.name)).join(", "), `${count(data.edges_total)} edges in the model`];
+    const parts = [data.model, data.task, data.runs.map((each) => each.name).join(", "), `${count(data.edges_total)} edges in the model`];
     byId("facts").replaceChildren(...parts.map((text) => element("span", {}, text)));
     byId("legend").replaceChildren(
-      ...runs[state.run]().edges.legend.map(([name, label]) => element("span", {}, element("i", { class: name }), label)),
+      ...runs[state.run].edges().legend.map(([name, label]) => element("span", {}, element("i", { class: name }), label)),
       element("span", {}, element("i", { class: "solid" }), "positive"), element("span", {}, element("i", { class: "dashed" }), "negative"),
     );
     segments(byId("curve-of"), [["faithfulness", "Behaviour"], ["error", "Error"]], state.curveOf, (curveOf) => {
@@ -229,11 +229,11 @@ function start() {
       say("curve-title", curveOf === "faithfulness" ? "Faithfulness" : "Error per example");
       drawCurve(state);
     });
-    return run;
   }
 
   drawHeader();
   drawVerdict(data);
+  drawSentences(data, graph, (node) => pickNode(node, true));
   byId("no-inside").hidden = !data.no_inside;
   say("no-inside", `Single examples cannot be shown in the drawing: ${data.no_inside}`);
   drawFrame();
@@ -260,29 +260,16 @@ function start() {
   window.gradpath = {
     state, set: change,
     edges: () => Array.from(view.scene().whole.kept, (e) => view.scene().whole.edges.name(e)),
-    drawn: () => Array.from(view.scene().kept, (e) => view.scene().edges.name(e)), notes,
-    where: (name) => view.screenOf(Array.from({ length: graph.nSources + 1 }, (_, node) => graph.nodeName(node)).indexOf(name)),
+    drawn: () => view.scene().drawn.map((id) => view.scene().edges.name(view.scene().kept[id])), notes,
+    where: (name) => view.screenOf(graph.numbers.get(name)),
   };
 }
 
 /* MIB's areas of every method for the selection that is shown, where its circuits were measured. */
-function drawAreas(data, state) {
-  const known = data.runs.filter((run) => run.areas[state.how]);
-  const told = known.map((run) => {
-    const { cpr, cpr_interval: r, cmd, cmd_interval: d } = run.areas[state.how];
-    const between = ([low, high]) => `${low.toFixed(2)} to ${high.toFixed(2)}`;
-    return `${methodName(run.name)}: CPR ${cpr.toFixed(3)} (${between(r)}), CMD ${cmd.toFixed(3)} (${between(d)})`;
-  });
+function drawAreas(data, { how }) {
+  const told = data.runs.filter((run) => run.orders[how] && run.orders[how].areas).map((run) => `${run.name}: ${run.orders[how].areas}`);
   byId("areas").hidden = !told.length;
   byId("areas").textContent = `Areas of the MIB benchmark, with 95% intervals. ${told.join("; ")}.`;
-}
-
-function cutNote(data, run) {
-  if (data.compare) return "Scores and ranks of both circuits. In Python, a & b, a | b and a - b give the parts as circuits.";
-  if (!run.selections.includes("top")) return "This page was made from a circuit file: it contains only the circuit's edges and their scores.";
-  if (run.edges >= data.edges_total) return `This file contains the scores of all ${count(data.edges_total)} edges, in float32.`;
-  return `This file contains the ${count(run.edges)} edges, of ${count(data.edges_total)}, that can appear among the first ${count(run.limit)} of a selection, ` +
-    "with their scores in float32. Weaker edges were omitted; this changes no circuit within the range of the slider.";
 }
 
 try {

@@ -4,7 +4,7 @@ const SWATCHES = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e
 const isColour = (text) => typeof text === "string" && /^#[0-9a-f]{6}$/i.test(text);
 
 function makeNotes(graph) {
-  const numbers = new Map(Array.from({ length: graph.nSources + 1 }, (_, node) => [graph.nodeName(node), node]));
+  const { numbers } = graph;
   let [nodes, groups] = [new Map(), []]; // by the number of the node
 
   const groupOf = (node) => groups.find((group) => group.nodes.includes(node)) || null;

@@ -95,7 +95,7 @@ function paintNodes(pen, scene) {
   const { graph, place, colours } = scene;
   paintLayerNames(pen, scene);
   for (let node = 0; node < place.n; node++) {
-    const active = scene.weight[node] > 0 || node === 0 || node === graph.logits;
+    const active = scene.shown[node] || node === 0 || node === graph.logits || node === scene.selected && scene.weight[node] > 0;
     if (active) paintNode(pen, scene, node);
     else pen.box(place.x[node], place.y[node], 3, 3, 1.5, { fill: colours.faint });
   }

@@ -1,8 +1,8 @@
 /* Everything that the drawing needs to know, computed once for each change. */
-function makeScene({ data, graph, place, edges, kept, order, state }) {
+function makeScene({ data, graph, place, edges, kept, order, connected, state }) {
   const n = kept.length;
   const scene = {
-    graph, place, edges, kept, selected: state.selected, asked: Math.min(state.n, order.length),
+    graph, place, edges, kept, order, connected, selected: state.selected, requested: Math.min(state.n, order.length),
     points: new Float32Array(8 * n), weight: new Float32Array(place.n), ports: new Uint8Array(3 * place.n),
     rank: new Uint32Array(edges.n), most: 0, all: Array.from({ length: n }, (_, id) => id),
     colours: coloursNow(), zoom: 1, thin: 1, lit: null, litNodes: null, litCount: 0,
@@ -27,7 +27,17 @@ function makeScene({ data, graph, place, edges, kept, order, state }) {
   scene.all.sort((a, b) => edges.size[kept[a]] - edges.size[kept[b]] || b - a);
   scene.strongest = (most) => scene.all.slice(-most);
   light(scene, state);
+  chooseDrawn(scene, state.all ? Infinity : data.readable);
   return scene;
+}
+
+/* Which edges are drawn: so many of the strongest, and those that are lit; and the nodes that they touch. */
+function chooseDrawn(scene, most) {
+  const { edges, kept, all, lit, graph } = scene;
+  const rest = Math.max(0, all.length - most);
+  scene.drawn = all.filter((id, at) => at >= rest || (lit && lit[id]));
+  scene.shown = new Uint8Array(graph.n);
+  for (const id of scene.drawn) scene.shown[edges.source[kept[id]]] = scene.shown[edges.node[kept[id]]] = 1;
 }
 
 /* Which edges and nodes stay bright when a node or an edge was clicked. */

@@ -2,7 +2,7 @@
 
 function makeSearch(graph, sceneNow, { pickNode, pickEdge }) {
   const [box, list] = [byId("search"), byId("found")];
-  const nodes = Array.from({ length: graph.nSources + 1 }, (_, node) => node);
+  const nodes = [...graph.numbers.values()];
   let [found, at] = [[], 0];
 
   function search(text) {

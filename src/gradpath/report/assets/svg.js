@@ -31,7 +31,7 @@ function svgPen(scene) {
 function svgOf(scene, view) {
   const { place, colours } = scene;
   const pen = svgPen(scene);
-  paintEdges(pen, scene, scene.all, scene.lit);
+  paintEdges(pen, scene, scene.drawn, scene.lit);
   paintNodes(pen, scene);
   const key = svgPen(scene);
   const legend = scene.edges.legend;

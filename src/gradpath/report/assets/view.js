@@ -34,7 +34,7 @@ function makeView(holder, canvas, on) {
   function paint(quick) {
     scene.zoom = view.k;
     scene.thin = 1 / Math.sqrt(view.k); // lines grow slower than the cells
-    const ids = quick && scene.all.length > QUICK ? scene.strongest(QUICK) : scene.all;
+    const ids = quick ? scene.drawn.slice(-QUICK) : scene.drawn;
     const pen = prepared(canvas);
     paintEdges(pen, scene, ids, scene.lit);
     paintNodes(pen, scene);
@@ -47,7 +47,7 @@ function makeView(holder, canvas, on) {
     pending = requestAnimationFrame(() => {
       if (!scene) return;
       paint(quick);
-      if (quick && scene.all.length > QUICK) settle = setTimeout(() => paint(false), 140);
+      if (quick && scene.drawn.length > QUICK) settle = setTimeout(() => paint(false), 140);
     });
   }
 
@@ -84,7 +84,7 @@ function makeView(holder, canvas, on) {
   function edgeAt(x, y) {
     const reach = 6 / view.k;
     let [best, least] = [-1, Infinity];
-    for (const id of scene.all) {
+    for (const id of scene.drawn) {
       if (scene.lit && !scene.lit[id]) continue;
       const away = distanceTo(scene.points, 8 * id, x, y, reach);
       // Of two edges under the pointer the stronger one is meant.
