@@ -240,7 +240,7 @@ def test_downloads_are_the_circuit_that_is_shown(visit: Visit, make: Maker, tmp_
     circuit = load_circuit(file)
     assert circuit.edges == expected.edges
     assert circuit.scores.tolist() == expected.scores.tolist()
-    assert circuit.about == expected.about
+    assert circuit.record == expected.record
     expected.save(tmp_path / "python.json")
     content = json.loads((tmp_path / "python.json").read_text())
     del content["digest"]  # which the page does not compute: a circuit may be without one
@@ -294,14 +294,13 @@ def test_circuit_file_alone_gives_a_page_of_its_own_edges(visit: Visit, make: Ma
     assert page.get_attribute("#count", "max") == str(len(circuit))
     again = load_circuit(saved(page, "#save-json", tmp_path))
     assert again.edges == circuit.edges
-    assert again.about == circuit.about
+    assert again.record == circuit.record
 
 
 def test_circuit_selected_elsewhere_is_shown_as_found_with_its_own_points(visit: Visit, make: Maker) -> None:
     scores = make.scores(6, 5)
     circuit = select(scores, 100, prune=False)
-    selection = {**circuit.about["selection"], "how": "learned", "edges_requested": 120}
-    found = replace(circuit, about={**circuit.about, "selection": selection})
+    found = replace(circuit, recipe=circuit.recipe.selected("learned"), n_requested=120)
     curve = [CurvePoint("learned", 120, len(found), 0.93, 0.9, 0.97, 0.2)]
     runs = [MethodRun(scores, [*make.curve(scores.graph.n_edges), *curve], circuit=found)]
     page = visit.open(Report("t", "m", "t", runs, Chosen(len(found), "saved", pruned=False)))
@@ -325,7 +324,7 @@ def test_nested_selection_has_a_circuit_for_every_size(visit: Visit, make: Maker
         ask(page, edges=n)
         circuit = select(scores, n, selection=how)
         assert edges_shown(page) == circuit.edges
-        assert load_circuit(saved(page, "#save-json", tmp_path)).about == circuit.about
+        assert load_circuit(saved(page, "#save-json", tmp_path)).record == circuit.record
     ask(page, edges=12)  # below the smallest: nothing happens
     assert page.input_value("#count") == "400"
     ask(page, edges=150)

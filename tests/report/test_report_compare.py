@@ -62,7 +62,7 @@ def test_both_circuits_are_in_one_drawing_in_three_colours(visit: Visit, pair) -
 def test_an_edge_says_its_score_and_rank_in_each_circuit(visit: Visit, pair, tmp_path) -> None:
     a, b = pair
     page = visit.open(render_comparison(a.compare(b)))
-    assert page.locator("#facts span").all_inner_texts() == [f"A: {a.provenance}", f"B: {b.provenance}"]
+    assert page.locator("#facts span").all_inner_texts() == [f"A: {a.recipe}", f"B: {b.recipe}"]
     assert "A: EAP · B: EAP-GP" in page.inner_text("#made")
     edge = (a & b).edges[0]
     pick(page, edge)

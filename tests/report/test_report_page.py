@@ -186,7 +186,7 @@ def test_the_command_for_the_whole_verdict_can_be_run(make: Maker, command: str,
 
 def test_the_command_for_the_whole_verdict_asks_for_data_that_no_command_named(make: Maker) -> None:
     scores = make.scores()
-    scores = replace(scores, about={**scores.about, "task": "mine", "data": {"rows_read": 12}})
+    scores = replace(scores, recipe=scores.recipe.changed(task="mine", data="mine.csv"))
     verdict = page_of(replace(make.report(scores), checks=CHECKS, command="")).verdict
     assert verdict is not None
     assert verdict.command == "gradpath test FOLDER/circuit.json --data FILE --out FOLDER/verdict.html"

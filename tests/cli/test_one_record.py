@@ -1,0 +1,115 @@
+"""The same question gets the same answer from every command: each starts from the recipe in the circuit's file."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from covering import some
+
+from gradpath.circuit import load_circuit
+
+PAIRS = "clean,corrupted,answers,wrong_answers\n" + "".join(
+    f"The {x} sat on the {n},The {y} sat on the {n}, {x}, {y}\n"
+    for n in "mnop"
+    for x, y in zip("abcdefgh", "bcdefgha", strict=True)
+)
+METRIC = """
+import torch
+
+def right_logit(logits, labels):
+    return logits.gather(1, labels[:, :1])[:, 0]
+"""
+PLUGIN = """
+from gradpath.selection.ranking import Order, selection, top
+
+@selection("backwards")
+def backwards(scores, context):
+    "The edges of smallest |score|."
+    return Order(scores, top(scores, context).edges.flip(0))
+"""
+# Options of find, and those that later commands need again because the file cannot have them.
+CASES = {
+    "seed, examples and means": (["--task", "ioi", "--seed", 3, "--examples", 14, "--ablation", "mean"], []),
+    "own data": (["--data", "pairs.csv"], []),
+    "some of own data": (["--data", "pairs.csv", "--examples", 12, "--seed", 5], []),
+    "own metric": (
+        ["--task", "ioi", "--examples", 12, "--metric", "metric.py:right_logit"],
+        ["--metric", "metric.py:right_logit"],
+    ),
+    "the same examples": (["--task", "ioi", "--examples", 12, "--split", "same"], []),
+    "all examples": (["--task", "ioi", "--examples", 12, "--split", "all", "--ablation", "mean-positional"], []),
+    "nodes": (["--task", "ioi", "--examples", 12, "--nodes", 4], []),
+    "half precision": (["--task", "ioi", "--examples", 12, "--dtype", "bfloat16"], []),
+    "a plug-in": (
+        ["--task", "ioi", "--examples", 12, "--plugin", "plugin.py", "--selection", "backwards", "--edges", 60],
+        ["--plugin", "plugin.py"],
+    ),
+}
+FEW = ["seed, examples and means", "own data", "all examples", "a plug-in"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    for name, text in (("pairs.csv", PAIRS), ("metric.py", METRIC), ("plugin.py", PLUGIN)):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_command_uses_the_examples_metric_precision_and_means_of_find(run, here, model_folder, case):
+    options, again = CASES[case]
+    size = [] if {"--nodes", "--edges"} & set(map(str, options)) else ["--edges", 40]
+    selection = [] if {"--nodes", "--selection"} & set(map(str, options)) else ["--selection", "top"]
+    found = run("find", "--model", model_folder, *options, *size, *selection, "--out", "out", "--json")
+    assert found.code == 0, found.err
+    expected = found.json
+    measured = run("eval", "out", *again, "--json")
+    assert measured.code == 0, measured.err
+    for name in ("seed", "ablation", "metric", "clean", "corrupted", "circuit", "faithfulness", "error"):
+        assert measured.json[name] == pytest.approx(expected[name]), name
+    assert measured.json["examples"] == expected["examples_measured"]
+    explained = run("explain", "out", *again, "--json")
+    assert explained.code == 0, explained.err
+    for name in ("clean", "corrupted"):
+        assert explained.json[name] == pytest.approx(expected[name], abs=1e-2 if "bfloat16" in options else 1e-5), name
+    compared = run("compare", "out", "out", "--json").json
+    assert compared["jaccard_edges"] == 1
+    assert run("show", "out", "--out", "page.html").code == 0
+    assert os.path.getsize("page.html") > 10_000
+
+
+@pytest.mark.parametrize("case", some(list(CASES), FEW))
+def test_a_test_is_on_the_same_examples_too(run, here, model_folder, case):
+    options, again = CASES[case]
+    size = [] if {"--nodes", "--edges"} & set(map(str, options)) else ["--edges", 40]
+    selection = [] if {"--nodes", "--selection"} & set(map(str, options)) else ["--selection", "top"]
+    found = run("find", "--model", model_folder, *options, *size, *selection, "--out", "out", "--json").json
+    tested = run("test", "out", *again, "--json")
+    assert tested.code == 0, tested.err
+    assert tested.json["examples"] == found["examples_measured"]
+    got = tested.json["sufficiency"]["details"]["faithfulness"]
+    assert got == pytest.approx(found["faithfulness"], abs=1e-5)
+
+
+def test_own_data_that_is_gone_is_asked_for(run, here, model_folder):
+    options = ["--data", "pairs.csv", "--selection", "top", "--edges", 40]
+    assert run("find", "--model", model_folder, *options, "--out", "out").code == 0
+    assert load_circuit("out").recipe.data == "pairs.csv"
+    os.rename("pairs.csv", "moved.csv")
+    ran = run("eval", "out")
+    assert ran.code == 2
+    assert "was found on your own data, pairs.csv, which is not here" in ran.err
+    os.mkdir("other")
+    os.rename("moved.csv", "other/pairs.csv")
+    assert run("eval", "out", "--data", "other/pairs.csv").code == 0
+
+
+def test_what_is_typed_replaces_single_fields(run, here, model_folder):
+    options = ["--seed", 3, "--examples", 12, "--ablation", "zero", "--selection", "top", "--edges", 40]
+    assert run("find", "--model", model_folder, "--task", "ioi", *options, "--out", "out").code == 0
+    other = run("eval", "out", "--seed", 4, "--json").json
+    assert (other["seed"], other["examples"], other["ablation"]) == (4, 12, "zero")
+    other = run("eval", "out", "--task", "sva", "--examples", 6, "--json").json
+    assert (other["task"], other["seed"], other["examples"], other["ablation"]) == ("sva", 3, 6, "zero")
