@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from covering import some
 from launching import environment, gradpath_command
 
 from gradpath.circuit import load_circuit
+from gradpath.evaluation.result import Result
 from gradpath.scores import load_scores
 
 WRONG_USAGE = {
@@ -130,13 +132,15 @@ def test_json_is_all_that_stdout_has(run, model_folder):
 
 
 def test_a_task_that_the_model_does_not_do_is_warned_of():
-    from gradpath.cli.progress import lines_of
+    from gradpath.cli.progress import lines_of, numbers_of
 
-    numbers = dict.fromkeys(("edges_kept", "edges_asked", "edges_total", "sparsity", "circuit", "error"), 1)
-    numbers |= {"faithfulness": 1, "faithfulness_interval": [0, 1], "error_interval": [0, 1]}
-    numbers |= {"ablation": "corrupted", "clean": 1.0}
-    assert "WARNING" in "".join(lines_of({**numbers, "corrupted": 1.2}))
-    assert "WARNING" not in "".join(lines_of({**numbers, "corrupted": 0.2}))
+    clean, circuit = torch.linspace(1, 2, 12), SimpleNamespace(graph=SimpleNamespace(n_edges=50))
+    for corrupted, word in ((clean + 0.2, "WARNING"), (clean - 2, "  model "), (clean.flip(0), "WARNING")):
+        numbers = numbers_of(circuit, Result(clean, corrupted, clean, edges_asked=5, edges_kept=5, has_answers=True))
+        lines = "\n".join(lines_of({**numbers, "ablation": "corrupted"}, 12))
+        assert word in lines
+        assert ("the model does not do this task: faithfulness means nothing here" in lines) == (word == "WARNING")
+        assert "right answer ahead on 100% of the examples" in lines
 
 
 @pytest.mark.parametrize("more", [["--faithfulness", 0.5, "--how", "random-paths"], ["--nodes", 3, "--how", "top"]])

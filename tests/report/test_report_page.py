@@ -148,7 +148,7 @@ def test_page_is_written_whole_or_not_at_all(make: Maker, tmp_path: Path) -> Non
     ],
 )
 def test_the_command_for_the_whole_verdict_can_be_run(make: Maker, command: str, expected: str) -> None:
-    checks = {"equivalence": Check(-0.3, 0.1, False, "off by -0.300 of the behaviour")}
+    checks = {"equivalence": Check(-0.3, 0.2, "no", "off by -0.300 of the behaviour")}
     verdict = payload(replace(make.report(make.scores()), checks=checks, command=command))["verdict"]
     assert verdict["command"] == expected
     assert ("with the folder of this page for FOLDER" in verdict["note"]) == ("FOLDER" in expected)
@@ -157,6 +157,6 @@ def test_the_command_for_the_whole_verdict_can_be_run(make: Maker, command: str,
 def test_the_command_for_the_whole_verdict_asks_for_data_that_no_command_named(make: Maker) -> None:
     scores = make.scores()
     scores = replace(scores, about={**scores.about, "task": "mine", "data": {"rows_read": 12}})
-    checks = {"equivalence": Check(-0.3, 0.1, False, "off by -0.300 of the behaviour")}
+    checks = {"equivalence": Check(-0.3, 0.2, "no", "off by -0.300 of the behaviour")}
     verdict = payload(replace(make.report(scores), checks=checks, command=""))["verdict"]
     assert verdict["command"] == "gradpath test FOLDER/circuit.json --data FILE --out FOLDER/verdict.html"

@@ -160,8 +160,9 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     wide = max(len(row["selection"]) for row in rows)
     lines = [f"  {'':<{wide}}  {'edges':>8}  {'faithfulness [95%]':<20}error"]
     for row in rows:
-        low, high = row["faithfulness_interval"]
-        share = f"{row['faithfulness']:.1%} [{100 * low:.0f}, {100 * high:.0f}]"
+        low, high = row["faithfulness_interval"] or (None, None)
+        ends = "" if low is None else f" [{100 * low:.0f}, {100 * high:.0f}]"
+        share = f"{row['faithfulness']:.1%}{ends}"
         chosen = "  <- selected" if row["file"] == "circuit.json" else ""
         lines.append(f"  {row['selection']:<{wide}}  {row['edges_kept']:>8,}  {share:<20}{row['error']:.3f}{chosen}")
     return lines
@@ -175,7 +176,7 @@ def _text(s: dict[str, Any], out: Path) -> str:
     steps = f"{s['steps']} step{'' if s['steps'] == 1 else 's'}"
     lines = [
         f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({steps}, {s['selection']}):",
-        *lines_of(s),
+        *lines_of(s, s["examples_measured"]),
         f"  examples      {examples}",
         f"  took          {s['seconds']:.0f} s",
     ]

@@ -9,7 +9,7 @@ The first is the paper's normalized faithfulness score (NFS): 1 is all of the be
 can hide a circuit that is too strong on one example and too weak on the next, so the error, the paper's own
 objective, is reported with it: 0 is the model's behaviour, 1 is as far off as the corrupted run. With another
 ablation than the corrupted prompt (``ablation``), m_corrupted is the metric of the run in which every node is
-ablated. Intervals are 95% percentile bootstraps over examples.
+ablated. Intervals are 95% intervals over examples (``result.ratio_interval``).
 
 Cost per batch: one set-up (two forward passes) for all circuits, then one run for each.
 
@@ -41,6 +41,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
 from gradpath.sweep import Places, own_settings, places_in_prompts, sweep
+from gradpath.tasks.metrics import logit_difference, probability_difference
 from gradpath.tasks.task import Pairs, Task, encode
 
 
@@ -156,8 +157,9 @@ def measure_circuits(
         "ablation": ablation,
         "data": dict(task.about),
     }
+    has_answers = task.metric in (logit_difference, probability_difference)
     return [
-        Result(clean, corrupted, values, circuit.asked, len(circuit), clean_texts, corrupted_texts, about)
+        Result(clean, corrupted, values, circuit.asked, len(circuit), clean_texts, corrupted_texts, about, has_answers)
         for circuit, values in zip(circuits, patched, strict=True)
     ]
 

@@ -35,16 +35,15 @@ class CurvePoint:
     edges_asked: int
     edges_kept: int
     faithfulness: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     error: float
 
     @classmethod
     def of(cls, how: str, result: Result) -> CurvePoint:
         """The point of a result; ``how`` is the selection of its circuit."""
-        return cls(
-            how, result.edges_asked, result.edges_kept, result.faithfulness, *result.interval, error=result.error
-        )
+        low, high = result.interval or (None, None)
+        return cls(how, result.edges_asked, result.edges_kept, result.faithfulness, low, high, result.error)
 
 
 def selected_by(circuit: Circuit, how: str) -> Circuit:
@@ -170,17 +169,7 @@ def circuit_report(circuit: Circuit, command: str = "") -> Report:
 
 def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Report:
     """The report of a circuit that was tested, with the verdict of ``gp.test`` at the top."""
-    low, high = verdict.equivalence.details["interval"]
-    assert verdict.sufficiency.value is not None
-    point = CurvePoint(
-        circuit.provenance.how or SAVED,
-        circuit.asked,
-        len(circuit),
-        verdict.sufficiency.details["faithfulness"],
-        1 + low,
-        1 + high,
-        error=verdict.sufficiency.value,
-    )
+    point = CurvePoint.of(circuit.provenance.how or SAVED, verdict.result)
     return replace(
         circuit_report(circuit, command),
         title=f"{verdict.task} in {verdict.model}",

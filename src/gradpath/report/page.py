@@ -101,7 +101,7 @@ def _verdict(report: Report) -> dict[str, Any]:
         {
             "name": name,
             "question": QUESTIONS[name],
-            **asdict(replace(check, details={})),
+            **replace(check, details={}).to_json(),
             "null_is": NULLS.get(name),
             "limit": limit_of(name, check),
         }
