@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ from safetensors.torch import save
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError
 from gradpath.graph import Graph
-from gradpath.recipe import record
+from gradpath.recipe import Recipe, record
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import select
-from gradpath.recipe import Recipe
 
 GRAPH = Graph(3, 2)
 

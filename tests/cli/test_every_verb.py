@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from covering import some
 from launching import environment, gradpath_command
 
 from gradpath.circuit import load_circuit
+from gradpath.evaluation.result import Result
 from gradpath.scores import load_scores
 
 WRONG_USAGE = {
@@ -35,6 +37,14 @@ WRONG_USAGE = {
     "edges and nodes": (
         ["find", "--selection", "top", "--nodes", "5"],
         "--selection selects edges and --nodes selects nodes",
+    ),
+    "a size of its own": (
+        ["find", "--selection", "acdc", "--edges", "5"],
+        "acdc determines the number of edges itself: leave out --edges.",
+    ),
+    "circuits that are not nested": (
+        ["find", "--selection", "random-paths", "--faithfulness", "0.9"],
+        "--faithfulness needs a selection whose circuits are nested, and those of random-paths are not: give --edges",
     ),
     "no batch": (["find", "--batch-size", "0"], "--batch-size"),
     "no steps": (["find", "--steps", "0"], "--steps"),
@@ -125,16 +135,22 @@ def test_json_is_all_that_stdout_has(run, model_folder):
 
 
 def test_a_task_that_the_model_does_not_do_is_warned_of():
-    from gradpath.cli.progress import lines_of
+    from gradpath.cli.progress import lines_of, numbers_of
 
-    numbers = dict.fromkeys(("edges_kept", "edges_requested", "edges_total", "sparsity", "circuit", "error"), 1)
-    numbers |= {"faithfulness": 1, "faithfulness_interval": [0, 1], "error_interval": [0, 1]}
-    numbers |= {"ablation": "corrupted", "clean": 1.0}
-    assert "WARNING" in "".join(lines_of({**numbers, "corrupted": 1.2}))
-    assert "WARNING" not in "".join(lines_of({**numbers, "corrupted": 0.2}))
+    clean, circuit = torch.linspace(1, 2, 12), SimpleNamespace(graph=SimpleNamespace(n_edges=50))
+    for corrupted, word in ((clean + 0.2, "WARNING"), (clean - 2, "  model "), (clean.flip(0), "WARNING")):
+        numbers = numbers_of(
+            circuit, Result(clean, corrupted, clean, edges_requested=5, edges_kept=5, has_answers=True)
+        )
+        lines = "\n".join(lines_of({**numbers, "ablation": "corrupted"}, 12))
+        assert word in lines
+        assert ("the model does not do this task: faithfulness means nothing here" in lines) == (word == "WARNING")
+        assert "right answer ahead on 100% of the examples" in lines
 
 
-@pytest.mark.parametrize("more", [["--faithfulness", 1.5, "--selection", "top"], ["--nodes", 3, "--selection", "top"]])
+@pytest.mark.parametrize(
+    "more", [["--faithfulness", 0.5, "--selection", "random-paths"], ["--nodes", 3, "--selection", "top"]]
+)
 def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(run, more):
     ran = run("find", "--model", "no-such-folder/nor/model", *more)
     assert ran.code == 2

@@ -18,11 +18,11 @@ from gradpath import defaults
 from gradpath.errors import GradpathWarning, UsageError
 from gradpath.evaluation.result import Result
 from gradpath.model.tokenizer import Tokenizer
-from gradpath.pipeline.found import Found
 from gradpath.pipeline import checked
+from gradpath.pipeline.found import Found
+from gradpath.recipe import Recipe
 from gradpath.tasks.load import split_in_halves
 from gradpath.verdict.checks import few_examples
-from gradpath.recipe import Recipe
 
 
 @pytest.fixture(scope="module")

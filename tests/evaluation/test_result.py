@@ -7,12 +7,13 @@ import sys
 
 import pytest
 import torch
+from scipy import stats
 from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.errors import InputError
 from gradpath.evaluation import evaluate
-from gradpath.evaluation.result import Result
+from gradpath.evaluation.result import Result, ratio_interval
 from gradpath.selection import select
 from gradpath.tasks.task import Task
 
@@ -104,3 +105,49 @@ def test_a_damaged_result_is_refused_with_the_reason(result, tmp_path, damage, w
         gp.load_result(file)
     with pytest.raises(InputError, match="there is no file"):
         gp.load_result(tmp_path / "none.json")
+
+
+def test_there_is_no_interval_below_five_examples():
+    clean, corrupted = torch.linspace(2, 3, 6), torch.zeros(6)
+    few = Result(clean[:4], corrupted[:4], clean[:4] / 2, edges_requested=5, edges_kept=5)
+    assert few.interval is None
+    assert few.error_interval is None
+    assert few.does_task == "unclear"
+    assert "(4 examples: no interval)" in str(few)
+    low, high = Result(clean, corrupted, clean / 2 + 0.1, edges_requested=5, edges_kept=5).interval
+    assert low < 0.54 < high
+
+
+@pytest.mark.parametrize(("n", "sd"), [(10, 0.5), (20, 2.0)])
+def test_the_interval_of_a_mean_is_at_least_that_of_students_t(n, sd):
+    values = sd * torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    low, high = ratio_interval(values, torch.ones_like(values))
+    reach = float(stats.t.ppf(0.975, n - 1) * values.std() / n**0.5)
+    assert low <= float(values.mean()) - reach
+    assert high >= float(values.mean()) + reach
+    assert high - low < 2.4 * reach
+
+
+def test_the_model_does_a_task_if_the_right_answer_is_ahead_and_the_metric_rises():
+    clean = torch.tensor([2.0, 2.1, 1.9, 2.0, 2.2, -0.1, -0.2, -0.3])
+
+    def done(clean, corrupted, *, has_answers=True):
+        return Result(clean, corrupted, clean, edges_requested=5, edges_kept=5, has_answers=has_answers)
+
+    assert done(clean.abs(), clean - 3).does_task == "yes"
+    assert done(clean, clean - 3).accuracy == 5 / 8
+    assert done(clean, clean - 3).does_task == "unclear"
+    assert "it is unclear whether the model does this task" in done(clean, clean - 3).behaviour
+    assert done(clean - 2, clean - 3).does_task == "no"  # ahead on 2 of 8
+    assert done(clean.abs(), clean.abs().roll(1)).does_task == "no"
+    own = done(clean - 2, clean - 3, has_answers=False)
+    assert own.accuracy is None
+    assert own.does_task == "yes"
+
+
+def test_whether_a_metric_has_answers_is_saved(result, tmp_path):
+    result.save(tmp_path / "result.json")
+    back = gp.load_result(tmp_path / "result.json")
+    assert result.has_answers
+    assert back.accuracy == result.accuracy
+    assert back.does_task == result.does_task

@@ -29,9 +29,9 @@ from gradpath.grid.bench import Store
 from gradpath.grid.study import read_study
 from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer
+from gradpath.recipe import Facts, Recipe
 from gradpath.report.figure import fold
 from gradpath.report.notes import Group, NodeNote, Notes, load_notes
-from gradpath.recipe import Facts, Recipe
 
 GRAPH = Graph(2, 2)
 

@@ -210,7 +210,9 @@ def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None
         "seconds": round(time.monotonic() - begin, 2),
     }
     where = f"{len(saved.task)} examples of {saved.task.name} ({saved.split}) in {saved.model.name}"
-    print_result(summary if as_json else "\n".join([f"{circuit_file} on {where}:", *lines_of(summary)]))
+    print_result(
+        summary if as_json else "\n".join([f"{circuit_file} on {where}:", *lines_of(summary, len(saved.task))])
+    )
 
 
 @click.command(name="test")

@@ -128,7 +128,7 @@ def _text(s: dict[str, Any], out: Path) -> str:
     steps = f"{s['steps']} step{'' if s['steps'] == 1 else 's'}"
     lines = [
         f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({steps}, {s['selection']}):",
-        *lines_of(s),
+        *lines_of(s, s["examples_measured"]),
         f"  examples      {examples}",
         f"  took          {s['seconds']:.0f} s",
     ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradpath.errors import printable
+from gradpath.evaluation.behaviour import interval_text
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import write_line
 
@@ -40,27 +41,25 @@ def numbers_of(circuit: Circuit, result: Result) -> dict[str, Any]:
         "corrupted": result.corrupted,
         "circuit": result.circuit,
         "faithfulness": result.faithfulness,
-        "faithfulness_interval": list(result.interval),
+        "faithfulness_interval": result.interval,
         "error": result.error,
-        "error_interval": list(result.error_interval),
+        "error_interval": result.error_interval,
+        "accuracy": result.accuracy,
+        "does_task": result.does_task,
+        "clean_minus_corrupted_interval": result.gain_interval,
+        "behaviour": result.behaviour,
     }
 
 
-def lines_of(s: dict[str, Any]) -> list[str]:
-    """The same numbers for people, with a warning where they mean little."""
-    low, high = s["faithfulness_interval"]
-    error_low, error_high = s["error_interval"]
+def lines_of(s: dict[str, Any], n: int) -> list[str]:
+    """The same numbers for people, measured on n examples, with a warning where they mean little."""
     none = "corrupted" if s["ablation"] == "corrupted" else f"all ablated ({s['ablation']})"
-    lines = [
+    warning = {"yes": "model   ", "unclear": "NOTE    ", "no": "WARNING "}[s["does_task"]]
+    return [
         f"  edges         {s['edges_kept']:,} after pruning, {s['edges_requested']:,} requested, "
         f"{s['edges_total']:,} in the model ({s['sparsity']:.2%} sparsity)",
         f"  metric        clean {s['clean']:.3f}, {none} {s['corrupted']:.3f}, circuit {s['circuit']:.3f}",
-        f"  faithfulness  {s['faithfulness']:.1%}  (95% interval {low:.1%} to {high:.1%})",
-        f"  error         {s['error']:.3f}  (95% interval {error_low:.3f} to {error_high:.3f})",
+        f"  faithfulness  {s['faithfulness']:.1%}  ({interval_text(s['faithfulness_interval'], n, '.1%')})",
+        f"  error         {s['error']:.3f}  ({interval_text(s['error_interval'], n, '.3f')})",
+        f"  {warning}      {s['behaviour']}",
     ]
-    if s["clean"] <= s["corrupted"]:
-        lines.append(
-            "  WARNING       the metric is not higher on the clean prompts than on the corrupted ones: the "
-            "model does not do this task, and faithfulness means nothing"
-        )
-    return lines

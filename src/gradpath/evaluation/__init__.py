@@ -9,7 +9,7 @@ The first is the paper's normalized faithfulness score (NFS): 1 is all of the be
 can hide a circuit that is too strong on one example and too weak on the next, so the error, the paper's own
 objective, is reported with it: 0 is the model's behaviour, 1 is as far off as the corrupted run. With another
 ablation than the corrupted prompt (``ablation``), m_corrupted is the metric of the run in which every node is
-ablated. Intervals are 95% percentile bootstraps over examples.
+ablated. Intervals are 95% intervals over examples (``result.ratio_interval``).
 
 Cost per batch: one set-up (two forward passes) for all circuits, then one run for each.
 
@@ -42,6 +42,7 @@ from gradpath.recipe import Facts
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
 from gradpath.sweep import own_settings, sweep
+from gradpath.tasks.metrics import logit_difference, probability_difference
 from gradpath.tasks.task import Pairs, Task
 
 
@@ -146,9 +147,11 @@ def measure_circuits(prepared: PreparedBatches, circuits: Sequence[Circuit], bar
     clean_texts, corrupted_texts = (_texts(side, model.tokenizer) for side in (task.clean, task.corrupted))
     recipe = task.record.changed(model=model.name or None, ablation=prepared.ablation_name)
     facts = Facts(version=__version__, data=dict(task.facts))
+    has_answers = task.metric in (logit_difference, probability_difference)
+    sizes = [(circuit.requested, len(circuit)) for circuit in circuits]
     return [
-        Result(clean, corrupted, values, circuit.requested, len(circuit), clean_texts, corrupted_texts, recipe, facts)
-        for circuit, values in zip(circuits, patched, strict=True)
+        Result(clean, corrupted, values, *size, clean_texts, corrupted_texts, recipe, facts, has_answers)
+        for size, values in zip(sizes, patched, strict=True)
     ]
 
 

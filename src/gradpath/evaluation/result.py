@@ -1,8 +1,9 @@
 """The result of an evaluation: the metric of every example, and what follows from it. Saved as readable JSON.
 
-Intervals are bootstraps: 95% percentiles over examples, of one quantity or of the difference between two. Two intervals
-that overlap say little when both were measured on the same examples: an example that is hard for one circuit is hard
-for the other. So for a difference the same examples are drawn on both sides.
+Intervals are over examples, and there are none below ``FEWEST`` of them. Those of one circuit (``ratio_interval``) are
+made for few examples: docs/test.md has their coverage. Those of differences are 95% percentiles of bootstraps. Two
+intervals that overlap say little when both were measured on the same examples: an example that is hard for one circuit
+is hard for the other. So for a difference the same examples are drawn on both sides.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.errors import InputError, reason
+from gradpath.evaluation.behaviour import Done, behaviour_line, does_task, interval_text
 from gradpath.recipe import Facts, Recipe, read_record, record
 from gradpath.runtime.files import check_seal, write_rows
 
+FEWEST = 5  # examples: with fewer, there is no interval
 RESAMPLES = 2000
 DRAWN_AT_ONCE = 2**20  # numbers of examples, in bootstrap samples
 Cell = Mapping[str, Any]  # of a circuit: see ``grid.jobs.measured``
 FORMAT = 2
+Interval = tuple[float, float]
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -43,6 +47,7 @@ class Result:
         corrupted_prompts: The corrupted prompts as text.
         recipe: The model, the examples and the ablation.
         facts: What was observed meanwhile.
+        has_answers: Whether the metric is above zero where the right answer is ahead of the wrong one.
     """
 
     clean_values: Float[Tensor, " example"]
@@ -54,20 +59,22 @@ class Result:
     corrupted_prompts: Sequence[str] = ()
     recipe: Recipe | None = None
     facts: Facts = Facts()
+    has_answers: bool = False
 
     def __repr__(self) -> str:
         numbers = f"faithfulness {self.faithfulness:.1%}, error {self.error:.3f}"
         return f"<Result: {numbers}, {self.edges_kept:,} edges, {len(self.clean_values):,} examples>"
 
     def __str__(self) -> str:
-        (low, high), (error_low, error_high) = self.interval, self.error_interval
+        n = len(self.clean_values)
         return "\n".join(
             [
-                f"faithfulness  {self.faithfulness:.1%}  (95% interval {low:.1%} to {high:.1%})",
-                f"error         {self.error:.3f}  (95% interval {error_low:.3f} to {error_high:.3f})",
+                f"faithfulness  {self.faithfulness:.1%}  ({interval_text(self.interval, n, '.1%')})",
+                f"error         {self.error:.3f}  ({interval_text(self.error_interval, n, '.3f')})",
                 f"metric        clean {self.clean:.3f}, corrupted {self.corrupted:.3f}, circuit {self.circuit:.3f}",
+                f"model         {self.behaviour}",
                 f"edges         {self.edges_kept:,} after pruning, {self.edges_requested:,} requested",
-                f"examples      {len(self.clean_values):,}",
+                f"examples      {n:,}",
             ]
         )
 
@@ -96,15 +103,38 @@ class Result:
         """The mean distance of an example from the model: 0 is the model's behaviour."""
         return float(self._error(self._values))
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95% interval of the faithfulness."""
-        return bootstrap(self._changed_values, self._faithfulness)
+    @cached_property
+    def interval(self) -> Interval | None:
+        """The 95% interval of the faithfulness; None with fewer than five examples."""
+        clean, corrupted, circuit = self._changed_values.unbind(0)
+        return ratio_interval(circuit - corrupted, clean - corrupted)
+
+    @cached_property
+    def error_interval(self) -> Interval | None:
+        """The 95% interval of the error; None with fewer than five examples."""
+        clean, corrupted, circuit = self._changed_values.unbind(0)
+        return ratio_interval((circuit - clean).abs(), (clean - corrupted).abs())
 
     @property
-    def error_interval(self) -> tuple[float, float]:
-        """The 95% interval of the error."""
-        return bootstrap(self._changed_values, self._error)
+    def accuracy(self) -> float | None:
+        """The share of examples with the right answer ahead on the clean prompt; None for a metric without answers."""
+        return float((self.clean_values > 0).double().mean()) if self.has_answers else None
+
+    @cached_property
+    def gain_interval(self) -> Interval | None:
+        """The 95% interval of the mean metric on the clean prompts minus that on the corrupted ones."""
+        gain = self._values[0] - self._values[1]
+        return ratio_interval(gain, torch.ones_like(gain))
+
+    @property
+    def does_task(self) -> Done:
+        """Whether the model does the task: "yes", "unclear" or "no". If it does not, faithfulness means nothing."""
+        return does_task(self.clean - self.corrupted, self.gain_interval, self.accuracy)
+
+    @property
+    def behaviour(self) -> str:
+        """How well the model does the task, in one line."""
+        return behaviour_line(self.does_task, self.gain_interval, self.accuracy, len(self.clean_values))
 
     def to_pandas(self) -> Any:
         """The examples as a pandas DataFrame, one row each.
@@ -128,6 +158,7 @@ class Result:
             **record(self.recipe, self.facts),
             "edges_requested": self.edges_requested,
             "edges_kept": self.edges_kept,
+            "has_answers": self.has_answers,
         }
         prompts = [self.clean_prompts, self.corrupted_prompts] if self.clean_prompts else []
         # Nine digits are enough to give every float32 back exactly.
@@ -207,6 +238,9 @@ def _parsed(content: Any) -> Result:
         raise ValueError(f'it has no "gradpath_result": {FORMAT}')
     requested, kept, rows = (content[name] for name in ("edges_requested", "edges_kept", "examples"))
     recipe, facts = read_record(content)
+    has_answers = content.get("has_answers", False)
+    if not isinstance(has_answers, bool):
+        raise ValueError("its 'has_answers' is neither true nor false")
     if any(type(count) is not int or count < 0 for count in (requested, kept)):
         raise ValueError(f"edges_requested and edges_kept are numbers of edges: got {requested!r} and {kept!r}")
     if not isinstance(rows, list) or not rows:
@@ -221,19 +255,64 @@ def _parsed(content: Any) -> Result:
     check_seal(content)
     columns = list(zip(*rows, strict=True))
     clean, corrupted, circuit = (torch.tensor(column, dtype=torch.float32, device="cpu") for column in columns[:3])
-    clean_prompts, corrupted_prompts = columns[3:] or ((), ())
-    return Result(clean, corrupted, circuit, requested, kept, clean_prompts, corrupted_prompts, recipe, facts)
+    prompts = columns[3:] or ((), ())
+    return Result(clean, corrupted, circuit, requested, kept, *prompts, recipe, facts, has_answers)
 
 
-def bootstrap(values: Float[Tensor, "*quantity example"], statistic: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-    """The 95% interval of a statistic over resampled examples.
+def ratio_interval(
+    numerator: Float[Tensor, " example"], denominator: Float[Tensor, " example"], outside: float = 0.05
+) -> Interval | None:
+    """The interval of a ratio of two means over examples; None with fewer than ``FEWEST`` of them.
+
+    Each end is the outer one of two: a percentile bootstrap whose quantiles are those of Student's t (Hesterberg 2015,
+    arXiv 1411.5279), and a studentised bootstrap with the delta method's standard error. The first is too short where
+    values are skewed, the second where a few examples dominate the denominator; a plain bootstrap is in both cases.
+
+    Args:
+        numerator: The numerator's value of every example.
+        denominator: The denominator's; ones for the interval of a mean.
+        outside: The share that both tails have together.
+
+    Returns:
+        The two ends.
+    """
+    from scipy.special import ndtr, stdtrit
+
+    n = len(numerator)
+    if n < FEWEST:
+        return None
+    values = torch.stack([numerator, denominator]).double()
+
+    def ratios(drawn: Tensor) -> Tensor:
+        above, below = drawn.mean(-1).unbind(0)
+        return above / below
+
+    def errors(drawn: Tensor) -> Tensor:
+        (above, below), ratio = drawn.unbind(0), ratios(drawn)
+        return (above - ratio[..., None] * below).std(-1) / below.mean(-1).abs() / n**0.5
+
+    ratio, error = ratios(values), errors(values)
+
+    def studentised(drawn: Tensor) -> Tensor:
+        return (ratios(drawn) - ratio) / errors(drawn).clamp(min=1e-3 * float(error) + 1e-300)
+
+    tail = float(ndtr(-stdtrit(n - 1, 1 - outside / 2) * (n / (n - 1)) ** 0.5))
+    (low, high), (below, above) = bootstrap(values, ratios, tail), bootstrap(values, studentised, outside / 2)
+    return min(low, float(ratio - above * error)), max(high, float(ratio - below * error))
+
+
+def bootstrap(
+    values: Float[Tensor, "*quantity example"], statistic: Callable[[Tensor], Tensor], tail: float = 0.025
+) -> Interval:
+    """The interval of a statistic over resampled examples.
 
     Args:
         values: The quantities of every example.
         statistic: A function of values (*quantity, sample, example) that reduces them to one number per sample.
+        tail: The share of samples beyond each end.
 
     Returns:
-        The 2.5% and the 97.5% quantile.
+        The quantiles at ``tail`` and at 1 - ``tail``: by default those of a 95% interval.
     """
     n = values.shape[-1]
     generator = torch.Generator(device="cpu").manual_seed(0)
@@ -244,7 +323,7 @@ def bootstrap(values: Float[Tensor, "*quantity example"], statistic: Callable[[T
     for part in (resampled[at : at + size] for at in range(0, RESAMPLES, size)):
         draws = torch.randint(n, (len(part), n), generator=generator, device="cpu")
         part.copy_(statistic(values[..., draws]))
-    ends = torch.tensor([0.025, 0.975], dtype=resampled.dtype, device="cpu")
+    ends = torch.tensor([tail, 1 - tail], dtype=resampled.dtype, device="cpu")
     low, high = resampled.quantile(ends).tolist()
     return low, high
 

@@ -67,7 +67,7 @@ def _random_points(bench: Bench, outcome: Outcome) -> list[CurvePoint]:
     task, method, points = outcome.rows[0]["task"], bench.request.methods[0], []
     for how, row in product(RANDOM, outcome.facts["random"]):
         cell = circuit_cell(bench, task, method, how, row["edges_requested"])
-        low, high = cell["faithfulness_interval"]
+        low, high = cell["faithfulness_interval"] or (None, None)
         numbers = cell["edges_kept"], cell["faithfulness"], low, high, cell["error"]
         points.append(CurvePoint(CHANCE, row["edges_requested"], *numbers))
     return points

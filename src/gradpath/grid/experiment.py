@@ -114,7 +114,9 @@ def interval_column(heading: str, name: str, ends: str = ".2f") -> Column:
 
 
 def nfs(row: Row) -> str:
-    """The faithfulness of a row in percent with its interval, ``80.1 [74, 86]``."""
+    """The faithfulness of a row in percent with its interval, ``80.1 [74, 86]``, if it has one."""
+    if row["faithfulness_low"] is None:
+        return percent(row["faithfulness"])
     low, high = (percent(row[f"faithfulness_{end}"], 0) for end in ("low", "high"))
     return f"{percent(row['faithfulness'])} [{low}, {high}]"
 

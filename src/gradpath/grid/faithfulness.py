@@ -7,6 +7,7 @@ All methods and selections are compared with one of them on the same examples. O
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import chain, product
@@ -152,7 +153,7 @@ def measured_row(bench: Bench, task: str, method: MethodSpec, how: str, n: int, 
     row |= {name: cell[name] for name in ("edges_requested", "edges_kept", "clean", "corrupted", "circuit")}
     for name in ("faithfulness", "error"):
         row[name] = cell[name]
-        row[f"{name}_low"], row[f"{name}_high"] = cell[f"{name}_interval"]
+        row[f"{name}_low"], row[f"{name}_high"] = cell[f"{name}_interval"] or (None, None)
     row["examples"] = len(bench.task(task, "test"))
     row["examples_attributed"] = len(bench.task(task, "train"))
     if not bench.task(task, "test").facts.get("held_out", True):
@@ -366,8 +367,12 @@ def _curve_panel(ax: Axes, rows: Sequence[Row], random: Sequence[Row], log: bool
     def x_of(rows: Sequence[Row]) -> list[float]:
         return [100 * (1 - row["sparsity"]) if log else 100 * row["sparsity"] for row in rows]
 
+    def ends_of(row: Row) -> list[float]:  # not drawn where there is no interval
+        ends = (row[f"faithfulness_{end}"] for end in ("low", "high"))
+        return [math.nan if end is None else 100 * end for end in ends]
+
     def band(rows: Sequence[Row], **style: Any) -> None:
-        low, high = ([100 * row[f"faithfulness_{end}"] for row in rows] for end in ("low", "high"))
+        low, high = zip(*map(ends_of, rows), strict=True)
         ax.fill_between(x_of(rows), low, high, **style)
 
     labels, hows = list(grouped(rows, "method")), list(grouped(rows, "how"))
@@ -381,8 +386,7 @@ def _curve_panel(ax: Axes, rows: Sequence[Row], random: Sequence[Row], log: bool
         if main:
             band(curve, color=paint, alpha=0.13, linewidth=0)
             if len(curve) == 1:  # a band has no width at one size
-                ends = [100 * curve[0][f"faithfulness_{end}"] for end in ("low", "high")]
-                ax.plot(2 * x_of(curve), ends, color=paint, marker="_", markersize=9, linewidth=1.2)
+                ax.plot(2 * x_of(curve), ends_of(curve[0]), color=paint, marker="_", markersize=9, linewidth=1.2)
             if paper := [row for row in curve if "paper" in row]:
                 y = [100 * row["paper"] for row in paper]
                 ax.scatter(x_of(paper), y, s=34, facecolors="none", edgecolors=paint, linewidths=1.1)

@@ -149,8 +149,8 @@ def measured(result: Result) -> dict[str, Any]:
     names = ("edges_requested", "edges_kept", "clean", "corrupted", "circuit", "faithfulness", "error")
     return {
         **{name: getattr(result, name) for name in names},
-        "faithfulness_interval": list(result.interval),
-        "error_interval": list(result.error_interval),
+        "faithfulness_interval": result.interval,
+        "error_interval": result.error_interval,
         "values": decimals(result.circuit_values),
         "clean_values": decimals(result.clean_values),
         "corrupted_values": decimals(result.corrupted_values),

@@ -106,8 +106,9 @@ def over_seeds(rows: Sequence[Row]) -> list[Row]:
         row = dict(group[0])
         for name in ("faithfulness", "error"):
             row[name] = mean_of(group, name)
-            row[f"{name}_low"] = min(float(other[f"{name}_low"]) for other in group)
-            row[f"{name}_high"] = max(float(other[f"{name}_high"]) for other in group)
+            for end, outermost in (("low", min), ("high", max)):
+                ends = [float(x) for other in group if (x := other[f"{name}_{end}"]) is not None]
+                row[f"{name}_{end}"] = outermost(ends, default=None)
         merged.append(row)
     return merged
 

@@ -245,9 +245,10 @@ def _draw_runtime(rows: Sequence[Row], model: str) -> Figure:
     marks = dict(zip(tasks, ("o", "s", "^", "D", "v", "P", "X", "*") * 4, strict=False))
     for row in rows:
         y = 100 * row["faithfulness"]
-        low, high = y - 100 * row["faithfulness_low"], 100 * row["faithfulness_high"] - y
+        ends = (row[f"faithfulness_{end}"] for end in ("low", "high"))  # None: too few examples for an interval
+        low, high = (0.0 if end is None else abs(y - 100 * end) for end in ends)
         style = {"color": colour(row["method"], labels), "marker": marks[row["task"]]}
-        ax.errorbar(row["ratio"], y, [[max(low, 0)], [max(high, 0)]], elinewidth=0.8, markersize=6, alpha=0.9, **style)
+        ax.errorbar(row["ratio"], y, [[low], [high]], elinewidth=0.8, markersize=6, alpha=0.9, **style)
     ax.axhline(100, color=INK, linewidth=0.8, linestyle=":")
     ax.set_xlabel("CPU time (multiples of one forward + backward pass)")
     ax.set_ylabel("NFS (% of clean - corrupted), 95% interval")

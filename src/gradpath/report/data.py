@@ -37,14 +37,15 @@ class CurvePoint:
     requested: int  # edges that were requested
     kept: int  # edges after pruning
     faithfulness: float
-    low: float  # of the 95% interval
-    high: float
+    low: float | None  # of the 95% interval, if there is one
+    high: float | None
     error: float
 
     @classmethod
     def of(cls, how: str, result: Result) -> CurvePoint:
         """The point of a result; ``how`` is the selection of its circuit."""
-        return cls(how, result.edges_requested, result.edges_kept, result.faithfulness, *result.interval, result.error)
+        low, high = result.interval or (None, None)
+        return cls(how, result.edges_requested, result.edges_kept, result.faithfulness, low, high, result.error)
 
 
 def selected_by(circuit: Circuit, how: str) -> Circuit:
@@ -236,7 +237,8 @@ class CheckRow:
     null: float | None  # the value by chance, or the limit
     null_is: str | None  # what ``null`` is called; None if it is not shown
     limit: str  # what the value has to be
-    passed: bool | None  # None if it could not be made
+    passed: bool | None  # None if it could not be made, or is undecided
+    decision: str  # yes, no or undecided
     about: str  # the result in a sentence
 
 
@@ -341,17 +343,7 @@ def circuit_report(circuit: Circuit, command: str = "") -> Report:
 
 def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Report:
     """The report of a circuit that was tested, with the verdict of ``gp.test`` at the top."""
-    low, high = verdict.equivalence.details["interval"]
-    assert verdict.sufficiency.value is not None
-    point = CurvePoint(
-        circuit.selection or SAVED,
-        circuit.requested,
-        len(circuit),
-        verdict.sufficiency.details["faithfulness"],
-        1 + low,
-        1 + high,
-        error=verdict.sufficiency.value,
-    )
+    point = CurvePoint.of(circuit.selection or SAVED, verdict.result)
     return replace(
         circuit_report(circuit, command),
         title=f"{verdict.task} in {verdict.model}",

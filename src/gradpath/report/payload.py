@@ -227,6 +227,7 @@ def _verdict(report: Report) -> VerdictTable:
             NULLS.get(name),
             limit_of(name, check),
             check.passed,
+            check.decision,
             check.about,
         )
         for name, check in checks.items()

@@ -17,6 +17,7 @@ import torch
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
+from gradpath.evaluation.behaviour import interval_text
 from gradpath.evaluation.result import Result
 from gradpath.formats.edges import EDGE_COLOURS, KINDS, column, position
 from gradpath.graph import Graph, kind, node_of
@@ -38,7 +39,6 @@ LISTED = 10  # edges on a card
 def plot_result(result: Result, ax: Axes | None = None) -> Axes:
     """Plot the metric of every example in the corrupted run, in the circuit and in the model, with the means."""
     ax = _axes(ax, (5.6, 3.4))
-    low, high = result.interval
     runs = [
         ("corrupted", result.corrupted_values, GREY),
         ("circuit", result.circuit_values, BLUE),
@@ -54,7 +54,8 @@ def plot_result(result: Result, ax: Axes | None = None) -> Axes:
     ax.set_xticks(range(3), [name for name, _, _ in runs])
     ax.set_xlim(-0.5, 2.6)
     ax.set_ylabel("metric")
-    title = f"{result.faithfulness:.0%} of the behaviour ({low:.0%} to {high:.0%}), error {result.error:.2f}"
+    ends = "" if result.interval is None else " ({:.0%} to {:.0%})".format(*result.interval)
+    title = f"{result.faithfulness:.0%} of the behaviour{ends}, error {result.error:.2f}"
     ax.set_title(f"{title}, {result.edges_kept:,} edges", fontsize=10, loc="left")
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(colors=MUTED)
@@ -227,13 +228,14 @@ def legend(axes: Axes) -> None:
 
 def result_card(result: Result) -> str:
     """The card of a result: a table of its numbers."""
-    low, high = result.interval
+    n = len(result.clean_values)
     rows = [
-        ("behaviour kept", f"<b>{result.faithfulness:.1%}</b> ({low:.1%} to {high:.1%})"),
+        ("behaviour kept", f"<b>{result.faithfulness:.1%}</b> ({interval_text(result.interval, n, '.1%')})"),
         ("error per example", f"{result.error:.3f}"),
         ("metric", f"model {result.clean:.3f}, circuit {result.circuit:.3f}, corrupted {result.corrupted:.3f}"),
         ("edges", f"{result.edges_kept:,} after pruning, {result.edges_requested:,} requested"),
-        ("examples", f"{len(result.clean_values):,}"),
+        ("model", result.behaviour),
+        ("examples", f"{n:,}"),
     ]
     left = 'style="text-align:left"'
     cells = (f"<tr><td {left}>{name}</td><td {left}>{value}</td></tr>" for name, value in rows)

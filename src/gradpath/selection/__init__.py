@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+import torch
+
 from gradpath import defaults
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type
 from gradpath.evaluation.plan import check_same_graph
+from gradpath.graph import Graph
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
@@ -149,6 +152,16 @@ def rank(
         order: Order = chosen.function(scores, context, **options)
     edges = order.edges[: max(largest, order.size or 0)]
     return replace(order, edges=edges, selection=selection, smallest=smallest)
+
+
+def measures(selection: str) -> bool:
+    """Whether a selection runs circuits, so that it needs the model and its examples."""
+    graph = Graph(1, 1)
+    try:
+        rank(Scores(graph, torch.zeros(graph.mask.shape, device="cpu")), selection)
+    except NeedsModelError:
+        return True
+    return False
 
 
 def select_nodes(scores: Scores, n: int, *, prune: bool = True) -> Circuit:

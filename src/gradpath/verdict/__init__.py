@@ -4,47 +4,48 @@ A high faithfulness says little by itself: a circuit can be too large, fit its e
 up, or be one of many. With H the circuit, M the model, m_i the metric of example i, and the behaviour the mean
 difference between clean and corrupted prompts:
 
-``sufficiency``  The error of H against that of random circuits: with as many edges, with as many into every layer,
-                 and of random paths from ``input`` to ``logits``. Passed if at most 5% of each kind are as good (Shi et
-                 al. 2024, arXiv 2410.13032).
-``equivalence``  How far H's mean metric is from M's, in shares of the behaviour. Passed if the 95% interval over
-                 examples is within a margin of 0.1. And how often H beats M, with the p value of a sign test (Shi et
-                 al.).
-``necessity``    Both directions of patching. The share of the behaviour that is left when H's edges are corrupted and
-                 all others run; passed if it is below 0.2, and as many random edges leave at least 0.5 more. And how
-                 far the metric moves when H alone runs on the corrupted prompts and all others are clean: below 0.8,
-                 something outside of H backs it up (OR).
-``minimality``   The share of H's weakest edges that it needs: without such an edge, the examples are further from M (a
-                 sign-flip test over examples, Holm's correction for the number of edges). Passed from 0.9 on. An edge
-                 that another edge of H backs up is not needed by this definition. With few examples, a small effect
-                 is not clear.
-``stability``    The Jaccard index of H's edges and those of circuits that are found in the same way on bootstrap
-                 samples of the examples and on other draws (arXiv 2510.00845). Passed from 0.5 on.
-``transfer``     The faithfulness on other words, on other words in other templates, and on the examples that the
-                 circuit was found with. Passed if neither of the first two is lower by more than the margin.
+``sufficiency``  H is better than random circuits and keeps at least half of the behaviour. The error of H against that
+                 of 19 random circuits, connected and of the same size and shape (a rank test), and a lower bound of
+                 the faithfulness (Shi et al. 2024, arXiv 2410.13032).
+``equivalence``  H's mean metric is within a margin of 0.2 of the behaviour from M's: both bounds of the faithfulness
+                 are.
+``necessity``    M needs H. Without H's edges at most 0.2 of the behaviour is left, and less than without a random
+                 circuit (a rank test). And when H alone runs on the corrupted prompts and all else is clean, the metric
+                 moves by at least 0.8: if not, something outside of H backs it up (OR).
+``minimality``   H needs at least 90% of its weakest edges: without such an edge, more examples are further from M than
+                 closer to it (sign tests). An edge that another edge of H backs up is not needed by this definition.
+``stability``    Circuits that are found in the same way on bootstrap samples of the examples share half of their edges,
+                 by the mean pairwise Jaccard index (arXiv 2510.00845 asks for 0.8 over 100 samples).
+``transfer``     The faithfulness on other words, and on other words in other templates, is within 0.2 of that on the
+                 examples that H was found with: both bounds of the difference are.
+
+Each is decided with "yes", "no" or "undecided", at a level of 5% both ways (``verdict.statistics``). An undecided test
+says how many examples would be enough. If the model does not do the task, nothing is tested.
 
 A verdict also has the effects of a sample of H's edges, estimated by gradients and measured, and a bound on what an
 edge outside of H could add: see ``verdict.effects``.
 
 What faithfulness means depends on the ablation and on what is ablated (Miller et al. 2024, arXiv 2407.08734). All tests
-use the ablation that the circuit was found with. A test that cannot be made says why, and does not count.
+use the ablation that the circuit was found with. A test that cannot be run says why, and does not count.
 
-Cost: three times ``RANDOM`` circuits, ``RANDOM`` complements, at most ``WEAKEST`` and ``SAMPLE`` circuits, ``SUBSETS``
-large ones on a few examples, and ``SAMPLES`` attributions and selections.
+Cost: ``RANDOM`` circuits and as many complements on a few examples, at most ``WEAKEST`` and ``SAMPLE`` circuits on all,
+``SUBSETS`` large ones on a few, one attribution, and ``AGAIN`` attributions and selections if the selection measures.
 """
 
 # ruff: noqa: PT028  (it is called test because that is what users type)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, warn
+from gradpath.evaluation.behaviour import NOT_DONE
 from gradpath.evaluation.plan import check_same_graph
+from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime.progress import bars, describe, progress_bar
@@ -66,16 +67,23 @@ NAMES = tuple(QUESTIONS)
 
 
 def sentence(checks: Mapping[str, Check]) -> str:
-    """Which tests the circuit passes, of those that could be made."""
-    outcomes = {name: check.passed for name, check in checks.items() if check.passed is not None}
-    n, failed = len(outcomes), [name for name, passed in outcomes.items() if not passed]
-    if not outcomes:
-        return "no test could be made"
-    if not failed:
-        return f"passes all {n} tests" if n > 1 else f"passes the test of {next(iter(outcomes))}"
-    *others, last = failed
-    names = f"{', '.join(others)} and {last}" if others else last
-    return f"fails {names}; passes {n - len(failed)} of {n} tests"
+    """Which tests the circuit passes and fails and which are undecided, of those that could be run."""
+    run = {name: check for name, check in checks.items() if check.value is not None}
+    if not run:
+        reasons = {check.about for check in checks.values()}
+        return reasons.pop() if len(reasons) == 1 else "no test could be run"
+    by_decision = {kind: [name for name, x in run.items() if x.decision == kind] for kind in ("no", "yes", "undecided")}
+    failed, passed, undecided = (_listed(names) for names in by_decision.values())
+    if not failed and not undecided:
+        return f"passes all {len(run)} tests" if len(run) > 1 else f"passes the test of {passed}"
+    parts = [("fails", failed), ("passes", passed), ("undecided:", undecided)]
+    return "; ".join(f"{word} {names}" for word, names in parts if names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *others, last = names or [""]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,7 +97,9 @@ class Verdict:
         minimality: Does it need all its edges?
         stability: Is it found again on other samples?
         transfer: Does it do the same on other examples?
-        effects: The effects of a sample of edges, measured and estimated, and a bound for all other edges.
+        effects: The effects of a sample of edges, measured and estimated, and a bound for all other edges; None if the
+            model does not do the task.
+        result: The result of the circuit on the examples.
         model: The name of the model.
         task: The name of the task.
         examples: The number of examples.
@@ -102,7 +112,8 @@ class Verdict:
     minimality: Check
     stability: Check
     transfer: Check
-    effects: Effects
+    effects: Effects | None
+    result: Result
     model: str
     task: str
     examples: int
@@ -114,9 +125,10 @@ class Verdict:
         return {name: getattr(self, name) for name in NAMES}
 
     @property
-    def passed(self) -> bool:
-        """Whether every test that could be run is passed."""
-        return all(check.passed is not False for check in self.checks.values())
+    def passed(self) -> bool | None:
+        """Whether every test that could be run is passed; None if none failed, but some are undecided."""
+        outcomes = [check.passed for check in self.checks.values() if check.value is not None]
+        return False if False in outcomes else None if None in outcomes or not outcomes else True
 
     @property
     def verdict(self) -> str:
@@ -126,14 +138,22 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """All numbers as a dictionary, as ``gradpath test --json`` prints them."""
         facts = {"model": self.model, "task": self.task, "examples": self.examples, "edges": self.edges}
-        checks = {name: asdict(check) for name, check in self.checks.items()}
-        return {**facts, **checks, "effects": self.effects.to_json(), "verdict": self.verdict}
+        done = {"accuracy": self.result.accuracy, "does_task": self.result.does_task}
+        checks = {name: check.to_json() for name, check in self.checks.items()}
+        effects = None if self.effects is None else self.effects.to_json()
+        return {**facts, **done, **checks, "effects": effects, "verdict": self.verdict}
 
     def __repr__(self) -> str:
         head = f"<Verdict on {self.edges:,} edges, {self.examples} examples of {self.task} in {self.model}>"
-        signs = {True: "pass", False: "FAIL", None: "   -"}
-        lines = [f"  {signs[check.passed]}  {name:<12} {check.about}" for name, check in self.checks.items()]
+        if self.effects is None:
+            return f"{head}\n  {self.result.behaviour}"
+        signs = {"yes": "pass", "no": "FAIL", "undecided": "   ?"}
+        lines = [
+            f"  {'   -' if check.value is None else signs[check.decision]}  {name:<12} {check.about}"
+            for name, check in self.checks.items()
+        ]
         lines.append(f"        {'effects':<12} {self.effects.about}")
+        lines.append(f"        {'model':<12} {self.result.behaviour}")
         return "\n".join([head, *lines, f"  The circuit {self.verdict}."])
 
 
@@ -208,22 +228,24 @@ def _verdict(
     runs: dict[str, Callable[[], Check]] = {
         "sufficiency": lambda: checks.sufficiency(tested, result),
         "equivalence": lambda: checks.equivalence(result),
-        "necessity": lambda: checks.necessity(tested),
+        "necessity": lambda: checks.necessity(tested, result),
         "minimality": lambda: checks.minimality(tested, result),
         "stability": lambda: checks.stability(tested, found_on, draws),
         "transfer": lambda: checks.transfer(tested, result, found_on, reworded, shared),
     }
-    outcomes = dict[str, Check]()
-    for name, run in runs.items():
-        describe(bar, f"testing {name}")
-        outcomes[name] = run()
+    outcomes, effects = dict.fromkeys(runs, checks.not_run(NOT_DONE)), None
+    if result.does_task != "no":
+        for name, run in runs.items():
+            describe(bar, f"testing {name}")
+            outcomes[name] = run()
+            bar.update()
+        describe(bar, "testing effects of edges")
+        effects = measure_effects(tested, result)
         bar.update()
-    describe(bar, "testing effects of edges")
-    effects = measure_effects(tested, result)
-    bar.update()
     return Verdict(
         **outcomes,
         effects=effects,
+        result=result,
         model=tested.model.name,
         task=tested.task.name,
         examples=len(tested.task),

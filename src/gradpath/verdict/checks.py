@@ -1,17 +1,18 @@
 """The six tests, in the order in which a verdict lists them; the package's docstring defines them.
 
-Their p values are exact or from resampling: nothing is assumed to be normal. ``quick_checks`` are the two tests that
-``find`` makes of every circuit, from its own measurements and a few runs of random circuits.
+Each measures, and leaves the decision to ``verdict.statistics``. ``quick_checks`` are the two tests that ``find`` makes
+of every circuit, from its own measurements and a few runs of random circuits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from random import Random
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradpath.ablation import CORRUPTED
@@ -19,24 +20,36 @@ from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import METHODS, recorded_method
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate_many
+from gradpath.evaluation.behaviour import NOT_DONE
 from gradpath.evaluation.result import Result
-from gradpath.graph import pruned
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
 from gradpath.scores import Scores
-from gradpath.selection import SELECTIONS, rank
+from gradpath.selection import SELECTIONS, measures, rank
 from gradpath.sweep import own_settings
 from gradpath.tasks.task import Task
+from gradpath.verdict.random_circuits import random_circuits_like
+from gradpath.verdict.statistics import (
+    LEVEL,
+    Decision,
+    Ratio,
+    all_of,
+    bounds,
+    difference_bounds,
+    enough_examples,
+    mean_overlap,
+    needed_edges,
+    rank_test,
+    within,
+)
 
-RANDOM = 20  # random circuits of each kind
+RANDOM = QUICK = 19  # random circuits: with fewer, no circuit could be better than chance at 5%
 WEAKEST = 20  # edges that are removed one by one
-SAMPLES = 4
-FLIPS, LEVEL = 4096, 0.05  # random signs, and the level of all tests
-MARGIN, KEPT, APART, NEEDED, SHARED = 0.1, 0.2, 0.5, 0.9, 0.5
-FEWEST = 10  # examples: with fewer, no test could reject anything
+RESAMPLES, AGAIN = 100, 2  # where scores can be resampled, and where each circuit takes a selection of its own
+FLOOR, MARGIN, KEPT, NEEDED, SHARED, PUBLISHED = 0.5, 0.2, 0.2, 0.9, 0.5, 0.8
+FEWEST = 10  # examples
 FEW, NO_BEHAVIOUR = 12, 0.01  # examples for what needs few; a share of the whole behaviour
-QUICK = 19  # random circuits: with fewer, no circuit could be better than chance at 5%
 
 
 @dataclass(frozen=True)
@@ -44,36 +57,66 @@ class Check:
     """The result of one test.
 
     Args:
-        value: The measured value.
+        value: The measured value; None if the test could not be run.
         null: The value expected by chance, or the limit.
-        passed: Whether the test is passed; None if it could not be run.
+        decision: "yes" if the claim is shown, "no" if it is refuted, or "undecided".
         about: The result in one line, or the reason why the test could not be run.
-        details: Further numbers.
+        details: Further numbers: p values, intervals, and ``enough``, the number of examples that would decide.
     """
 
     value: float | None
     null: float | None
-    passed: bool | None
+    decision: Decision
     about: str
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the test is passed; None if it is undecided or could not be run."""
+        return {"yes": True, "no": False, "undecided": None}[self.decision]
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, and ``passed``."""
+        return {**asdict(self), "passed": self.passed}
+
+
+def not_run(reason: str) -> Check:
+    """A test that could not be run."""
+    return Check(None, None, "undecided", reason)
+
+
+def _check(
+    value: float, null: float, decision: Decision, about: str, details: dict[str, Any], enough: int | None = None
+) -> Check:
+    """A test that was run; if it is undecided for lack of examples, ``enough`` of them would do."""
+    if decision == "undecided" and enough is not None:
+        details, about = {**details, "enough": enough}, f"{about}; not enough examples to tell: about {enough} would do"
+    elif decision == "undecided":
+        about += "; undecided"
+    return Check(value, null, decision, about, details)
 
 
 # What ``null`` is, where it is not the limit of the test; and the limit.
 NULLS = {"sufficiency": "by chance", "necessity": "by chance", "stability": "by chance", "transfer": "where found"}
 _LIMITS = {
-    "sufficiency": f"p ≤ {LEVEL}",
+    "sufficiency": f"≥ {FLOOR}, p ≤ {LEVEL}",
     "equivalence": f"within ±{MARGIN}",
-    "necessity": f"< {KEPT}",
+    "necessity": f"< {KEPT}, p ≤ {LEVEL}",
     "minimality": f"≥ {NEEDED}",
     "stability": f"≥ {SHARED}",
+    "transfer": f"within ±{MARGIN}",
 }
 
 
 def limit_of(name: str, check: Check) -> str:
     """What a value has to be for its test to be passed; empty if the test could not be run."""
-    if check.value is None or check.null is None:
-        return ""
-    return f"≥ {check.null - MARGIN:.2f}" if name == "transfer" else _LIMITS[name]
+    return "" if check.value is None else _LIMITS[name]
+
+
+def faithfulness_ratio(result: Result, most: float = 2.0) -> Ratio:
+    """The faithfulness of a result as a ratio of means over examples; an example has at most ``most`` of it."""
+    clean, corrupted, circuit = result.clean_values, result.corrupted_values, result.circuit_values
+    return Ratio(circuit - corrupted, clean - corrupted, most=most)
 
 
 @dataclass(frozen=True)
@@ -103,79 +146,93 @@ class CircuitUnderTest:
             masks.append(mask)
         return self.measure(masks)
 
-    def random_mask(self, *, by_layer: bool) -> Bool[Tensor, "source target"]:
-        """As many random edges as the circuit has, in total or into every layer."""
-        graph, mask = self.circuit.graph, self.circuit.mask
-        drawn = torch.zeros_like(mask)
-        for layer in range(graph.n_layers + 1) if by_layer else [None]:
-            candidates = graph.mask if layer is None else graph.mask & (graph.layers_of_targets == layer)
-            edges = candidates.flatten().nonzero()[:, 0]
-            n = int((mask & candidates).sum())
-            chosen = edges[torch.randperm(len(edges), generator=self.generator, device="cpu")[:n]]
-            drawn.view(-1)[chosen] = True
-        return drawn
+    @cached_property
+    def random_masks(self) -> list[Tensor]:
+        """Random circuits: connected, and of the size and shape of the circuit."""
+        seed = int(torch.randint(2**31, (), generator=self.generator, device="cpu"))
+        return random_circuits_like(self.circuit.graph, self.circuit.mask, RANDOM, Random(seed))
+
+    def random_edges(self) -> Tensor:
+        """As many random edges as the circuit has, which need not be connected."""
+        graph = self.circuit.graph
+        edges = graph.mask.flatten().nonzero()[:, 0]
+        drawn = torch.randperm(len(edges), generator=self.generator, device="cpu")[: len(self.circuit)]
+        return graph.mask_of(edges[drawn]).view_as(graph.mask)
 
 
 def sufficiency(tested: CircuitUnderTest, result: Result) -> Check:
-    graph, n = tested.circuit.graph, len(tested.circuit)
-    masks = {
-        "edges": [tested.random_mask(by_layer=False) for _ in range(RANDOM)],
-        "edges of every layer": [tested.random_mask(by_layer=True) for _ in range(RANDOM)],
-    }
-    seeds = [int(torch.randint(2**31, (), generator=tested.generator, device="cpu")) for _ in range(RANDOM)]
-    zeros = Scores(graph, torch.zeros(graph.mask.shape, device="cpu"))
-    masks["paths"] = [rank(zeros, f"random-paths+seed={seed}", sizes=[n])[:n].mask for seed in seeds]
-    errors = {kind: [x.error for x in tested.measure(drawn)] for kind, drawn in masks.items()}
-    cut = sum(not pruned(graph, mask).any() for drawn in masks.values() for mask in drawn)
-    p = {kind: p_value(result.error, values) for kind, values in errors.items()}
-    medians = {kind: float(torch.tensor(values).median()) for kind, values in errors.items()}
-    best = min(min(values) for values in errors.values())
+    few = few_examples(tested.task, result)
+    on_few, *random = tested.measure([tested.circuit.mask, *tested.random_masks], few)
+    return _sufficiency(result, on_few, random, "connected random circuits of its size and shape")
+
+
+def _sufficiency(result: Result, on_few: Result, random: Sequence[Result], kind: str) -> Check:
+    """Better than random circuits, which ran on a few examples, and at least ``FLOOR`` on all examples."""
+    errors = [other.error for other in random]
+    p, better = rank_test(on_few.error, errors)
+
+    def decide(times: int) -> Decision:
+        low, high = bounds(faithfulness_ratio(result).repeated(times))
+        return within(low, high, FLOOR, float("inf"))
+
+    kept, (low, _) = decide(1), bounds(faithfulness_ratio(result))
     about = (
-        f"error {result.error:.3f} (faithfulness {result.faithfulness:.3f}); random circuits of the same size "
-        f"{medians['edges']:.3f}, of the same layers {medians['edges of every layer']:.3f}, of random paths "
-        f"{medians['paths']:.3f}, best {best:.3f} (p = {max(p.values()):.3f})"
+        f"error {result.error:.3f}; {len(random)} {kind} {min(errors):.3f} to {max(errors):.3f} on "
+        f"{len(on_few.clean_values)} examples (p = {p:.2f}); faithfulness {result.faithfulness:.3f}, at least "
+        f"{low:.3f} (floor {FLOOR})"
     )
-    about += f"; {cut} of these {len(masks) * RANDOM} have no path from input to logits" if cut else ""
-    details = {
-        "faithfulness": result.faithfulness,
-        "p": p,
-        "random_median": medians,
-        "random_best": best,
-        "no_path": cut,
-    }
-    return Check(result.error, min(medians.values()), max(p.values()) <= LEVEL, about, details)
+    median = float(torch.tensor(errors, dtype=torch.float64, device="cpu").median())
+    details = {"faithfulness": result.faithfulness, "at_least": low, "p": p, "random_best": min(errors)}
+    # More examples help with the floor alone.
+    enough = enough_examples(len(result.clean_values), decide) if kept == "undecided" and better == "yes" else None
+    return _check(result.error, median, all_of([better, kept]), about, details, enough)
 
 
 def equivalence(result: Result) -> Check:
-    gap = (result.circuit_values - result.clean_values).double()
-    unit = float((result.clean_values - result.corrupted_values).abs().double().mean())
-    wins, losses = (int((sign * gap > 1e-5 * unit).sum()) for sign in (1, -1))
-    p, (low, high) = sign_test(wins, losses), result.interval
-    off, passed = result.faithfulness - 1, max(abs(low - 1), abs(high - 1)) <= MARGIN
-    about = (
-        f"off by {off:+.3f} of the behaviour [{low - 1:+.3f}, {high - 1:+.3f}], margin {MARGIN}; stronger than the "
-        f"model on {wins}, weaker on {losses} of {len(gap)} examples (sign test p = {p:.3f})"
-    )
-    if not passed and abs(off) <= MARGIN:
-        about += "; the value is within the margin, but its interval is too wide to show it: test on more examples"
-    return Check(off, MARGIN, passed, about, {"interval": [low - 1, high - 1], "wins": wins, "losses": losses, "p": p})
+    def decide(times: int) -> Decision:
+        return within(*bounds(faithfulness_ratio(result).repeated(times)), 1 - MARGIN, 1 + MARGIN)
+
+    (low, high), off, decision = bounds(faithfulness_ratio(result)), result.faithfulness - 1, decide(1)
+    about = f"off by {off:+.3f} of the behaviour [{low - 1:+.3f}, {high - 1:+.3f}], margin {MARGIN}"
+    enough = enough_examples(len(result.clean_values), decide) if decision == "undecided" else None
+    return _check(off, MARGIN, decision, about, {"interval": [low - 1, high - 1]}, enough)
 
 
-def necessity(tested: CircuitUnderTest) -> Check:
+def necessity(tested: CircuitUnderTest, result: Result) -> Check:
     graph, circuit = tested.circuit.graph, tested.circuit.mask
-    masks = [circuit, *(tested.random_mask(by_layer=False) for _ in range(RANDOM))]
-    left, *left_by_chance = (x.faithfulness for x in tested.measure([graph.mask & ~mask for mask in masks]))
-    chance = float(torch.tensor(left_by_chance).median())
-    about = f"{left:.3f} of the behaviour is left without it (limit {KEPT}); without as many random edges {chance:.3f}"
-    details: dict[str, Any] = {"p": p_value(left, left_by_chance)}
-    passed = left < KEPT and left <= chance - APART
+    whole = tested.measure([graph.mask & ~circuit])[0]
+    masks = [circuit, *(tested.random_edges() for _ in range(RANDOM))]
+    without = tested.measure([graph.mask & ~mask for mask in masks], few_examples(tested.task, result))
+    on_few, *random = (x.faithfulness for x in without)
+    p, by_chance = rank_test(on_few, random)
+    chance = float(torch.tensor(random, dtype=torch.float64, device="cpu").median())
+    claims: list[tuple[Ratio, float, float]] = [(faithfulness_ratio(whole, most=1), -float("inf"), KEPT)]
+    about = (
+        f"{whole.faithfulness:.3f} of the behaviour is left without it (limit {KEPT}); without as many random edges "
+        f"{chance:.3f} (p = {p:.2f})"
+    )
+    details: dict[str, Any] = {"p": p}
     if tested.circuit.ablation == CORRUPTED:
         # The same two prompts, exchanged.
         exchanged = replace(tested.task, clean=tested.task.corrupted, corrupted=tested.task.clean, spans=None)
-        details["moved"] = tested.measure([circuit], exchanged)[0].faithfulness
-        passed = passed and details["moved"] > 1 - KEPT
-        about += f"; corrupting only the circuit loses {details['moved']:.3f} (limit {1 - KEPT})"
-    return Check(left, chance, passed, about, details)
+        moved = tested.measure([circuit], exchanged)[0]
+        details["moved"] = moved.faithfulness
+        claims.append((faithfulness_ratio(moved), 1 - KEPT, float("inf")))
+        about += f"; corrupting only the circuit loses {moved.faithfulness:.3f} (limit {1 - KEPT})"
+
+    def decide(times: int) -> Decision:
+        return all_of([_claim(ratio.repeated(times), least, most, len(claims)) for ratio, least, most in claims])
+
+    details["at_most"] = bounds(claims[0][0])[1]
+    enough = enough_examples(len(tested.task), decide) if decide(1) == "undecided" and by_chance == "yes" else None
+    return _check(whole.faithfulness, chance, all_of([by_chance, decide(1)]), about, details, enough)
+
+
+def _claim(ratio: Ratio, least: float, most: float, n: int) -> Decision:
+    """Whether a ratio is between two limits, as one of n claims: a "no" to any of them has the level 5% in all."""
+    if within(*bounds(ratio), least, most) == "yes":
+        return "yes"
+    return "no" if within(*bounds(ratio, LEVEL / n), least, most) == "no" else "undecided"
 
 
 def minimality(tested: CircuitUnderTest, result: Result) -> Check:
@@ -186,53 +243,108 @@ def minimality(tested: CircuitUnderTest, result: Result) -> Check:
     distances = torch.stack([(x.circuit_values - x.clean_values).abs() for x in results]) / unit
     loss = (distances[1:] - distances[0]).T  # (example, edge)
     loss = torch.where(loss.abs() < 1e-5, 0.0, loss)
-    needed = holm(sign_flip_p(loss, tested.generator))
-    idle = [circuit.edges[i] for i, matters in zip(weakest, needed.tolist(), strict=True) if not matters]
-    share, n_needed = float(needed.double().mean()), int(needed.sum())
-    verb = "is" if n_needed == 1 else "are"
-    about = f"{n_needed} of its {len(weakest)} weakest edges {verb} clearly needed (limit {NEEDED:.0%})"
-    about += f"; not clearly: {', '.join(idle[:3])}{' ...' if len(idle) > 3 else ''}" if idle else ""
-    return Check(share, NEEDED, share >= NEEDED, about, {"tested": len(weakest), "not_needed": idle})
+    decision, needed, idle = needed_edges(loss, NEEDED)
+    names = [circuit.edges[i] for i in weakest]
+    clearly_idle = [name for name, x in zip(names, idle.tolist(), strict=True) if x]
+    open_ = [name for name, x in zip(names, (needed | idle).tolist(), strict=True) if not x]
+    n_needed = int(needed.sum())
+    about = (
+        f"{n_needed} of its {len(names)} weakest edges {'is' if n_needed == 1 else 'are'} needed, "
+        f"{len(clearly_idle)} {'is' if len(clearly_idle) == 1 else 'are'} not, {len(open_)} unclear "
+        f"(limit {NEEDED:.0%})"
+    )
+    about += (
+        f"; not needed: {', '.join(clearly_idle[:3])}{' ...' if len(clearly_idle) > 3 else ''}" if clearly_idle else ""
+    )
+    details = {"tested": len(names), "not_needed": clearly_idle, "unclear": open_}
+    enough = None
+    if decision == "undecided":
+        enough = enough_examples(len(loss), lambda times: needed_edges(loss.repeat(times, 1), NEEDED)[0])
+    return _check(n_needed / len(names), NEEDED, decision, about, details, enough)
 
 
 def stability(tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[Task]) -> Check:
     circuit = tested.circuit
-    selection = circuit.selection.partition("=")[0].partition("+")[0]
-    if circuit.recipe is None or circuit.recipe.method not in METHODS or selection not in SELECTIONS:
-        return Check(None, None, None, "the circuit does not say how it was found, so it cannot be found again")
+    name = circuit.selection.partition("=")[0].partition("+")[0]
+    if circuit.recipe is None or circuit.recipe.method not in METHODS or name not in SELECTIONS:
+        return not_run("the circuit does not say how it was found, so it cannot be found again")
     if found_on is None:
-        return Check(None, None, None, "needs the examples that it was found with (found_on)")
-    size = (len(found_on),)
-    rows = [
-        torch.randint(len(found_on), size, generator=tested.generator, device="cpu").tolist() for _ in range(SAMPLES)
-    ]
-    samples = [_find_again(tested, found_on.take(sample)) for sample in rows]
-    others = [_find_again(tested, draw) for draw in draws]
-    compared = [circuit.compare(sample) for sample in samples]
-    bootstrap = sum(x.jaccard_edges for x in compared) / SAMPLES
-    nodes = sum(x.jaccard_nodes for x in compared) / SAMPLES
+        return not_run("needs the examples that it was found with (found_on)")
+    others = [_find_again(tested, draw) for draw in draws[:AGAIN]]
+    if measures(circuit.selection):
+        # Each takes a descent of its own. The circuit and those of other draws are as good as bootstrap samples.
+        size = (len(found_on),)
+        while len(others) < AGAIN:
+            rows = torch.randint(len(found_on), size, generator=tested.generator, device="cpu").tolist()
+            others.append(_find_again(tested, found_on.take(rows)))
+        again, what = [circuit, *others], f"it and {AGAIN} circuits of other samples (few: each takes a selection)"
+    else:
+        again, what = _resampled(tested, found_on), f"{RESAMPLES} bootstrap samples"
+    edges, low, high = mean_overlap(torch.stack([x.mask.flatten() for x in again]))
+    nodes, *_ = mean_overlap(torch.stack([_nodes(x) for x in again]))
+    alike = sum(circuit.compare(x).jaccard_edges for x in again if x is not circuit) / len(again)
     n, total = len(circuit), circuit.graph.n_edges
     chance = n / (2 * total - n)
     about = (
-        f"Jaccard {bootstrap:.2f} of edges (limit {SHARED}), {nodes:.2f} of nodes over {SAMPLES} bootstrap samples; "
-        f"random {chance:.2f}"
+        f"mean pairwise Jaccard index {edges:.2f} [{low:.2f}, {high:.2f}] of edges (limit {SHARED}, published bar "
+        f"{PUBLISHED}), {nodes:.2f} of nodes, over {what}; random {chance:.2f}"
     )
-    details: dict[str, Any] = {"nodes": nodes}
+    details: dict[str, Any] = {"interval": [low, high], "nodes": nodes, "circuits": len(again), "published": PUBLISHED}
+    if again[0] is not circuit:
+        details["with_circuit"] = alike
+        about += f"; {alike:.2f} with the circuit itself"
     if others:
         details["draws"] = sum(circuit.compare(other).jaccard_edges for other in others) / len(others)
-        about += f"; {details['draws']:.2f} of edges over {len(others)} other draw{'s' * (len(others) > 1)}"
-    return Check(bootstrap, chance, bootstrap >= max(SHARED, chance), about, details)
+    decision = within(low, high, max(SHARED, chance), float("inf"))
+    if again[0] is not circuit and alike < SHARED:
+        decision = "no"  # they agree with each other, but not with the circuit
+    return _check(edges, chance, decision, about, details)
+
+
+def _nodes(circuit: Circuit) -> Tensor:
+    """The nodes of a circuit but ``input`` and ``logits``, which all have."""
+    names = set(circuit.nodes)
+    return torch.tensor([name in names for name in circuit.graph.sources[1:]], device="cpu")
+
+
+def _resampled(tested: CircuitUnderTest, task: Task) -> list[Circuit]:
+    """The circuits of bootstrap samples of the examples, for a selection that uses only scores: one attribution."""
+    scores = _attributed(tested, task, per_example=True)
+    assert scores.examples is not None
+    n, again = len(task), []
+    for _ in range(RESAMPLES):
+        rows = torch.randint(n, (n,), generator=tested.generator, device="cpu")
+        share = torch.bincount(rows, minlength=n) / n
+        again.append(
+            _selected(tested, replace(scores, values=torch.tensordot(share, scores.examples, 1), examples=None))
+        )
+    return again
 
 
 def _find_again(tested: CircuitUnderTest, task: Task) -> Circuit:
     """The circuit that the same method and selection find on these examples."""
-    model, circuit, limits = tested.model, tested.circuit, tested.limits
-    assert circuit.recipe is not None
-    method, options = recorded_method(circuit.recipe)
-    with own_settings(model):
-        *_, scores = attribute_at_steps(model, task, method, options, limits=limits, ablation=circuit.ablation)
-    order = rank(scores, circuit.selection, model, task, sizes=[circuit.requested], limits=limits)
-    return order.circuit(circuit.requested if order.size is None else order.size)
+    return _selected(tested, _attributed(tested, task), task)
+
+
+def _attributed(tested: CircuitUnderTest, task: Task, *, per_example: bool = False) -> Scores:
+    recipe = tested.circuit.recipe or Recipe()
+    method, options = recorded_method(recipe)
+    with own_settings(tested.model):
+        return attribute_at_steps(
+            tested.model,
+            task,
+            method,
+            options,
+            limits=tested.limits,
+            ablation=recipe.ablation,
+            per_example=per_example,
+        )[-1]
+
+
+def _selected(tested: CircuitUnderTest, scores: Scores, task: Task | None = None) -> Circuit:
+    n = tested.circuit.requested
+    order = rank(scores, tested.circuit.selection, tested.model, task, sizes=[n], limits=tested.limits)
+    return order.circuit(n if order.size is None else order.size)
 
 
 def shared_pairs(task: Task, attributed: Task | None) -> int:
@@ -251,55 +363,45 @@ def transfer(
 ) -> Check:
     """The faithfulness on other examples; ``shared`` of the tested ones were attributed."""
     if found_on is None:
-        return Check(None, None, None, "needs the examples that it was found with (found_on)")
-    before = tested.measure([tested.circuit.mask], found_on)[0].faithfulness
-    where = "other examples"
-    if shared:
-        where = f"the tested examples, of which {shared} of {len(tested.task)} were attributed"
-    about = f"faithfulness {result.faithfulness:.3f} on {where}, {before:.3f} on those it was found with"
-    least, details = result.faithfulness, dict[str, Any]()
+        return not_run("needs the examples that it was found with (found_on)")
+    before = tested.measure([tested.circuit.mask], found_on)[0]
+    where = (
+        f"the tested examples, of which {shared} of {len(tested.task)} were attributed" if shared else "other examples"
+    )
+    elsewhere, places = [result], [where]
     if reworded is not None:
-        details["reworded"] = tested.measure([tested.circuit.mask], reworded)[0].faithfulness
-        least = min(least, details["reworded"])
-        about += f", {details['reworded']:.3f} in other templates"
-    about += f"; margin {MARGIN}"
-    return Check(least, before, least >= before - MARGIN, about, details)
+        elsewhere.append(tested.measure([tested.circuit.mask], reworded)[0])
+        places.append("other templates")
+    about = f"faithfulness {before.faithfulness:.3f} on the examples it was found with; off by "
+    ends = [difference_bounds(faithfulness_ratio(x), faithfulness_ratio(before)) for x in elsewhere]
+    differences = [x.faithfulness - before.faithfulness for x in elsewhere]
+    about += ", ".join(
+        f"{off:+.3f} [{low:+.3f}, {high:+.3f}] on {place}"
+        for off, (low, high), place in zip(differences, ends, places, strict=True)
+    )
+    decide = _transfer_decision(before, elsewhere)
+    enough = enough_examples(len(tested.task), decide) if decide(1) == "undecided" else None
+    worst = max(range(len(elsewhere)), key=lambda i: abs(differences[i]))
+    details: dict[str, Any] = {"interval": list(ends[0])}
+    if reworded is not None:
+        details |= {"reworded": elsewhere[1].faithfulness, "reworded_interval": list(ends[1])}
+    value = elsewhere[worst].faithfulness
+    return _check(value, before.faithfulness, decide(1), f"{about}; margin {MARGIN}", details, enough)
 
 
-def p_value(value: float, others: Sequence[float]) -> float:
-    """The share of circuits with at most this value, among the random ones and the circuit itself."""
-    return (1 + sum(other <= value for other in others)) / (1 + len(others))
+def _transfer_decision(before: Result, elsewhere: Sequence[Result]) -> Callable[[int], Decision]:
+    """Whether the faithfulness is the same everywhere, up to the margin, if there were several times the examples."""
 
+    def decide(times: int) -> Decision:
+        decisions = list[Decision]()
+        for result in elsewhere:
+            pair = faithfulness_ratio(result).repeated(times), faithfulness_ratio(before).repeated(times)
+            shown = within(*difference_bounds(*pair), -MARGIN, MARGIN)
+            refuted = within(*difference_bounds(*pair, LEVEL / len(elsewhere)), -MARGIN, MARGIN)
+            decisions.append("yes" if shown == "yes" else "no" if refuted == "no" else "undecided")
+        return all_of(decisions)
 
-def sign_test(wins: int, losses: int) -> float:
-    """The two-sided p value of a split of wins and losses that is at least as uneven, if both are equally likely.
-
-    >>> sign_test(0, 6), sign_test(3, 3)
-    (0.03125, 1.0)
-    """
-    from scipy.stats import binomtest
-
-    return float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
-
-
-def sign_flip_p(losses: Float[Tensor, "example edge"], generator: torch.Generator) -> Float[Tensor, " edge"]:
-    """For each edge, how often the mean loss is at least as large when the signs of the examples are random."""
-    signs = 2.0 * torch.randint(2, (FLIPS, len(losses)), generator=generator, device="cpu") - 1
-    observed, random = losses.double().mean(0), signs.double() @ losses.double() / len(losses)
-    return (1 + (random >= observed - 1e-12).sum(0)) / (1 + FLIPS)
-
-
-def holm(p: Float[Tensor, " edge"], level: float = LEVEL) -> Bool[Tensor, " edge"]:
-    """Which hypotheses are rejected by Holm's step-down procedure.
-
-    >>> holm(torch.tensor([0.01, 0.04, 0.03])).tolist()
-    [True, False, False]
-    """
-    order = p.argsort()
-    steps = p[order] <= level / torch.arange(len(p), 0, -1, device="cpu")
-    rejected = torch.zeros_like(steps)
-    rejected[order] = steps.cumprod(0).bool()
-    return rejected
+    return decide
 
 
 def few_examples(task: Task, result: Result) -> Task:
@@ -319,19 +421,12 @@ def quick_checks(result: Result, on_few: Result, random: Sequence[Result]) -> di
         random: Circuits of random paths, of the same size, on these examples.
 
     Returns:
-        The tests of sufficiency, against random paths alone, and of equivalence.
+        The tests of sufficiency and of equivalence.
     """
     n = len(result.clean_values)
-    if n < FEWEST:
+    if result.does_task == "no" or n < FEWEST:
         reason = f"needs at least {FEWEST} examples to measure on: there {'is' if n == 1 else 'are'} {n}"
-        return dict.fromkeys(("sufficiency", "equivalence"), Check(None, None, None, reason))
-    errors = [other.error for other in random]
-    p = p_value(on_few.error, errors)
-    about = (
-        f"error {result.error:.3f} (faithfulness {result.faithfulness:.3f}); {len(random)} circuits of random paths "
-        f"with as many edges, on {len(on_few.clean_values)} examples, {min(errors):.3f} to {max(errors):.3f}"
-    )
-    median = float(torch.tensor(errors, device="cpu").median())
-    details = {"faithfulness": result.faithfulness, "p": p}
-    sufficient = Check(result.error, median, p <= LEVEL, about, details)
+        reason = NOT_DONE if result.does_task == "no" else reason
+        return dict.fromkeys(("sufficiency", "equivalence"), not_run(reason))
+    sufficient = _sufficiency(result, on_few, random, "circuits of random paths with as many edges")
     return {"sufficiency": sufficient, "equivalence": equivalence(result)}

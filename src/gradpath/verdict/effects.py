@@ -48,7 +48,7 @@ from gradpath.tasks.metrics import NoGradientError
 from gradpath.tasks.task import Pairs, Task
 from gradpath.verdict.checks import CircuitUnderTest, few_examples
 
-SAMPLE = 24  # edges of the circuit that are patched one by one
+SAMPLE = 12  # edges of the circuit that are patched one by one
 SUBSETS = 40
 _ROWS = 100_000  # edges that are assigned to subsets at once
 

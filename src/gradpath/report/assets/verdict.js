@@ -1,6 +1,6 @@
 /* Should the circuit be believed? Each test with its number, what that is by chance, what it has to be, and what it means. */
 
-const VERDICTS = { true: ["pass", "passed"], false: ["fail", "failed"], null: ["none", "not made"] };
+const DECISIONS = { yes: ["pass", "passed"], no: ["fail", "failed"], undecided: ["none", "undecided"] };
 
 function drawVerdict(data) {
   const { verdict } = data;
@@ -10,7 +10,7 @@ function drawVerdict(data) {
   byId("verdict-said").textContent = verdict.sentence;
   const figure = (label, value) => element("dd", { class: "figure" }, element("span", {}, label), typeof value === "string" ? value || "–" : number(value));
   byId("checks").replaceChildren(...verdict.checks.map((check) => {
-    const [kind, word] = VERDICTS[check.passed];
+    const [kind, word] = check.value === null ? ["none", "not run"] : DECISIONS[check.decision];
     return element("div", { class: "testrow", id: `check-${check.name}` },
       element("dt", {}, element("i", { class: `sign ${kind}` }, word), element("b", {}, check.question), element("span", {}, check.name)),
       figure("result", check.value), figure(check.null_is || "by chance", check.null_is ? check.null : ""), figure("to pass", check.limit), element("dd", { class: "told" }, check.about));
