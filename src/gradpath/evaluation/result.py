@@ -9,6 +9,7 @@ is hard for the other. So for a difference the same examples are drawn on both s
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -255,8 +256,8 @@ def _parsed(content: Any) -> Result:
     check_seal(content)
     columns = list(zip(*rows, strict=True))
     clean, corrupted, circuit = (torch.tensor(column, dtype=torch.float32, device="cpu") for column in columns[:3])
-    prompts = columns[3:] or ((), ())
-    return Result(clean, corrupted, circuit, requested, kept, *prompts, recipe, facts, has_answers)
+    first, second = columns[3:] or ((), ())  # the prompts
+    return Result(clean, corrupted, circuit, requested, kept, first, second, recipe, facts, has_answers)
 
 
 def ratio_interval(
@@ -289,7 +290,8 @@ def ratio_interval(
 
     def errors(drawn: Tensor) -> Tensor:
         (above, below), ratio = drawn.unbind(0), ratios(drawn)
-        return (above - ratio[..., None] * below).std(-1) / below.mean(-1).abs() / n**0.5
+        residual: Tensor = above - ratio[..., None] * below
+        return residual.std(-1) / below.mean(-1).abs() / math.sqrt(n)
 
     ratio, error = ratios(values), errors(values)
 

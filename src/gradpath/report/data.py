@@ -185,7 +185,7 @@ class Order:
     how: str  # its name: points of the curve with this name belong to it
     size: int  # the number of its edges
     smallest: int  # the smallest number of edges that it was made for
-    requested: int | None  # if only the whole order is a circuit of the selection: the edges that were requested, else None
+    requested: int | None  # edges that were requested, if only the whole order is a circuit of the selection
     edges: str  # uint32: positions in the run's columns
     connected: str  # uint32: for each node the least n at which it is on a path; more than ``size`` if there is none
     recipe: Mapping[str, Any] | None  # the recipe in the file of its circuit, except the size

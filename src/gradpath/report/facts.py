@@ -12,8 +12,8 @@ from gradpath.scores import Scores
 Facts = list[tuple[str, str]]
 # In order of interest; all others follow.
 _NAMES = (
-    "model task selection edges_requested method steps options examples metric seed split citation source pairs changed dtype "
-    "bos passes seconds cpu_seconds version ablation batch_size d_model plugins weights"
+    "model task selection edges_requested method steps options examples metric seed split citation source pairs "
+    "changed dtype bos passes seconds cpu_seconds version ablation batch_size d_model plugins weights"
 )
 _FIRST = _NAMES.split()
 _LABELS = {"edges_requested": "Edges requested", "examples": "Examples scored", "citation": "Task from"}

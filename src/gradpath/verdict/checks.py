@@ -331,13 +331,7 @@ def _attributed(tested: CircuitUnderTest, task: Task, *, per_example: bool = Fal
     method, options = recorded_method(recipe)
     with own_settings(tested.model):
         return attribute_at_steps(
-            tested.model,
-            task,
-            method,
-            options,
-            limits=tested.limits,
-            ablation=recipe.ablation,
-            per_example=per_example,
+            tested.model, task, method, options, limits=tested.limits, ablation=recipe.ablation, per_example=per_example
         )[-1]
 
 
