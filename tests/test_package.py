@@ -38,7 +38,7 @@ LAYERS = [
     {"formats"},
     {"explanation"},
     {"report"},
-    {"grid"},
+    {"study"},
     {"paper"},
     {"pipeline"},
     {"selfcheck"},
@@ -124,7 +124,7 @@ def test_every_public_name_is_there():
 
 UNPICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle"}
 # PyYAML can make any object of a file. One file uses it, with a loader that makes plain values alone.
-YAML_FILE = SOURCE / "grid" / "study.py"
+YAML_FILE = SOURCE / "study" / "file.py"
 UNSAFE_YAML = {"load", "load_all", "full_load", "full_load_all", "unsafe_load", "unsafe_load_all", "Loader"}
 UNSAFE_YAML |= {"FullLoader", "UnsafeLoader", "CLoader", "CFullLoader", "CUnsafeLoader"}
 # However the module before the dot may be called.

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 import gradpath as gp
-from gradpath.circuit import load_circuit
 
 TYPED = ("--task", "ioi", "--examples", "4", "--sparsities", "0.5,0.2")
 
@@ -43,11 +41,11 @@ def test_the_report_opens_on_the_selection_that_was_measured(curve, model_folder
     assert (shown["saved"]["how"], {point["how"] for point in shown["curve"]}) == ("refined", {"refined", "random"})
     sizes = sorted(point["asked"] for point in shown["curve"])
     assert (shown["saved"]["smallest"], shown["saved"]["edges"]) == (sizes[0], sizes[-1])
-    [order] = (out / "orders").iterdir()
+    [order] = (out / "cells").glob("order-*")
     model = gp.load_model(str(model_folder))
     train = gp.load_task("ioi", model, n=4, split="train")
     expected = gp.select(gp.attribute(model, train), sizes[0], model=model, task=train, prune=False)
-    assert torch.equal(load_circuit(order).index[: sizes[0]], expected.index)
+    assert json.loads(order.read_text())["value"]["edges"][: sizes[0]] == expected.flat.tolist()
 
 
 def test_without_a_folder_it_says_how_to_keep_the_result(run, model_folder):

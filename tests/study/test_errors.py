@@ -45,7 +45,7 @@ def test_manual_compares_with_both_readings_of_a_circuit(run, shaped, tmp_path):
     assert ran.code == 0, ran.err
     rows = json.loads(ran.out)["experiments"]["manual"]["rows"]
     assert {row["manual"] for row in rows} == {"greater_than", "greater_than_acdc"}
-    every = [row for row in rows if row["edges_asked"] == max(row["edges_asked"] for row in rows)]
+    every = [row for row in rows if row["edges_requested"] == max(row["edges_requested"] for row in rows)]
     for row, size in zip(every, (240, 235), strict=True):
         assert row["edges_kept"] == 32491
         assert (row["edge_recall"], row["node_recall"]) == (1, 1)
