@@ -30,11 +30,11 @@ from gradpath.attribution.attribute import attribute
 from gradpath.attribution.contraction import Reads
 from gradpath.evaluation.patched_run import TOGETHER, run_circuits
 from gradpath.evaluation.plan import SparseReads, plan_of
-from gradpath.grid.experiment import commit
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import prepare
 from gradpath.selection import select
+from gradpath.study.outcome import commit
 from gradpath.tasks.task import encode
 
 SEED, TURNS = 0, 5

@@ -24,10 +24,10 @@ from gradpath.attribution.attribute import attribute
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Reads, contract
 from gradpath.evaluation import evaluate
-from gradpath.grid.experiment import commit
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer
 from gradpath.selection import select
+from gradpath.study.outcome import commit
 from gradpath.tasks.task import Task, encode
 
 LENGTH, VOCAB, BATCH = 24, 1000, 10

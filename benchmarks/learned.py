@@ -33,13 +33,13 @@ import torch
 import gradpath as gp
 from gradpath.evaluation import mib
 from gradpath.evaluation.result import bootstrap, error_difference
-from gradpath.grid.experiment import commit
 from gradpath.report.style import BLUE, FAINT, GREY, INK, TITLES, panels, save
 from gradpath.runtime import files as runtime_files
 from gradpath.runtime.files import write_atomically
 from gradpath.scores import Scores
 from gradpath.selection import Order, rank
 from gradpath.selection.probe import start_size
+from gradpath.study.outcome import commit
 from gradpath.tasks.load import more_examples
 
 TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")

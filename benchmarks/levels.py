@@ -175,7 +175,7 @@ def coverage_row(name: str, simulations: int, truth: float, draw: Callable[..., 
 
 def result_row(file: str, simulations: int) -> list[str]:
     result = load_result(file)
-    return coverage_row(str(result.about["task"]), simulations, result.faithfulness, of_result, result)
+    return coverage_row(str(result.recipe and result.recipe.task), simulations, result.faithfulness, of_result, result)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

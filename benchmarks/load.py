@@ -27,12 +27,12 @@ from gradpath.attribution.attribute import attribute
 from gradpath.circuit import load_circuit
 from gradpath.evaluation import evaluate
 from gradpath.graph import Graph, pruned
-from gradpath.grid.experiment import commit
 from gradpath.model.load import load_model
 from gradpath.recipe import Recipe
 from gradpath.report import Chosen, MethodRun, Report, write
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import select
+from gradpath.study.outcome import commit
 from gradpath.tasks.task import Task
 
 EXAMPLES, SHORTEST, LONGEST, BATCH, VOCAB, SEED = 100_000, 4, 24, 500, 101, 0

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from gradpath.graph import Graph
-from gradpath.grid.experiment import commit
 from gradpath.recipe import Recipe
 from gradpath.report import Chosen, MethodRun, Report, write
 from gradpath.scores import Scores
+from gradpath.study.outcome import commit
 
 LAYERS, HEADS, SEED, TRIES = 30, 9, 0, 5
 EDGES = (300, 3_000, 20_000)

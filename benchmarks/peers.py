@@ -24,9 +24,9 @@ import peer_auto_circuit as peer
 from cost import BATCH, DIFFERS, EXAMPLES, LENGTH, fastest, forward_backward, prompts
 from gradpath.attribution.attribute import attribute
 from gradpath.evaluation import evaluate
-from gradpath.grid.experiment import commit
 from gradpath.model.families import convert
 from gradpath.selection import select
+from gradpath.study.outcome import commit
 
 SEED, TURNS, SPARSITY = 0, 3, 0.975
 MORE, THEIR_MORE = 20, 2  # further circuits, to tell one from the set-up

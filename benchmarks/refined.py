@@ -26,11 +26,11 @@ import gradpath as gp
 from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import find_method
 from gradpath.evaluation.result import Cell, Difference, distance_difference, error_difference, mean_and_interval
-from gradpath.grid.experiment import commit
-from gradpath.grid.jobs import measured
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.selection import rank
+from gradpath.study.outcome import commit
+from gradpath.study.store import cell_of
 
 TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
 SPARSITIES = (0.99, 0.975, 0.95)
@@ -69,7 +69,7 @@ def measure(model: Transformer, name: str, examples: int, seed: int) -> dict[str
     order = rank(scores, "refined", smallest=min(SMALLEST, scores.n_edges), prepared=prepared)
     seconds = {"eap-ig": scored - begin, "refined": time.process_time() - scored}
     circuits = [order.circuit(round((1 - sparsity) * scores.n_edges)) for sparsity in SPARSITIES]
-    return {"seconds": seconds, "cells": [measured(result) for result in gp.evaluate(model, circuits, held_out)]}
+    return {"seconds": seconds, "cells": [cell_of(result) for result in gp.evaluate(model, circuits, held_out)]}
 
 
 def tables(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -23,10 +23,6 @@ import matplotlib.figure  # noqa: F401 (what the commands import late, here once
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel  # noqa: F401
 
-import gradpath.grid.experiment
-import gradpath.grid.faithfulness
-import gradpath.model.load
-import gradpath.pipeline  # noqa: F401
 from gradpath import cli
 
 torch.set_num_threads(1)

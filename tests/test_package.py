@@ -39,7 +39,7 @@ verdict
 formats
 explanation
 report
-grid
+study
 paper
 pipeline
 selfcheck

@@ -41,9 +41,9 @@ OTHERS = '''
 from pathlib import Path
 from gradpath.ablation import ablation, ablation_of
 from gradpath.formats import FORMATS, Format
-from gradpath.grid.experiment import Experiment, Outcome
 from gradpath.model.families import FAMILIES, family
 from gradpath.paper import add_experiment
+from gradpath.study.outcome import Experiment, Outcome
 
 @ablation("half-mean")
 def half_mean(model, data, limits):
@@ -56,7 +56,7 @@ def write_names(content, file: Path, d_model):
 
 FORMATS.add("names", Format(".names", "The names of the edges.", write_names), owner=__name__)
 add_experiment(
-    Experiment("size", lambda bench: [], lambda bench: Outcome("size", "Size", [{"n": bench.model.graph.n_edges}], "")),
+    Experiment("size", lambda bench: Outcome("size", "Size", [{"n": bench.model.graph.n_edges}], "")),
     "How many edges the model has.",
     owner=__name__,
 )

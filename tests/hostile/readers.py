@@ -25,13 +25,13 @@ from gradpath import formats
 from gradpath.errors import GradpathError
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
-from gradpath.grid.bench import Store
-from gradpath.grid.study import read_study
 from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.recipe import Facts, Recipe
 from gradpath.report.figure import fold
 from gradpath.report.notes import Group, NodeNote, Notes, load_notes
+from gradpath.study.file import read_study
+from gradpath.study.store import Store
 
 GRAPH = Graph(2, 2)
 
@@ -313,21 +313,21 @@ def use_notes(file: Path) -> None:
 
 STUDY = """
 title: A study
-models: smollm2
-tasks: [ioi, sva]
-methods: [eap, eap-ig+steps=3]
-selections: [top, refined]
-sizes: [500, 0.975]
+model: smollm2
+task: [ioi, sva]
+method: [eap, eap-ig+steps=3]
+selection: [top, refined]
+edges: 500
+sparsity: 0.975
 examples: 10
-seeds: [0, 1]
+seed: [0, 1]
 memory: 8GB
 """
 
 
 def use_study(file: Path) -> None:
-    study = read_study(file)
-    assert study.n_cells >= 1
-    assert all(n >= 1 for n in study.counts(GRAPH).values())
+    study = read_study(file).study
+    assert all(list(study.recipes(task, study.sizes)) for task in study.task_names)
 
 
 READERS = {

@@ -27,8 +27,8 @@ from transformers import PreTrainedTokenizerFast
 import gradpath as gp
 from gradpath.errors import GradpathError
 from gradpath.evaluation.result import load_result
-from gradpath.grid.bench import Store
 from gradpath.model.cache import cached_model
+from gradpath.study.store import Store
 
 FLIPS = int(os.environ.get("GRADPATH_FUZZ", "200")) // 10
 IDS = torch.tensor([[3, 4, 5]])
@@ -66,7 +66,7 @@ def of_result(folder: Path) -> Any:
     return found.recipe, found.facts, counts, [x.tolist() for x in values], found.clean_prompts
 
 
-SCORES_KEY = {"method": "eap", "options": {"steps": 5}}
+SCORES_KEY = {"kind": "scores", "method": "eap", "options": {"steps": 5}}
 
 
 def stored_scores(folder: Path) -> Any:

@@ -10,13 +10,14 @@ import torch
 
 import gradpath as gp
 from gradpath.errors import UsageError
-from gradpath.grid.bench import Bench, Store
-from gradpath.grid.experiment import reproduce
-from gradpath.grid.request import Request, parse_methods
 from gradpath.paper import compiled as compiled_module
 from gradpath.paper import truth
 from gradpath.paper.compiled import LEVELS, hf_model, layout_of, load_program, program_names, rotation_of
 from gradpath.paper.truth import agreement, circuits_of_ranking
+from gradpath.study.bench import Bench
+from gradpath.study.outcome import reproduce
+from gradpath.study.spec import Study
+from gradpath.study.store import Store
 from true_edges import CHANGE, true_edges, without
 
 load_compiled = cache(compiled_module.load_compiled)
@@ -169,10 +170,10 @@ def test_equal_scores_come_together():
 def test_truth_writes_its_models_and_tables_and_a_second_run_computes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(truth, "program_names", lambda: ["previous"])
     monkeypatch.setattr(truth, "SELECTIONS", ("refined",))
-    request = Request(methods=parse_methods("eap,exact"))
+    study = Study(methods=("eap", "exact"))
 
     def written():
-        bench = Bench(truth.own_model(), request, Store(tmp_path))
+        bench = Bench(truth.own_model(), study, Store(tmp_path))
         [one] = reproduce(bench, [truth.TRUTH], tmp_path, command="gradpath reproduce truth")
         return one, {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
 

@@ -16,10 +16,10 @@ from making import Maker
 
 from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
-from gradpath.grid.faithfulness import draw_curves
 from gradpath.report.plots import circuit_card, plot_circuit, plot_result, plot_scores, result_card, scores_card
 from gradpath.report.style import INK, MUTED, canvas, panels, save_as
 from gradpath.selection import select
+from gradpath.study.figures import draw_curves
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_names_are_not_taken_for_formulas(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("sparsities", [[0.99], [0.999, 0.9], [0.0, 1.0]])
 def test_the_axis_of_sparsity_ends_at_100_and_a_single_size_has_its_interval(sparsities: list[float]) -> None:
     numbers = {"faithfulness": 0.6, "faithfulness_low": 0.4, "faithfulness_high": 0.8}
-    common = {"task": "ioi", "method": "eap", "how": "top", "examples": 9, **numbers}
+    common = {"task": "ioi", "method": "eap", "selection": "top", "examples": 9, **numbers}
     rows = [{**common, "sparsity": sparsity} for sparsity in sparsities]
     [ax] = draw_curves(rows, "smollm2", log=False).axes
     left, right = ax.get_xlim()

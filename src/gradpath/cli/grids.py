@@ -18,12 +18,12 @@ from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 from gradpath.recipe import Recipe
 
 if TYPE_CHECKING:
-    from gradpath.grid.bench import Bench
-    from gradpath.grid.experiment import Outcome, Written
-    from gradpath.grid.request import Request
-    from gradpath.grid.study import Study
-    from gradpath.grid.study_report import Remaining
     from gradpath.model.transformer import Transformer
+    from gradpath.study.bench import Bench
+    from gradpath.study.file import StudyFile
+    from gradpath.study.outcome import Outcome, Written
+    from gradpath.study.run import Remaining
+    from gradpath.study.spec import Study
 
 NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
 
@@ -48,21 +48,21 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
     gradpath curve --task ioi --selection refined,top --out out/selections
     """
     opt.check_folder(out)
-    from gradpath.grid import faithfulness
-    from gradpath.grid.bench import Bench, Store
-    from gradpath.grid.curve_report import write_report
-    from gradpath.grid.experiment import Experiment, reproduce
     from gradpath.paper import published
     from gradpath.pipeline.examples import notices
     from gradpath.runtime.files import lock_folder
+    from gradpath.study import faithfulness
+    from gradpath.study.bench import Bench
+    from gradpath.study.curve_page import write_report
+    from gradpath.study.outcome import Experiment, reproduce
+    from gradpath.study.store import Store
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
-    data = None if recipe.data is None else Path(recipe.data)
-    name = recipe.task or ("custom" if data else defaults.TASK)
+    data, name = recipe.data, recipe.task or ("custom" if recipe.data else defaults.TASK)
+    own = {"data": data, "metric": recipe.metric, "ablation": recipe.ablation}
     loading = {part: values.pop(part) for part in opt.LOADING}
-    values |= {"examples": recipe.examples, "seed": recipe.seed, "data": data}
-    request = request_of(tasks=name, how=how, default_how=defaults.SELECTION, **values)
-    request = replace(request, metric=recipe.metric, ablation=recipe.ablation)
+    values |= {"examples": recipe.examples, "seed": recipe.seed}
+    study = study_of(tasks=name, selections=how, default=defaults.SELECTION, own=own, **values)
 
     def outcome(bench: Bench) -> Outcome:
         measured = faithfulness.outcome(bench, "curve")
@@ -70,13 +70,14 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
             return measured
         return replace(measured, files=lambda draft: write_report(bench, measured, draft, opt.command_line()))
 
-    curve = Experiment("curve", faithfulness.jobs, outcome)
+    curve = Experiment("curve", outcome)
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradpath-")))
         stack.enter_context(lock_folder(folder))
         model = opt.load(recipe, loading)
-        bench = Bench(model, request, Store(folder), published(model))
-        for line in notices(bench.task(name, "train"), bench.task(name, "test")) if data else ():
+        bench = Bench(model, study, Store(folder), published(model))
+        cell = study.at(name)
+        for line in notices(bench.task(cell, "train"), bench.task(cell, "test")) if data else ():
             note(line)
         written = reproduce(bench, [curve], folder, command=opt.command_line(), note=note)
         if out is None:
@@ -86,20 +87,20 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
 
 def _curve_text(written: Written, out: Path | None) -> str:
     """The measurements for a terminal: a table for each method and selection, and where the rest is."""
-    from gradpath.grid.experiment import grouped
-    from gradpath.grid.faithfulness import examples_of
+    from gradpath.study.faithfulness import examples_of
+    from gradpath.study.outcome import grouped
 
     rows, facts = written.outcome.rows, written.outcome.facts
     lines = [f"{rows[0]['task']}: {examples_of(rows[0])}"]
-    for (method, how), group in grouped(rows, "method", "how").items():
+    for (method, selection), group in grouped(rows, "method", "selection").items():
         heading = f"{'sparsity':>10}{'edges':>10}{'kept':>10}  {'faithfulness [95%]':<22}error"
-        lines += ["", f"{method}, {how}", heading]
+        lines += ["", f"{method}, {selection}", heading]
         for row in group:
             low, high = (f"{100 * row[f'faithfulness_{end}']:.0f}" for end in ("low", "high"))
             share = f"{100 * row['faithfulness']:.1f}% [{low}, {high}]"
             sizes = f"{row['sparsity']:>10.2%}{row['edges_requested']:>10,}{row['edges_kept']:>10,}"
             lines.append(f"{sizes}  {share:<22}{row['error']:.3f}")
-        areas = [row for row in facts.get("mib", ()) if (row["method"], row["how"]) == (method, how)]
+        areas = [row for row in facts.get("mib", ()) if (row["method"], row["selection"]) == (method, selection)]
         lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in areas]
     ends = [100 * row[f"faithfulness_{end}"] for row in facts["random"] for end in ("low", "high")]
     lines += ["", f"Random circuits of the same sizes: faithfulness {min(ends):.1f}% to {max(ends):.1f}%"]
@@ -131,9 +132,9 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
     gradpath run study.yaml --out out/study
     """
     opt.check_folder(out)
-    from gradpath.grid.study import read_study
-    from gradpath.grid.study_report import remaining, run_study
     from gradpath.runtime.files import lock_folder
+    from gradpath.study.file import read_study
+    from gradpath.study.run import remaining, run_study
 
     study = read_study(study_file, device=values["device"], dtype=values["dtype"])
     folder = out or Path("out") / study_file.stem
@@ -145,7 +146,8 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
 
     if dry_run:
         counts = remaining(study, folder, load)
-        plan = {"study": dict(study.plain), "circuits": study.n_cells, "models": list(map(vars, counts))}
+        total = sum(left.circuits for left in counts)
+        plan = {"study": dict(study.plain), "circuits": total, "models": list(map(vars, counts))}
         print_result(plan if as_json else _remaining_text(study, counts))
         return
     with lock_folder(folder):
@@ -159,17 +161,19 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
         )
 
 
-def _remaining_text(study: Study, counts: list[Remaining]) -> str:
+def _remaining_text(file: StudyFile, counts: list[Remaining]) -> str:
     """What would be measured, and how much of it is missing."""
+    study = file.study
     parts = {
-        "models": [left.model for left in counts],
-        "tasks": [*study.tasks, *(file.name for file in study.data)],
-        "methods": [method.label for method in study.methods],
-        "selections": study.selections,
-        "sizes": [f"{size:,} edges" if size >= 1 else f"{size:.2%} sparsity" for size in study.sizes],
-        "seeds": study.seeds,
+        "model": [left.model for left in counts],
+        "task": file.task_labels.values(),
+        "method": study.methods,
+        "selection": study.selections,
+        "size": [f"{field} {value}" if field else "as in find" for field, value in study.sizes or ()],
+        "seed": study.seeds,
     }
-    lines = [f"{study.title}: {study.n_cells:,} circuits, each measured on {study.request.examples} examples"]
+    total, examples = sum(left.circuits for left in counts), study.recipe.examples
+    lines = [f"{file.title}: {total:,} circuits, each measured on {examples} examples"]
     lines += [f"  {name:<11} {len(values):>3}  {', '.join(map(str, values))}" for name, values in parts.items()]
     lines += ["", "Still to measure:"]
     lines += [f"  {left.model}: {left.missing:,} of {left.circuits:,} circuits" for left in counts]
@@ -232,22 +236,23 @@ def reproduce_command(
     names = [name for name in ABOUT if name not in OWN_MODELS] if name == "all" else [name]
     experiments = [find_experiment(name) for name in names]
     opt.check_folder(out)
-    from gradpath.grid.bench import Bench, Store
-    from gradpath.grid.experiment import reproduce
-    from gradpath.grid.request import whole_numbers
     from gradpath.paper import published
     from gradpath.runtime.files import lock_folder
+    from gradpath.study.bench import Bench
+    from gradpath.study.outcome import reproduce
+    from gradpath.study.spec import whole_numbers
+    from gradpath.study.store import Store
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
     loading = {part: values.pop(part) for part in opt.LOADING}
     values |= {"examples": recipe.examples, "seed": recipe.seed}
-    request = request_of(how=how, default_how=defaults.PAPER_SELECTIONS, **values)
-    request = replace(request, steps=whole_numbers(steps, "--steps"), edge=edge, sample=sample)
+    study = study_of(selections=how, default=defaults.PAPER_SELECTIONS, **values)
+    study = replace(study, steps=whole_numbers(steps, "--steps"), edge=edge, sample=sample)
     own_model = experiments[0].own_model
     folder = out or Path("out") / "reproduce" / (name if own_model else Path(str(recipe.model)).name or "model")
     with lock_folder(folder):
         model = own_model() if own_model else opt.load(recipe, loading)
-        bench = Bench(model, request, Store(folder), published(model))
+        bench = Bench(model, study, Store(folder), published(model))
         written = reproduce(bench, experiments, folder, command=opt.command_line(), note=note)
     parts = []
     for experiment in written:
@@ -256,35 +261,37 @@ def reproduce_command(
     print_result(as_json_object(written) if as_json else "\n".join(parts))
 
 
-def request_of(
+def study_of(
     *,
     tasks: str | None,
     methods: str,
-    how: str | None,
-    default_how: str,
+    selections: str | None,
+    default: str,
     grid: str,
     sparsities: str | None,
     examples: int | None,
     seed: int,
     batch_size: int | None,
     memory: str | None,
-    data: Path | None = None,
-) -> Request:
-    """The request of a grid, from the values of the command's options."""
-    from gradpath.grid.request import Request, numbers, parse_methods, words
+    own: dict[str, Any] | None = None,
+) -> Study:
+    """The study of a grid, from the values of the command's options; ``own`` are further fields of its recipe."""
+    from gradpath.recipe import Recipe
+    from gradpath.study.spec import Study, check_methods, numbers, words
 
     if grid == defaults.MIB_GRID:  # its areas are defined for rankings
-        default_how = ",".join(defaults.MIB_RANKINGS)
-    return Request(
+        default = ",".join(defaults.MIB_RANKINGS)
+    levels = None if sparsities is None else numbers(sparsities, "--sparsities")
+    fields = own or {}
+    return Study(
+        recipe=Recipe(examples=opt.examples_or_default(examples, fields.get("data")), **fields),
         tasks=None if tasks is None else words(tasks),
-        methods=parse_methods(methods),
-        hows=words(how or default_how),
+        methods=check_methods(methods),
+        selections=words(selections or default),
+        sizes=None if levels is None else tuple(("sparsity", level) for level in levels),
         grid=grid,
-        sparsities=None if sparsities is None else numbers(sparsities, "--sparsities"),
-        examples=opt.examples_or_default(examples, data),
-        seed=seed,
+        seeds=(seed,),
         limits=opt.limits_of(batch_size, memory),
-        data=data,
     )
 
 

@@ -28,7 +28,7 @@ from gradpath.runtime.files import check_seal, write_rows
 FEWEST = 5  # examples: with fewer, there is no interval
 RESAMPLES = 2000
 DRAWN_AT_ONCE = 2**20  # numbers of examples, in bootstrap samples
-Cell = Mapping[str, Any]  # of a circuit: see ``grid.jobs.measured``
+Cell = Mapping[str, Any]  # of a circuit: see ``study.store.cell_of``
 FORMAT = 2
 Interval = tuple[float, float]
 _LARGEST = torch.finfo(torch.float32).max

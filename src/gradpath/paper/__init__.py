@@ -14,13 +14,13 @@ from gradpath.errors import unknown
 from gradpath.registry import Registry
 
 if TYPE_CHECKING:
-    from gradpath.grid.experiment import Experiment
     from gradpath.model.transformer import Transformer
+    from gradpath.study.outcome import Experiment
 
 # Name -> module, description; in the order in which ``all`` runs them. Results are computed before they are reused.
 _BUILT_IN = {
     "baselines": ("paper.tables", "The metric of the full model, clean and corrupted, on every task."),
-    "faithfulness": ("grid.faithfulness", "Faithfulness (NFS) against sparsity, for every task and method."),
+    "faithfulness": ("study.faithfulness", "Faithfulness (NFS) against sparsity, for every task and method."),
     "runtime": ("paper.tables", "Faithfulness at 97.5% sparsity, number of passes, and time."),
     "steps": ("paper.steps", "A heat map of faithfulness over the number of steps and sparsity."),
     "manual": ("paper.circuits", "Precision and recall against circuits found by hand in GPT-2 small."),

@@ -22,22 +22,21 @@ from typing import TYPE_CHECKING
 from gradpath.circuit import Circuit
 from gradpath.formats.edges import dot
 from gradpath.graph import Graph
-from gradpath.grid.bench import Bench
-from gradpath.grid.experiment import Column, Experiment, Outcome, Row, grouped, markdown, nfs, percent, table
-from gradpath.grid.faithfulness import READING, circuit_row
-from gradpath.grid.jobs import CircuitJob, Job, ScoreJob
-from gradpath.grid.request import MethodSpec
+from gradpath.recipe import Recipe
 from gradpath.report.plots import draw_on, inches
 from gradpath.report.style import INK, LINES, canvas, colour, method_title, panels, save, task_title
 from gradpath.runtime.files import write_atomically
-from gradpath.selection.ranking import edge_count
+from gradpath.study.bench import Bench, Row
+from gradpath.study.faithfulness import READING
+from gradpath.study.outcome import Column, Experiment, Outcome, grouped, markdown, nfs, percent, table
+from gradpath.study.spec import method_recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SPARSITY = 0.999
 COLUMNS: list[Column] = [
-    ("task, selection", lambda row: f"{task_title(row['task'])}, {row['how']}"),
+    ("task, selection", lambda row: f"{task_title(row['task'])}, {row['selection']}"),
     ("edges requested", lambda row: f"{row['edges_requested']:,}"),
     ("edges left", lambda row: f"{row['edges_kept']:,}"),
     ("NFS [95%]", nfs),
@@ -48,23 +47,19 @@ FILES = ("ioi", "ioi_acdc", "greater_than", "greater_than_acdc")
 POINTS = 48  # sizes of circuits, from one edge to all of them
 
 
-def _choices(bench: Bench) -> tuple[tuple[str, ...], MethodSpec, float]:
+def _choices(bench: Bench) -> tuple[tuple[str, ...], str, float]:
     """The tasks, the method (EAP-GP, or the first if that was not requested) and the sparsity."""
-    request = bench.request
-    method = next((method for method in request.methods if method.name == "eap-gp"), request.methods[0])
-    tasks = ("greater-than",) if request.tasks is None else request.tasks
-    return tasks, method, request.sparsities[0] if request.sparsities else SPARSITY
-
-
-def circuit_jobs(bench: Bench) -> list[Job]:
-    tasks, method, sparsity = _choices(bench)
-    return [CircuitJob(task, (method,), bench.request.hows, (bench.edges(sparsity),)) for task in tasks]
+    study = bench.study
+    method = next((word for word in study.methods if method_recipe(word).method == "eap-gp"), study.methods[0])
+    tasks = ("greater-than",) if study.tasks is None else study.tasks
+    return tasks, method, study.sizes[0][1] if study.sizes else SPARSITY
 
 
 def circuit_outcome(bench: Bench) -> Outcome:
     tasks, method, sparsity = _choices(bench)
-    rows = [circuit_row(bench, task, method, how, sparsity) for task in tasks for how in bench.request.hows]
-    circuits = {task: _circuit(bench, task) for task in tasks}
+    recipes = {task: list(bench.study.recipes(task, [("sparsity", sparsity)], [method])) for task in tasks}
+    rows = [row for group in recipes.values() for row in bench.rows(group)]
+    circuits = {task: _first_with_edges(bench, group) for task, group in recipes.items()}
     notes = [
         f"Drawn for {task_title(task)}: {circuit.selection}, {len(circuit)} edges."
         if len(circuit)
@@ -73,7 +68,7 @@ def circuit_outcome(bench: Bench) -> Outcome:
     ]
     return Outcome(
         name="circuit",
-        title=f"Circuits of {bench.title} at {100 * sparsity:.4g}% sparsity, found by {method_title(method.label)}",
+        title=f"Circuits of {bench.title} at {100 * sparsity:.4g}% sparsity, found by {method_title(method)}",
         rows=rows,
         text=table(COLUMNS, rows),
         notes=(*notes, READING),
@@ -81,12 +76,13 @@ def circuit_outcome(bench: Bench) -> Outcome:
     )
 
 
-def _circuit(bench: Bench, task: str) -> Circuit:
+def _first_with_edges(bench: Bench, recipes: Sequence[Recipe]) -> Circuit:
     """The circuit of the first selection that leaves an edge: top-n at 99.9% is often pruned to nothing."""
-    _, method, sparsity = _choices(bench)
-    scores = bench.scores(task, method)
-    counts = [edge_count(scores.n_edges, None, sparsity)]
-    circuits = [bench.circuits(scores, task, how, counts)[0] for how in bench.request.hows]
+    circuits = []
+    for recipe in recipes:
+        n = bench.edge_count(recipe)
+        assert n is not None
+        circuits.append(bench.order(recipe, {n})[:n])
     return next((circuit for circuit in circuits if len(circuit)), circuits[0])
 
 
@@ -104,7 +100,8 @@ def _write_circuit(bench: Bench, folder: Path, task: str, circuit: Circuit) -> l
 def _draw_circuit(bench: Bench, task: str, circuit: Circuit) -> Figure:
     _, method, sparsity = _choices(bench)
     title = f"{task_title(task)} in {bench.title}: {len(circuit)} edges at {100 * sparsity:.4g}% sparsity\n"
-    title += f"{method_title(method.label)}, {circuit.selection}, on {len(bench.task(task, 'train'))} examples"
+    examples = len(bench.task(bench.study.at(task), "train"))
+    title += f"{method_title(method)}, {circuit.selection}, on {examples} examples"
     width, height = inches(circuit.graph)
     total = height + 0.55  # inches, for the title
     figure, axes = canvas((max(width, 4.6), total), (1.0, height / total))
@@ -113,7 +110,7 @@ def _draw_circuit(bench: Bench, task: str, circuit: Circuit) -> Figure:
     return figure
 
 
-CIRCUIT = Experiment("circuit", circuit_jobs, circuit_outcome)
+CIRCUIT = Experiment("circuit", circuit_outcome)
 
 
 @dataclass(frozen=True)
@@ -186,18 +183,13 @@ def manual_refusal(bench: Bench) -> str | None:
 
 
 def _chosen(bench: Bench) -> list[ManualCircuit]:
-    tasks = bench.request.tasks
+    tasks = bench.study.tasks
     return [manual for manual in manual_circuits() if tasks is None or manual.task in tasks]
 
 
-def manual_jobs(bench: Bench) -> list[Job]:
-    tasks = dict.fromkeys(manual.task for manual in _chosen(bench))
-    return [ScoreJob(task, method) for task in tasks for method in bench.request.methods]
-
-
 def manual_outcome(bench: Bench) -> Outcome:
-    choices = product(_chosen(bench), bench.request.hows, bench.request.methods)
-    rows = [row for manual, how, method in choices for row in _rows(bench, manual, method, how)]
+    choices = product(_chosen(bench), bench.study.selections, bench.study.methods)
+    rows = [row for manual, selection, method in choices for row in _rows(bench, manual, method, selection)]
     groups = grouped(rows, "manual")
     return Outcome(
         name="manual",
@@ -209,16 +201,17 @@ def manual_outcome(bench: Bench) -> Outcome:
     )
 
 
-def _rows(bench: Bench, manual: ManualCircuit, method: MethodSpec, how: str) -> list[Row]:
-    scores, rows = bench.scores(manual.task, method), []
+def _rows(bench: Bench, manual: ManualCircuit, method: str, selection: str) -> list[Row]:
     # Sizes at equal ratios, and that of the manual circuit.
-    n_edges = scores.graph.n_edges
+    n_edges, rows = bench.model.graph.n_edges, []
     ratio = n_edges ** (1 / (POINTS - 1))
     sizes = sorted({len(manual.edges), *(min(n_edges, round(ratio**i)) for i in range(POINTS))})
-    for circuit in bench.circuits(scores, manual.task, how, sizes):
+    order = bench.order(bench.study.at(manual.task, method).changed(selection=selection), set(sizes))
+    for n in sizes:
+        circuit = order[:n]
         edges, nodes = compare(circuit, manual)
-        row: Row = {"manual": manual.name, "task": manual.task, "method": method.label, "how": how}
-        row |= {"edges_requested": circuit.requested, "edges_kept": len(circuit)}
+        row: Row = {"manual": manual.name, "task": manual.task, "method": method, "selection": selection}
+        row |= {"edges_requested": n, "edges_kept": len(circuit)}
         row |= {"edge_precision": edges.precision, "edge_recall": edges.recall}
         rows.append(row | {"node_precision": nodes.precision, "node_recall": nodes.recall})
     return rows
@@ -241,9 +234,9 @@ def _section(manual: ManualCircuit, rows: Sequence[Row]) -> str:
     headings += [f"edge {x} at {len(manual.edges)} edges" for x in ("precision", "recall")]
     headings += [f"node {x} there" for x in ("precision", "recall")]
     lines = []
-    for (how, label), group in grouped(rows, "how", "method").items():
+    for (selection, label), group in grouped(rows, "selection", "method").items():
         same_size = next(row for row in group if row["edges_requested"] == len(manual.edges))
-        line = [f"{method_title(label)}, {how}", *(f"{area(group, kind):.3f}" for kind in ("edge", "node"))]
+        line = [f"{method_title(label)}, {selection}", *(f"{area(group, kind):.3f}" for kind in ("edge", "node"))]
         names = ("edge_precision", "edge_recall", "node_precision", "node_recall")
         lines.append([*line, *(percent(same_size[name]) for name in names)])
     size = f"{len(manual.nodes)} nodes, {len(manual.edges)} edges"
@@ -257,10 +250,10 @@ def _draw_overlap(bench: Bench, rows: Sequence[Row]) -> Figure:
     circuits, labels = _chosen(bench), list(grouped(rows, "method"))
     figure, axes = panels(len(circuits), 2, (8.6, 3.2 * len(circuits) + 0.8))
     for i, manual in enumerate(circuits):
-        examples = len(bench.task(manual.task, "train"))
+        examples = len(bench.task(bench.study.at(manual.task), "train"))
         for kind, ax in zip(("node", "edge"), axes[2 * i :], strict=False):
-            for (label, how), group in grouped(grouped(rows, "manual")[manual.name], "method", "how").items():
-                ax.plot(*_curve(group, kind), LINES.get(how, ":"), color=colour(label, labels), linewidth=1.5)
+            for (label, name), group in grouped(grouped(rows, "manual")[manual.name], "method", "selection").items():
+                ax.plot(*_curve(group, kind), LINES.get(name, ":"), color=colour(label, labels), linewidth=1.5)
             count = len(manual.nodes if kind == "node" else manual.edges)
             ax.set_title(f"{manual.title}\n{count} {kind}s, {examples} examples", fontsize=8.5, color=INK)
             ax.set_xlabel(f"{kind} recall (share of the manual circuit)")
@@ -268,10 +261,12 @@ def _draw_overlap(bench: Bench, rows: Sequence[Row]) -> Figure:
             ax.set_xlim(-0.02, 1.02)
             ax.set_ylim(-0.02, 1.02)
     handles = [Line2D([], [], color=colour(x, labels), label=method_title(x)) for x in labels]
-    handles += [Line2D([], [], color=INK, linestyle=LINES.get(how, ":"), label=how) for how in grouped(rows, "how")]
+    handles += [
+        Line2D([], [], color=INK, linestyle=LINES.get(name, ":"), label=name) for name in grouped(rows, "selection")
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.suptitle(f"Overlap with manual circuits in {bench.title}", fontsize=12, color=INK)
     return figure
 
 
-MANUAL = Experiment("manual", manual_jobs, manual_outcome, manual_refusal)
+MANUAL = Experiment("manual", manual_outcome, manual_refusal)

@@ -15,12 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.attribution.exact import Edge, exact_scores, passes, sample
-from gradpath.grid.bench import Bench, Key
-from gradpath.grid.experiment import Column, Experiment, Outcome, Row, grouped, interval_column, markdown, percent
-from gradpath.grid.faithfulness import tiled
-from gradpath.grid.jobs import CellJob, Job, finished
-from gradpath.grid.request import MethodSpec
 from gradpath.report.style import INK, MUTED, colour, method_title, task_title
+from gradpath.runtime.progress import progress_bar
+from gradpath.study.bench import Bench, Row
+from gradpath.study.figures import tiled
+from gradpath.study.outcome import Column, Experiment, Outcome, grouped, interval_column, markdown, percent
+from gradpath.study.store import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,67 +58,43 @@ def overlap(a: Values, b: Values, n: int) -> float:
     return len(x & y) / n
 
 
-def _edges(bench: Bench) -> list[Edge]:
-    return sample(bench.model.graph, bench.request.sample, bench.request.seed)
+def _patched(bench: Bench, task: str, edges: Sequence[Edge]) -> list[Cell]:
+    """The exact scores of the edges, in cells of ``CHUNK`` edges."""
+    recipe, limits = bench.study.at(task), bench.study.limits
+    train, cells = bench.task(recipe, "train"), list[Cell]()
+    chunks = [edges[first : first + CHUNK] for first in range(0, len(edges), CHUNK)]
+    with progress_bar(f"{task}: patching edges", len(chunks), unit="chunk") as bar:
+        for chunk in chunks:
 
+            def compute(chunk: Sequence[Edge] = chunk) -> Mapping[str, Any]:
+                scores = exact_scores(bench.model, train, chunk, limits=limits)
+                return {"values": scores.tolist(), "forward": passes(bench.model, chunk)}
 
-def _chunks(edges: Sequence[Edge]) -> list[Sequence[Edge]]:
-    return [edges[first : first + CHUNK] for first in range(0, len(edges), CHUNK)]
-
-
-def jobs(bench: Bench) -> list[Job]:
-    edges, jobs = _edges(bench), list[Job]()
-    for task in bench.request.task_names:
-        jobs += [_estimate_job(bench, task, method, edges) for method in bench.request.methods]
-        jobs += [_exact_job(bench, task, chunk) for chunk in _chunks(edges)]
-    return jobs
-
-
-def _exact_key(bench: Bench, task: str, edges: Sequence[Edge]) -> Key:
-    return {**bench.task_key(task, "train"), "edges": [list(edge) for edge in edges], "kind": "exact"}
-
-
-def _estimate_key(bench: Bench, task: str, method: MethodSpec, edges: Sequence[Edge]) -> Key:
-    return {**_exact_key(bench, task, edges), "kind": "estimate", "method": method.name, "options": method.options}
-
-
-def _exact_job(bench: Bench, task: str, edges: Sequence[Edge]) -> CellJob:
-    train, limits = bench.task(task, "train"), bench.request.limits
-
-    def compute() -> Mapping[str, Any]:
-        scores = exact_scores(bench.model, train, edges, limits=limits)
-        return {"values": scores.tolist(), "forward": passes(bench.model, edges)}
-
-    title = f"{task}: patching {len(edges)} edges"
-    return CellJob(title, _exact_key(bench, task, edges), compute)
-
-
-def _estimate_job(bench: Bench, task: str, method: MethodSpec, edges: Sequence[Edge]) -> CellJob:
-    def compute() -> Mapping[str, Any]:
-        scores, seconds = bench.attribute(task, method)
-        values = [float(f"{scores.values[edge]:.9g}") for edge in edges]
-        return {"values": values, "attribution_seconds": round(seconds, 3), **scores.facts.passes}
-
-    return CellJob(f"{task}: scoring with {method.label}", _estimate_key(bench, task, method, edges), compute)
+            key = {"kind": "exact", **bench.task_key(recipe, "train"), "edges": [list(edge) for edge in chunk]}
+            cells.append(bench.store.measured(key, compute))
+            bar.update()
+    return cells
 
 
 def outcome(bench: Bench) -> Outcome:
-    edges = _edges(bench)
+    study, graph = bench.study, bench.model.graph
+    edges = sample(graph, study.sample, study.seeds[0])
     rows, points = [], []
-    for task in bench.request.task_names:
-        cells = [finished(bench, _exact_key(bench, task, chunk)) for chunk in _chunks(edges)]
+    for task in study.task_names:
+        cells = _patched(bench, task, edges)
         exact = torch.tensor([x for cell in cells for x in cell["values"]], dtype=torch.float64)
-        for method in bench.request.methods:
-            cell = finished(bench, _estimate_key(bench, task, method, edges))
-            scores = torch.tensor(cell["values"], dtype=torch.float64)
-            row: Row = {"task": task, "method": method.label, "examples": len(bench.task(task, "train"))}
-            row |= {"edges_total": bench.model.graph.n_edges, **_agreement(scores, exact)}
-            row |= {f"{kind}_passes": cell[kind] for kind in ("forward", "backward")}
-            row["cpu_seconds"] = cell["attribution_seconds"]
+        for method in study.methods:
+            recipe = study.at(task, method)
+            scores, price = bench.scores(recipe).values, bench.price(recipe)
+            own = torch.stack([scores[edge] for edge in edges]).double()
+            row: Row = {"task": task, "method": method, "examples": len(bench.task(recipe, "train"))}
+            row |= {"edges_total": graph.n_edges, **_agreement(own, exact)}
+            row |= {f"{kind}_passes": price[kind] for kind in ("forward", "backward")}
+            row["cpu_seconds"] = price["cpu_seconds"]
             row["exact_forward"] = round(sum(cell["forward"] for cell in cells), 1)
             row["exact_cpu_seconds"] = round(sum(cell["cpu_seconds"] for cell in cells), 3)
             rows.append(row)
-            points.append((scores.tolist(), exact.tolist()))
+            points.append((own.tolist(), exact.tolist()))
     return Outcome(
         name="exact",
         title=f"Scores against exact edge patching in {bench.title}",
@@ -141,7 +117,7 @@ def _agreement(scores: Tensor, exact: Tensor) -> Row:
 
 def _note(bench: Bench, n: int) -> str:
     total = bench.model.graph.n_edges
-    which = f"all {n:,} edges" if n == total else f"{n:,} of {total:,} edges, drawn by seed {bench.request.seed}"
+    which = f"all {n:,} edges" if n == total else f"{n:,} of {total:,} edges, drawn by seed {bench.study.seeds[0]}"
     return (
         f"Over {which}. Exact: the loss of the metric when that edge alone is corrupted. rho: Spearman's "
         "rank correlation over edges, of the signed scores and of their sizes. Top: the share of the "
@@ -177,7 +153,7 @@ def _text(rows: Sequence[Row]) -> str:
     return markdown([heading for heading, _ in COLUMNS], lines)
 
 
-EXACT = Experiment("exact", jobs, outcome)
+EXACT = Experiment("exact", outcome)
 Points = tuple[list[float], list[float]]  # estimated and exact scores
 
 

@@ -30,15 +30,14 @@ from gradpath import defaults
 from gradpath.attribution.batch import BatchRuns, PointRun, run_path, write_of
 from gradpath.attribution.methods import find_path
 from gradpath.graph import QKV
-from gradpath.grid.bench import Bench, Key
-from gradpath.grid.experiment import Experiment, Outcome, Row, markdown
-from gradpath.grid.jobs import CellJob, Job, ScoreJob, finished
-from gradpath.grid.request import MethodSpec
 from gradpath.limits import Limits, gradient_rows
 from gradpath.model.transformer import Run, Transformer, at_least_float32
 from gradpath.report.style import FORMULA, INK, MARKERS, METHOD_COLOURS, MUTED, panels, task_title
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
+from gradpath.study.bench import Bench, Row
+from gradpath.study.outcome import Experiment, Outcome, markdown
+from gradpath.study.store import Cell
 from gradpath.sweep import sweep
 from gradpath.tasks import Pairs, Task, encode
 
@@ -50,7 +49,7 @@ QUANTITIES = ("gradient", "score", "metric")
 SATURATED = 0.1  # of the largest gradient on the straight line
 STEPS = 5
 LINE_POINTS = 8 * STEPS + 1  # so that every point of EAP-IG is among them
-RANKING = MethodSpec(defaults.METHOD)  # its strongest edge is followed if none was requested
+RANKING = defaults.METHOD  # its strongest edge is followed if none was requested
 CONDITIONS = {"saturated": "gradient", "flat": "score"}  # the quantity that is close to zero
 PAINT = {"eap": INK, "eap-ig": METHOD_COLOURS["eap-ig"], "eap-gp": METHOD_COLOURS["eap-gp"]}  # the paper's methods
 PANELS = {
@@ -162,30 +161,21 @@ def read_gradient(model: Transformer, run: Run, objective: Tensor, target: int) 
     return rstd * (g - y * (y * g).mean(-1, keepdim=True))
 
 
-def jobs(bench: Bench) -> list[Job]:
-    edge, tasks = bench.request.edge, bench.request.task_names
-    if edge is not None:
-        bench.model.graph.index(edge)  # refuses an unknown edge before any work
-        return [_job(bench, task) for task in tasks]
-    return [job for task in tasks for job in (ScoreJob(task, RANKING), _job(bench, task))]
-
-
-def _key(bench: Bench, task: str) -> Key:
-    edge = bench.request.edge or f"strongest by {RANKING.name}, not into logits"
-    key = {"kind": "saturation", "edge": edge, "steps": STEPS, "points": LINE_POINTS}
-    return {**bench.task_key(task, "train"), **key, "positions": "from the first difference"}
-
-
-def _job(bench: Bench, task: str) -> CellJob:
-    train, model, limits = bench.task(task, "train"), bench.model, bench.request.limits
+def _followed(bench: Bench, task: str) -> Cell:
+    """An edge followed along the straight line and along GradPath."""
+    study, model = bench.study, bench.model
+    recipe = study.at(task, RANKING)
+    edge = study.edge or f"strongest by {RANKING}, not into logits"
+    key = {"kind": "saturation", **bench.task_key(recipe, "train"), "edge": edge, "steps": STEPS, "points": LINE_POINTS}
 
     def compute() -> Mapping[str, Any]:
-        edge = bench.request.edge or strongest(bench.scores(task, RANKING))
+        train, limits = bench.task(recipe, "train"), study.limits
+        edge = study.edge or strongest(bench.scores(recipe))
         line = follow_line(model, train, edge, LINE_POINTS, limits=limits)
         path = follow_gradpath(model, train, edge, STEPS, limits=limits)
         return {"edge": edge, "examples": len(train), "line": _summary(line), "eap-gp": _summary(path)}
 
-    return CellJob(f"{task}: following an edge", _key(bench, task), compute)
+    return bench.store.measured(key, compute)
 
 
 def strongest(scores: Scores) -> str:
@@ -207,7 +197,9 @@ def _summary(track: Track) -> dict[str, Any]:
 
 
 def outcome(bench: Bench) -> Outcome:
-    cells = {task: finished(bench, _key(bench, task)) for task in bench.request.task_names}
+    if bench.study.edge is not None:
+        bench.model.graph.index(bench.study.edge)  # refuses an unknown edge before any work
+    cells = {task: _followed(bench, task) for task in bench.study.task_names}
     rows = {task: _rows(task, cell) for task, cell in cells.items()}
     note = (
         f"Saturated: the gradient's mean norm is below {SATURATED:.0%} of its largest on the straight line. "
@@ -279,7 +271,7 @@ def _text(cells: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Sequence[Ro
     return markdown(headings, lines)
 
 
-SATURATION = Experiment("saturation", jobs, outcome)
+SATURATION = Experiment("saturation", outcome)
 
 
 def draw_saturation(model: str, task: str, cell: Mapping[str, Any], rows: Sequence[Row]) -> Figure:

@@ -14,21 +14,22 @@ as running sums: 22 forward and 40 backward passes instead of 243 and 414 for k 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import find_method, find_path
-from gradpath.grid.bench import Bench, Key, timed
-from gradpath.grid.experiment import Experiment, Outcome, Row, grouped, markdown, percent
-from gradpath.grid.faithfulness import READING, circuit_row, tiled
-from gradpath.grid.jobs import CircuitJob, Job
-from gradpath.grid.request import MethodSpec
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import Recipe
 from gradpath.report.style import INK, method_title, task_title
 from gradpath.scores import Scores
+from gradpath.study.bench import Bench, Row
+from gradpath.study.faithfulness import READING
+from gradpath.study.figures import tiled
+from gradpath.study.outcome import Experiment, Outcome, grouped, markdown, percent
+from gradpath.study.spec import method_options, method_recipe
+from gradpath.study.store import timed
 from gradpath.tasks import Task
 
 if TYPE_CHECKING:
@@ -36,89 +37,65 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def is_nested(method: MethodSpec) -> bool:
+def is_nested(recipe: Recipe) -> bool:
     """Whether the points of fewer steps are the first points of more."""
-    options = method.options
-    return method.name == "eap-gp" and options["stride"] == "unit" and not options["pin_end"]
+    options = method_options(recipe)
+    return recipe.method == "eap-gp" and options["stride"] == "unit" and not options["pin_end"]
 
 
 def attribute_nested(
-    model: Transformer, task: Task, method: MethodSpec, steps: Sequence[int], *, limits: Limits = Limits()
+    model: Transformer, task: Task, recipe: Recipe, steps: Sequence[int], *, limits: Limits = Limits()
 ) -> dict[int, Scores]:
     """The scores of a nested method for each number of steps, from one run of the path per batch."""
-    assert is_nested(method)
+    assert is_nested(recipe)
     *stops, longest = sorted(set(steps))
-    path, options = find_path(method.name), method.with_steps(longest).options
+    path, options = find_path(recipe.method), method_options(recipe.changed(steps=longest))
     scores = attribute_at_steps(model, task, path, options, stops=stops, limits=limits)
     return dict(zip([*stops, longest], scores, strict=True))
 
 
-@dataclass(frozen=True)
-class NestedJob:
-    """The scores of a nested method for all numbers of steps that are missing, from one run of the path."""
-
-    task: str
-    method: MethodSpec
-    steps: tuple[int, ...]
-
-    @property
-    def title(self) -> str:
-        return f"{self.task}: scoring with {self.method.label}, {min(self.steps)} to {max(self.steps)} steps"
-
-    def missing(self, bench: Bench) -> dict[int, Key]:
-        keys = {k: bench.scores_key(self.task, self.method.with_steps(k)) for k in self.steps}
-        return {k: key for k, key in keys.items() if not bench.store.has_scores(key)}
-
-    def run(self, bench: Bench) -> None:
-        missing, task = self.missing(bench), bench.task(self.task, "train")
-        most = max(missing)
-        # The sums stop at every number of steps, missing or not: a continued run rounds like one that was not killed.
-        steps, limits = [k for k in self.steps if k <= most], bench.request.limits
-        scores, seconds = timed(lambda: attribute_nested(bench.model, task, self.method, steps, limits=limits))
-        for k, key in missing.items():
-            bench.store.keep_scores(key, scores[k], seconds * k / most)  # the share that k steps alone would take
+def _store_scores(bench: Bench, recipe: Recipe, steps: Sequence[int]) -> None:
+    """Store the scores of a nested method for all numbers of steps that are missing, from one run of the path."""
+    keys = {k: bench.scores_key(recipe.changed(steps=k)) for k in steps}
+    missing = {k: key for k, key in keys.items() if bench.store.cell(key) is None}
+    if not missing:
+        return
+    train, limits = bench.task(recipe, "train"), bench.study.limits
+    scores, seconds = timed(lambda: attribute_nested(bench.model, train, recipe, [*missing], limits=limits))
+    for k, key in missing.items():
+        bench.store.keep_scores(key, scores[k], seconds * k / max(missing))  # the share that k steps alone would take
 
 
-def methods(bench: Bench) -> list[MethodSpec]:
+def methods(bench: Bench) -> list[str]:
     """EAP-GP and its variants; if none was requested, all methods with steps."""
-    requested = bench.request.methods
-    gradpath = [method for method in requested if method.name == "eap-gp"]
-    return gradpath or [method for method in requested if "steps" in find_method(method.name).defaults]
+    names = {word: method_recipe(word).method for word in bench.study.methods}
+    gradpath = [word for word, name in names.items() if name == "eap-gp"]
+    return gradpath or [word for word, name in names.items() if "steps" in find_method(name).defaults]
 
 
 def refusal(bench: Bench) -> str | None:
     if methods(bench):
         return None
-    labels = ", ".join(method.label for method in bench.request.methods)
+    labels = ", ".join(bench.study.methods)
     return f"the heat map over steps needs a method with steps: got {labels}. Give --methods eap-gp."
 
 
-def jobs(bench: Bench) -> list[Job]:
-    jobs: list[Job] = []
-    for task, method in product(bench.request.task_names, methods(bench)):
-        if is_nested(method):
-            jobs.append(NestedJob(task, method, bench.request.steps))
-        variants = tuple(method.with_steps(k) for k in bench.request.steps)
-        jobs.append(CircuitJob(task, variants, bench.request.hows[:1], bench.sizes(task)))
-    return jobs
-
-
 def outcome(bench: Bench) -> Outcome:
-    how = bench.request.hows[0]
-    rows = [
-        circuit_row(bench, task, method.with_steps(k), how, sparsity)
-        for task in bench.request.task_names
-        for method, k, sparsity in product(methods(bench), bench.request.steps, bench.sparsities(task))
-    ]
-    for row in rows:
-        row["method"] = "+".join(part for part in row["method"].split("+") if not part.startswith("steps="))
+    study, selection, rows = bench.study, bench.study.selections[0], list[Row]()
+    for task, method in product(study.task_names, methods(bench)):
+        if is_nested(study.at(task, method)):
+            _store_scores(bench, study.at(task, method), study.steps)
+        circuits = list(study.recipes(task, bench.sizes(task), [method], [selection]))
+        recipes = [recipe.changed(steps=k) for k in study.steps for recipe in circuits]
+        name = "+".join(part for part in method.split("+") if not part.startswith("steps="))
+        rows += [{**row, "method": name} for row in bench.rows(recipes)]
     return Outcome(
         name="steps",
         title=f"Faithfulness over steps and sparsity in {bench.title}",
         rows=rows,
         text="\n\n".join(_section(group) for group in grouped(rows, "task", "method").values()),
         figures={"steps": lambda: _draw(rows, bench.title)},
-        notes=(f"Edges selected by {how}. {READING}",),
+        notes=(f"Edges selected by {selection}. {READING}",),
     )
 
 
@@ -160,4 +137,4 @@ def _panel(ax: Axes, rows: Sequence[Row]) -> Any:
     return image
 
 
-STEPS = Experiment("steps", jobs, outcome, refusal)
+STEPS = Experiment("steps", outcome, refusal)

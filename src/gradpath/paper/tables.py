@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,26 +23,17 @@ from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate_many
 from gradpath.evaluation.result import mean_and_interval
-from gradpath.grid.bench import Bench, Key
-from gradpath.grid.experiment import (
-    Column,
-    Experiment,
-    Outcome,
-    Row,
-    grouped,
-    interval_column,
-    nfs,
-    percent,
-    signed,
-    table,
-)
-from gradpath.grid.faithfulness import READING, circuit_row, fit
-from gradpath.grid.jobs import CellJob, CircuitJob, Job, finished
-from gradpath.grid.request import MethodSpec
 from gradpath.limits import gradient_rows
 from gradpath.model.transformer import Transformer
+from gradpath.recipe import Recipe
 from gradpath.report.style import INK, colour, method_title, panels, task_title
 from gradpath.runtime import distributed
+from gradpath.study.bench import Bench, Row
+from gradpath.study.faithfulness import READING
+from gradpath.study.figures import fit
+from gradpath.study.outcome import Column, Experiment, Outcome, grouped, interval_column, nfs, percent, signed, table
+from gradpath.study.spec import method_label, method_options, method_recipe
+from gradpath.study.store import Key
 from gradpath.tasks import Task, encode
 
 if TYPE_CHECKING:
@@ -58,28 +48,8 @@ SPARSITY = 0.975  # of the paper's table
 REPEATS = 3
 
 
-def baseline_jobs(bench: Bench) -> list[Job]:
-    return [_baseline_job(bench, name) for name in bench.request.task_names]
-
-
-def _baseline_key(bench: Bench, name: str) -> Key:
-    return {"kind": "baseline", **bench.task_key(name, "test")}
-
-
-def _baseline_job(bench: Bench, name: str) -> CellJob:
-    task = bench.task(name, "test")
-
-    def compute() -> Mapping[str, Any]:
-        [result] = evaluate_many(bench.model, [Circuit.from_edges(bench.model.graph, ())], task, bench.request.limits)
-        clean, corrupted = result.clean_values, result.corrupted_values
-        values = zip(SIDES, (clean, corrupted, clean - corrupted), strict=True)
-        return {side: mean_and_interval(value) for side, value in values}
-
-    return CellJob(f"{name}: baselines", _baseline_key(bench, name), compute)
-
-
 def baseline_outcome(bench: Bench) -> Outcome:
-    rows = [_baseline_row(bench, name) for name in bench.request.task_names]
+    rows = [_baseline_row(bench, name) for name in bench.study.task_names]
     has_paper = any("paper_clean" in row for row in rows)
     return Outcome(
         name="baselines",
@@ -91,7 +61,16 @@ def baseline_outcome(bench: Bench) -> Outcome:
 
 
 def _baseline_row(bench: Bench, name: str) -> Row:
-    task, cell = bench.task(name, "test"), finished(bench, _baseline_key(bench, name))
+    recipe = bench.study.at(name)
+    task = bench.task(recipe, "test")
+
+    def compute() -> Mapping[str, Any]:
+        [result] = evaluate_many(bench.model, [Circuit.from_edges(bench.model.graph, ())], task, bench.study.limits)
+        clean, corrupted = result.clean_values, result.corrupted_values
+        values = zip(SIDES, (clean, corrupted, clean - corrupted), strict=True)
+        return {side: mean_and_interval(value) for side, value in values}
+
+    cell = bench.store.measured({"kind": "baseline", **bench.task_key(recipe, "test")}, compute)
     row: Row = {"task": name, "metric": task.record.metric, "examples": len(task)}
     row["pairs_dropped"] = sum(drop["count"] for drop in task.facts.get("dropped", {}).values())
     for side in SIDES:
@@ -123,11 +102,11 @@ BASELINE_COLUMNS: Sequence[Column] = [
     ("dropped", lambda row: row["pairs_dropped"]),
 ]
 PAPER_BASELINE_COLUMNS = [*_paper_columns("clean"), *_paper_columns("corrupted")]
-BASELINES = Experiment("baselines", baseline_jobs, baseline_outcome)
+BASELINES = Experiment("baselines", baseline_outcome)
 
 
 RUNTIME_COLUMNS: list[Column] = [
-    ("task, selection", lambda row: f"{task_title(row['task'])}, {row['how']}"),
+    ("task, selection", lambda row: f"{task_title(row['task'])}, {row['selection']}"),
     ("method", lambda row: row["method"]),
     ("NFS [95%]", nfs),
     ("error", lambda row: f"{row['error']:.3f}"),
@@ -144,31 +123,21 @@ PAPER_RUNTIME_COLUMNS: list[Column] = [
 ]
 
 
-def runtime_jobs(bench: Bench) -> list[Job]:
-    request, sizes = bench.request, (bench.edges(SPARSITY),)
-    return [
-        job
-        for task, method in product(request.task_names, request.methods)
-        for job in (CircuitJob(task, (method,), request.hows, sizes), _timing_job(bench, task, method))
-    ]
-
-
-def _timing_key(bench: Bench, task: str, method: MethodSpec) -> Key:
+def _timing_key(bench: Bench, recipe: Recipe) -> Key:
     """The key of a timing, on a batch that is small enough for all methods and for plain passes over whole prompts."""
-    pairs = encode(bench.task(task, "train"), bench.model.tokenizer)
-    needs = [(x.steps, find_method(x.name).whole(x.options)) for x in bench.request.methods]
-    limits = bench.request.limits
-    batch = min(
-        limits.batch(bench.model, pairs, gradient_rows(points, whole), whole=whole)
-        for points, whole in [*needs, (1, True)]
-    )
-    return {"kind": "timing", "scores": bench.scores_key(task, method), "batch": batch, "repeats": REPEATS}
+    pairs, needs = encode(bench.task(recipe, "train"), bench.model.tokenizer), [(1, True)]
+    for word in bench.study.methods:
+        options = method_options(method_recipe(word))
+        needs.append((options.get("steps", 1), find_method(method_recipe(word).method).whole(options)))
+    limits = bench.study.limits
+    batch = min(limits.batch(bench.model, pairs, gradient_rows(points, whole), whole=whole) for points, whole in needs)
+    return {"kind": "timing", "scores": bench.scores_key(recipe), "batch": batch, "repeats": REPEATS}
 
 
-def _timing_job(bench: Bench, task: str, method: MethodSpec) -> CellJob:
-    key = _timing_key(bench, task, method)
-    batch = bench.task(task, "train")[: key["batch"]]
-    options = {"batch_size": len(batch), **method.options}
+def _timing(bench: Bench, recipe: Recipe) -> Row:
+    """The time that a method takes as a multiple of one plain forward and backward pass, and the batch timed."""
+    key = _timing_key(bench, recipe)
+    batch = bench.task(recipe, "train")[: key["batch"]]
     # CPU time, which other programs do not disturb; an accelerator has only wall time.
     clock = time.process_time if bench.model.device.type == "cpu" else time.perf_counter
 
@@ -178,15 +147,16 @@ def _timing_job(bench: Bench, task: str, method: MethodSpec) -> CellJob:
         return clock() - begin
 
     def measure() -> dict[str, float]:
-        times = []
+        times, options = [], method_options(recipe)
         for _ in range(REPEATS + 1):
-            scoring = seconds(lambda: attribute(bench.model, batch, method.name, **options))
+            scoring = seconds(lambda: attribute(bench.model, batch, recipe.method, batch_size=len(batch), **options))
             times.append((scoring, seconds(lambda: forward_and_backward(bench.model, batch))))
         scoring, plain = map(min, zip(*times[1:], strict=True))  # the first run warms up
         return {"method": scoring, "plain": plain, "ratio": scoring / plain}
 
     # Other ranks would slow it down.
-    return CellJob(f"{task}: timing {method.label}", key, lambda: distributed.on_first_rank(measure))
+    cell = bench.store.measured(key, lambda: distributed.on_first_rank(measure))
+    return {"ratio": cell["ratio"], "timed_on": key["batch"]}
 
 
 def forward_and_backward(model: Transformer, task: Task) -> None:
@@ -202,8 +172,7 @@ def forward_and_backward(model: Transformer, task: Task) -> None:
 
 
 def runtime_outcome(bench: Bench) -> Outcome:
-    request = bench.request
-    rows = [_runtime_row(bench, *cell) for cell in product(request.task_names, request.hows, request.methods)]
+    rows = [row for task in bench.study.task_names for row in _runtime_rows(bench, task)]
     batch = " or ".join(map(str, sorted(grouped(rows, "timed_on"))))
     note = (
         "Ratio: CPU time of the scores over that of one plain forward and backward pass over the same "
@@ -223,16 +192,17 @@ def runtime_outcome(bench: Bench) -> Outcome:
     )
 
 
-def _runtime_row(bench: Bench, task: str, how: str, method: MethodSpec) -> Row:
-    row = circuit_row(bench, task, method, how, SPARSITY)
-    scores, key = bench.scores(task, method), _timing_key(bench, task, method)
-    row |= {f"{kind}_passes": scores.facts.passes[kind] for kind in ("forward", "backward")}
-    row |= {"ratio": finished(bench, key)["ratio"], "timed_on": key["batch"]}
-    row["cpu_seconds"] = scores.facts.cpu_seconds
-    if paper := bench.paper.runtime(task, method.label) if bench.paper else {}:
-        row |= {"paper": paper["faithfulness"], "difference": row["faithfulness"] - paper["faithfulness"]}
-        row["paper_seconds"] = paper["seconds"]
-    return row
+def _runtime_rows(bench: Bench, task: str) -> list[Row]:
+    recipes = list(bench.study.recipes(task, [("sparsity", SPARSITY)]))
+    rows = bench.rows(recipes)
+    for row, recipe in zip(rows, recipes, strict=True):
+        price = bench.price(recipe)
+        row |= {f"{kind}_passes": price[kind] for kind in ("forward", "backward")}
+        row |= {**_timing(bench, recipe), "cpu_seconds": price["cpu_seconds"]}
+        if paper := bench.paper.runtime(task, method_label(recipe)) if bench.paper else {}:
+            row |= {"paper": paper["faithfulness"], "difference": row["faithfulness"] - paper["faithfulness"]}
+            row["paper_seconds"] = paper["seconds"]
+    return rows
 
 
 def _draw_runtime(rows: Sequence[Row], model: str) -> Figure:
@@ -240,7 +210,7 @@ def _draw_runtime(rows: Sequence[Row], model: str) -> Figure:
     from matplotlib.lines import Line2D
 
     figure, (ax,) = panels(1, 1, (7.4, 4.4))
-    how, rows = next(iter(grouped(rows, "how").items()))
+    selection, rows = next(iter(grouped(rows, "selection").items()))
     labels, tasks = list(grouped(rows, "method")), grouped(rows, "task")
     marks = dict(zip(tasks, ("o", "s", "^", "D", "v", "P", "X", "*") * 4, strict=False))
     for row in rows:
@@ -252,7 +222,7 @@ def _draw_runtime(rows: Sequence[Row], model: str) -> Figure:
     ax.axhline(100, color=INK, linewidth=0.8, linestyle=":")
     ax.set_xlabel("CPU time (multiples of one forward + backward pass)")
     ax.set_ylabel("NFS (% of clean - corrupted), 95% interval")
-    title = f"Faithfulness at {100 * SPARSITY:g}% sparsity ({how}) against cost in {model}"
+    title = f"Faithfulness at {100 * SPARSITY:g}% sparsity ({selection}) against cost in {model}"
     figure.suptitle(title, fontsize=10.5, color=INK)
     handles = [Line2D([], [], color=colour(x, labels), linewidth=3, label=method_title(x)) for x in labels]
     for task, group in tasks.items():
@@ -263,4 +233,4 @@ def _draw_runtime(rows: Sequence[Row], model: str) -> Figure:
     return figure
 
 
-RUNTIME = Experiment("runtime", runtime_jobs, runtime_outcome)
+RUNTIME = Experiment("runtime", runtime_outcome)

@@ -14,7 +14,7 @@ is largest. The recall of each kind of true edge is at the same circuit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -27,15 +27,17 @@ from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.attribution.attribute import attribute
 from gradpath.graph import Graph
-from gradpath.grid.bench import Bench, Key
-from gradpath.grid.experiment import Experiment, Outcome, Row, grouped, markdown
-from gradpath.grid.jobs import CellJob, Job, finished
-from gradpath.grid.request import MethodSpec, parse_methods
 from gradpath.model.transformer import Transformer
 from gradpath.paper.compiled import LEVELS, Compiled, load_compiled, load_program, program_names
 from gradpath.report.style import BLUE, INK, MUTED, colour, marker, method_title, panels
+from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection import rank
+from gradpath.study.bench import Bench, Row
+from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
+from gradpath.study.spec import method_options, method_recipe, words
+from gradpath.study.store import Cell as Measured
+from gradpath.study.store import Key
 from gradpath.tasks.task import task_digest
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METHODS = "eap,eap-ig,eap-ig+steps=9,eap-ig+steps=50,eap-gp,eap-gp+stride=unit,relp,gim,atp-star,exact"
-BASE = MethodSpec(defaults.METHOD)  # the scores that selections start from
+BASE = defaults.METHOD  # the scores that selections start from
 SELECTIONS = ("refined", "acdc")
 THRESHOLDS = (0.2, 0.02, 0.002)  # of acdc
 SIZES = 16  # of the circuits of a selection, from one edge to half of all
@@ -96,7 +98,7 @@ def agreement(circuits: Sets, kinds: Mapping[str, str]) -> dict[str, Any]:
 
 
 compiled = cache(load_compiled)
-Cell = tuple[str, str, MethodSpec, str]  # the program, its level, the method, and the selection or '' for the ranking
+Cell = tuple[str, str, str, str]  # the program, its level, the method, and the selection or '' for the ranking
 
 
 def _all_compiled() -> list[Compiled]:
@@ -104,85 +106,74 @@ def _all_compiled() -> list[Compiled]:
 
 
 def _cells(bench: Bench) -> list[Cell]:
-    methods = bench.request.methods
-    if methods == parse_methods(defaults.PAPER_METHODS):  # the default of the command line
-        methods = parse_methods(METHODS)
-    rankings = [(method, "") for method in methods] + [(BASE, how) for how in SELECTIONS]
+    methods = bench.study.methods
+    if methods == words(defaults.PAPER_METHODS):  # the default of the command line
+        methods = words(METHODS)
+    rankings = [(method, "") for method in methods] + [(BASE, selection) for selection in SELECTIONS]
     return [(name, level, *ranking) for level in LEVELS for name in program_names() for ranking in rankings]
 
 
 def _key(cell: Cell) -> Key:
-    name, level, method, how = cell
-    item = compiled(name, level)
+    name, level, method, selection = cell
+    item, recipe = compiled(name, level), method_recipe(method)
     return {
         "kind": "truth",
         "version": __version__,
         "weights": item.model.digest,
         "tokens": task_digest(item.task, item.model.tokenizer),
         "truth": sorted(item.kinds.items()),
-        "method": method.name,
-        "options": method.options,
-        "how": how,
+        "method": recipe.method,
+        "options": method_options(recipe),
+        "selection": selection,
     }
 
 
-def jobs(bench: Bench) -> list[Job]:
-    return [*(_job(cell) for cell in _cells(bench)), ModelsJob()]
+def _write_models(folder: Path) -> None:
+    """Write checkpoints of all models, with their data and true circuits, for other commands and other tools."""
+    for item in _all_compiled():
+        if not (folder / item.name / "circuit.json").is_file():  # written last
+            item.save(folder / item.name)
 
 
-@dataclass(frozen=True)
-class ModelsJob:
-    """Checkpoints of all models, with their data and true circuits, for other commands and other tools."""
-
-    title: str = "writing the models"
-
-    def missing(self, bench: Bench) -> list[tuple[Compiled, Path]]:
-        """The models that are not written yet, and their folders."""
-        folders = [(item, bench.store.folder / "models" / item.name) for item in _all_compiled()]
-        return [(item, folder) for item, folder in folders if not (folder / "circuit.json").is_file()]  # written last
-
-    def run(self, bench: Bench) -> None:
-        for item, folder in self.missing(bench):
-            item.save(folder)
-
-
-def _job(cell: Cell) -> CellJob:
-    name, level, method, how = cell
-    item = compiled(name, level)
+def _measured(bench: Bench, cell: Cell) -> Measured:
+    name, level, method, selection = cell
+    item, recipe = compiled(name, level), method_recipe(method)
     model, task = item.model, item.task
 
     def compute() -> Mapping[str, Any]:
-        scores = attribute(model, task, method.name, batch_size=len(task), **method.options)
-        if not how:
+        scores = attribute(model, task, recipe.method, batch_size=len(task), **method_options(recipe))
+        if not selection:
             return agreement(circuits_of_ranking(scores), item.kinds)
         every = frozenset(_edges(model.graph.mask, model.graph))
-        return agreement([*_selected(item, scores, how), every], item.kinds)
+        return agreement([*_selected(item, scores, selection), every], item.kinds)
 
-    return CellJob(f"{item.name}: {how or method.label}", _key(cell), compute)
+    return bench.store.measured(_key(cell), compute)
 
 
-def _selected(item: Compiled, scores: Scores, how: str) -> Sets:
+def _selected(item: Compiled, scores: Scores, selection: str) -> Sets:
     """The circuits of a selection at sizes from one edge to half of all, or at the thresholds of ACDC."""
     model, task = item.model, item.task
-    if how == "acdc":
+    if selection == "acdc":
         orders = [rank(scores, f"acdc+threshold={threshold}", model, task) for threshold in THRESHOLDS]
         circuits = [order.circuit(order.size or 0, prune=False) for order in orders]
     else:
         most = model.graph.n_edges / 2
         counts = sorted({max(1, round(most ** (i / (SIZES - 1)))) for i in range(SIZES)} | {len(item.kinds)})
-        order = rank(scores, how, model, task, sizes=counts)
+        order = rank(scores, selection, model, task, sizes=counts)
         circuits = [order.circuit(n) for n in counts]
     return [frozenset(circuit.edges) for circuit in circuits]
 
 
 def outcome(bench: Bench) -> Outcome:
-    rows, curves = list[Row](), list[list[float]]()
-    for cell in _cells(bench):
-        name, level, method, how = cell
-        value = finished(bench, _key(cell))
-        curves.append(value.pop("curve"))
-        row: Row = {"program": name, "level": level, "method": how or method.label}
-        rows.append({**row, "edges_total": compiled(name, level).model.graph.n_edges, **value})
+    rows, curves, cells = list[Row](), list[list[float]](), _cells(bench)
+    with progress_bar("models with known circuits", len(cells), unit="cell") as bar:
+        for name, level, method, selection in cells:
+            value = {**_measured(bench, (name, level, method, selection))}
+            curves.append(value.pop("curve"))
+            row: Row = {"program": name, "level": level, "method": selection or method}
+            rows.append({**row, "edges_total": compiled(name, level).model.graph.n_edges, **value})
+            bar.update()
+    _write_models(bench.store.folder / "models")
     digests = {item.model.name: item.model.digest for item in _all_compiled()}
     return Outcome(
         name="truth",
@@ -247,7 +238,7 @@ def _note(bench: Bench) -> str:
         "not reach the answer, rotated at random. curved: hidden, and with heads that do nothing but have a gradient. "
         "Means over programs. open edges have a gradient at the clean prompt, saturated ones have none, redundant ones "
         "do nothing by themselves because another edge does the same. Edges found are at the circuit with the best "
-        f"F1, over all programs and levels. Selections start from {method_title(BASE.label)}. The folder models has "
+        f"F1, over all programs and levels. Selections start from {method_title(BASE)}. The folder models has "
         "every model as a checkpoint, with its data (pairs.csv) and its true circuit (circuit.json)."
     )
 
@@ -296,4 +287,4 @@ def own_model() -> Transformer:
     return replace(compiled(program_names()[0], "plain").model, name="compiled programs")
 
 
-TRUTH = Experiment("truth", jobs, outcome, own_model=own_model)
+TRUTH = Experiment("truth", outcome, own_model=own_model)

@@ -7,7 +7,7 @@ An experiment ``NAME`` writes into the folder ``OUT``::
     NAME.json   the rows, and a record of everything needed to run it again (versions, seed, command, times)
     NAME.png    the figure, and NAME.svg for print
 
-CSV and Markdown are the same for every run of the same request, except for times that are results themselves.
+CSV and Markdown are the same for every run of the same study, except for times that are results themselves.
 """
 
 from __future__ import annotations
@@ -21,23 +21,21 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradpath._version import __version__
 from gradpath.errors import UsageError
-from gradpath.grid.bench import Bench
-from gradpath.grid.jobs import Job, run_jobs
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import save
 from gradpath.runtime import distributed
 from gradpath.runtime.files import recorded_path, write_atomically, write_together
+from gradpath.study.bench import Bench, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], object]]  # the heading, and a row's cell
 _PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers", "matplotlib")
 
@@ -187,14 +185,12 @@ class Experiment:
 
     Args:
         name: The name that users type.
-        jobs: The jobs that fill its cells.
-        outcome: Makes the result from the finished cells.
+        outcome: Measures what is not in the store, and makes the result.
         refusal: Why the experiment cannot be run on this bench, or None if it can.
         own_model: Loads the experiment's own model, for one that does not depend on --model.
     """
 
     name: str
-    jobs: Callable[[Bench], Sequence[Job]]
     outcome: Callable[[Bench], Outcome]
     refusal: Callable[[Bench], str | None] = lambda bench: None
     own_model: Callable[[], Transformer] | None = None
@@ -215,7 +211,7 @@ def reproduce(
     """Run experiments and write their results; finished measurements are not repeated.
 
     Args:
-        bench: The model, the request and the store.
+        bench: The model, the study and the store.
         experiments: The experiments. One that cannot be run on this model is an error if it is the only one, and is
             skipped with a note otherwise.
         out: The folder to write to.
@@ -236,7 +232,6 @@ def reproduce(
             raise UsageError(refusal)
         else:
             note(f"skipped {experiment.name}: {refusal}")
-    run_jobs(bench, [job for experiment in runnable for job in experiment.jobs(bench)])
     about = _provenance(bench, command)
     written = []
     for experiment in runnable:
@@ -251,21 +246,20 @@ def _check_folder(bench: Bench, names: Sequence[str], out: Path, note: Note) -> 
     for name in names:
         try:
             before = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
-            weights, model, request = before["weights"], before["model"], before["asked"]
+            weights, model, study = before["weights"], before["model"], before["study"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        # Before 0.2.0 a digest was shorter, and covered only some of the weights.
-        if len(weights) == len(bench.model.digest) and weights != bench.model.digest:
+        if weights != bench.model.digest:
             raise UsageError(
                 f"{out} contains {name} of another model, {model}, but {bench.model.name or 'this model'} was "
                 "requested. Give another folder with --out."
             )
-        if request != _request_record(bench):
+        if study != _study_record(bench):
             note(f"{name} in {out} was made with other settings: its tables are written again, its cells are kept.")
 
 
 def _provenance(bench: Bench, command: str) -> dict[str, Any]:
-    """Versions, commit, seed, model and request, as plain values."""
+    """Versions, commit, seed, model and study, as plain values."""
     first = environment(command)
     versions = first.pop("versions")
     return {
@@ -276,8 +270,8 @@ def _provenance(bench: Bench, command: str) -> dict[str, Any]:
         "device": str(bench.model.device),
         "bos": bench.model.tokenizer is not None and bench.model.tokenizer.prepend is not None,
         "edges_total": bench.model.graph.n_edges,
-        "seed": bench.request.seed,
-        "asked": _request_record(bench),
+        "seed": bench.study.seeds[0],
+        "study": _study_record(bench),
         "versions": versions,
     }
 
@@ -291,13 +285,15 @@ def environment(command: str) -> dict[str, Any]:
     return {"command": command, "version": __version__, "commit": commit(), "versions": versions}
 
 
-def _request_record(bench: Bench) -> dict[str, Any]:
-    record = {"batch_size" if name == "limits" else name: x for name, x in asdict(bench.request).items()}
+def _study_record(bench: Bench) -> dict[str, Any]:
+    """The fields of the study, as JSON has them."""
+    study = bench.study
+    fields = {name: getattr(study, name) for name in study.__dataclass_fields__ if name not in ("recipe", "limits")}
     # The memory makes batches smaller and changes no number; the command line has it.
-    record["batch_size"] = bench.request.limits.batch_size
-    record["methods"] = [method.label for method in bench.request.methods]
-    record["data"] = None if bench.request.data is None else recorded_path(bench.request.data)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
+    fields |= {**study.recipe.recorded, "batch_size": study.limits.batch_size}
+    fields["data"] = None if study.recipe.data is None else recorded_path(study.recipe.data)
+    record: dict[str, Any] = json.loads(json.dumps(fields))
+    return record
 
 
 def commit() -> str | None:

@@ -14,10 +14,10 @@ from launching import finished, gradpath_command, torchrun
 from gradpath import registry
 from gradpath.attribution.methods import METHODS
 from gradpath.errors import InputError, UsageError
-from gradpath.grid.study import KEYS, read_study
+from gradpath.study.file import KEYS, read_study
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "study.yaml"
-SMALL = "\nsizes: [10, 0.5]\nexamples: 4\n"
+SMALL = "\nedges: 10\nsparsity: 0.5\nexamples: 4\n"
 PAIRS = "clean,corrupted,answers,wrong_answers\n" + "".join(
     f'"When {a} and {b} met, {b} gave it to","When {a} and {b} met, {c} gave it to", {a}, {b}\n'
     for a in ("Mary", "John")
@@ -52,9 +52,11 @@ def rows_of(out: Path) -> list[dict[str, str]]:
 def example(run, tiny_folder, tmp_path_factory):
     """The example in examples/, on the tiny model: what it printed, its file and its folder."""
     folder = tmp_path_factory.mktemp("study")
-    text = EXAMPLE.read_text().replace("models: smollm2", f"models: {tiny_folder}")
+    text = EXAMPLE.read_text().replace("model: smollm2", f"model: {tiny_folder}")
     file = folder / "study.yaml"
-    file.write_text(text.replace("sizes: [0.99, 0.95]", "sizes: [0.8, 0.5]").replace("examples: 10", "examples: 4"))
+    file.write_text(
+        text.replace("sparsity: [0.99, 0.95]", "sparsity: [0.8, 0.5]").replace("examples: 10", "examples: 4")
+    )
     ran = run("run", file, "--out", folder / "out")
     assert ran.code == 0, ran.err
     return ran, file, folder / "out"
@@ -63,7 +65,7 @@ def example(run, tiny_folder, tmp_path_factory):
 def test_the_example_has_a_row_for_every_combination(example):
     ran, _, out = example
     rows = rows_of(out)
-    keys = {tuple(row[key] for key in ("task", "method", "how", "edges_requested", "seed")) for row in rows}
+    keys = {tuple(row[key] for key in ("task", "method", "selection", "edges_requested", "seed")) for row in rows}
     assert len(rows) == len(keys) == 2 * 2 * 2 * 2 * 2
     assert {row["model"] for row in rows} == {".../tiny-gpt2"}
     assert "## Greater-Than in .../tiny-gpt2" in ran.out
@@ -73,7 +75,7 @@ def test_the_example_has_a_row_for_every_combination(example):
 def test_tables_have_means_over_seeds_and_the_page_has_the_same_numbers(example):
     _, _, out = example
     text, page, rows = (out / "study.md").read_text(), (out / "study.html").read_text(), rows_of(out)
-    one = [row for row in rows if (row["task"], row["method"], row["how"]) == ("ioi", "eap-ig", "refined")]
+    one = [row for row in rows if (row["task"], row["method"], row["selection"]) == ("ioi", "eap-ig", "refined")]
     smallest = [
         row
         for row in one
@@ -98,7 +100,7 @@ def test_nothing_is_measured_again_and_the_report_is_the_same(example, run, monk
     def never(*_, **__):
         raise AssertionError("a circuit was measured again")
 
-    monkeypatch.setattr("gradpath.grid.jobs.evaluate_many", never)
+    monkeypatch.setattr("gradpath.study.bench.evaluate_many", never)
     assert run("run", file, "--out", out).code == 0
     assert {name: (out / name).read_bytes() for name in before} == before
     dry = run("run", file, "--out", out, "--dry-run")
@@ -107,7 +109,7 @@ def test_nothing_is_measured_again_and_the_report_is_the_same(example, run, monk
 
 
 def test_a_dry_run_measures_nothing_and_counts_what_is_left(run, write, tiny_folder, tmp_path):
-    file = write(f"models: {tiny_folder}\nmethods: [eap, eap-ig]" + SMALL)
+    file = write(f"model: {tiny_folder}\nmethod: [eap, eap-ig]" + SMALL)
     ran = run("run", file, "--dry-run", "--json", "--out", tmp_path / "out")
     (model,) = ran.json["models"]
     assert (ran.json["circuits"], model["circuits"], model["missing"]) == (4, 4, 4)
@@ -119,8 +121,8 @@ def test_ones_own_pairs_and_plugins_lie_beside_the_file(run, write, tiny_folder,
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.setattr(registry, "_FILES", {})
     monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
-    text = f"models: {tiny_folder}\nplugins: own.py\ntasks: [ioi, pairs.csv]\nmethods: study-point\nselections: top\n"
-    ran = run("run", write(text + "sizes: [10, 47]\nexamples: 3\n"), "--out", tmp_path / "out")
+    text = f"model: {tiny_folder}\nplugins: own.py\ntask: ioi\ndata: pairs.csv\nmethod: study-point\nselection: top\n"
+    ran = run("run", write(text + "edges: [10, 47]\nexamples: 3\n"), "--out", tmp_path / "out")
     assert ran.code == 0, ran.err
     assert {(row["task"], row["method"]) for row in rows_of(tmp_path / "out")} == {
         ("ioi", "study-point"),
@@ -136,8 +138,8 @@ def test_files_and_models_that_share_their_name_keep_rows_of_their_own(run, writ
         file.parent.mkdir(exist_ok=True)
         file.write_text(PAIRS.replace("Mary", name))
     shutil.copytree(tiny_folder, tmp_path / "copy" / tiny_folder.name)
-    text = f"models: [{tiny_folder}, copy/{tiny_folder.name}]\ntasks: [ioi, ioi.csv, a/pairs.csv, b/pairs.csv]\n"
-    ran = run("run", write(text + "methods: eap\nselections: top\nsizes: 10\nexamples: 3\n"), "--out", tmp_path / "out")
+    text = f"model: [{tiny_folder}, copy/{tiny_folder.name}]\ntask: ioi\ndata: [ioi.csv, a/pairs.csv, b/pairs.csv]\n"
+    ran = run("run", write(text + "method: eap\nselection: top\nedges: 10\nexamples: 3\n"), "--out", tmp_path / "out")
     assert ran.code == 0, ran.err
     rows = rows_of(tmp_path / "out")
     assert {row["task"] for row in rows} == {"ioi", "ioi.csv", "a/pairs.csv", "b/pairs.csv"}
@@ -147,22 +149,22 @@ def test_files_and_models_that_share_their_name_keep_rows_of_their_own(run, writ
 
 
 MISTAKES = """\
-tasks: [ioi, oio]
+task: [ioi, oio]
 taks: ioi
-methods:
+method:
   - eap-gg
   - eap-ig+steps=x
-selections: [top, acdc+threshold=0.01,0.1]
-sizes: [500, 1.5, yes, 0]
-seeds: -1
+selection: [top, acdc+threshold=0.01,0.1]
+edges: [500, 1.5, yes, 0]
+seed: -1
 examples: many
-models: [./nowhere]
+model: [./nowhere]
 metric: lk
 ablation: noise
 plugins: nothing.py
 memory: lots
 title: [a]
-seeds: 1
+seed: 1
 device: gpu
 dtype: int8
 """
@@ -175,12 +177,12 @@ def test_every_mistake_is_listed_with_its_line(write):
     assert first.endswith("study.yaml has 19 mistakes:")
     expected = {
         1: ["there is no task 'oio'. Did you mean 'ioi'?"],
-        2: ["there is no key 'taks'. Did you mean 'tasks'?"],
+        2: ["there is no key 'taks'. Did you mean 'task'?"],
         4: ["there is no method 'eap-gg'. Did you mean"],
         5: ["the option steps of eap-ig must be a whole number: got 'x'"],
         6: ["a text was expected: got 0.1"],
         7: ["got 1.5", "got True", "got 0"],
-        8: ["a seed must be a whole number, 0 or above: got -1"],
+        8: ["`seed` must be a whole number, at least 0: got -1"],
         9: ["got 'many'"],
         10: ["there is no folder or file"],
         11: ["there is no metric 'lk'"],
@@ -188,7 +190,7 @@ def test_every_mistake_is_listed_with_its_line(write):
         13: ["there is no such file"],
         14: ["lots"],
         15: ["a text was expected: got ['a']"],
-        16: ["seeds was given before, in line 8"],
+        16: ["seed was given before, in line 8"],
         17: ["the device 'gpu' cannot be used"],
         18: ["there is no floating-point type 'int8'"],
     }
@@ -206,11 +208,11 @@ def test_a_device_and_a_precision_that_were_typed_take_the_place_of_the_files(wr
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("tasks: [ioi", "is not YAML in line 1"),
+        ("task: [ioi", "is not YAML in line 1"),
         ("- ioi", "has to be a list of keys"),
         ("", "has to be a list of keys"),
         ("a: &a [x]\nb: *a", r"references \(\*name\) are not allowed"),
-        ("tasks: \x00", "is not YAML"),
+        ("task: \x00", "is not YAML"),
     ],
 )
 def test_what_is_not_a_study_is_refused_in_a_sentence(write, text, words):
@@ -220,15 +222,13 @@ def test_what_is_not_a_study_is_refused_in_a_sentence(write, text, words):
 
 def test_names_that_no_system_allows_are_mistakes_or_names_of_the_hub(write):
     long = "x" * 5000
-    assert read_study(write(f"models: {long}")).models == (long,)
-    for text in (f"tasks: {long}.csv", f"plugins: {long}.py", f"metric: {long}.py:f", "models: ~nobody/x"):
+    assert read_study(write(f"model: {long}")).models == (long,)
+    for text in (f"data: {long}.csv", f"plugins: {long}.py", f"metric: {long}.py:f", "model: ~nobody/x"):
         with pytest.raises(UsageError, match="has 1 mistake"):
             read_study(write(text))
 
 
-@pytest.mark.parametrize(
-    "text", ["models: !!python/object/apply:os.getcwd []", "tasks: !!python/name:os.system", "1: 2"]
-)
+@pytest.mark.parametrize("text", ["model: !!python/object/apply:os.getcwd []", "task: !!python/name:os.system", "1: 2"])
 def test_objects_are_not_made(write, text):
     with pytest.raises(UsageError, match="has 1 mistake"):
         read_study(write(text))
@@ -242,16 +242,16 @@ def test_the_documents_have_every_key():
 @pytest.mark.slow
 def test_files_of_every_documented_kind_are_tasks(write, tmp_path):
     keys = (Path(__file__).parents[2] / "docs" / "run.md").read_text(encoding="utf-8")
-    (row,) = (line for line in keys.splitlines() if line.startswith("| `tasks`"))
+    (row,) = (line for line in keys.splitlines() if line.startswith("| `data`"))
     kinds = re.findall(r"`(\.\w+)`", row)
     assert kinds == [".csv", ".jsonl"]
     pair = {"clean": "a b", "corrupted": "c b", "answers": " x", "wrong_answers": " y"}
     (tmp_path / "pairs.csv").write_text(PAIRS)
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
-    study = read_study(write(f"tasks: [{', '.join(f'pairs{kind}' for kind in kinds)}]"))
-    assert [file.name for file in study.data] == ["pairs.csv", "pairs.jsonl"]
-    with pytest.raises(UsageError, match=r"line 1: tasks: there is no file .*pairs\.parquet"):
-        read_study(write("tasks: pairs.parquet"))
+    study = read_study(write(f"data: [{', '.join(f'pairs{kind}' for kind in kinds)}]"))
+    assert [Path(file).name for file in study.study.task_names] == ["pairs.csv", "pairs.jsonl"]
+    with pytest.raises(UsageError, match=r"line 1: data: there is no file .*pairs\.parquet"):
+        read_study(write("data: pairs.parquet"))
 
 
 def test_two_processes_write_the_table_of_one(example, tmp_path):

@@ -7,12 +7,11 @@ import json
 import pytest
 import torch
 
-from gradpath.circuit import Circuit
 from gradpath.errors import GradpathWarning
-from gradpath.grid.bench import Store, digest
 from gradpath.model.load import load_model
 from gradpath.runtime.files import sealed
 from gradpath.scores import Scores
+from gradpath.study.store import Store, digest
 from gradpath.tasks import load_task
 from gradpath.tasks.task import task_digest
 
@@ -49,18 +48,8 @@ def test_a_damaged_cell_is_measured_again_with_a_warning(tmp_path, damage):
         assert store.cell(key) is None
 
 
-def test_a_damaged_order_of_edges_is_left_out_with_a_warning(tiny, tmp_path):
-    store, key = Store(tmp_path), {"how": "refined"}
-    store.keep_order(key, Circuit.from_edges(tiny, ["input->m0", "m0->logits"]))
-    assert store.order(key).edges == ["input->m0", "m0->logits"]
-    (file,) = (tmp_path / "orders").iterdir()
-    file.write_text(file.read_text()[:-20])
-    with pytest.warns(GradpathWarning, match=rf"{file.name} is damaged, so the report leaves its circuits out"):
-        assert store.order(key) is None
-
-
 def test_damaged_scores_are_computed_again_with_a_warning(tiny, tmp_path):
-    store, key = Store(tmp_path), {"method": "x"}
+    store, key = Store(tmp_path), {"kind": "scores", "method": "x"}
     scores = store.keep_scores(key, Scores(tiny.graph, torch.ones(tiny.graph.mask.shape)), 1.0)
     assert store.scores(key).values.equal(scores.values)
     (file,) = (tmp_path / "scores").iterdir()

@@ -12,26 +12,27 @@ from small_models import prompts
 
 from gradpath.attribution.exact import exact_scores
 from gradpath.errors import UsageError
-from gradpath.grid.bench import Bench, Store
-from gradpath.grid.experiment import _request_record
-from gradpath.grid.jobs import run_jobs
-from gradpath.grid.request import MethodSpec, Request
 from gradpath.limits import CHUNK, Limits
 from gradpath.paper import find_experiment
 from gradpath.paper.saturation import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested
+from gradpath.recipe import Recipe
+from gradpath.study.bench import Bench
+from gradpath.study.outcome import _study_record
+from gradpath.study.spec import Study, method_recipe
+from gradpath.study.store import Store
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
-GIVEN = {"tasks": ("ioi",), "sparsities": (0.5,), "steps": (2, 3), "examples": 6, "sample": 9}
+GIVEN = {"recipe": Recipe(examples=6), "tasks": ("ioi",), "sizes": (("sparsity", 0.5),), "steps": (2, 3), "sample": 9}
 
 
 @pytest.fixture(scope="module")
 def budget_for_two(tiny, tmp_path_factory) -> int:
     """What GradPath needs for two examples, which is more than anything else does."""
-    bench = Bench(tiny, Request(**GIVEN, limits=Limits(6)), Store(tmp_path_factory.mktemp("budget")))
-    pairs = encode(bench.task("ioi", "train"), bench.model.tokenizer)
+    bench = Bench(tiny, Study(**GIVEN, limits=Limits(6)), Store(tmp_path_factory.mktemp("budget")))
+    pairs = encode(bench.task(bench.study.at("ioi"), "train"), bench.model.tokenizer)
     for budget in range(2 * CHUNK, 2 * CHUNK + 10_000_000, 1000):
         with suppress(UsageError):
             if Limits(6, budget).batch(bench.model, pairs, whole=True) == 2:
@@ -40,11 +41,10 @@ def budget_for_two(tiny, tmp_path_factory) -> int:
 
 
 def test_the_record_of_a_request_has_the_batch_size_and_no_memory(tiny, tmp_path):
-    bench = Bench(tiny, Request(**GIVEN, limits=Limits(6, 10**12)), Store(tmp_path))
-    record = _request_record(bench)
-    fields = "tasks methods hows sparsities grid steps examples seed batch_size ablation edge sample data metric"
-    assert list(record) == fields.split()
-    assert record["batch_size"] == 6
+    bench = Bench(tiny, Study(**GIVEN, limits=Limits(6, 10**12)), Store(tmp_path))
+    record = _study_record(bench)
+    assert (record["batch_size"], record["examples"], record["sizes"]) == (6, 6, [["sparsity", 0.5]])
+    assert "memory" not in record
 
 
 EVERY = ["baselines", "faithfulness", "steps", "runtime", "saturation", "exact"]
@@ -52,8 +52,8 @@ EVERY = ["baselines", "faithfulness", "steps", "runtime", "saturation", "exact"]
 
 @pytest.mark.parametrize("name", some(EVERY, ["faithfulness", "exact"]))
 def test_a_budget_makes_every_batch_of_an_experiment_smaller(tiny, budget_for_two, tmp_path, monkeypatch, name):
-    free = Bench(tiny, Request(**GIVEN, limits=Limits(6)), Store(tmp_path / "free"))
-    tight = Bench(tiny, Request(**GIVEN, limits=Limits(6, budget_for_two)), Store(tmp_path / "tight"))
+    free = Bench(tiny, Study(**GIVEN, limits=Limits(6)), Store(tmp_path / "free"))
+    tight = Bench(tiny, Study(**GIVEN, limits=Limits(6, budget_for_two)), Store(tmp_path / "tight"))
     sizes: dict[str, list[int]] = {"free": [], "tight": []}
     plain = Pairs.batches
     for bench in (free, tight):
@@ -64,7 +64,7 @@ def test_a_budget_makes_every_batch_of_an_experiment_smaller(tiny, budget_for_tw
             return plain(pairs, size)
 
         monkeypatch.setattr(Pairs, "batches", batches)
-        run_jobs(bench, find_experiment(name).jobs(bench))
+        find_experiment(name).outcome(bench)
     assert max(sizes["free"]) == 6
     assert max(sizes["tight"]) < 6
     tables = [find_experiment(name).outcome(bench).rows for bench in (free, tight)]
@@ -84,7 +84,7 @@ class Full:
         return logit_difference(logits, labels)
 
 
-LITERAL = MethodSpec("eap-gp", (("stride", "unit"),))
+LITERAL = method_recipe("eap-gp+stride=unit")
 WORK = {
     "steps": lambda m, task: attribute_nested(m, task, LITERAL, [2, 3], limits=Limits(4))[2].values,
     "exact": lambda m, task: exact_scores(m, task, [(0, 0), (1, 4)], limits=Limits(4)).float(),

@@ -14,7 +14,7 @@ from jaxtyping import install_import_hook
 from launching import Ran, run_here
 from tiny_folder import save_tiny
 
-import gradpath.grid.faithfulness  # without checks: only the modules below have shapes in their signatures
+import gradpath.study.faithfulness  # without checks: only the modules below have shapes in their signatures
 
 with install_import_hook("gradpath", "beartype.beartype"):
     import gradpath.paper.exact

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from gradpath.evaluation.result import Result, distance_difference, error_difference
-from gradpath.grid.bench import Bench, Store
-from gradpath.grid.faithfulness import comparison, jobs
-from gradpath.grid.jobs import circuit_cell, measured, run_jobs
-from gradpath.grid.request import Request, parse_methods
+from gradpath.recipe import Recipe
+from gradpath.study.bench import Bench
+from gradpath.study.faithfulness import comparison
+from gradpath.study.spec import Study
+from gradpath.study.store import Store, cell_of
 
 
 def cells(off, n=40, seed=0):
@@ -17,7 +18,7 @@ def cells(off, n=40, seed=0):
     generator = torch.Generator().manual_seed(seed)
     clean, corrupted = 3 + torch.randn(n, generator=generator), torch.randn(n, generator=generator)
     noise = 0.1 * torch.randn(2, n, generator=generator)
-    return [measured(Result(clean, corrupted, clean - off * (i + 1) + noise[i], 10, 10)) for i in range(2)]
+    return [cell_of(Result(clean, corrupted, clean - off * (i + 1) + noise[i], 10, 10)) for i in range(2)]
 
 
 def test_the_difference_is_that_of_the_mean_figures():
@@ -45,28 +46,26 @@ def test_resampling_the_same_examples_on_both_sides_sees_what_two_intervals_hide
     assert error_difference(ours, theirs).is_clear
 
 
-def measured_bench(tiny, folder, methods, hows) -> Bench:
-    request = Request(tasks=("ioi",), sparsities=(0.8, 0.5), examples=4, methods=parse_methods(methods), hows=hows)
-    bench = Bench(tiny, request, Store(folder))
-    run_jobs(bench, jobs(bench))
-    return bench
+SIZES = (("sparsity", 0.8), ("sparsity", 0.5))
+
+
+def bench_of(tiny, folder, methods, selections) -> Bench:
+    recipe = Recipe(examples=4)
+    return Bench(tiny, Study(recipe, ("ioi",), methods, selections, SIZES), Store(folder))
 
 
 def test_every_way_is_compared_with_eap_ig_by_the_first_selection(tiny, tmp_path):
-    bench = measured_bench(tiny, tmp_path, "eap,eap-ig", ("top", "refined"))
+    bench = bench_of(tiny, tmp_path, ("eap", "eap-ig"), ("top", "refined"))
     text = comparison(bench)
     assert text is not None
     assert "minus those of eap-ig, top" in text
     error, distance = (table.splitlines() for table in text.split("\n\n")[2:])
     assert error[0] == "| Error | eap, top | eap-ig, refined | eap, refined |"
     assert distance[0].replace("\\|", "|").startswith("| |1 - NFS| | eap, top |")
-    sides = [
-        [circuit_cell(bench, "ioi", method, how, bench.edges(s)) for s in (0.8, 0.5)]
-        for method, how in ((parse_methods("eap")[0], "top"), (parse_methods("eap-ig")[0], "top"))
-    ]
+    sides = [bench.measure(list(bench.study.recipes("ioi", SIZES, [method], ["top"]))) for method in ("eap", "eap-ig")]
     assert f"{error_difference(*sides).value:+.3f} [" in error[2].split("|")[2]
     assert f"{distance_difference(*sides).value:+.3f} [" in distance[2].split("|")[2]
 
 
 def test_one_way_alone_is_compared_with_nothing(tiny, tmp_path):
-    assert comparison(measured_bench(tiny, tmp_path, "eap", ("top",))) is None
+    assert comparison(bench_of(tiny, tmp_path, ("eap",), ("top",))) is None

@@ -5,16 +5,20 @@ from __future__ import annotations
 import html
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gradpath.grid.bench import Bench, Store
-from gradpath.grid.experiment import (
+from gradpath.model.transformer import Transformer
+from gradpath.report.style import task_title
+from gradpath.runtime.files import write_atomically
+from gradpath.study.bench import Bench, Row
+from gradpath.study.faithfulness import READING, curve_rows, examples_of, random_rows
+from gradpath.study.figures import draw_curves
+from gradpath.study.file import StudyFile
+from gradpath.study.outcome import (
     Note,
     Outcome,
-    Row,
     Written,
     environment,
     grouped,
@@ -22,25 +26,20 @@ from gradpath.grid.experiment import (
     mean_of,
     nfs,
     percent,
-    spread,
     write_outcome,
 )
-from gradpath.grid.faithfulness import RANDOM, READING, draw_curves, examples_of, measured_row
-from gradpath.grid.jobs import circuit_key, run_jobs
-from gradpath.grid.study import Study
-from gradpath.model.transformer import Transformer
-from gradpath.report.style import task_title
-from gradpath.runtime.files import write_atomically
+from gradpath.study.spec import Size
+from gradpath.study.store import Store
 
 LoadModel = Callable[[str], Transformer]
 SEEDS = "With several seeds, numbers are means over them, and the ends of an interval are the lowest and the highest."
 
 
-def run_study(study: Study, out: Path, load: LoadModel, *, command: str, note: Note = lambda text: None) -> Written:
+def run_study(file: StudyFile, out: Path, load: LoadModel, *, command: str, note: Note = lambda text: None) -> Written:
     """Measure the missing circuits of a study, and write its report.
 
     Args:
-        study: The study.
+        file: The study.
         out: The folder of its measurements and of its report.
         load: Loads a model by its name; one model is in memory at a time.
         command: The command line, for the record.
@@ -51,58 +50,43 @@ def run_study(study: Study, out: Path, load: LoadModel, *, command: str, note: N
     """
     started, begin = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.monotonic()
     rows, random, models = list[Row](), list[Row](), list[dict[str, Any]]()
-    for name in study.models:
-        model = load(name)
-        label, counts = study.model_labels[name], study.counts(model.graph)
-        if left_out := [size for size in study.sizes if size not in counts]:
-            sizes = ", ".join(f"{size:,}" for size in left_out)
-            note(f"{label} has {model.graph.n_edges:,} edges, so there are no circuits of {sizes} edges in it.")
-        benches = list(study.benches(model, Store(out)))
-        for bench in benches:
-            run_jobs(bench, study.jobs(bench))
-        for bench in benches:
-            rows += _rows(study, bench, label)
-            random += _random_rows(study, bench, label)
-        about = {"name": label, "edges_total": model.graph.n_edges, "weights": model.digest}
-        models.append({**about, "dtype": model.dtype_name, "device": str(model.device)})
-        del model, benches
-    outcome = study_outcome(study, rows, random)
+    for name in file.models:
+        bench, label = _bench(file, load(name), out), file.model_labels[name]
+        if left_out := [str(size) for _, size in _too_large(file, bench)]:
+            total = f"{bench.model.graph.n_edges:,}"
+            note(f"{label} has {total} edges, so there are no circuits of {', '.join(left_out)} edges in it.")
+        for task in bench.study.task_names if bench.study.sizes else ():
+            names = {"model": label, "task": file.task_labels[task]}
+            measured = curve_rows(bench, task)
+            rows += [{**row, **names} for row in measured]
+            chance = {"method": "random", "selection": ""}
+            random += [{**row, **names, **chance} for row in random_rows(bench, task, measured)]
+        about = {"name": label, "edges_total": bench.model.graph.n_edges, "weights": bench.model.digest}
+        models.append({**about, "dtype": bench.model.dtype_name, "device": str(bench.model.device)})
+        del bench
+    outcome = study_outcome(file, rows, random)
     times = {"started": started, "seconds": round(time.monotonic() - begin, 2)}
-    record = {**environment(command), "study": dict(study.plain), "models": models, "times": times}
+    record = {**environment(command), "study": dict(file.plain), "models": models, "times": times}
     return Written(outcome, record, write_outcome(outcome, out, record))
 
 
-def _rows(study: Study, bench: Bench, model: str) -> list[Row]:
-    """One row per circuit of a bench."""
-    rows, sizes = list[Row](), study.counts(bench.model.graph).values()
-    for task, method, how in product(bench.request.task_names, study.methods, study.selections):
-        measured = [measured_row(bench, task, method, how, n) for n in sizes]
-        rows += [_row(study, bench, model, task, row) for row in measured]
-    return rows
+def _too_large(file: StudyFile, bench: Bench) -> list[Size]:
+    """The sizes that the model has not enough edges for."""
+    return [size for size in file.study.sizes or () if size[0] == "edges" and size[1] > bench.model.graph.n_edges]
 
 
-def _random_rows(study: Study, bench: Bench, model: str) -> list[Row]:
-    """For every task and size the faithfulness and error of random circuits: mean, worst and best."""
-    rows, request = [], bench.request
-    for task in request.task_names:
-        for n in dict.fromkeys(study.counts(bench.model.graph).values()):
-            cells = [measured_row(bench, task, study.methods[0], how, n) for how in RANDOM]
-            row = {**_row(study, bench, model, task, cells[0]), **spread(cells, "faithfulness", "error")}
-            rows.append({**row, "method": "random", "how": "", "circuits": len(cells)})
-    return rows
-
-
-def _row(study: Study, bench: Bench, model: str, task: str, row: Row) -> Row:
-    sparsity = 1 - row["edges_requested"] / bench.model.graph.n_edges
-    name = task if bench.request.data is None else study.data_labels[bench.request.data]
-    first = {"model": model, "task": name, "seed": bench.request.seed}
-    return {**first, **{key: value for key, value in row.items() if key != "task"}, "sparsity": round(sparsity, 6)}
+def _bench(file: StudyFile, model: Transformer, out: Path) -> Bench:
+    """The study on a model, without sizes that it is too small for."""
+    bench = Bench(model, file.study, Store(out))
+    too_large = _too_large(file, bench)
+    sizes = tuple(size for size in file.study.sizes or () if size not in too_large)
+    return replace(bench, study=replace(file.study, sizes=sizes))
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
     """One row for circuits that differ only in their seed: means, and the outermost ends of their intervals."""
     merged = []
-    for group in grouped(rows, "model", "task", "method", "how", "edges_requested").values():
+    for group in grouped(rows, "model", "task", "method", "selection", "edges_requested").values():
         row = dict(group[0])
         for name in ("faithfulness", "error"):
             row[name] = mean_of(group, name)
@@ -136,27 +120,27 @@ class _Table:
         return f"<h2>{title}</h2>\n<p>{text}</p>\n<table>\n<tr>{head}</tr>\n{body}\n</table>"
 
 
-def study_outcome(study: Study, rows: list[Row], random: list[Row]) -> Outcome:
+def study_outcome(file: StudyFile, rows: list[Row], random: list[Row]) -> Outcome:
     """The report on measured rows."""
     means, random_means = over_seeds(rows), over_seeds(random)
     tables = [_means(means, random_means)] if means else []
     for place, group in grouped(means, "model", "task").items():
         tables.append(_sizes(group, grouped(random_means, "model", "task").get(place, [])))
-    notes = [READING, *([SEEDS] if len(study.seeds) > 1 else [])]
+    notes = [READING, *([SEEDS] if len(file.study.seeds) > 1 else [])]
     return Outcome(
         name="study",
-        title=study.title,
+        title=file.title,
         rows=rows,
         text="\n\n".join(table.markdown for table in tables) or "No circuit was measured.",
-        figures={"study": lambda: _figure(study, means, random_means)} if means else {},
+        figures={"study": lambda: _figure(file.title, means, random_means)} if means else {},
         notes=tuple(notes),
         facts={"random": random},
-        files=lambda draft: [_write_page(study, tables, notes, draft)],
+        files=lambda draft: [_write_page(file.title, tables, notes, draft)],
     )
 
 
 def _name(row: Row) -> str:
-    return f"{row['method']}, {row['how']}" if row["how"] else "random circuits"
+    return f"{row['method']}, {row['selection']}" if row["selection"] else "random circuits"
 
 
 def _pair(faithfulness: float, error: float) -> str:
@@ -171,7 +155,7 @@ def _means(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
         return _pair(mean_of(group, "faithfulness"), mean_of(group, "error")) if group else ""
 
     lines = []
-    for group in grouped([*rows, *random], "method", "how").values():
+    for group in grouped([*rows, *random], "method", "selection").values():
         at = grouped(group, "model", "task")
         lines.append([_name(group[0]), *(cell(at.get(place, [])) for place in places)])
     headings = ["method, selection", *(f"{task_title(task)}, {model}" for model, task in places)]
@@ -182,7 +166,7 @@ def _sizes(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
     """The circuits of one model and task: a line per method and selection, a column per size."""
     sizes = list(grouped(sorted(rows, key=lambda row: row["edges_requested"]), "edges_requested"))
     lines = []
-    for group in grouped([*rows, *random], "method", "how").values():
+    for group in grouped([*rows, *random], "method", "selection").values():
         at = {row["edges_requested"]: row for row in group}
         lines.append([_name(group[0]), *(f"{nfs(at[n])} / {at[n]['error']:.3f}" if n in at else "" for n in sizes)])
     title = f"{task_title(rows[0]['task'])} in {rows[0]['model']}"
@@ -190,7 +174,7 @@ def _sizes(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
     return _Table(title, text, ["method, selection", *(f"{n:,} edges" for n in sizes)], lines)
 
 
-def _figure(study: Study, rows: Sequence[Row], random: Sequence[Row]) -> Any:
+def _figure(title: str, rows: Sequence[Row], random: Sequence[Row]) -> Any:
     """A panel per model and task, with curves over sparsity."""
     several = len({row["model"] for row in rows}) > 1
 
@@ -201,7 +185,7 @@ def _figure(study: Study, rows: Sequence[Row], random: Sequence[Row]) -> Any:
     first = {row["task"]: i for i, row in enumerate(map(panel, reversed(rows)))}
     ordered.sort(key=lambda row: -first[row["task"]])
     chance = sorted((panel(row) for row in random), key=lambda row: -row["sparsity"])
-    return draw_curves(ordered, study.title if several else rows[0]["model"], log=False, random=chance)
+    return draw_curves(ordered, title if several else rows[0]["model"], log=False, random=chance)
 
 
 _STYLE = """
@@ -212,7 +196,7 @@ th:first-child, td:first-child { text-align: left; } svg { max-width: 100%; heig
 """
 
 
-def _write_page(study: Study, tables: Sequence[_Table], notes: Sequence[str], draft: Path) -> Path:
+def _write_page(title: str, tables: Sequence[_Table], notes: Sequence[str], draft: Path) -> Path:
     """Write ``study.html``: the figure and all tables, in one file that makes no request."""
     figure = draft / "study.svg"
     svg = figure.read_text(encoding="utf-8") if figure.exists() else ""
@@ -220,8 +204,8 @@ def _write_page(study: Study, tables: Sequence[_Table], notes: Sequence[str], dr
         "<!doctype html>",
         '<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        f"<title>{html.escape(study.title)} · gradpath</title><style>{_STYLE}</style>",
-        f"<h1>{html.escape(study.title)}</h1>",
+        f"<title>{html.escape(title)} · gradpath</title><style>{_STYLE}</style>",
+        f"<h1>{html.escape(title)}</h1>",
         *(f"<p>{html.escape(note)}</p>" for note in notes),
         svg[max(0, svg.find("<svg")) :],  # without the XML declaration
         *(table.html for table in tables),
@@ -240,19 +224,13 @@ class Remaining:
     missing: int
 
 
-def remaining(study: Study, out: Path, load: LoadModel) -> list[Remaining]:
+def remaining(file: StudyFile, out: Path, load: LoadModel) -> list[Remaining]:
     """Count the circuits that are not measured yet, model by model."""
     counts = []
-    for name in study.models:
-        model = load(name)
-        sizes = study.counts(model.graph).values()
-        keys = [
-            (bench, circuit_key(bench, task, method, how, n))
-            for bench in study.benches(model, Store(out))
-            for task, method, how in product(bench.request.task_names, study.methods, study.selections)
-            for n in sizes
-        ]
-        missing = sum(bench.store.cell(key) is None for bench, key in keys)
-        counts.append(Remaining(study.model_labels[name], len(keys), missing))
-        del model, keys
+    for name in file.models:
+        bench = _bench(file, load(name), out)
+        study = bench.study
+        recipes = [recipe for task in study.task_names for recipe in study.recipes(task, study.sizes or ())]
+        counts.append(Remaining(file.model_labels[name], len(recipes), len(bench.missing(recipes))))
+        del bench
     return counts

@@ -11,10 +11,10 @@ from gradpath.attribution.attribute import attribute
 from gradpath.attribution.exact import exact_scores, passes
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate
-from gradpath.grid.request import MethodSpec, parse_methods
 from gradpath.limits import Limits
 from gradpath.paper.saturation import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested, is_nested
+from gradpath.study.spec import method_options, method_recipe
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
 
@@ -70,17 +70,15 @@ def test_the_metric_along_the_line_goes_from_clean_to_corrupted(gpt2):
 
 @pytest.mark.parametrize("text", ["", "+start=true", "+move=differing+norm=position"])
 def test_one_walk_gives_the_scores_of_every_number_of_steps(gpt2, text):
-    (method,) = parse_methods(f"eap-gp+stride=unit{text}")
+    method = method_recipe(f"eap-gp+stride=unit{text}")
     found = attribute_nested(gpt2, TASK, method, [2, 3, 9], limits=Limits(3))
     for k, scores in found.items():
-        plain = attribute(gpt2, TASK, "eap-gp", batch_size=3, **method.with_steps(k).options)
+        plain = attribute(gpt2, TASK, "eap-gp", batch_size=3, **method_options(method.changed(steps=k)))
         torch.testing.assert_close(scores.values, plain.values, atol=1e-6, rtol=1e-4)
         assert scores.about == plain.about
 
 
 def test_only_paths_whose_points_do_not_depend_on_k_are_nested():
-    unit = ("stride", "unit")
-    assert is_nested(MethodSpec("eap-gp", (unit,)))
-    assert not is_nested(MethodSpec("eap-gp"))
-    assert not is_nested(MethodSpec("eap-gp", (unit, ("pin_end", True))))
-    assert not is_nested(MethodSpec("eap-ig"))
+    assert is_nested(method_recipe("eap-gp+stride=unit"))
+    for word in ("eap-gp", "eap-gp+stride=unit+pin_end=true", "eap-ig"):
+        assert not is_nested(method_recipe(word))

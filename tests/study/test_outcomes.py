@@ -13,11 +13,11 @@ from gradpath.attribution.attribute import attribute
 from gradpath.attribution.exact import exact_scores
 from gradpath.circuit import load_circuit
 from gradpath.evaluation import evaluate, mib
-from gradpath.grid.faithfulness import RANDOM
-from gradpath.grid.request import parse_methods
 from gradpath.paper import ABOUT, OWN_MODELS
 from gradpath.paper.exact import overlap, spearman
 from gradpath.selection import rank, select
+from gradpath.study.faithfulness import RANDOM
+from gradpath.study.spec import method_options, method_recipe, words
 from gradpath.tasks import load_task
 
 TASKS = ("ioi", "greater-than")
@@ -58,7 +58,7 @@ def test_experiment_writes_a_table_a_page_and_a_record_to_run_it_again(everythin
     rows = everything.rows(name)
     assert rows
     assert len(rows) == len(record["rows"])
-    assert set(record) >= {"command", "version", "versions", "commit", "seed", "model", "weights", "asked"}
+    assert set(record) >= {"command", "version", "versions", "commit", "seed", "model", "weights", "study"}
     assert set(record["times"]) == {"started", "seconds"}
     page = (everything.out / f"{name}.md").read_text()
     assert page.startswith(f"# {record['title']}\n")
@@ -86,14 +86,15 @@ def test_baselines_are_the_metrics_of_the_whole_model(everything, tiny, splits):
         assert (row["examples"], row["pairs_dropped"]) == ("6", "0")
 
 
-@pytest.mark.parametrize("method", parse_methods(defaults.PAPER_METHODS), ids=lambda method: method.name)
+@pytest.mark.parametrize("word", words(defaults.PAPER_METHODS))
 @pytest.mark.parametrize("how", ["top", "greedy"])
-def test_faithfulness_is_that_of_direct_calls(everything, tiny, splits, method, how):
+def test_faithfulness_is_that_of_direct_calls(everything, tiny, splits, word, how):
+    method = method_recipe(word)
     for task in TASKS:
-        scores = attribute(tiny, splits[task, "train"], method.name, **method.options)
+        scores = attribute(tiny, splits[task, "train"], method.method, **method_options(method))
         for sparsity in (0.5, 0.8):
             result = evaluate(tiny, select(scores, sparsity=sparsity, selection=how), splits[task, "test"])
-            (row,) = everything.rows("faithfulness", task=task, method=method.label, how=how, sparsity=sparsity)
+            (row,) = everything.rows("faithfulness", task=task, method=word, selection=how, sparsity=sparsity)
             about(row["faithfulness"], result.faithfulness)
             about(row["faithfulness_low"], result.interval[0])
             about(row["error"], result.error)
@@ -116,7 +117,7 @@ def test_faithfulness_says_what_every_method_costs(everything):
     table = (everything.out / "faithfulness.md").read_text().partition("## Methods")[2].partition("##")[0]
     line = next(line for line in table.splitlines() if line.startswith("| EAP-GP, stride=unit, top |"))
     assert line.endswith("| 7 | 10 | 9 |")
-    rows = everything.rows("faithfulness", method="eap-gp+stride=unit", how="top")
+    rows = everything.rows("faithfulness", method="eap-gp+stride=unit", selection="top")
     assert f"| {sum(float(row['error']) for row in rows) / len(rows):.3f} |" in line
 
 
@@ -126,20 +127,20 @@ def test_runtime_counts_passes_and_measures_at_its_own_sparsity(everything, tiny
         assert (row["forward_passes"], row["backward_passes"]) == passes[row["method"]]
         assert float(row["ratio"]) > 0
         assert float(row["sparsity"]) == 0.975
-    (row,) = everything.rows("runtime", task="ioi", method="eap-ig", how="greedy")
+    (row,) = everything.rows("runtime", task="ioi", method="eap-ig", selection="greedy")
     circuit = select(attribute(tiny, splits["ioi", "train"], "eap-ig"), sparsity=0.975, selection="greedy")
     about(row["faithfulness"], evaluate(tiny, circuit, splits["ioi", "test"]).faithfulness)
 
 
-@pytest.mark.parametrize("method", parse_methods(defaults.PAPER_METHODS), ids=lambda method: method.name)
-def test_saturation_points_add_up_to_the_method_s_score_of_the_edge(everything, tiny, splits, method):
+@pytest.mark.parametrize("word", words(defaults.PAPER_METHODS))
+def test_saturation_points_add_up_to_the_method_s_score_of_the_edge(everything, tiny, splits, word):
+    method = method_recipe(word)
     for task in TASKS:
         rows = everything.rows("saturation", task=task)
-        own = [float(row["score"]) for row in rows if method.name in row["point_of"].split()]
-        assert len(own) == (1 if method.name == "eap" else 5)
-        about(
-            sum(own) / len(own), attribute(tiny, splits[task, "train"], method.name, **method.options)[rows[0]["edge"]]
-        )
+        own = [float(row["score"]) for row in rows if method.method in row["point_of"].split()]
+        assert len(own) == (1 if method.method == "eap" else 5)
+        scores = attribute(tiny, splits[task, "train"], method.method, **method_options(method))
+        about(sum(own) / len(own), scores[rows[0]["edge"]])
 
 
 def test_saturation_starts_at_the_clean_and_ends_at_the_corrupted_metric(everything):
@@ -209,7 +210,7 @@ def test_curve_prints_one_object_and_keeps_nothing_without_out(run, tiny_folder,
     found = json.loads(ran.out)["experiments"]["curve"]
     assert found["files"] == []
     for row in found["rows"]:
-        where = {name: row[name] for name in ("task", "method", "how", "sparsity")}
+        where = {name: row[name] for name in ("task", "method", "selection", "sparsity")}
         (same,) = everything.rows("faithfulness", **where)
         assert float(same["faithfulness"]) == row["faithfulness"]
     assert list(tmp_path.iterdir()) == []
@@ -221,13 +222,13 @@ def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits,
     ran = run("curve", "--model", tiny_folder, "--task", "ioi", *asked, "--json")
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)["experiments"]["curve"]["mib"]
-    assert [(row["method"], row["how"]) for row in found] == [
+    assert [(row["method"], row["selection"]) for row in found] == [
         (method, how) for how in ("top", "signed") for method in ("eap", "eap-ig")
     ]
     for row in found:
         scores = attribute(tiny, splits["ioi", "train"], row["method"])
         counts = [mib.edges_at(tiny.graph, fraction) for fraction in mib.FRACTIONS[:-1]]
-        circuits = [rank(scores, row["how"])[:n] for n in counts]
+        circuits = [rank(scores, row["selection"])[:n] for n in counts]
         expected = mib.areas_of(evaluate(tiny, circuits, splits["ioi", "test"]))
         about(row["cpr"], expected.cpr)
         about(row["cmd"], expected.cmd)
@@ -246,7 +247,7 @@ def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits,
     assert '"how":"random"' in (tmp_path / "report.html").read_text()
     page = (tmp_path / "curve.md").read_text()
     assert f"{found[0]['cpr']:.3f} [" in page
-    assert '"areas":"CPR ' in (tmp_path / "report.html").read_text()
+    assert '"cpr"' in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -260,7 +261,7 @@ def test_curve_with_an_ablation_is_that_of_direct_calls_and_shares_no_cell(run, 
         circuit = select(attribute(tiny, train, "eap", ablation=name), sparsity=0.5)
         about(row["faithfulness"], evaluate(tiny, circuit, test, mean_over=train).faithfulness)
     assert "Ablation: mean-positional" in (tmp_path / "curve.md").read_text()
-    assert len(list((tmp_path / "cells").iterdir())) == 2 * (1 + len(RANDOM))
+    assert len(list((tmp_path / "cells").glob("circuit-*"))) == 2 * (1 + len(RANDOM))
 
 
 @pytest.mark.slow

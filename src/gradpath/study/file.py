@@ -1,24 +1,25 @@
 """A study as a file: models x tasks x methods x selections x sizes x seeds, for ``gradpath run``.
 
-    models: [smollm2, gemma3-270m]
-    tasks: [ioi, sva, pairs.csv]          # a file of your own pairs is a task, too
-    methods: [eap-ig, eap-gp+stride=unit]
-    selections: [top, refined]
-    sizes: [500, 0.975]                   # a number of edges, or a sparsity
+    model: [smollm2, gemma3-270m]
+    task: [ioi, sva]
+    data: pairs.csv                       # your own pairs, in addition to the tasks
+    method: [eap-ig, eap-gp+stride=unit]
+    selection: [top, refined]
+    edges: 500                            # sizes: numbers of edges, and
+    sparsity: 0.975                       # sparsities; without any, each circuit has the size that find gives it
     examples: 50
-    seeds: [0, 1]
+    seed: [0, 1]
 
-All keys are optional and have the defaults of ``curve``; a list of one value may be written as that value. Paths are
-relative to the file. It is YAML without references and objects. All mistakes are reported at once, with their lines.
+The keys are the fields of a recipe, each with one value or a list, and a few more. All are optional. Paths are relative
+to the file. It is YAML without references and objects. All mistakes are reported at once, with their lines.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,68 +29,52 @@ import yaml
 from gradpath import defaults
 from gradpath.ablation import ABLATIONS
 from gradpath.errors import GradpathError, InputError, UsageError, reason, unknown, whole_number
-from gradpath.graph import Graph
-from gradpath.grid.bench import Bench, Store
-from gradpath.grid.faithfulness import task_jobs
-from gradpath.grid.jobs import Job
-from gradpath.grid.request import CUSTOM, MethodSpec, Request, parse_methods
 from gradpath.limits import Limits, parse_bytes
 from gradpath.model.load import find_device, find_dtype
-from gradpath.model.transformer import Transformer
+from gradpath.recipe import SIZES, Recipe
 from gradpath.registry import load_plugin
 from gradpath.report.style import task_title
 from gradpath.runtime.files import readable, recorded_path
 from gradpath.selection import find_selection
-from gradpath.selection.ranking import edge_count
+from gradpath.study.spec import Study, check_method
 from gradpath.tasks import TASKS, find_metric
-from gradpath.tasks.data_rows import SUFFIXES
 from gradpath.tasks.load import check_task
 
 Value = TypeVar("Value")
-Place = TypeVar("Place", str, Path)
 MOST_BYTES = 1_000_000  # of a study's file
 SEE = "'A study as a file' in the documentation has an example."
 KEYS = {
     "title": "The heading of the report.",
-    "models": "Hub names, folders, .gguf files, smollm2, gemma3-270m.",
-    "tasks": "Names of tasks, or files of your own pairs.",
-    "methods": "Methods, with options after plus signs.",
-    "selections": "How edges are selected.",
-    "sizes": "Numbers of edges, or sparsities.",
+    "model": "Hub names, folders, .gguf files, smollm2, gemma3-270m.",
+    "task": "Names of tasks.",
+    "data": "Files of your own pairs.",
+    "method": "Methods, with options after plus signs.",
+    "selection": "How edges are selected.",
+    "edges": "Numbers of edges.",
+    "sparsity": "Shares of edges to leave out.",
+    "faithfulness": "Shares of the behaviour to keep.",
     "examples": "Pairs for attribution; the same number is held out for evaluation.",
-    "seeds": "Each draws other examples.",
+    "seed": "Each draws other examples.",
     "ablation": "How ablated edges are replaced.",
     "metric": "How the behaviour is measured, instead of each task's own metric.",
+    "dtype": "float32, bfloat16 or float16.",
     "plugins": "Python files to run first.",
     "batch_size": "Maximum number of examples in a batch.",
     "memory": "Memory to use, such as 8GB.",
     "device": "Where to run.",
-    "dtype": "float32, bfloat16 or float16.",
 }
 
 
 @dataclass(frozen=True)
-class Study:
-    """A study that was read and checked; ``plain`` has the values of the file, for the record."""
+class StudyFile:
+    """A study that was read and checked, its models and its title; ``plain`` has the values of the file."""
 
     title: str
     models: tuple[str, ...]
-    tasks: tuple[str, ...]
-    data: tuple[Path, ...]
-    methods: tuple[MethodSpec, ...]
-    selections: tuple[str, ...]
-    sizes: tuple[int | float, ...]
-    seeds: tuple[int, ...]
-    request: Request  # the options that all parts share
+    study: Study
     device: str | None
     dtype: str | None
     plain: Mapping[str, Any]
-
-    @property
-    def n_cells(self) -> int:
-        """The number of circuits, random ones not counted."""
-        lists = (self.models, (*self.tasks, *self.data), self.methods, self.selections, self.sizes, self.seeds)
-        return prod(map(len, lists))
 
     @property
     def model_labels(self) -> dict[str, str]:
@@ -97,39 +82,18 @@ class Study:
         return _distinct({name: recorded_path(name) for name in self.models})
 
     @property
-    def data_labels(self) -> dict[Path, str]:
-        """The name of each file of pairs in the report: that of the file, or more of its path if that is not unique."""
-        return _distinct({file: readable(file.stem) for file in self.data}, reserved=self.tasks)
-
-    def counts(self, graph: Graph) -> dict[int | float, int]:
-        """The number of edges of each size in a model; sizes larger than the model are left out."""
-        n_edges = graph.n_edges
-        return {
-            size: edge_count(n_edges, None, size) if size < 1 else edge_count(n_edges, int(size), None)
-            for size in self.sizes
-            if size < 1 or size <= n_edges
-        }
-
-    def benches(self, model: Transformer, store: Store) -> Iterator[Bench]:
-        """One bench for each seed, and for each seed and file of the user's pairs."""
-        for seed in self.seeds:
-            if self.tasks:
-                yield Bench(model, replace(self.request, tasks=self.tasks, seed=seed), store)
-            for file in self.data:
-                yield Bench(model, replace(self.request, tasks=(CUSTOM,), data=file, seed=seed), store)
-
-    def jobs(self, bench: Bench) -> list[Job]:
-        """The jobs of all tasks; none if the model is too small for all sizes."""
-        counts = tuple(dict.fromkeys(self.counts(bench.model.graph).values()))
-        tasks = bench.request.task_names if counts else ()
-        return [job for task in tasks for job in task_jobs(bench, task, counts)]
+    def task_labels(self) -> dict[str, str]:
+        """The name of each task in the report; of a file of pairs, that of the file, or more of its path."""
+        names = [name for name in self.study.task_names if name in TASKS]
+        files = {name: readable(Path(name).stem) for name in self.study.task_names if name not in TASKS}
+        return {**{name: name for name in names}, **_distinct(files, reserved=names)}
 
 
-def _distinct(labels: Mapping[Place, str], reserved: Sequence[str] = ()) -> dict[Place, str]:
+def _distinct(labels: Mapping[str, str], reserved: Sequence[str] = ()) -> dict[str, str]:
     """Labels of paths. One that occurs twice, or is reserved, becomes the end of its path that no other path has."""
     counts = Counter(map(task_title, (*labels.values(), *reserved)))
 
-    def end(place: Place) -> str:
+    def end(place: str) -> str:
         ends = [Path(other).parts for other in labels if other != place]
         parts = Path(place).parts
         lengths = (n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in ends))
@@ -138,7 +102,7 @@ def _distinct(labels: Mapping[Place, str], reserved: Sequence[str] = ()) -> dict
     return {place: label if counts[task_title(label)] == 1 else end(place) for place, label in labels.items()}
 
 
-def read_study(file: str | Path, *, device: str | None = None, dtype: str | None = None) -> Study:
+def read_study(file: str | Path, *, device: str | None = None, dtype: str | None = None) -> StudyFile:
     """Read a study and check it, before a model is loaded.
 
     Args:
@@ -153,32 +117,42 @@ def read_study(file: str | Path, *, device: str | None = None, dtype: str | None
     entries = _Entries(path, _parse(path))
     folder = path.parent
     entries.each("plugins", [], lambda name: load_plugin(_path(folder, _text(name))))
-    tasks = entries.each("tasks", [defaults.TASK], lambda name: _task(folder, _text(name)))
-    study = Study(
-        title=entries.single("title", path.stem, _text),
-        models=entries.each("models", [defaults.MODEL], lambda name: _model(folder, _text(name))),
-        tasks=tuple(task for task in tasks if isinstance(task, str)),
-        data=tuple(task for task in tasks if isinstance(task, Path)),
-        methods=entries.each("methods", [defaults.METHOD], lambda word: parse_methods(_text(word))[0]),
-        selections=entries.each("selections", [defaults.SELECTION], _known(find_selection)),
-        sizes=entries.each("sizes", [defaults.SPARSITY], _size),
-        seeds=entries.each("seeds", [defaults.SEED], lambda seed: whole_number("a seed", seed, least=0)),
-        request=Request(),
-        device=device or entries.single("device", None, _known(find_device)),
-        dtype=dtype or entries.single("dtype", None, _known(find_dtype)),
-        plain=entries.plain,
-    )
-    shared: dict[str, Any] = {
-        "examples": entries.single("examples", defaults.EXAMPLES, lambda n: whole_number("the number of examples", n)),
+    data = entries.each("data", [], lambda name: _data(folder, _text(name)))
+    tasks = entries.each("task", [] if data else [defaults.TASK], _known(TASKS.find))
+    sizes = [(size, value) for size in SIZES[:-1] for value in entries.each(size, [], _field(size))]
+    lists: dict[str, Any] = {
+        "tasks": (*tasks, *data),
+        "methods": entries.each("method", [defaults.METHOD], lambda word: check_method(_text(word))),
+        "selections": entries.each("selection", [defaults.SELECTION], _known(find_selection)),
+        "sizes": tuple(sizes) or (("", None),),
+        "seeds": entries.each("seed", [defaults.SEED], _field("seed")),
+    }
+    shared = {
+        "examples": entries.single("examples", defaults.EXAMPLES, _field("examples")),
         "ablation": entries.single("ablation", defaults.ABLATION, _known(ABLATIONS.find)),
         "metric": entries.single("metric", None, lambda name: _metric(folder, _text(name))),
-        "limits": Limits(
-            entries.single("batch_size", None, lambda n: whole_number("the batch size", n)),
-            entries.single("memory", None, lambda size: parse_bytes(str(size))),
-        ),
     }
+    # What was typed replaces what the file says, which need not be right on this machine.
+    device = device or entries.single("device", None, _known(find_device))
+    dtype = dtype or entries.single("dtype", None, _known(find_dtype))
+    limits = Limits(
+        entries.single("batch_size", None, lambda n: whole_number("the batch size", n)),
+        entries.single("memory", None, lambda size: parse_bytes(str(size))),
+    )
+    models = entries.each("model", [defaults.MODEL], lambda name: _model(folder, _text(name)))
+    title = entries.single("title", path.stem, _text)
     entries.check()
-    return replace(study, request=Request(methods=study.methods, hows=study.selections, **shared))
+    study = Study(recipe=Recipe(**shared), **lists, limits=limits)
+    return StudyFile(title, models, study, device, dtype, entries.plain)
+
+
+def _field(name: str) -> Callable[[Any], Any]:
+    """A value that a recipe allows in one of its fields."""
+
+    def parse(value: Any) -> Any:
+        return getattr(Recipe(**{name: value}), name)
+
+    return parse
 
 
 class _Entries:
@@ -188,7 +162,7 @@ class _Entries:
         self.path, self.mistakes = path, list[tuple[int, str]]()
         self.values: dict[str, tuple[int, Any, list[tuple[int, Any]]]] = {}  # key -> line, value, its items
         if not isinstance(root, yaml.MappingNode):
-            raise InputError(f"{path} has to be a list of keys with values, such as 'tasks: [ioi, sva]'. {SEE}")
+            raise InputError(f"{path} has to be a list of keys with values, such as 'task: [ioi, sva]'. {SEE}")
         for key_node, node in root.value:
             line, key = key_node.start_mark.line + 1, str(_plain(key_node))
             if key not in KEYS:
@@ -310,20 +284,10 @@ def _model(folder: Path, name: str) -> str:
     return name
 
 
-def _task(folder: Path, name: str) -> str | Path:
-    if Path(name).suffix.lower() not in SUFFIXES:
-        TASKS.find(name)
-        return name
+def _data(folder: Path, name: str) -> str:
     file = _path(folder, name)
     check_task(None, file)
-    return file
-
-
-def _size(value: Any) -> int | float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and (0 < value < 1 or (isinstance(value, int) and value >= 1)):
-        return int(value) if value >= 1 else float(value)
-    raise UsageError(f"a size is a number of edges, such as 500, or a sparsity below 1, such as 0.975: got {value!r}.")
+    return str(file)
 
 
 def _metric(folder: Path, name: str) -> str:
