@@ -12,8 +12,8 @@ from gradpath.evaluation import measure_circuits
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline import run_find
-from gradpath.pipeline.request import FindRequest
 from gradpath.prepared import PreparedBatches, PromptCache
+from gradpath.recipe import Recipe
 from gradpath.tasks.task import encode
 
 TASK = prompts([9, 8, 7], [[6], [5, 7], [4]])
@@ -68,7 +68,8 @@ def test_find_encodes_each_task_and_runs_each_prefix_once(runs, gpt2, monkeypatc
     encoded = []
     monkeypatch.setattr("gradpath.prepared.encode", lambda *args: encoded.append(args[0]) or encode(*args))
     task, held_out = (prompts([6, 6, 6], [[4], [4], [4]], seed=seed) for seed in (0, 1))
-    found = run_find(gpt2, FindRequest(edges=20), curve=True, examples=(task, held_out))
+    monkeypatch.setattr("gradpath.pipeline.load_examples", lambda *args, **options: (task, held_out))
+    found = run_find(gpt2, Recipe(edges=20))
     assert runs == [4, 4]
     assert [len(x) for x in encoded] == [3, 3]
     again = gp.evaluate(gpt2, found.circuit, held_out)

@@ -18,7 +18,8 @@ from gradpath.evaluation.result import Result
 from gradpath.graph import Graph, pruned
 from gradpath.limits import Limits
 from gradpath.paper.compiled import load_compiled
-from gradpath.selection.ranking import random_circuit
+from gradpath.scores import Scores
+from gradpath.selection import rank
 from gradpath.verdict import NAMES
 from gradpath.verdict.checks import Check, CircuitUnderTest, equivalence, limit_of, quick_checks, transfer
 from gradpath.verdict.effects import upper_bounds
@@ -358,17 +359,22 @@ def test_the_mean_overlap_is_that_of_all_pairs():
     assert mean_overlap(members[:2])[1:] == (0, 1)
 
 
+def random_paths(graph: Graph, n: int, seed: int) -> torch.Tensor:
+    zeros = Scores(graph, torch.zeros(graph.mask.shape))
+    return rank(zeros, f"random-paths+seed={seed}", sizes=[n])[:n].mask
+
+
 @pytest.mark.parametrize("parallel", [False, True])
 def test_random_circuits_are_connected_and_of_the_same_size_and_shape(parallel):
     graph = Graph(6, 4, parallel)
-    mask = random_circuit(graph, 20, Random(1))
+    mask = random_paths(graph, 20, 1)
     drawn = random_circuits_like(graph, mask, 19, Random(2))
     assert all(torch.equal(pruned(graph, x), x) for x in drawn)
-    assert {int(x.sum()) for x in drawn} == {20}
+    assert {int(x.sum()) for x in drawn} == {int(mask.sum())}
     assert not any(torch.equal(x, mask) for x in drawn)
 
     def into_layers(x):
         return torch.bincount(graph.layers_of_targets, weights=x.sum(0), minlength=7)
 
     assert sum(torch.equal(into_layers(x), into_layers(mask)) for x in drawn) >= 10
-    assert sum(torch.equal(into_layers(random_circuit(graph, 20, Random(i))), into_layers(mask)) for i in range(19)) < 5
+    assert sum(torch.equal(into_layers(random_paths(graph, 20, i)), into_layers(mask)) for i in range(19)) < 5

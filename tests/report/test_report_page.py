@@ -4,25 +4,71 @@ from __future__ import annotations
 
 import base64
 import json
+import random
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from making import SMOLLM2, Maker
+from making import SMOLLM2, Maker, check_schema
 
 from gradpath.errors import GradpathError, InputError, UsageError
+from gradpath.evaluation.mib import Areas
+from gradpath.graph import pruned
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render, write
-from gradpath.report.page import LIMIT, SCRIPTS, payload
-from gradpath.selection import select
+from gradpath.report.data import Page
+from gradpath.report.facts import facts_of
+from gradpath.report.page import SCRIPTS, render_comparison
+from gradpath.report.payload import LIMIT, asset, connected_from, page_of
+from gradpath.selection import SELECTIONS, select
 from gradpath.verdict.checks import Check
+from gradpath.verdict.effects import Effects
+
+CHECKS = {"equivalence": Check(-0.3, 0.2, "no", "off by -0.300 of the behaviour")}
 
 
-def data_of(page: str) -> dict[str, object]:
-    start = page.index('<script type="application/json" id="data">') + 42
-    content: dict[str, object] = json.loads(page[start : page.index("</script>", start)])
+def data_of(page: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     return content
+
+
+def unpacked(column: str, dtype: str) -> list[Any]:
+    values: list[Any] = np.frombuffer(base64.b64decode(column), dtype).tolist()
+    return values
+
+
+def test_the_json_has_what_the_schema_says_and_the_scripts_read_all_of_it(make: Maker) -> None:
+    scores = make.scores()
+    areas = {"top": Areas((0.5,) * 10, 0.75, (0.7, 0.8), 0.25, (0.2, 0.3))}
+    effects = Effects(["input->m0", "m0->logits"], [0.1, 0.9], [0.2, 0.8], 0.05, "input->logits", 40)
+    runs = [MethodRun(scores, make.curve(scores.n_edges), circuit=select(scores, 20), areas=areas)]
+    report = replace(make.report(scores), runs=runs, checks=CHECKS, effects=effects, inside="no gradient")
+    seen = set[str]()
+    for text in (render(report), render_comparison(select(scores, 20).compare(select(scores, 30)))):
+        check_schema(data_of(text), Page, "page", seen)
+    scripts = "".join(map(asset, SCRIPTS))
+    assert len(seen) > 60
+    assert [name for name in seen if not re.search(rf"\b{name}\b", scripts)] == []
+
+
+def test_pruning_keeps_the_edges_whose_ends_are_connected(make: Maker) -> None:
+    draw = random.Random(0)
+    for shape, parallel in (((3, 4), False), ((6, 5), True)):
+        scores = make.scores(*shape, ties=True, parallel=parallel)
+        scores.values[0] *= 0.05  # few ways in: pruning has much to do
+        graph = scores.graph
+        for how in ("top", "greedy", "signed", "random"):
+            order = SELECTIONS[how].function(scores, graph.n_edges)
+            connected = connected_from(graph, order)
+            for n in draw.sample(range(1, graph.n_edges), 20):
+                source, target = graph.unflattened(order[:n]).T
+                kept = (connected[source] <= n) & (connected[graph.node_of_target[target]] <= n)
+                expected = pruned(graph, graph.mask_of(order[:n]).view_as(graph.mask)).flatten()[order[:n]]
+                assert torch.equal(kept, expected), (how, n)
+            assert int(connected_from(graph, order[:0]).min()) == 1  # never
 
 
 def test_page_is_small_for_three_methods_on_smollm2(make: Maker) -> None:
@@ -30,25 +76,16 @@ def test_page_is_small_for_three_methods_on_smollm2(make: Maker) -> None:
     assert len(render(make.report(*scores)).encode()) < 2_200_000
 
 
-def test_page_holds_every_edge_of_a_small_model(make: Maker) -> None:
+def test_page_holds_every_edge_of_a_small_model_and_cuts_what_no_selection_reaches(make: Maker) -> None:
     scores = make.scores()
-    run = payload(make.report(scores))["runs"][0]
-    index = np.frombuffer(base64.b64decode(run["index"]), "<u4")
-    values = np.frombuffer(base64.b64decode(run["scores"]), "<f4")
-    assert index.tolist() == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
-    assert values.tolist() == scores.values[scores.graph.mask].tolist()
-
-
-def test_edges_that_no_selection_reaches_are_cut(make: Maker) -> None:
-    scores = make.scores(*SMOLLM2)
-    run = payload(make.report(scores))["runs"][0]
-    assert LIMIT <= run["edges"] < scores.graph.n_edges
-    assert run["limit"] == LIMIT
-
-
-def test_circuit_larger_than_the_limit_is_not_cut(make: Maker) -> None:
-    run = payload(make.report(make.scores(*SMOLLM2), edges=40_000))["runs"][0]
-    assert run["limit"] == 40_000
+    [run] = page_of(make.report(scores)).runs
+    assert unpacked(run.edges, "<u4") == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
+    assert unpacked(run.scores, "<f4") == scores.values[scores.graph.mask].tolist()
+    large = make.scores(*SMOLLM2)
+    [run] = page_of(make.report(large)).runs
+    assert LIMIT <= len(unpacked(run.edges, "<u4")) < large.n_edges
+    assert run.orders["top"].size == LIMIT
+    assert page_of(make.report(large, edges=40_000)).runs[0].orders["top"].size == 40_000  # as many as were requested
 
 
 def test_page_has_no_reference_to_the_network(make: Maker) -> None:
@@ -75,13 +112,10 @@ def test_markup_in_prompts_cannot_leave_the_data(make: Maker) -> None:
 
 def test_scores_that_are_no_numbers_are_refused(make: Maker) -> None:
     scores = make.scores()
+    circuit = select(scores, 30)
     scores.values[0, -1] = torch.nan
     with pytest.raises(InputError, match="1 scores of eap-gp are not finite numbers"):
         render(make.report(scores))
-
-
-def test_circuit_with_scores_that_are_no_numbers_is_refused(make: Maker) -> None:
-    circuit = select(make.scores(), 30)
     with pytest.raises(InputError, match="not finite"):
         render(circuit_report(replace(circuit, scores=circuit.scores * torch.inf)))
 
@@ -89,10 +123,9 @@ def test_circuit_with_scores_that_are_no_numbers_is_refused(make: Maker) -> None
 def test_faithfulness_that_is_no_number_is_left_out(make: Maker) -> None:
     point = CurvePoint("top", 10, 8, float("nan"), float("nan"), float("inf"), 0.5)
     report = replace(make.report(make.scores()), runs=[MethodRun(make.scores(), [point])])
-    curve = payload(report)["runs"][0]["curve"]
+    curve = data_of(render(report))["runs"][0]["curve"]
     assert curve[0]["faithfulness"] is None
     assert curve[0]["high"] is None
-    render(report)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +141,9 @@ def test_wrong_calls_are_refused(make: Maker, changes: dict[str, object], reason
         render(replace(make.report(make.scores()), **changes))  # type: ignore[arg-type]
 
 
-def test_methods_of_different_models_are_refused(make: Maker) -> None:
+def test_runs_of_different_models_or_of_nothing_are_refused(make: Maker) -> None:
     with pytest.raises(InputError, match="same model"):
         render(make.report(make.scores(3, 4), make.scores(2, 4)))
-
-
-def test_run_without_scores_and_circuit_is_refused() -> None:
     with pytest.raises(InputError, match="needs its scores or a circuit"):
         render(Report("t", "m", "t", [MethodRun(None)], Chosen(1)))
 
@@ -148,15 +178,52 @@ def test_page_is_written_whole_or_not_at_all(make: Maker, tmp_path: Path) -> Non
     ],
 )
 def test_the_command_for_the_whole_verdict_can_be_run(make: Maker, command: str, expected: str) -> None:
-    checks = {"equivalence": Check(-0.3, 0.2, "no", "off by -0.300 of the behaviour")}
-    verdict = payload(replace(make.report(make.scores()), checks=checks, command=command))["verdict"]
-    assert verdict["command"] == expected
-    assert ("with the folder of this page for FOLDER" in verdict["note"]) == ("FOLDER" in expected)
+    verdict = page_of(replace(make.report(make.scores()), checks=CHECKS, command=command)).verdict
+    assert verdict is not None
+    assert verdict.command == expected
+    assert ("with the folder of this page for FOLDER" in verdict.note) == ("FOLDER" in expected)
 
 
 def test_the_command_for_the_whole_verdict_asks_for_data_that_no_command_named(make: Maker) -> None:
     scores = make.scores()
     scores = replace(scores, recipe=scores.recipe.changed(task="mine", data="mine.csv"))
-    checks = {"equivalence": Check(-0.3, 0.2, "no", "off by -0.300 of the behaviour")}
-    verdict = payload(replace(make.report(scores), checks=checks, command=""))["verdict"]
-    assert verdict["command"] == "gradpath test FOLDER/circuit.json --data FILE --out FOLDER/verdict.html"
+    verdict = page_of(replace(make.report(scores), checks=CHECKS, command="")).verdict
+    assert verdict is not None
+    assert verdict.command == "gradpath test FOLDER/circuit.json --data FILE --out FOLDER/verdict.html"
+
+
+def test_facts_have_labels_and_dropped_pairs_are_sentences() -> None:
+    data = {
+        "metric": "logit-difference",
+        "seed": 11,
+        "source": "pairs.csv",
+        "changed": "subject",
+        "n": 9,
+        "kept": 8,
+        "dropped": {"the prompts have different numbers of tokens": {"count": 2, "first": "'The bakers': 7 and 6"}},
+        "notes": ["113 of 114 verbs count"],
+    }
+    about = {"data": data, "method": "eap-ig", "batch_size": 7, "d_model": 576, "cpu_seconds": 4.513, "bos": False}
+    about |= {"key": {"tokens": "ce12"}, "plugins": {"mine.py": "b5e2"}, "own_fact": {"a_b": [1, 2]}}
+    told = dict(facts_of("smollm2", "mine", about, {"python": "3.11.7"}))
+    assert told == {
+        "Model": "smollm2",
+        "Task": "mine",
+        "Method": "EAP-IG",
+        "Metric": "logit-difference",
+        "Seed": "11",
+        "Data from": "pairs.csv",
+        "Pairs": "8 of 9 requested. 2 pairs dropped because the prompts have different numbers of tokens, such as "
+        "'The bakers': 7 and 6. 113 of 114 verbs count.",
+        "Changed words": "subject",
+        "BOS token": "no",
+        "CPU time": "4.5 s",
+        "Batch size": "7",
+        "Model width": "576",
+        "Plug-ins": "mine.py",
+        "Python": "3.11.7",
+        "Own fact": "a b: 1, 2",
+    }
+    assert dict(facts_of("m", "t", about, {"pairs": "13 rows are left out"}))["Pairs"] == "13 rows are left out"
+    hostile = {"data": {"dropped": {"x": 3}, "kept": "many", "n": 2, "rows_read": None, "notes": 5}, "passes": None}
+    assert dict(facts_of("m", "t", hostile, {}))["Pairs"] == "1 pair dropped because x"

@@ -10,13 +10,14 @@ import torch
 from covering import some
 from small_models import prompts, tiny_model
 
+from gradpath import pipeline, prepared
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
-from gradpath.evaluation import evaluate, prepared
-from gradpath.evaluation.prepared import prepare
+from gradpath.evaluation import evaluate
 from gradpath.limits import Limits
 from gradpath.pipeline import run_find
-from gradpath.pipeline.request import FindRequest
+from gradpath.prepared import PreparedBatches, prepare
+from gradpath.recipe import Recipe
 from gradpath.selection import faithful, rank
 from gradpath.selection.faithful import log_spaced, smallest_faithful
 
@@ -36,7 +37,7 @@ def test_the_smallest_size_is_found_where_every_size_is_measured(circuits, share
     monkeypatch.setattr(faithful, "RATIO", 1.0001)  # neighbouring sizes
     model, order, kept = circuits
     passing = ((1 - kept).abs() <= 1 - share + 1e-6).nonzero()[:, 0] + 1
-    assert smallest_faithful(model, TASK, order, share) == int(passing[0])
+    assert smallest_faithful(PreparedBatches(model, TASK), order, share) == int(passing[0])
 
 
 @pytest.mark.parametrize("share", [0.3, 0.85, 0.97])
@@ -49,7 +50,7 @@ def test_the_size_found_keeps_the_share_and_the_measured_ones_below_do_not(circu
         return measure(prepared_batches, some, *args)
 
     monkeypatch.setattr(faithful, "measure_circuits", noted)
-    n = smallest_faithful(model, TASK, order, share)
+    n = smallest_faithful(PreparedBatches(model, TASK), order, share)
     passing = (1 - kept).abs() <= 1 - share + 1e-6
     below = [size for size in measured if size < n]
     assert passing[n - 1]
@@ -62,7 +63,7 @@ def test_a_search_runs_the_prompts_once_while_there_is_room(circuits, monkeypatc
     model, order, _ = circuits
     made = []
     monkeypatch.setattr(prepared, "prepare", lambda *args: made.append(args[1]) or prepare(*args))
-    smallest_faithful(model, TASK, order, 0.85, Limits(batch_size=2))
+    smallest_faithful(PreparedBatches(model, TASK, limits=Limits(batch_size=2)), order, 0.85)
     assert [len(batch) for batch in made] == [2, 2]
 
 
@@ -70,22 +71,22 @@ def test_find_sets_its_examples_up_once_for_the_selection_and_the_search(circuit
     model, _, _ = circuits
     to_measure, made = replace(TASK), []
     monkeypatch.setattr(prepared, "prepare", lambda *args: made.append(args[1]) or prepare(*args))
-    found = run_find(model, FindRequest(how="refined"), curve=False, examples=(TASK, to_measure))
+    monkeypatch.setattr(pipeline, "load_examples", lambda *args, **options: (TASK, to_measure))
+    found = run_find(model, Recipe(selection="refined"), curve=False)
     assert found.circuit.selection == "refined"
     assert sum(len(batch) for batch in made) == len(TASK) + len(to_measure)
-    assert not list(prepared._SHARED)
 
 
 def test_the_whole_model_keeps_everything(circuits):
     model, order, _ = circuits
-    assert smallest_faithful(model, TASK, order, 1.0) <= len(order.edges)
+    assert smallest_faithful(PreparedBatches(model, TASK), order, 1.0) <= len(order.edges)
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 85.0])
 def test_a_share_that_no_circuit_can_keep_is_refused(circuits, share):
     model, order, _ = circuits
     with pytest.raises(UsageError, match=r"as in 0.85: got"):
-        smallest_faithful(model, TASK, order, share)
+        smallest_faithful(PreparedBatches(model, TASK), order, share)
 
 
 def test_sizes_are_spread_evenly_and_differ():
