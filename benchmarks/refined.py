@@ -61,7 +61,7 @@ def measure(model: Transformer, name: str, examples: int, seed: int) -> dict[str
     """CPU seconds of the attribution and of the selection, and the circuits' results on held-out examples."""
     task = gp.load_task(name, model, n=examples, seed=seed, split="train")
     held_out = gp.load_task(name, model, n=HELD_OUT, seed=seed, split="test")
-    prepared = PreparedBatches(model, task, keep_prompts=True)  # as ``find`` does
+    prepared = PreparedBatches(model, task)  # as ``find`` does
     begin = time.process_time()
     method = find_method("eap-ig")
     *_, scores = attribute_at_steps(model, task, method, method.options({}), prepared=prepared)

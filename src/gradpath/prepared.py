@@ -24,61 +24,6 @@ from gradpath.tasks.task import Pairs, Task, encode
 
 # Bytes of prepared batches that are kept; others are prepared again.
 ROOM = 3 * 2**27
-# Bytes of prefixes that are kept.
-PREFIXES = 2**27
-
-
-class PromptCache:
-    """Results of prompts that are run more than once, for example to attribute and to select a circuit.
-
-    Two of them are the same each time: the keys and values of a prompt's prefix, before the first token in which the
-    pair differs, and the input of ``logits`` on the clean prompt. A prompt is known by the ids of its tokens.
-
-    Args:
-        room: The bytes of prefixes that may be kept; with 0 nothing is.
-    """
-
-    def __init__(self, room: int = 0) -> None:
-        self._keeps, self._room = room > 0, room
-        # Keys and values, (layer, head, pos, d_head), once for heads that share them.
-        self._prefixes, self._finals = dict[tuple[int, ...], Past](), dict[tuple[int, ...], Tensor]()
-
-    def prefix(self, model: Transformer, batch: Pairs) -> list[Past]:
-        """Keys and values of the clean prompts before the batch's first difference, for each layer."""
-        start, arch = batch.start, model.arch
-        if not start:
-            return []
-        if not self._keeps:
-            return model.prefix(model.embed(batch.clean[:, :start]))
-        prompts = _clean_prompts(batch)
-        group = arch.n_heads // arch.n_kv_heads if arch.d_latent is None else 1  # heads that share keys and values
-        known = [x for prompt in prompts if (x := self._prefixes.get(prompt)) and x.keys.shape[2] >= start]
-        if len(known) == len(prompts):
-            parts = (torch.stack([x[:, :, :start] for x in part], 1) for part in zip(*known, strict=True))
-            copies = (x.repeat_interleave(group, 2) for x in parts)  # (layer, batch, head, pos, d_head)
-            return [Past(*layer) for layer in zip(*copies, strict=True)]
-        past = model.prefix(model.embed(batch.clean[:, :start]))
-        stacked = (torch.stack(parts, 1) for parts in zip(*past, strict=True))  # (batch, layer, head, pos, d_head)
-        keys, values = (x[:, :, ::group].contiguous() for x in stacked)
-        if keys.nbytes + values.nbytes <= self._room:
-            self._room -= keys.nbytes + values.nbytes
-            self._prefixes.update(zip(prompts, map(Past, keys, values), strict=True))
-        return past
-
-    def keep_final(self, batch: Pairs, final: Float[Tensor, "batch d_model"]) -> None:
-        """Keep the input of ``logits`` at the last token of the clean prompts."""
-        if self._keeps:
-            self._finals.update(zip(_clean_prompts(batch), final.detach(), strict=True))
-
-    def final(self, batch: Pairs) -> Float[Tensor, "batch d_model"] | None:
-        """The input of ``logits`` at the last token of the clean prompts, if it is known for all of them."""
-        finals = [self._finals.get(prompt) for prompt in _clean_prompts(batch)] if self._finals else [None]
-        known = [final for final in finals if final is not None]
-        return torch.stack(known) if len(known) == len(finals) else None
-
-
-def _clean_prompts(batch: Pairs) -> list[tuple[int, ...]]:
-    return [tuple(ids[: end + 1]) for ids, end in zip(batch.clean.tolist(), batch.last.tolist(), strict=True)]
 
 
 class CorruptedLayer(NamedTuple):
@@ -189,17 +134,13 @@ class Prepared:
         return self.sizes.cumsum(0) - 1
 
 
-def prepare(
-    model: Transformer, batch: Pairs, ablation: Ablation | None = None, prompts: PromptCache | None = None
-) -> Prepared:
+def prepare(model: Transformer, batch: Pairs, ablation: Ablation | None = None) -> Prepared:
     """Run the clean and the corrupted prompts of a batch; or take an ablation for the corrupted run."""
-    start, prompts = batch.start, prompts or PromptCache()
+    start = batch.start
     clean, corrupted = model.embed(batch.clean), model.embed(batch.corrupted)
-    past, clean_final = prompts.prefix(model, batch), prompts.final(batch)
-    if clean_final is None:
-        row, at = torch.arange(len(batch), device=model.device), batch.last - start
-        clean_final = model.final_in(clean[:, start:], start=start, past=past)[row, at]
-        prompts.keep_final(batch, clean_final)
+    past = model.prefix(clean[:, :start]) if start else []
+    row, at = torch.arange(len(batch), device=model.device), batch.last - start
+    clean_final = model.final_in(clean[:, start:], start=start, past=past)[row, at]
     if ablation is None:
         run = model.run(corrupted[:, start:], start=start, past=past)
     else:
@@ -230,8 +171,6 @@ class PreparedBatches:
         limits: The batch size and memory.
         mean_over: The task whose clean prompts the means are taken over, or its prepared examples; by default ``task``.
         room: The memory in bytes of prepared batches that are kept; beyond it they are prepared again.
-        keep_prompts: Whether to keep what is the same in all runs of a prompt (``PromptCache``), for examples that are
-            also attributed, for example. Nothing is kept of a model on several devices.
     """
 
     def __init__(
@@ -243,7 +182,6 @@ class PreparedBatches:
         *,
         mean_over: Task | PreparedBatches | None = None,
         room: int = ROOM,
-        keep_prompts: bool = False,
     ) -> None:
         self.model, self.task, self.ablation_name, self.limits, self.room = model, task, ablation, limits, room
         pairs = encode(task, model.tokenizer)
@@ -254,8 +192,6 @@ class PreparedBatches:
             with own_settings(model):
                 self.ablation = ablation_of(ablation, model, mean_over or task, limits)
         self.pairs = all_positions(pairs, self.ablation)
-        one_device = all(layer.w_qkv.device == model.embedding.device for layer in model.layers)
-        self.prompts = PromptCache(PREFIXES if keep_prompts and one_device else 0)
         self.batches: list[Pairs] | None = None  # all examples, in the batches in which they were prepared
         self._prepared = dict[tuple[int, ...], PreparedBatch]()
 
@@ -273,7 +209,7 @@ class PreparedBatches:
         key = tuple(batch.index.tolist())
         if key in self._prepared:
             return self._prepared[key]
-        prepared = prepare(self.model, batch.to(self.model.device), self.ablation, self.prompts)
+        prepared = prepare(self.model, batch.to(self.model.device), self.ablation)
         prepared_batch = PreparedBatch(prepared, *prepared.ends(self.task.metric))
         if (n_bytes := prepared_batch.prepared.n_bytes) <= self.room:
             self._prepared[key] = prepared_batch

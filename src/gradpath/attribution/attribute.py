@@ -35,7 +35,7 @@ from gradpath.attribution.methods import Method, Options, Path, find_method
 from gradpath.errors import GradpathError, UsageError, warn
 from gradpath.limits import RUN_AT_ONCE, SUM_AT_ONCE, Limits
 from gradpath.model.transformer import Transformer
-from gradpath.prepared import PreparedBatches, PromptCache
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Facts, Recipe
 from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
@@ -63,7 +63,6 @@ def score_batch(
     split: Split | None = None,
     gram: LogitGram | None = None,
     runs: BatchRuns | None = None,
-    prompts: PromptCache | None = None,
 ) -> BatchScores:
     """The scores of one batch, summed over its examples: the equation above without the mean over examples.
 
@@ -79,7 +78,6 @@ def score_batch(
         split: Splits the rows of the batch into groups that are scored separately.
         gram: The Gram matrix of the model's unembedding, to share it between batches.
         runs: The batch's clean and corrupted runs, if they are there already.
-        prompts: What is known of the prompts from other runs.
 
     Returns:
         The scores, (source, target) or (group, source, target), and the passes made, after each stop and after all
@@ -91,7 +89,6 @@ def score_batch(
         # 1. Run the clean and the corrupted prompt: x_u - x'_u, the difference of what every node u writes.
         if runs is None:
             runs = BatchRuns(model, batch.to(model.device), metric, method.whole(options), ablation, at_once, gram=gram)
-            runs.prompts = prompts or runs.prompts
         if not isinstance(method, Path):
             return [(method.function(runs, **options).detach().cpu(), runs.passes)]
         groups = None if split is None else [rows.to(model.device) for rows in split(batch)]
@@ -207,7 +204,7 @@ def attribute_at_steps(
         model.check_one_device(method.name)
     if prepared is None:
         prepared = PreparedBatches(model, task, ablation, limits, mean_over=mean_over)
-    pairs, ablation_writes, limits, prompts = prepared.pairs, prepared.ablation, prepared.limits, prepared.prompts
+    pairs, ablation_writes, limits = prepared.pairs, prepared.ablation, prepared.limits
     method.check_metric(task.metric, options)
     method.check(model, pairs, options)
     sums = Sums(model, method, [*stops, options.get("steps", 1)], len(pairs), per_example)
@@ -231,7 +228,6 @@ def attribute_at_steps(
             at_once=at_once,
             split=sums.split,
             gram=gram,
-            prompts=prompts,
         )
         return sums.of_batch(batch, results)
 

@@ -22,7 +22,6 @@ from gradpath.attribution.methods import Goal, Options, Pair, Path, Unscored
 from gradpath.errors import InputError
 from gradpath.limits import RUN_AT_ONCE
 from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32, to_device_of
-from gradpath.prepared import PromptCache
 from gradpath.registry import failure_of
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs
@@ -202,7 +201,6 @@ class BatchRuns:
     passes: Passes = field(default_factory=Passes)
     prefix: list[Past] | None = None  # if it was run already
     gram: LogitGram | None = None  # if batches share it
-    prompts: PromptCache = field(default_factory=PromptCache)
 
     def __post_init__(self) -> None:
         model, batch = self.model, self.batch
@@ -223,7 +221,7 @@ class BatchRuns:
         if self.prefix is not None:
             return Front(self.prefix)
         with torch.no_grad():
-            return Front(self.prompts.prefix(self.model, self.batch))
+            return Front(self.model.prefix(self._embeddings[:, : self.start]) if self.start else [])
 
     @property
     def past(self) -> list[Past]:
@@ -233,9 +231,7 @@ class BatchRuns:
     @cached_property
     def clean(self) -> PointRun:
         """The run on the clean prompts."""
-        point_run = self._run(self.pair.clean, self._front)
-        self.prompts.keep_final(self.batch, point_run.final)
-        return point_run
+        return self._run(self.pair.clean, self._front)
 
     @cached_property
     def corrupted(self) -> PointRun:

@@ -141,8 +141,7 @@ def run_find(
     """Attribute some examples of a task, select a circuit, and measure it on others."""
     recipe = checked(recipe, data, metric)
     attributed, measured = load_examples(model, recipe, data=data, metric=metric, note=note)
-    # A selection that measures runs the prompts of the attribution again.
-    prepared = PreparedBatches(model, attributed, recipe.ablation, limits, keep_prompts=True)
+    prepared = PreparedBatches(model, attributed, recipe.ablation, limits)
     with own_settings(model):
         method, options = recorded_method(recipe)
         *_, scores = attribute_at_steps(model, attributed, method, options, prepared=prepared)
@@ -155,9 +154,7 @@ def run_find(
         held_out = prepared.take(range(len(measured)))
         held_out.task = measured
     else:
-        held_out = PreparedBatches(
-            model, measured, recipe.ablation, limits, mean_over=prepared, room=0, keep_prompts=True
-        )
+        held_out = PreparedBatches(model, measured, recipe.ablation, limits, mean_over=prepared, room=0)
     del prepared  # and with it the batches that it keeps
     return _measured(recipe, scores, selected, attributed, held_out, curve)
 

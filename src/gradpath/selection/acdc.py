@@ -36,7 +36,7 @@ from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.patched_run import final_reads
 from gradpath.evaluation.plan import plan_of
 from gradpath.graph import Graph
-from gradpath.limits import check_affordable
+from gradpath.limits import BATCH, PADDING, ROWS, check_affordable
 from gradpath.prepared import Prepared, PreparedBatches, prepare
 from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
@@ -106,7 +106,7 @@ class _Distance:
     def __init__(self, examples: PreparedBatches, measure: str) -> None:
         model, task, pairs = examples.model, examples.task, examples.pairs
         self._model, self._task, self._measure = model, task, measure
-        batches = pairs.batches(examples.limits.batch(model, pairs))
+        batches = pairs.tight_batches(ROWS, len(pairs), BATCH, PADDING)  # the same, whatever the limits
         self._parts = [prepare(model, batch.to(model.device), examples.ablation) for batch in batches]
         clean, corrupted = torch.cat([part.ends(task.metric) for part in self._parts], 1)
         unit = float((clean - corrupted).double().abs().mean()) if measure == "metric" else 1.0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
 from gradpath.evaluation.plan import Plan, plan_of
-from gradpath.limits import BATCH
+from gradpath.limits import ACCELERATOR, BATCH
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
@@ -46,12 +46,13 @@ class CircuitProbe:
     def of(cls, examples: PreparedBatches, scores: Scores, *, rows: int = ROWS) -> CircuitProbe:
         """A probe on the examples, or on as many as there is memory for.
 
-        ``rows`` are those of a batch on a CPU; other devices take more.
+        ``rows`` are those of a batch on a CPU; other devices take more. Batches depend on the examples alone, not on
+        the limits: another batch size rounds otherwise, and a descent would end at other edges.
         """
-        model, pairs, limits = examples.model, examples.pairs, examples.limits
+        model, pairs = examples.model, examples.pairs
         pairs = pairs.rows(_shuffled(pairs)[: max(1, MAX_EFFECTS // start_size(scores.graph.n_edges))])
-        most_rows = limits.rows(model, pairs, rows)
-        return cls(model, examples.task, scores, pairs, most_rows, limits.most(pairs), examples)
+        most_rows = rows if model.device.type == "cpu" else ACCELERATOR * rows
+        return cls(model, examples.task, scores, pairs, most_rows, len(pairs), examples)
 
     @cached_property
     def parts(self) -> list[tuple[Int[Tensor, " example"], list[Pairs]]]:
