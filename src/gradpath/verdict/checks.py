@@ -282,7 +282,6 @@ def stability(tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[T
         again, what = _resampled(tested, found_on), f"{RESAMPLES} bootstrap samples"
     edges, low, high = mean_overlap(torch.stack([x.mask.flatten() for x in again]))
     nodes, *_ = mean_overlap(torch.stack([_nodes(x) for x in again]))
-    alike = sum(circuit.compare(x).jaccard_edges for x in again if x is not circuit) / len(again)
     n, total = len(circuit), circuit.graph.n_edges
     chance = n / (2 * total - n)
     about = (
@@ -290,15 +289,19 @@ def stability(tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[T
         f"{PUBLISHED}), {nodes:.2f} of nodes, over {what}; random {chance:.2f}"
     )
     details: dict[str, Any] = {"interval": [low, high], "nodes": nodes, "circuits": len(again), "published": PUBLISHED}
-    if again[0] is not circuit:
-        details["with_circuit"] = alike
-        about += f"; {alike:.2f} with the circuit itself"
     if others:
-        details["draws"] = sum(circuit.compare(other).jaccard_edges for other in others) / len(others)
+        details["draws"] = _mean_jaccard(circuit, others)
     decision = within(low, high, max(SHARED, chance), float("inf"))
-    if again[0] is not circuit and alike < SHARED:
-        decision = "no"  # they agree with each other, but not with the circuit
+    if again[0] is not circuit:
+        alike = details["with_circuit"] = _mean_jaccard(circuit, again)
+        about += f"; {alike:.2f} with the circuit itself"
+        if alike < SHARED:
+            decision = "no"  # they agree with each other, but not with the circuit
     return _check(edges, chance, decision, about, details)
+
+
+def _mean_jaccard(circuit: Circuit, others: Sequence[Circuit]) -> float:
+    return sum(circuit.compare(other).jaccard_edges for other in others) / len(others)
 
 
 def _nodes(circuit: Circuit) -> Tensor:
