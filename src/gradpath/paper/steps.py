@@ -57,7 +57,7 @@ def attribute_nested(
 def _store_scores(bench: Bench, recipe: Recipe, steps: Sequence[int]) -> None:
     """Store the scores of a nested method for all numbers of steps that are missing, from one run of the path."""
     keys = {k: bench.scores_key(recipe.changed(steps=k)) for k in steps}
-    missing = {k: key for k, key in keys.items() if bench.store.cell(key) is None}
+    missing = {k: key for k, key in keys.items() if not bench.store.has_scores(key)}
     if not missing:
         return
     train, limits = bench.task(recipe, "train"), bench.study.limits

@@ -2,7 +2,7 @@
 
 A cell is one measurement: a small sealed JSON file, named after a digest of its key. The key is a dictionary of plain
 values with everything that the result depends on, and is in the file as well. Files are written atomically, so a file
-that exists is complete, even if the run was killed. Scores are stored once, with a cell on what they took.
+that exists is complete, even if the run was killed. Scores are stored once, in files of their own.
 
 In a distributed run only the first rank reads and writes, and sends its values to the others. All ranks call the same
 methods in the same order.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,7 +87,7 @@ class Store:
 
     def scores(self, key: Key) -> Scores | None:
         """Finished scores, or None."""
-        scores = self._read_scores(key) if self.cell(key) is not None and distributed.rank() == 0 else None
+        scores = self._read_scores(key) if distributed.rank() == 0 else None
         if distributed.world() == 1:
             return scores
 
@@ -109,10 +109,13 @@ class Store:
             return None
 
     def keep_scores(self, key: Key, scores: Scores, seconds: float) -> Scores:
-        """Write scores, and a cell with the passes and the CPU time that they took."""
+        """Write scores with the CPU time that they took."""
+        scores = replace(scores, facts=scores.facts.with_facts(cpu_seconds=round(seconds, 3)))
         distributed.on_first_rank(lambda: scores.save(self._scores_file(key)))
-        self.keep_cell(key, {**scores.facts.passes, "cpu_seconds": round(seconds, 3)})
         return scores
+
+    def has_scores(self, key: Key) -> bool:
+        return distributed.on_first_rank(self._scores_file(key).is_file)
 
     def _cell_file(self, key: Key) -> Path:
         return self.folder / "cells" / f"{key['kind']}-{digest(key)}.json"
