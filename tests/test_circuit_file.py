@@ -39,7 +39,7 @@ def test_a_circuit_file_can_be_read_by_people(circuit, tmp_path):
     circuit.save(tmp_path / "circuit.json")
     lines = (tmp_path / "circuit.json").read_text().splitlines()
     assert sum("->" in line for line in lines) == len(circuit)  # one edge a line
-    assert json.loads((tmp_path / "circuit.json").read_text())["about"]["method"] == "eap"
+    assert json.loads((tmp_path / "circuit.json").read_text())["recipe"]["method"] == "eap"
 
 
 def changed(circuit, tmp_path, change):

@@ -125,7 +125,7 @@ class Circuit:
 
     def __and__(self, other: Circuit) -> Circuit:
         """The edges that are in both."""
-        return self._part(torch.isin(self.flat, self._flat_of(other)), "intersection")._shared_with(other)
+        return self._part(torch.isin(self.flat, self._flat_of(other)), "")._shared_with(other)._by_hand("intersection")
 
     def __sub__(self, other: Circuit) -> Circuit:
         """The edges that are not in the other circuit."""
@@ -218,7 +218,7 @@ class Circuit:
 
     def _by_hand(self, how: str) -> Circuit:
         """The same edges, with a record that they were put together by hand and not pruned."""
-        recipe = (self.recipe or Recipe()).selected(how)
+        recipe = (self.recipe or Recipe()).selected(how or None)
         return replace(self, recipe=recipe, n_requested=None, pruned=False)
 
     def _shared_with(self, other: Circuit) -> Circuit:

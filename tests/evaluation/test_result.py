@@ -38,7 +38,7 @@ def test_table_has_a_row_for_each_example_with_its_prompts(result, task):
     for name in ("clean", "corrupted", "circuit"):
         assert table[name].mean() == pytest.approx(getattr(result, name))
     assert table["error"].mean() == pytest.approx(result.error)
-    assert table.attrs["gradpath"]["model"] == "gpt2"
+    assert table.attrs["gradpath"]["recipe"]["model"] == "gpt2"
 
 
 def test_table_without_pandas_says_what_to_install(result, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_result_without_prompts_comes_back(tmp_path):
         (lambda content: content.update(edges_kept=-1), "numbers of edges"),
         (lambda content: content.update(recipe=[]), "not an object"),
         (lambda content: content.update(edges_kept=7), "changed or damaged after"),
-        (lambda content: content.update(gradpath_result=2), 'no "gradpath_result": 1'),
+        (lambda content: content.update(gradpath_result=1), 'no "gradpath_result": 2'),
     ],
 )
 def test_a_damaged_result_is_refused_with_the_reason(result, tmp_path, damage, words):

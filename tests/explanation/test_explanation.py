@@ -34,7 +34,7 @@ PAIRS = prompts([5, 7, 7], [[2], [3, 4], [6]])
 def whole(graph: Graph, *names: str) -> gp.Circuit:
     """The circuit of these edges, or of all."""
     every = [graph.edge(*pair) for pair in graph.mask.nonzero().tolist()]
-    return circuit_by_names(graph, [(name, 1.0) for name in names or every], {})
+    return circuit_by_names(graph, [(name, 1.0) for name in names or every])
 
 
 def test_a_prompt_without_names_is_divided_by_where_the_pair_differs():
@@ -188,7 +188,7 @@ def test_under_another_ablation_the_direct_effect_is_that_of_its_patch(ablation)
 def test_reads_are_the_strongest_edges_of_the_circuit_with_their_shares():
     model = tiny_model("gpt2")
     edges = [("input->a1.h0<q>", 3.0), ("m0->a1.h0<q>", -1.0), ("input->a1.h0<v>", 0.5), ("a1.h0->logits", 2.0)]
-    circuit = circuit_by_names(model.graph, [*edges, ("input->m0", 1.0)], {})
+    circuit = circuit_by_names(model.graph, [*edges, ("input->m0", 1.0)])
     explanation = gp.explain(model, circuit, PAIRS)
     reads = explanation["a1.h0"].reads
     assert [(read.source, read.share) for read in reads["q"]] == [("input", 0.75), ("m0", 0.25)]

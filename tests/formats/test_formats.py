@@ -248,7 +248,7 @@ def test_a_package_can_add_a_format_whose_name_is_free(circuit, tmp_path):
         file.write_text("\n".join(content.need_circuit().edges))
 
     def load(file: Path) -> Content:
-        return Content(circuit=circuit_by_names(circuit.graph, [(x, 1.0) for x in file.read_text().split()], {}))
+        return Content(circuit=circuit_by_names(circuit.graph, [(x, 1.0) for x in file.read_text().split()]))
 
     entry = formats.Format(".edges.json", "Edges, one on a line.", save, load)
     with pytest.raises(UsageError, match="there is already a format 'dot'"):
@@ -265,10 +265,10 @@ def test_a_package_can_add_a_format_whose_name_is_free(circuit, tmp_path):
 def test_another_tools_circuit_that_is_not_pruned_is_read_with_a_warning(tmp_path, suffix):
     names = ["input->m0", "m0->logits", "a0.h0->logits"]  # nothing reaches the head
     file = tmp_path / f"circuit{suffix}"
-    loose = circuit_by_names(Graph(2, 2, False), [(name, 1.0) for name in names], {})
+    loose = circuit_by_names(Graph(2, 2, False), [(name, 1.0) for name in names])
     formats.write(Content(circuit=loose), file, d_model=8)
     with pytest.warns(GradpathWarning, match="1 of the 3 edges of circuit.* are on no path from input to logits"):
         assert len(formats.read(file).circuit) == 3
-    pruned = circuit_by_names(Graph(2, 2, False), [(name, 1.0) for name in names[:2]], {})
+    pruned = circuit_by_names(Graph(2, 2, False), [(name, 1.0) for name in names[:2]])
     formats.write(Content(circuit=pruned), file, d_model=8)
     formats.read(file)  # a warning would be an error

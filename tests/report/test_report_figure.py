@@ -15,6 +15,7 @@ from making import Maker
 from gradpath.circuit import Circuit, circuit_by_names
 from gradpath.errors import GradpathError
 from gradpath.graph import Graph
+from gradpath.recipe import Recipe
 from gradpath.report import show
 from gradpath.report.figure import draw_figure, fold, layout, route
 from gradpath.report.notes import Group, NodeNote, Notes, load_notes
@@ -38,7 +39,7 @@ PAIR = Group("the pair", ("a1.h0", "a1.h2"), "#d55e00")
 
 
 def circuit() -> Circuit:
-    return circuit_by_names(GRAPH, EDGES, {"model": "m", "task": "t"})
+    return replace(circuit_by_names(GRAPH, EDGES), recipe=Recipe(model="m", task="t"))
 
 
 def content(**changes: Any) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def test_no_box_covers_another_and_no_edge_is_behind_a_box_that_it_does_not_touc
 def test_two_chains_do_not_cross() -> None:
     chains = [("input->a0.h0<q>", 1.0), ("input->a0.h2<q>", 1.0), ("a0.h0->a1.h2<q>", 1.0), ("a0.h2->a1.h0<q>", 1.0)]
     chains += [("a1.h2->logits", 1.0), ("a1.h0->logits", 1.0)]
-    x = layout(*fold(circuit_by_names(GRAPH, chains, {}), Notes())).x
+    x = layout(*fold(circuit_by_names(GRAPH, chains), Notes())).x
     assert (x["a0.h0"] < x["a0.h2"]) == (x["a1.h2"] < x["a1.h0"])
 
 
@@ -171,4 +172,4 @@ def test_a_figure_of_too_many_nodes_is_refused(tmp_path: Path) -> None:
     names = [(f"input->a{layer}.h{head}<q>", 1.0) for layer in range(20) for head in range(12)]
     names += [(f"a{layer}.h{head}->logits", 1.0) for layer in range(20) for head in range(12)]
     with pytest.raises(GradpathError, match="at most 150 nodes: this circuit has 242"):
-        draw_figure(circuit_by_names(wide, names, {}), tmp_path / "figure.svg")
+        draw_figure(circuit_by_names(wide, names), tmp_path / "figure.svg")

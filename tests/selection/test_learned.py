@@ -15,8 +15,8 @@ import gradpath as gp
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate
-from gradpath.limits import Limits
 from gradpath.model.cache import cache_folder
+from gradpath.prepared import PreparedBatches
 from gradpath.selection import Context, probe, rank
 from gradpath.selection import learned as learned_module
 from gradpath.selection import refine as refined_module
@@ -79,7 +79,7 @@ def test_the_gradient_by_scores_is_that_of_finite_differences_on_the_slow_model(
         step[edge] = 1e-4
         return (loss(values + step) - loss(values - step)) / 2e-4
 
-    circuit_probe = probe.CircuitProbe.of(model, TASK, scores, Limits(3))
+    circuit_probe = probe.CircuitProbe.of(PreparedBatches(model, TASK), scores, rows=24)
     learner = learned_module._Learner(circuit_probe, edges, Sizes((15,), 15, 40), True, 0.5, 1, 0.0, len(TASK), 0.1, 0)
     weights = weights_of(values, size, temperature)
     learner_gradient = 2 * gradient_by_values(weights, learner._gradient(weights, 0), temperature)
@@ -151,7 +151,7 @@ def test_a_run_that_was_stopped_continues_to_the_same_bits(found, monkeypatch):
 def test_the_last_step_is_measured_on_a_sample_that_nothing_was_learned_from(found, monkeypatch):
     model, scores = found
     monkeypatch.setattr(learned_module, "UNSEEN", 2)
-    circuit_probe = probe.CircuitProbe.of(model, TASK, scores, Limits(3))
+    circuit_probe = probe.CircuitProbe.of(PreparedBatches(model, TASK), scores, rows=24)
     learner = learned_module._Learner(
         circuit_probe, top(scores).edges[:40], Sizes((15,), 15, 40), True, 0.5, 1, 0.0, 2, 0.1, 0
     )

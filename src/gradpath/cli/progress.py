@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradpath.errors import printable
-from gradpath.evaluation.behaviour import interval_text
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import write_line
 
@@ -53,6 +52,8 @@ def numbers_of(circuit: Circuit, result: Result) -> dict[str, Any]:
 
 def lines_of(s: dict[str, Any], n: int) -> list[str]:
     """The same numbers for people, measured on n examples, with a warning where they mean little."""
+    from gradpath.evaluation.behaviour import interval_text
+
     none = "corrupted" if s["ablation"] == "corrupted" else f"all ablated ({s['ablation']})"
     warning = {"yes": "model   ", "unclear": "NOTE    ", "no": "WARNING "}[s["does_task"]]
     return [

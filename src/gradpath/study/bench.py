@@ -141,7 +141,7 @@ class Bench:
 
     def price(self, recipe: Recipe) -> Cell:
         """The passes, ``forward`` and ``backward``, and the CPU seconds that the scores took."""
-        origin = self.scores(recipe).provenance
+        origin = self.scores(recipe).facts
         return {**origin.passes, "cpu_seconds": origin.cpu_seconds}
 
     def order(self, recipe: Recipe, sizes: Set[int | None]) -> Order:

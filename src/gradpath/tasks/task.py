@@ -169,7 +169,7 @@ class Task:
         """How the pairs were drawn, for files: of pairs of your own, that they were in memory."""
         if self.recipe is not None:
             return self.recipe.changed(task=self.name)
-        return Recipe(task=self.name, data=IN_MEMORY, metric=metric_name(self.metric))
+        return Recipe(task=self.name, data=IN_MEMORY, metric=metric_name(self.metric), examples=len(self))
 
     @property
     def prompts(self) -> Sequence[str] | Tensor:
