@@ -24,27 +24,16 @@ WRONG_USAGE = {
     "an unknown method": (["find", "--method", "eap-igg"], "Did you mean 'eap-ig'"),
     "an unknown task": (["find", "--model", "MODEL", "--task", "iou"], "Did you mean 'ioi'"),
     "an unknown selection": (["find", "--selection", "topp"], "Did you mean 'top'"),
-    "too sparse": (
-        ["find", "--sparsity", "1.5"],
-        "a sparsity is the share of edges left out, at least 0 and less than 1",
-    ),
-    "no edges": (["find", "--edges", "0"], "must be a whole number, 1 or above: got 0"),
+    "too sparse": (["find", "--sparsity", "1.5"], "--sparsity must be a number, at least 0 and below 1: got 1.5."),
+    "no edges": (["find", "--edges", "0"], "--edges must be a whole number, at least 1: got 0."),
     "too many edges": (["find", "--model", "MODEL", "--edges", "9999"], "from 1 to"),
     "two sizes": (
         ["find", "--edges", "5", "--sparsity", "0.5"],
-        "--edges and --sparsity each set the size of the circuit: give one of them.",
+        "--edges and --sparsity each set the size of the circuit: give one.",
     ),
     "edges and nodes": (
         ["find", "--selection", "top", "--nodes", "5"],
         "--selection selects edges and --nodes selects nodes",
-    ),
-    "a size of its own": (
-        ["find", "--selection", "acdc", "--edges", "5"],
-        "acdc determines the number of edges itself: leave out --edges.",
-    ),
-    "circuits that are not nested": (
-        ["find", "--selection", "random-paths", "--faithfulness", "0.9"],
-        "--faithfulness needs a selection whose circuits are nested, and those of random-paths are not: give --edges",
     ),
     "no batch": (["find", "--batch-size", "0"], "--batch-size"),
     "no steps": (["find", "--steps", "0"], "--steps"),

@@ -256,6 +256,7 @@ def random_paths(scores: Scores, context: Context = NOTHING, *, seed: int = 0) -
         failed = failed + 1 if path[0] in order else 0  # then it is the only edge of its path
         if failed == TRIES:  # few edges are left between the nodes of the circuit
             path = [(u, v) for v in readers for u in nodes if u < before[v] and (u, v) not in order]
+            path = path or [edge for edge in map(tuple, graph.mask.nonzero().tolist()) if edge not in order]
             dice.shuffle(path)
             failed = 0
         for source, target in path:
