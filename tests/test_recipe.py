@@ -24,7 +24,7 @@ from gradpath.recipe import SIZES, Facts, Recipe, read_record
         ({"faithfulness": "most"}, "`faithfulness` must be a number, above 0 and at most 1: got 'most'."),
         ({"dtype": "flaot32"}, "`dtype` must be float32, bfloat16, float16 or float64: got 'flaot32'."),
         ({"options": 3}, "`options` must be an object: got 3."),
-        ({"edges": 3, "nodes": 4}, "`edges` and `nodes` each set the size of the circuit: give one."),
+        ({"edges": 3, "nodes": 4}, "`edges` and `nodes` each set the size of the circuit: give one of them."),
         ({"selection": "top", "nodes": 4}, "`selection` selects edges and `nodes` selects nodes: give one of them."),
     ],
 )

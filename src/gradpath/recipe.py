@@ -10,6 +10,7 @@ they are used, so that a file that was made with a plug-in can be read without i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from numbers import Number
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -112,12 +113,15 @@ class Recipe(BaseModel):
             name: value.item() if isinstance(value, Number) and hasattr(value, "item") else value
             for name, value in values.items()
         }  # NumPy's numbers
+        plain |= {name: os.fspath(value) for name, value in values.items() if isinstance(value, os.PathLike)}
         try:
             super().__init__(**plain)
         except ValidationError as problem:
             raise UsageError(_sentence(problem, values)) from None
         if len(given := [f"`{name}`" for name in SIZES if getattr(self, name) is not None]) > 1:
-            raise UsageError(f"{', '.join(given[:-1])} and {given[-1]} each set the size of the circuit: give one.")
+            raise UsageError(
+                f"{', '.join(given[:-1])} and {given[-1]} each set the size of the circuit: give one of them."
+            )
         if self.selection is not None and self.nodes is not None:
             raise UsageError("`selection` selects edges and `nodes` selects nodes: give one of them.")
 
@@ -188,7 +192,7 @@ class Facts(BaseModel):
     d_model: int | None = None
     examples: int | None = None  # the number that was attributed
     batch_size: int | None = None  # of the largest batch
-    passes: dict[str, float] = Field(default_factory=dict)  # forward and backward, of one example
+    passes: dict[str, int | float] = Field(default_factory=dict)  # forward and backward, of one example
     cpu_seconds: float | None = None
     plugins: dict[str, str] = Field(default_factory=dict)  # those that were loaded
     data: dict[str, Any] = Field(default_factory=dict)  # on the pairs: rows read, dropped, notes ...

@@ -136,7 +136,7 @@ def test_test_is_as_the_circuit_was_found(run, unusual):
     tested, train = run("test", out, "--json").json, run("eval", out, "--split", "train", "--json").json
     assert (tested["seed"], tested["examples"]) == (3, 12)
     # on held-out examples, and on those that the circuit was found with
-    assert tested["sufficiency"]["details"]["faithfulness"] == pytest.approx(summary["faithfulness"], abs=1e-6)
+    assert tested["faithfulness"] == pytest.approx(summary["faithfulness"], abs=1e-6)
     assert tested["transfer"]["null"] == pytest.approx(train["faithfulness"], abs=1e-6)
 
 

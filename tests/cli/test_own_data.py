@@ -115,7 +115,7 @@ def test_a_circuit_of_ones_own_data_is_measured_again_on_it(run, model_folder, f
     )
     without = run("eval", out / "circuit.json")
     assert without.code == 2
-    assert "found on your own data, 'pairs'. Give it again with --data" in without.error
+    assert "found on your own data, .../pairs.csv, which is not here. Give it with --data" in without.error
     again = run("eval", out / "circuit.json", "--data", file, "--json")
     assert (again.json["metric"], again.json["examples"]) == ("kl", 10)
     assert again.json["clean"] == pytest.approx(0, abs=1e-6)
@@ -127,7 +127,7 @@ def test_data_under_the_name_of_a_built_in_task_has_to_be_given_again(run, model
     assert run(*find).code == 0
     lost = run(verb, tmp_path / "out" / "circuit.json", "--examples", 4)
     assert lost.code == 2
-    assert "found on your own data, 'ioi'. Give it again with --data" in lost.error
+    assert "found on your own data, .../pairs.csv, which is not here. Give it with --data" in lost.error
     convert = [
         "convert",
         tmp_path / "out" / "scores.safetensors",
@@ -137,7 +137,7 @@ def test_data_under_the_name_of_a_built_in_task_has_to_be_given_again(run, model
         "--selection",
         "refined",
     ]
-    assert "made on your own data, 'ioi'. Give it again with --data" in run(*convert).error
+    assert "made on your own data, .../pairs.csv, which is not here. Give it with --data" in run(*convert).error
     if verb == "eval":
         assert run(verb, tmp_path / "out" / "circuit.json", "--data", file, "--json").json["examples"] == 10
 
@@ -169,10 +169,10 @@ def test_attributed_examples_of_a_test_are_counted(run, model_folder, file, tmp_
     if split == "held-out":
         find += ["--examples", 4]
     assert run(*find).code == 0
-    values = {"model": None, "data": file, "split": tested, "examples": 20}
+    values = {"data": file, "split": tested, "examples": 20, **dict.fromkeys(("device", "device_map"))}
     saved = open_circuit(tmp_path / "out" / "circuit.json", values)
-    assert len(saved.attributed()) == (4 if split == "held-out" else 20)
-    assert shared_pairs(saved.task, saved.attributed()) == shared
+    assert len(saved.found_on) == (4 if split == "held-out" else 20)
+    assert shared_pairs(saved.task, saved.found_on) == shared
 
 
 def never(*_, **__):

@@ -17,18 +17,19 @@ from gradpath.errors import GradpathWarning, InputError, UsageError
 from gradpath.formats import Content
 from gradpath.formats.edges import dot
 from gradpath.graph import Graph
+from gradpath.recipe import Facts, Recipe
 from gradpath.scores import Scores
 from gradpath.selection import select
 
 GRAPHS = {"sequential": Graph(3, 2), "parallel": Graph(2, 3, parallel=True)}
-ABOUT = {"model": 'a "model"\\é', "task": "ioi", "method": "eap", "steps": 1, "d_model": 24, "options": {"a": None}}
+RECIPE = Recipe(model='a "model"\\é', task="ioi", method="eap", steps=1, options={"a": 1})
 
 
 @pytest.fixture(params=GRAPHS)
 def scores(request) -> Scores:
     graph = GRAPHS[request.param]
     values = torch.randn(graph.mask.shape, generator=torch.Generator().manual_seed(1)) * graph.mask
-    return Scores(graph, values, ABOUT)
+    return Scores(graph, values, RECIPE, Facts(d_model=24))
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_one_walk_gives_the_scores_of_every_number_of_steps(gpt2, text):
     for k, scores in found.items():
         plain = attribute(gpt2, TASK, "eap-gp", batch_size=3, **method_options(method.changed(steps=k)))
         torch.testing.assert_close(scores.values, plain.values, atol=1e-6, rtol=1e-4)
-        assert scores.about == plain.about
+        assert (scores.recipe, scores.facts) == (plain.recipe, plain.facts)
 
 
 def test_only_paths_whose_points_do_not_depend_on_k_are_nested():

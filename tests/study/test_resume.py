@@ -93,9 +93,10 @@ def test_a_circuit_without_a_size_is_that_of_find(tiny, tmp_path):
     assert rows[0]["edges_requested"] == bench.order(own, {None}).size
     train = bench.task(searched, "train")
     order = bench.order(searched, {None})
+    from gradpath.prepared import PreparedBatches
     from gradpath.selection.faithful import smallest_faithful
 
-    assert rows[1]["edges_requested"] == smallest_faithful(tiny, train, order, 0.85)
+    assert rows[1]["edges_requested"] == smallest_faithful(PreparedBatches(tiny, train), order, 0.85)
 
 
 def test_scores_are_computed_once_for_all_experiments(everything):

@@ -121,7 +121,7 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     found = circuit.recipe or Recipe()
     recipe = _recipe(circuit, typed, file)
     check_task(recipe.task, recipe.data)
-    model = opt.load(recipe, values)
+    model = opt.load(recipe, values, circuit.facts.weights)
     check_same_graph(model, circuit)
     if "model" not in typed and recipe.dtype == found.dtype and circuit.facts.weights not in (None, model.digest):
         warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
@@ -167,17 +167,7 @@ def _recipe(circuit: Circuit, typed: dict[str, Any], file: str | Path) -> Recipe
         )
     if recipe.metric is not None:
         find_metric(recipe.metric)
-    return _with_path(recipe, circuit) if "model" not in typed else recipe
-
-
-def _with_path(recipe: Recipe, circuit: Circuit) -> Recipe:
-    """The recipe with the folder in which a model outside the working directory was last."""
-    from gradpath.model.cache import remembered_path
-    from gradpath.runtime.files import ELSEWHERE
-
-    assert recipe.model is not None
-    path = remembered_path(circuit.facts.weights) if recipe.model.startswith(ELSEWHERE) else None
-    return recipe.changed(model=path)
+    return recipe
 
 
 @click.command(name="eval")

@@ -96,8 +96,8 @@ def _select(scores: Scores, counts: list[int], name: str, values: dict[str, Any]
             "another selection, or gradpath find."
         )
     if recipe.data is not None and not Path(recipe.data).is_file():  # the task may have the name of a built-in one
-        raise UsageError(f"{source} was made on your own data, {recipe.data}. Give it again with --data.")
-    model = opt.load(recipe, values)
+        raise UsageError(f"{source} was made on your own data, {recipe.data}, which is not here. Give it with --data.")
+    model = opt.load(recipe, values, scores.facts.weights)
     order = rank(scores, name, model, draw(model, recipe, recipe.attributed_split, data=recipe.data), sizes=counts)
     return [order.circuit(n) for n in counts]
 

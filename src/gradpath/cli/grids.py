@@ -96,14 +96,15 @@ def _curve_text(written: Written, out: Path | None) -> str:
         heading = f"{'sparsity':>10}{'edges':>10}{'kept':>10}  {'faithfulness [95%]':<22}error"
         lines += ["", f"{method}, {selection}", heading]
         for row in group:
-            low, high = (f"{100 * row[f'faithfulness_{end}']:.0f}" for end in ("low", "high"))
-            share = f"{100 * row['faithfulness']:.1f}% [{low}, {high}]"
+            ends = [row[f"faithfulness_{end}"] for end in ("low", "high")]
+            interval = "" if None in ends else " [{:.0f}, {:.0f}]".format(*(100 * end for end in ends))
+            share = f"{100 * row['faithfulness']:.1f}%{interval}"
             sizes = f"{row['sparsity']:>10.2%}{row['edges_requested']:>10,}{row['edges_kept']:>10,}"
             lines.append(f"{sizes}  {share:<22}{row['error']:.3f}")
         areas = [row for row in facts.get("mib", ()) if (row["method"], row["selection"]) == (method, selection)]
         lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in areas]
-    ends = [100 * row[f"faithfulness_{end}"] for row in facts["random"] for end in ("low", "high")]
-    lines += ["", f"Random circuits of the same sizes: faithfulness {min(ends):.1f}% to {max(ends):.1f}%"]
+    chance = [100 * row[f"faithfulness_{end}"] for row in facts["random"] for end in ("low", "high")]
+    lines += ["", f"Random circuits of the same sizes: faithfulness {min(chance):.1f}% to {max(chance):.1f}%"]
     for row in facts.get("mib_random", ()):
         lines.append(
             f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}, the mean of {row['rankings']} random rankings"

@@ -61,24 +61,26 @@ def together(*options: Decorator) -> Decorator:
 LOADING = ("device", "device_map", "trust_remote_code")  # how a model is loaded; no number depends on these
 
 
-def load(recipe: Recipe, loading: Mapping[str, Any]) -> Transformer:
+def load(recipe: Recipe, loading: Mapping[str, Any], weights: str | None = None) -> Transformer:
     """The model of a recipe, with a line on stderr while it is being read.
 
-    A recipe from a file names a model outside the working directory without its folder: it is loaded from where it was
-    last.
+    A recipe from a file names a model outside the working directory without its folder: it is loaded from where the
+    model with these weights was last.
     """
-    from gradpath.model.cache import remember_path
+    from gradpath.model.cache import remember_path, remembered_path
     from gradpath.model.load import load_model
     from gradpath.runtime.files import ELSEWHERE
     from gradpath.runtime.progress import waiting
 
     assert recipe.model is not None
+    if recipe.model.startswith(ELSEWHERE):
+        recipe = recipe.changed(model=remembered_path(weights))
     with waiting(f"loading {recipe.model}"):
         model = load_model(
             recipe.model, dtype=recipe.dtype, bos=recipe.bos, **{name: loading[name] for name in LOADING}
         )
         if model.name.startswith(ELSEWHERE):
-            remember_path(model.digest, recipe.model)
+            remember_path(model.digest, str(recipe.model))
         return model
 
 

@@ -139,6 +139,7 @@ class Verdict:
         """All numbers as a dictionary, as ``gradpath test --json`` prints them."""
         facts = {"model": self.model, "task": self.task, "examples": self.examples, "edges": self.edges}
         done = {"accuracy": self.result.accuracy, "does_task": self.result.does_task}
+        done |= {"faithfulness": self.result.faithfulness, "error": self.result.error}
         checks = {name: check.to_json() for name, check in self.checks.items()}
         effects = None if self.effects is None else self.effects.to_json()
         return {**facts, **done, **checks, "effects": effects, "verdict": self.verdict}
