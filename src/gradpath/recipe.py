@@ -244,7 +244,7 @@ def _sentence(problem: ValidationError, values: Mapping[str, Any]) -> str:
             f"there is no option {name!r}.{did_you_mean(name, known)} Options: {', '.join(known)}; those of a method "
             "go into options={'name': value}."
         )
-    if name not in Recipe.model_fields:
+    if problem.title != Recipe.__name__ or name not in Recipe.model_fields:
         return f"{name or 'a value'}: {error['msg']}"
     field = Recipe.model_fields[name]
     alternatives = () if get_origin(field.annotation) in (dict, Literal) else get_args(field.annotation)

@@ -38,9 +38,10 @@ def test_the_report_opens_on_the_selection_that_was_measured(curve, model_folder
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
     [shown] = data["runs"]
     assert data["chosen"]["how"] == "saved"
-    assert (shown["saved"]["how"], {point["how"] for point in shown["curve"]}) == ("refined", {"refined", "random"})
-    sizes = sorted(point["asked"] for point in shown["curve"])
-    assert (shown["saved"]["smallest"], shown["saved"]["edges"]) == (sizes[0], sizes[-1])
+    saved = shown["orders"]["saved"]
+    assert (saved["how"], {point["how"] for point in shown["curve"]}) == ("refined", {"refined", "random"})
+    sizes = sorted(point["requested"] for point in shown["curve"])
+    assert (saved["smallest"], saved["size"]) == (sizes[0], sizes[-1])
     [order] = (out / "cells").glob("order-*")
     model = gp.load_model(str(model_folder))
     train = gp.load_task("ioi", model, n=4, split="train")

@@ -175,14 +175,10 @@ def test_a_file_whose_data_is_not_an_object_is_refused(run, found, tmp_path, ver
     content = json.loads((out / "circuit.json").read_text())
     content["facts"]["data"] = [1]
     (tmp_path / "circuit.json").write_text(json.dumps(content))
-    scores = (out / "scores.safetensors").read_bytes().replace(b'\\"data\\": {', b'\\"data\\": 1, \\"other\\": {', 1)
-    (tmp_path / "scores.safetensors").write_bytes(scores)
     if verb == "eval":
         ran = run("eval", tmp_path / "circuit.json", "--ablation", "mean")
     else:
-        ran = run(
-            "convert", tmp_path / "scores.safetensors", tmp_path / "x.json", "--edges", 5, "--selection", "refined"
-        )
+        ran = run("convert", tmp_path / "circuit.json", tmp_path / "x.graphml")
     assert ran.code == 1
     assert "damaged (data:" in ran.error
 

@@ -8,6 +8,7 @@ import pytest
 from covering import some
 
 from gradpath.circuit import load_circuit
+from gradpath.selection import SELECTIONS
 
 PAIRS = "clean,corrupted,answers,wrong_answers\n" + "".join(
     f"The {x} sat on the {n},The {y} sat on the {n}, {x}, {y}\n"
@@ -54,7 +55,9 @@ def here(tmp_path, monkeypatch):
     for name, text in (("pairs.csv", PAIRS), ("metric.py", METRIC), ("plugin.py", PLUGIN)):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    if "backwards" in SELECTIONS:
+        SELECTIONS.remove("backwards")
 
 
 @pytest.mark.parametrize("case", CASES)
