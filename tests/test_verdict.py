@@ -125,8 +125,7 @@ def test_a_circuit_that_another_sample_would_not_give_is_not_stable():
     own = load("parity")
     scores = gp.attribute(own.model, own.task, "eap")
     circuit = gp.select(scores, 6, selection="random", prune=False)
-    about = {**circuit.about, "selection": {**circuit.about["selection"], "how": "top"}}
-    unlike = replace(circuit, about=about)
+    unlike = replace(circuit, recipe=circuit.recipe.changed(selection="top"))
     verdict = gp.test(own.model, unlike, own.held_out, found_on=own.task)
     assert verdict.stability.passed is False
     assert verdict.stability.details["with_circuit"] < 0.5

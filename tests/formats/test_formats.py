@@ -225,7 +225,7 @@ def test_what_does_not_fit_is_refused(scores, circuit, tmp_path):
         Content(replace(scores, values=scores.values + 1), circuit)
     with pytest.raises(InputError, match="of the same model"):
         Content(scores, select(Scores(Graph(1, 1), torch.zeros(3, 5)), 2))
-    without = replace(scores, recipe=None)
+    without = replace(scores, facts=Facts())
     with pytest.raises(UsageError, match="--d-model N"):
         formats.write(without, tmp_path / "x.eap-ig.json")
     formats.write(without, tmp_path / "x.eap-ig.json", d_model=8)

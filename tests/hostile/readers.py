@@ -288,7 +288,7 @@ def use_example_scores(file: Path) -> None:
 
 def valid_result(folder: Path) -> bytes:
     values = torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
-    Result(*values, 10, 8, ["a b"] * 4, ["a c"] * 4, {"model": "m"}).save(folder / "result.json")
+    Result(*values, 10, 8, ["a b"] * 4, ["a c"] * 4, Recipe(model="m")).save(folder / "result.json")
     return (folder / "result.json").read_bytes()
 
 

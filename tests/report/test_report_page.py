@@ -23,7 +23,7 @@ from gradpath.report.data import Page
 from gradpath.report.facts import facts_of
 from gradpath.report.page import SCRIPTS, render_comparison
 from gradpath.report.payload import LIMIT, asset, connected_from, page_of
-from gradpath.selection import SELECTIONS, select
+from gradpath.selection import rank, select
 from gradpath.verdict.checks import Check
 from gradpath.verdict.effects import Effects
 
@@ -61,7 +61,7 @@ def test_pruning_keeps_the_edges_whose_ends_are_connected(make: Maker) -> None:
         scores.values[0] *= 0.05  # few ways in: pruning has much to do
         graph = scores.graph
         for how in ("top", "greedy", "signed", "random"):
-            order = SELECTIONS[how].function(scores, graph.n_edges)
+            order = rank(scores, how).edges
             connected = connected_from(graph, order)
             for n in draw.sample(range(1, graph.n_edges), 20):
                 source, target = graph.unflattened(order[:n]).T
@@ -194,8 +194,6 @@ def test_the_command_for_the_whole_verdict_asks_for_data_that_no_command_named(m
 
 def test_facts_have_labels_and_dropped_pairs_are_sentences() -> None:
     data = {
-        "metric": "logit-difference",
-        "seed": 11,
         "source": "pairs.csv",
         "changed": "subject",
         "n": 9,
@@ -203,7 +201,16 @@ def test_facts_have_labels_and_dropped_pairs_are_sentences() -> None:
         "dropped": {"the prompts have different numbers of tokens": {"count": 2, "first": "'The bakers': 7 and 6"}},
         "notes": ["113 of 114 verbs count"],
     }
-    about = {"data": data, "method": "eap-ig", "batch_size": 7, "d_model": 576, "cpu_seconds": 4.513, "bos": False}
+    about = {
+        "data": data,
+        "metric": "logit-difference",
+        "seed": 11,
+        "method": "eap-ig",
+        "batch_size": 7,
+        "d_model": 576,
+        "cpu_seconds": 4.513,
+        "bos": False,
+    }
     about |= {"key": {"tokens": "ce12"}, "plugins": {"mine.py": "b5e2"}, "own_fact": {"a_b": [1, 2]}}
     told = dict(facts_of("smollm2", "mine", about, {"python": "3.11.7"}))
     assert told == {

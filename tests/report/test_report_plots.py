@@ -16,6 +16,7 @@ from making import Maker
 
 from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
+from gradpath.recipe import Recipe
 from gradpath.report.plots import circuit_card, plot_circuit, plot_result, plot_scores, result_card, scores_card
 from gradpath.report.style import INK, MUTED, canvas, panels, save_as
 from gradpath.selection import select
@@ -112,7 +113,7 @@ def test_cards_tell_the_numbers(make: Maker, result: Result) -> None:
 
 
 def test_cards_escape_names_and_show_empty_circuits(make: Maker) -> None:
-    evil = replace(make.scores(), about={"task": "<script>alert(1)</script>"})
+    evil = replace(make.scores(), recipe=Recipe(task="<script>alert(1)</script>"))
     circuit = select(evil, 30)
     assert "<script>" not in scores_card(evil) + circuit_card(circuit)
     assert "Circuit of 0 edges" in circuit_card(replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0]))

@@ -76,7 +76,7 @@ class OpenedCircuit:
     def found_on(self) -> Task | None:
         """The examples that the circuit was found on; None if they cannot be drawn again, or are of another task."""
         found = self.circuit.recipe
-        if found is None or (found.task, found.data) != (self.recipe.task, self.recipe.data):
+        if found is None or found.task != self.recipe.task or not _same_data(found.data, self.recipe.data):
             return None
         return self.draw(found.attributed_split, found)
 
@@ -135,12 +135,17 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     return opened
 
 
+def _same_data(a: str | None, b: str | None) -> bool:
+    """Whether two paths name the same data, wherever it is now."""
+    return a == b if a is None or b is None else Path(a).name == Path(b).name
+
+
 def _recipe(circuit: Circuit, typed: dict[str, Any], file: str | Path) -> Recipe:
     """The recipe of a circuit with what the user typed. Another task has its own metric and number of examples."""
     from gradpath.tasks import METRICS, TASKS, find_metric
 
     found, data = circuit.recipe or Recipe(), typed.get("data")
-    if data is not None and found.data is not None and Path(data).name == Path(found.data).name:
+    if data is not None and _same_data(data, found.data):
         typed = {**typed, "task": found.task, "data": data}  # the same data, wherever it is now
         found = found.changed(data=data)
     elif "task" in typed or data is not None:

@@ -64,7 +64,7 @@ def _curve_panel(ax: Axes, rows: Sequence[Row], random: Sequence[Row], log: bool
         return [math.nan if end is None else 100 * end for end in ends]
 
     def band(rows: Sequence[Row], **style: Any) -> None:
-        low, high = zip(*map(ends_of, rows), strict=True)
+        low, high = ([ends_of(row)[at] for row in rows] for at in (0, 1))
         ax.fill_between(x_of(rows), low, high, **style)
 
     labels, selections = list(grouped(rows, "method")), list(grouped(rows, "selection"))
