@@ -247,17 +247,24 @@ def random_paths(scores: Scores, context: Context = NOTHING, *, seed: int = 0) -
     order = dict[tuple[int, int], None]()  # a set that keeps its order
     nodes, readers, failed = {0}, [graph.logits], 0
     before, targets_of = graph.sources_before_target.tolist(), _targets_of_nodes(graph)
-    while len(order) < n:
-        path, target = list[tuple[int, int]](), dice.choice(readers)
+
+    def backwards(path: list[tuple[int, int]], target: int) -> list[tuple[int, int]]:
+        """The path that begins so, continued from a target to a node of the circuit."""
         while not path or path[-1][0] not in nodes:
             source = dice.randrange(before[target])
             path.append((source, target))
             target = dice.choice(targets_of[source]) if source else target
+        return path
+
+    while len(order) < n:
+        path = backwards([], dice.choice(readers))
         failed = failed + 1 if path[0] in order else 0  # then it is the only edge of its path
         if failed == TRIES:  # few edges are left between the nodes of the circuit
             path = [(u, v) for v in readers for u in nodes if u < before[v] and (u, v) not in order]
-            path = path or [edge for edge in map(tuple, graph.mask.nonzero().tolist()) if edge not in order]
             dice.shuffle(path)
+            if not path:  # all of them are in: go through another node
+                new = dice.choice([u for u in range(graph.n_sources) if u not in nodes])
+                path = backwards([(new, graph.logits)], dice.choice(targets_of[new]))
             failed = 0
         for source, target in path:
             order[source, target] = None
