@@ -21,6 +21,7 @@ from gradpath import defaults
 from gradpath.errors import InputError, UsageError, did_you_mean
 
 IN_MEMORY = "(in memory)"  # in place of the path of data that was given as a Python object
+PROMPT = "prompt"  # the task of a single pair of prompts that the user typed
 SIZES = ("faithfulness", "edges", "sparsity", "nodes")  # at most one of them sets the size of the circuit
 Split = Literal["held-out", "same", "all", "swapped"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
@@ -55,6 +56,16 @@ class Recipe(BaseModel):
         _option("A built-in task (gradpath ls tasks).", default_text=f"{defaults.TASK}, unless your own data is given"),
     ] = None
     data: Annotated[str | None, _option("Your own pairs: a .csv or .jsonl file.", metavar="FILE")] = None
+    clean: Annotated[
+        str | None, _option("One prompt instead of a task: the clean one, with --corrupted and --answer.")
+    ] = None
+    corrupted: Annotated[str | None, _option("The corrupted prompt, with as many tokens.")] = None
+    answer: Annotated[
+        str | None, _option("The right answer after the clean prompt, a single token such as ' Paris'.")
+    ] = None
+    wrong: Annotated[
+        str | None, _option("The wrong answer.", default_text="the most likely token after the corrupted prompt")
+    ] = None
     metric: Annotated[
         str | None,
         _option(
@@ -121,6 +132,11 @@ class Recipe(BaseModel):
         if len(given := [f"`{name}`" for name in SIZES if getattr(self, name) is not None]) > 1:
             raise UsageError(
                 f"{', '.join(given[:-1])} and {given[-1]} each set the size of the circuit: give one of them."
+            )
+        typed = [name for name in ("clean", "corrupted", "answer") if getattr(self, name) is not None]
+        if typed and (len(typed) < 3 or self.data is not None or self.task not in (None, PROMPT)):
+            raise UsageError(
+                "one prompt needs `clean`, `corrupted` and `answer`, and neither `task` nor `data`: give these three."
             )
         if self.selection is not None and self.nodes is not None:
             raise UsageError("`selection` selects edges and `nodes` selects nodes: give one of them.")

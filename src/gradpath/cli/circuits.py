@@ -15,7 +15,7 @@ from gradpath._version import __version__
 from gradpath.cli import options as opt
 from gradpath.cli.progress import lines_of, note, numbers_of, print_result
 from gradpath.errors import InputError, UsageError, warn
-from gradpath.recipe import Recipe
+from gradpath.recipe import PROMPT, Recipe
 from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     split, typed, circuit = values.pop("split", None), opt.typed(values), load_circuit(file)
     found = circuit.recipe or Recipe()
     recipe = _recipe(circuit, typed, file)
-    check_task(recipe.task, recipe.data)
+    if recipe.clean is None:
+        check_task(recipe.task, recipe.data)
     model = opt.load(recipe, values, circuit.facts.weights)
     check_same_graph(model, circuit)
     if "model" not in typed and recipe.dtype == found.dtype and circuit.facts.weights not in (None, model.digest):
@@ -149,7 +150,16 @@ def _recipe(circuit: Circuit, typed: dict[str, Any], file: str | Path) -> Recipe
         typed = {**typed, "task": found.task, "data": data}  # the same data, wherever it is now
         found = found.changed(data=data)
     elif "task" in typed or data is not None:
-        dropped = ["task", "data", "metric", *(["examples"] if (data is None) != (found.data is None) else [])]
+        dropped = [
+            "task",
+            "data",
+            "metric",
+            "clean",
+            "corrupted",
+            "answer",
+            "wrong",
+            *(["examples"] if (data is None) != (found.data is None) else []),
+        ]
         found = Recipe(**{name: value for name, value in found.recorded.items() if name not in dropped})
     recipe = found.changed(**typed)
     for name, value in (("model", recipe.model), ("task", recipe.task or recipe.data)):
@@ -160,7 +170,7 @@ def _recipe(circuit: Circuit, typed: dict[str, Any], file: str | Path) -> Recipe
             f"{file} was found on your own data, {recipe.data}, which is not here. Give it with --data, or name a "
             "--task."
         )
-    if recipe.data is None and recipe.task not in TASKS and circuit.facts.plugins:
+    if recipe.data is None and recipe.task not in (*TASKS, PROMPT) and circuit.facts.plugins:
         raise UsageError(
             f"{file} was found on the task {recipe.task!r}, which is not built in. Give the plug-in that adds it "
             f"({', '.join(circuit.facts.plugins)}) with --plugin, or name another --task."
@@ -204,7 +214,8 @@ def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None
         **numbers_of(saved.circuit, result),
         "seconds": round(time.monotonic() - begin, 2),
     }
-    where = f"{len(saved.task)} examples of {saved.task.name} ({saved.split}) in {saved.model.name}"
+    n = len(saved.task)
+    where = f"{n} example{'' if n == 1 else 's'} of {saved.task.name} ({saved.split}) in {saved.model.name}"
     print_result(
         summary if as_json else "\n".join([f"{circuit_file} on {where}:", *lines_of(summary, len(saved.task))])
     )

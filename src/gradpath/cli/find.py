@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command(name="find")
 @opt.model_option
-@opt.recipe_options("task", "data", "method", "steps")
+@opt.recipe_options("task", "data", "clean", "corrupted", "answer", "wrong", "method", "steps")
 @click.option(
     "-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the method or selection."
 )
@@ -44,6 +44,7 @@ def find_command(
     gradpath find --model smollm2 --task ioi --faithfulness 0.85 --out out/ioi
     gradpath find --model smollm2 --task ioi --method eap-gp --selection top --steps 5
     gradpath find --model ./my-model --data pairs.csv --edges 500 --json
+    gradpath find --clean "The capital of France is" --corrupted "The capital of Italy is" --answer " Paris"
     """
     begin = time.monotonic()
     opt.check_folder(out)

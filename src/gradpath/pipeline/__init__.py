@@ -118,7 +118,8 @@ def checked(recipe: Recipe, data: Any = None, metric: str | Metric | None = None
         warn(f"the method {recipe.method!r} has no steps: steps={recipe.steps} is ignored.")
     if isinstance(data, Task) and metric is not None:
         raise UsageError("a Task has its own metric: leave out `metric`, or give it to the Task.")
-    check_task(recipe.task or (None if data is not None else defaults.TASK), data)
+    if recipe.clean is None:
+        check_task(recipe.task or (None if data is not None else defaults.TASK), data)
     if metric is not None:
         method.check_metric(find_metric(metric), options)
     ABLATIONS.find(recipe.ablation)
@@ -146,7 +147,8 @@ def run_find(
         method, options = recorded_method(recipe)
         *_, scores = attribute_at_steps(model, attributed, method, options, prepared=prepared)
     assert scores.recipe is not None
-    scores = replace(scores, recipe=scores.recipe.changed(split=recipe.split))
+    if recipe.clean is None:  # else it is all that there is
+        scores = replace(scores, recipe=scores.recipe.changed(split=recipe.split))
     if limits.memory is not None:
         note(f"batches of {scores.facts.batch_size} examples fit into the memory budget")
     selected = _circuits(recipe, scores, prepared, curve)

@@ -12,6 +12,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
 from gradpath.tasks.load import LEAST, WARNING, draw_task, split_in_halves
 from gradpath.tasks.metrics import Metric
+from gradpath.tasks.one_pair import one_pair
 from gradpath.tasks.task import Task
 
 Note = Callable[[str], None]  # shows a message to the user
@@ -45,6 +46,11 @@ def load_examples(
     """
     if isinstance(data, Task):
         return _halves(data, model, recipe, note)
+    if recipe.clean is not None:
+        task = one_pair(model, recipe, metric)
+        for line in task.facts["notes"]:
+            note(line)
+        return task, task
     attributed = measured = draw(model, recipe, recipe.attributed_split, data=data, metric=metric)
     if recipe.measured_split != recipe.attributed_split and attributed.facts.get("held_out", True):
         measured = draw(model, recipe, recipe.measured_split, data=data, metric=metric)
@@ -57,6 +63,8 @@ def draw(
     model: Transformer, recipe: Recipe, split: str, *, data: Any = None, metric: str | Metric | None = None
 ) -> Task:
     """The examples of one split, as the recipe says."""
+    if recipe.clean is not None:
+        return one_pair(model, recipe, metric)
     return draw_task(
         recipe.task or (None if data is not None else defaults.TASK),
         model,
