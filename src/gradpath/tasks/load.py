@@ -43,6 +43,7 @@ from gradpath.tasks.task import Task, judged_by_kl
 _MAX_PAIRS = 1_000_000  # in one task: more prompts would not fit into memory
 _FEWER = "Request fewer, or use both halves with the split 'all'."
 _MAX_ROWS = 100_000
+OWN = "own"  # the layout of users' own columns
 # What a recipe calls a split whose pairs are attributed.
 _SPLITS = {"train": "held-out", "all": "all", "test": "swapped", REWORDED: "swapped"}
 WARNING = "WARNING: "  # begins a note that should not be overlooked
@@ -316,6 +317,9 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
     origin = layout.with_ids if reader.ids_fit else layout.without_ids
     notes = [f"answers are taken from {origin}"] if origin else []
     notes += _space_note(pairs)
+    if layout.name == OWN and (numbers := [a for pair in pairs for a in (*pair.right, *pair.wrong) if type(a) is int]):
+        text = tokenizer.decode([numbers[0]]) if 0 <= numbers[0] < len(tokenizer.hf) else "no token"
+        notes.append(f"answers that are numbers in a list are token ids: {numbers[0]} is {text!r}")
     if next(table.rows, None) is not None:
         notes.append(f"only the first {_MAX_ROWS} rows were read")
     if problem:
