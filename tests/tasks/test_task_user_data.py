@@ -467,7 +467,8 @@ def test_a_file_is_checked_without_a_model(tmp_path):
     check_task(None, [{"anything": 1}])  # rows are read with the model
 
 
-def test_numbers_in_a_list_are_token_ids_and_a_note_says_so(tmp_path, words):
-    rows = "clean,corrupted,answers,wrong_answers\n" + "".join(f'a {x},b {x},"[12]","[13]"\n' for x in "cdef")
-    notes = load(tmp_path, rows, words, split="all").facts["notes"]
-    assert any(note.startswith("answers that are numbers in a list are token ids: 12 is") for note in notes)
+def test_numbers_in_a_list_are_token_ids_and_a_note_says_so(tmp_path, smollm2):
+    rows = "clean,corrupted,answers,wrong_answers\n" + "".join(f'a {x},b {x},"[412]","[413]"\n' for x in "cdef")
+    notes = load(tmp_path, rows, smollm2, split="all").facts["notes"]
+    text = smollm2.tokenizer.decode([412])
+    assert f"answers that are numbers in a list are token ids: 412 is {text!r}" in notes
