@@ -1,4 +1,4 @@
-"""The engine: exact patching, completeness, limits, GradPath's points, and paths of one's own."""
+"""The engine: exact patching, completeness, limits, GradPath's points, and custom paths."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def _release(lock: BaseFileLock, folder: Path, is_new: bool) -> None:
     with suppress(OSError):  # another run has it
         if (folder / _LOCK).exists():
             lock.acquire()  # again, in case a signal came between the making of its file and the lock
-            (folder / _LOCK).unlink()  # while it is ours: whoever waits for it notices, and makes a new one
+            (folder / _LOCK).unlink()  # while it is ours: a waiting process notices, and makes a new one
     lock.release(force=True)
     if is_new:
         with suppress(OSError):  # it is not empty

@@ -1,6 +1,6 @@
 """Progress bars of tqdm on stderr: one for each phase, counted in batches.
 
-Where stderr is no terminal, such as the log of a cluster job, a phase writes one line every half minute instead.
+Where stderr is not a terminal, such as the log of a cluster job, a phase writes one line every half minute instead.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def reproduce(
             raise UsageError(refusal)
         else:
             note(f"skipped {experiment.name}: {refusal}")
-    about = _provenance(bench, command)
+    about = _record_of(bench, command)
     written = []
     for experiment in runnable:
         outcome = experiment.outcome(bench)
@@ -258,7 +258,7 @@ def _check_folder(bench: Bench, names: Sequence[str], out: Path, note: Note) -> 
             note(f"{name} in {out} was made with other settings: its tables are written again, its cells are kept.")
 
 
-def _provenance(bench: Bench, command: str) -> dict[str, Any]:
+def _record_of(bench: Bench, command: str) -> dict[str, Any]:
     """Versions, commit, seed, model and study, as plain values."""
     first = environment(command)
     versions = first.pop("versions")
