@@ -140,4 +140,4 @@ def test_numbers_do_not_depend_on_threads_or_on_the_run():
         torch.set_num_threads(before)
     for one, same, other in zip(first, again, threaded, strict=True):
         assert torch.equal(one, same)
-        assert float((one - other).abs().max()) <= 1e-6 * float(one.abs().max())
+        assert float((one - other).abs().max()) <= 1e-5 * float(one.abs().max())

@@ -294,7 +294,7 @@ def test_the_examples_on_tasks_run_as_they_are_printed(run, model_folder, tmp_pa
         if title:
             Path(title).write_text(code)
     commands = [line for _, block in printed("docs/tasks.md", "bash") for line in block.splitlines()]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands:
         words = shlex.split(command)[1:]
         quick = [] if words[0] == "ls" else ["--model", model_folder, "--edges", 20]
