@@ -11,7 +11,8 @@ see what a difference is.
 
 So that it survives the refactoring itself, this script uses nothing but the public names, the command line
 and transformers; methods and selections are those that ``gradpath ls`` lists. What a call refuses is recorded
-by the name of the error, because messages are prose. Of prose only the numbers count; times, dates, versions
+by the name of the error, because messages are prose. Any other error, such as a keyword that has another name now, ends
+the script: nothing would be compared. Of prose only the numbers count; times, dates, versions
 and commits do not. Method, steps and selection are always given, because defaults may change. Left out are
 PNG and PDF (the drawings are there as SVG) and ``reproduce runtime``, which is about times.
 """
@@ -126,6 +127,12 @@ WORDS = {
 }
 WORDS["GRID"] = f"{FEW} {PATHS} --selection top,refined --sparsities 0.9,0.5"
 
+
+
+class FailedCommand(Exception):
+    """A command that exits with another code than 0."""
+
+
 found: dict[str, str] = {}
 only, dump = "", None  # --only and --dump
 
@@ -136,7 +143,7 @@ def record(key: str, work: Callable[[], Any]) -> None:
         return
     try:
         content = json.dumps(plain(work()), sort_keys=True)
-    except Exception as refused:
+    except (gp.GradpathError, FailedCommand) as refused:
         found[key] = type(refused).__name__
         return
     found[key] = hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -232,7 +239,7 @@ def cli(arguments: list[str]) -> str:
             main(arguments)
     except SystemExit as leave:
         if leave.code:
-            raise type(f"exit {leave.code}", (Exception,), {})(err.getvalue()) from None
+            raise type(f"exit {leave.code}", (FailedCommand,), {})(err.getvalue()) from None
     return out.getvalue()
 
 
@@ -286,7 +293,7 @@ def circuits_and_results() -> None:
         for ablation in ABLATIONS if (kind, method) == ("gpt2", "eap-ig") else ABLATIONS[:1]:
             scored = gp.attribute(model, pairs(0), method, steps=3, batch_size=3, ablation=ablation)
             sizes: list[dict[str, Any]] = [{"n": 5}, {"n": 40}, {"sparsity": 0.6}]
-            ways = {how: [{"how": how, **x} for x in sizes] for how in names("selections")}
+            ways = {name: [{"selection": name, **x} for x in sizes] for name in names("selections")}
             for way, wanted in {**ways, "nodes": [{"nodes": 1}, {"nodes": 4}]}.items():
                 select_and_measure(f"{kind}/{method} {ablation}/{way}", model, scored, wanted)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from small_models import tiny_model
+from small_models import prompts, tiny_model
 from tiny_folder import save_tiny
 from transformers import GPT2Config
 
@@ -48,6 +49,21 @@ def benchmark(monkeypatch):
 def test_a_benchmark_finds_everything_that_it_imports(benchmark, name):
     module = benchmark(name)
     assert callable(getattr(module, "main", None)) or name == "freeze"
+
+
+def test_freeze_selects_and_measures_with_todays_keywords(benchmark, monkeypatch):
+    freeze = benchmark("freeze")
+    model = tiny_model("gpt2")
+    monkeypatch.setattr(freeze, "tiny", lambda kind: model)
+    monkeypatch.setattr(freeze, "names", lambda what: ["top"])
+    monkeypatch.setattr(freeze, "product", lambda *lists: [("gpt2", "eap-ig")])
+    monkeypatch.setattr(freeze, "ABLATIONS", freeze.ABLATIONS[:1])
+    monkeypatch.setattr(freeze, "pairs", lambda seed: prompts([6, 7], [[1], [2]]))
+    freeze.circuits_and_results()
+    assert {f"{part}/gpt2/eap-ig corrupted/top" for part in ("circuits", "results")} < freeze.found.keys()
+    assert all(re.fullmatch("[0-9a-f]{16}", value) for value in freeze.found.values()), "an error is not a number"
+    with pytest.raises(TypeError):
+        freeze.record("what changed", lambda: gp.select(how="top"))
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import gradpath as gp
-from gradpath.grid.request import parse_methods
 from gradpath.registry import load_plugin
+from gradpath.study.spec import check_methods, method_options, method_recipe
 
 SPARSITIES = (0.99, 0.975)
 
@@ -26,15 +26,16 @@ def main(model_name: str, tasks: str, methods: str, n: str, split: str) -> None:
         attributed = gp.load_task(name, model, n=2 * int(n), seed=0, split="train")
         attributed, others = attributed[: int(n)], attributed[int(n) :]
         measured = others if split == "train" else gp.load_task(name, model, n=int(n), seed=0, split=split)
-        for method in parse_methods(methods):
-            scores = gp.attribute(model, attributed, method.name, **method.options)
+        for method in check_methods(methods):
+            recipe = method_recipe(method)
+            scores = gp.attribute(model, attributed, recipe.method, **method_options(recipe))
             results = []
             for sparsity in SPARSITIES:
-                circuit = gp.select(scores, sparsity=sparsity, how="top")
+                circuit = gp.select(scores, sparsity=sparsity, selection="top")
                 results.append(gp.evaluate(model, circuit, measured))
             texts = [f"{result.error:.3f} ({100 * result.faithfulness:.1f}%)" for result in results]
             mean = sum(result.error for result in results) / len(results)
-            print(name, method.label, *texts, f"mean {mean:.3f}", scores.about["passes"], flush=True)  # noqa: T201
+            print(name, method, *texts, f"mean {mean:.3f}", scores.facts.passes, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
