@@ -128,8 +128,7 @@ WORDS = {
 WORDS["GRID"] = f"{FEW} {PATHS} --selection top,refined --sparsities 0.9,0.5"
 
 
-
-class FailedCommand(Exception):
+class CommandError(Exception):
     """A command that exits with another code than 0."""
 
 
@@ -143,7 +142,7 @@ def record(key: str, work: Callable[[], Any]) -> None:
         return
     try:
         content = json.dumps(plain(work()), sort_keys=True)
-    except (gp.GradpathError, FailedCommand) as refused:
+    except (gp.GradpathError, CommandError) as refused:
         found[key] = type(refused).__name__
         return
     found[key] = hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -239,7 +238,7 @@ def cli(arguments: list[str]) -> str:
             main(arguments)
     except SystemExit as leave:
         if leave.code:
-            raise type(f"exit {leave.code}", (FailedCommand,), {})(err.getvalue()) from None
+            raise type(f"exit {leave.code}", (CommandError,), {})(err.getvalue()) from None
     return out.getvalue()
 
 
