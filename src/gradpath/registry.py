@@ -28,11 +28,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.abc import SourceLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
 from gradpath.errors import (
@@ -249,6 +249,28 @@ def _installed_digests() -> dict[str, str]:
         code = sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest()
         digests[point.dist.name] = f"{point.dist.version} {code}"
     return digests
+
+
+def code_of(value: Any) -> Any:
+    """What a function does, as values that JSON has and that are the same in every process.
+
+    These are its instructions, names and constants, with those of the functions inside it, its defaults, and the
+    numbers and texts of the scope that it was made in. Of any other object it is the type.
+    """
+    if isinstance(value, CodeType):
+        return [value.co_code.hex(), value.co_names, [code_of(x) for x in value.co_consts]]
+    if isinstance(value, FunctionType):
+        scope = [cell.cell_contents for cell in value.__closure__ or ()]
+        plain = [x for x in scope if not callable(x)]  # a function may be in its own scope
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return [code_of(x) for x in (value.__code__, *defaults, *plain)]
+    if isinstance(value, partial):
+        return [code_of(x) for x in (value.func, *value.args, *value.keywords.values())]
+    if isinstance(value, (tuple, frozenset)):  # a set has no order
+        return (
+            sorted((code_of(x) for x in value), key=repr) if isinstance(value, frozenset) else list(map(code_of, value))
+        )
+    return value if isinstance(value, (str, int, float)) else type(value).__name__
 
 
 def load_function(spec: str) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from gradpath._version import __version__
 from gradpath.errors import GradpathError, check_type, is_out_of_memory
 from gradpath.model.transformer import Transformer, to_device_of
-from gradpath.registry import loaded_plugins
+from gradpath.registry import code_of, loaded_plugins
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import return_memory
 from gradpath.runtime.progress import progress_bar
@@ -94,9 +94,8 @@ def sweep(
     content = (pairs.clean, pairs.corrupted, pairs.last, pairs.first, *labels)
     distributed.check_same("examples", *(torch.as_tensor(part).cpu().numpy().tobytes() for part in content))
     distributed.check_same("models, circuits or options", same(), [len(batch) for batch in batches])
-    code = getattr(task.metric, "__code__", None)
-    metric = [metric_name(task.metric), *(() if code is None else (code.co_code, repr(code.co_consts)))]
-    distributed.check_same("versions of gradpath, metrics or plug-ins", __version__, metric, loaded_plugins())
+    code = metric_name(task.metric), code_of(task.metric), loaded_plugins()
+    distributed.check_same("versions of gradpath, metrics or plug-ins", __version__, *code)
     with distributed.fail_together():
         if len(batches) < world:
             batches = list(pairs.batches(math.ceil(len(pairs) / world)))

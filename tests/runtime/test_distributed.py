@@ -57,6 +57,7 @@ def test_what_does_not_belong_together_is_not_added_up(many):
         assert "different examples" in said["other examples"]
         assert "different models, circuits or options" in said["other options"]
         assert "different versions of gradpath, metrics or plug-ins" in said["other metric"]
+        assert "same metric" not in said
 
 
 def test_a_rank_that_is_late_is_named(many):
