@@ -340,6 +340,8 @@ def test_needed_and_idle_edges_by_the_sign_test():
     assert sign_test(torch.tensor([8, 5, 0]), torch.tensor([0, 5, 0])).tolist() == pytest.approx(
         [2**-8, 0.623, 1], abs=1e-3
     )
+    many = sign_test(torch.tensor([1100, 600, 100_000]), torch.tensor([0, 500, 100_000])).tolist()
+    assert many == pytest.approx([0, 0.0014, 0.5], abs=1e-3)  # 2 ** 1100 is not a float
     worse, mixed, never = torch.ones(12), torch.tensor([1.0, -9.0] * 6), torch.zeros(12)
     decision, needed, idle = needed_edges(torch.stack([worse, mixed, never], 1), 0.9)
     assert decision == "no"

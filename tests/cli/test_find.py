@@ -176,6 +176,13 @@ def test_find_without_out_writes_to_a_new_folder_named_after_model_and_task(run,
     assert second.json["out"] == names[1]
 
 
+@pytest.mark.slow
+def test_more_examples_than_powers_of_two_in_a_float_write_all_files(run, model_folder, tmp_path):
+    typed = ("--task", "sva", "--examples", "1100", "--method", "eap", "--edges", "20", "--selection", "top")
+    assert run("find", "--model", model_folder, *typed, "--out", tmp_path).code == 0
+    assert {file.name for file in tmp_path.iterdir()} == {"scores.safetensors", "circuit.json", "report.html"}
+
+
 def test_a_report_that_fails_costs_neither_scores_nor_circuit(run, model_folder, tmp_path, monkeypatch):
     def broken(*_args, **_options):
         raise OverflowError("int too large to convert to float")

@@ -77,3 +77,9 @@ def test_a_short_phase_writes_nothing_to_a_log(capsys):
     with bars(), waiting("loading"), progress_bar("scoring edges", 3) as bar:
         bar.update(3)
     assert capsys.readouterr().err == ""
+
+
+def test_a_name_from_a_file_does_not_steer_the_terminal(terminal):
+    with bars(), waiting("loading \x1b[2Jmodel"):
+        pass
+    assert "\x1b[2J" not in terminal()

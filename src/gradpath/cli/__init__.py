@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from gradpath._version import __version__
-from gradpath.errors import GradpathError, GradpathWarning, UsageError, unknown
+from gradpath.errors import GradpathError, GradpathWarning, UsageError, printable, unknown
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import set_threads
 from gradpath.runtime.progress import bars, write_line
@@ -199,5 +199,5 @@ def _print_error(message: str, *, shared: bool = False, lines: bool = False) -> 
     rank, world = distributed.rank(), distributed.world()
     if rank == 0 or not shared:
         process = "" if shared or world == 1 else f" (process {rank} of {world})"
-        first, *details = message.splitlines() if lines else [" ".join(message.split())]
+        first, *details = message.splitlines() if lines else [" ".join(printable(message).split())]
         click.echo("\n".join([f"gradpath{process}: {first}", *details]), err=True)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from gradpath.errors import printable
 from gradpath.runtime import distributed
 
 LOG_EVERY = 30  # seconds between two lines of a log
@@ -66,7 +67,7 @@ def waiting(what: str) -> Any:
     from tqdm.auto import tqdm
 
     hidden = not _shown.get() or distributed.rank() > 0 or not _is_terminal()
-    return tqdm(desc=what, bar_format="{desc} ...", leave=False, disable=hidden)
+    return tqdm(desc=printable(what), bar_format="{desc} ...", leave=False, disable=hidden)
 
 
 def write_line(text: str) -> None:
