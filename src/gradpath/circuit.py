@@ -18,7 +18,7 @@ from gradpath.errors import InputError, UsageError, check_names, reason
 from gradpath.graph import Graph, graph_from_json, node_of
 from gradpath.recipe import Facts, Recipe, read_record, record
 from gradpath.runtime.files import check_seal, write_atomically, write_rows
-from gradpath.scores import LISTED, listed
+from gradpath.scores import LISTED, Shown, listed
 
 if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
@@ -28,7 +28,7 @@ _LARGEST_SCORE = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Circuit:
+class Circuit(Shown):
     """A set of edges, in the order in which they were selected, with their scores.
 
     ``len``, ``in``, iteration, ``&``, ``|``, ``-``, ``<=``, ``==`` and ``hash`` work as on a set of edges: order and
@@ -51,6 +51,7 @@ class Circuit:
         pruned: Whether edges that are on no path from ``input`` to ``logits`` were removed.
     """
 
+    _kind = "circuit"
     graph: Graph
     index: Int[Tensor, "edge 2"]
     scores: Float[Tensor, " edge"]
@@ -263,19 +264,6 @@ class Circuit:
         names = {end for source, target, _ in self.named_edges() for end in (source, node_of(target))}
         return [name for name in (*self.graph.sources, "logits") if name in names]
 
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the circuit.
-
-        Args:
-            ax: The matplotlib axes to draw on; new ones by default.
-
-        Returns:
-            The matplotlib axes.
-        """
-        from gradpath.report.plots import plot_circuit
-
-        return plot_circuit(self, ax)
-
     def to_networkx(self) -> Any:
         """The circuit as a networkx ``MultiDiGraph`` of nodes."""
         from gradpath.formats.edges import to_networkx
@@ -287,11 +275,6 @@ class Circuit:
         from gradpath.formats.edges import to_pandas
 
         return to_pandas(self)
-
-    def _repr_html_(self) -> str:
-        from gradpath.report.plots import circuit_card
-
-        return circuit_card(self)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from torch import Tensor
 from gradpath.errors import InputError, reason
 from gradpath.recipe import Facts, Recipe, read_record, record
 from gradpath.runtime.files import check_seal, write_rows
+from gradpath.scores import Shown
 
 FEWEST = 5  # examples: with fewer, there is no interval
 RESAMPLES = 2000
@@ -42,7 +43,7 @@ Done = Literal["yes", "unclear", "no"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Result:
+class Result(Shown):
     """The result of one circuit on one task: the metric of every example, and what follows from it.
 
     Args:
@@ -58,6 +59,7 @@ class Result:
         has_answers: Whether the metric is above zero where the right answer is ahead of the wrong one.
     """
 
+    _kind = "result"
     clean_values: Float[Tensor, " example"]
     corrupted_values: Float[Tensor, " example"]
     circuit_values: Float[Tensor, " example"]
@@ -104,12 +106,14 @@ class Result:
     @property
     def faithfulness(self) -> float:
         """The share of the behaviour that the circuit keeps: 1 is all of it, 0 is none."""
-        return float(self._faithfulness(self._values))
+        clean, corrupted, circuit = self._values.mean(-1).unbind(0)
+        return float((circuit - corrupted) / (clean - corrupted))
 
     @property
     def error(self) -> float:
         """The mean distance of an example from the model: 0 is the model's behaviour."""
-        return float(self._error(self._values))
+        clean, corrupted, circuit = self._values.unbind(0)
+        return float((circuit - clean).abs().mean() / (clean - corrupted).abs().mean())
 
     @cached_property
     def interval(self) -> Interval | None:
@@ -174,24 +178,6 @@ class Result:
         rows = [list(row) for row in zip(*values, *prompts, strict=True)]
         write_rows(Path(file), head, "examples", rows)
 
-    def plot(self, ax: Any = None) -> Any:
-        """Plot the metric of every example: clean, corrupted and in the circuit.
-
-        Args:
-            ax: The matplotlib axes to draw on; new ones by default.
-
-        Returns:
-            The matplotlib axes.
-        """
-        from gradpath.report.plots import plot_result
-
-        return plot_result(self, ax)
-
-    def _repr_html_(self) -> str:
-        from gradpath.report.plots import result_card
-
-        return result_card(self)
-
     @cached_property
     def _values(self) -> Tensor:
         """(3, example): clean, corrupted, circuit."""
@@ -207,16 +193,6 @@ class Result:
         size = 1e-4 * (clean - corrupted).abs().mean()  # far above rounding, and too little to matter
         changed = ((clean - corrupted).abs() > size) | ((circuit - corrupted).abs() > size)
         return self._values[:, changed] if changed.any() else self._values
-
-    @staticmethod
-    def _faithfulness(values: Tensor) -> Tensor:
-        clean, corrupted, circuit = values.mean(-1).unbind(0)
-        return (circuit - corrupted) / (clean - corrupted)
-
-    @staticmethod
-    def _error(values: Tensor) -> Tensor:
-        clean, corrupted, circuit = values.unbind(0)
-        return (circuit - clean).abs().mean(-1) / (clean - corrupted).abs().mean(-1)
 
 
 def does_task(gain: float, interval: tuple[float, float] | None, accuracy: float | None) -> Done:
