@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,10 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradpath import defaults
-from gradpath.errors import InputError, UsageError, check_names, reason
+from gradpath.errors import InputError, UsageError, check_names
 from gradpath.graph import Graph, graph_from_json, node_of
 from gradpath.recipe import Facts, Recipe, read_record, record
-from gradpath.runtime.files import check_seal, write_atomically, write_rows
+from gradpath.runtime.files import check_seal, read_json, write_atomically, write_rows
 from gradpath.scores import LISTED, Shown, listed
 
 if TYPE_CHECKING:
@@ -434,17 +433,7 @@ def load_circuit(file: str | Path) -> Circuit:
             f"{file} has scores, not a circuit. Give a circuit.json, or select a circuit from the scores: "
             f"gradpath convert {file} circuit.json --edges N."
         )
-    try:
-        return _parsed(json.loads(Path(local).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise InputError(f"there is no file {file}. Give a circuit.json that gradpath find wrote.") from None
-    except InputError as problem:
-        raise InputError(f"{file} cannot be used as a circuit: {problem}") from None
-    except (OSError, ValueError, RecursionError) as problem:
-        raise InputError(
-            f"{file} cannot be read as a gradpath circuit ({reason(problem)}). "
-            "It may be cut off or edited by hand: make it again with gradpath find."
-        ) from None
+    return read_json(local, _parsed, "a gradpath circuit", "a circuit.json that gradpath find wrote", shown=file)
 
 
 def _parsed(content: Any) -> Circuit:

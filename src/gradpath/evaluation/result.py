@@ -12,7 +12,6 @@ difference, by which faithfulness is divided: any circuit then keeps any share o
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradpath.errors import InputError, reason
 from gradpath.recipe import Facts, Recipe, read_record, record
-from gradpath.runtime.files import check_seal, write_rows
+from gradpath.runtime.files import check_seal, read_json, write_rows
 from gradpath.scores import Shown
 
 FEWEST = 5  # examples: with fewer, there is no interval
@@ -239,17 +237,7 @@ def load_result(file: str | Path) -> Result:
     Returns:
         The result.
     """
-    try:
-        return _parsed(json.loads(Path(file).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise InputError(f"there is no file {file}. Give a file that result.save wrote.") from None
-    except InputError as problem:
-        raise InputError(f"{file} cannot be used as a result: {problem}") from None
-    except (OSError, KeyError, TypeError, ValueError, RecursionError) as problem:
-        raise InputError(
-            f"{file} cannot be read as a gradpath result ({reason(problem)}). "
-            "It may be cut off or edited by hand: evaluate again, and save that."
-        ) from None
+    return read_json(file, _parsed, "a gradpath result", "a file that result.save wrote")
 
 
 def _parsed(content: Any) -> Result:

@@ -12,13 +12,15 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gradpath.errors import InputError
+from gradpath.errors import InputError, reason
 from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
+
+Value = TypeVar("Value")
 
 ELSEWHERE = ".../"  # the start of a recorded path that leads out of the working directory
 PART = ".gradpath-part"  # the suffix of what is still being written
@@ -129,6 +131,31 @@ def check_seal(content: Mapping[str, Any], *blobs: Any) -> None:
             "it was changed or damaged after it was written. Make it again; if you edited it yourself, remove its "
             f'"{_SEAL}".'
         )
+
+
+def read_json(
+    file: str | Path, parse: Callable[[Any], Value], what: str, origin: str, *, shown: object = None
+) -> Value:
+    """What is parsed of a JSON file that people may have edited; every problem becomes one sentence.
+
+    Args:
+        file: The file.
+        parse: Makes it of the content, which may be anything.
+        what: What it is, such as "a circuit".
+        origin: Which file to give, such as "a circuit.json that gradpath find wrote".
+        shown: The address of the file, if it is another.
+    """
+    name = shown or file
+    try:
+        return parse(json.loads(Path(file).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise InputError(f"there is no file {name}. Give {origin}.") from None
+    except InputError as problem:
+        raise InputError(f"{name} cannot be used as {what}: {problem}") from None
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as problem:
+        raise InputError(
+            f"{name} cannot be read as {what} ({reason(problem)}). It may be cut off or edited by hand: make it again."
+        ) from None
 
 
 def write_rows(file: Path, head: Mapping[str, Any], name: str, rows: Sequence[Any]) -> None:
