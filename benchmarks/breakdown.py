@@ -28,8 +28,7 @@ from gradpath.attribution import attribute as one_batch
 from gradpath.attribution import batch
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.contraction import Reads
-from gradpath.evaluation.patched_run import TOGETHER, run_circuits
-from gradpath.evaluation.plan import SparseReads, plan_of
+from gradpath.evaluation.patched_run import TOGETHER, SparseReads, plan_of, run_circuits
 from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import prepare

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,11 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradpath import defaults
-from gradpath.errors import InputError, UsageError, check_names, reason
+from gradpath.errors import InputError, UsageError, check_names
 from gradpath.graph import Graph, graph_from_json, node_of
 from gradpath.recipe import Facts, Recipe, read_record, record
-from gradpath.runtime.files import check_seal, write_atomically, write_rows
-from gradpath.scores import LISTED, listed
+from gradpath.runtime.files import check_seal, read_json, write_atomically, write_rows
+from gradpath.scores import LISTED, Shown, listed
 
 if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
@@ -28,7 +27,7 @@ _LARGEST_SCORE = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Circuit:
+class Circuit(Shown):
     """A set of edges, in the order in which they were selected, with their scores.
 
     ``len``, ``in``, iteration, ``&``, ``|``, ``-``, ``<=``, ``==`` and ``hash`` work as on a set of edges: order and
@@ -51,6 +50,7 @@ class Circuit:
         pruned: Whether edges that are on no path from ``input`` to ``logits`` were removed.
     """
 
+    _kind = "circuit"
     graph: Graph
     index: Int[Tensor, "edge 2"]
     scores: Float[Tensor, " edge"]
@@ -263,19 +263,6 @@ class Circuit:
         names = {end for source, target, _ in self.named_edges() for end in (source, node_of(target))}
         return [name for name in (*self.graph.sources, "logits") if name in names]
 
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the circuit.
-
-        Args:
-            ax: The matplotlib axes to draw on; new ones by default.
-
-        Returns:
-            The matplotlib axes.
-        """
-        from gradpath.report.plots import plot_circuit
-
-        return plot_circuit(self, ax)
-
     def to_networkx(self) -> Any:
         """The circuit as a networkx ``MultiDiGraph`` of nodes."""
         from gradpath.formats.edges import to_networkx
@@ -287,11 +274,6 @@ class Circuit:
         from gradpath.formats.edges import to_pandas
 
         return to_pandas(self)
-
-    def _repr_html_(self) -> str:
-        from gradpath.report.plots import circuit_card
-
-        return circuit_card(self)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -451,17 +433,7 @@ def load_circuit(file: str | Path) -> Circuit:
             f"{file} has scores, not a circuit. Give a circuit.json, or select a circuit from the scores: "
             f"gradpath convert {file} circuit.json --edges N."
         )
-    try:
-        return _parsed(json.loads(Path(local).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise InputError(f"there is no file {file}. Give a circuit.json that gradpath find wrote.") from None
-    except InputError as problem:
-        raise InputError(f"{file} cannot be used as a circuit: {problem}") from None
-    except (OSError, ValueError, RecursionError) as problem:
-        raise InputError(
-            f"{file} cannot be read as a gradpath circuit ({reason(problem)}). "
-            "It may be cut off or edited by hand: make it again with gradpath find."
-        ) from None
+    return read_json(local, _parsed, "a gradpath circuit", "a circuit.json that gradpath find wrote", shown=file)
 
 
 def _parsed(content: Any) -> Circuit:

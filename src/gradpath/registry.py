@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 import inspect
 import json
 import os
@@ -30,7 +29,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha256
-from importlib.abc import SourceLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
@@ -192,12 +190,10 @@ def load_plugin(file: str | Path) -> ModuleType:
         digest = sha256(code).hexdigest()
         if name in sys.modules and _FILES.get(name) == (path.name, digest):
             return sys.modules[name]
-        spec = importlib.util.spec_from_loader(name, _Source(str(path), code), origin=str(path))
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
+        module = ModuleType(name)
+        module.__file__ = str(path)
         sys.modules[name] = module
-        spec.loader.exec_module(module)
+        exec(compile(code, str(path), "exec"), vars(module))  # noqa: S102  (the user's own code)
     except BaseException as problem:
         sys.modules.pop(name, None)
         if isinstance(problem, Exception):
@@ -210,45 +206,18 @@ def load_plugin(file: str | Path) -> ModuleType:
 _FILES: dict[str, tuple[str, str]] = {}  # from a module to the name of its file and the digest of its code
 
 
-class _Source(SourceLoader):
-    """Runs exactly the bytes that were hashed: the file may have changed since, and a cached .pyc may be stale."""
-
-    def __init__(self, path: str, code: bytes) -> None:
-        self._path, self._code = path, code
-
-    def get_filename(self, fullname: str) -> str:
-        return self._path
-
-    def get_data(self, path: str) -> bytes:
-        if path != self._path:
-            raise OSError(path)  # there is no compiled file
-        return self._code
-
-
 def loaded_plugins() -> dict[str, str]:
-    """The loaded plug-ins, for keys of stored results: a digest of the code of each file, and of each package."""
+    """The loaded plug-ins, for keys of stored results: the digest of each file and the version of each package."""
     load_installed_plugins()
-    digests: dict[str, str] = {}
+    plugins = {point.dist.name: point.dist.version for point in _entry_points() if point.dist is not None}
     for name, digest in sorted(_FILES.values()):  # files in different folders may have the same name
-        digests[name] = f"{digests[name]}+{digest}" if name in digests else digest
-    return digests | _installed_digests()
+        plugins[name] = f"{plugins[name]}+{digest}" if name in plugins else digest
+    return plugins
 
 
 @cache
-def _installed_digests() -> dict[str, str]:
-    """The version of each installed package with plug-ins, and a digest of its code, which may be edited in place."""
-    digests: dict[str, str] = {}
-    for point in importlib.metadata.entry_points(group=PLUGINS):
-        if point.dist is None:
-            continue
-        spec = importlib.util.find_spec(point.module.partition(".")[0])
-        folders = spec.submodule_search_locations or () if spec else ()
-        files = sorted(file for folder in folders for file in Path(folder).rglob("*.py"))
-        if not folders and spec and spec.origin:
-            files = [Path(spec.origin)]
-        code = sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest()
-        digests[point.dist.name] = f"{point.dist.version} {code}"
-    return digests
+def _entry_points() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group=PLUGINS)
 
 
 def code_of(value: Any) -> Any:
@@ -309,7 +278,7 @@ def load_installed_plugins() -> None:
     if _INSTALLED:
         return
     _INSTALLED.append(PLUGINS)  # first, because importing a plug-in can call this function again
-    for point in importlib.metadata.entry_points(group=PLUGINS):
+    for point in _entry_points():
         try:
             point.load()
         except Exception as problem:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -33,8 +33,33 @@ def listed(names: Sequence[str], scores: Sequence[float]) -> list[str]:
     return [f"  {'strongest' if i == 0 else '':10} {line}" for i, line in enumerate(lines)]
 
 
+class Shown:
+    """What is drawn by ``report.plots``, and shown in notebooks: a circuit, scores or a result."""
+
+    _kind: ClassVar[str]
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw a circuit, the sum of |score| of each node's out-edges, or the metric of every example in three runs.
+
+        Args:
+            ax: The matplotlib axes to draw on; new ones by default.
+
+        Returns:
+            The matplotlib axes.
+        """
+        from gradpath.report import plots
+
+        return getattr(plots, f"plot_{self._kind}")(self, ax)
+
+    def _repr_html_(self) -> str:
+        from gradpath.report import plots
+
+        card: str = getattr(plots, f"{self._kind}_card")(self)
+        return card
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Scores:
+class Scores(Shown):
     """Edge scores as one (source, target) matrix; entries that are not edges are zero.
 
     A positive score means that corrupting the edge lowers the metric.
@@ -47,6 +72,7 @@ class Scores:
         examples: The scores of every example, (example, source, target), with ``attribute(..., per_example=True)``.
     """
 
+    _kind = "scores"
     graph: Graph
     values: Float[Tensor, "source target"]
     recipe: Recipe | None = None
@@ -85,29 +111,11 @@ class Scores:
         """One score for each node except ``logits``: the sum of its out-edges, as in ``scores.nodes["a0.h1"]``."""
         return dict(zip(self.graph.sources, self.values.sum(1).tolist(), strict=True))
 
-    def plot(self, ax: Any = None) -> Any:
-        """Plot the sum of |score| over the out-edges of each node, by layer and head.
-
-        Args:
-            ax: The matplotlib axes to draw on; new ones by default.
-
-        Returns:
-            The matplotlib axes.
-        """
-        from gradpath.report.plots import plot_scores
-
-        return plot_scores(self, ax)
-
     def to_pandas(self) -> Any:
         """All edges as a pandas DataFrame with the columns edge, source, target, score and rank."""
         from gradpath.formats.edges import to_pandas
 
         return to_pandas(self)
-
-    def _repr_html_(self) -> str:
-        from gradpath.report.plots import scores_card
-
-        return scores_card(self)
 
     def save(self, file: str | Path) -> None:
         """Write a safetensors file, atomically.

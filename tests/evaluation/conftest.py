@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gradpath.evaluation import plan
+from gradpath.evaluation import patched_run
 
 
 @pytest.fixture(autouse=True)
 def all_circuits_are_small(monkeypatch):
-    monkeypatch.setattr(plan, "SMALL", 1.0)
+    monkeypatch.setattr(patched_run, "SMALL", 1.0)

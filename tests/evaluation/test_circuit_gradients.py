@@ -13,8 +13,7 @@ from small_models import prompts, tiny_model
 
 from gradpath.evaluation import circuit_gradients
 from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
-from gradpath.evaluation.patched_run import run_circuits
-from gradpath.evaluation.plan import plan_of
+from gradpath.evaluation.patched_run import plan_of, run_circuits
 from gradpath.graph import pruned
 from gradpath.prepared import prepare
 from gradpath.tasks.task import encode

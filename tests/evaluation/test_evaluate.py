@@ -13,7 +13,7 @@ from small_models import prompts, tiny_model
 
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import GradpathError, InputError, UsageError
-from gradpath.evaluation import evaluate, plan
+from gradpath.evaluation import evaluate, patched_run
 from gradpath.evaluation.result import Result, bootstrap
 from gradpath.selection import select
 from gradpath.tasks.task import Task
@@ -42,7 +42,7 @@ def test_circuits_equal_the_reference_and_all_edges_give_the_clean_run_and_none_
     instead = ABLATIONS[ablation](model, OTHERS)
     expected = [reference.patched_metric(model, TASK, masks[i], instead) for i in (0, 2)]
     for small in (1.0, 0.0):  # MLPs run only where they matter, and everywhere
-        monkeypatch.setattr(plan, "SMALL", small)
+        monkeypatch.setattr(patched_run, "SMALL", small)
         part, full, empty = evaluate(model, circuits, TASK, batch_size=2, ablation=ablation, mean_over=OTHERS)
         for result, values in zip((part, empty), expected, strict=True):
             assert torch.allclose(result.circuit_values.double(), values, atol=1e-4)

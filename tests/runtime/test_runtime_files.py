@@ -1,158 +1,67 @@
-"""Files and locks when an exception is raised between any two bytecodes, as SIGTERM and Ctrl-C do."""
+"""Files and locks: all of them or none, also when a signal interrupts a run."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
 
 import pytest
 
 from gradpath.errors import InputError
-from gradpath.runtime import files
 from gradpath.runtime.files import lock_folder, readable, recorded_path, write_atomically, write_together
-
-SOURCES = {files.__file__, contextlib.__file__}
-# A file that is open when the exception comes is closed when its last reference goes, and says so.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
 
 class Interrupted(BaseException):
     """Stands for what the handler of a signal raises."""
 
 
-def interrupted_at(place: int, work: Callable[[], None]) -> bool:
-    """Do the work, and raise an exception in front of one bytecode; whether there are that many."""
-    count = 0
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Raise an exception in front of, or behind, one call of ``os.replace``."""
 
-    def step(*_: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == place:
-            raise Interrupted
+    def at(call: int, *, behind: bool) -> None:
+        count, replace = 0, os.replace
 
-    try:
-        with before_every_bytecode(step):
-            work()
-    except Interrupted:
-        return True
-    return count >= place  # raised while a generator was closed, which nobody sees
+        def stopping(*names: Path) -> None:
+            nonlocal count
+            count += 1
+            if count == call and not behind:
+                raise Interrupted
+            replace(*names)
+            if count == call:
+                raise Interrupted
 
+        monkeypatch.setattr(os, "replace", stopping)
 
-@contextlib.contextmanager
-def before_every_bytecode(step: Callable[..., None]) -> Iterator[None]:
-    """Call ``step`` in front of every bytecode of the modules that are watched."""
-    if sys.version_info < (3, 12):
-        before = sys.gettrace()
-
-        def trace(frame: FrameType, event: str, argument: Any) -> Any:
-            if frame.f_code.co_filename not in SOURCES:
-                return None
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            if event == "opcode":
-                step()
-            return trace
-
-        sys.settrace(trace)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
-        return
-    # From 3.12 on, a trace function sees the bytecodes of a function only when it is called again.
-    monitoring, tool = sys.monitoring, 4
-    monitoring.use_tool_id(tool, "interruptions")
-    monitoring.register_callback(tool, monitoring.events.INSTRUCTION, step)
-    for code in CODES:
-        monitoring.set_local_events(tool, code, monitoring.events.INSTRUCTION)
-    try:
-        yield
-    finally:
-        for code in CODES:
-            monitoring.set_local_events(tool, code, 0)
-        monitoring.register_callback(tool, monitoring.events.INSTRUCTION, None)
-        monitoring.free_tool_id(tool)
+    return at
 
 
-def codes_of(x: Any, seen: set[CodeType]) -> set[CodeType]:
-    """The code of a module, a class or a function, and of all functions in it."""
-    if isinstance(x, CodeType):
-        if x.co_filename in SOURCES and x not in seen:
-            seen.add(x)
-            for constant in x.co_consts:
-                codes_of(constant, seen)
-    elif isinstance(x, FunctionType):
-        codes_of(x.__code__, seen)
-        codes_of(getattr(x, "__wrapped__", None), seen)
-    elif isinstance(x, (type, ModuleType)) and (
-        isinstance(x, ModuleType) or x.__module__ in ("contextlib", files.__name__)
-    ):
-        for value in list(vars(x).values()):
-            if not isinstance(value, ModuleType):
-                codes_of(value, seen)
-    return seen
-
-
-CODES = codes_of(files, set()) | codes_of(contextlib, set())
-
-
-def interruptions(work: Callable[[], None]) -> Iterator[int]:
-    """Interrupt the work at each of its bytecodes in turn, until there is none left."""
-    place = 1
-    while interrupted_at(place, work):
-        yield place
-        place += 1
-    assert place > 40
-
-
-@pytest.mark.parametrize("old", [None, "old"])
-def test_an_interrupted_write_leaves_the_old_file_or_the_new_and_nothing_else(tmp_path, old):
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_interrupted_write_leaves_the_old_file_or_the_new_and_nothing_else(tmp_path, interrupted, behind):
     file = tmp_path / "file.txt"
-
-    def work() -> None:
+    file.write_text("old")
+    interrupted(1, behind=behind)
+    with pytest.raises(Interrupted):
         write_atomically(file, "new")
-
-    seen = set()
-    for place in interruptions(work):
-        assert list(tmp_path.iterdir()) in ([], [file]), place
-        seen.add(file.read_text() if file.exists() else None)
-        file.unlink(missing_ok=True)
-        if old is not None:
-            file.write_text(old)
-    assert seen == {old, "new"} | {None}
-    assert file.read_text() == "new"
+    assert contents(tmp_path) == {"file.txt": "new" if behind else "old"}
 
 
 @pytest.mark.parametrize("folder_exists", [True, False])
-def test_an_interrupted_lock_leaves_no_lock_file_and_no_empty_folder(tmp_path, folder_exists):
+def test_an_interrupted_run_leaves_no_lock_file_and_no_empty_folder(tmp_path, folder_exists):
     folder = tmp_path / "out"
     if folder_exists:
         folder.mkdir()
-
-    def work() -> None:
-        with lock_folder(folder):
-            pass
-
-    for place in interruptions(work):
-        assert not (folder / ".gradpath-lock").exists(), place
-        assert folder.exists() == folder_exists, place
+    with pytest.raises(Interrupted), lock_folder(folder):
+        raise Interrupted
+    assert folder.exists() == folder_exists
+    assert not folder_exists or not list(folder.iterdir())
 
 
-def test_an_interrupted_attempt_does_not_take_the_lock_of_another_run(tmp_path):
-    def work() -> None:
-        with contextlib.suppress(InputError), lock_folder(tmp_path):
-            pytest.fail("two runs have the lock")
-
+def test_one_run_at_a_time_writes_to_a_folder(tmp_path):
     with lock_folder(tmp_path):
-        inode = (tmp_path / ".gradpath-lock").stat().st_ino
-        for place in interruptions(work):
-            assert (tmp_path / ".gradpath-lock").stat().st_ino == inode, place
         with pytest.raises(InputError, match="by another run"), lock_folder(tmp_path):
-            pass
+            pytest.fail("two runs have the lock")
+        assert (tmp_path / ".gradpath-lock").exists()
     assert not (tmp_path / ".gradpath-lock").exists()
 
 
@@ -214,18 +123,14 @@ def contents(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.iterdir()}
 
 
-def test_interrupted_writes_leave_the_files_of_one_run(tmp_path):
-    old, new = {"a": "old", "b": "old", "c": "old"}, {"a": "new", "b": "new"}
-    seen = []
-    for name, text in old.items():
-        (tmp_path / name).write_text(text)
-    for place in interruptions(lambda: write_two(tmp_path)):
-        assert contents(tmp_path) in (old, new), place
-        seen.append(contents(tmp_path))
-        for name, text in old.items():
-            (tmp_path / name).write_text(text)
-    assert old in seen
-    assert new in seen
+@pytest.mark.parametrize(("call", "behind"), [(3, False), (3, True), (4, False), (4, True)])
+def test_interrupted_writes_leave_the_files_of_one_run(tmp_path, interrupted, call, behind):
+    for name in "abc":
+        (tmp_path / name).write_text("old")
+    interrupted(call, behind=behind)  # the first two are those of the drafts
+    with pytest.raises(Interrupted):
+        write_two(tmp_path)
+    assert contents(tmp_path) == {"a": "new", "b": "new"}
 
 
 @pytest.mark.parametrize("broken", ["a folder", "an error"])
@@ -241,10 +146,7 @@ def test_files_that_belong_together_all_stay_if_one_cannot_be_written(tmp_path, 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with (
-        pytest.raises(InputError, match="file could not be written: Not a directory"),
-        write_together(tmp_path / "file"),
-    ):
+    with pytest.raises(InputError, match="file could not be written: File exists"), write_together(tmp_path / "file"):
         pytest.fail("there is no folder")
 
 

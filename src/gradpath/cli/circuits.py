@@ -112,7 +112,7 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     An option without a value is as when the circuit was found.
     """
     from gradpath.circuit import load_circuit
-    from gradpath.evaluation.plan import check_same_graph
+    from gradpath.evaluation.patched_run import check_same_graph
     from gradpath.pipeline.examples import draw, notices
     from gradpath.tasks.load import WARNING, check_task
 

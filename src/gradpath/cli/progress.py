@@ -52,7 +52,7 @@ def numbers_of(circuit: Circuit, result: Result) -> dict[str, Any]:
 
 def lines_of(s: dict[str, Any], n: int) -> list[str]:
     """The same numbers for people, measured on n examples, with a warning where they mean little."""
-    from gradpath.evaluation.behaviour import interval_text
+    from gradpath.evaluation.result import interval_text
 
     none = "corrupted" if s["ablation"] == "corrupted" else f"all ablated ({s['ablation']})"
     warning = {"yes": "model   ", "unclear": "NOTE    ", "no": "WARNING "}[s["does_task"]]

@@ -30,8 +30,7 @@ from gradpath._version import __version__
 from gradpath.ablation import CORRUPTED
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_names, check_type
-from gradpath.evaluation.patched_run import run_circuits
-from gradpath.evaluation.plan import check_same_graph, plan_of
+from gradpath.evaluation.patched_run import check_same_graph, plan_of, run_circuits
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
 from gradpath.limits import Limits

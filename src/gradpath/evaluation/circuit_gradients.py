@@ -24,17 +24,20 @@ import torch
 from torch import Tensor
 
 from gradpath.evaluation.patched_run import (
+    LayerPlan,
+    Plan,
     Projected,
     input_only,
+    mlp_rows,
     products,
     project,
     read_mlp,
     run_circuits,
     run_heads,
+    sum_groups,
     write_heads,
     write_weights,
 )
-from gradpath.evaluation.plan import LayerPlan, Plan, mlp_rows, sum_groups
 from gradpath.model.transformer import Rows, same_device, to_device_of
 from gradpath.prepared import Prepared
 from gradpath.tasks.metrics import Metric, check_gradient, metric_of

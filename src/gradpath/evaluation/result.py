@@ -4,26 +4,28 @@ Intervals are over examples, and there are none below ``FEWEST`` of them. Those 
 made for few examples: docs/test.md has their coverage. Those of differences are 95% percentiles of bootstraps. Two
 intervals that overlap say little when both were measured on the same examples: an example that is hard for one circuit
 is hard for the other. So for a difference the same examples are drawn on both sides.
+
+Before a circuit can be faithful to a behaviour, the model has to show it (``does_task``): the right answer is ahead on
+the clean prompts, and the metric is higher there than on the corrupted ones. A model at chance has a small and noisy
+difference, by which faithfulness is divided: any circuit then keeps any share of it.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradpath.errors import InputError, reason
-from gradpath.evaluation.behaviour import Done, behaviour_line, does_task, interval_text
 from gradpath.recipe import Facts, Recipe, read_record, record
-from gradpath.runtime.files import check_seal, write_rows
+from gradpath.runtime.files import check_seal, read_json, write_rows
+from gradpath.scores import Shown
 
 FEWEST = 5  # examples: with fewer, there is no interval
 RESAMPLES = 2000
@@ -32,10 +34,14 @@ Cell = Mapping[str, Any]  # of a circuit: see ``study.store.cell_of``
 FORMAT = 2
 Interval = tuple[float, float]
 _LARGEST = torch.finfo(torch.float32).max
+RARELY, MOSTLY = 0.5, 0.75  # shares of examples with the right answer ahead: at most, the model guesses; below, it errs
+NOT_DONE = "the model does not do this task: faithfulness means nothing here"
+UNCLEAR = "it is unclear whether the model does this task"
+Done = Literal["yes", "unclear", "no"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Result:
+class Result(Shown):
     """The result of one circuit on one task: the metric of every example, and what follows from it.
 
     Args:
@@ -51,6 +57,7 @@ class Result:
         has_answers: Whether the metric is above zero where the right answer is ahead of the wrong one.
     """
 
+    _kind = "result"
     clean_values: Float[Tensor, " example"]
     corrupted_values: Float[Tensor, " example"]
     circuit_values: Float[Tensor, " example"]
@@ -97,12 +104,14 @@ class Result:
     @property
     def faithfulness(self) -> float:
         """The share of the behaviour that the circuit keeps: 1 is all of it, 0 is none."""
-        return float(self._faithfulness(self._values))
+        clean, corrupted, circuit = self._values.mean(-1).unbind(0)
+        return float((circuit - corrupted) / (clean - corrupted))
 
     @property
     def error(self) -> float:
         """The mean distance of an example from the model: 0 is the model's behaviour."""
-        return float(self._error(self._values))
+        clean, corrupted, circuit = self._values.unbind(0)
+        return float((circuit - clean).abs().mean() / (clean - corrupted).abs().mean())
 
     @cached_property
     def interval(self) -> Interval | None:
@@ -167,24 +176,6 @@ class Result:
         rows = [list(row) for row in zip(*values, *prompts, strict=True)]
         write_rows(Path(file), head, "examples", rows)
 
-    def plot(self, ax: Any = None) -> Any:
-        """Plot the metric of every example: clean, corrupted and in the circuit.
-
-        Args:
-            ax: The matplotlib axes to draw on; new ones by default.
-
-        Returns:
-            The matplotlib axes.
-        """
-        from gradpath.report.plots import plot_result
-
-        return plot_result(self, ax)
-
-    def _repr_html_(self) -> str:
-        from gradpath.report.plots import result_card
-
-        return result_card(self)
-
     @cached_property
     def _values(self) -> Tensor:
         """(3, example): clean, corrupted, circuit."""
@@ -201,15 +192,40 @@ class Result:
         changed = ((clean - corrupted).abs() > size) | ((circuit - corrupted).abs() > size)
         return self._values[:, changed] if changed.any() else self._values
 
-    @staticmethod
-    def _faithfulness(values: Tensor) -> Tensor:
-        clean, corrupted, circuit = values.mean(-1).unbind(0)
-        return (circuit - corrupted) / (clean - corrupted)
 
-    @staticmethod
-    def _error(values: Tensor) -> Tensor:
-        clean, corrupted, circuit = values.unbind(0)
-        return (circuit - clean).abs().mean(-1) / (clean - corrupted).abs().mean(-1)
+def does_task(gain: float, interval: tuple[float, float] | None, accuracy: float | None) -> Done:
+    """Whether the model does a task.
+
+    Args:
+        gain: The mean metric on the clean prompts minus that on the corrupted ones.
+        interval: Its 95% interval; None if there are too few examples.
+        accuracy: The share of examples with the right answer ahead; None if the metric has no right answer.
+
+    Returns:
+        "no" if the gain may be zero or the right answer is not ahead on more than half of the examples, "unclear" if it
+        is ahead on less than three quarters or there are too few examples, and "yes" otherwise.
+    """
+    least = gain if interval is None else interval[0]
+    if least <= 0 or (accuracy is not None and accuracy <= RARELY):
+        return "no"
+    if interval is None or (accuracy is not None and accuracy < MOSTLY):
+        return "unclear"
+    return "yes"
+
+
+def behaviour_line(done: Done, gain_interval: tuple[float, float] | None, accuracy: float | None, n: int) -> str:
+    """Both numbers and, unless the model clearly does the task, what follows from them, in one line."""
+    ahead = "" if accuracy is None else f"right answer ahead on {accuracy:.0%} of the examples; "
+    gain = f"clean - corrupted {interval_text(gain_interval, n, '.3f')}"
+    return ahead + gain + {"yes": "", "unclear": f"; {UNCLEAR}", "no": f"; {NOT_DONE}"}[done]
+
+
+def interval_text(interval: tuple[float, float] | None, n: int, form: str) -> str:
+    """``95% interval 0.68 to 0.92``, or that n examples are too few for one."""
+    if interval is None:
+        return f"{n} example{'' if n == 1 else 's'}: no interval"
+    low, high = interval
+    return f"95% interval {low:{form}} to {high:{form}}"
 
 
 def load_result(file: str | Path) -> Result:
@@ -221,17 +237,7 @@ def load_result(file: str | Path) -> Result:
     Returns:
         The result.
     """
-    try:
-        return _parsed(json.loads(Path(file).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise InputError(f"there is no file {file}. Give a file that result.save wrote.") from None
-    except InputError as problem:
-        raise InputError(f"{file} cannot be used as a result: {problem}") from None
-    except (OSError, KeyError, TypeError, ValueError, RecursionError) as problem:
-        raise InputError(
-            f"{file} cannot be read as a gradpath result ({reason(problem)}). "
-            "It may be cut off or edited by hand: evaluate again, and save that."
-        ) from None
+    return read_json(file, _parsed, "a gradpath result", "a file that result.save wrote")
 
 
 def _parsed(content: Any) -> Result:

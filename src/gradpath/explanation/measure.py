@@ -34,8 +34,7 @@ from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import NodeReads
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.evaluation.patched_run import run_nodes
-from gradpath.evaluation.plan import Plan, check_same_graph, plan_of
+from gradpath.evaluation.patched_run import Plan, check_same_graph, plan_of, run_nodes
 from gradpath.explanation.experts import NUMBERS, expert_parts, mixtures_of, n_columns
 from gradpath.explanation.parts import Parts, answers_of, parts_of
 from gradpath.limits import Limits

@@ -88,7 +88,7 @@ class Architecture:
 class Rules:
     """Backward rules for the nonlinear parts of the model. By default each has its derivative.
 
-    The forward pass does not change. ``attribution.paths`` explains the rules (``relp``, ``gim``).
+    The forward pass does not change. ``attribution.methods`` explains the rules (``relp``, ``gim``).
     """
 
     norm: bool = False  # the denominator of a norm is a constant

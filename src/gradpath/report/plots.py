@@ -17,8 +17,7 @@ import torch
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.evaluation.behaviour import interval_text
-from gradpath.evaluation.result import Result
+from gradpath.evaluation.result import Result, interval_text
 from gradpath.formats.edges import EDGE_COLOURS, KINDS, column, position
 from gradpath.graph import Graph, kind, node_of
 from gradpath.recipe import Recipe

@@ -98,9 +98,7 @@ def all_max(values: Tensor) -> Tensor:
 
 def total_over_ranks(number: float) -> float:
     """The sum of one number over all ranks, such as seconds of work."""
-    import torch
-
-    return float(all_sum(torch.tensor([number], dtype=torch.float64, device="cpu")))
+    return sum(gathered(number))
 
 
 def _reduced(values: Tensor, operation: str) -> Tensor:
@@ -116,28 +114,23 @@ def _reduced(values: Tensor, operation: str) -> Tensor:
 
 def broadcast_first(values: Tensor) -> Tensor:
     """The tensor of the first rank, for decisions that rounding could make different on other machines."""
+    return gathered(values.cpu())[0].to(values.device)
+
+
+def gathered(value: Value) -> list[Value]:
+    """A value of every rank, on all of them."""
     if world() == 1:
-        return values
-    import torch
+        return [value]
     import torch.distributed as dist
 
-    shape = on_first_rank(lambda: list(values.shape))
-    result = values.to(_wire()).contiguous()
-    if rank() != 0:
-        result = torch.empty(shape, dtype=values.dtype, device=_wire())
-    _communicate(lambda: dist.broadcast(result, 0))
-    return result.to(values.device)
+    _wait_for_all()
+    values: list[Any] = [None] * world()
+    _communicate(lambda: dist.all_gather_object(values, value))
+    return values
 
 
 def on_first_rank(work: Callable[[], Value]) -> Value:
-    """Do work on the first rank alone.
-
-    Args:
-        work: A function whose result JSON can represent. If it fails, all ranks raise its error.
-
-    Returns:
-        The result, on all ranks.
-    """
+    """Do work on the first rank alone. Its result is returned on all ranks, and so is its error raised."""
     if world() == 1:
         return work()
     result: Any = None
@@ -145,8 +138,8 @@ def on_first_rank(work: Callable[[], Value]) -> Value:
         if rank() == 0:
             with alone():
                 result = work()
-    value: Value = json.loads(_text_of(0, json.dumps(result)))
-    return value
+    first: Value = gathered(result)[0]
+    return first
 
 
 @contextmanager
@@ -174,18 +167,14 @@ def _wait_for_all() -> None:
 
 def _share_failure(problem: Exception | None) -> None:
     """Raise the failure of the lowest rank that has one; on that rank return, so that the caller raises it."""
-    import torch
-
-    failed = 0 if problem is None else world() - rank()  # the larger, the lower the rank
-    lowest = world() - int(all_max(torch.tensor([failed], device="cpu")))
-    if lowest == world():
-        return
     message = str(problem) if isinstance(problem, GradpathError) else f"{type(problem).__name__}: {problem}"
-    content = _text_of(lowest, json.dumps([message, getattr(problem, "exit_code", 1)]))
+    failures = gathered(None if problem is None else (message, getattr(problem, "exit_code", 1)))
+    if not any(failures):
+        return
+    lowest, (message, code) = next((n, failure) for n, failure in enumerate(failures) if failure)
     if problem is not None and lowest == rank():
         problem.shared = True  # type: ignore[attr-defined]
         return
-    message, code = json.loads(content)
     error = (UsageError if code == UsageError.exit_code else GradpathError)(
         message if lowest == 0 else f"{message} (process {lowest} of {world()})"
     )
@@ -202,35 +191,17 @@ def check_same(what: str, *content: Any) -> None:
     """
     if world() == 1:
         return
-    import torch
 
     def plain(value: Any) -> str:  # not repr(), which can contain an address
         return sha256(value).hexdigest() if isinstance(value, bytes) else type(value).__name__
 
-    digest = sha256(json.dumps(content, default=plain, sort_keys=True).encode())
-    number = torch.tensor([int(digest.hexdigest()[:15], 16)], device="cpu")
-    if int(all_max(number)) != -int(all_max(-number)):
+    if len(set(gathered(json.dumps(content, default=plain, sort_keys=True)))) > 1:
         error = UsageError(
             f"the {world()} processes of this run share their work but were given different {what}. Give all of "
             "them the same, or use gradpath.runtime.distributed.alone() to let each work by itself."
         )
         error.shared = True
         raise error
-
-
-def _text_of(source: int, text: str) -> str:
-    """The text of one rank, on all of them."""
-    import torch
-    import torch.distributed as dist
-
-    data = text.encode()
-    size = torch.tensor([len(data)], device=_wire())
-    _communicate(lambda: dist.broadcast(size, source))
-    content = torch.empty(int(size), dtype=torch.uint8, device=_wire())
-    if rank() == source:
-        content = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(_wire())
-    _communicate(lambda: dist.broadcast(content, source))
-    return bytes(content.tolist()).decode()
 
 
 def _wire() -> torch.device:

@@ -1,8 +1,4 @@
-"""Atomic writes, and one run at a time in a folder.
-
-The command line turns SIGTERM and Ctrl-C into exceptions, which can be raised between any two bytecodes. So the name
-of every file, or the code that removes it, is set before the file exists.
-"""
+"""Atomic writes, and one run at a time in a folder."""
 
 from __future__ import annotations
 
@@ -15,13 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gradpath.errors import InputError
+from gradpath.errors import InputError, reason
 from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
+
+Value = TypeVar("Value")
 
 ELSEWHERE = ".../"  # the start of a recorded path that leads out of the working directory
 PART = ".gradpath-part"  # the suffix of what is still being written
@@ -67,7 +66,7 @@ def write_atomically(file: Path, content: str | bytes) -> None:
     # A name or a prompt may contain surrogates, which UTF-8 cannot encode: they are written as escapes.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     target = Path(os.path.realpath(file))
-    draft = _draft_in(target.parent)
+    draft = target.with_name(f".{secrets.token_hex(8)}{PART}")
     try:
         if target.exists() and not target.is_file():  # renaming would replace a device
             raise OSError("it is not a regular file")
@@ -134,6 +133,31 @@ def check_seal(content: Mapping[str, Any], *blobs: Any) -> None:
         )
 
 
+def read_json(
+    file: str | Path, parse: Callable[[Any], Value], what: str, origin: str, *, shown: object = None
+) -> Value:
+    """What is parsed of a JSON file that people may have edited; every problem becomes one sentence.
+
+    Args:
+        file: The file.
+        parse: Makes it of the content, which may be anything.
+        what: What it is, such as "a circuit".
+        origin: Which file to give, such as "a circuit.json that gradpath find wrote".
+        shown: The address of the file, if it is another.
+    """
+    name = shown or file
+    try:
+        return parse(json.loads(Path(file).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise InputError(f"there is no file {name}. Give {origin}.") from None
+    except InputError as problem:
+        raise InputError(f"{name} cannot be used as {what}: {problem}") from None
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as problem:
+        raise InputError(
+            f"{name} cannot be read as {what} ({reason(problem)}). It may be cut off or edited by hand: make it again."
+        ) from None
+
+
 def write_rows(file: Path, head: Mapping[str, Any], name: str, rows: Sequence[Any]) -> None:
     """Write a JSON object that people can read, atomically: first its head, then a list with one row per line.
 
@@ -160,25 +184,19 @@ def write_together(folder: Path, *, instead_of: Sequence[str] = ()) -> Iterator[
     Returns:
         A draft folder to write to. Its files move to ``folder`` at the end, unless there was an error.
     """
-    draft, names = _draft_in(folder), list[str]()
     try:
-        try:
-            _make_folder(draft)
-            yield draft
-            names.extend(os.listdir(draft))
-            _move(names, draft, folder, instead_of)
-        finally:
-            _move(names, draft, folder, instead_of)  # a signal may have interrupted it: all files come from one run
-            shutil.rmtree(draft, ignore_errors=True)
-    finally:  # once more, in case a signal interrupted the first
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = TemporaryDirectory(prefix=".", suffix=PART, dir=folder, ignore_cleanup_errors=True)
     except OSError as problem:
         raise _not_writable(folder, problem) from None
+    names = list[str]()
+    with temporary as draft:
+        try:
+            yield Path(draft)
+            names.extend(os.listdir(draft))
+            _move(names, Path(draft), folder, instead_of)
+        finally:
+            _move(names, Path(draft), folder, instead_of)  # a signal may have interrupted it: all are of one run
 
 
 def _move(names: Sequence[str], draft: Path, folder: Path, instead_of: Sequence[str]) -> None:
@@ -194,8 +212,7 @@ def _move(names: Sequence[str], draft: Path, folder: Path, instead_of: Sequence[
         except OSError as problem:
             raise _not_writable(folder / name, problem) from None
     for name in {*instead_of} - {*names} if names else ():
-        with suppress(OSError):  # there is none
-            (folder / name).unlink()
+        (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -215,13 +232,15 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
 
     lock, is_new = FileLock(folder / _LOCK, blocking=False), not folder.exists()
     try:
-        try:
-            distributed.on_first_rank(lambda: _acquire(lock, folder))
-            yield
-        finally:
-            _release(lock, folder, is_new)
-    finally:  # once more, in case a signal interrupted the first
-        _release(lock, folder, is_new)
+        distributed.on_first_rank(lambda: _acquire(lock, folder))
+        yield
+    finally:
+        if lock.is_locked:
+            (folder / _LOCK).unlink(missing_ok=True)  # while it is ours
+            lock.release()
+        if is_new and distributed.rank() == 0:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def _acquire(lock: BaseFileLock, folder: Path) -> None:
@@ -231,7 +250,7 @@ def _acquire(lock: BaseFileLock, folder: Path) -> None:
         lock.acquire()
         for place in (folder, *(folder / name for name in ("cells", "orders", "scores"))):
             for part in place.glob(f".*{PART}"):
-                if part.is_dir() and not part.is_symlink():
+                if part.is_dir():
                     shutil.rmtree(part, ignore_errors=True)
                 else:
                     part.unlink(missing_ok=True)
@@ -241,24 +260,6 @@ def _acquire(lock: BaseFileLock, folder: Path) -> None:
         ) from None
     except OSError as problem:
         raise _not_writable(folder / _LOCK, problem) from None
-
-
-def _release(lock: BaseFileLock, folder: Path, is_new: bool) -> None:
-    """Release the lock and remove its file, and the folder if it is new and empty. It is safe to call this twice."""
-    if distributed.rank() != 0:
-        return
-    with suppress(OSError):  # another run has it
-        if (folder / _LOCK).exists():
-            lock.acquire()  # again, in case a signal came between the making of its file and the lock
-            (folder / _LOCK).unlink()  # while it is ours: a waiting process notices, and makes a new one
-    lock.release(force=True)
-    if is_new:
-        with suppress(OSError):  # it is not empty
-            folder.rmdir()
-
-
-def _draft_in(folder: Path) -> Path:
-    return folder / f".{secrets.token_hex(8)}{PART}"
 
 
 def _not_writable(file: Path, problem: OSError) -> InputError:

@@ -16,7 +16,7 @@ import torch
 from gradpath import defaults
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type
-from gradpath.evaluation.plan import check_same_graph
+from gradpath.evaluation.patched_run import check_same_graph
 from gradpath.graph import Graph
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer

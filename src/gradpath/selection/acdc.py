@@ -33,8 +33,7 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
-from gradpath.evaluation.patched_run import final_reads
-from gradpath.evaluation.plan import plan_of
+from gradpath.evaluation.patched_run import final_reads, plan_of
 from gradpath.graph import Graph
 from gradpath.limits import BATCH, PADDING, ROWS, check_affordable
 from gradpath.prepared import Prepared, PreparedBatches, prepare

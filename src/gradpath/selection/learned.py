@@ -52,7 +52,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from gradpath.errors import UsageError, whole_number
-from gradpath.evaluation.plan import Plan, plan_of
+from gradpath.evaluation.patched_run import Plan, plan_of
 from gradpath.model.cache import cache_folder
 from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
-from gradpath.evaluation.plan import Plan, plan_of
+from gradpath.evaluation.patched_run import Plan, plan_of
 from gradpath.limits import ACCELERATOR, BATCH
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches

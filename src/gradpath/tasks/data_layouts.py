@@ -1,10 +1,9 @@
 """The layouts of data files: the columns of each, and how a row becomes a pair.
 
 Our own layout has everything as text. The others are those of the files that come with EAP-IG (Hanna et al. 2024).
-Their ``_idx`` columns are token ids of one vocabulary, which the file does not name. They are used if in every row
-they are the tokens of words in that row, such as a name in its prompt. Otherwise they belong to another model, and
-answers come from the text columns or, where there are none, from the prompts; a row whose prompts do not contain them
-is dropped. A note says which.
+Their ``_idx`` columns are token ids of one vocabulary, which the file does not name. They are not used: answers come
+from the text columns or, where there are none, from the prompts, so that a file is read alike for every model. A row
+whose prompts do not contain the answers is dropped.
 """
 
 from __future__ import annotations
@@ -34,21 +33,7 @@ class AnswerReader:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._texts: dict[int, str | None] = {}
         self._years: dict[tuple[str, int], Year] = {}
-        self.ids_fit = False  # whether the _idx columns of the file are ids of this tokenizer
-
-    def check_ids(self, layout: Layout, table: Sequence[Row]) -> None:
-        """Find out whether the _idx columns are ids of this tokenizer."""
-        fits = layout.fits
-        self.ids_fit = fits is not None and all(fits(row, self) for row in table if _is_readable(row, layout))
-
-    def word(self, token: int) -> str | None:
-        """The text of a token id, or None if there is no such token."""
-        if token not in self._texts and self._tokenizer is not None:
-            known = 0 <= token < len(self._tokenizer.hf)
-            self._texts[token] = self._tokenizer.decode([token]) if known else None
-        return self._texts.get(token)
 
     @cached_property
     def verbs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -64,15 +49,6 @@ class AnswerReader:
         return self._years[number, shown]
 
 
-def _is_readable(row: Row, layout: Layout) -> bool:
-    """Whether a row can be read; others are reported later, all at once."""
-    try:
-        layout.read(row, AnswerReader(None))
-    except InputError:
-        return False
-    return True
-
-
 @dataclass(frozen=True)
 class Layout:
     """One way to write pairs down."""
@@ -81,9 +57,7 @@ class Layout:
     columns: tuple[str, ...]
     metric: str | None  # None: the number of answers decides
     read: Callable[[Row, AnswerReader], Pair]
-    with_ids: str = ""  # where answers come from if the _idx columns fit, for a note
-    without_ids: str = ""  # and if they do not
-    fits: Callable[[Row, AnswerReader], bool] | None = None  # whether the _idx columns of a row fit its words
+    origin: str = ""  # where answers come from, for a note
 
 
 def recognise(columns: Sequence[str], name: str) -> Layout:
@@ -106,28 +80,18 @@ def _text_answers(row: Row, reader: AnswerReader) -> Pair:
     return _pair(row, rows.answers(row, "answers"), rows.answers(row, "wrong_answers"))
 
 
-def _id_answers(
-    row: Row, reader: AnswerReader, columns: Sequence[str], in_prompts: Callable[[str, str], tuple[str, str] | None]
-) -> Pair:
-    """A pair with one answer on each side: the ids in two columns if they fit, else words of the two prompts."""
-    answers: tuple[str | int, str | int] | None = rows.number(row, columns[0]), rows.number(row, columns[1])
-    if not reader.ids_fit:
-        answers = in_prompts(rows.text(row, "clean"), rows.text(row, "corrupted"))
+def _from_prompts(row: Row, find: Callable[[str, str], tuple[str, str] | None]) -> Pair:
+    """A pair with one answer on each side, found in the two prompts."""
+    answers = find(rows.text(row, "clean"), rows.text(row, "corrupted"))
     return _pair(row, answers[:1], answers[1:]) if answers else _pair(row, problem=UNREADABLE)
 
 
-_IOI_IDS = ("correct_idx", "incorrect_idx")
-_GENDER_IDS = ("clean_answer_idx", "corrupted_answer_idx")
-
-
 def _ioi(row: Row, reader: AnswerReader) -> Pair:
-    return _id_answers(row, reader, _IOI_IDS, ioi_names)
+    return _from_prompts(row, ioi_names)
 
 
-def _ioi_fits(row: Row, reader: AnswerReader) -> bool:
-    """Whether the ids are two words of the prompt."""
-    prompt_words = set(re.findall(r"\w+", rows.text(row, "clean")))
-    return all((reader.word(rows.number(row, column)) or "").strip() in prompt_words for column in _IOI_IDS)
+def _gender_bias(row: Row, reader: AnswerReader) -> Pair:
+    return _from_prompts(row, pronouns)
 
 
 def _sva(row: Row, reader: AnswerReader) -> Pair:
@@ -137,41 +101,16 @@ def _sva(row: Row, reader: AnswerReader) -> Pair:
     return _pair(row, reader.verbs[plural], reader.verbs[1 - plural])
 
 
-def _gender_bias(row: Row, reader: AnswerReader) -> Pair:
-    return _id_answers(row, reader, _GENDER_IDS, pronouns)
-
-
-def _gender_bias_fits(row: Row, reader: AnswerReader) -> bool:
-    """Whether the ids are "he" and "she"."""
-    return {reader.word(rows.number(row, column)) for column in _GENDER_IDS} == {HE, SHE}
-
-
 def _capital_country(row: Row, reader: AnswerReader) -> Pair:
     right, wrong = (f" {rows.text(row, column).strip()}" for column in ("country", "corrupted_country"))
     return _pair(row, (right,), (wrong,), by_first=True)
 
 
-_HYPERNYM_IDS = {"answers": "answers_idx", "corrupted_answers": "corrupted_answers_idx"}
-
-
 def _hypernymy(row: Row, reader: AnswerReader) -> Pair:
-    if reader.ids_fit:
-        return _pair(row, *(rows.numbers(row, column) for column in _HYPERNYM_IDS.values()))
-    return _pair(row, *(_words(row, column) for column in _HYPERNYM_IDS))
-
-
-def _hypernymy_fits(row: Row, reader: AnswerReader) -> bool:
-    """Whether the ids are the words of the text columns."""
-    if not set(_HYPERNYM_IDS.values()) <= set(row.values):
-        return False
-    return all(
-        [reader.word(token) for token in rows.numbers(row, ids)] == list(_words(row, words))
-        for words, ids in _HYPERNYM_IDS.items()
+    right, wrong = (
+        tuple(f" {str(word).strip()}" for word in rows.answers(row, column)) for column in _HYPERNYMY_COLUMNS[1::2]
     )
-
-
-def _words(row: Row, column: str) -> tuple[str, ...]:
-    return tuple(f" {str(word).strip()}" for word in rows.answers(row, column))
+    return _pair(row, right, wrong)
 
 
 def _greater_than(row: Row, reader: AnswerReader) -> Pair:
@@ -249,21 +188,23 @@ def _pair(
     return Pair(clean, corrupted, right, wrong, by_first, row.where, problem, rows.spans(row, clean))
 
 
-_IDS = "the _idx columns, which are token ids of this model's vocabulary"
-_OTHER = "the _idx columns are token ids of another vocabulary than this model's"
-_PROMPTS, _TEXT = f"the prompts: {_OTHER}", f"the text columns: {_OTHER}"
-_FIRST = "the text columns, by their first token"
 _LOGIT, _PROBABILITY = "logit-difference", "probability-difference"
 _CAPITAL_COLUMNS = ("clean", "country", "corrupted", "corrupted_country")
 _HYPERNYMY_COLUMNS = ("clean", "answers", "corrupted", "corrupted_answers")
+_PROMPTS, _TEXT = "the prompts", "the text columns"
+_FIRST = f"{_TEXT}, by their first token"
 
 LAYOUTS = (
     Layout("own", ("clean", "corrupted", "answers", "wrong_answers"), None, _text_answers),
-    Layout("capital-country", _CAPITAL_COLUMNS, _LOGIT, _capital_country, _FIRST, _FIRST),
-    Layout("hypernymy", _HYPERNYMY_COLUMNS, _PROBABILITY, _hypernymy, _IDS, _TEXT, _hypernymy_fits),
-    Layout("ioi", ("clean", "corrupted", *_IOI_IDS), _LOGIT, _ioi, _IDS, _PROMPTS, _ioi_fits),
+    Layout("capital-country", _CAPITAL_COLUMNS, _LOGIT, _capital_country, _FIRST),
+    Layout("hypernymy", _HYPERNYMY_COLUMNS, _PROBABILITY, _hypernymy, _TEXT),
+    Layout("ioi", ("clean", "corrupted", "correct_idx", "incorrect_idx"), _LOGIT, _ioi, _PROMPTS),
     Layout(
-        "gender-bias", ("clean", "corrupted", *_GENDER_IDS), _LOGIT, _gender_bias, _IDS, _PROMPTS, _gender_bias_fits
+        "gender-bias",
+        ("clean", "corrupted", "clean_answer_idx", "corrupted_answer_idx"),
+        _LOGIT,
+        _gender_bias,
+        _PROMPTS,
     ),
     Layout("MIB", ("prompt", "choices", "answerkey", "symbol_counterfactual"), _LOGIT, _mib),
     Layout("ARC", ("question", "choices", "answerkey"), _LOGIT, _choices),

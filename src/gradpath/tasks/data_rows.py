@@ -236,11 +236,6 @@ def number(row: Row, column: str) -> int:
     return _integer(row, column, _cell(row, column))
 
 
-def numbers(row: Row, column: str) -> tuple[int, ...]:
-    """The whole numbers in a cell: a list, a list in Python's notation, or one number."""
-    return tuple(_integer(row, column, item) for item in _items(row, column))
-
-
 def answers(row: Row, column: str) -> tuple[str | int, ...]:
     """The answers in a cell: a list, a list in Python's notation, or texts separated by |. Numbers are token ids."""
     items = _items(row, column)

@@ -308,14 +308,11 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
         The pairs, and the metric that fits their layout.
     """
     table, layout, rows = _read_table(data, name)
-    reader = AnswerReader(tokenizer)
-    reader.check_ids(layout, rows)
-    halves = _halves(_read_pairs(layout, rows, reader), tokenizer)
+    halves = _halves(_read_pairs(layout, rows, AnswerReader(tokenizer)), tokenizer)
     problem = "" if split == "all" else _no_hold_out(halves, tokenizer)
     is_held_out = split != "all" and not problem
     pairs = halves[split if is_held_out else "all"]
-    origin = layout.with_ids if reader.ids_fit else layout.without_ids
-    notes = [f"answers are taken from {origin}"] if origin else []
+    notes = [f"answers are taken from {layout.origin}"] if layout.origin else []
     notes += _space_note(pairs)
     if layout.name == OWN and (numbers := [a for pair in pairs for a in (*pair.right, *pair.wrong) if type(a) is int]):
         text = tokenizer.decode([numbers[0]]) if 0 <= numbers[0] < len(tokenizer.hf) else "no token"

@@ -43,9 +43,8 @@ import torch
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, warn
-from gradpath.evaluation.behaviour import NOT_DONE
-from gradpath.evaluation.plan import check_same_graph
-from gradpath.evaluation.result import Result
+from gradpath.evaluation.patched_run import check_same_graph
+from gradpath.evaluation.result import NOT_DONE, Result
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime.progress import bars, describe, progress_bar

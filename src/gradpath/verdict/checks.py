@@ -20,8 +20,7 @@ from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import METHODS, recorded_method
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate_many
-from gradpath.evaluation.behaviour import NOT_DONE
-from gradpath.evaluation.result import Result
+from gradpath.evaluation.result import NOT_DONE, Result
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe

@@ -39,7 +39,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.evaluation.circuit_gradients import edge_effects
-from gradpath.evaluation.plan import plan_of
+from gradpath.evaluation.patched_run import plan_of
 from gradpath.evaluation.result import Result
 from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
