@@ -88,8 +88,8 @@ LITERAL = method_recipe("eap-gp+stride=unit")
 WORK = {
     "steps": lambda m, task: attribute_nested(m, task, LITERAL, [2, 3], limits=Limits(4))[2].values,
     "exact": lambda m, task: exact_scores(m, task, [(0, 0), (1, 4)], limits=Limits(4)).float(),
-    "line": lambda m, task: follow_line(m, task, "input->m0", 3, limits=Limits(4)).values["score"],
-    "gradpath": lambda m, task: follow_gradpath(m, task, "input->m0", 3, limits=Limits(4)).values["score"],
+    "line": lambda m, task: follow_line(m, task, "input->m0", 3, limits=Limits(4))["score"],
+    "gradpath": lambda m, task: follow_gradpath(m, task, "input->m0", 3, limits=Limits(4))["score"],
 }
 
 

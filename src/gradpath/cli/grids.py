@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gradpath.study.bench import Bench
     from gradpath.study.file import StudyFile
     from gradpath.study.outcome import Outcome, Written
-    from gradpath.study.run import Remaining
     from gradpath.study.spec import Study
 
 NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
@@ -147,8 +146,8 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
 
     if dry_run:
         counts = remaining(study, folder, load)
-        total = sum(left.circuits for left in counts)
-        plan = {"study": dict(study.plain), "circuits": total, "models": list(map(vars, counts))}
+        total = sum(left["circuits"] for left in counts)
+        plan = {"study": dict(study.plain), "circuits": total, "models": counts}
         print_result(plan if as_json else _remaining_text(study, counts))
         return
     with lock_folder(folder):
@@ -162,22 +161,22 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
         )
 
 
-def _remaining_text(file: StudyFile, counts: list[Remaining]) -> str:
+def _remaining_text(file: StudyFile, counts: list[dict[str, Any]]) -> str:
     """What would be measured, and how much of it is missing."""
     study = file.study
     parts = {
-        "model": [left.model for left in counts],
+        "model": [left["model"] for left in counts],
         "task": file.task_labels.values(),
         "method": study.methods,
         "selection": study.selections,
         "size": [f"{field} {value}" if field else "as in find" for field, value in study.sizes or ()],
         "seed": study.seeds,
     }
-    total, examples = sum(left.circuits for left in counts), study.recipe.examples
+    total, examples = sum(left["circuits"] for left in counts), study.recipe.examples
     lines = [f"{file.title}: {total:,} circuits, each measured on {examples} examples"]
     lines += [f"  {name:<11} {len(values):>3}  {', '.join(map(str, values))}" for name, values in parts.items()]
     lines += ["", "Still to measure:"]
-    lines += [f"  {left.model}: {left.missing:,} of {left.circuits:,} circuits" for left in counts]
+    lines += ["  {model}: {missing:,} of {circuits:,} circuits".format(**left) for left in counts]
     return "\n".join(lines)
 
 

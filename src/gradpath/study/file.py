@@ -43,26 +43,8 @@ from gradpath.tasks.load import check_task
 Value = TypeVar("Value")
 MOST_BYTES = 1_000_000  # of a study's file
 SEE = "'A study as a file' in the documentation has an example."
-KEYS = {
-    "title": "The heading of the report.",
-    "model": "Hub names, folders, .gguf files, smollm2, gemma3-270m.",
-    "task": "Names of tasks.",
-    "data": "Files of your own pairs.",
-    "method": "Methods, with options after plus signs.",
-    "selection": "How edges are selected.",
-    "edges": "Numbers of edges.",
-    "sparsity": "Shares of edges to leave out.",
-    "faithfulness": "Shares of the behaviour to keep.",
-    "examples": "Pairs for attribution; the same number is held out for evaluation.",
-    "seed": "Each draws other examples.",
-    "ablation": "How ablated edges are replaced.",
-    "metric": "How the behaviour is measured, instead of each task's own metric.",
-    "dtype": "float32, bfloat16 or float16.",
-    "plugins": "Python files to run first.",
-    "batch_size": "Maximum number of examples in a batch.",
-    "memory": "Memory to use, such as 8GB.",
-    "device": "Where to run.",
-}
+_KEYS = "title model task data method selection edges sparsity faithfulness examples seed ablation metric dtype"
+KEYS = (*_KEYS.split(), "plugins", "batch_size", "memory", "device")
 
 
 @dataclass(frozen=True)
