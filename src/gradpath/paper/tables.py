@@ -26,11 +26,10 @@ from gradpath.evaluation.result import mean_and_interval
 from gradpath.limits import gradient_rows
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
-from gradpath.report.style import INK, colour, method_title, panels, task_title
+from gradpath.report.style import INK, colour, fit, method_title, panels, task_title
 from gradpath.runtime import distributed
 from gradpath.study.bench import Bench, Row
 from gradpath.study.faithfulness import READING
-from gradpath.study.figures import fit
 from gradpath.study.outcome import Column, Experiment, Outcome, grouped, interval_column, nfs, percent, signed, table
 from gradpath.study.spec import method_label, method_options, method_recipe
 from gradpath.study.store import Key

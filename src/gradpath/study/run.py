@@ -13,8 +13,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.report.style import task_title
 from gradpath.runtime.files import write_atomically
 from gradpath.study.bench import Bench, Row
-from gradpath.study.faithfulness import READING, curve_rows, examples_of, random_rows
-from gradpath.study.figures import draw_curves
+from gradpath.study.faithfulness import READING, curve_rows, draw_curves, examples_of, random_rows
 from gradpath.study.file import StudyFile
 from gradpath.study.outcome import (
     Note,
