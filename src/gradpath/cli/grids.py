@@ -12,7 +12,7 @@ import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
-from gradpath.cli.progress import note, print_result
+from gradpath.cli.options import note, print_result
 from gradpath.errors import UsageError
 from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 from gradpath.recipe import Recipe

@@ -154,7 +154,7 @@ _BUILT_IN = {
     ),
     "mib": Format(
         ".mib",
-        "A submission to the MIB leaderboard, a folder; written only: scores, or with --how nine circuits.",
+        "A submission to the MIB leaderboard, a folder; written only: scores, or with --selection nine circuits.",
         write_mib_scores,
     ),
     "graphml": Format(
