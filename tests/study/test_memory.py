@@ -17,10 +17,9 @@ from gradpath.paper import find_experiment
 from gradpath.paper.saturation import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested
 from gradpath.recipe import Recipe
-from gradpath.study.bench import Bench
+from gradpath.study.bench import Bench, Store
 from gradpath.study.outcome import _study_record
 from gradpath.study.spec import Study, method_recipe
-from gradpath.study.store import Store
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode
 

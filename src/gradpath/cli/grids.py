@@ -51,10 +51,9 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
     from gradpath.pipeline.examples import notices
     from gradpath.runtime.files import lock_folder
     from gradpath.study import faithfulness
-    from gradpath.study.bench import Bench
+    from gradpath.study.bench import Bench, Store
     from gradpath.study.curve_page import write_report
     from gradpath.study.outcome import Experiment, reproduce
-    from gradpath.study.store import Store
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
     name = recipe.task or ("custom" if recipe.data else defaults.TASK)
@@ -234,10 +233,9 @@ def reproduce_command(
     opt.check_folder(out)
     from gradpath.paper import published
     from gradpath.runtime.files import lock_folder
-    from gradpath.study.bench import Bench
+    from gradpath.study.bench import Bench, Store
     from gradpath.study.outcome import reproduce
     from gradpath.study.spec import whole_numbers
-    from gradpath.study.store import Store
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
     study = _study(recipe, values, tasks=tasks, selections=how, default=defaults.PAPER_SELECTIONS)

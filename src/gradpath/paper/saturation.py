@@ -34,9 +34,8 @@ from gradpath.model.transformer import Run, Transformer, at_least_float32
 from gradpath.report.style import FORMULA, INK, MARKERS, METHOD_COLOURS, MUTED, panels, task_title
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
-from gradpath.study.bench import Bench, Row
+from gradpath.study.bench import Bench, Cell, Row
 from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
-from gradpath.study.store import Cell
 from gradpath.sweep import sweep
 from gradpath.tasks import Pairs, Task, encode
 

@@ -33,9 +33,9 @@ from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection import rank
 from gradpath.study.bench import Bench, Row
+from gradpath.study.bench import Cell as Measured
 from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
 from gradpath.study.spec import method_options, method_recipe, words
-from gradpath.study.store import Cell as Measured
 from gradpath.tasks.task import task_digest
 
 if TYPE_CHECKING:

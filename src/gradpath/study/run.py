@@ -12,7 +12,7 @@ from typing import Any
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import task_title
 from gradpath.runtime.files import write_atomically
-from gradpath.study.bench import Bench, Row
+from gradpath.study.bench import Bench, Row, Store
 from gradpath.study.faithfulness import READING, curve_rows, draw_curves, examples_of, random_rows
 from gradpath.study.file import StudyFile
 from gradpath.study.outcome import (
@@ -28,7 +28,6 @@ from gradpath.study.outcome import (
     write_outcome,
 )
 from gradpath.study.spec import Size
-from gradpath.study.store import Store
 
 LoadModel = Callable[[str], Transformer]
 SEEDS = "With several seeds, numbers are means over them, and the ends of an interval are the lowest and the highest."
