@@ -29,8 +29,8 @@ from gradpath.evaluation.result import Cell, Difference, distance_difference, er
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.selection import rank
+from gradpath.study.bench import cell_of
 from gradpath.study.outcome import commit
-from gradpath.study.store import cell_of
 
 TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
 SPARSITIES = (0.99, 0.975, 0.95)

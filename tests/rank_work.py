@@ -54,7 +54,7 @@ def everything() -> dict[str, Any]:
     edges = [(0, 3), (2, 12), (5, 20)]
     found["exact"] = exact_scores(model, TASK, edges, limits=Limits(2)).tolist()
     line = follow_line(model, TASK, "a0.h1->m1", 3, limits=Limits(2))
-    found["followed"] = torch.cat([x.flatten() for x in line.values.values()]).tolist()
+    found["followed"] = torch.cat([x.flatten() for x in line.values()]).tolist()
     return found
 
 

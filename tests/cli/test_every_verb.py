@@ -122,7 +122,7 @@ def test_json_is_all_that_stdout_has(run, model_folder):
 
 
 def test_a_task_that_the_model_does_not_do_is_warned_of():
-    from gradpath.cli.progress import lines_of, numbers_of
+    from gradpath.cli.options import lines_of, numbers_of
 
     clean, circuit = torch.linspace(1, 2, 12), SimpleNamespace(graph=SimpleNamespace(n_edges=50))
     for corrupted, word in ((clean + 0.2, "WARNING"), (clean - 2, "  model "), (clean.flip(0), "WARNING")):

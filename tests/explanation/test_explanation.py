@@ -16,8 +16,8 @@ import gradpath as gp
 from gradpath.ablation import ablation_of
 from gradpath.circuit import circuit_by_names
 from gradpath.errors import InputError
-from gradpath.explanation import parts, roles
-from gradpath.explanation.measure import measure
+from gradpath.explanation import roles
+from gradpath.explanation.measure import _by_difference, measure
 from gradpath.explanation.roles import SCORES, known_head_scores, sentence
 from gradpath.graph import Graph
 from gradpath.limits import Limits
@@ -39,7 +39,7 @@ def whole(graph: Graph, *names: str) -> gp.Circuit:
 
 def test_a_prompt_without_names_is_divided_by_where_the_pair_differs():
     task = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3], [6], [1, 8]])
-    found = parts._by_difference(encode(task, tiny_model("gpt2").tokenizer), "changed")
+    found = _by_difference(encode(task, tiny_model("gpt2").tokenizer), "changed")
     assert found.names == ("before", "changed", "between", "end")
     assert found.at.tolist() == [
         [1, 2, 2, 2, 2, 3, -1, -1, -1],
@@ -123,10 +123,10 @@ def test_numbers_are_those_of_their_definitions(kind):
         for example, end in enumerate((4, 6, 6)):
             parts = measured.parts.at[example]
             expected = [float(pattern[example, end][parts == i].sum()) for i in range(len(measured.parts.names))]
-            last = measured.attention[0, example, column, measured.parts.names.index("end")]
+            last = measured.attention[example, 0, column, measured.parts.names.index("end")]
             assert last.tolist() == pytest.approx(expected, abs=1e-4)
     # In the circuit of all edges everything is as on the clean prompt; each query's weights add up to 1.
-    assert torch.allclose(measured.attention[2], measured.attention[0], atol=1e-4)
+    assert torch.allclose(measured.attention[:, 2], measured.attention[:, 0], atol=1e-4)
     assert torch.allclose(measured.attention[:, :, :, -1].sum(-1), torch.ones(()), atol=1e-4)
 
 

@@ -30,8 +30,8 @@ from gradpath.model.tokenizer import Tokenizer
 from gradpath.recipe import Facts, Recipe
 from gradpath.report.figure import fold
 from gradpath.report.notes import Group, NodeNote, Notes, load_notes
+from gradpath.study.bench import Store
 from gradpath.study.file import read_study
-from gradpath.study.store import Store
 
 GRAPH = Graph(2, 2)
 

@@ -28,7 +28,7 @@ import gradpath as gp
 from gradpath.errors import GradpathError
 from gradpath.evaluation.result import load_result
 from gradpath.model.cache import cached_model
-from gradpath.study.store import Store
+from gradpath.study.bench import Store
 
 FLIPS = int(os.environ.get("GRADPATH_FUZZ", "200")) // 10
 IDS = torch.tensor([[3, 4, 5]])

@@ -44,17 +44,16 @@ def test_the_mean_of_an_edges_points_is_its_score(model, edge):
     if model.graph.parallel:
         edge = edge.replace("->m1", "->m2")  # no MLP reads the heads beside it
     line = follow_line(model, TASK, edge, 5, limits=Limits(3))
-    assert line.at == [0, 0.25, 0.5, 0.75, 1]
-    ours = float(line.values["score"][:4].mean())  # EAP-IG's points: all but the corrupted prompt
+    ours = float(line["score"][:4].mean())  # EAP-IG's points: all but the corrupted prompt
     assert ours == pytest.approx(attribute(model, TASK, "eap-ig", steps=4)[edge], rel=1e-3, abs=1e-6)
     path = follow_gradpath(model, TASK, edge, 3, limits=Limits(3))
-    ours = float(path.values["score"][1:].mean())
+    ours = float(path["score"][1:].mean())
     assert ours == pytest.approx(attribute(model, TASK, "eap-gp", steps=3, stride="unit")[edge], rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("follow", [follow_line, follow_gradpath])
 def test_what_is_met_does_not_depend_on_the_batch(gpt2, follow):
-    one, many = (follow(gpt2, TASK, "a0.h2->a1.h0<v>", 3, limits=Limits(size)).values for size in (1, 4))
+    one, many = (follow(gpt2, TASK, "a0.h2->a1.h0<v>", 3, limits=Limits(size)) for size in (1, 4))
     for name in one:
         torch.testing.assert_close(one[name], many[name], atol=1e-5, rtol=1e-3)
 
@@ -62,7 +61,7 @@ def test_what_is_met_does_not_depend_on_the_batch(gpt2, follow):
 def test_the_metric_along_the_line_goes_from_clean_to_corrupted(gpt2):
     empty = Circuit(gpt2.graph, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0))
     result = evaluate(gpt2, empty, TASK)
-    metric = follow_line(gpt2, TASK, "input->m0", 3, limits=Limits(4)).values["metric"]
+    metric = follow_line(gpt2, TASK, "input->m0", 3, limits=Limits(4))["metric"]
     near = {"atol": 1e-5, "rtol": 1e-4, "check_dtype": False}
     torch.testing.assert_close(metric[0], result.clean_values, **near)
     torch.testing.assert_close(metric[-1], result.corrupted_values, **near)

@@ -15,8 +15,7 @@ import gradpath as gp
 from gradpath.explanation import Inside, look_inside
 from gradpath.model.transformer import Transformer
 from gradpath.report import Chosen, MethodRun, Report, evidence
-from gradpath.report.data import Page
-from gradpath.report.examples import spread_examples
+from gradpath.report.data import Page, spread_examples
 from gradpath.report.payload import page_of, plain
 
 pytestmark = pytest.mark.browser

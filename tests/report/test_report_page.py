@@ -20,9 +20,8 @@ from gradpath.evaluation.mib import Areas
 from gradpath.graph import pruned
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render, write
 from gradpath.report.data import Page
-from gradpath.report.facts import facts_of
 from gradpath.report.page import SCRIPTS, render_comparison
-from gradpath.report.payload import LIMIT, asset, connected_from, page_of
+from gradpath.report.payload import LIMIT, asset, connected_from, facts_of, page_of
 from gradpath.selection import rank, select
 from gradpath.verdict.checks import Check
 from gradpath.verdict.effects import Effects
@@ -170,7 +169,7 @@ def test_page_is_written_whole_or_not_at_all(make: Maker, tmp_path: Path) -> Non
         ),
         (
             "gradpath find --task arc-easy --data arc.csv --seed 3 --metric m.py:f --out o",
-            "gradpath test o/circuit.json --data arc.csv --task arc-easy --metric m.py:f --seed 3 --out o/verdict.html",
+            "gradpath test o/circuit.json --data arc.csv --metric m.py:f --out o/verdict.html",
         ),
         ("gradpath find --task ioi", "gradpath test FOLDER/circuit.json --out FOLDER/verdict.html"),
         ("", "gradpath test FOLDER/circuit.json --out FOLDER/verdict.html"),

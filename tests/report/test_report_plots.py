@@ -20,7 +20,7 @@ from gradpath.recipe import Recipe
 from gradpath.report.plots import circuit_card, plot_circuit, plot_result, plot_scores, result_card, scores_card
 from gradpath.report.style import INK, MUTED, canvas, panels, save_as
 from gradpath.selection import select
-from gradpath.study.figures import draw_curves
+from gradpath.study.faithfulness import draw_curves
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,9 @@ import torch
 
 from gradpath.evaluation.result import Result, distance_difference, error_difference
 from gradpath.recipe import Recipe
-from gradpath.study.bench import Bench
+from gradpath.study.bench import Bench, Store, cell_of
 from gradpath.study.faithfulness import comparison
 from gradpath.study.spec import Study
-from gradpath.study.store import Store, cell_of
 
 
 def cells(off, n=40, seed=0):

@@ -228,10 +228,15 @@ def test_names_that_no_system_allows_are_mistakes_or_names_of_the_hub(write):
             read_study(write(text))
 
 
-@pytest.mark.parametrize("text", ["model: !!python/object/apply:os.getcwd []", "task: !!python/name:os.system", "1: 2"])
+@pytest.mark.parametrize("text", ["model: !!python/object/apply:os.getcwd []", "task: !!python/name:os.system"])
 def test_objects_are_not_made(write, text):
-    with pytest.raises(UsageError, match="has 1 mistake"):
+    with pytest.raises(InputError, match="is not YAML in line 1: could not determine a constructor for the tag"):
         read_study(write(text))
+
+
+def test_a_key_that_is_a_number_is_a_mistake(write):
+    with pytest.raises(UsageError, match="has 1 mistake"):
+        read_study(write("1: 2"))
 
 
 def test_the_documents_have_every_key():

@@ -17,10 +17,9 @@ from gradpath.paper import find_experiment
 from gradpath.paper.saturation import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested
 from gradpath.recipe import Recipe
-from gradpath.study.bench import Bench
+from gradpath.study.bench import Bench, Store
 from gradpath.study.outcome import _study_record
 from gradpath.study.spec import Study, method_recipe
-from gradpath.study.store import Store
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode
 
@@ -88,8 +87,8 @@ LITERAL = method_recipe("eap-gp+stride=unit")
 WORK = {
     "steps": lambda m, task: attribute_nested(m, task, LITERAL, [2, 3], limits=Limits(4))[2].values,
     "exact": lambda m, task: exact_scores(m, task, [(0, 0), (1, 4)], limits=Limits(4)).float(),
-    "line": lambda m, task: follow_line(m, task, "input->m0", 3, limits=Limits(4)).values["score"],
-    "gradpath": lambda m, task: follow_gradpath(m, task, "input->m0", 3, limits=Limits(4)).values["score"],
+    "line": lambda m, task: follow_line(m, task, "input->m0", 3, limits=Limits(4))["score"],
+    "gradpath": lambda m, task: follow_gradpath(m, task, "input->m0", 3, limits=Limits(4))["score"],
 }
 
 

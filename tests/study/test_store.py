@@ -11,7 +11,7 @@ from gradpath.errors import GradpathWarning
 from gradpath.model.load import load_model
 from gradpath.runtime.files import sealed
 from gradpath.scores import Scores
-from gradpath.study.store import Store, digest
+from gradpath.study.bench import Store, digest
 from gradpath.tasks import load_task
 from gradpath.tasks.task import task_digest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradpath.errors import InputError
-from gradpath.explanation.parts import parts_of
+from gradpath.explanation.measure import parts_of
 from gradpath.tasks import load_task
 from gradpath.tasks.task import encode
 

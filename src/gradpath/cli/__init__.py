@@ -32,17 +32,17 @@ VERBS = {
     "find": ("find", "Score every edge, select a circuit and measure it."),
     "eval": ("circuits", "Measure a saved circuit again."),
     "test": ("circuits", "Stress-test a saved circuit."),
-    "explain": ("circuits", "Say what each node of a saved circuit does."),
+    "explain": ("circuits", "Explain each node of a saved circuit."),
     "show": ("circuits", "Draw a saved circuit as a page, a figure or a graph file."),
     "compare": ("circuits", "Compare two saved circuits, in numbers and in one drawing."),
     "curve": ("grids", "Measure faithfulness against sparsity, for several methods."),
     "run": ("grids", "Run a study: models, tasks, methods, selections and sizes, from a file."),
-    "convert": ("exchange", "Convert scores and circuits to and from other tools' formats."),
-    "push": ("exchange", "Upload a circuit to the Hugging Face hub."),
-    "pull": ("exchange", "Download a circuit from the Hugging Face hub."),
+    "convert": ("tools", "Convert scores and circuits to and from other tools' formats."),
+    "push": ("tools", "Upload a circuit to the Hugging Face hub."),
+    "pull": ("tools", "Download a circuit from the Hugging Face hub."),
     "reproduce": ("grids", "Reproduce a table or figure of the paper, on any model."),
-    "check": ("installed", "Check that gradpath computes a model correctly."),
-    "ls": ("installed", "List models, tasks, methods, selections and formats."),
+    "check": ("tools", "Check that gradpath computes a model correctly."),
+    "ls": ("tools", "List models, tasks, methods, selections and formats."),
 }
 CONTINUED = ("curve", "run", "reproduce")  # commands whose measurements are kept while they run
 

@@ -13,7 +13,7 @@ import click
 from gradpath import defaults
 from gradpath._version import __version__
 from gradpath.cli import options as opt
-from gradpath.cli.progress import lines_of, note, numbers_of, print_result
+from gradpath.cli.options import lines_of, note, numbers_of, print_result
 from gradpath.errors import InputError, UsageError, warn
 from gradpath.recipe import PROMPT, Recipe
 from gradpath.runtime import distributed
@@ -270,7 +270,7 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **va
 @click.option("--top", type=click.IntRange(min=1), default=25, show_default=True, help="Nodes to show in the table.")
 @saved_options("Examples to explain the circuit on.")
 def explain_command(circuit_file: str | Path, top: int, as_json: bool, **values: Any) -> None:
-    """Say what each node of a saved circuit reads, where it attends and what it writes.
+    """Explain what each node of a saved circuit reads, where it attends and what it writes.
 
     \b
     gradpath explain out/ioi/circuit.json

@@ -11,7 +11,7 @@ import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
-from gradpath.cli.progress import lines_of, note, numbers_of, print_result
+from gradpath.cli.options import lines_of, note, numbers_of, print_result
 from gradpath.errors import UsageError, unknown_option
 from gradpath.recipe import Recipe
 from gradpath.registry import option_value

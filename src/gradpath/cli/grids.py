@@ -12,7 +12,7 @@ import click
 
 from gradpath import defaults
 from gradpath.cli import options as opt
-from gradpath.cli.progress import note, print_result
+from gradpath.cli.options import note, print_result
 from gradpath.errors import UsageError
 from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 from gradpath.recipe import Recipe
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gradpath.study.bench import Bench
     from gradpath.study.file import StudyFile
     from gradpath.study.outcome import Outcome, Written
-    from gradpath.study.run import Remaining
     from gradpath.study.spec import Study
 
 NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
@@ -52,17 +51,13 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
     from gradpath.pipeline.examples import notices
     from gradpath.runtime.files import lock_folder
     from gradpath.study import faithfulness
-    from gradpath.study.bench import Bench
+    from gradpath.study.bench import Bench, Store
     from gradpath.study.curve_page import write_report
     from gradpath.study.outcome import Experiment, reproduce
-    from gradpath.study.store import Store
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
-    data, name = recipe.data, recipe.task or ("custom" if recipe.data else defaults.TASK)
-    own = {"data": data, "metric": recipe.metric, "ablation": recipe.ablation}
-    loading = {part: values.pop(part) for part in opt.LOADING}
-    values |= {"examples": recipe.examples, "seed": recipe.seed}
-    study = study_of(tasks=name, selections=how, default=defaults.SELECTION, own=own, **values)
+    name = recipe.task or ("custom" if recipe.data else defaults.TASK)
+    study = _study(recipe, values, tasks=name, selections=how, default=defaults.SELECTION)
 
     def outcome(bench: Bench) -> Outcome:
         measured = faithfulness.outcome(bench, "curve")
@@ -74,15 +69,13 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradpath-")))
         stack.enter_context(lock_folder(folder))
-        model = opt.load(recipe, loading)
+        model = opt.load(recipe, values)
         bench = Bench(model, study, Store(folder), published(model))
         cell = study.at(name)
-        for line in notices(bench.task(cell, "train"), bench.task(cell, "test")) if data else ():
+        for line in notices(bench.task(cell, "train"), bench.task(cell, "test")) if recipe.data else ():
             note(line)
         written = reproduce(bench, [curve], folder, command=opt.command_line(), note=note)
-        if out is None:
-            written = [replace(experiment, files=[]) for experiment in written]
-        print_result(as_json_object(written) if as_json else _curve_text(written[0], out))
+        print_result(_json_of(written, has_files=out is not None) if as_json else _curve_text(written[0], out))
 
 
 def _curve_text(written: Written, out: Path | None) -> str:
@@ -147,8 +140,8 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
 
     if dry_run:
         counts = remaining(study, folder, load)
-        total = sum(left.circuits for left in counts)
-        plan = {"study": dict(study.plain), "circuits": total, "models": list(map(vars, counts))}
+        total = sum(left["circuits"] for left in counts)
+        plan = {"study": dict(study.plain), "circuits": total, "models": counts}
         print_result(plan if as_json else _remaining_text(study, counts))
         return
     with lock_folder(folder):
@@ -162,22 +155,22 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
         )
 
 
-def _remaining_text(file: StudyFile, counts: list[Remaining]) -> str:
+def _remaining_text(file: StudyFile, counts: list[dict[str, Any]]) -> str:
     """What would be measured, and how much of it is missing."""
     study = file.study
     parts = {
-        "model": [left.model for left in counts],
+        "model": [left["model"] for left in counts],
         "task": file.task_labels.values(),
         "method": study.methods,
         "selection": study.selections,
         "size": [f"{field} {value}" if field else "as in find" for field, value in study.sizes or ()],
         "seed": study.seeds,
     }
-    total, examples = sum(left.circuits for left in counts), study.recipe.examples
+    total, examples = sum(left["circuits"] for left in counts), study.recipe.examples
     lines = [f"{file.title}: {total:,} circuits, each measured on {examples} examples"]
     lines += [f"  {name:<11} {len(values):>3}  {', '.join(map(str, values))}" for name, values in parts.items()]
     lines += ["", "Still to measure:"]
-    lines += [f"  {left.model}: {left.missing:,} of {left.circuits:,} circuits" for left in counts]
+    lines += ["  {model}: {missing:,} of {circuits:,} circuits".format(**left) for left in counts]
     return "\n".join(lines)
 
 
@@ -226,6 +219,7 @@ def _sample(context: click.Context, parameter: click.Parameter, text: str) -> in
 @opt.load_options
 def reproduce_command(
     name: str,
+    tasks: str | None,
     how: str | None,
     steps: str,
     edge: str | None,
@@ -239,74 +233,56 @@ def reproduce_command(
     opt.check_folder(out)
     from gradpath.paper import published
     from gradpath.runtime.files import lock_folder
-    from gradpath.study.bench import Bench
+    from gradpath.study.bench import Bench, Store
     from gradpath.study.outcome import reproduce
     from gradpath.study.spec import whole_numbers
-    from gradpath.study.store import Store
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
-    loading = {part: values.pop(part) for part in opt.LOADING}
-    values |= {"examples": recipe.examples, "seed": recipe.seed}
-    study = study_of(selections=how, default=defaults.PAPER_SELECTIONS, **values)
+    study = _study(recipe, values, tasks=tasks, selections=how, default=defaults.PAPER_SELECTIONS)
     study = replace(study, steps=whole_numbers(steps, "--steps"), edge=edge, sample=sample)
     own_model = experiments[0].own_model
     folder = out or Path("out") / "reproduce" / (name if own_model else Path(str(recipe.model)).name or "model")
     with lock_folder(folder):
-        model = own_model() if own_model else opt.load(recipe, loading)
+        model = own_model() if own_model else opt.load(recipe, values)
         bench = Bench(model, study, Store(folder), published(model))
         written = reproduce(bench, experiments, folder, command=opt.command_line(), note=note)
     parts = []
     for experiment in written:
         files = "Wrote " + ", ".join(map(str, experiment.files)) if experiment.files else ""
         parts += [experiment.outcome.page, files]
-    print_result(as_json_object(written) if as_json else "\n".join(parts))
+    print_result(_json_of(written) if as_json else "\n".join(parts))
 
 
-def study_of(
-    *,
-    tasks: str | None,
-    methods: str,
-    selections: str | None,
-    default: str,
-    grid: str,
-    sparsities: str | None,
-    examples: int | None,
-    seed: int,
-    batch_size: int | None,
-    memory: str | None,
-    own: dict[str, Any] | None = None,
-) -> Study:
-    """The study of a grid, from the values of the command's options; ``own`` are further fields of its recipe."""
-    from gradpath.recipe import Recipe
+def _study(recipe: Recipe, values: dict[str, Any], *, tasks: str | None, selections: str | None, default: str) -> Study:
+    """The study of a grid, from a recipe and the values of the command's other options."""
     from gradpath.study.spec import Study, check_methods, numbers, words
 
-    if grid == defaults.MIB_GRID:  # its areas are defined for rankings
+    if values["grid"] == defaults.MIB_GRID:  # its areas are defined for rankings
         default = ",".join(defaults.MIB_RANKINGS)
-    levels = None if sparsities is None else numbers(sparsities, "--sparsities")
-    fields = own or {}
+    levels = values["sparsities"]
+    examples = opt.examples_or_default(recipe.examples, recipe.data)
     return Study(
-        recipe=Recipe(examples=opt.examples_or_default(examples, fields.get("data")), **fields),
+        recipe=Recipe(examples=examples, data=recipe.data, metric=recipe.metric, ablation=recipe.ablation),
         tasks=None if tasks is None else words(tasks),
-        methods=check_methods(methods),
+        methods=check_methods(values["methods"]),
         selections=words(selections or default),
-        sizes=None if levels is None else tuple(("sparsity", level) for level in levels),
-        grid=grid,
-        seeds=(seed,),
-        limits=opt.limits_of(batch_size, memory),
+        sizes=None if levels is None else tuple(("sparsity", level) for level in numbers(levels, "--sparsities")),
+        grid=values["grid"],
+        seeds=(recipe.seed,),
+        limits=opt.limits_of(values["batch_size"], values["memory"]),
     )
 
 
-def as_json_object(written: list[Written]) -> dict[str, Any]:
+def _json_of(written: list[Written], *, has_files: bool = True) -> dict[str, Any]:
     """The object that ``--json`` prints: the record and the rows of each experiment, and its files."""
-    experiments = {}
-    for experiment in written:
-        outcome = experiment.outcome
-        experiments[outcome.name] = {
+    experiments = {
+        outcome.name: {
             "title": outcome.title,
-            "files": list(map(str, experiment.files)),
+            "files": list(map(str, files)) if has_files else [],
             "notes": list(outcome.notes),
             **outcome.facts,
             "rows": outcome.rows,
         }
-    record = written[0].record if written else {}
-    return {**record, "experiments": experiments}
+        for outcome, files in ((x.outcome, x.files) for x in written)
+    }
+    return {**(written[0].record if written else {}), "experiments": experiments}

@@ -24,10 +24,18 @@ from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.methods import Options, Path, find_method, recorded_method
 from gradpath.circuit import Circuit
 from gradpath.errors import GradpathError, UsageError, unknown
-from gradpath.explanation.measure import RUNS, BatchWork, Measured, check_explainable, measure, token_logits
-from gradpath.explanation.parts import answers_of, names_of_answers
+from gradpath.explanation.measure import (
+    RUNS,
+    BatchWork,
+    Measured,
+    answers_of,
+    check_explainable,
+    measure,
+    names_of_answers,
+    token_logits,
+)
 from gradpath.explanation.roles import Role, known_head_scores, roles_of
-from gradpath.formats.content import optional
+from gradpath.formats.edges import optional
 from gradpath.limits import Limits
 from gradpath.model.inspection import token_text
 from gradpath.model.transformer import Transformer, at_least_float32

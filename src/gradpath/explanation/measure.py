@@ -12,7 +12,15 @@ For an example, a node u of the circuit and the parts p of its prompt::
 
 x_u is the output of u on the clean prompt, x'_u on the corrupted one, or under the circuit's ablation.
 
-The parts are those of ``parts``.
+A prompt is divided into parts, so that the attention of a query over them adds up to 1. Data with named spans has
+those, and "rest". Otherwise a prompt has four: the part before the first difference of the pair, the changed part (from
+the first differing token to the last), the part between that and the end, and the end, where the answer is read. A task
+gives the changed part its name, such as "subject". Positions without a name (before, between, rest) are split further:
+
+    first token      on which many heads rest
+    right answer     tokens that are the example's correct answer: in IOI the "indirect object"
+    wrong answer     tokens that are its wrong answer: in IOI the "subject", where it is first mentioned
+    after X          the token after such a mention, which a previous-token head marks for an induction head
 
 Cost per batch: two forward and two backward passes, the circuit's run, and for every node the unembedding of the last
 position.
@@ -20,7 +28,7 @@ position.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,17 +44,108 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.patched_run import Plan, check_same_graph, plan_of, run_nodes
 from gradpath.explanation.experts import NUMBERS, expert_parts, mixtures_of, n_columns
-from gradpath.explanation.parts import Parts, answers_of, parts_of
 from gradpath.limits import Limits
 from gradpath.model.inspection import output_of, patterns
+from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, at_least_float32
 from gradpath.prepared import Prepared
 from gradpath.runtime import distributed
 from gradpath.sweep import own_settings, sweep
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.tasks.builtin import TASKS
+from gradpath.tasks.metrics import METRICS
+from gradpath.tasks.task import Pairs, Spans, Task, encode
 
 RUNS = ("clean", "corrupted", "circuit")
 _TOGETHER = 8  # nodes whose direct effect is computed at once
+FIRST, AFTER, END, REST = "first token", "after ", "end", "rest"
+UNNAMED = ("before", "between", REST)
+SIDES = ("right answer", "wrong answer")
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The names of parts, and the part of every position of every example, -1 for padding."""
+
+    names: tuple[str, ...]
+    at: Int[Tensor, "example pos"]
+
+
+def answers_of(task: Task, pairs: Pairs) -> Int[Tensor, "example side answer"] | None:
+    """The correct and the wrong answers of each example, padded with -1; None for labels of another kind."""
+    labels = pairs.labels
+    if task.metric not in METRICS.values() or not isinstance(labels, Tensor) or labels.is_floating_point():
+        return None
+    if labels.ndim not in (2, 3) or labels.shape[1] != len(SIDES):
+        return None
+    return labels.cpu().reshape(len(labels), len(SIDES), -1)
+
+
+def names_of_answers(task: Task) -> tuple[str, str]:
+    """The names of the correct and the wrong answer: in IOI the indirect object and the subject."""
+    known = TASKS.get(task.name)
+    if known is None or known.answers is None or task.facts.get("changed") != known.changed:
+        return SIDES
+    return known.answers
+
+
+def parts_of(task: Task, pairs: Pairs, tokenizer: Tokenizer | None) -> Parts:
+    """The parts that occur in a task's prompts."""
+    if task.spans is None:
+        spans = _by_difference(pairs, str(task.facts.get("changed", "changed")))
+    else:
+        spans = _by_name(task, task.spans, pairs, tokenizer)
+    names, at = list(spans.names), spans.at.clone()
+    unnamed = torch.tensor([*(name in UNNAMED for name in names), False], device="cpu")
+
+    def name(where: Tensor, part: str) -> None:
+        """Name the positions that have no name yet."""
+        if part not in names:
+            names.append(part)
+        at[where & unnamed[torch.where(at < len(spans.names), at, PADDING)]] = names.index(part)
+
+    position = torch.arange(at.shape[1], device="cpu")
+    name(position == pairs.last[:, None], END)
+    answers = answers_of(task, pairs)
+    if answers is not None and answers.shape[-1] == 1:  # one of many answers may occur anywhere by chance
+        for side, part in enumerate(names_of_answers(task)):
+            name((pairs.clean[:, :, None] == answers[:, None, side]).any(-1), part)
+        for part in names_of_answers(task):
+            mention = at == names.index(part)
+            name(F.pad(mention[:, :-1], (1, 0)), f"{AFTER}{part}")
+    name(position == 0, FIRST)
+    return _that_occur(Parts(tuple(names), at))
+
+
+def _that_occur(labels: Parts) -> Parts:
+    """Drop names that no position has, and order the others by their mean position."""
+    position = torch.arange(labels.at.shape[1], device="cpu").expand_as(labels.at).double()
+    order = [i for i in range(len(labels.names)) if bool((labels.at == i).any())]
+    order.sort(key=lambda i: float(position[labels.at == i].mean()))
+    number = torch.full((len(labels.names) + 1,), PADDING, device="cpu")
+    number[order] = torch.arange(len(order), device="cpu")
+    return Parts(tuple(labels.names[i] for i in order), number[labels.at])
+
+
+def _by_difference(pairs: Pairs, changed: str) -> Parts:
+    position = torch.arange(pairs.clean.shape[1], device="cpu")
+    last_changed = torch.where(pairs.clean != pairs.corrupted, position, -1).amax(1, keepdim=True)
+    at = torch.where(position < pairs.first[:, None], 0, torch.where(position <= last_changed, 1, 2))
+    at[position == pairs.last[:, None]] = 3
+    at[position > pairs.last[:, None]] = PADDING
+    return Parts(("before", changed, "between", END), at)
+
+
+def _by_name(task: Task, spans: Sequence[Spans], pairs: Pairs, tokenizer: Tokenizer | None) -> Parts:
+    if tokenizer is None or isinstance(task.clean, Tensor):
+        raise InputError("spans are named in text, and these prompts are token ids. Give them as text.")
+    names = (*dict.fromkeys(name for named in spans for name in named), REST)
+    at = torch.full(pairs.clean.shape, PADDING, device="cpu")
+    for i, (text, named) in enumerate(zip(task.clean, spans, strict=True)):
+        for position, (begin, end) in enumerate(tokenizer.pieces(text)):
+            inside = [name for name, (a, b) in named.items() if begin < b and end > a]
+            at[i, position] = names.index(inside[0] if inside else REST)
+    return Parts(names, at)
 
 
 @dataclass(frozen=True)
@@ -59,7 +158,7 @@ class Measured:
     answers: Int[Tensor, "example side answer"] | None
     clean: Float[Tensor, " example"]
     corrupted: Float[Tensor, " example"]
-    attention: Float[Tensor, "run example head part part"]
+    attention: Float[Tensor, "example run head part part"]
     effect: Float[Tensor, "example source part"]
     direct: Float[Tensor, "example source"]
     mean_write: Float[Tensor, "source d_model"]  # after the final norm, at the last position; the mean over examples
@@ -175,24 +274,37 @@ def measure(
     Returns:
         The measurements.
     """
-    pairs, plan = encode(task, model.tokenizer), plan_of(model, circuit)
-    totals = _Totals(model, circuit, parts_of(task, pairs, model.tokenizer), answers_of(task, pairs), len(pairs))
+    pairs, graph = encode(task, model.tokenizer), model.graph
+    parts, answers = parts_of(task, pairs, model.tokenizer), answers_of(task, pairs)
+    sources = [graph.source(node) for node in circuit.nodes if node != "logits"]
+    heads = [source for source in sources if graph.place_of_source(source)[1] < graph.n_heads]
+    mixtures, plan = mixtures_of(model, sources), plan_of(model, circuit)
     pairs = all_positions(pairs, ablation)
 
-    def measure_batch(batch: Pairs) -> dict[str, Tensor]:
-        work = _run_batch(model, task, batch, plan, totals.sources, ablation, whole_patterns=inspect is not None)
+    def measure_batch(batch: Pairs) -> tuple[Tensor, dict[str, Tensor]]:
+        work = _run_batch(model, task, batch, plan, sources, ablation, whole_patterns=inspect is not None)
         if inspect is not None:
             inspect(work)
-        new, runs = totals.of_batch(work), work.runs
+        measured, runs = _measure_work(work, parts, answers, mixtures), work.runs
         del work
         if finish is not None:
             finish(runs)
-        # Nothing is added up before: a batch that does not fit is run again, in halves.
-        totals.add(batch.index, new)
-        return new
+        return batch.index, measured
 
+    n_parts, of_nodes = len(parts.names), (len(pairs), len(sources))
+    values = {
+        "clean": torch.zeros(len(pairs)),
+        "corrupted": torch.zeros(len(pairs)),
+        "attention": torch.zeros(len(pairs), len(RUNS), len(heads), n_parts, n_parts),
+        "effect": torch.zeros(*of_nodes, n_parts),
+        "direct": torch.zeros(of_nodes),
+        "mean_write": torch.zeros(len(sources), model.arch.d_model, dtype=torch.float64),
+        "experts": torch.zeros(len(NUMBERS), len(mixtures), n_columns(model, mixtures), dtype=torch.float64),
+    }
+    if answers is not None:
+        values["answer_logits"] = torch.zeros(*of_nodes, *answers.shape[1:])
     with own_settings(model):
-        for _ in sweep(
+        for rows, new in sweep(
             measure_batch,
             pairs,
             limits.batch(model, pairs) if batches is None else batches,
@@ -202,64 +314,23 @@ def measure(
             same=lambda: (model.identity, circuit.mask.numpy().tobytes(), ablation is None),
             bar="measuring what each node does",
         ):
-            pass
-    return totals.measured(int((pairs.last - pairs.first + 1).sum()))
-
-
-class _Totals:
-    """The measurements of all examples, taken in batch by batch."""
-
-    def __init__(self, model: Transformer, circuit: Circuit, parts: Parts, answers: Tensor | None, n: int) -> None:
-        graph = model.graph
-        self.model, self.parts, self.answers = model, parts, answers
-        self.sources = [graph.source(node) for node in circuit.nodes if node != "logits"]
-        self.heads = [source for source in self.sources if graph.place_of_source(source)[1] < graph.n_heads]
-        self.mixtures = mixtures_of(model, self.sources)
-        n_sources, n_parts, n_mixtures = len(self.sources), len(parts.names), len(self.mixtures)
-        self.of_examples = {
-            "clean": torch.zeros(n),
-            "corrupted": torch.zeros(n),
-            "attention": torch.zeros(len(RUNS), n, len(self.heads), n_parts, n_parts),
-            "effect": torch.zeros(n, n_sources, n_parts),
-            "direct": torch.zeros(n, n_sources),
-        }
-        if answers is not None:
-            self.of_examples["answer_logits"] = torch.zeros(n, n_sources, *answers.shape[1:])
-        self.sums = {
-            "mean_write": torch.zeros(n_sources, model.arch.d_model, dtype=torch.float64),
-            "experts": torch.zeros(len(NUMBERS), n_mixtures, n_columns(model, self.mixtures), dtype=torch.float64),
-        }
-
-    def of_batch(self, work: BatchWork) -> dict[str, Tensor]:
-        """All measurements of one batch."""
-        rows, length = work.runs.batch.index.cpu(), work.runs.batch.clean.shape[1]
-        in_part = F.one_hot(self.parts.at[rows, :length] + 1, len(self.parts.names) + 1)[..., 1:].float()
-        answers = None if self.answers is None else self.answers[rows].to(self.model.device)
-        in_part = in_part.to(self.model.device, at_least_float32(work.writes).dtype)
-        measured = _measure_work(work, in_part, answers, self.mixtures)
-        return {name: x.detach() for name, x in measured.items()}
-
-    def add(self, rows: Tensor, new: dict[str, Tensor]) -> None:
-        """Take in the measurements of the examples in some rows."""
-        for name, total in self.sums.items():
-            total += new[name].double().sum(0).cpu()
-        for name, values in self.of_examples.items():
-            values[(slice(None), rows) if name == "attention" else rows] = new[name].float().cpu()
-
-    def measured(self, n_tokens: int) -> Measured:
-        """The measurements, when all batches are taken in."""
-        values = {name: distributed.all_sum(x) for name, x in (self.of_examples | self.sums).items()}
-        values["mean_write"] /= len(values["clean"])
-        return Measured(
-            sources=self.sources,
-            heads=self.heads,
-            parts=self.parts,
-            answers=self.answers,
-            answer_logits=values.pop("answer_logits", None),
-            mixtures=self.mixtures,
-            n_tokens=n_tokens,
-            **{name: x.float() for name, x in values.items()},
-        )
+            for name, x in new.items():
+                if name in ("mean_write", "experts"):  # sums over examples
+                    values[name] += x.double().sum(0).cpu()
+                else:
+                    values[name][rows] = x.float().cpu()
+    values = {name: distributed.all_sum(x) for name, x in values.items()}
+    values["mean_write"] /= len(pairs)
+    return Measured(
+        sources=sources,
+        heads=heads,
+        parts=parts,
+        answers=answers,
+        answer_logits=values.pop("answer_logits", None),
+        mixtures=mixtures,
+        n_tokens=int((pairs.last - pairs.first + 1).sum()),
+        **{name: x.float() for name, x in values.items()},
+    )
 
 
 def _run_batch(
@@ -299,14 +370,15 @@ def _run_batch(
     return BatchWork(model, runs, prepared, corrupted, change, plan, sources, heads, before)
 
 
-def _measure_work(
-    work: BatchWork, in_part: Float[Tensor, "batch pos part"], answers: Tensor | None, mixtures: list[int]
-) -> dict[str, Tensor]:
-    """All measurements of one batch; ``in_part`` is 1 where a position is in a part, else 0."""
+def _measure_work(work: BatchWork, parts: Parts, answers: Tensor | None, mixtures: list[int]) -> dict[str, Tensor]:
+    """All measurements of one batch."""
     model, runs, reads = work.model, work.runs, NodeReads()
     for point in (runs.clean, runs.corrupted):
         reads.add(model, point.run, runs.metric_of(point.final))
     clean, corrupted = runs.metric_of(torch.cat([runs.clean.final, runs.corrupted.final]))
+    rows, length = runs.batch.index.cpu(), runs.batch.clean.shape[1]
+    # 1 where a position is in a part, else 0; padding is in none. (batch, pos, part)
+    in_part = F.one_hot(parts.at[rows, :length] + 1, len(parts.names) + 1)[..., 1:].to(work.writes)
     measured = {
         "clean": clean,
         "corrupted": corrupted,
@@ -317,18 +389,18 @@ def _measure_work(
         "mean_write": work.writes,
     }
     if answers is not None:
-        measured["answer_logits"] = token_logits(model, work.writes, answers)
-    return measured
+        measured["answer_logits"] = token_logits(model, work.writes, answers[rows].to(model.device))
+    return {name: x.detach() for name, x in measured.items()}
 
 
 @torch.no_grad()
-def _part_attention(work: BatchWork, in_part: Tensor) -> Float[Tensor, "run batch head part part"]:
+def _part_attention(work: BatchWork, in_part: Tensor) -> Float[Tensor, "batch run head part part"]:
     """The mean attention of every head from each part of a prompt to each part, in the three runs."""
     if not work.patterns:  # a circuit of MLPs alone
-        return in_part.new_zeros(len(RUNS), len(in_part), 0, in_part.shape[-1], in_part.shape[-1])
+        return in_part.new_zeros(len(in_part), len(RUNS), 0, in_part.shape[-1], in_part.shape[-1])
     queries = in_part[:, work.runs.start :]
     mean = queries / queries.sum(1, keepdim=True).clamp(min=1)
-    return torch.cat([torch.einsum("bqp,rbhqk,bkt->rbhpt", mean, x, in_part) for x in work.patterns], dim=2)
+    return torch.cat([torch.einsum("bqp,rbhqk,bkt->brhpt", mean, x, in_part) for x in work.patterns], dim=2)
 
 
 def _part_effects(work: BatchWork, reads: NodeReads, in_part: Tensor) -> Float[Tensor, "batch source part"]:

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.explanation.experts import Expert, experts_of
-from gradpath.explanation.measure import RUNS, Measured
-from gradpath.explanation.parts import AFTER, END, FIRST, UNNAMED
+from gradpath.explanation.measure import AFTER, END, FIRST, RUNS, UNNAMED, Measured
 from gradpath.graph import kind, node_of
 from gradpath.model.inspection import patterns, token_text
 from gradpath.model.transformer import Transformer, at_least_float32
@@ -129,13 +128,7 @@ def roles_of(
     for row, source in enumerate(measured.sources):
         node, direct = model.graph.sources[source], measured.direct[:, row]
         mean = direct.mean()
-        role = Role(
-            node=node,
-            effect=float(effects[row].sum()),
-            direct_effect=float(mean),
-            reads=reads.get(node, {}),
-            writes=writes[row],
-        )
+        role = Role(node, float(effects[row].sum()), float(mean), reads.get(node, {}), writes=writes[row])
         if source in measured.heads:
             column = measured.heads.index(source)
             scores = dict(zip(SCORES, head_scores[column].tolist(), strict=True))
@@ -171,7 +164,7 @@ def _attends(measured: Measured, column: int, effects: Float[Tensor, " part"]) -
     shares = effects.abs() / effects.abs().sum().clamp(min=1e-12)
     for start in dict.fromkeys([parts.names.index(END), int(shares.argmax())]):
         has_part = (parts.at == start).any(1)  # (example,)
-        weights = measured.attention[:, has_part, column, start].mean(1).tolist()  # (run, part)
+        weights = measured.attention[has_part, :, column, start].mean(0).tolist()  # (run, part)
         by_run = {run: dict(zip(parts.names, row, strict=True)) for run, row in zip(RUNS, weights, strict=True)}
         attends.append(Attends(parts.names[start], float(shares[start]), by_run))
     return attends

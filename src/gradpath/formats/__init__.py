@@ -25,9 +25,8 @@ from typing import Any
 
 from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError, reason, warn
-from gradpath.formats.content import Content
 from gradpath.formats.eap_ig import eap_ig_content, eap_ig_text, write_mib_scores
-from gradpath.formats.edges import dot, from_networkx, graphml, read_graphml, to_networkx, to_pandas
+from gradpath.formats.edges import Content, dot, from_networkx, graphml, read_graphml, to_networkx, to_pandas
 from gradpath.graph import pruned
 from gradpath.registry import Registry
 from gradpath.runtime.files import write_atomically
@@ -155,7 +154,7 @@ _BUILT_IN = {
     ),
     "mib": Format(
         ".mib",
-        "A submission to the MIB leaderboard, a folder; written only: scores, or with --how nine circuits.",
+        "A submission to the MIB leaderboard, a folder; written only: scores, or with --selection nine circuits.",
         write_mib_scores,
     ),
     "graphml": Format(

@@ -34,7 +34,7 @@ from torch import Tensor
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, warn
 from gradpath.evaluation.mib import FRACTIONS, edges_at
-from gradpath.formats.content import Content, check_named, graph_in
+from gradpath.formats.edges import Content, check_named, graph_in
 from gradpath.graph import Graph
 from gradpath.recipe import Recipe, read_record
 from gradpath.runtime.files import write_atomically, write_together

@@ -47,17 +47,12 @@ FILES = ("ioi", "ioi_acdc", "greater_than", "greater_than_acdc")
 POINTS = 48  # sizes of circuits, from one edge to all of them
 
 
-def _choices(bench: Bench) -> tuple[tuple[str, ...], str, float]:
-    """The tasks, the method (EAP-GP, or the first if that was not requested) and the sparsity."""
-    study = bench.study
-    method = next((word for word in study.methods if method_recipe(word).method == "eap-gp"), study.methods[0])
-    tasks = ("greater-than",) if study.tasks is None else study.tasks
-    return tasks, method, study.sizes[0][1] if study.sizes else SPARSITY
-
-
 def circuit_outcome(bench: Bench) -> Outcome:
-    tasks, method, sparsity = _choices(bench)
-    recipes = {task: list(bench.study.recipes(task, [("sparsity", sparsity)], [method])) for task in tasks}
+    study = bench.study
+    # EAP-GP, or the first method if that was not requested
+    method = next((word for word in study.methods if method_recipe(word).method == "eap-gp"), study.methods[0])
+    tasks, sparsity = study.tasks or ("greater-than",), study.sizes[0][1] if study.sizes else SPARSITY
+    recipes = {task: list(study.recipes(task, [("sparsity", sparsity)], [method])) for task in tasks}
     rows = [row for group in recipes.values() for row in bench.rows(group)]
     circuits = {task: _first_with_edges(bench, group) for task, group in recipes.items()}
     notes = [
@@ -66,13 +61,23 @@ def circuit_outcome(bench: Bench) -> Outcome:
         else f"Not drawn for {task_title(task)}: no edge is left after pruning. Request a lower sparsity."
         for task, circuit in circuits.items()
     ]
+
+    def files(folder: Path) -> list[Path]:
+        written = []
+        for task, circuit in circuits.items():
+            examples = len(bench.task(study.at(task), "train"))
+            title = f"{task_title(task)} in {bench.title}: {len(circuit)} edges at {100 * sparsity:.4g}% sparsity\n"
+            title += f"{method_title(method)}, {circuit.selection}, on {examples} examples"
+            written += _write_circuit(folder, task, circuit, title)
+        return written
+
     return Outcome(
         name="circuit",
         title=f"Circuits of {bench.title} at {100 * sparsity:.4g}% sparsity, found by {method_title(method)}",
         rows=rows,
         text=table(COLUMNS, rows),
         notes=(*notes, READING),
-        files=lambda folder: [file for item in circuits.items() for file in _write_circuit(bench, folder, *item)],
+        files=files,
     )
 
 
@@ -86,28 +91,20 @@ def _first_with_edges(bench: Bench, recipes: Sequence[Recipe]) -> Circuit:
     return next((circuit for circuit in circuits if len(circuit)), circuits[0])
 
 
-def _write_circuit(bench: Bench, folder: Path, task: str, circuit: Circuit) -> list[Path]:
+def _write_circuit(folder: Path, task: str, circuit: Circuit, title: str) -> list[Path]:
     """Write the circuit as JSON and, if it has edges, as pictures."""
     json_file, dot_file = (folder / f"circuit-{task}.{suffix}" for suffix in ("json", "dot"))
     circuit.save(json_file)
     if not len(circuit):
         return [json_file]
-    pictures = save(_draw_circuit(bench, task, circuit), folder / f"circuit-{task}")
-    write_atomically(dot_file, dot(circuit))
-    return [json_file, *pictures, dot_file]
-
-
-def _draw_circuit(bench: Bench, task: str, circuit: Circuit) -> Figure:
-    _, method, sparsity = _choices(bench)
-    title = f"{task_title(task)} in {bench.title}: {len(circuit)} edges at {100 * sparsity:.4g}% sparsity\n"
-    examples = len(bench.task(bench.study.at(task), "train"))
-    title += f"{method_title(method)}, {circuit.selection}, on {examples} examples"
     width, height = inches(circuit.graph)
     total = height + 0.55  # inches, for the title
     figure, axes = canvas((max(width, 4.6), total), (1.0, height / total))
     draw_on(circuit, axes)
     figure.suptitle(title, fontsize=9.5, color=INK, y=1 - 0.12 / total)
-    return figure
+    pictures = save(figure, folder / f"circuit-{task}")
+    write_atomically(dot_file, dot(circuit))
+    return [json_file, *pictures, dot_file]
 
 
 CIRCUIT = Experiment("circuit", circuit_outcome)
@@ -150,24 +147,17 @@ def manual_circuits() -> list[ManualCircuit]:
     return circuits
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """The share of a circuit that is in the manual one, and the share of the manual one that is in it."""
+def compare(circuit: Circuit, manual: ManualCircuit) -> dict[str, float | None]:
+    """Precision, the share of a circuit that is in the manual one, and recall, the reverse, of edges and of nodes.
 
-    precision: float | None  # None for an empty circuit
-    recall: float
-
-
-def compare(circuit: Circuit, manual: ManualCircuit) -> tuple[Overlap, Overlap]:
-    """The overlap of edges, and of nodes."""
-    edges = frozenset(circuit.edges)
+    An empty circuit has no precision.
+    """
+    edges, shares = frozenset(circuit.edges), dict[str, float | None]()
     nodes = nodes_of(edges) - manual.uncounted - {"input", "logits"}
-    return _overlap(edges, manual.edges), _overlap(nodes, manual.nodes)
-
-
-def _overlap(ours: frozenset[str], manual: frozenset[str]) -> Overlap:
-    hits = len(ours & manual)
-    return Overlap(hits / len(ours) if ours else None, hits / len(manual))
+    for kind, ours, theirs in (("edge", edges, manual.edges), ("node", nodes, manual.nodes)):
+        shares[f"{kind}_precision"] = len(ours & theirs) / len(ours) if ours else None
+        shares[f"{kind}_recall"] = len(ours & theirs) / len(theirs)
+    return shares
 
 
 def manual_refusal(bench: Bench) -> str | None:
@@ -203,17 +193,15 @@ def manual_outcome(bench: Bench) -> Outcome:
 
 def _rows(bench: Bench, manual: ManualCircuit, method: str, selection: str) -> list[Row]:
     # Sizes at equal ratios, and that of the manual circuit.
-    n_edges, rows = bench.model.graph.n_edges, []
+    n_edges, rows = bench.model.graph.n_edges, list[Row]()
     ratio = n_edges ** (1 / (POINTS - 1))
     sizes = sorted({len(manual.edges), *(min(n_edges, round(ratio**i)) for i in range(POINTS))})
     order = bench.order(bench.study.at(manual.task, method).changed(selection=selection), set(sizes))
+    start = {"manual": manual.name, "task": manual.task, "method": method, "selection": selection}
     for n in sizes:
         circuit = order[:n]
-        edges, nodes = compare(circuit, manual)
-        row: Row = {"manual": manual.name, "task": manual.task, "method": method, "selection": selection}
-        row |= {"edges_requested": n, "edges_kept": len(circuit)}
-        row |= {"edge_precision": edges.precision, "edge_recall": edges.recall}
-        rows.append(row | {"node_precision": nodes.precision, "node_recall": nodes.recall})
+        sizes_of = {"edges_requested": n, "edges_kept": len(circuit)}
+        rows.append({**start, **sizes_of, **compare(circuit, manual)})
     return rows
 
 

@@ -15,12 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradpath.attribution.exact import Edge, exact_scores, passes, sample
-from gradpath.report.style import INK, MUTED, colour, method_title, task_title
+from gradpath.report.style import INK, MUTED, colour, method_title, task_title, tiled
 from gradpath.runtime.progress import progress_bar
-from gradpath.study.bench import Bench, Row
-from gradpath.study.figures import tiled
+from gradpath.study.bench import Bench, Cell, Row
 from gradpath.study.outcome import Column, Experiment, Outcome, grouped, interval_column, markdown, percent
-from gradpath.study.store import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

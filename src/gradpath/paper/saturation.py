@@ -19,7 +19,6 @@ contribute nothing and lower the mean.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +34,8 @@ from gradpath.model.transformer import Run, Transformer, at_least_float32
 from gradpath.report.style import FORMULA, INK, MARKERS, METHOD_COLOURS, MUTED, panels, task_title
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
-from gradpath.study.bench import Bench, Row
-from gradpath.study.outcome import Experiment, Outcome, markdown
-from gradpath.study.store import Cell
+from gradpath.study.bench import Bench, Cell, Row
+from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
 from gradpath.sweep import sweep
 from gradpath.tasks import Pairs, Task, encode
 
@@ -60,48 +58,37 @@ PANELS = {
 SHADES = {"flat": "#f0efe9", "saturated": "#e8c9b5"}  # saturated is drawn over flat
 
 
-@dataclass(frozen=True)
-class Track:
-    """The quantities along a path: ``at`` runs from 0, the clean prompt, to 1, the path's end."""
-
-    at: list[float]
-    values: dict[str, Tensor]  # each (point, example)
+Points = Callable[[BatchRuns], Iterator[PointRun]]
 
 
-def follow_line(model: Transformer, task: Task, edge: str, points: int, *, limits: Limits = Limits()) -> Track:
-    """Follow an edge along the straight line from the clean to the corrupted prompt, at equally spaced points."""
-    at = torch.linspace(0, 1, points).tolist()
+def follow_line(
+    model: Transformer, task: Task, edge: str, points: int, *, limits: Limits = Limits()
+) -> dict[str, Tensor]:
+    """The quantities along the straight line from the clean to the corrupted prompt, each (point, example)."""
 
     def line(runs: BatchRuns) -> Iterator[PointRun]:
-        for f in at:
+        for f in torch.linspace(0, 1, points).tolist():
             yield runs.run_point(runs.pair.clean + f * (runs.pair.corrupted - runs.pair.clean))
 
-    return _follow(model, task, edge, line, at, limits, n_at_once=2, whole=False)
+    return _follow(model, task, edge, line, points, limits, n_at_once=2, whole=False)
 
 
-def follow_gradpath(model: Transformer, task: Task, edge: str, steps: int, *, limits: Limits = Limits()) -> Track:
-    """Follow an edge along GradPath: at the clean prompt, which is not scored, and at its k points."""
+def follow_gradpath(
+    model: Transformer, task: Task, edge: str, steps: int, *, limits: Limits = Limits()
+) -> dict[str, Tensor]:
+    """The quantities along GradPath: at the clean prompt, which is not scored, and at its k points."""
     path = find_path("eap-gp")
     options = path.options({"steps": steps, "start": True, "stride": "unit"}) | {"steps": steps + 1}
 
     def gradpath(runs: BatchRuns) -> Iterator[PointRun]:
         return (run for run, scored in run_path(runs, path, options) if scored)
 
-    at = [j / steps for j in range(steps + 1)]
-    return _follow(model, task, edge, gradpath, at, limits, n_at_once=steps, whole=True)
+    return _follow(model, task, edge, gradpath, steps + 1, limits, n_at_once=steps, whole=True)
 
 
 def _follow(
-    model: Transformer,
-    task: Task,
-    edge: str,
-    points: Callable[[BatchRuns], Iterator[PointRun]],
-    at: Sequence[float],
-    limits: Limits,
-    *,
-    n_at_once: int,
-    whole: bool,
-) -> Track:
+    model: Transformer, task: Task, edge: str, points: Points, n: int, limits: Limits, *, n_at_once: int, whole: bool
+) -> dict[str, Tensor]:
     model.check_one_device("following an edge")
     pairs = encode(task, model.tokenizer)
     source, target = model.graph.index(edge)
@@ -114,7 +101,7 @@ def _follow(
         return batch.index, torch.stack(values, 1).double().cpu()
 
     # (quantity, point, example), in the order of the task's examples
-    total = torch.zeros(len(QUANTITIES), len(at), len(pairs), dtype=torch.float64, device="cpu")
+    total = torch.zeros(len(QUANTITIES), n, len(pairs), dtype=torch.float64, device="cpu")
     for index, values in sweep(
         follow,
         pairs,
@@ -122,11 +109,11 @@ def _follow(
         model=model,
         task=task,
         doing="following an edge",
-        same=lambda: (model.identity, edge, len(at)),
+        same=lambda: (model.identity, edge, n),
         bar=f"following {edge}",
     ):
         total[..., index] = values
-    return Track(list(at), dict(zip(QUANTITIES, distributed.all_sum(total), strict=True)))
+    return dict(zip(QUANTITIES, distributed.all_sum(total), strict=True))
 
 
 def _quantities(runs: BatchRuns, point: PointRun, difference: Tensor, target: int) -> Tensor:
@@ -173,7 +160,11 @@ def _followed(bench: Bench, task: str) -> Cell:
         edge = study.edge or strongest(bench.scores(recipe))
         line = follow_line(model, train, edge, LINE_POINTS, limits=limits)
         path = follow_gradpath(model, train, edge, STEPS, limits=limits)
-        return {"edge": edge, "examples": len(train), "line": _summary(line), "eap-gp": _summary(path)}
+        paths = {
+            "line": _summary(torch.linspace(0, 1, LINE_POINTS).tolist(), line),
+            "eap-gp": _summary([j / STEPS for j in range(STEPS + 1)], path),
+        }
+        return {"edge": edge, "examples": len(train), **paths}
 
     return bench.store.measured(key, compute)
 
@@ -186,13 +177,12 @@ def strongest(scores: Scores) -> str:
     return scores.graph.edge_at(best)
 
 
-def _summary(track: Track) -> dict[str, Any]:
-    """Means over examples, and the middle half of the examples."""
-    summary: dict[str, Any] = {"at": track.at}
-    for name in QUANTITIES:
-        values = track.values[name].double()
-        low, high = values.quantile(torch.tensor([0.25, 0.75], dtype=torch.float64), dim=1).tolist()
-        summary[name] = {"mean": values.mean(1).tolist(), "low": low, "high": high}
+def _summary(at: list[float], values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Means over examples, and the middle half of the examples; ``at`` runs from 0, the clean prompt, to 1."""
+    summary: dict[str, Any] = {"at": at}
+    for name, x in values.items():
+        low, high = x.quantile(torch.tensor([0.25, 0.75], dtype=torch.float64), dim=1).tolist()
+        summary[name] = {"mean": x.mean(1).tolist(), "low": low, "high": high}
     return summary
 
 
@@ -213,7 +203,7 @@ def outcome(bench: Bench) -> Outcome:
         rows=[row for group in rows.values() for row in group],
         text=_text(cells, rows),
         figures={
-            f"saturation-{task}": partial(draw_saturation, bench.title, task, cell, rows[task])
+            f"saturation-{task}": partial(draw_saturation, bench.title, cell["examples"], rows[task])
             for task, cell in cells.items()
         },
         notes=(note,),
@@ -274,15 +264,16 @@ def _text(cells: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Sequence[Ro
 SATURATION = Experiment("saturation", outcome)
 
 
-def draw_saturation(model: str, task: str, cell: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
+def draw_saturation(model: str, examples: int, rows: Sequence[Row]) -> Figure:
     """Three panels over the path from the clean to the corrupted prompt: gradient, score and metric."""
     figure, axes = panels(len(PANELS), 1, (7.8, 8.4), sharex=True)
+    paths = grouped(rows, "path")
     for (name, label), ax in zip(PANELS.items(), axes, strict=True):
-        _shade(ax, [row for row in rows if row["path"] == "line"])
+        _shade(ax, paths["line"])
         for path, method, line in (("line", "eap-ig", "-"), ("eap-gp", "eap-gp", "--")):
-            at, values = cell[path]["at"], cell[path][name]
-            ax.plot(at, values["mean"], color=PAINT[method], linewidth=1.3, linestyle=line)
-            ax.fill_between(at, values["low"], values["high"], color=PAINT[method], alpha=0.10, linewidth=0)
+            at, mean, low, high = ([row[x] for row in paths[path]] for x in ("at", name, f"{name}_low", f"{name}_high"))
+            ax.plot(at, mean, color=PAINT[method], linewidth=1.3, linestyle=line)
+            ax.fill_between(at, low, high, color=PAINT[method], alpha=0.10, linewidth=0)
         # EAP's point is drawn around the first of EAP-IG.
         for method, size in (("eap", 110), ("eap-ig", 36), ("eap-gp", 40)):
             x, y = ([row[column] for row in _points_of(method, rows)] for column in ("at", name))
@@ -292,8 +283,8 @@ def draw_saturation(model: str, task: str, cell: Mapping[str, Any], rows: Sequen
     _mark_means(axes[1], rows)
     axes[0].set_ylim(bottom=0)
     axes[-1].set_xlabel("share of the path walked (0: clean prompt, 1: corrupted prompt, or EAP-GP's end)")
-    where = f"{task_title(task)}, mean over {cell['examples']} examples of {model}"
-    figure.suptitle(f"What each method sees of the edge {cell['edge']}\n{where}", fontsize=11.5, color=INK)
+    where = f"{task_title(rows[0]['task'])}, mean over {examples} examples of {model}"
+    figure.suptitle(f"What each method sees of the edge {rows[0]['edge']}\n{where}", fontsize=11.5, color=INK)
     figure.legend(handles=_legend(), loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
     return figure
 

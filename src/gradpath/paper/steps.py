@@ -22,14 +22,12 @@ from gradpath.attribution.methods import find_method, find_path
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
-from gradpath.report.style import INK, method_title, task_title
+from gradpath.report.style import INK, method_title, task_title, tiled
 from gradpath.scores import Scores
-from gradpath.study.bench import Bench, Row
+from gradpath.study.bench import Bench, Row, timed
 from gradpath.study.faithfulness import READING
-from gradpath.study.figures import tiled
 from gradpath.study.outcome import Experiment, Outcome, grouped, markdown, percent
 from gradpath.study.spec import method_options, method_recipe
-from gradpath.study.store import timed
 from gradpath.tasks import Task
 
 if TYPE_CHECKING:

@@ -26,14 +26,12 @@ from gradpath.evaluation.result import mean_and_interval
 from gradpath.limits import gradient_rows
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
-from gradpath.report.style import INK, colour, method_title, panels, task_title
+from gradpath.report.style import INK, colour, fit, method_title, panels, task_title
 from gradpath.runtime import distributed
 from gradpath.study.bench import Bench, Row
 from gradpath.study.faithfulness import READING
-from gradpath.study.figures import fit
 from gradpath.study.outcome import Column, Experiment, Outcome, grouped, interval_column, nfs, percent, signed, table
 from gradpath.study.spec import method_label, method_options, method_recipe
-from gradpath.study.store import Key
 from gradpath.tasks import Task, encode
 
 if TYPE_CHECKING:
@@ -123,21 +121,18 @@ PAPER_RUNTIME_COLUMNS: list[Column] = [
 ]
 
 
-def _timing_key(bench: Bench, recipe: Recipe) -> Key:
-    """The key of a timing, on a batch that is small enough for all methods and for plain passes over whole prompts."""
-    pairs, needs = encode(bench.task(recipe, "train"), bench.model.tokenizer), [(1, True)]
+def _timing(bench: Bench, recipe: Recipe) -> Row:
+    """The time that a method takes as a multiple of one plain forward and backward pass, and the batch timed.
+
+    The batch is small enough for all methods and for plain passes over whole prompts.
+    """
+    train, limits, needs = bench.task(recipe, "train"), bench.study.limits, [(1, True)]
+    pairs = encode(train, bench.model.tokenizer)
     for word in bench.study.methods:
         options = method_options(method_recipe(word))
         needs.append((options.get("steps", 1), find_method(method_recipe(word).method).whole(options)))
-    limits = bench.study.limits
-    batch = min(limits.batch(bench.model, pairs, gradient_rows(points, whole), whole=whole) for points, whole in needs)
-    return {"kind": "timing", "scores": bench.scores_key(recipe), "batch": batch, "repeats": REPEATS}
-
-
-def _timing(bench: Bench, recipe: Recipe) -> Row:
-    """The time that a method takes as a multiple of one plain forward and backward pass, and the batch timed."""
-    key = _timing_key(bench, recipe)
-    batch = bench.task(recipe, "train")[: key["batch"]]
+    size = min(limits.batch(bench.model, pairs, gradient_rows(points, whole), whole=whole) for points, whole in needs)
+    key, batch = {"kind": "timing", "scores": bench.scores_key(recipe), "batch": size, "repeats": REPEATS}, train[:size]
     # CPU time, which other programs do not disturb; an accelerator has only wall time.
     clock = time.process_time if bench.model.device.type == "cpu" else time.perf_counter
 
@@ -156,7 +151,7 @@ def _timing(bench: Bench, recipe: Recipe) -> Row:
 
     # Other ranks would slow it down.
     cell = bench.store.measured(key, lambda: distributed.on_first_rank(measure))
-    return {"ratio": cell["ratio"], "timed_on": key["batch"]}
+    return {"ratio": cell["ratio"], "timed_on": size}
 
 
 def forward_and_backward(model: Transformer, task: Task) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +33,9 @@ from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection import rank
 from gradpath.study.bench import Bench, Row
+from gradpath.study.bench import Cell as Measured
 from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
 from gradpath.study.spec import method_options, method_recipe, words
-from gradpath.study.store import Cell as Measured
-from gradpath.study.store import Key
 from gradpath.tasks.task import task_digest
 
 if TYPE_CHECKING:
@@ -101,10 +99,6 @@ compiled = cache(load_compiled)
 Cell = tuple[str, str, str, str]  # the program, its level, the method, and the selection or '' for the ranking
 
 
-def _all_compiled() -> list[Compiled]:
-    return [compiled(name, level) for name in program_names() for level in LEVELS]
-
-
 def _cells(bench: Bench) -> list[Cell]:
     methods = bench.study.methods
     if methods == words(defaults.PAPER_METHODS):  # the default of the command line
@@ -113,41 +107,29 @@ def _cells(bench: Bench) -> list[Cell]:
     return [(name, level, *ranking) for level in LEVELS for name in program_names() for ranking in rankings]
 
 
-def _key(cell: Cell) -> Key:
-    name, level, method, selection = cell
-    item, recipe = compiled(name, level), method_recipe(method)
-    return {
-        "kind": "truth",
-        "version": __version__,
-        "weights": item.model.digest,
-        "tokens": task_digest(item.task, item.model.tokenizer),
-        "truth": sorted(item.kinds.items()),
-        "method": recipe.method,
-        "options": method_options(recipe),
-        "selection": selection,
-    }
-
-
-def _write_models(folder: Path) -> None:
-    """Write checkpoints of all models, with their data and true circuits, for other commands and other tools."""
-    for item in _all_compiled():
-        if not (folder / item.name / "circuit.json").is_file():  # written last
-            item.save(folder / item.name)
-
-
 def _measured(bench: Bench, cell: Cell) -> Measured:
     name, level, method, selection = cell
     item, recipe = compiled(name, level), method_recipe(method)
-    model, task = item.model, item.task
+    model, task, options = item.model, item.task, method_options(recipe)
+    key = {
+        "kind": "truth",
+        "version": __version__,
+        "weights": model.digest,
+        "tokens": task_digest(task, model.tokenizer),
+        "truth": sorted(item.kinds.items()),
+        "method": recipe.method,
+        "options": options,
+        "selection": selection,
+    }
 
     def compute() -> Mapping[str, Any]:
-        scores = attribute(model, task, recipe.method, batch_size=len(task), **method_options(recipe))
+        scores = attribute(model, task, recipe.method, batch_size=len(task), **options)
         if not selection:
             return agreement(circuits_of_ranking(scores), item.kinds)
         every = frozenset(_edges(model.graph.mask, model.graph))
         return agreement([*_selected(item, scores, selection), every], item.kinds)
 
-    return bench.store.measured(_key(cell), compute)
+    return bench.store.measured(key, compute)
 
 
 def _selected(item: Compiled, scores: Scores, selection: str) -> Sets:
@@ -173,8 +155,11 @@ def outcome(bench: Bench) -> Outcome:
             row: Row = {"program": name, "level": level, "method": selection or method}
             rows.append({**row, "edges_total": compiled(name, level).model.graph.n_edges, **value})
             bar.update()
-    _write_models(bench.store.folder / "models")
-    digests = {item.model.name: item.model.digest for item in _all_compiled()}
+    models, folder = [compiled(name, level) for name in program_names() for level in LEVELS], bench.store.folder
+    for item in models:  # checkpoints with data and true circuits, for other commands and other tools
+        if not (folder / "models" / item.name / "circuit.json").is_file():  # written last
+            item.save(folder / "models" / item.name)
+    digests = {item.model.name: item.model.digest for item in models}
     return Outcome(
         name="truth",
         title="Methods against circuits that are known",

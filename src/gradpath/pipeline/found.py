@@ -21,10 +21,21 @@ from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.examples import notices
 from gradpath.recipe import Recipe
-from gradpath.report.data import CHANCE, IN_PAGE, SAVED, Chosen, CurvePoint, MethodRun, Report, selected_by
-from gradpath.report.examples import SHOWN, evidence, spread_examples
-from gradpath.report.facts import sentences
+from gradpath.report.data import (
+    CHANCE,
+    IN_PAGE,
+    SAVED,
+    SHOWN,
+    Chosen,
+    CurvePoint,
+    MethodRun,
+    Report,
+    evidence,
+    selected_by,
+    spread_examples,
+)
 from gradpath.report.page import write
+from gradpath.report.payload import sentences
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
 from gradpath.selection import Order

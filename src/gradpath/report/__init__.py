@@ -28,8 +28,16 @@ same ``how`` as the circuit belong to it.
 the suffix: .html, .svg, .png, .pdf, .dot or .graphml.
 """
 
-from gradpath.report.data import Chosen, CurvePoint, Example, MethodRun, Report, circuit_report, verdict_report
-from gradpath.report.examples import evidence
+from gradpath.report.data import (
+    Chosen,
+    CurvePoint,
+    Example,
+    MethodRun,
+    Report,
+    circuit_report,
+    evidence,
+    verdict_report,
+)
 from gradpath.report.page import render, show, write
 
 __all__ = ["Chosen", "CurvePoint", "Example", "MethodRun", "Report"]

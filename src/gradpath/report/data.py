@@ -17,8 +17,11 @@ from gradpath.evaluation.mib import Areas
 from gradpath.evaluation.result import Result
 from gradpath.explanation import Inside
 from gradpath.graph import Graph
+from gradpath.model.tokenizer import Tokenizer
 from gradpath.recipe import Recipe
 from gradpath.scores import Scores
+from gradpath.tasks.metrics import logit_difference, probability_difference
+from gradpath.tasks.task import Task, encode
 from gradpath.verdict import Verdict
 from gradpath.verdict.checks import Check
 from gradpath.verdict.effects import Effects
@@ -26,6 +29,7 @@ from gradpath.verdict.effects import Effects
 IN_PAGE = ("top", "greedy", "signed")  # the selections that a page of scores offers
 READABLE = 200  # the most edges that a person can follow in a drawing: the page draws no more until it is told to
 SAVED = "saved"  # the page's name for the order of the edges in a circuit
+SHOWN = 16  # examples
 CHANCE = "random"  # the points of a curve with this selection are drawn as a grey band
 
 
@@ -119,6 +123,7 @@ class Chosen:
         run: The index of its run in the report.
         pruned: Whether edges that are on no path from ``input`` to ``logits`` were removed.
         found: Whether it was looked for; else it is one of the circuits of a curve.
+        requested: The number of edges that were requested, if not ``edges``.
     """
 
     edges: int
@@ -126,6 +131,7 @@ class Chosen:
     run: int = 0
     pruned: bool = True
     found: bool = True
+    requested: int | None = None
 
 
 @dataclass(frozen=True)
@@ -216,73 +222,21 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """The circuit that the page opens on."""
-
-    run: int  # index of its run
-    how: str  # key of its order
-    edges: int  # its first so many edges
-    pruned: bool
-    requested: int  # edges that were requested
-    found: bool  # whether it was looked for
-
-
-@dataclass(frozen=True)
-class CheckRow:
-    """One test of the circuit."""
-
-    name: str
-    question: str
-    value: float | None
-    null: float | None  # the value by chance, or the limit
-    null_is: str | None  # what ``null`` is called; None if it is not shown
-    limit: str  # what the value has to be
-    passed: bool | None  # None if it could not be made, or is undecided
-    decision: str  # yes, no or undecided
-    about: str  # the result in a sentence
-
-
-@dataclass(frozen=True)
-class EffectsRow:
-    """Effects of a sample of the circuit's edges, in shares of the behaviour."""
-
-    edges: Sequence[str]
-    measured: Sequence[float]
-    estimated: Sequence[float] | None
-    bound: float | None  # no other edge has a larger effect
-    correlation: float | None
-    about: str
-
-
-@dataclass(frozen=True)
 class VerdictTable:
     """The tests of the circuit."""
 
-    checks: Sequence[CheckRow]
+    checks: Sequence[Mapping[str, Any]]  # Check.to_json, and its name, question, limit, and what ``null`` is called
     sentence: str  # which were passed
     note: str  # which were not made, if some were not
     command: str  # that makes all of them
-    effects: EffectsRow | None
-
-
-@dataclass(frozen=True)
-class RoleRow:
-    """What one node does over all examples shown."""
-
-    node: str  # name
-    sentence: str | None
-    effect: float | None  # on the metric, to first order
-    direct_effect: float | None  # what the metric loses without its edge to logits
-    scores: Mapping[str, float]  # of a head, as a kind known from the literature
-    experts: Sequence[Mapping[str, Any]]  # name, effect, and shares of the tokens that choose it: clean, corrupted
-    attends: Mapping[str, Any] | None  # from: a part of the prompt; clean, corrupted, circuit: weights by part
+    effects: Mapping[str, Any] | None  # Effects.to_json
 
 
 @dataclass(frozen=True)
 class InsideTable:
     """What the circuit does on each of the examples."""
 
-    nodes: Sequence[RoleRow]  # strongest effect first
+    nodes: Sequence[Mapping[str, Any]]  # fields of ``Role``, strongest effect first
     answers: Sequence[str] | None  # names of the correct and the wrong answer
     sources: Sequence[int]  # nodes that write
     heads: Sequence[int]  # the heads among them
@@ -296,22 +250,6 @@ class InsideTable:
 
 
 @dataclass(frozen=True)
-class ComparisonTable:
-    """Two circuits in numbers."""
-
-    names: Sequence[str]
-    edges_a: int
-    edges_b: int
-    edges_both: int
-    nodes_a: int
-    nodes_b: int
-    nodes_both: int
-    jaccard_edges: float
-    jaccard_nodes: float
-    edges_both_by_chance: float  # that two random circuits of these sizes share on average
-
-
-@dataclass(frozen=True)
 class Page:
     """The JSON of a page."""
 
@@ -322,14 +260,14 @@ class Page:
     edges_total: int  # of the model
     readable: int  # edges that are drawn at first
     runs: Sequence[Run]
-    chosen: Opened
+    chosen: Chosen
     examples: Sequence[Example]
     command: str
     bibtex: str
     verdict: VerdictTable | None = None
     inside: InsideTable | None = None
     no_inside: str = ""  # why ``inside`` is not known
-    compare: ComparisonTable | None = None
+    compare: Mapping[str, Any] | None = None  # Comparison.to_json, and the names of both circuits
     notes: Mapping[str, Any] | None = None  # as the page saves them
 
 
@@ -354,3 +292,54 @@ def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Rep
         effects=verdict.effects,
         about={"tested on": f"{verdict.examples} examples of {verdict.task}"},
     )
+
+
+def spread_examples(result: Result, n: int) -> list[int]:
+    """The numbers of n examples, evenly from the one that the circuit preserves best to the worst."""
+    distance = (result.circuit_values - result.clean_values).abs()
+    total = len(distance)
+    step = (total - 1) / (n - 1) if total > n >= 2 else 1
+    places = [round(i * step) for i in range(min(total, n))]
+    examples: list[int] = distance.argsort(stable=True)[places].tolist()
+    return examples
+
+
+def evidence(task: Task, result: Result, tokenizer: Tokenizer | None, n: int = SHOWN) -> tuple[Example, ...]:
+    """Pick examples to show, evenly from the one that the circuit preserves best to the worst.
+
+    Args:
+        task: The examples that the circuit was evaluated on.
+        result: What ``evaluate`` gave.
+        tokenizer: The model's tokenizer; without one, tokens are shown as numbers.
+        n: The number of examples.
+
+    Returns:
+        The examples, in order of the circuit's distance from the model.
+    """
+    pairs = encode(task, tokenizer)
+    has_answers = task.metric in (logit_difference, probability_difference)
+
+    def example(i: int) -> Example:
+        end = int(pairs.last[i]) + 1
+        return Example(
+            clean_tokens=[_text(token, tokenizer) for token in pairs.clean[i, :end].tolist()],
+            corrupted_tokens=[_text(token, tokenizer) for token in pairs.corrupted[i, :end].tolist()],
+            answer=_answer(pairs.labels[i], tokenizer) if has_answers else "",
+            clean=float(result.clean_values[i]),
+            corrupted=float(result.corrupted_values[i]),
+            circuit=float(result.circuit_values[i]),
+        )
+
+    return tuple(map(example, spread_examples(result, n)))
+
+
+def _text(token: int, tokenizer: Tokenizer | None) -> str:
+    return f" {token}" if tokenizer is None else tokenizer.decode([token])
+
+
+def _answer(label: Any, tokenizer: Tokenizer | None) -> str:
+    """The correct answer; of several the first, with the number of the others."""
+    correct = [token for token in label[0].reshape(-1).tolist() if token >= 0]
+    if not correct:
+        return ""
+    return _text(correct[0], tokenizer) + (f" (or {len(correct) - 1} more)" if len(correct) > 1 else "")

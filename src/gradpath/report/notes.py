@@ -11,17 +11,20 @@
 from __future__ import annotations
 
 import json
-import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from gradpath.errors import InputError, reason
 from gradpath.graph import Graph, graph_from_json
 
 FORMAT = 1
-_COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
+Colour = Annotated[str, Field(pattern=r"^(#[0-9a-fA-F]{6})?$")]  # or empty
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class NodeNote:
     """The name, colour and remark of a node; each may be empty."""
 
     name: str = ""
-    colour: str = ""
+    colour: Colour = ""
     note: str = ""
 
 
@@ -38,8 +41,8 @@ class Group:
     """Nodes that belong together."""
 
     name: str
-    nodes: tuple[str, ...]
-    colour: str = ""
+    nodes: Annotated[tuple[str, ...], Field(min_length=1)]
+    colour: Colour = ""
     folded: bool = True
 
 
@@ -98,40 +101,16 @@ def _parsed(content: Any, graph: Graph) -> Notes:
             f"the notes are of a model with {noted.n_layers} layers of {noted.n_heads} heads, and the circuit is of "
             f"one with {graph.n_layers} layers of {graph.n_heads}. Use notes of the same model."
         )
-    nodes, groups = content.get("nodes", {}), content.get("groups", [])
-    if not isinstance(nodes, dict) or not isinstance(groups, list):
-        raise InputError("its nodes must be an object and its groups a list. Save them again in the report.")
-    notes = {_node(node, graph): NodeNote(**_texts(note, ("name", "colour", "note"))) for node, note in nodes.items()}
-    view = content.get("view")
-    return Notes(notes, _groups(groups, graph), view if isinstance(view, dict) else {})
-
-
-def _groups(groups: list[Any], graph: Graph) -> tuple[Group, ...]:
-    parsed, grouped_nodes = [], set[str]()
-    for group in groups:
-        if not isinstance(group, dict) or not isinstance(group.get("nodes"), list) or not group.get("nodes"):
-            raise InputError(f"a group is an object with a name and a list of nodes: got {group!r}.")
-        members = tuple(_node(node, graph) for node in group["nodes"])
-        for node in members:
-            if node in grouped_nodes:
-                raise InputError(f"the node {node!r} is in two groups. Remove it from one of them.")
-            grouped_nodes.add(node)
-        folded = bool(group.get("folded", True))
-        parsed.append(Group(**_texts(group, ("name", "colour")), nodes=members, folded=folded))
-    return tuple(parsed)
-
-
-def _node(node: Any, graph: Graph) -> str:
-    if node != "logits":
-        graph.source(str(node))
-    return str(node)
-
-
-def _texts(content: Any, names: tuple[str, ...]) -> dict[str, str]:
-    """Some values of an object as texts, the colour checked."""
-    if not isinstance(content, dict):
-        raise InputError(f"a note is an object with a name, a colour and a note: got {content!r}.")
-    texts = {name: str(content.get(name) or "") for name in names}
-    if texts["colour"] and not _COLOUR.fullmatch(texts["colour"]):
-        raise InputError(f"a colour is written #rrggbb: got {texts['colour']!r}.")
-    return texts
+    parts = {name: content[name] for name in ("nodes", "groups", "view") if name in content}
+    try:
+        notes = TypeAdapter(Notes).validate_python(parts)
+    except ValidationError as problem:
+        error = problem.errors(include_url=False)[0]
+        place, got = ".".join(map(str, error["loc"])), error["input"]
+        raise InputError(f"{place}: {error['msg']}: got {got!r}. Save them again in the report.") from None
+    members = Counter(node for group in notes.groups for node in group.nodes)
+    for node in {*notes.nodes, *members} - {"logits"}:
+        graph.source(node)
+    if twice := [node for node, n in members.items() if n > 1]:
+        raise InputError(f"the node {twice[0]!r} is in two groups. Remove it from one of them.")
+    return notes

@@ -25,11 +25,10 @@ from gradpath.circuit import Circuit, Comparison, load_circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.formats.edges import dot, graphml
 from gradpath.graph import pruned
-from gradpath.report.data import SAVED, Chosen, ComparisonTable, MethodRun, Page, Report, Side, circuit_report
-from gradpath.report.facts import facts_of_both
+from gradpath.report.data import SAVED, Chosen, MethodRun, Page, Report, Side, circuit_report
 from gradpath.report.figure import Attention, draw_figure
 from gradpath.report.notes import load_notes
-from gradpath.report.payload import LIMIT, asset, packed, page_of, plain, ranks_and_scores
+from gradpath.report.payload import LIMIT, asset, facts_of_both, packed, page_of, plain, ranks_and_scores
 from gradpath.report.plots import draw
 from gradpath.runtime.files import write_atomically
 
@@ -139,7 +138,7 @@ def render_comparison(comparison: Comparison, names: tuple[str, str] | None = No
         flat = part.flat.sort().values
         columns = [Side(packed(ranks[flat], "<u4"), packed(scores[flat], "<f4")) for ranks, scores in sides]
         runs.append(replace(run, sides=columns, facts=facts, cut=cut))
-    table = ComparisonTable(names or [str(circuit.recipe) for circuit in (a, b)], **comparison.to_json())
+    table = {"names": names or [str(circuit.recipe) for circuit in (a, b)], **comparison.to_json()}
     return filled(replace(page, runs=runs, compare=table))
 
 

@@ -6,11 +6,9 @@ A model can have millions of edges, so a run keeps only those that can appear am
 from __future__ import annotations
 
 import base64
-import os
-import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import fields, is_dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from importlib.resources import files
 from math import isfinite
 from typing import Any
@@ -29,20 +27,15 @@ from gradpath.report.data import (
     IN_PAGE,
     READABLE,
     SAVED,
-    CheckRow,
-    EffectsRow,
     GraphTable,
     InsideTable,
     MethodRun,
-    Opened,
     Order,
     Page,
     Report,
-    RoleRow,
     Run,
     VerdictTable,
 )
-from gradpath.report.facts import about_of, facts_of
 from gradpath.report.style import method_title
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS, rank
@@ -52,7 +45,7 @@ from gradpath.verdict.checks import NULLS, limit_of
 LIMIT = 20_000
 _KINDS = ("q", "k", "v", "mlp", "logits")
 _DIGITS = 4  # of the numbers of roles: a page has thousands of them
-_PASSED_ON = ("--data", "--task", "--metric", "--plugin", "--seed")  # from find to test
+_OPTION = r"(--(?:out|data|metric|plugin))[ =]('[^']*'|\S+)"  # of ``find``, passed on to ``test``
 _FOLDER = "FOLDER"  # where a command did not name the folder that the page is in
 
 
@@ -75,7 +68,7 @@ def page_of(report: Report, limit: int = LIMIT) -> Page:
         edges_total=graph.n_edges,
         readable=READABLE,
         runs=[_run(run, limit, report) for run in report.runs],
-        chosen=Opened(chosen.run, chosen.how, chosen.edges, chosen.pruned, requested, chosen.found),
+        chosen=replace(chosen, requested=requested),
         examples=report.examples,
         command=report.command,
         bibtex=bibtex((run.origin.recipe and run.origin.recipe.method) or "" for run in report.runs),
@@ -154,9 +147,7 @@ def _order(run: MethodRun, key: str, flat: Tensor, edges: Tensor) -> Order:
         requested = run.circuit.requested if run.smallest is None else None
     own = key == SAVED and how in (SAVED, *IN_PAGE)  # the page may offer the same selection from the scores
     areas = run.areas.get(how)
-    between = (
-        "" if areas is None else [f"{low:.2f} to {high:.2f}" for low, high in (areas.cpr_interval, areas.cmd_interval)]
-    )
+    named = () if areas is None else (("CPR", areas.cpr, areas.cpr_interval), ("CMD", areas.cmd, areas.cmd_interval))
     return Order(
         label="As found" if own else how[:1].upper() + how[1:],
         title="The edges in the order of the saved circuit" if key == SAVED else SELECTIONS[key].about,
@@ -167,7 +158,7 @@ def _order(run: MethodRun, key: str, flat: Tensor, edges: Tensor) -> Order:
         edges=packed(edges, "<u4"),
         connected=packed(connected_from(run.graph, flat), "<u4"),
         recipe=None if recipe is None else recipe.selected(None if how in (SAVED, "nodes") else how).recorded,
-        areas="" if areas is None else f"CPR {areas.cpr:.3f} ({between[0]}), CMD {areas.cmd:.3f} ({between[1]})",
+        areas=", ".join(f"{name} {area:.3f} ({low:.2f} to {high:.2f})" for name, area, (low, high) in named),
     )
 
 
@@ -217,49 +208,34 @@ def _cut(n: int, total: int, limit: int | None) -> str:
 
 def _verdict(report: Report) -> VerdictTable:
     """The tests as the page lists them, and the command for those that were not run."""
-    checks, effects = report.checks, report.effects
     rows = [
-        CheckRow(
-            name,
-            QUESTIONS[name],
-            check.value,
-            check.null,
-            NULLS.get(name),
-            limit_of(name, check),
-            check.passed,
-            check.decision,
-            check.about,
-        )
-        for name, check in checks.items()
+        {
+            "name": name,
+            "question": QUESTIONS[name],
+            "null_is": NULLS.get(name),
+            "limit": limit_of(name, check),
+            **check.to_json(),
+        }
+        for name, check in report.checks.items()
     ]
-    missing = [name for name in NAMES if name not in checks]
+    missing = [name for name in NAMES if name not in report.checks]
     command = _test_command(report) if missing else ""
     where = f", with the folder of this page for {_FOLDER}" if _FOLDER in command else ""
     note = f"Not tested here: {', '.join(missing)}. For the whole verdict{where}: " if missing else ""
-    summary = sentence(checks)
-    names = [field.name for field in fields(EffectsRow)]
-    effects_row = None if effects is None else EffectsRow(*(getattr(effects, name) for name in names))
-    return VerdictTable(rows, summary[0].upper() + summary[1:], note, command, effects_row)
+    summary = sentence(report.checks)
+    effects = None if report.effects is None else report.effects.to_json()
+    return VerdictTable(rows, summary[0].upper() + summary[1:], note, command, effects)
 
 
 def _test_command(report: Report) -> str:
     """The ``gradpath test`` of the circuit: its folder, and the options that its file cannot name."""
-    options_of_find: dict[str, list[str]] = {}
-    words: Iterator[str] = iter(())
-    with suppress(ValueError):  # a text from Python that no shell would take
-        words = iter(shlex.split(report.command))
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name in ("--out", *_PASSED_ON):
-            options_of_find.setdefault(name, []).append(value if equals else next(words, ""))
-    if "--data" not in options_of_find:
-        options_of_find.pop("--task", None)  # the file names it
-        if (recipe := report.runs[report.chosen.run].origin.recipe) and recipe.data:
-            options_of_find["--data"] = ["FILE"]
-    folder = options_of_find.get("--out", [_FOLDER])[-1]
-    options = [part for name in _PASSED_ON for value in options_of_find.get(name, ()) for part in (name, value)]
-    file, page = (os.path.join(folder, name) for name in ("circuit.json", "verdict.html"))
-    return shlex.join(["gradpath", "test", file, *options, "--out", page])
+    options = re.findall(_OPTION, report.command)
+    recipe = report.runs[report.chosen.run].origin.recipe
+    if recipe and recipe.data and not any(name == "--data" for name, _ in options):
+        options.append(("--data", "FILE"))
+    folder = dict(options).get("--out", _FOLDER)
+    passed_on = "".join(f" {name} {value}" for name, value in options if name != "--out")
+    return f"gradpath test {folder}/circuit.json{passed_on} --out {folder}/verdict.html"
 
 
 def _inside(inside: Inside) -> InsideTable:
@@ -281,20 +257,16 @@ def _inside(inside: Inside) -> InsideTable:
     )
 
 
-def _role(role: Role) -> RoleRow:
+def _role(role: Role) -> dict[str, Any]:
+    def part(of: Any, *names: str) -> dict[str, Any]:
+        return {name: plain(getattr(of, name), _DIGITS) for name in names}
+
     attends = max(role.attends, key=lambda attends: attends.share, default=None)
-    return RoleRow(
-        role.node,
-        role.sentence,
-        plain(role.effect, _DIGITS),
-        plain(role.direct_effect, _DIGITS),
-        plain(role.scores, _DIGITS),
-        [
-            plain({name: getattr(x, name) for name in ("name", "effect", "clean", "corrupted")}, _DIGITS)
-            for x in role.experts
-        ],
-        None if attends is None else plain({"from": attends.start, **attends.weights}, _DIGITS),
-    )
+    return {
+        **part(role, "node", "sentence", "effect", "direct_effect", "scores"),
+        "experts": [part(expert, "name", "effect", "clean", "corrupted") for expert in role.experts],
+        "attends": attends and plain({"from": attends.start, **attends.weights}, _DIGITS),
+    }
 
 
 def ranks_and_scores(circuit: Circuit) -> tuple[Tensor, Tensor]:
@@ -340,3 +312,107 @@ def bibtex(methods: Iterable[str]) -> str:
 def asset(name: str) -> str:
     """The text of a file in ``report/assets``."""
     return (files("gradpath.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+Facts = list[tuple[str, str]]  # how scores or a circuit were made: labels and texts
+# In order of interest; all others follow.
+_NAMES = (
+    "model task selection edges_requested method steps options examples metric seed split citation source pairs "
+    "changed dtype bos passes seconds cpu_seconds version ablation batch_size d_model plugins weights"
+)
+_FIRST = _NAMES.split()
+_LABELS = {"edges_requested": "Edges requested", "examples": "Examples scored", "citation": "Task from"}
+_LABELS |= {"source": "Data from", "changed": "Changed words", "dtype": "Number format", "bos": "BOS token"}
+_LABELS |= {"passes": "Passes per batch", "seconds": "Time", "cpu_seconds": "CPU time", "version": "gradpath"}
+_LABELS |= {"d_model": "Model width", "plugins": "Plug-ins", "weights": "Digest of the weights", "torch": "PyTorch"}
+_OF_DATA = ("citation", "source", "changed")  # facts about the data with a row of their own
+_UNLISTED = ("key", "data")  # listed elsewhere, or a repetition of others
+
+
+def about_of(origin: Scores | Circuit) -> dict[str, Any]:
+    """How scores or a circuit were made: the recipe and the facts by name."""
+    recipe = {} if origin.recipe is None else origin.recipe.recorded
+    data = {**origin.facts.data, "n": recipe.get("examples")}
+    size = {"edges_requested": origin.requested} if isinstance(origin, Circuit) else {}
+    return {**recipe, **origin.facts.recorded, "data": data, **size}
+
+
+def facts_of(model: str, task: str, about: Mapping[str, Any], further: Mapping[str, Any]) -> Facts:
+    """The facts of a run: those recorded with its scores or circuit, and those of the report."""
+    return [(label, text) for label, text in _texts({**about, "model": model, "task": task}, further).items() if text]
+
+
+def facts_of_both(a: Circuit, b: Circuit) -> Facts:
+    """The facts of two circuits: one that both have once, others for each."""
+    texts_a, texts_b = (_texts(about_of(circuit), {}) for circuit in (a, b))
+    rows = []
+    for label in dict.fromkeys(map(_label, _FIRST)):
+        one, two = (texts.get(label) or "\N{EN DASH}" for texts in (texts_a, texts_b))
+        if texts_a.get(label) or texts_b.get(label):
+            rows.append((label, one if one == two else f"A: {one} · B: {two}"))
+    return rows
+
+
+def _texts(about: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, str]:
+    data = _mapping(about.get("data"))
+    facts = {name: data[name] for name in _OF_DATA if name in data} | {"pairs": _pairs(data), **about, **further}
+    names = [*_FIRST, *(name for name in facts if name and name not in (*_FIRST, *_UNLISTED))]
+    return {_label(name): _text(name, facts[name]) for name in names if facts.get(name) is not None}
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name) or _capital(name.replace("_", " "))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _text(name: str, value: Any) -> str:
+    if name in ("seconds", "cpu_seconds") and isinstance(value, float):
+        return f"{value:.1f} s" if value < 10 else f"{value:,.0f} s"
+    if name == "method":
+        return method_title(str(value))
+    if name == "bos":
+        return "yes" if value else "no"
+    if name == "plugins" and isinstance(value, Mapping):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if type(value) is int else _item(value)
+
+
+def _item(value: Any) -> str:
+    if isinstance(value, Mapping):
+        parts = {str(name).replace("_", " "): part for name, part in value.items() if part not in (None, {}, [], "")}
+        return ", ".join(f"{name}: {_item(part)}" for name, part in parts.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_item, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pairs(data: Mapping[str, Any]) -> str:
+    """Which pairs were used, in sentences, as far as the file records it."""
+    n, kept, rows, layout = (data.get(name) for name in ("n", "kept", "rows_read", "layout"))
+    told = []
+    if type(rows) is int and type(kept) is int:
+        told.append(f"{kept:,} of {rows:,} rows{', with others held out' if data.get('held_out') else ''}")
+    if type(n) is int and type(kept) is int and kept != n:
+        told.append(f"{kept:,} of {n:,} requested")
+    if isinstance(layout, str) and layout != "own":
+        told.append(f"Layout: {layout}")
+    for reason, drop in _mapping(data.get("dropped")).items():
+        count, first = (_mapping(drop).get(name) for name in ("count", "first"))
+        pairs = "1 pair" if count in (1, None) else f"{count} pairs"
+        told.append(f"{pairs} dropped because {reason}{f', such as {first}' if first else ''}")
+    notes = data.get("notes")
+    told += [_capital(str(note)) for note in notes if note] if isinstance(notes, list) else []
+    return sentences(told)
+
+
+def sentences(parts: Iterable[str]) -> str:
+    """Parts as sentences; a single one needs no full stop."""
+    parts = list(parts)
+    return parts[0] if len(parts) == 1 else " ".join(f"{part}." for part in parts)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

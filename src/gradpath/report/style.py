@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
@@ -66,6 +67,26 @@ def panels(rows: int, columns: int, size: tuple[float, float], **options: Any) -
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, list(axes.flat)
+
+
+def tiled(
+    n: int, size: tuple[float, float], margin: tuple[float, float], columns: int = 3
+) -> tuple[Figure, list[Axes], int]:
+    """A figure of n panels in up to so many columns, the others hidden. Returns the number of columns, too."""
+    columns = min(columns, n)
+    lines = -(-n // columns)
+    figure, axes = panels(lines, columns, (size[0] * columns + margin[0], size[1] * lines + margin[1]))
+    for ax in axes[n:]:
+        ax.set_visible(False)
+    return figure, axes, columns
+
+
+def fit(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Fit the axis to the curves, not to their intervals, which are very wide for circuits of a few edges."""
+    values = [100 * row["faithfulness"] for row in rows]
+    low, high = min(0.0, *values), max(105.0, *values)
+    room = 0.06 * (high - low)
+    ax.set_ylim(low - room, high + room)
 
 
 def canvas(size: tuple[float, float], part: tuple[float, float] = (1.0, 1.0)) -> tuple[Figure, Axes]:

@@ -1,15 +1,26 @@
-"""The driver of all grids: a model, a study and a store, and ``measure``, which turns recipes into cells.
+"""The driver of all grids: a model, a study and a store; ``measure`` turns recipes into cells.
 
 ``measure`` goes task by task, method by method and selection by selection. It takes scores from the store, or computes
 and stores them. It orders the edges once for all sizes, and evaluates circuits together, after one set-up. Orders of
 selections that run the model are cells, too. A cell is stored as soon as its group of circuits is done.
+
+A cell is one measurement: a small sealed JSON file, named after a digest of its key. The key is a dictionary of plain
+values with everything that the result depends on, and is in the file as well. Files are written atomically, so a file
+that exists is complete, even if the run was killed. Scores are stored once, in files of their own.
+
+In a distributed run only the first rank reads and writes, and sends its values to the others. All ranks call the same
+methods in the same order.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,19 +29,22 @@ from gradpath._version import __version__
 from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
-from gradpath.errors import UsageError
+from gradpath.errors import InputError, UsageError, reason, warn
 from gradpath.evaluation import evaluate_many, mib
+from gradpath.evaluation.result import Result
+from gradpath.graph import Graph
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
-from gradpath.recipe import Recipe
+from gradpath.recipe import Recipe, read_record, record
 from gradpath.registry import loaded_plugins
+from gradpath.runtime import distributed
+from gradpath.runtime.files import check_seal, sealed, write_atomically
 from gradpath.runtime.progress import describe, progress_bar
-from gradpath.scores import Scores
+from gradpath.scores import Scores, load_scores
 from gradpath.selection import NeedsModelError, Order, rank
 from gradpath.selection.faithful import smallest_faithful
 from gradpath.selection.ranking import edge_count
 from gradpath.study.spec import CUSTOM, GRIDS, Size, Study, method_label, method_options
-from gradpath.study.store import Cell, Key, Store, cell_of, digest, timed
 from gradpath.sweep import own_settings
 from gradpath.tasks import Task
 from gradpath.tasks.load import draw_task
@@ -43,6 +57,126 @@ if TYPE_CHECKING:
 TOGETHER = 64
 SMALLEST = 20  # edges of the smallest circuit where the size is searched, as in ``find``
 Row = dict[str, Any]
+Key = Mapping[str, Any]
+Cell = dict[str, Any]
+Value = TypeVar("Value")
+
+
+def digest(key: Key) -> str:
+    """A file name for a key, the same on every machine.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    return sha256(_canonical(key).encode()).hexdigest()[:24]
+
+
+def _canonical(key: Key) -> str:
+    return json.dumps(key, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of cells and of scores."""
+
+    folder: Path
+
+    def cell(self, key: Key) -> Cell | None:
+        """The value of a finished cell, or None. A file that was changed after it was written is measured again."""
+
+        def read() -> Cell | None:
+            file = self._cell_file(key)
+            try:
+                content = json.loads(file.read_text(encoding="utf-8"))
+                check_seal(content)
+                value = content["value"]
+                if "digest" not in content or not isinstance(value, dict):
+                    raise ValueError("it has no digest or no value")
+                return value if _canonical(content["key"]) == _canonical(key) else None
+            except FileNotFoundError:
+                return None
+            except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+                warn(f"{file} is damaged ({reason(problem)}), so it is measured again.")
+                return None
+
+        return distributed.on_first_rank(read)
+
+    def keep_cell(self, key: Key, value: Mapping[str, Any]) -> None:
+        text = json.dumps(sealed({"key": key, "value": value}), indent=1, sort_keys=True)
+        distributed.on_first_rank(lambda: write_atomically(self._cell_file(key), text + "\n"))
+
+    def measured(self, key: Key, compute: Callable[[], Mapping[str, Any]]) -> Cell:
+        """A cell: as it is stored, or computed now and stored with the CPU seconds that it took."""
+        value = self.cell(key)
+        if value is None:
+            computed, seconds = timed(compute)
+            value = {**computed, "cpu_seconds": round(seconds, 3)}
+            self.keep_cell(key, value)
+        return value
+
+    def scores(self, key: Key) -> Scores | None:
+        """Finished scores, or None."""
+        scores = self._read_scores(key) if distributed.rank() == 0 else None
+        if distributed.world() == 1:
+            return scores
+
+        def describe() -> dict[str, Any] | None:
+            return None if scores is None else {"graph": asdict(scores.graph), **record(scores.recipe, scores.facts)}
+
+        description = distributed.on_first_rank(describe)
+        if description is None:
+            return None
+        values = distributed.broadcast_first(torch.empty(0, device="cpu") if scores is None else scores.values)
+        return Scores(Graph(**description["graph"]), values, *read_record(description))
+
+    def _read_scores(self, key: Key) -> Scores | None:
+        file = self._scores_file(key)
+        try:
+            return load_scores(file) if file.is_file() else None
+        except InputError:
+            warn(f"{file} is damaged, so the scores are computed again.")
+            return None
+
+    def keep_scores(self, key: Key, scores: Scores, seconds: float) -> Scores:
+        """Write scores with the CPU time that they took."""
+        scores = replace(scores, facts=scores.facts.with_facts(cpu_seconds=round(seconds, 3)))
+        distributed.on_first_rank(lambda: scores.save(self._scores_file(key)))
+        return scores
+
+    def has_scores(self, key: Key) -> bool:
+        return distributed.on_first_rank(self._scores_file(key).is_file)
+
+    def _cell_file(self, key: Key) -> Path:
+        return self.folder / "cells" / f"{key['kind']}-{digest(key)}.json"
+
+    def _scores_file(self, key: Key) -> Path:
+        return self.folder / "scores" / f"{digest(key)}.safetensors"
+
+
+def timed(work: Callable[[], Value]) -> tuple[Value, float]:
+    """The result of a function, and the CPU seconds it took on all ranks."""
+    begin = time.process_time()
+    value = work()
+    return value, distributed.total_over_ranks(time.process_time() - begin)
+
+
+def cell_of(result: Result) -> Cell:
+    """A circuit's cell: the numbers, and the metric of every example for later comparisons."""
+
+    def decimals(values: torch.Tensor) -> list[float]:
+        """float32 as the shortest decimals that give it back."""
+        return [float(f"{value:.9g}") for value in values.tolist()]
+
+    names = ("edges_kept", "clean", "corrupted", "circuit", "faithfulness", "error")
+    return {
+        "edges_requested": result.edges_requested,
+        **{name: getattr(result, name) for name in names},
+        "faithfulness_interval": result.interval and list(result.interval),
+        "error_interval": result.error_interval and list(result.error_interval),
+        "values": decimals(result.circuit_values),
+        "clean_values": decimals(result.clean_values),
+        "corrupted_values": decimals(result.corrupted_values),
+    }
 
 
 @dataclass
@@ -214,7 +348,7 @@ class Bench:
                     if not left.intersection(group):
                         continue
                     one = recipes[group[0]]
-                    describe(bar, f"{self.label(one)}: {method_label(one)}, {one.selection}")
+                    describe(bar, f"{one.task or CUSTOM}: {method_label(one)}, {one.selection}")
                     order = self.order(one, {self.edge_count(recipes[i]) for i in group})
                     ready += [(keys[i], self._circuit(order, recipes[i])) for i in group if i in left]
                     if len(ready) >= TOGETHER:
@@ -249,17 +383,13 @@ class Bench:
         bar.update(len(ready))
         ready.clear()
 
-    def label(self, recipe: Recipe) -> str:
-        """The task of a recipe in tables."""
-        return recipe.task or CUSTOM
-
     def rows(self, recipes: Sequence[Recipe]) -> list[Row]:
         """Measure circuits: a row for each, with the paper's number if there is one."""
         return [self._row(recipe, cell) for recipe, cell in zip(recipes, self.measure(recipes), strict=True)]
 
     def _row(self, recipe: Recipe, cell: Cell) -> Row:
         label, requested = method_label(recipe), cell["edges_requested"]
-        row: Row = {"task": self.label(recipe), "method": label, "steps": method_options(recipe).get("steps", 1)}
+        row: Row = {"task": recipe.task or CUSTOM, "method": label, "steps": method_options(recipe).get("steps", 1)}
         row |= {"selection": recipe.selection, "seed": recipe.seed}
         sparsity = recipe.sparsity if recipe.sparsity is not None else 1 - requested / self.model.graph.n_edges
         row["sparsity"] = round(sparsity, 6)

@@ -43,26 +43,8 @@ from gradpath.tasks.load import check_task
 Value = TypeVar("Value")
 MOST_BYTES = 1_000_000  # of a study's file
 SEE = "'A study as a file' in the documentation has an example."
-KEYS = {
-    "title": "The heading of the report.",
-    "model": "Hub names, folders, .gguf files, smollm2, gemma3-270m.",
-    "task": "Names of tasks.",
-    "data": "Files of your own pairs.",
-    "method": "Methods, with options after plus signs.",
-    "selection": "How edges are selected.",
-    "edges": "Numbers of edges.",
-    "sparsity": "Shares of edges to leave out.",
-    "faithfulness": "Shares of the behaviour to keep.",
-    "examples": "Pairs for attribution; the same number is held out for evaluation.",
-    "seed": "Each draws other examples.",
-    "ablation": "How ablated edges are replaced.",
-    "metric": "How the behaviour is measured, instead of each task's own metric.",
-    "dtype": "float32, bfloat16 or float16.",
-    "plugins": "Python files to run first.",
-    "batch_size": "Maximum number of examples in a batch.",
-    "memory": "Memory to use, such as 8GB.",
-    "device": "Where to run.",
-}
+_KEYS = "title model task data method selection edges sparsity faithfulness examples seed ablation metric dtype"
+KEYS = (*_KEYS.split(), "plugins", "batch_size", "memory", "device")
 
 
 @dataclass(frozen=True)
@@ -114,7 +96,7 @@ def read_study(file: str | Path, *, device: str | None = None, dtype: str | None
         The study. An error lists every mistake with its line.
     """
     path = Path(file)
-    entries = _Entries(path, _parse(path))
+    entries = _Entries(path)
     folder = path.parent
     entries.each("plugins", [], lambda name: load_plugin(_path(folder, _text(name))))
     data = entries.each("data", [], lambda name: _data(folder, _text(name)))
@@ -158,21 +140,16 @@ def _field(name: str) -> Callable[[Any], Any]:
 class _Entries:
     """The keys of a file with the lines of their values, and all mistakes so far."""
 
-    def __init__(self, path: Path, root: yaml.Node | None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path, self.mistakes = path, list[tuple[int, str]]()
         self.values: dict[str, tuple[int, Any, list[tuple[int, Any]]]] = {}  # key -> line, value, its items
-        if not isinstance(root, yaml.MappingNode):
-            raise InputError(f"{path} has to be a list of keys with values, such as 'task: [ioi, sva]'. {SEE}")
-        for key_node, node in root.value:
-            line, key = key_node.start_mark.line + 1, str(_plain(key_node))
+        for line, key, value, items in _entries_of(path):
             if key not in KEYS:
                 self.mistakes.append((line, str(unknown("key", key, KEYS))))
             elif key in self.values:
                 self.mistakes.append((line, f"{key} was given before, in line {self.values[key][0]}."))
             else:
-                nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-                items = [(item.start_mark.line + 1, _plain(item)) for item in nodes]
-                self.values[key] = line, _plain(node), items
+                self.values[key] = line, value, items
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -220,36 +197,34 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().compose_node(parent, index)
 
 
-def _parse(path: Path) -> yaml.Node | None:
-    """The nodes of a YAML file, which have the lines of all values."""
+def _entries_of(path: Path) -> list[tuple[int, str, Any, list[tuple[int, Any]]]]:
+    """The entries of a YAML file: line, key, value, and the items of a list, or the value, with their lines."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path} is too large for a study: it may have {MOST_BYTES:,} bytes.")
         loader = _Loader(path.read_text(encoding="utf-8"))
-        try:
-            return loader.get_single_node()
-        finally:
-            loader.dispose()
+        root = loader.get_single_node()
+        if not isinstance(root, yaml.MappingNode):
+            raise InputError(f"{path} has to be a list of keys with values, such as 'task: [ioi, sva]'. {SEE}")
+
+        def at(node: yaml.Node) -> tuple[int, Any]:
+            return node.start_mark.line + 1, loader.construct_object(node, deep=True)
+
+        entries = []
+        for key, value in root.value:
+            items = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            line, name = at(key)
+            entries.append((line, str(name), at(value)[1], list(map(at, items))))
+        return entries
     except FileNotFoundError:
         raise InputError(f"there is no file {path}. {SEE}") from None
     except OSError as problem:
         raise InputError(f"{path} cannot be read: {problem.strerror}.") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as problem:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         mark = getattr(problem, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 1}"
         what = getattr(problem, "problem", None) or type(problem).__name__
         raise InputError(f"{path} is not YAML{where}: {what}. {SEE}") from None
-
-
-def _plain(node: yaml.Node) -> Any:
-    """The value of a node: texts, numbers, lists and dictionaries."""
-    loader = _Loader("")
-    try:
-        return loader.construct_object(node, deep=True)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
-        return f"<{node.tag}>"  # a tag of another language, or a key that cannot be one: refused as any other text
-    finally:
-        loader.dispose()
 
 
 def _text(value: Any) -> str:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import html
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gradpath.model.transformer import Transformer
 from gradpath.report.style import task_title
 from gradpath.runtime.files import write_atomically
-from gradpath.study.bench import Bench, Row
-from gradpath.study.faithfulness import READING, curve_rows, examples_of, random_rows
-from gradpath.study.figures import draw_curves
+from gradpath.study.bench import Bench, Row, Store
+from gradpath.study.faithfulness import READING, curve_rows, draw_curves, examples_of, random_rows
 from gradpath.study.file import StudyFile
 from gradpath.study.outcome import (
     Note,
@@ -29,7 +28,6 @@ from gradpath.study.outcome import (
     write_outcome,
 )
 from gradpath.study.spec import Size
-from gradpath.study.store import Store
 
 LoadModel = Callable[[str], Transformer]
 SEEDS = "With several seeds, numbers are means over them, and the ends of an interval are the lowest and the highest."
@@ -97,29 +95,6 @@ def over_seeds(rows: Sequence[Row]) -> list[Row]:
     return merged
 
 
-@dataclass(frozen=True)
-class _Table:
-    """A table of the report, to be written as Markdown and as HTML."""
-
-    title: str
-    text: str
-    headings: list[str]
-    lines: list[list[str]]
-
-    @property
-    def markdown(self) -> str:
-        return f"## {self.title}\n\n{self.text}\n\n{markdown(self.headings, self.lines)}"
-
-    @property
-    def html(self) -> str:
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.headings)
-        body = "\n".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in self.lines
-        )
-        title, text = html.escape(self.title), html.escape(self.text)
-        return f"<h2>{title}</h2>\n<p>{text}</p>\n<table>\n<tr>{head}</tr>\n{body}\n</table>"
-
-
 def study_outcome(file: StudyFile, rows: list[Row], random: list[Row]) -> Outcome:
     """The report on measured rows."""
     means, random_means = over_seeds(rows), over_seeds(random)
@@ -131,7 +106,7 @@ def study_outcome(file: StudyFile, rows: list[Row], random: list[Row]) -> Outcom
         name="study",
         title=file.title,
         rows=rows,
-        text="\n\n".join(table.markdown for table in tables) or "No circuit was measured.",
+        text="\n\n".join(tables) or "No circuit was measured.",
         figures={"study": lambda: _figure(file.title, means, random_means)} if means else {},
         notes=tuple(notes),
         facts={"random": random},
@@ -147,7 +122,7 @@ def _pair(faithfulness: float, error: float) -> str:
     return f"{percent(faithfulness)} / {error:.3f}"
 
 
-def _means(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
+def _means(rows: Sequence[Row], random: Sequence[Row]) -> str:
     """A line per method and selection, a column per model and task: means over sizes."""
     places = list(grouped(rows, "model", "task"))
 
@@ -159,10 +134,10 @@ def _means(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
         at = grouped(group, "model", "task")
         lines.append([_name(group[0]), *(cell(at.get(place, [])) for place in places)])
     headings = ["method, selection", *(f"{task_title(task)}, {model}" for model, task in places)]
-    return _Table("Means", "NFS in percent / error, as means over all sizes and seeds.", headings, lines)
+    return "## Means\n\nNFS in percent / error, as means over all sizes and seeds.\n\n" + markdown(headings, lines)
 
 
-def _sizes(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
+def _sizes(rows: Sequence[Row], random: Sequence[Row]) -> str:
     """The circuits of one model and task: a line per method and selection, a column per size."""
     sizes = list(grouped(sorted(rows, key=lambda row: row["edges_requested"]), "edges_requested"))
     lines = []
@@ -170,8 +145,8 @@ def _sizes(rows: Sequence[Row], random: Sequence[Row]) -> _Table:
         at = {row["edges_requested"]: row for row in group}
         lines.append([_name(group[0]), *(f"{nfs(at[n])} / {at[n]['error']:.3f}" if n in at else "" for n in sizes)])
     title = f"{task_title(rows[0]['task'])} in {rows[0]['model']}"
-    text = f"{examples_of(rows[0])}. NFS in percent [95%] / error."
-    return _Table(title, text, ["method, selection", *(f"{n:,} edges" for n in sizes)], lines)
+    head = f"## {title}\n\n{examples_of(rows[0])}. NFS in percent [95%] / error.\n\n"
+    return head + markdown(["method, selection", *(f"{n:,} edges" for n in sizes)], lines)
 
 
 def _figure(title: str, rows: Sequence[Row], random: Sequence[Row]) -> Any:
@@ -196,7 +171,7 @@ th:first-child, td:first-child { text-align: left; } svg { max-width: 100%; heig
 """
 
 
-def _write_page(title: str, tables: Sequence[_Table], notes: Sequence[str], draft: Path) -> Path:
+def _write_page(title: str, tables: Sequence[str], notes: Sequence[str], draft: Path) -> Path:
     """Write ``study.html``: the figure and all tables, in one file that makes no request."""
     figure = draft / "study.svg"
     svg = figure.read_text(encoding="utf-8") if figure.exists() else ""
@@ -206,31 +181,36 @@ def _write_page(title: str, tables: Sequence[_Table], notes: Sequence[str], draf
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
         f"<title>{html.escape(title)} · gradpath</title><style>{_STYLE}</style>",
         f"<h1>{html.escape(title)}</h1>",
-        *(f"<p>{html.escape(note)}</p>" for note in notes),
+        *map(_html, notes),
         svg[max(0, svg.find("<svg")) :],  # without the XML declaration
-        *(table.html for table in tables),
+        *(_html(part) for table in tables for part in table.split("\n\n")),
         "</html>",
     ]
     write_atomically(draft / "study.html", "\n".join(parts) + "\n")
     return draft / "study.html"
 
 
-@dataclass(frozen=True)
-class Remaining:
-    """What is left to do in one model; random circuits are not counted."""
+def _html(part: str) -> str:
+    """A heading, a paragraph or a table in Markdown as HTML."""
+    part = html.escape(part)
+    if part.startswith("## "):
+        return f"<h2>{part[3:]}</h2>"
+    if not part.startswith("| "):
+        return f"<p>{part}</p>"
+    head, _, *body = (line[2:-2].replace("\\|", "|").split(" | ") for line in part.splitlines())
+    rows = [["th", head], *(["td", line] for line in body)]
+    lines = ["<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>" for tag, cells in rows]
+    return "\n".join(["<table>", *lines, "</table>"])
 
-    model: str
-    circuits: int
-    missing: int
 
-
-def remaining(file: StudyFile, out: Path, load: LoadModel) -> list[Remaining]:
-    """Count the circuits that are not measured yet, model by model."""
-    counts = []
+def remaining(file: StudyFile, out: Path, load: LoadModel) -> list[Row]:
+    """The number of circuits of each model, and how many are not measured yet; random circuits are not counted."""
+    counts = list[Row]()
     for name in file.models:
         bench = _bench(file, load(name), out)
         study = bench.study
         recipes = [recipe for task in study.task_names for recipe in study.recipes(task, study.sizes or ())]
-        counts.append(Remaining(file.model_labels[name], len(recipes), len(bench.missing(recipes))))
+        missing = len(bench.missing(recipes))
+        counts.append({"model": file.model_labels[name], "circuits": len(recipes), "missing": missing})
         del bench
     return counts
