@@ -48,6 +48,8 @@ class Circuit(Shown):
         facts: What was observed meanwhile.
         n_requested: The number of edges before pruning, if that is recorded.
         pruned: Whether edges that are on no path from ``input`` to ``logits`` were removed.
+        frequency: How often each edge is in the circuits of this size that resamples of the examples give, as a share
+            of the resamples; None if the circuit is not a consensus of resamples.
     """
 
     _kind = "circuit"
@@ -58,6 +60,7 @@ class Circuit(Shown):
     facts: Facts = Facts()
     n_requested: int | None = None
     pruned: bool = False
+    frequency: Float[Tensor, " edge"] | None = None
 
     @classmethod
     def from_edges(cls, model: Transformer | Graph, names: Iterable[str]) -> Circuit:
@@ -98,6 +101,8 @@ class Circuit(Shown):
         if self.requested != len(self):
             title += f", {self.requested:,} requested"
         title += f"; the model has {self.graph.n_edges:,} edges"
+        if self.core is not None:
+            title += f"\n  {self.steadiness}"
         best = self.scores.abs().sort(descending=True, stable=True).indices[:LISTED].tolist()
         edges = listed([self.edges[i] for i in best], self.scores[best].tolist())
         return "\n".join([title, f"  found on   {self.recipe or 'not recorded'}", *edges])
@@ -135,7 +140,10 @@ class Circuit(Shown):
         """The edges of this circuit, then those that only the other one has."""
         new = ~torch.isin(self._flat_of(other), self.flat)
         both = replace(
-            self, index=torch.cat([self.index, other.index[new]]), scores=torch.cat([self.scores, other.scores[new]])
+            self,
+            index=torch.cat([self.index, other.index[new]]),
+            scores=torch.cat([self.scores, other.scores[new]]),
+            frequency=None,
         )
         return both._shared_with(other)._by_hand("union")
 
@@ -214,7 +222,9 @@ class Circuit(Shown):
 
     def _part(self, keep: Bool[Tensor, " edge"], how: str) -> Circuit:
         """Some of the edges; ``how`` is for the record."""
-        return replace(self, index=self.index[keep], scores=self.scores[keep])._by_hand(how)
+        frequency = None if self.frequency is None else self.frequency[keep]
+        part = replace(self, index=self.index[keep], scores=self.scores[keep], frequency=frequency)
+        return part._by_hand(how)
 
     def _by_hand(self, how: str) -> Circuit:
         """The same edges, with a record that they were put together by hand and not pruned."""
@@ -258,6 +268,16 @@ class Circuit(Shown):
             yield self.graph.sources[source], self.graph.targets[target], score
 
     @property
+    def core(self) -> Circuit | None:
+        """The edges that every resample of the examples has; None if the circuit is not a consensus of resamples."""
+        return None if self.frequency is None else self._part(self.frequency == 1, "in every resample")
+
+    @property
+    def steadiness(self) -> str:
+        """How many of the edges every resample has, in words; empty if the circuit is not a consensus of resamples."""
+        return "" if self.core is None else f"{len(self.core):,} of {len(self):,} edges are in every resample"
+
+    @property
     def nodes(self) -> list[str]:
         """The nodes that have an edge in the circuit, from ``input`` to ``logits``."""
         names = {end for source, target, _ in self.named_edges() for end in (source, node_of(target))}
@@ -270,7 +290,7 @@ class Circuit(Shown):
         return to_networkx(self)
 
     def to_pandas(self) -> Any:
-        """The edges as a pandas DataFrame with the columns edge, source, target, score and rank."""
+        """The edges as a pandas DataFrame with the columns edge, source, target, score, rank and frequency."""
         from gradpath.formats.edges import to_pandas
 
         return to_pandas(self)
@@ -295,8 +315,10 @@ class Circuit(Shown):
         """
         head = {"gradpath_circuit": FORMAT, "graph": self.graph.to_json(), **self.record}
         # Nine digits are enough to give every float32 back exactly.
-        scores = [float(f"{score:.9g}") for score in self.scores.tolist()]
-        write_rows(Path(file), head, "edges", list(zip(self.edges, scores, strict=True)))
+        columns: list[list[Any]] = [self.edges, [float(f"{score:.9g}") for score in self.scores.tolist()]]
+        if self.frequency is not None:
+            columns.append([round(share, 4) for share in self.frequency.tolist()])
+        write_rows(Path(file), head, "edges", list(zip(*columns, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -355,19 +377,33 @@ class Comparison:
             "nodes_both": len(nodes_a & nodes_b),
         }
 
+    @cached_property
+    def cores(self) -> Comparison | None:
+        """The comparison of the edges that every resample has; None if a circuit is not a consensus of resamples."""
+        cores = self.a.core, self.b.core
+        return None if cores[0] is None or cores[1] is None else Comparison(cores[0], cores[1])
+
     def to_json(self) -> dict[str, Any]:
         """All numbers as a dictionary."""
-        jaccard = {"jaccard_edges": self.jaccard_edges, "jaccard_nodes": self.jaccard_nodes}
-        return {**self.numbers, **jaccard, "edges_both_by_chance": self.by_chance}
+        numbers = {**self.numbers, "jaccard_edges": self.jaccard_edges, "jaccard_nodes": self.jaccard_nodes}
+        if self.cores is not None:
+            numbers |= {f"core_{side}": self.cores.numbers[f"edges_{side}"] for side in ("a", "b", "both")}
+            numbers["jaccard_core"] = self.cores.jaccard_edges
+        return {**numbers, "edges_both_by_chance": self.by_chance}
 
     def __str__(self) -> str:
         n = self.numbers
         lines = [f"{'':7}{'A':>9}{'B':>9}{'both':>9}{'only A':>9}{'only B':>9}   Jaccard"]
-        for what, share in (("edges", self.jaccard_edges), ("nodes", self.jaccard_nodes)):
-            a, b, both = (n[f"{what}_{side}"] for side in ("a", "b", "both"))
+        rows = [("edges", n, "edges", self.jaccard_edges), ("nodes", n, "nodes", self.jaccard_nodes)]
+        if self.cores is not None:
+            rows.append(("core", self.cores.numbers, "edges", self.cores.jaccard_edges))
+        for what, numbers, counted, share in rows:
+            a, b, both = (numbers[f"{counted}_{side}"] for side in ("a", "b", "both"))
             counts = "".join(f"{count:>9,}" for count in (a, b, both, a - both, b - both))
             lines.append(f"{what:7}{counts}   {share:.3f}")
         chance = f"{self.by_chance:,.0f}" if self.by_chance >= 10 else f"{self.by_chance:.2g}"
+        if self.cores is not None:
+            lines.append("Core: the edges that every resample of the examples has.")
         return "\n".join([*lines, f"Two random circuits of these sizes share {chance} edges on average."])
 
     def report(self, file: str | Path, names: tuple[str, str] | None = None) -> None:
@@ -387,23 +423,28 @@ def _jaccard(a: int, b: int, both: int) -> float:
 
 
 def circuit_by_names(graph: Graph, edges: Any) -> Circuit:
-    """The circuit of a list of (edge name, score), in this order; every edge is checked."""
-    scores: dict[tuple[int, int], float] = {}  # by source and target
+    """The circuit of a list of (edge name, score) or (edge name, score, frequency), in this order; all are checked."""
+    rows: dict[tuple[int, int], tuple[float, ...]] = {}  # by source and target
     if not isinstance(edges, (list, tuple)):
         raise InputError(f"its edges must be a list: got {edges!r}.")
     for edge in edges:
-        if not isinstance(edge, (list, tuple)) or len(edge) != 2:
-            raise InputError(f"an edge is a name and a score: got {edge!r}.")
-        name, score = edge
+        if not isinstance(edge, (list, tuple)) or len(edge) not in (2, 3) or len(edge) != len(edges[0]):
+            raise InputError(f"an edge is a name and a score, and in a consensus a frequency: got {edge!r}.")
+        name, *numbers = edge
         index = graph.index(name)
-        if index in scores:
+        if index in rows:
             raise InputError(f"the edge {name!r} occurs twice. Remove one of them.")
-        if not isinstance(score, (int, float)) or not abs(score) <= _LARGEST_SCORE:
-            raise InputError(f"the score of {name!r} is {score!r}: it must be a finite number.")
-        scores[index] = float(score)
-    indices = torch.tensor(list(scores), dtype=torch.long, device="cpu").view(-1, 2)
-    values = torch.tensor(list(scores.values()), dtype=torch.float32, device="cpu")
-    return Circuit(graph, indices, values)
+        for what, number, least, most in zip(
+            ("score", "frequency"), numbers, (-_LARGEST_SCORE, 0), (_LARGEST_SCORE, 1), strict=False
+        ):
+            if not isinstance(number, (int, float)) or not least <= number <= most:
+                limits = "a finite number" if what == "score" else "a number from 0 to 1"
+                raise InputError(f"the {what} of {name!r} is {number!r}: it must be {limits}.")
+        rows[index] = tuple(map(float, numbers))
+    indices = torch.tensor(list(rows), dtype=torch.long, device="cpu").view(-1, 2)
+    columns = [torch.tensor(x, dtype=torch.float32, device="cpu") for x in zip(*rows.values(), strict=True)]
+    scores = columns[0] if columns else torch.zeros(0, device="cpu")
+    return Circuit(graph, indices, scores, frequency=columns[1] if len(columns) == 2 else None)
 
 
 def is_hub_address(file: str | Path) -> bool:

@@ -15,6 +15,7 @@ MIB_GRID = "mib"
 MIB_RANKINGS = ("top", "signed")  # the selections that MIB's areas are defined for
 SELECTION = "refined"  # needs the model and the task; without them it is RANKING
 RANKING = "top"
+RESAMPLES = 6  # of the attribution examples: a selection that is a consensus runs on each of them
 FAITHFULNESS = 0.85  # of the circuit that find looks for, where no size is given
 SPARSITY = 0.975  # where sizes are not searched: curves, selections that are not nested
 ABLATION = "corrupted"

@@ -101,6 +101,16 @@ class Recipe(BaseModel):
             default_text=defaults.SELECTION,
         ),
     ] = None
+    resamples: Annotated[
+        int | None,
+        _option(
+            "Resamples of the examples whose circuits the selection is a consensus of; 1: no consensus.",
+            default_text=f"{defaults.RESAMPLES}",
+            metavar="N",
+            ge=1,
+            le=6,
+        ),
+    ] = None
     faithfulness: Annotated[
         float | None,
         _option(
@@ -178,7 +188,7 @@ class Recipe(BaseModel):
 
     def selected(self, selection: str | None, **size: Any) -> Recipe:
         """The same recipe with another selection and size, or none."""
-        rest = {name: x for name, x in self.recorded.items() if name != "selection" and name not in SIZES}
+        rest = {name: x for name, x in self.recorded.items() if name not in ("selection", "resamples", *SIZES)}
         return Recipe(**rest, selection=selection, **size)
 
     @property

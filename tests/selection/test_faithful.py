@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
-from covering import some
 from small_models import prompts, tiny_model
 
 from gradpath import pipeline, prepared
@@ -19,7 +17,8 @@ from gradpath.pipeline import run_find
 from gradpath.prepared import PreparedBatches, prepare
 from gradpath.recipe import Recipe
 from gradpath.selection import faithful, rank
-from gradpath.selection.faithful import log_spaced, smallest_faithful
+from gradpath.selection.faithful import grid_sizes, log_spaced, smallest_faithful
+from gradpath.selection.ranking import consensus
 
 TASK = prompts([6, 9, 6, 7], [[0], [4], [2, 3], [6]])
 
@@ -32,31 +31,50 @@ def circuits():
     return model, order, torch.tensor([one.faithfulness for one in evaluate(model, every, TASK)])
 
 
-@pytest.mark.parametrize("share", some([0.2, 0.6, 0.9], [0.6]))
-def test_the_smallest_size_is_found_where_every_size_is_measured(circuits, share, monkeypatch):
-    monkeypatch.setattr(faithful, "RATIO", 1.0001)  # neighbouring sizes
-    model, order, kept = circuits
-    passing = ((1 - kept).abs() <= 1 - share + 1e-6).nonzero()[:, 0] + 1
-    assert smallest_faithful(PreparedBatches(model, TASK), order, share) == int(passing[0])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.85, 0.97])
+def test_the_size_is_the_first_that_passes_with_the_next_ones(circuits, share):
+    model, order, _ = circuits
+    grid = grid_sizes(1, len(order))
+    results = evaluate(model, [order.circuit(n) for n in grid], TASK)
+    distances = []
+    for result in results:
+        values = (result.circuit_values - result.clean_values).double()
+        behaviour = (result.clean_values - result.corrupted_values).double()
+        off = values.mean() / behaviour.mean()
+        standard_error = (values - off * behaviour).std() / behaviour.mean().abs() / len(values) ** 0.5
+        distances.append(max(0.0, float(off.abs() - standard_error)))
+    padded = [*distances[:-1], 0.0, 0.0, 0.0]
+    passing = [n for i, n in enumerate(grid) if sum(padded[i : i + 3]) / 3 <= 1 - share + 1e-6]
+    assert smallest_faithful(PreparedBatches(model, TASK), order, share) == passing[0]
 
 
-@pytest.mark.parametrize("share", [0.3, 0.85, 0.97])
-def test_the_size_found_keeps_the_share_and_the_measured_ones_below_do_not(circuits, share, monkeypatch):
-    model, order, kept = circuits
-    measured, measure = [], faithful.measure_circuits
+def test_sizes_are_of_a_grid_that_depends_on_nothing():
+    assert grid_sizes(5, 20) == [5, 6, 7, 9, 12, 15, 18, 20]
+    assert grid_sizes(8, 1000)[:3] == [9, 12, 15]
+    assert grid_sizes(3, 3) == [3]
 
-    def noted(prepared_batches, some, *args):
-        measured.extend(one.requested for one in some)
-        return measure(prepared_batches, some, *args)
 
-    monkeypatch.setattr(faithful, "measure_circuits", noted)
-    n = smallest_faithful(PreparedBatches(model, TASK), order, share)
-    passing = (1 - kept).abs() <= 1 - share + 1e-6
-    below = [size for size in measured if size < n]
-    assert passing[n - 1]
-    assert not any(passing[size - 1] for size in below)
-    assert n <= max(max(below, default=0) + 1, faithful.FINE * max(below, default=0))
-    assert len(measured) <= 2 * math.log(len(order.edges), faithful.RATIO)
+def test_a_consensus_is_judged_on_examples_that_its_resamples_left_out(monkeypatch):
+    model, task = tiny_model("gpt2"), prompts([6] * 8, [[0], [4], [2], [1], [3], [0], [2], [5]])
+    examples = PreparedBatches(model, task)
+    order = rank(attribute(model, task), "refined", smallest=5, prepared=examples)
+    assert len(order.samples) == 6
+    seen, measure = [], faithful.metric_values
+
+    def noted(examples, circuits, batches):
+        seen.append((torch.cat([batch.index for batch in batches]), circuits))
+        return measure(examples, circuits, batches=batches)
+
+    monkeypatch.setattr(faithful, "metric_values", noted)
+    smallest_faithful(examples, order, 0.85)
+    parts = seen[:4]  # of the first two sizes
+    assert sorted(torch.cat([rows for rows, _ in parts]).tolist()) == list(range(8))
+    for rows, circuits in parts:
+        left_out = [x for x in order.samples if not set(rows.tolist()) & set(x.examples.tolist())]
+        assert len(left_out) == 3
+        edges = torch.cat([consensus(left_out), order.edges[len(left_out[0].edges) :]])
+        assert [circuit.requested for circuit in circuits] == [5, 6]
+        assert circuits[0] == replace(order, edges=edges)[:5]
 
 
 def test_a_search_runs_the_prompts_once_while_there_is_room(circuits, monkeypatch):

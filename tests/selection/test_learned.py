@@ -19,7 +19,6 @@ from gradpath.model.cache import cache_folder
 from gradpath.prepared import PreparedBatches
 from gradpath.selection import Context, probe, rank
 from gradpath.selection import learned as learned_module
-from gradpath.selection import refine as refined_module
 from gradpath.selection.learned import Sizes, gradient_by_values, shifted, sizes_of, weights_of
 from gradpath.selection.ranking import top
 from gradpath.tasks.load import more_examples
@@ -189,11 +188,8 @@ def test_the_last_step_takes_a_few_examples(found, monkeypatch, n_seen, sizes, c
     assert len(prepared_examples) <= n_seen
 
 
-@pytest.mark.parametrize("part", [12, 2])
-def test_learned_starts_with_the_rungs_of_refined(found, monkeypatch, part):
+def test_learned_starts_with_a_single_descent_of_refined(found, monkeypatch):
     model, scores = found
-    monkeypatch.setattr(probe, "PART", part)
-    monkeypatch.setattr(refined_module, "SMALL", 0.3)
     measure_on, made = probe.CircuitProbe.measure_on, []
 
     def counted(self, pairs, plan, asked, batches=None):
@@ -201,7 +197,7 @@ def test_learned_starts_with_the_rungs_of_refined(found, monkeypatch, part):
         return measure_on(self, pairs, plan, asked, batches)
 
     monkeypatch.setattr(probe.CircuitProbe, "measure_on", counted)
-    rank(scores, "refined", model, TASK, smallest=20)
+    rank(scores, "refined", model, TASK, smallest=20, resamples=1)
     begun, how = len(made), "learned+steps=1+batch=2+start="
     rank(scores, how + "refined", model, TASK, smallest=20)
     assert made[begun : 2 * begun] == made[:begun]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -40,7 +41,7 @@ class Alone:
 
 
 def removed(off, effects, n, **options):
-    return to_remove(off, effects, n, Alone(), **options)[0].tolist()
+    return to_remove(off, effects, n, Alone(), **options).tolist()
 
 
 def test_edges_go_whose_effect_the_circuit_has_too_much_of():
@@ -60,9 +61,7 @@ def test_caution_prefers_small_effects_to_those_that_fit():
 def test_the_effect_of_an_edge_that_goes_with_another_does_not_count_twice():
     off, effects = torch.tensor([1.0]), torch.tensor([[1.0, 0.9, 0.3]])
     together = {0: [0, 1], 1: [], 2: [2]}
-    edges, left = to_remove(off, effects, 3, together.get, caution=0.0)
-    assert edges.tolist() == [0, 1, 2]
-    assert torch.allclose(left, torch.tensor([-0.3]))
+    assert to_remove(off, effects, 3, together.get, caution=0.0).tolist() == [0, 1, 2]
     # Had the second one's effect counted, too, the third would have gone before it.
     assert removed(off, effects, 3, caution=0.0) == [0, 2, 1]
 
@@ -88,17 +87,14 @@ def test_few_sweeps_leave_examples_no_further_off_than_one_for_every_edge(n, mon
 def test_edges_are_removed_in_the_order_of_the_definition(few, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     effects, off = torch.randn(5, 60, generator=generator), 3 * torch.randn(5, generator=generator)
-    weights, prior = 0.5 + torch.rand(5, generator=generator), torch.rand(60, generator=generator)
-    expected, left, n, drift = list[int](), off.clone(), 50, 8.0
+    expected, left, n = list[int](), off.clone(), 50
     for _ in range(n):
-        cost = weights @ (2 * effects.square() - 2 * left[:, None] * effects) + weights.sum() * prior
+        cost = (4 * effects.square() - 2 * left[:, None] * effects).sum(0)
         cost[expected] = torch.inf
         expected.append(int(cost.argmin()))
-        left = left - effects[:, expected[-1]] + drift / n
+        left = left - effects[:, expected[-1]]
     monkeypatch.setattr(refined_module, "FEW", few)  # one sweep for all edges, or one for each
-    order, predicted = to_remove(off, effects, n, Alone(), drift=drift, weights=weights, prior=prior)
-    assert order.tolist() == expected
-    assert torch.allclose(predicted, left, atol=1e-4)
+    assert removed(off, effects, n, caution=3.0) == expected
 
 
 @pytest.mark.parametrize("family", ["gpt2", "neox"])
@@ -120,80 +116,91 @@ def test_edges_on_no_path_are_removed_at_once(family):
     assert not mask.any()
 
 
-def test_of_edges_with_equal_effects_the_one_with_the_smaller_prior_is_removed_first():
-    off, effects = torch.zeros(2), torch.tensor([[0.1, 0.1, 0.3], [0.1, 0.1, 0.3]])
-    prior = torch.tensor([0.5, 0.0, 0.0])
-    order, left = to_remove(off, effects, 3, Alone(), prior=prior)
-    assert order.tolist() == [1, 2, 0]
-    assert torch.allclose(left, torch.full((2,), -0.5))  # the prior does not change what is predicted
-    twice, _ = to_remove(off, effects, 3, Alone(), prior=prior, weights=torch.tensor([2.0, 2.0]))
-    assert twice.tolist() == order.tolist()  # it counts for every example, as effects do
-    assert to_remove(off, effects, 3, Alone())[0].tolist() == [0, 1, 2]
-
-
-def test_every_beginning_of_the_refined_order_is_a_circuit_of_its_own(found, monkeypatch):
+def test_every_beginning_of_a_single_descent_is_a_circuit_of_its_own(found, monkeypatch):
     monkeypatch.setattr(probe, "START", 0.5)
     model, scores = found
-    order = rank(scores, "refined", model, TASK, smallest=5)
+    order = rank(scores, "refined", model, TASK, smallest=5, resamples=1)
     assert sorted(order.edges.tolist()) == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
     sizes = [len(order.circuit(n)) for n in range(5, scores.graph.n_edges // 3)]
     # Edges on no path are removed at once: a circuit has all of its edges, or those of the next smaller one.
     for n, (before, size) in enumerate(pairwise(sizes), start=6):
         assert size in (n, before)
     assert sum(size == n for n, size in enumerate(sizes, start=5)) > len(sizes) / 2
-    for n in (5, 20, 60):
-        assert set(order.circuit(n).edges) == set(select(scores, n, selection="refined", model=model, task=TASK).edges)
     with pytest.raises(UsageError, match="made for circuits of 5 to"):
         order.circuit(4)
 
 
-def test_rungs_are_measured_on_one_part_of_the_examples_after_another(found, monkeypatch):
+def test_halves_of_the_examples_count_alike():
+    for n_parts, n in ((4, 6), (6, 20), (2, 2)):
+        halves = refined_module.resampled(n_parts, 99)
+        assert len(halves) == len(set(halves)) == n
+        assert all(sum(part in half for half in halves) == n // 2 for part in range(n_parts))
+    assert refined_module.resampled(4, 1) == [(0, 1)]
+    assert refined_module.resampled(1, 6) == [(0,)]
+
+
+def test_resamples_have_a_descent_of_their_own_below_the_fork(found, monkeypatch):
     monkeypatch.setattr(probe, "START", 1.0)
-    monkeypatch.setattr(probe, "PART", 2)
-    monkeypatch.setattr(refined_module, "SMALL", 0.2)
-    measured, decided, priors, measure_on = [], [], [], CircuitProbe.measure_on
+    monkeypatch.setattr(refined_module, "FORK", 40)
+    measured, measure_on = [], CircuitProbe.measure_on
 
     def seen(self, pairs, plan, asked, batches):
         assert sorted(torch.cat([batch.index for batch in batches]).tolist()) == sorted(pairs.index.tolist())
-        measured.append((len(asked), set(pairs.index.tolist())))
+        measured.append((len(asked), frozenset(pairs.index.tolist())))
         return measure_on(self, pairs, plan, asked, batches)
 
-    def decide(deviations, effects, n, without, **options):
-        decided.append((len(deviations), [round(float(x), 3) for x in sorted(set(options["weights"].tolist()))]))
-        priors.append(options["prior"])
-        return to_remove(deviations, effects, n, without, **options)
-
     monkeypatch.setattr(CircuitProbe, "measure_on", seen)
-    monkeypatch.setattr(refined_module, "to_remove", decide)
     model, scores = found
-    refined(scores, Context(model, TASK, smallest=5))
-    large = [examples for size, examples in measured if size > 0.2 * scores.graph.n_edges]
-    small = [examples for size, examples in measured if size <= 0.2 * scores.graph.n_edges]
-    first, *quarters = large
-    assert [len(examples) for examples in (first, *quarters)] == [len(TASK) // 2] + len(quarters) * [len(TASK) // 4]
-    assert set.union(first, *quarters[:2]) == set(range(len(TASK)))
-    assert {len(examples) for examples in small} == {len(TASK) // 2}
-    assert set.union(*small[:2]) == set(range(len(TASK)))
-    # Decisions use all examples that were measured so far; those of earlier rungs count less.
-    weights = [round(refined_module.KEPT**age, 3) for age in (2, 1, 0)]
-    assert decided[:3] == [(2 * n, weights[4 - n :]) for n in (2, 3, 4)]
-    assert decided[-1] == (len(TASK), weights[1:])
-    # Scores stand for the examples that a rung does not measure.
-    assert all(prior is not None and (prior >= 0).all() for prior in priors)
-    priors.clear()
-    monkeypatch.setattr(probe, "PART", len(TASK))
-    refined(scores, Context(model, TASK, smallest=5))
-    assert set(priors) == {None}
+    order = refined(scores, Context(model, TASK))
+    shared = [examples for size, examples in measured if size > 40]
+    forked = [examples for size, examples in measured if size <= 40]
+    assert {len(examples) for _, examples in measured} == {len(TASK) // 2}
+    assert shared[0] | shared[1] == set(range(len(TASK)))
+    assert all(a == b for a, b in zip(shared, shared[2:], strict=False))  # one half, then the other
+    assert list(dict.fromkeys(forked)) == [frozenset(x.examples.tolist()) for x in order.samples]
+    assert len({*forked}) == 6
+    # Above the fork there is a single order; below it, the order is the mean of the logarithms of ranks.
+    n = len(order.samples[0].edges)
+    assert n <= 40
+    assert all(set(x.edges.tolist()) == set(order.edges[:n].tolist()) for x in order.samples)
+    ranks = [{edge: rank for rank, edge in enumerate(x.edges.tolist(), 1)} for x in order.samples]
+    means = [math.prod(rank[edge] for rank in ranks) for edge in order.edges[:n].tolist()]
+    assert means == sorted(means)
 
 
-def test_weights_of_examples_are_as_good_as_repetitions():
-    generator = torch.Generator().manual_seed(0)
-    deviations, effects = torch.randn(3, generator=generator), torch.randn(3, 12, generator=generator)
-    twice = [0, 1, 1, 2]
-    removed, left = to_remove(deviations, effects, 6, lambda edge: [edge], drift=0.1, weights=torch.tensor([1.0, 2, 1]))
-    again, repeated = to_remove(deviations[twice], effects[twice], 6, lambda edge: [edge], drift=0.1)
-    assert removed.tolist() == again.tolist()
-    assert torch.allclose(left, repeated[[0, 1, 3]], atol=1e-5)
+def test_a_circuit_says_how_many_resamples_have_each_edge(found, monkeypatch):
+    monkeypatch.setattr(probe, "START", 0.5)
+    model, scores = found
+    order = rank(scores, "refined", model, TASK)
+    for n in (12, 30):
+        circuit = order[:n]
+        names = [
+            [scores.graph.edge(*ends) for ends in scores.graph.unflattened(x.edges[:n]).tolist()] for x in order.samples
+        ]
+        shares = [sum(edge in first for first in names) / 6 for edge in circuit.edges]
+        assert circuit.frequency.tolist() == pytest.approx(shares)
+        assert circuit.core == circuit.without(
+            *(edge for edge, share in zip(circuit.edges, shares, strict=True) if share < 1)
+        )
+        assert circuit.recipe.resamples == 6
+    assert 0 < len(order[:30].core) < 30
+    # Resamples do not differ in a circuit above the fork, which says nothing about frequencies.
+    assert order[: len(order.samples[0].edges) + 1].frequency is None
+    single = gp.select(scores, 30, model=model, task=TASK, resamples=1)
+    assert single.frequency is None
+    assert single.recipe.resamples == 1
+
+
+@pytest.mark.parametrize("how", ["refined", "learned+steps=2", "acdc+among=0.1"])
+def test_no_circuit_depends_on_the_batch_size_or_the_memory(how):
+    model = tiny_model("gpt2")
+    circuits = [
+        gp.find(
+            model, gp.Task(TASK.clean, TASK.corrupted, TASK.labels, TASK.metric), selection=how, split="same", **limits
+        )
+        for limits in ({}, {"batch_size": 1}, {"batch_size": 3}, {"memory": 300_000_000})
+    ]
+    assert len({tuple(found.circuit.edges) for found in circuits}) == 1
 
 
 def test_refined_gives_as_many_edges_as_asked_for_whatever_else_was_asked_for(found):

@@ -79,7 +79,7 @@ def test_an_order_that_runs_the_model_is_kept(tiny, tmp_path, monkeypatch):
     whole = bench.rows(list(study.recipes("ioi", SIZES)))
     for cell in (tmp_path / "cells").glob("circuit-*"):
         cell.unlink()
-    monkeypatch.setattr("gradpath.selection.refine.descent", None)  # it is not called again
+    monkeypatch.setattr("gradpath.selection.refine.Descent", None)  # it is not called again
     again = bench.rows(list(study.recipes("ioi", SIZES)))
     assert [row["edges_kept"] for row in again] == [row["edges_kept"] for row in whole]
 

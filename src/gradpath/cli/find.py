@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     "-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the method or selection."
 )
 @opt.recipe_options(
-    "faithfulness", "edges", "sparsity", "nodes", "selection", "metric", "examples", "split", "ablation", "seed"
+    "faithfulness",
+    "edges",
+    "sparsity",
+    "nodes",
+    "selection",
+    "resamples",
+    "metric",
+    "examples",
+    "split",
+    "ablation",
+    "seed",
 )
 @opt.batch_options
 @opt.plugin_option

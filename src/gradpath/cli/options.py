@@ -248,6 +248,7 @@ def numbers_of(circuit: Circuit, result: Result) -> dict[str, Any]:
         "edges_total": circuit.graph.n_edges,
         "edges_requested": result.edges_requested,
         "edges_kept": result.edges_kept,
+        **({} if circuit.core is None else {"edges_in_every_resample": len(circuit.core)}),
         "sparsity": 1 - result.edges_requested / circuit.graph.n_edges,
         "clean": result.clean,
         "corrupted": result.corrupted,
@@ -267,11 +268,13 @@ def lines_of(s: dict[str, Any], n: int) -> list[str]:
     """The same numbers for people, measured on n examples, with a warning where they mean little."""
     from gradpath.evaluation.result import interval_text
 
+    steady = "edges_in_every_resample"
     none = "corrupted" if s["ablation"] == "corrupted" else f"all ablated ({s['ablation']})"
     warning = {"yes": "model   ", "unclear": "NOTE    ", "no": "WARNING "}[s["does_task"]]
     return [
         f"  edges         {s['edges_kept']:,} after pruning, {s['edges_requested']:,} requested, "
         f"{s['edges_total']:,} in the model ({s['sparsity']:.2%} sparsity)",
+        *([f"                {s[steady]:,} of them are in the circuit of every resample"] if steady in s else []),
         f"  metric        clean {s['clean']:.3f}, {none} {s['corrupted']:.3f}, circuit {s['circuit']:.3f}",
         f"  faithfulness  {s['faithfulness']:.1%}  ({interval_text(s['faithfulness_interval'], n, '.1%')})",
         f"  error         {s['error']:.3f}  ({interval_text(s['error_interval'], n, '.3f')})",

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from typing import overload
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradpath import defaults
@@ -141,8 +141,8 @@ def measure_circuits(prepared: PreparedBatches, circuits: Sequence[Circuit], bar
         A result for each circuit.
     """
     model, task = prepared.model, prepared.task
-    clean, corrupted, patched = _measure(prepared, circuits, bar)
-    _check_behaviour(task, clean, corrupted)
+    clean, corrupted, *patched = metric_values(prepared, circuits, bar)
+    check_behaviour(task, clean, corrupted)
     clean_texts, corrupted_texts = (_texts(side, model.tokenizer) for side in (task.clean, task.corrupted))
     recipe = task.record.changed(model=model.name or None, ablation=prepared.ablation_name)
     facts = Facts(version=__version__, data=dict(task.facts))
@@ -173,8 +173,13 @@ def common_ablation(circuits: Sequence[Circuit]) -> str:
 
 
 @torch.no_grad()
-def _measure(examples: PreparedBatches, circuits: Sequence[Circuit], bar: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The metric of every example: clean and corrupted, (example,), and in each circuit, (circuit, example)."""
+def metric_values(
+    examples: PreparedBatches, circuits: Sequence[Circuit], bar: str = "", *, batches: Sequence[Pairs] | None = None
+) -> Float[Tensor, "run example"]:
+    """The metric of every example on the clean and on the corrupted prompt, and in each circuit.
+
+    ``batches`` are those of some of the examples; the others get zeros. By default all examples are measured.
+    """
     model, task, pairs, limits = examples.model, examples.task, examples.pairs, examples.limits
     plans = [plan_of(model, circuit) for circuit in circuits]
     # Zeros, so that the sum over ranks puts every example's values in their place.
@@ -186,7 +191,7 @@ def _measure(examples: PreparedBatches, circuits: Sequence[Circuit], bar: str) -
         values[:, batch.index] = torch.stack([metric.float().cpu() for metric in metrics])
         return values[:, batch.index]
 
-    batches = examples.batches
+    batches = examples.batches if batches is None else batches
     if batches is None:  # on an accelerator a few more rows cost less than another batch
         on_cpu = model.device.type == "cpu"
         batches = limits.tight_batches(model, pairs) if on_cpu else list(pairs.batches(limits.batch(model, pairs)))
@@ -201,11 +206,10 @@ def _measure(examples: PreparedBatches, circuits: Sequence[Circuit], bar: str) -
         bar=bar,
     ):
         pass
-    values = distributed.all_sum(values)
-    return values[0], values[1], values[2:]
+    return distributed.all_sum(values)
 
 
-def _check_behaviour(task: Task, clean: Tensor, corrupted: Tensor) -> None:
+def check_behaviour(task: Task, clean: Tensor, corrupted: Tensor) -> None:
     """Refuse a task on which faithfulness is undefined: clean and corrupted have to differ."""
     size = float(torch.maximum(clean.abs(), corrupted.abs()).mean())
     if abs(float(clean.mean() - corrupted.mean())) <= 1e-6 * size:

@@ -2,8 +2,9 @@
 
 A head can read the same node through q, k and v, so the networkx graph is a ``MultiDiGraph`` (a subclass of
 ``DiGraph``), and the key of an edge is the kind of its target: q, k, v, mlp or logits. Edges have ``name``,
-``feeds``, ``score`` and ``rank``, nodes ``kind``, ``layer`` and a position; the graph has the model's shape and, as
-JSON, the circuit's record. All values are plain, so networkx can write them in any format.
+``feeds``, ``score`` and ``rank``, those of a consensus ``frequency``, and nodes ``kind``, ``layer`` and a position;
+the graph has the model's shape and, as JSON, the circuit's record. All values are plain, so networkx can write them in
+any format.
 
 GraphML is that graph, for Gephi and yEd. DOT is for Graphviz and can only be written: a layer is a rank, and edges
 with a negative score are dashed. Every edge has its name (``id``) and its ``score`` in full, in the circuit's order.
@@ -11,9 +12,10 @@ with a negative score are dashed. Every edge has its name (``id``) and its ``sco
 In these and in every drawing, ``input`` is at the bottom and ``logits`` at the top. A layer is a row: its heads from
 left to right, then its MLP, a little higher because it reads them. Units are columns and rows, for any size.
 
-The columns of a table are ``edge``, ``source``, ``target``, ``score`` and ``rank``. Scores have a row for every edge of
-the model, a circuit one for each of its edges, in order. ``rank`` is an edge's rank in the circuit, from 1, and empty
-outside it. The model's shape and how scores and circuit were made are in ``table.attrs``.
+The columns of a table are ``edge``, ``source``, ``target``, ``score``, ``rank`` and ``frequency``. Scores have a row
+for every edge of the model, a circuit one for each of its edges, in order. ``rank`` is an edge's rank in the circuit,
+from 1, and empty outside it; ``frequency`` is how often resamples of the examples have it, and only there if the
+circuit is a consensus. The model's shape and how scores and circuit were made are in ``table.attrs``.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from gradpath.scores import Scores
 KINDS = {"q": "query", "k": "key", "v": "value", "mlp": "MLP", "logits": "logits"}
 EDGE_COLOURS = {"q": "#0072b2", "k": "#d98e00", "v": "#009e73", "mlp": "#b8578f", "logits": "#d55e00"}
 COLUMNS = ("edge", "source", "target", "score", "rank")
+FREQUENCY = "frequency"
 NOTES = "gradpath"
 
 
@@ -169,18 +172,27 @@ def to_networkx(circuit: Circuit) -> Any:
         x, y = position(circuit.graph, name)
         node_kind = name if name in ("input", "logits") else "mlp" if name.startswith("m") else "head"
         graph.add_node(name, kind=node_kind, layer=circuit.graph.layer_of(name), x=x, y=y)
-    for rank, (source, target, score) in enumerate(circuit.named_edges(), 1):
+    for rank, ((source, target, score), frequency) in enumerate(
+        zip(circuit.named_edges(), _frequencies(circuit), strict=True), 1
+    ):
         feeds = kind(target)
-        name = f"{source}->{target}"
-        graph.add_edge(source, node_of(target), key=feeds, name=name, feeds=feeds, score=score, rank=rank)
+        values = {"name": f"{source}->{target}", "feeds": feeds, "score": score, "rank": rank}
+        known = {} if frequency is None else {FREQUENCY: frequency}
+        graph.add_edge(source, node_of(target), key=feeds, **values, **known)
     return graph
+
+
+def _frequencies(circuit: Circuit) -> list[float] | list[None]:
+    """The frequency of each edge; None for each if the circuit is not a consensus."""
+    return [None] * len(circuit) if circuit.frequency is None else circuit.frequency.tolist()
 
 
 def from_networkx(graph: Any, what: str = "the graph") -> Circuit:
     """The circuit of a graph that ``to_networkx`` made; ``what`` names the graph in errors."""
     try:
         edges = sorted((data for _, _, data in graph.edges(data=True)), key=lambda data: data["rank"])
-        named = [(data["name"], data["score"]) for data in edges]
+        columns = ("name", "score", FREQUENCY) if any(FREQUENCY in data for data in edges) else ("name", "score")
+        named = [tuple(data[column] for column in columns) for data in edges]
     except (KeyError, TypeError):
         raise InputError(f"{what} is not a circuit of gradpath: each edge needs a name, a score and a rank.") from None
     circuit = circuit_by_names(graph_in(graph.graph, what), named)
@@ -236,8 +248,10 @@ def to_pandas(content: Scores | Circuit | Content) -> Any:
     """Scores, a circuit or both as a ``pandas.DataFrame``."""
     pandas = optional("pandas", "a table of pandas")
     content = Content.of(content)
-    table = pandas.DataFrame(list(_rows(content)), columns=list(COLUMNS))
-    table = table.astype({"score": "float64", "rank": "Int64"})
+    table = pandas.DataFrame(list(_rows(content)), columns=[*COLUMNS, FREQUENCY])
+    table = table.astype({"score": "float64", "rank": "Int64", FREQUENCY: "float64"})
+    if content.circuit is None or content.circuit.frequency is None:
+        table = table.drop(columns=FREQUENCY)
     table.attrs[NOTES] = {"graph": content.graph.to_json(), **content.records}
     return table
 
@@ -258,7 +272,9 @@ def result_table(result: Result) -> Any:
 def _rows(content: Content) -> Iterator[tuple[Any, ...]]:
     """All edges that have a score here, as rows of the table."""
     graph, circuit = content.graph, content.circuit
-    ranks = {} if circuit is None else {pair: i for i, pair in enumerate(map(tuple, circuit.index.tolist()), 1)}
+    of_circuit = dict[tuple[int, int], tuple[int, float | None]]()  # rank and frequency
+    if circuit is not None:
+        of_circuit = dict(zip(map(tuple, circuit.index.tolist()), enumerate(_frequencies(circuit), 1), strict=True))
     if content.scores is None:
         assert circuit is not None
         index, scores = circuit.index, circuit.scores
@@ -267,4 +283,4 @@ def _rows(content: Content) -> Iterator[tuple[Any, ...]]:
         scores = content.scores.values.cpu()[*index.T]
     for (source, target), score in zip(index.tolist(), scores.tolist(), strict=True):
         ends = graph.sources[source], graph.targets[target]
-        yield "->".join(ends), *ends, score, ranks.get((source, target))
+        yield "->".join(ends), *ends, score, *of_circuit.get((source, target), (None, None))

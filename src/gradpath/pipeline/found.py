@@ -157,7 +157,8 @@ class Found:
         assert self.order is not None
         largest = max(result.edges_requested for result in [*self.curve, self.result])
         whole = self.order.circuit(largest, prune=False)
-        return MethodRun(self.scores, circuit=whole, smallest=self.order.smallest), Chosen(requested, SAVED)
+        run = MethodRun(self.scores, circuit=whole, samples=self.order.samples, smallest=self.order.smallest)
+        return run, Chosen(requested, SAVED)
 
     def _inside(self) -> Inside | str:
         """What the circuit does on the examples that the report shows, or why that cannot be computed."""

@@ -20,6 +20,7 @@ from gradpath.graph import Graph
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.recipe import Recipe
 from gradpath.scores import Scores
+from gradpath.selection.ranking import Sample
 from gradpath.tasks.metrics import logit_difference, probability_difference
 from gradpath.tasks.task import Task, encode
 from gradpath.verdict import Verdict
@@ -66,6 +67,7 @@ class MethodRun:
         curve: The measured circuits. Those of ``random`` are drawn as a grey band, from the worst to the best.
         circuit: A circuit of another selection than ``IN_PAGE``, or one without scores. The page offers its edges in
             their order. Points of the curve whose ``how`` is that of the circuit's selection belong to it.
+        samples: The orders of edges on the resamples that ``circuit`` is a consensus of.
         smallest: If the first n edges of ``circuit`` are what its selection gives for n edges, the smallest such n. The
             circuit is then the largest one, not pruned.
         name: A name that tells runs of the same method apart.
@@ -75,6 +77,7 @@ class MethodRun:
     scores: Scores | None
     curve: Sequence[CurvePoint] = ()
     circuit: Circuit | None = None
+    samples: Sequence[Sample] = ()
     smallest: int | None = None
     name: str | None = None
     areas: Mapping[str, Areas] = field(default_factory=dict)
@@ -194,6 +197,8 @@ class Order:
     requested: int | None  # edges that were requested, if only the whole order is a circuit of the selection
     edges: str  # uint32: positions in the run's columns
     connected: str  # uint32: for each node the least n at which it is on a path; more than ``size`` if there is none
+    resamples: Sequence[str]  # uint16, for each resample: the rank of each column's edge, from 1; 65,535 without one
+    resampled: int  # the largest number of edges in which resamples differ; larger circuits have no frequencies
     recipe: Mapping[str, Any] | None  # the recipe in the file of its circuit, except the size
     areas: str  # the areas of the MIB benchmark, or empty
 

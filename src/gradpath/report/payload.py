@@ -39,11 +39,13 @@ from gradpath.report.data import (
 from gradpath.report.style import method_title
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS, rank
+from gradpath.selection.ranking import Sample
 from gradpath.verdict import NAMES, QUESTIONS, sentence
 from gradpath.verdict.checks import NULLS, limit_of
 
 LIMIT = 20_000
 _KINDS = ("q", "k", "v", "mlp", "logits")
+MOST_RANKS = 2**16 - 1
 _DIGITS = 4  # of the numbers of roles: a page has thousands of them
 _OPTION = r"(--(?:out|data|metric|plugin))[ =]('[^']*'|\S+)"  # of ``find``, passed on to ``test``
 _FOLDER = "FOLDER"  # where a command did not name the folder that the page is in
@@ -130,7 +132,7 @@ def _run(run: MethodRun, limit: int, report: Report) -> Run:
         edges=packed(flat, "<u4"),
         scores=packed(values.flatten()[flat], "<f4"),
         sides=None,
-        orders={how: _order(run, how, order, torch.searchsorted(flat, order)) for how, order in flat_orders.items()},
+        orders={how: _order(run, how, order, flat) for how, order in flat_orders.items()},
         curve=run.curve,
         recorded=run.origin.facts.recorded,
         facts=facts_of(report.model, report.task, about_of(run.origin), report.about),
@@ -138,8 +140,8 @@ def _run(run: MethodRun, limit: int, report: Report) -> Run:
     )
 
 
-def _order(run: MethodRun, key: str, flat: Tensor, edges: Tensor) -> Order:
-    """``flat`` are the positions of the edges in the matrix, ``edges`` those in the run's columns."""
+def _order(run: MethodRun, key: str, flat: Tensor, columns: Tensor) -> Order:
+    """``flat`` are the positions of the order's edges in the matrix, ``columns`` those of all edges of the run."""
     how, smallest, requested, recipe = key, 1, None, run.origin.recipe
     if key == SAVED:
         assert run.circuit is not None
@@ -155,11 +157,20 @@ def _order(run: MethodRun, key: str, flat: Tensor, edges: Tensor) -> Order:
         size=len(flat),
         smallest=smallest,
         requested=requested,
-        edges=packed(edges, "<u4"),
+        edges=packed(torch.searchsorted(columns, flat), "<u4"),
         connected=packed(connected_from(run.graph, flat), "<u4"),
+        resamples=[packed(_ranks(sample, columns), "<u2") for sample in run.samples] if key == SAVED else [],
+        resampled=len(run.samples[0].edges) if run.samples and key == SAVED else 0,
         recipe=None if recipe is None else recipe.selected(None if how in (SAVED, "nodes") else how).recorded,
         areas=", ".join(f"{name} {area:.3f} ({low:.2f} to {high:.2f})" for name, area, (low, high) in named),
     )
+
+
+def _ranks(sample: Sample, columns: Int[Tensor, " edge"]) -> Int[Tensor, " edge"]:
+    """The rank of each edge in a resample, from 1; ``MOST_RANKS`` for those without one."""
+    edges, ranks = sample.edges[: MOST_RANKS - 1].sort()
+    at = torch.searchsorted(edges, columns).clamp(max=len(edges) - 1)
+    return torch.where(edges[at] == columns, ranks[at] + 1, MOST_RANKS)
 
 
 def connected_from(graph: Graph, order: Int[Tensor, " edge"]) -> Int[Tensor, " node"]:

@@ -64,6 +64,7 @@ def select(
     prune: bool = True,
     model: Transformer | None = None,
     task: Task | None = None,
+    resamples: int | None = None,
     batch_size: int | None = None,
     memory: int | None = None,
 ) -> Circuit:
@@ -80,6 +81,7 @@ def select(
         model: The model, for selections that measure circuits.
         task: The attributed examples, for selections that measure circuits. Do not pass the examples that the
             circuit will be evaluated on.
+        resamples: The number of resamples of these examples, for a selection that is a consensus; 1: no consensus.
         batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
 
@@ -96,7 +98,8 @@ def select(
         selection = defaults.SELECTION if measurable else defaults.RANKING
     n = None if size is None else edge_count(scores.n_edges, n, sparsity)
     limits = Limits(batch_size, memory)
-    order = rank(scores, selection, model, task, sizes=() if n is None else (n,), limits=limits)
+    sizes = () if n is None else (n,)
+    order = rank(scores, selection, model, task, sizes=sizes, limits=limits, resamples=resamples)
     return order.circuit(_size(order) if n is None else n, prune=prune)
 
 
@@ -118,6 +121,7 @@ def rank(
     largest: int | None = None,
     limits: Limits = Limits(),
     prepared: PreparedBatches | None = None,
+    resamples: int | None = None,
 ) -> Order:
     """Order edges, best first, for circuits of all sizes: each is a part of every larger one.
 
@@ -129,10 +133,10 @@ def rank(
         sizes: The numbers of edges that matter most, for a selection such as ``learned`` that learns for certain
             sizes.
         smallest: The smallest number of edges that will be used; by default the smallest of ``sizes``, or 1.
-            ``refined`` takes longer for smaller ones; the circuits of larger sizes do not depend on it.
         largest: The largest number of edges that will be used; by default the largest of ``sizes``, or all.
         limits: The batch size and memory of selections that measure circuits.
         prepared: The examples, if they are prepared already; instead of ``model``, ``task`` and ``limits``.
+        resamples: The number of resamples of the examples, for a selection that is a consensus.
 
     Returns:
         The order. ``order[:n]`` is the circuit of ``n`` edges, and ``order.size`` the number of edges that the
@@ -144,14 +148,16 @@ def rank(
     smallest = edge_count(total, min(sizes, default=1) if smallest is None else smallest, None)
     largest = edge_count(total, max(sizes, default=total) if largest is None else largest, None)
     model = model if prepared is None else prepared.model
-    context = Context(model, task, limits, prepared, sizes, smallest, largest)
+    context = Context(
+        model, task, limits, prepared, sizes, smallest, largest, resamples=resamples or defaults.RESAMPLES
+    )
     with ExitStack() as stack:
         if model is not None:
             check_same_graph(model, circuit_of(scores, top(scores).edges[:1]))
             stack.enter_context(own_settings(model))
         order: Order = chosen.function(scores, context, **options)
-    edges = order.edges[: max(largest, order.size or 0)]
-    return replace(order, edges=edges, selection=selection, smallest=smallest)
+    edges, resamples = order.edges[: max(largest, order.size or 0)], len(order.samples) or resamples
+    return replace(order, edges=edges, selection=selection, smallest=smallest, resamples=resamples)
 
 
 def measures(selection: str) -> bool:

@@ -1,30 +1,37 @@
 """The smallest circuit that keeps a share of the behaviour, among the circuits of an order.
 
-Sizes are measured from small to large on the attribution examples, two at a time, until one keeps the share. The gap
-between it and the size below is then divided into three repeatedly, until neighbours differ by a few percent. A
-circuit that exaggerates the behaviour is as far from the model as one that loses some of it, so a share of 0.85 means
-a faithfulness from 0.85 to 1.15. The whole model has 1, so some size always passes.
+Sizes are those of a fixed grid. A circuit that exaggerates the behaviour is as far from the model as one that loses
+some of it, so a share of 0.85 means a faithfulness from 0.85 to 1.15. Of a consensus, a circuit is judged on examples
+that it was not selected on: for every example, the consensus of those resamples that left it out is run.
 
-Cost: one set-up, unless that of the selection is still in memory, and a run of each circuit, which is cheap because
-small ones come first.
+A faithfulness is noisy, and the first size that reaches the share would often be one that reached it by chance. So a
+size is judged together with the next larger ones: it passes if their mean distance from 1 is at most one standard error
+(over examples) larger than requested, as is usual where a size is chosen by cross-validation. The whole model has a
+faithfulness of 1, so some size always passes.
+
+Cost: one run of each circuit, from small to large, two at a time, until a size passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gradpath.circuit import Circuit
+import torch
+from torch import Tensor
+
 from gradpath.errors import UsageError
-from gradpath.evaluation import measure_circuits
+from gradpath.evaluation import check_behaviour, metric_values
 from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import progress_bar
-from gradpath.selection.ranking import Order
+from gradpath.selection.ranking import Order, consensus
 from gradpath.sweep import own_settings
+from gradpath.tasks.task import Pairs
 
-RATIO = 1.6  # of neighbouring sizes on the way up
+GRID = 1.25  # the ratio of neighbouring sizes
+TOGETHER = 3  # neighbouring sizes that are judged together
 AT_ONCE = 2  # sizes that are measured together: two take hardly longer than one
-FINE = 1.08  # the ratio of neighbouring sizes in the end
 
 
 def check_share(share: float) -> float:
@@ -37,7 +44,7 @@ def check_share(share: float) -> float:
 
 
 def smallest_faithful(examples: PreparedBatches, order: Order, share: float) -> int:
-    """The number of edges of the smallest circuit that keeps a share of the behaviour.
+    """The number of edges of the smallest circuit that keeps a share of the behaviour, up to one standard error.
 
     Args:
         examples: The examples that were attributed, prepared.
@@ -47,40 +54,67 @@ def smallest_faithful(examples: PreparedBatches, order: Order, share: float) -> 
     Returns:
         The number of edges to request.
     """
-
-    def narrowed(below: int, n: int, sizes: list[int]) -> tuple[int, int]:
-        """The gap between a size that does not pass and one that does, after measuring sizes between them."""
-        distances = _distances(examples, [order.circuit(size) for size in sizes])
-        for size, distance in zip(sizes, distances, strict=True):
-            if _passes(distance, share):
-                return below, size
-            below = size
-        return below, n
-
-    below, n, way_up = order.smallest - 1, len(order.edges), [order.smallest]
-    while way_up[-1] < n:
-        way_up.append(max(way_up[-1] + 1, round(RATIO * way_up[-1])))
-    way_up.pop()  # the largest size need not be measured
+    most, grid, distances = 1 - check_share(share) + 1e-6, grid_sizes(order.smallest, len(order)), list[float]()
     with progress_bar(f"searching for the smallest circuit with faithfulness {share:.0%}", unit="circuit") as bar:
-        while way_up:
-            below, n = narrowed(below, n, way_up[:AT_ONCE])
-            way_up = [size for size in way_up[AT_ONCE:] if size < n]  # none, once a size passes
-            bar.update(AT_ONCE)
-        while n > below + 1 and n > FINE * below:
-            below, n = narrowed(below, n, log_spaced(below, n, AT_ONCE + 2)[1:-1])
-            bar.update(AT_ONCE)
-    return n
+        for at in range(0, len(grid), AT_ONCE):
+            sizes = [n for n in grid[at : at + AT_ONCE] if n < grid[-1]]
+            distances += _distances(examples, order, sizes) if sizes else []
+            bar.update(len(sizes))
+            if len(distances) == len(grid) - 1:  # the largest circuit counts as the whole model
+                distances += [0.0] * TOGETHER
+            for first in range(max(0, at - TOGETHER + 1), len(distances) - TOGETHER + 1):
+                if sum(distances[first : first + TOGETHER]) / TOGETHER <= most:
+                    return grid[first]
+    return grid[-1]
 
 
-def _distances(examples: PreparedBatches, circuits: Sequence[Circuit]) -> list[float]:
-    """How far the faithfulness of each circuit is from 1."""
+def grid_sizes(smallest: int, largest: int) -> list[int]:
+    """The sizes from which circuits are chosen: those of a fixed grid, and the largest."""
+    powers, n = [1], 1.0
+    while powers[-1] < largest:
+        n *= GRID
+        powers.append(round(n))
+    return [*sorted({size for size in powers if smallest <= size < largest}), largest]
+
+
+def _distances(examples: PreparedBatches, order: Order, sizes: Sequence[int]) -> list[float]:
+    """How far the faithfulness of the circuit of each size is from 1, less one standard error."""
+    values = torch.zeros(2 + len(sizes), len(examples.task), device="cpu")  # clean, corrupted, and each circuit
     with own_settings(examples.model):
-        results = measure_circuits(examples, circuits)
-    return distributed.on_first_rank(lambda: [abs(1 - result.faithfulness) for result in results])
+        for out, batches in _by_left_out(examples, order):
+            samples = [order.samples[i] for i in out]
+            judged = order if not samples else replace(order, edges=_with_tail(consensus(samples), order))
+            rows = torch.cat([batch.index.cpu() for batch in batches]) if batches else slice(None)
+            circuits = [judged.circuit(n) for n in sizes]
+            values[:, rows] = metric_values(examples, circuits, batches=batches)[:, rows]
+    return distributed.on_first_rank(lambda: _distances_from_one(examples, values))
 
 
-def _passes(distance: float, share: float) -> bool:
-    return distance <= 1 - check_share(share) + 1e-6
+def _distances_from_one(examples: PreparedBatches, values: Tensor) -> list[float]:
+    clean, corrupted = values[0].double(), values[1].double()
+    check_behaviour(examples.task, clean, corrupted)
+    behaviour, distances = clean - corrupted, []
+    for x in values[2:].double():
+        off = float((x - clean).mean() / behaviour.mean())
+        error = float((x - clean - off * behaviour).std() / behaviour.mean().abs()) / len(x) ** 0.5 if len(x) > 1 else 0
+        distances.append(max(0.0, abs(off) - error))
+    return distances
+
+
+def _with_tail(edges: Tensor, order: Order) -> Tensor:
+    """The edges, then those of the order that none of the samples has."""
+    return torch.cat([edges, order.edges[len(edges) :]])
+
+
+def _by_left_out(examples: PreparedBatches, order: Order) -> list[tuple[tuple[int, ...], list[Pairs] | None]]:
+    """The batches, by the numbers of the samples of the order that have none of their examples."""
+    if not order.samples or examples.batches is None:
+        return [((), examples.batches)]
+    groups = dict[tuple[int, ...], list[Pairs]]()
+    for batch in examples.batches:
+        left_out = (i for i, x in enumerate(order.samples) if not torch.isin(batch.index.cpu(), x.examples).any())
+        groups.setdefault(tuple(left_out), []).append(batch)
+    return list(groups.items())
 
 
 def log_spaced(first: int, last: int, n: int) -> list[int]:

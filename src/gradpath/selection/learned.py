@@ -123,7 +123,9 @@ def learned(
     prepared = given if judged is task else PreparedBatches(model, judged, scores.ablation, given.limits)
     probe = CircuitProbe.of(prepared, scores, rows=ROWS)
     n_start = start_size(scores.graph.n_edges)
-    ranked = (top(scores) if start == "scores" else refined(scores, replace(context, prepared=given))).edges
+    ranked = (
+        top(scores) if start == "scores" else refined(scores, replace(context, prepared=given, resamples=1))
+    ).edges
     learner = _Learner(
         probe,
         ranked[:n_start],

@@ -23,8 +23,7 @@ from gradpath.sweep import sweep
 from gradpath.tasks.task import Pairs, Task
 
 START = 0.1  # the largest share of all edges that is measured: ``refined`` starts from it
-PARTS = 4  # of the examples, which are measured in turn
-PART = 12  # examples of a part at least
+PARTS = 4  # of the examples: a resample has half of them
 ROWS = 180  # of a batch on a CPU: more are hardly faster, and take more memory
 PADDING = 0.3  # what a position costs that is in a batch only because of other examples, in rows
 MAX_EFFECTS = 2**26  # kept at once, one for every example and edge: a quarter of a gigabyte
@@ -56,9 +55,14 @@ class CircuitProbe:
 
     @cached_property
     def parts(self) -> list[tuple[Int[Tensor, " example"], list[Pairs]]]:
-        """All examples in ``PARTS`` parts, or fewer if they are few: their rows, and the same in batches."""
-        parts = torch.arange(len(self.pairs), device="cpu").tensor_split(part_count(len(self.pairs)))
+        """All examples in ``PARTS`` parts, or one if they are fewer: their rows, and the same in batches."""
+        n_parts = PARTS if len(self.pairs) >= PARTS else 1
+        parts = torch.arange(len(self.pairs), device="cpu").tensor_split(n_parts)
         return [(rows, self.pairs.rows(rows).tight_batches(self.rows, self.most, BATCH, PADDING)) for rows in parts]
+
+    def examples_of(self, parts: Sequence[int]) -> Int[Tensor, " example"]:
+        """The numbers, in the task, of the examples of some parts."""
+        return torch.cat([self.pairs.index[self.parts[part][0]] for part in parts]).cpu()
 
     @property
     def batch(self) -> int:
@@ -153,11 +157,6 @@ class CircuitProbe:
 def start_size(n_edges: int) -> int:
     """The number of edges that ``refined`` starts from, of so many in the model."""
     return max(1, round(START * n_edges))
-
-
-def part_count(n_examples: int) -> int:
-    """The number of parts that so many examples are measured in."""
-    return min(PARTS, max(1, n_examples // PART))
 
 
 def _shuffled(pairs: Pairs) -> Int[Tensor, " example"]:

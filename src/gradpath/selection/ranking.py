@@ -19,7 +19,7 @@ pruning. (In the code of Shi et al. paths go forward from the input.)
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from gradpath import defaults
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, whole_number
 from gradpath.graph import Graph, pruned
@@ -44,6 +45,19 @@ TRIES = 50  # paths in a row that add nothing, before single edges are added
 
 
 @dataclass(frozen=True, eq=False)
+class Sample:
+    """The order of edges on some of the examples: one resample of a consensus.
+
+    Args:
+        edges: The edges whose order is the consensus, best first; later ones are the same in all samples.
+        examples: The numbers of the examples.
+    """
+
+    edges: Edges
+    examples: Int[Tensor, " example"]
+
+
+@dataclass(frozen=True, eq=False)
 class Order:
     """Edges, best first. ``order.circuit(n)`` and ``order[:n]`` are the circuit of the first n of them, pruned.
 
@@ -53,6 +67,8 @@ class Order:
         selection: The selection with its options, such as ``acdc+threshold=0.01``.
         smallest: The smallest number of edges that the order was made for.
         size: The number of edges that the selection decided on, if it did.
+        resamples: The number of resamples that was requested, or that this order is the consensus of.
+        samples: The orders on these resamples, if it is one.
     """
 
     scores: Scores
@@ -60,6 +76,8 @@ class Order:
     selection: str = ""
     smallest: int = 1
     size: int | None = None
+    resamples: int | None = None
+    samples: tuple[Sample, ...] = ()
 
     def __len__(self) -> int:
         return len(self.edges)
@@ -79,7 +97,20 @@ class Order:
                 f"this order of edges by {self.selection} was made for circuits of {self.smallest:,} to "
                 f"{len(self):,} edges: {n:,} were requested. Select again with this size."
             )
-        return circuit_of(self.scores, self.edges[:n], selection=self.selection, prune=prune)
+        circuit = circuit_of(self.scores, self.edges[:n], selection=self.selection, prune=prune)
+        if self.resamples is not None and circuit.recipe is not None:
+            circuit = replace(circuit, recipe=circuit.recipe.changed(resamples=self.resamples))
+        if not self.samples or n > len(self.samples[0].edges):
+            return circuit
+        inside = torch.stack([torch.isin(circuit.flat, sample.edges[:n]) for sample in self.samples])
+        return replace(circuit, frequency=inside.float().mean(0))
+
+
+def consensus(samples: Sequence[Sample]) -> Edges:
+    """The edges by the mean logarithm of their ranks in all samples."""
+    edges = samples[0].edges.sort().values
+    ranks = [sample.edges.sort().indices.double().log1p() for sample in samples]
+    return edges[torch.stack(ranks).sum(0).argsort(stable=True)]
 
 
 @dataclass(frozen=True)
@@ -94,6 +125,7 @@ class Context:
         sizes: The sizes that matter most, if there are any.
         smallest: The smallest size that will be used.
         largest: The largest size that will be used: a selection may leave out the edges beyond it.
+        resamples: The number of resamples of the examples, for a selection that is a consensus.
     """
 
     model: Transformer | None = None
@@ -103,6 +135,7 @@ class Context:
     sizes: tuple[int, ...] = ()
     smallest: int = 1
     largest: int | None = None
+    resamples: int = defaults.RESAMPLES
 
     def examples(self, selection: str, scores: Scores) -> PreparedBatches:
         """The prepared examples, for a selection that measures circuits on them."""

@@ -1,7 +1,7 @@
-r"""``refined``: remove edges from a large circuit, measured in the circuit itself, until n are left.
+r"""``refined``: remove edges from a large circuit, measured in the circuit itself, until n are left; a consensus.
 
 Scores say what an edge does in the whole model, one edge at a time. A circuit leaves out most of the model at
-once; then edges matter differently, and errors that are small one by one add up. So ``refined`` starts from
+once; then edges matter differently, and errors that are small one by one add up. So a *descent* starts from
 the top 10% of edges by |score| and goes down a ladder of sizes. On every rung it runs a circuit on attribution
 examples and takes each edge's effect on each example there (``evaluation.circuit_gradients``). With
 
@@ -15,33 +15,33 @@ removed one after another so that the paper's objective, the size of the deviati
 
 This removes edges with little effect, and edges with an effect that the circuit has too much of. The caution is
 needed because a_e is a first-order estimate, made on these examples: without it the circuit fits them and no
-others. An edge that is on no path from ``input`` to ``logits`` any more is removed at once. The order in which edges
-are removed is one nested sequence, so the circuits of all sizes come from one descent.
+others. It is larger above ``SHARED``, where there are so many edges that some would fit any deviation by chance. An
+edge that is on no path from ``input`` to ``logits`` any more is removed at once. The order in which edges are removed
+is one nested sequence, so the circuits of all sizes come from one descent.
 
 Effects change during the descent. So a rung is measured in its middle, in the circuit that the rung above predicts
 there, and not at its upper end. The deviations are extrapolated from that circuit to the upper end. Edges are then
-removed down to the middle of the next rung; those above the lower end are gone for good. The next measurement differs
-from this prediction, mostly in one direction, because many effects near zero add up. Half of the difference is added
-to the drift that is assumed on the next rung.
+removed down to the middle of the next rung; those above the lower end are gone for good.
 
-A rung measures one quarter of the examples, and the next rung the next quarter. The other examples keep the effects
-that were last measured. Their deviations follow from the edges removed since, corrected by what the measured quarter
-shows. They count less the longer ago they were measured (``KEPT``). So every decision uses all examples at a quarter
-of the cost, as in stochastic average gradients (Schmidt, Le Roux and Bach, 2017). Two kinds of rungs measure one half
-of the examples: the first one, which removes most edges and has no earlier effects, and those of ``SMALL`` circuits, in
-which effects change faster and a run takes less time. An edge may matter to other examples than those of a rung. Its
-score s_e, a mean over all n of them, shows this: ``PRIOR`` n s_e^2 is added to its cost on a rung that does not measure
-all examples.
+One descent is one of many that are about as good: other examples, or only another rounding, exchange half of the edges
+of a small circuit. So the order of edges is a *consensus* over resamples of the examples. The examples are cut into
+``PARTS`` parts, and every resample has half of the parts. Large circuits take most of the time and differ less between
+resamples: down to a *fork* at ``SHARED`` of all edges there is a single descent, which measures one half of the
+examples and then the other, in turn. From there every resample goes down by itself. Edges are ordered by the mean
+logarithm of their ranks in all resamples. Below the fork, the frequency of an edge in the circuit of n edges is the
+share of resamples in whose first n edges it is.
 
-Cost: one set-up of the examples; per rung, one run of the circuit and one backward pass through it on a quarter or a
-half of them.
+Cost: one set-up of the examples; per rung, one run of the circuit and one backward pass through it on half of the
+examples, once above the fork and for each resample below.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import cycle, islice
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations, cycle, repeat
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -53,126 +53,110 @@ from gradpath.runtime.machine import return_memory
 from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection.probe import CircuitProbe, start_size
-from gradpath.selection.ranking import Context, Edges, Order, selection, top
+from gradpath.selection.ranking import Context, Edges, Order, Sample, consensus, selection, top
 
 RUNG = 0.6  # the share of a rung's edges that are left at its lower end
-CAUTION = 1.0
-PRIOR = 1.0  # the weight of an edge's squared score in its cost, for each example
+SHARED, FORK = 0.005, 100  # down to this share of all edges, or so many if that is more, there is a single descent
+SMALLEST = 5  # edges of the circuit that a descent ends with
+CAUTION = 2.0
+SHARED_CAUTION = 8.0
 GROUPS = 200  # sweeps over all effects on a rung; between them edges are taken from the best of the last sweep
 FEW = 512  # edges up to this number are compared all with all, in one sweep
-SMALL = 0.003  # circuits of at most this share of all edges are measured on two parts at a time
-KEPT = 0.7  # what the weight of an example is multiplied by on every rung that does not measure it
 
 
 @selection("refined")
 def refined(scores: Scores, context: Context) -> Order:
     """Start from the top 10% of edges and repeatedly remove those that matter least in the circuit itself."""
-    return Order(scores, descent(CircuitProbe.of(context.examples("refined", scores), scores), context.smallest))
-
-
-def descent(probe: CircuitProbe, smallest: int) -> Edges:
-    """All edges, those removed last first, down to a circuit of at most ``smallest``.
-
-    The rungs do not depend on ``smallest``, so a circuit does not depend on the other requested sizes.
-    """
-    graph = probe.scores.graph
-    ranked, n_start = top(probe.scores).edges, start_size(graph.n_edges)
-    left = _connected(graph, graph.mask_of(ranked[:n_start]))
-    middle = _connected(graph, graph.mask_of(ranked[: round(RUNG**0.5 * n_start)]))
-    removed = [ranked[~left[ranked]].flip(0)]  # first removed first
-    examples, drift, turn = _Examples(len(probe.pairs), left.nonzero()[:, 0]), 0.0, cycle(range(len(probe.parts)))
-    # At most so many rungs: edges that are on no path any more are removed in addition.
-    n_rungs = math.ceil(math.log(max(1.0, n_start / smallest), 1 / RUNG))
+    probe = CircuitProbe.of(context.examples("refined", scores), scores)
+    halves, start = resampled(len(probe.parts), context.resamples), Descent.of(probe)
+    fork = fork_size(scores.n_edges) if len(halves) > 1 else SMALLEST
+    in_turn = cycle(resampled(len(probe.parts), 2))
+    n_rungs = _rungs(start.n_left, fork) + len(halves) * _rungs(min(fork, start.n_left), SMALLEST)
     with progress_bar("selecting edges by refined", n_rungs, unit="rung") as bar:
-        while int(left.sum()) > smallest:
-            edges = left.nonzero()[:, 0]
-            is_first = len(removed) == 1
-            n_parts = min(2 if is_first or len(edges) <= SMALL * graph.n_edges else 1, len(probe.parts))
-            parts = list(islice(turn, n_parts))
-            measured = probe.measure(middle.nonzero()[:, 0], edges, parts)
-            drift += examples.update(torch.cat([probe.parts[part][0] for part in parts]), edges, *measured) / 2
-            # From the middle, where the circuit was measured, up to the upper end; then down.
-            effects = examples.effects
-            deviations = examples.deviations + effects[:, ~middle[edges]].sum(1)
-            n_left, n_next = (int(RUNG**power * len(edges)) for power in (1, 1.5))
-            removal, predicted = to_remove(
-                deviations,
-                effects,
-                len(edges) - n_next,
-                Paths(graph, edges).remove,
-                drift=drift,
-                weights=examples.weights,
-                prior=None if n_parts == len(probe.parts) else PRIOR * probe.scores.values.flatten()[edges].square(),
-            )
-            examples.predict(predicted)
-            removal = edges[distributed.broadcast_first(removal)]
-            for_good = removal[: len(edges) - n_left]
-            middle = left.clone()
-            middle[removal] = False
-            left[for_good] = False
-            connected = _connected(graph, left)
-            removed += [for_good, ranked[(left & ~connected)[ranked]].flip(0)]
-            left, middle = connected, middle & connected
-            bar.update()
-        bar.total = bar.n
-    removed.append(ranked[left[ranked]].flip(0))
+        shared = start.down_to(fork, in_turn, bar)
+        ends = [shared.down_to(SMALLEST, repeat(half), bar) for half in halves]
     return_memory()
-    return torch.cat(removed).flip(0)
+    above = torch.cat(shared.removed).flip(0)
+    samples = tuple(
+        Sample(end.order[: shared.n_left], probe.examples_of(half)) for end, half in zip(ends, halves, strict=True)
+    )
+    edges = torch.cat([consensus(samples), above])
+    return Order(scores, edges, samples=samples if len(samples) > 1 and shared.n_left else ())
 
 
-class _Examples:
-    """What is known of the examples during the descent: those that were measured, however long ago."""
+def fork_size(n_edges: int) -> int:
+    """The number of edges from which resamples have descents of their own, of so many in the model."""
+    return max(FORK, round(SHARED * n_edges))
 
-    def __init__(self, n: int, edges: Int[Tensor, " edge"]) -> None:
-        """Nothing yet of ``n`` examples; ``edges`` are those that the descent begins with."""
-        self._edges = edges
-        self._deviations = torch.zeros(n, device="cpu")  # in the circuit that is measured next, as predicted
-        self._effects = torch.zeros(n, len(edges), device="cpu")  # when they were last measured
-        self._age = torch.full_like(self._deviations, torch.inf)  # the rungs since then
 
-    def update(
-        self,
-        rows: Int[Tensor, " row"],
-        edges: Int[Tensor, " edge"],
-        deviations: Float[Tensor, " row"],
-        effects: Float[Tensor, "row edge"],
-    ) -> float:
-        """Take in the measurements of a rung, of some examples and the edges that are left.
+def resampled(n_parts: int, n: int) -> list[tuple[int, ...]]:
+    """At most ``n`` different halves of the parts, each followed by its complement, so that all parts count alike.
 
-        Returns by how much the predictions were off in the mean. Examples that are not measured now are corrected by
-        this; where no measured one has a prediction, it is the difference between different examples.
-        """
-        off, known = 0.0, self._is_measured[rows]
-        if known.any():
-            off = float((deviations - self._deviations[rows])[known].mean())
-            self._deviations += off
-        elif self._is_measured.any():
-            off = float(deviations.mean() - self._deviations[self._is_measured].mean())
-        self._effects = self._effects[:, torch.searchsorted(self._edges, edges)]
-        self._edges, self._age = edges, self._age + 1
-        self._deviations[rows], self._effects[rows], self._age[rows] = deviations, effects, 0
-        return off
+    >>> resampled(4, 6)
+    [(0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]
+    """
+    first_halves = [half for half in combinations(range(n_parts), n_parts // 2) if 0 in half]
+    halves = [x for half in first_halves for x in (half, tuple(i for i in range(n_parts) if i not in half))]
+    return halves[:n] if n_parts > 1 else [(0,)]
+
+
+def _rungs(n: int, smallest: int) -> int:
+    """How many rungs a descent takes at most."""
+    return math.ceil(math.log(max(1.0, n / smallest), 1 / RUNG))
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How far a descent is: the edges that are left, and those that were removed, first removed first."""
+
+    probe: CircuitProbe
+    ranked: Edges  # all edges, by |score|
+    left: Bool[Tensor, " flat"]
+    middle: Bool[Tensor, " flat"]  # the circuit that is measured next
+    removed: tuple[Tensor, ...]  # edges
+
+    @classmethod
+    def of(cls, probe: CircuitProbe) -> Descent:
+        """The largest circuit of a descent."""
+        graph = probe.scores.graph
+        ranked, n = top(probe.scores).edges, start_size(graph.n_edges)
+        left, middle = (_connected(graph, graph.mask_of(ranked[: round(x * n)])) for x in (1, RUNG**0.5))
+        return cls(probe, ranked, left, middle, (ranked[~left[ranked]].flip(0),))
 
     @property
-    def _is_measured(self) -> Bool[Tensor, " example"]:
-        return self._age.isfinite()
+    def n_left(self) -> int:
+        return int(self.left.sum())
 
     @property
-    def deviations(self) -> Float[Tensor, " seen"]:
-        return self._deviations[self._is_measured]
+    def order(self) -> Edges:
+        """All edges, those removed last first."""
+        return torch.cat([*self.removed, self.ranked[self.left[self.ranked]].flip(0)]).flip(0)
 
-    @property
-    def effects(self) -> Float[Tensor, "seen edge"]:
-        return self._effects[self._is_measured]
+    def down_to(self, smallest: int, parts: Iterator[tuple[int, ...]], bar: Any) -> Descent:
+        """Go down to a circuit of at most ``smallest`` edges, every rung on the next parts of the examples."""
+        descent = self
+        while descent.n_left > smallest:
+            descent = descent.next_rung(next(parts))
+            bar.update()
+        return descent
 
-    @property
-    def weights(self) -> Float[Tensor, " seen"]:
-        """How much they count: less the longer ago they were measured."""
-        return KEPT ** self._age[self._is_measured]
-
-    def predict(self, deviations: Float[Tensor, " seen"]) -> None:
-        """Take in what the deviations are expected to be in the circuit that is measured next."""
-        self._deviations[self._is_measured] = deviations
+    def next_rung(self, parts: tuple[int, ...]) -> Descent:
+        """Measure one rung on some parts of the examples, and remove its edges."""
+        graph, edges = self.probe.scores.graph, self.left.nonzero()[:, 0]
+        deviations, effects = self.probe.measure(self.middle.nonzero()[:, 0], edges, parts)
+        # From the middle, where the circuit was measured, up to the upper end; then down.
+        deviations = deviations + effects[:, ~self.middle[edges]].sum(1)
+        n_left, n_next = (int(RUNG**power * len(edges)) for power in (1, 1.5))
+        caution = SHARED_CAUTION if len(edges) > fork_size(graph.n_edges) else CAUTION
+        removal = edges[to_remove(deviations, effects, len(edges) - n_next, Paths(graph, edges).remove, caution)]
+        removal = distributed.broadcast_first(removal)
+        for_good = removal[: len(edges) - n_left]
+        left, middle = self.left.clone(), self.left.clone()
+        left[for_good], middle[removal] = False, False
+        connected = _connected(graph, left)
+        unconnected = self.ranked[(left & ~connected)[self.ranked]].flip(0)
+        removed = (*self.removed, for_good, unconnected)
+        return Descent(self.probe, self.ranked, connected, middle & connected, removed)
 
 
 def _connected(graph: Graph, edges: Bool[Tensor, " flat"]) -> Bool[Tensor, " flat"]:
@@ -219,12 +203,8 @@ def to_remove(
     effects: Float[Tensor, "example edge"],
     n: int,
     remove: Callable[[int], list[int]],
-    *,
     caution: float = CAUTION,
-    drift: float = 0.0,
-    weights: Float[Tensor, " example"] | None = None,
-    prior: Float[Tensor, " edge"] | None = None,
-) -> tuple[Int[Tensor, " removed"], Float[Tensor, " example"]]:
+) -> Int[Tensor, " removed"]:
     """Choose edges to remove from a circuit.
 
     Args:
@@ -234,18 +214,12 @@ def to_remove(
         remove: Removes an edge; returns it and the edges that are removed with it, or nothing if it was removed before.
             Edges that are removed with another acted through it alone, so their effects are a part of its effect.
         caution: The weight of the edges' own effects.
-        drift: By how much every deviation will change in addition, until all ``n`` are removed.
-        weights: How much each example counts; by default all the same.
-        prior: What each edge costs in addition, for each example; by default nothing.
 
     Returns:
-        The edges in order, ``n`` and those removed with the last of them, and the deviations without them.
+        The edges in order, ``n`` and those removed with the last of them.
     """
-    root = torch.ones_like(deviations) if weights is None else weights.sqrt()
-    left, effects = deviations * root, (effects * root[:, None]).T.contiguous()  # (edge, example)
+    left, effects = deviations.clone(), effects.T.contiguous()  # (edge, example)
     cost, removed = (1 + caution) * effects.square().sum(1), list[int]()
-    if prior is not None:
-        cost += prior * root.square().sum()
     group = n if len(cost) <= FEW else max(1, n // GROUPS)
     while len(removed) < n:
         # Sweep all edges for the best few, and take from these until one outside may be better.
@@ -255,16 +229,16 @@ def to_remove(
         # When one of them is removed, the gain of another changes by twice the product of their effects. NumPy takes
         # less time than PyTorch for so few numbers.
         gains, best_effects = gain[best].numpy(), effects[best].numpy()
-        most, drifts = gains.max(), 2 * drift / n * (best_effects @ root.numpy())
+        most = gains.max()
         for _ in range(group):
             at = int(gains.argmin())
             if gains[at] > most or len(removed) >= n:
                 break
             gains[at] = torch.inf
             if now := remove(edges[at]):
-                gains += 2 * (best_effects @ best_effects[at]) - len(now) * drifts
+                gains += 2 * (best_effects @ best_effects[at])
                 chosen.append(at)
                 removed += now
-        left += drift * (len(removed) - before) / n * root - effects[best[chosen]].sum(0)
+        left -= effects[best[chosen]].sum(0)
         cost[removed[before:]] = torch.inf
-    return torch.tensor(removed, dtype=torch.long, device="cpu"), left / root
+    return torch.tensor(removed, dtype=torch.long, device="cpu")

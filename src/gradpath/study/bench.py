@@ -43,7 +43,7 @@ from gradpath.runtime.progress import describe, progress_bar
 from gradpath.scores import Scores, load_scores
 from gradpath.selection import NeedsModelError, Order, rank
 from gradpath.selection.faithful import smallest_faithful
-from gradpath.selection.ranking import edge_count
+from gradpath.selection.ranking import Sample, edge_count
 from gradpath.study.spec import CUSTOM, GRIDS, Size, Study, method_label, method_options
 from gradpath.sweep import own_settings
 from gradpath.tasks import Task
@@ -293,13 +293,17 @@ class Bench:
 
         def ranked() -> Mapping[str, Any]:
             train, limits = self.task(recipe, "train"), self.study.limits
-            order = rank(scores, selection, self.model, train, **ends, limits=limits)
-            return {"edges": order.edges.tolist(), "smallest": order.smallest, "size": order.size}
+            order = rank(scores, selection, self.model, train, **ends, limits=limits, resamples=recipe.resamples)
+            samples = [(sample.edges.tolist(), sample.examples.tolist()) for sample in order.samples]
+            return {"edges": order.edges.tolist(), "smallest": order.smallest, "size": order.size, "samples": samples}
 
         key = {"kind": "order", "found_on": self.scores_key(recipe), "selection": selection, **ends}
+        if recipe.resamples is not None:
+            key["resamples"] = recipe.resamples
         cell = self.store.measured(key, ranked)
         edges = torch.tensor(cell["edges"], dtype=torch.long, device="cpu")
-        return Order(scores, edges, selection, cell["smallest"], cell["size"])
+        samples = tuple(Sample(*(torch.tensor(x, device="cpu") for x in sample)) for sample in cell["samples"])
+        return Order(scores, edges, selection, cell["smallest"], cell["size"], samples=samples)
 
     def edge_count(self, recipe: Recipe) -> int | None:
         """The number of edges that a recipe requests, if it requests one."""

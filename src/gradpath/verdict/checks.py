@@ -338,8 +338,16 @@ def _attributed(tested: CircuitUnderTest, task: Task, *, per_example: bool = Fal
 
 
 def _selected(tested: CircuitUnderTest, scores: Scores, task: Task | None = None) -> Circuit:
-    n = tested.circuit.requested
-    order = rank(scores, tested.circuit.selection, tested.model, task, sizes=[n], limits=tested.limits)
+    n, recipe = tested.circuit.requested, tested.circuit.recipe or Recipe()
+    order = rank(
+        scores,
+        tested.circuit.selection,
+        tested.model,
+        task,
+        sizes=[n],
+        limits=tested.limits,
+        resamples=recipe.resamples,
+    )
     return order.circuit(n if order.size is None else order.size)
 
 

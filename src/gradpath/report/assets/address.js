@@ -2,7 +2,7 @@
 
 function makeAddress(data, graph, state, notes) {
   const { chosen } = data;
-  const first = { run: chosen.run, how: chosen.how, n: Math.max(1, chosen.edges), prune: chosen.pruned, example: -1 };
+  const first = { run: chosen.run, how: chosen.how, n: Math.max(1, chosen.edges), prune: chosen.pruned, least: 0, example: -1 };
   let timer = 0;
 
   /* What the page shows, with names instead of numbers. */
@@ -37,6 +37,7 @@ function makeAddress(data, graph, state, notes) {
     if (data.runs[run].orders[parts.how]) next.how = parts.how;
     if (Number(parts.n) >= 1) next.n = Math.floor(Number(parts.n));
     if (parts.prune !== undefined) next.prune = String(parts.prune) === "true";
+    if (Number(parts.least) <= data.runs[run].orders[next.how || first.how].resamples.length) next.least = Math.max(0, Math.floor(Number(parts.least)));
     if (data.inside && Number(parts.example) >= 0 && Number(parts.example) < data.examples.length) next.example = Math.floor(Number(parts.example));
     if (graph.numbers.has(parts.node)) next.selected = graph.numbers.get(parts.node);
     return next;

@@ -28,6 +28,7 @@ function makeControls(data, change) {
   });
   box.addEventListener("blur", () => change({}));
   prune.addEventListener("change", () => change({ prune: prune.checked }));
+  byId("least").addEventListener("change", () => change({ least: Number(byId("least").value) }));
   byId("method-control").hidden = data.runs.length < 2;
 
   function draw(state) {
@@ -35,6 +36,10 @@ function makeControls(data, change) {
     segments(byId("methods"), data.runs.map((each, i) => [String(i), each.name]), String(state.run), (i) => change({ run: Number(i) }));
     segments(byId("hows"), Object.entries(run.orders).map(([how, { label, title }]) => [how, label, title]), state.how, (how) => change({ how }));
     byId("how-control").hidden = Object.keys(run.orders).length < 2;
+    const times = run.orders[state.how].resamples.length;
+    byId("least-control").hidden = !times;
+    byId("least").replaceChildren(...Array.from({ length: times }, (_, i) => i && i + 1).map((least) =>
+      element("option", { value: String(least) }, least ? `${least} of ${times} resamples` : "any resample")));
     stops = stopsOf(run, state.how, data.chosen.edges);
     slider.max = Math.max(0, stops.length - 1);
     const { size, smallest } = run.orders[state.how];
@@ -51,6 +56,8 @@ function makeControls(data, change) {
     slider.style.setProperty("--share", `${(100 * slider.value) / Math.max(1, stops.length - 1)}%`);
     if (document.activeElement !== box) box.value = Math.min(state.n, data.runs[state.run].orders[state.how].size); // an empty circuit has 0
     prune.checked = state.prune;
+    byId("least").value = String(state.least);
+    byId("least").disabled = state.n > data.runs[state.run].orders[state.how].resampled;
   }
 
   function drawTicks(run, state) {

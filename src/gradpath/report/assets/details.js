@@ -71,7 +71,8 @@ function edgeNote(scene, e) {
   const rank = scene.rank[e];
   const fed = KIND_LABELS[scene.edges.kind[e]];
   if (scene.edges.mean) return `effect ${signed(scene.edges.score[e])} on this example · score ${signed(scene.edges.mean[e])} · feeds ${fed}`;
-  return `score ${signed(scene.edges.score[e])} · rank ${count(rank)} of ${count(scene.requested)} · feeds ${fed}`;
+  const steady = scene.frequency ? ` · in ${scene.frequency[e]} of ${scene.resamples} resamples` : "";
+  return `score ${signed(scene.edges.score[e])} · rank ${count(rank)} of ${count(scene.requested)}${steady} · feeds ${fed}`;
 }
 
 /* Why a node has no edge in this circuit, and at which size it gets one. */

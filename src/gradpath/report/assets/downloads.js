@@ -3,7 +3,8 @@
 /* The text that Circuit.save writes for this selection: gradpath loads it as its own. */
 function circuitText(data, scene, state) {
   const run = data.runs[state.run];
-  const { kept, edges } = scene.whole;
+  const { kept, edges, frequency } = scene.whole;
+  const steady = (e) => (frequency ? [Number((frequency[e] / scene.resamples).toFixed(4))] : []);
   const requested = requestedNow(run, state) || state.n;
   const { recipe } = run.orders[state.how];
   const { n_layers, n_heads, parallel } = data.graph;
@@ -12,20 +13,20 @@ function circuitText(data, scene, state) {
     facts: run.recorded, requested, pruned: state.prune,
   };
   // Nine digits are enough to give every float32 back exactly.
-  const lines = Array.from(kept, (e) => JSON.stringify([edges.name(e), Number((edges.mean || edges.score)[e].toPrecision(9))]));
+  const lines = Array.from(kept, (e) => JSON.stringify([edges.name(e), Number((edges.mean || edges.score)[e].toPrecision(9)), ...steady(e)]));
   const text = JSON.stringify(head, null, 1).replace(/\n}$/, "");
   return `${text},\n "edges": [\n  ${lines.join(",\n  ")}\n ]\n}\n`;
 }
 
 function csvText(scene) {
-  const { graph, whole: { edges, kept, order } } = scene;
+  const { graph, whole: { edges, kept, order, frequency } } = scene;
   if (edges.sides) return sidesCsv(scene);
   const rank = new Map(Array.from(order, (e, at) => [e, at + 1]));
   const rows = Array.from(kept, (e) => [
     rank.get(e), edges.name(e), graph.nodeName(edges.source[e]), graph.targetName(edges.target[e]),
-    KINDS[edges.kind[e]], Number((edges.mean || edges.score)[e].toPrecision(9)),
+    KINDS[edges.kind[e]], Number((edges.mean || edges.score)[e].toPrecision(9)), ...(frequency ? [frequency[e] / scene.resamples] : []),
   ]);
-  return [["rank", "edge", "source", "target", "feeds", "score"], ...rows].map((row) => row.join(",")).join("\n") + "\n";
+  return [["rank", "edge", "source", "target", "feeds", "score", ...(frequency ? ["frequency"] : [])], ...rows].map((row) => row.join(",")).join("\n") + "\n";
 }
 
 function saveFile(name, type, text) {

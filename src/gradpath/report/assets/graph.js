@@ -22,7 +22,10 @@ function readRun(run, graph) {
   let edges = null;
   return {
     edges: () => (edges = edges || readEdges(run, graph)),
-    order: (how) => (orders[how] = orders[how] || { edges: unpack(run.orders[how].edges, Uint32Array), connected: unpack(run.orders[how].connected, Uint32Array) }),
+    order: (how) => (orders[how] = orders[how] || {
+      edges: unpack(run.orders[how].edges, Uint32Array), connected: unpack(run.orders[how].connected, Uint32Array),
+      ranks: run.orders[how].resamples.map((ranks) => unpack(ranks, Uint16Array)), resampled: run.orders[how].resampled,
+    }),
   };
 }
 
@@ -38,9 +41,17 @@ function readEdges(run, graph) {
   return colourEdges(edges, run.sides);
 }
 
-/* The first n edges of an order; with pruning, those whose ends are connected at n. */
-function keptEdges(edges, order, n, prune) {
-  const taken = order.edges.slice(0, n);
+/* In how many of the resamples each edge is among the first n; null if the circuit is not a consensus. */
+function frequencies(order, n) {
+  if (n > order.resampled) return null;
+  return order.ranks[0].map((_, e) => order.ranks.reduce((sum, ranks) => sum + (ranks[e] <= n ? 1 : 0), 0));
+}
+
+/* The first n edges of an order; with pruning, those whose ends are connected at n. With `least`, those that are in so
+   many resamples. */
+function keptEdges(edges, order, n, prune, least) {
+  const frequency = least > 0 ? frequencies(order, n) : null;
+  const taken = order.edges.slice(0, n).filter((e) => !frequency || frequency[e] >= least);
   return prune ? taken.filter((e) => order.connected[edges.source[e]] <= n && order.connected[edges.node[e]] <= n) : taken;
 }
 

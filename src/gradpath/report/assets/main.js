@@ -6,7 +6,7 @@ function start() {
   const runs = data.runs.map((run) => readRun(run, graph));
   const { chosen } = data;
   const state = {
-    run: chosen.run, how: chosen.how, n: Math.max(1, chosen.edges), prune: chosen.pruned, all: false,
+    run: chosen.run, how: chosen.how, n: Math.max(1, chosen.edges), prune: chosen.pruned, least: 0, all: false,
     selected: -1, edge: -1, focus: -1, example: -1, reach: "edges", curveOf: "faithfulness",
   };
   const view = makeView(byId("holder"), byId("canvas"), { point: showTip, pick, plainWheel: () => hint("Hold Ctrl (or ⌘) and scroll to zoom") });
@@ -31,6 +31,7 @@ function start() {
     const { size, smallest } = run.orders[state.how];
     if (data.compare && "run" in part) state.n = size;
     state.n = Math.max(smallest, Math.min(state.n, size));
+    if (state.least > run.orders[state.how].resamples.length) state.least = 0;
     if ("run" in part) state.edge = -1;
     if ("run" in part || "how" in part) drawFrame();
     update(quick);
@@ -39,9 +40,10 @@ function start() {
   function update(quick = false) {
     const edges = runs[state.run].edges();
     const order = runs[state.run].order(state.how);
-    const kept = keptEdges(edges, order, state.n, state.prune);
+    const frequency = frequencies(order, state.n);
+    const kept = keptEdges(edges, order, state.n, state.prune, state.least);
     const shown = inside && state.example >= 0 ? inside.edgesOn(edges, state.example) : edges;
-    const whole = { edges: shown, kept, order: order.edges, connected: order.connected };
+    const whole = { edges: shown, kept, order: order.edges, connected: order.connected, frequency };
     const folded = notes.folded();
     const scene = makeScene({ data, graph, place, ...whole, ...(folded.length ? foldGroups(folded, whole, place, notes.labelOf) : {}), state });
     Object.assign(scene, { whole, notes });
@@ -79,7 +81,7 @@ function start() {
     const run = data.runs[state.run];
     const at = (of) => readCurve(measured(run, state.how, of), requestedNow(run, state), of);
     const [kept, error] = [at("faithfulness"), at("error")];
-    const comparable = state.prune === data.chosen.pruned;
+    const comparable = state.prune === data.chosen.pruned && !state.least;
     say("faithfulness", kept && comparable ? (kept.exact ? "" : "≈ ") + percent(kept.value) : "–");
     say("faithfulness-note", !kept || !comparable ? "not measured here"
       : !kept.exact ? `between ${kept.between.map((point) => `${percent(point.faithfulness)} at ${count(point.requested)}`).join(" and ")} edges`
@@ -88,7 +90,9 @@ function start() {
     say("error-note", error && comparable ? "0: the model, 1: the corrupted run" : "not measured here");
     say("kept", count(scene.whole.kept.length));
     const requested = scene.edges.n ? requestedNow(run, state) || state.n : 0;
-    say("kept-note", `of ${count(requested)} requested · ${sparsityText(1 - requested / data.edges_total)} sparse`);
+    const { frequency, kept: edges } = scene.whole;
+    const core = frequency && `${count(edges.filter((e) => frequency[e] === run.orders[state.how].resamples.length).length)} in every resample · `;
+    say("kept-note", `${core || ""}of ${count(requested)} requested · ${sparsityText(1 - requested / data.edges_total)} sparse`);
     const nodes = scene.weight.reduce((sum, weight) => sum + (weight > 0 ? 1 : 0), 0);
     say("nodes", count(nodes));
     say("nodes-note", `of ${count(graph.n)} in the model`);

@@ -179,7 +179,8 @@ function foldGroups(groups, { edges, kept, order }, place, labelOf) {
   const name = (e) => `${labelOf(columns.source[e])}->${labelOf(columns.node[e])}${columns.kind[e] < 3 ? `<${KINDS[columns.kind[e]]}>` : ""}`;
   return {
     edges: { ...edges, ...columns, n: ranks.length, score, size: score.map(Math.abs), mean: undefined, name },
-    kept: Uint32Array.from(every), order: every.slice().sort((a, b) => ranks[a] - ranks[b]), place: foldedPlace(groups, place),
+    kept: Uint32Array.from(every), order: every.slice().sort((a, b) => ranks[a] - ranks[b]), frequency: null,
+    place: foldedPlace(groups, place),
   };
 }
 

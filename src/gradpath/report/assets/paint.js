@@ -55,21 +55,23 @@ function edgeStyle(t, shown) {
   return { alpha: faint + (0.92 - faint) * t ** 1.35, width: 0.7 + 4.6 * t ** 1.7 };
 }
 
-/* Edge numbers in groups of one look: level of strength, colour, sign. Weak levels come first. */
+/* Edge numbers in groups of one look: level of strength, resamples that have the edge, colour, sign. Weak levels come first. */
 function groupsOf(scene, ids) {
   const { colours, colour } = scene.edges;
   const groups = new Map();
   for (const id of ids) {
     const e = scene.kept[id];
     const level = Math.min(LEVELS - 1, Math.floor(LEVELS * strength(scene.edges.size[e], scene.most)));
-    const key = (level * colours.length + colour[e]) * 2 + (scene.edges.score[e] < 0 ? 1 : 0);
+    const times = scene.frequency ? scene.frequency[e] : scene.resamples;
+    const key = ((level * (scene.resamples + 1) + times) * colours.length + colour[e]) * 2 + (scene.edges.score[e] < 0 ? 1 : 0);
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(id);
   }
   return [...groups].sort(([a], [b]) => a - b).map(([key, members]) => ({
     negative: key % 2 === 1,
     colour: colours[Math.floor(key / 2) % colours.length],
-    level: Math.floor(key / 2 / colours.length),
+    level: Math.floor(key / 2 / colours.length / (scene.resamples + 1)),
+    steady: scene.resamples ? (Math.floor(key / 2 / colours.length) % (scene.resamples + 1)) / scene.resamples : 1,
     members,
   }));
 }
@@ -79,7 +81,8 @@ function paintEdges(pen, scene, ids, lit) {
   const draw = (members, dim) => {
     for (const group of groupsOf(scene, members)) {
       const look = edgeStyle((group.level + 0.5) / LEVELS, lit && !dim ? scene.litCount : ids.length);
-      const alpha = dim ? look.alpha * 0.1 : lit ? Math.max(0.45, look.alpha) : look.alpha;
+      // An edge that few resamples have is faint.
+      const alpha = (dim ? look.alpha * 0.1 : lit ? Math.max(0.45, look.alpha) : look.alpha) * (0.25 + 0.75 * group.steady);
       const width = lit && !dim ? Math.max(1.2, look.width) : look.width;
       pen.curves(scene.points, group.members, {
         colour: scene.colours[group.colour], alpha, width: width * scene.thin, dashed: group.negative,

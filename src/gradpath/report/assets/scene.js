@@ -1,8 +1,8 @@
 /* Everything that the drawing needs to know, computed once for each change. */
-function makeScene({ data, graph, place, edges, kept, order, connected, state }) {
+function makeScene({ data, graph, place, edges, kept, order, connected, frequency, state }) {
   const n = kept.length;
   const scene = {
-    graph, place, edges, kept, order, connected, selected: state.selected, requested: Math.min(state.n, order.length),
+    graph, place, edges, kept, order, connected, frequency, resamples: data.runs[state.run].orders[state.how].resamples.length, selected: state.selected, requested: Math.min(state.n, order.length),
     points: new Float32Array(8 * n), weight: new Float32Array(place.n), ports: new Uint8Array(3 * place.n),
     rank: new Uint32Array(edges.n), most: 0, all: Array.from({ length: n }, (_, id) => id),
     colours: coloursNow(), zoom: 1, thin: 1, lit: null, litNodes: null, litCount: 0,
