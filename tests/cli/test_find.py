@@ -187,7 +187,7 @@ def test_a_report_that_fails_costs_neither_scores_nor_circuit(run, model_folder,
     def broken(*_args, **_options):
         raise OverflowError("int too large to convert to float")
 
-    monkeypatch.setattr("gradpath.pipeline.found.quick_checks", broken)
+    monkeypatch.setattr("gradpath.pipeline.found.evidence", broken)
     out = tmp_path / "out"
     typed = ("--task", "ioi", "--examples", "4", "--edges", "40", "--selection", "top", "--out", out)
     done = run("find", "--model", model_folder, *typed)

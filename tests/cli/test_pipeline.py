@@ -20,7 +20,9 @@ from gradpath.evaluation.result import Result
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.pipeline import checked
 from gradpath.pipeline.found import Found
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
+from gradpath.selection.faithful import smallest_faithful
 from gradpath.tasks.load import split_in_halves
 from gradpath.verdict.checks import few_examples
 
@@ -51,7 +53,8 @@ def test_find_is_attribute_select_and_evaluate(model, tmp_path):
 
 def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(model):
     found = gp.find(model, "ioi", examples=4, curve=False)
-    assert abs(1 - gp.evaluate(model, found.circuit, found.attributed).faithfulness) <= 1 - defaults.FAITHFULNESS
+    examples = PreparedBatches(model, found.attributed)
+    assert found.circuit.requested == smallest_faithful(examples, found.order, defaults.FAITHFULNESS)
     assert found.circuit.recipe.faithfulness == defaults.FAITHFULNESS
     with pytest.warns(GradpathWarning, match="the method 'eap' has no steps: steps=5 is ignored"):
         checked(Recipe(method="eap", steps=5))
@@ -62,7 +65,7 @@ def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_
     monkeypatch.setattr("gradpath.pipeline.READABLE", 25)
     found = gp.find(model, "ioi", edges=30, selection=how, examples=4)
     sizes = [result.edges_requested for result in found.curve]
-    assert sizes == [1, 2, 3, 4, 6, 9, 12, 17, 25]
+    assert sizes == [1, 2, 3, 4, 6, 10, 16, 25]
     assert [result.edges_requested for result in found.top] == ([] if how == "top" else [*sizes[-2::-3], 30])
     chosen = gp.select(found.scores, 30, selection=how, model=model, task=found.attributed)
     assert found.circuit.edges == chosen.edges
@@ -145,7 +148,7 @@ def test_a_wrong_request_is_refused_before_anything_runs(kind):
         checked(Recipe(**options))
 
 
-def test_find_measures_random_circuits_and_makes_two_tests_of_its_own(model, tmp_path):
+def test_find_compares_with_random_circuits_in_one_sentence(model, tmp_path):
     found = gp.find(model, "ioi", edges=40, selection="top", examples=14)
     assert Counter(result.edges_requested for result in found.random).most_common(1) == [(40, 19)]
     assert sorted(Counter(result.edges_requested for result in found.random).values()) == [3, 3, 3, 19]
@@ -155,21 +158,34 @@ def test_find_measures_random_circuits_and_makes_two_tests_of_its_own(model, tmp
         gp.evaluate(model, again, found.measured[:12]).circuit_values.tolist(), abs=1e-5
     )
     errors = [result.error for result in found.random if result.edges_requested == 40]
-    checks = found.checks
-    assert list(checks) == ["sufficiency", "equivalence"]
+    better = sum(error > found.few.error for error in errors)
     if found.result.does_task == "no":
-        assert {check.passed for check in checks.values()} == {None}
+        assert "does not do this task" in found.summary
     else:
-        assert (checks["sufficiency"].passed is True) <= all(error > found.few.error for error in errors)
-        assert min(errors) <= checks["sufficiency"].null <= max(errors)
+        assert f"better than {f'all {better}' if better == 19 else f'{better} of 19'} random" in found.summary
     found.report(tmp_path / "report.html")
     data = page_data(tmp_path / "report.html")
-    assert [check["name"] for check in data["verdict"]["checks"]] == list(checks)
+    assert data["verdict"]["checks"] == []
+    assert data["verdict"]["sentence"] == found.summary[0].upper() + found.summary[1:]
     assert "gradpath test" in data["verdict"]["command"]
     assert sum(point["how"] == "random" for point in data["runs"][0]["curve"]) == len(found.random)
 
 
-def test_the_whole_verdict_takes_the_place_of_the_quick_one(model, tmp_path):
+def test_the_sentence_on_a_circuit_has_its_interval_and_its_core(model, monkeypatch):
+    found = gp.find(model, "ioi", edges=10, examples=14)
+    result, n = replace(found.result, has_answers=False), len(found.circuit)
+    circuit = replace(found.circuit, frequency=torch.tensor([1.0] * (n - 1) + [0.5]))
+    monkeypatch.setattr(type(result), "does_task", "yes")
+    monkeypatch.setattr(type(result), "interval", (0.681, 0.924))
+    random = [replace(result, edges_requested=10)] * 19
+    found = replace(found, circuit=circuit, result=result, few=result, random=random)
+    assert found.summary == (
+        f"keeps {result.faithfulness:.0%} [68, 92] of the behaviour; {n - 1} of {n} edges are in every resample; "
+        "better than 0 of 19 random circuits of its size"
+    )
+
+
+def test_the_whole_verdict_takes_the_place_of_the_sentence(model, tmp_path):
     found = gp.find(model, "ioi", edges=40, selection="top", examples=12)
     verdict = gp.test(model, found.circuit, found.measured)
     found.report(tmp_path / "report.html", verdict=verdict)

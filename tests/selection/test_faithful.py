@@ -31,21 +31,22 @@ def circuits():
     return model, order, torch.tensor([one.faithfulness for one in evaluate(model, every, TASK)])
 
 
+@pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.85, 0.97])
-def test_the_size_is_the_first_that_passes_with_the_next_ones(circuits, share):
+def test_the_size_is_the_first_that_passes_with_its_neighbours(circuits, share, times):
     model, order, _ = circuits
-    grid = grid_sizes(1, len(order))
-    results = evaluate(model, [order.circuit(n) for n in grid], TASK)
+    grid, task = grid_sizes(1, len(order)), TASK.take([0, 1, 2, 3] * times)
+    results = evaluate(model, [order.circuit(n) for n in grid], task)
     distances = []
     for result in results:
         values = (result.circuit_values - result.clean_values).double()
         behaviour = (result.clean_values - result.corrupted_values).double()
         off = values.mean() / behaviour.mean()
         standard_error = (values - off * behaviour).std() / behaviour.mean().abs() / len(values) ** 0.5
-        distances.append(max(0.0, float(off.abs() - standard_error)))
+        distances.append(max(0.0, float(off.abs() - standard_error * (len(values) >= 10))))
     padded = [*distances[:-1], 0.0, 0.0, 0.0]
-    passing = [n for i, n in enumerate(grid) if sum(padded[i : i + 3]) / 3 <= 1 - share + 1e-6]
-    assert smallest_faithful(PreparedBatches(model, TASK), order, share) == passing[0]
+    passing = [n for i, n in enumerate(grid[1:]) if sum(padded[i : i + 3]) / 3 <= 1 - share + 1e-6]
+    assert smallest_faithful(PreparedBatches(model, task), order, share) == passing[0]
 
 
 def test_sizes_are_of_a_grid_that_depends_on_nothing():

@@ -36,7 +36,7 @@ from gradpath.sweep import own_settings
 from gradpath.tasks.load import check_task
 from gradpath.tasks.metrics import Metric, find_metric, metric_name
 from gradpath.tasks.task import Task
-from gradpath.verdict.checks import QUICK, few_examples
+from gradpath.verdict.checks import RANDOM, few_examples
 
 # The sizes of the report's curve, in addition to the requested circuit: from SMALLEST edges to the paper's 97.5%
 # sparsity. A large circuit takes as long as several small ones.
@@ -175,7 +175,7 @@ def _measured(
     subset_result, random = None, list[Result]()
     if curve:
         random_circuits = list[Circuit]()
-        for seed in range(QUICK):
+        for seed in range(RANDOM):
             counts = [circuit.requested, *(sizes[:3] if seed < BAND else ())]
             order_of_paths = rank(scores, f"random-paths+seed={seed}", sizes=counts)
             random_circuits += [order_of_paths.circuit(n) for n in counts]

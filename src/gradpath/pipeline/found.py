@@ -42,7 +42,6 @@ from gradpath.selection import Order
 from gradpath.tasks.load import WARNING
 from gradpath.tasks.task import Task
 from gradpath.verdict import Verdict
-from gradpath.verdict.checks import Check, quick_checks
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,10 +95,20 @@ class Found:
         return self.circuit._repr_html_() + self.result._repr_html_()
 
     @property
-    def checks(self) -> dict[str, Check]:
-        """The two quick tests of the report: whether the circuit is better than chance, and equivalent to the model."""
-        same_size = [result for result in self.random if result.edges_requested == self.result.edges_requested]
-        return {} if self.few is None else quick_checks(self.result, self.few, same_size)
+    def summary(self) -> str:
+        """How much the circuit keeps, how steady its edges are and whether chance does as well, in one sentence."""
+        result = self.result
+        if result.does_task == "no":
+            return result.behaviour
+        low, high = result.interval or (None, None)
+        interval = "" if low is None or high is None else f" [{100 * low:.0f}, {100 * high:.0f}]"
+        parts = [f"keeps {result.faithfulness:.0%}{interval} of the behaviour", self.circuit.steadiness]
+        random = [x for x in self.random if x.edges_requested == result.edges_requested]
+        if self.few is not None and random:
+            better = sum(x.error > self.few.error for x in random)
+            which = f"all {better}" if better == len(random) else f"{better} of {len(random)}"
+            parts.append(f"better than {which} random circuits of its size")
+        return "; ".join(filter(None, parts))
 
     def report(
         self, file: str | Path, *, verdict: Verdict | None = None, command: str = "", seconds: float | None = None
@@ -108,7 +117,7 @@ class Found:
 
         Args:
             file: The HTML file to write.
-            verdict: The verdict of ``gp.test``, to show instead of the two quick tests.
+            verdict: The verdict of ``gp.test``, to show instead of the summary.
             command: The command that makes the report again, to show in it.
             seconds: How long it took, to show in it.
         """
@@ -134,7 +143,8 @@ class Found:
             chosen=chosen,
             examples=evidence(self.measured, self.result, self.model.tokenizer),
             inside=self._inside(),
-            checks=self.checks if verdict is None else verdict.checks,
+            checks={} if verdict is None else verdict.checks,
+            summary=self.summary,
             effects=None if verdict is None else verdict.effects,
             command=command,
             about=facts,

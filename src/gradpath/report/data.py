@@ -151,7 +151,8 @@ class Report:
         command: The command that makes the report again.
         about: Further facts to list, such as the seed, the time and the versions.
         inside: What the nodes and edges of the circuit do on these examples, or a text that says why that is not known.
-        checks: The results of the tests of the circuit, by name (``verdict.test`` and ``quick_checks``).
+        checks: The results of the tests of the circuit, by name (``verdict.test``).
+        summary: What is known of the circuit without them, in one sentence.
         effects: The estimated and the measured effects of a sample of its edges, from the verdict.
     """
 
@@ -165,6 +166,7 @@ class Report:
     about: Mapping[str, Any] = field(default_factory=dict)
     inside: Inside | str | None = None
     checks: Mapping[str, Check] = field(default_factory=dict)
+    summary: str = ""
     effects: Effects | None = None
 
 

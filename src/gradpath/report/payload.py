@@ -74,7 +74,7 @@ def page_of(report: Report, limit: int = LIMIT) -> Page:
         examples=report.examples,
         command=report.command,
         bibtex=bibtex((run.origin.recipe and run.origin.recipe.method) or "" for run in report.runs),
-        verdict=_verdict(report) if report.checks else None,
+        verdict=_verdict(report) if report.checks or report.summary else None,
         inside=_inside(report.inside) if isinstance(report.inside, Inside) else None,
         no_inside=report.inside if isinstance(report.inside, str) else "",
     )
@@ -233,7 +233,7 @@ def _verdict(report: Report) -> VerdictTable:
     command = _test_command(report) if missing else ""
     where = f", with the folder of this page for {_FOLDER}" if _FOLDER in command else ""
     note = f"Not tested here: {', '.join(missing)}. For the whole verdict{where}: " if missing else ""
-    summary = sentence(report.checks)
+    summary = sentence(report.checks) if report.checks else report.summary
     effects = None if report.effects is None else report.effects.to_json()
     return VerdictTable(rows, summary[0].upper() + summary[1:], note, command, effects)
 

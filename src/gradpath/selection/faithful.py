@@ -5,9 +5,9 @@ some of it, so a share of 0.85 means a faithfulness from 0.85 to 1.15. Of a cons
 that it was not selected on: for every example, the consensus of those resamples that left it out is run.
 
 A faithfulness is noisy, and the first size that reaches the share would often be one that reached it by chance. So a
-size is judged together with the next larger ones: it passes if their mean distance from 1 is at most one standard error
-(over examples) larger than requested, as is usual where a size is chosen by cross-validation. The whole model has a
-faithfulness of 1, so some size always passes.
+size is judged together with its neighbours: it passes if their mean distance from 1 is at most one standard error (over
+examples) larger than requested, as is usual where a size is chosen by cross-validation. The whole model has a
+faithfulness of 1, so some size always passes. With fewer than ten examples there is no standard error.
 
 Cost: one run of each circuit, from small to large, two at a time, until a size passes.
 """
@@ -31,6 +31,7 @@ from gradpath.tasks.task import Pairs
 
 GRID = 1.25  # the ratio of neighbouring sizes
 TOGETHER = 3  # neighbouring sizes that are judged together
+FEWEST = 10  # examples for a standard error
 AT_ONCE = 2  # sizes that are measured together: two take hardly longer than one
 
 
@@ -64,7 +65,7 @@ def smallest_faithful(examples: PreparedBatches, order: Order, share: float) -> 
                 distances += [0.0] * TOGETHER
             for first in range(max(0, at - TOGETHER + 1), len(distances) - TOGETHER + 1):
                 if sum(distances[first : first + TOGETHER]) / TOGETHER <= most:
-                    return grid[first]
+                    return grid[min(first + TOGETHER // 2, len(grid) - 1)]
     return grid[-1]
 
 
@@ -96,8 +97,8 @@ def _distances_from_one(examples: PreparedBatches, values: Tensor) -> list[float
     behaviour, distances = clean - corrupted, []
     for x in values[2:].double():
         off = float((x - clean).mean() / behaviour.mean())
-        error = float((x - clean - off * behaviour).std() / behaviour.mean().abs()) / len(x) ** 0.5 if len(x) > 1 else 0
-        distances.append(max(0.0, abs(off) - error))
+        error = float((x - clean - off * behaviour).std() / behaviour.mean().abs()) / len(x) ** 0.5
+        distances.append(max(0.0, abs(off) - (error if len(x) >= FEWEST else 0.0)))
     return distances
 
 

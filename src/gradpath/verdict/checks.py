@@ -1,7 +1,6 @@
 """The six tests, in the order in which a verdict lists them; the package's docstring defines them.
 
-Each measures, and leaves the decision to ``verdict.statistics``. ``quick_checks`` are the two tests that ``find`` makes
-of every circuit, from its own measurements and a few runs of random circuits.
+Each measures, and leaves the decision to ``verdict.statistics``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import METHODS, recorded_method
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate_many
-from gradpath.evaluation.result import NOT_DONE, Result
+from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
@@ -43,7 +42,7 @@ from gradpath.verdict.statistics import (
     within,
 )
 
-RANDOM = QUICK = 19  # random circuits: with fewer, no circuit could be better than chance at 5%
+RANDOM = 19  # random circuits: with fewer, no circuit could be better than chance at 5%
 WEAKEST = 20  # edges that are removed one by one
 RESAMPLES, AGAIN = 100, 2  # where scores can be resampled, and where each circuit takes a selection of its own
 FLOOR, MARGIN, KEPT, NEEDED, SHARED, PUBLISHED = 0.5, 0.2, 0.2, 0.9, 0.5, 0.8
@@ -162,10 +161,10 @@ class CircuitUnderTest:
 def sufficiency(tested: CircuitUnderTest, result: Result) -> Check:
     few = few_examples(tested.task, result)
     on_few, *random = tested.measure([tested.circuit.mask, *tested.random_masks], few)
-    return _sufficiency(result, on_few, random, "connected random circuits of its size and shape")
+    return _sufficiency(result, on_few, random)
 
 
-def _sufficiency(result: Result, on_few: Result, random: Sequence[Result], kind: str) -> Check:
+def _sufficiency(result: Result, on_few: Result, random: Sequence[Result]) -> Check:
     """Better than random circuits, which ran on a few examples, and at least ``FLOOR`` on all examples."""
     errors = [other.error for other in random]
     p, better = rank_test(on_few.error, errors)
@@ -176,7 +175,8 @@ def _sufficiency(result: Result, on_few: Result, random: Sequence[Result], kind:
 
     kept, (low, _) = decide(1), bounds(faithfulness_ratio(result))
     about = (
-        f"error {result.error:.3f}; {len(random)} {kind} {min(errors):.3f} to {max(errors):.3f} on "
+        f"error {result.error:.3f}; {len(random)} connected random circuits of its size and shape "
+        f"{min(errors):.3f} to {max(errors):.3f} on "
         f"{len(on_few.clean_values)} examples (p = {p:.2f}); faithfulness {result.faithfulness:.3f}, at least "
         f"{low:.3f} (floor {FLOOR})"
     )
@@ -414,23 +414,3 @@ def few_examples(task: Task, result: Result) -> Task:
     while n < len(task) and abs(float(behaviour[:n].mean())) < NO_BEHAVIOUR * abs(float(behaviour.mean())):
         n *= 2
     return task[:n]
-
-
-def quick_checks(result: Result, on_few: Result, random: Sequence[Result]) -> dict[str, Check]:
-    """Test whether a circuit is better than chance, and equivalent to the model.
-
-    Args:
-        result: The circuit on all examples.
-        on_few: The circuit on the few examples that the random circuits ran on.
-        random: Circuits of random paths, of the same size, on these examples.
-
-    Returns:
-        The tests of sufficiency and of equivalence.
-    """
-    n = len(result.clean_values)
-    if result.does_task == "no" or n < FEWEST:
-        reason = f"needs at least {FEWEST} examples to measure on: there {'is' if n == 1 else 'are'} {n}"
-        reason = NOT_DONE if result.does_task == "no" else reason
-        return dict.fromkeys(("sufficiency", "equivalence"), not_run(reason))
-    sufficient = _sufficiency(result, on_few, random, "circuits of random paths with as many edges")
-    return {"sufficiency": sufficient, "equivalence": equivalence(result)}
