@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
     from gradpath.study.bench import Bench
     from gradpath.study.file import StudyFile
-    from gradpath.study.outcome import Outcome, Written
+    from gradpath.study.outcome import Experiment, Outcome, Written
     from gradpath.study.spec import Study
 
 NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
@@ -47,13 +47,9 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
     gradpath curve --task ioi --selection refined,top --out out/selections
     """
     opt.check_folder(out)
-    from gradpath.paper import published
-    from gradpath.pipeline.examples import notices
-    from gradpath.runtime.files import lock_folder
     from gradpath.study import faithfulness
-    from gradpath.study.bench import Bench, Store
     from gradpath.study.curve_page import write_report
-    from gradpath.study.outcome import Experiment, reproduce
+    from gradpath.study.outcome import Experiment
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
     name = recipe.task or ("custom" if recipe.data else defaults.TASK)
@@ -65,17 +61,10 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
             return measured
         return replace(measured, files=lambda draft: write_report(bench, measured, draft, opt.command_line()))
 
-    curve = Experiment("curve", outcome)
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradpath-")))
-        stack.enter_context(lock_folder(folder))
-        model = opt.load(recipe, values)
-        bench = Bench(model, study, Store(folder), published(model))
-        cell = study.at(name)
-        for line in notices(bench.task(cell, "train"), bench.task(cell, "test")) if recipe.data else ():
-            note(line)
-        written = reproduce(bench, [curve], folder, command=opt.command_line(), note=note)
-        print_result(_json_of(written, has_files=out is not None) if as_json else _curve_text(written[0], out))
+        written = _measure([Experiment("curve", outcome)], study, recipe, folder, values)
+    print_result(_json_of(written, has_files=out is not None) if as_json else _curve_text(written[0], out))
 
 
 def _curve_text(written: Written, out: Path | None) -> str:
@@ -231,26 +220,39 @@ def reproduce_command(
     names = [name for name in ABOUT if name not in OWN_MODELS] if name == "all" else [name]
     experiments = [find_experiment(name) for name in names]
     opt.check_folder(out)
-    from gradpath.paper import published
-    from gradpath.runtime.files import lock_folder
-    from gradpath.study.bench import Bench, Store
-    from gradpath.study.outcome import reproduce
     from gradpath.study.spec import whole_numbers
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
     study = _study(recipe, values, tasks=tasks, selections=how, default=defaults.PAPER_SELECTIONS)
     study = replace(study, steps=whole_numbers(steps, "--steps"), edge=edge, sample=sample)
-    own_model = experiments[0].own_model
-    folder = out or Path("out") / "reproduce" / (name if own_model else Path(str(recipe.model)).name or "model")
-    with lock_folder(folder):
-        model = own_model() if own_model else opt.load(recipe, values)
-        bench = Bench(model, study, Store(folder), published(model))
-        written = reproduce(bench, experiments, folder, command=opt.command_line(), note=note)
+    place = name if experiments[0].own_model else Path(str(recipe.model)).name or "model"
+    written = _measure(experiments, study, recipe, out or Path("out") / "reproduce" / place, values)
     parts = []
     for experiment in written:
         files = "Wrote " + ", ".join(map(str, experiment.files)) if experiment.files else ""
         parts += [experiment.outcome.page, files]
     print_result(_json_of(written) if as_json else "\n".join(parts))
+
+
+def _measure(
+    experiments: list[Experiment], study: Study, recipe: Recipe, folder: Path, values: dict[str, Any]
+) -> list[Written]:
+    """Run experiments on the model of a recipe, or on their own, and write their results to a folder."""
+    from gradpath.paper import published
+    from gradpath.pipeline.examples import notices
+    from gradpath.runtime.files import lock_folder
+    from gradpath.study.bench import Bench, Store
+    from gradpath.study.outcome import reproduce
+
+    own_model = experiments[0].own_model
+    with lock_folder(folder):
+        model = own_model() if own_model else opt.load(recipe, values)
+        bench = Bench(model, study, Store(folder), published(model))
+        if recipe.data is not None:
+            cell = study.at(study.task_names[0])
+            for line in notices(bench.task(cell, "train"), bench.task(cell, "test")):
+                note(line)
+        return reproduce(bench, experiments, folder, command=opt.command_line(), note=note)
 
 
 def _study(recipe: Recipe, values: dict[str, Any], *, tasks: str | None, selections: str | None, default: str) -> Study:

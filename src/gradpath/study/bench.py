@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,10 +32,9 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, reason, warn
 from gradpath.evaluation import evaluate_many, mib
 from gradpath.evaluation.result import Result
-from gradpath.graph import Graph
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
-from gradpath.recipe import Recipe, read_record, record
+from gradpath.recipe import Recipe
 from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
 from gradpath.runtime.files import check_seal, sealed, write_atomically
@@ -116,26 +115,16 @@ class Store:
 
     def scores(self, key: Key) -> Scores | None:
         """Finished scores, or None."""
-        scores = self._read_scores(key) if distributed.rank() == 0 else None
-        if distributed.world() == 1:
-            return scores
 
-        def describe() -> dict[str, Any] | None:
-            return None if scores is None else {"graph": asdict(scores.graph), **record(scores.recipe, scores.facts)}
+        def read() -> Scores | None:
+            file = self._scores_file(key)
+            try:
+                return load_scores(file) if file.is_file() else None
+            except InputError:
+                warn(f"{file} is damaged, so the scores are computed again.")
+                return None
 
-        description = distributed.on_first_rank(describe)
-        if description is None:
-            return None
-        values = distributed.broadcast_first(torch.empty(0, device="cpu") if scores is None else scores.values)
-        return Scores(Graph(**description["graph"]), values, *read_record(description))
-
-    def _read_scores(self, key: Key) -> Scores | None:
-        file = self._scores_file(key)
-        try:
-            return load_scores(file) if file.is_file() else None
-        except InputError:
-            warn(f"{file} is damaged, so the scores are computed again.")
-            return None
+        return distributed.on_first_rank(read)
 
     def keep_scores(self, key: Key, scores: Scores, seconds: float) -> Scores:
         """Write scores with the CPU time that they took."""

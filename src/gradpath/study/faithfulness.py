@@ -108,7 +108,7 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
     parts = [
         _methods_table(rows, areas, prices),
         _areas_table(areas, random_areas) if areas else None,
-        _means_table(rows),
+        "## Means\n\n" + _by_method("mean over sparsities", ("NFS", "error"), rows, _means),
         _random_table(random),
         comparison(bench),
     ]
@@ -169,11 +169,8 @@ def _areas_table(rows: Sequence[Row], random: Sequence[Row]) -> str:
     return f"## MIB\n\n{reading}\n\n{table}"
 
 
-def _means_table(rows: Sequence[Row]) -> str:
-    def cells(group: Sequence[Row]) -> list[str]:
-        return [percent(mean_of(group, "faithfulness")), f"{mean_of(group, 'error'):.3f}"]
-
-    return "## Means\n\n" + _by_method("mean over sparsities", ("NFS", "error"), rows, cells)
+def _means(group: Sequence[Row]) -> list[str]:
+    return [percent(mean_of(group, "faithfulness")), f"{mean_of(group, 'error'):.3f}"]
 
 
 def _random_table(rows: Sequence[Row]) -> str:
@@ -209,8 +206,7 @@ def _methods_table(rows: Sequence[Row], areas: Sequence[Row], prices: Sequence[R
     price, lines = {row["method"]: row for row in prices}, []
     cmd = grouped(areas, "method", "selection")
     for (method, selection), group in grouped(rows, "method", "selection").items():
-        line = [f"{method_title(method)}, {selection}"]
-        line += [percent(mean_of(group, "faithfulness")), f"{mean_of(group, 'error'):.3f}"]
+        line = [f"{method_title(method)}, {selection}", *_means(group)]
         line += [f"{mean_of(cmd[method, selection], 'cmd'):.3f}"] if areas else []
         if method in price:
             line += [f"{price[method][key]:.4g}" for key in ("forward", "backward", "units")]

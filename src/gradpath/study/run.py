@@ -118,16 +118,12 @@ def _name(row: Row) -> str:
     return f"{row['method']}, {row['selection']}" if row["selection"] else "random circuits"
 
 
-def _pair(faithfulness: float, error: float) -> str:
-    return f"{percent(faithfulness)} / {error:.3f}"
-
-
 def _means(rows: Sequence[Row], random: Sequence[Row]) -> str:
     """A line per method and selection, a column per model and task: means over sizes."""
     places = list(grouped(rows, "model", "task"))
 
     def cell(group: Sequence[Row]) -> str:
-        return _pair(mean_of(group, "faithfulness"), mean_of(group, "error")) if group else ""
+        return f"{percent(mean_of(group, 'faithfulness'))} / {mean_of(group, 'error'):.3f}" if group else ""
 
     lines = []
     for group in grouped([*rows, *random], "method", "selection").values():
