@@ -92,16 +92,8 @@ def exact_scores(model: Transformer, task: Task, edges: Iterable[str | Edge], *,
     def patch(batch: Pairs) -> Tensor:
         return _losses(BatchRuns(model, batch.to(model.device), task.metric, whole=False), places).cpu()
 
-    for part in sweep(
-        patch,
-        pairs,
-        limits.batch(model, pairs),
-        model=model,
-        task=task,
-        doing="exact patching",
-        same=lambda: (model.identity, places),
-        bar=f"patching {len(places):,} edges one by one",
-    ):
+    size, bar = limits.batch(model, pairs), f"patching {len(places):,} edges one by one"
+    for part in sweep(model, task, pairs, size, patch, doing="exact patching", same=lambda: places, bar=bar):
         total += part
     return distributed.all_sum(total) / len(pairs)
 
