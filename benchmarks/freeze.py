@@ -337,7 +337,7 @@ def tasks() -> None:
     def drawn(name: str, split: str, seed: int) -> Any:
         task = gp.load_task(name, model, n=12, seed=seed, split=split)
         value = task.metric(logits, task.labels)
-        return task.clean, task.corrupted, task.labels, task.record, task.facts, task.spans, value
+        return task.clean, task.corrupted, task.labels, task.record.recorded, task.facts, task.spans, value
 
     for case in product(names("tasks"), ("train", "test", "all"), (0, 1)):
         record("tasks/{}/{}/{}".format(*case), lambda x=case: drawn(*x))

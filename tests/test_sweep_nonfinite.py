@@ -104,22 +104,18 @@ def test_finite_work_is_done_once():
         return torch.ones(2)
 
     model = tiny_model("gpt2")
-    list(sweep(work, encode(TASK, model.tokenizer), len(TASK), model=model, task=TASK, doing="", same=lambda: None))
+    list(sweep(model, TASK, encode(TASK, model.tokenizer), len(TASK), work, doing=""))
     assert calls == [len(TASK)]
 
 
 def test_a_sum_that_alone_overflows_is_told():
     model = tiny_model("gpt2")
     pairs = encode(TASK, model.tokenizer)
-    parts = sweep(
-        lambda batch: torch.tensor([3e38]) * len(batch) * 0.5,
-        pairs,
-        len(TASK),
-        model=model,
-        task=TASK,
-        doing="eap",
-        same=lambda: None,
-    )
+
+    def work(batch):
+        return torch.tensor([3e38]) * len(batch) * 0.5
+
+    parts = sweep(model, TASK, pairs, len(TASK), work, doing="eap")
     assert "Use a smaller --batch-size" in refusal(lambda: list(parts))
 
 

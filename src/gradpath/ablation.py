@@ -148,17 +148,8 @@ def _mean(model: Transformer, data: Task, limits: Limits, *, by_position: bool) 
         count[: x.shape[1]] += real.sum(0)
         return run.final_in
 
-    size = limits.batch(model, pairs)
-    for _ in sweep(
-        add,
-        pairs,
-        size,
-        model=model,
-        task=data,
-        doing="the mean",
-        same=lambda: model.identity,
-        bar="taking the means of activations",
-    ):
+    size, bar = limits.batch(model, pairs), "taking the means of activations"
+    for _ in sweep(model, data, pairs, size, add, doing="the mean", bar=bar):
         pass
     sums, count = [distributed.all_sum(total) for total in sums], distributed.all_sum(count)
 

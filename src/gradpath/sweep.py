@@ -43,14 +43,14 @@ def own_settings(model: Transformer) -> Iterator[None]:
 
 
 def sweep(
-    work: Callable[[Pairs], Output],
-    pairs: Pairs,
-    cut: int | Sequence[Pairs],
-    *,
     model: Transformer,
     task: Task,
+    pairs: Pairs,
+    cut: int | Sequence[Pairs],
+    work: Callable[[Pairs], Output],
+    *,
     doing: str,
-    same: Callable[[], object],
+    same: Callable[[], object] = lambda: None,
     bar: str = "",
     trim_memory: bool = True,
 ) -> Iterator[Output]:
@@ -61,13 +61,13 @@ def sweep(
     are smaller only where a rank would have none.
 
     Args:
-        work: A function of one batch.
-        pairs: The examples.
-        cut: The number of examples in a batch, or all examples in batches.
         model: The model, named in error messages.
         task: The task that the examples are from, named in error messages.
+        pairs: The examples.
+        cut: The number of examples in a batch, or all examples in batches.
+        work: A function of one batch.
         doing: What the work is, as the subject of an error message.
-        same: Gives everything that the work depends on besides the examples; it must agree on all ranks.
+        same: Gives everything that the work depends on besides the model and the examples; it must agree on all ranks.
         bar: What the progress bar says; by default there is none. On several ranks it counts those of the first.
         trim_memory: Whether to give freed memory back in the end. A caller that goes on at once would take it again.
 
@@ -82,28 +82,27 @@ def sweep(
         return output
 
     world, batches = distributed.world(), list(pairs.batches(cut)) if isinstance(cut, int) else cut
-    if world == 1:
-        with progress_bar(bar, len(batches)) as shown:
-            for batch in batches:
-                yield from halving(checked, batch)
-                shown.update()
-        if len(batches) > 1 and trim_memory:  # not of a caller with many sweeps, which would take it again
-            return_memory()
-        return
+    if world > 1:
+        _check_same_work(model, task, pairs, [same(), [len(batch) for batch in batches]])
+        if len(batches) < world:
+            batches = list(pairs.batches(math.ceil(len(pairs) / world)))
+    own = batches[distributed.rank() :: world]
+    with distributed.fail_together(), progress_bar(bar, len(own)) as shown:
+        for batch in own:
+            yield from halving(checked, batch)
+            shown.update()
+    if world == 1 and len(batches) > 1 and trim_memory:  # not of a caller with many sweeps, which would take it again
+        return_memory()
+
+
+def _check_same_work(model: Transformer, task: Task, pairs: Pairs, same: object) -> None:
+    """Refuse ranks that run different examples, models or code."""
     labels = pairs.labels if isinstance(pairs.labels, list) else [pairs.labels]
     content = (pairs.clean, pairs.corrupted, pairs.last, pairs.first, *labels)
     distributed.check_same("examples", *(torch.as_tensor(part).cpu().numpy().tobytes() for part in content))
-    distributed.check_same("models, circuits or options", same(), [len(batch) for batch in batches])
+    distributed.check_same("models, circuits or options", model.identity, same)
     code = metric_name(task.metric), code_of(task.metric), loaded_plugins()
     distributed.check_same("versions of gradpath, metrics or plug-ins", __version__, *code)
-    with distributed.fail_together():
-        if len(batches) < world:
-            batches = list(pairs.batches(math.ceil(len(pairs) / world)))
-        own = batches[distributed.rank() :: world]
-        with progress_bar(bar, len(own)) as shown:
-            for batch in own:
-                yield from halving(checked, batch)
-                shown.update()
 
 
 def halving(work: Callable[[Pairs], Output], batch: Pairs) -> Iterator[Output]:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gradpath.tasks import load_task
-from gradpath.tasks.builtin.paper import NO_BORDER, ONE_SIDED, UNUSUAL, read_years
+from gradpath.tasks.builtin.prompts import NO_BORDER, ONE_SIDED, UNUSUAL, read_years
 
 DIGITS = [str(digit) for digit in range(10)]
 TWO_DIGITS = [f"{number:02d}" for number in range(100)]

@@ -33,7 +33,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from gradpath.attribution.batch import BatchRuns, repeated, write_of
+from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import Options, method
 from gradpath.limits import CHUNK
@@ -137,7 +137,7 @@ def _changed_patterns(runs: BatchRuns) -> Iterator[_Changed]:
     size = max(1, CHUNK // (4 * width * x[..., 0].numel()))
     for first in range(0, graph.n_sources, size):
         chunk = range(first, min(first + size, graph.n_sources))
-        difference = torch.stack([write_of(model, runs.writes, u).view_as(x).to(x.dtype) for u in chunk])
+        difference = torch.stack([runs.difference(source) for source in chunk])
         for index in range(graph.n_layers):
             n_below = min(graph.source_head(index), chunk.stop) - first
             if n_below > 0:
@@ -160,18 +160,8 @@ def _without(runs: BatchRuns, index: int, difference: Tensor) -> Iterator[tuple[
             projected[kind] = clean[kind].clone()
             projected[kind][:, :, head : head + step] = fresh[kind][:, :, head : head + step]
             first = model.graph.target_head(index, kind, head)
-            z = _gathered(runs, index, projected, len(difference))
+            z = runs.gathered(index, *projected)
             yield (
                 slice(first, first + step),
                 at_least_float32(clean_layer.z) - at_least_float32(z.view(len(difference), *clean_layer.z.shape)),
             )
-
-
-def _gathered(runs: BatchRuns, index: int, projected: list[Tensor], n_sources: int) -> Tensor:
-    """What a layer's heads gather with these queries, keys and values, (source batch, pos, head, d_head)."""
-    model, layer = runs.model, runs.model.layers[index]
-    q, k, v = projected
-    place = model.position_info(runs.start, q.shape[1])
-    suffix = model.keys_and_values(layer, k, v, place)
-    past = suffix.after(repeated(runs.past[index], n_sources) if runs.past else None)
-    return model.attend(layer, model.queries(layer, q, place), past, place)

@@ -231,16 +231,11 @@ def attribute_at_steps(
         )
         return sums.of_batch(batch, results)
 
-    for results in sweep(
-        score,
-        pairs,
-        batches,
-        model=model,
-        task=task,
-        doing=method.name,
-        same=lambda: (model.identity, method.name, options, stops, prepared.ablation_name),
-        bar=f"scoring {model.graph.n_edges:,} edges with {method.name}",
-    ):
+    def same() -> object:
+        return method.name, options, stops, prepared.ablation_name
+
+    bar = f"scoring {model.graph.n_edges:,} edges with {method.name}"
+    for results in sweep(model, task, pairs, batches, score, doing=method.name, same=same, bar=bar):
         sums.add(results)
     facts = Facts(
         version=__version__,

@@ -273,6 +273,19 @@ class BatchRuns:
             layers = self.model.layer_runs(x, start=self.start, past=self.past)
             return node_writes(x, (layer for layer, _ in layers))
 
+    def difference(self, source: int) -> Tensor:
+        """x_u - x'_u of one source, in the precision of the model, (batch, pos, d_model)."""
+        x = self.clean.suffix
+        return write_of(self.model, self.writes, source).view_as(x).to(x.dtype)
+
+    def gathered(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What a layer's heads gather with these projections of the suffix, (point batch, pos, head, d_head)."""
+        model, layer = self.model, self.model.layers[index]
+        place, n_points = model.position_info(self.start, q.shape[1]), len(q) // len(self.batch)
+        past = model.keys_and_values(layer, k, v, place)
+        past = past.after(repeated(self.past[index], n_points) if self.past else None)
+        return model.attend(layer, model.queries(layer, q, place), past, place)
+
     def run_point(self, point: Any) -> PointRun:
         """Run the model at a point, or at several stacked ones, (point, batch, pos, d_model)."""
         if point is self.pair.clean:

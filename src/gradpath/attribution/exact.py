@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from gradpath.attribution.batch import BatchRuns, repeated, write_of
+from gradpath.attribution.batch import BatchRuns, repeated
 from gradpath.attribution.methods import Options, method
 from gradpath.graph import QKV, Graph
 from gradpath.limits import CHUNK, Limits, check_affordable
@@ -92,16 +92,8 @@ def exact_scores(model: Transformer, task: Task, edges: Iterable[str | Edge], *,
     def patch(batch: Pairs) -> Tensor:
         return _losses(BatchRuns(model, batch.to(model.device), task.metric, whole=False), places).cpu()
 
-    for part in sweep(
-        patch,
-        pairs,
-        limits.batch(model, pairs),
-        model=model,
-        task=task,
-        doing="exact patching",
-        same=lambda: (model.identity, places),
-        bar=f"patching {len(places):,} edges one by one",
-    ):
+    size, bar = limits.batch(model, pairs), f"patching {len(places):,} edges one by one"
+    for part in sweep(model, task, pairs, size, patch, doing="exact patching", same=lambda: places, bar=bar):
         total += part
     return distributed.all_sum(total) / len(pairs)
 
@@ -131,18 +123,12 @@ def _metric(runs: BatchRuns, final_in: Tensor) -> Tensor:
     return runs.metric_of(runs.at_last(final_in)).double().sum(1)
 
 
-def _difference(runs: BatchRuns, source: int) -> Tensor:
-    """x_u - x'_u, (batch, pos, d_model)."""
-    x = runs.clean.suffix
-    return write_of(runs.model, runs.writes, source).view_as(x).to(x.dtype)
-
-
 def _patched(runs: BatchRuns, layer: int, edges: Sequence[Edge]) -> Tensor:
     """The summed metric with one edge corrupted, for several edges into the same layer, (edge,)."""
     model = runs.model
     if layer == model.arch.n_layers:
         final_in = runs.clean.run.final_in
-        return _metric(runs, torch.cat([final_in - _difference(runs, u) for u, _ in edges]))
+        return _metric(runs, torch.cat([final_in - runs.difference(u) for u, _ in edges]))
     resid = torch.cat([_after_layer(runs, layer, edge) for edge in edges])  # (edge batch, pos, d_model)
     past = [repeated(layer_past, len(edges)) for layer_past in runs.past[layer + 1 :]]
     return _metric(runs, model.above(layer + 1).run(resid, start=runs.start, past=past).final_in)
@@ -153,7 +139,7 @@ def _after_layer(runs: BatchRuns, layer: int, edge: Edge) -> Tensor:
     model, run = runs.model, runs.clean.run
     clean, weights, (source, target) = run.layers[layer], model.layers[layer], edge
     above = run.final_in if layer + 1 == len(run.layers) else run.layers[layer + 1].attn_in
-    difference = _difference(runs, source)
+    difference = runs.difference(source)
     qkv, head = model.graph.place_in_layer(target)
     if qkv == len(QKV):
         return above - clean.mlp_out + model.mlp(weights, clean.mlp_in - difference)
@@ -171,8 +157,5 @@ def _attention_change(runs: BatchRuns, layer: int, qkv: int, head: int, differen
     fresh = model.project(weights, model.read_norm(clean.attn_in - difference)[0])[qkv]
     projected[qkv] = projected[qkv].clone()
     projected[qkv][:, :, head] = fresh[:, :, head]
-    place = model.position_info(runs.start, difference.shape[1])
-    before = runs.past[layer] if runs.past else None
-    past = model.keys_and_values(weights, projected[1], projected[2], place).after(before)
-    z = model.attend(weights, model.queries(weights, projected[0], place), past, place)
+    z = runs.gathered(layer, *projected)
     return model.attention_out(weights, z)[0] - model.attention_out(weights, clean.z)[0]

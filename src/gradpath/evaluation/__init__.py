@@ -195,16 +195,11 @@ def metric_values(
     if batches is None:  # on an accelerator a few more rows cost less than another batch
         on_cpu = model.device.type == "cpu"
         batches = limits.tight_batches(model, pairs) if on_cpu else list(pairs.batches(limits.batch(model, pairs)))
-    for _ in sweep(
-        measure,
-        pairs,
-        batches,
-        model=model,
-        task=task,
-        doing="evaluation",
-        same=lambda: (model.identity, [circuit.mask.numpy().tobytes() for circuit in circuits], examples.ablation_name),
-        bar=bar,
-    ):
+
+    def same() -> object:
+        return [circuit.mask.numpy().tobytes() for circuit in circuits], examples.ablation_name
+
+    for _ in sweep(model, task, pairs, batches, measure, doing="evaluation", same=same, bar=bar):
         pass
     return distributed.all_sum(values)
 

@@ -303,17 +303,13 @@ def measure(
     }
     if answers is not None:
         values["answer_logits"] = torch.zeros(*of_nodes, *answers.shape[1:])
+
+    def same() -> object:
+        return circuit.mask.numpy().tobytes(), ablation is None
+
     with own_settings(model):
-        for rows, new in sweep(
-            measure_batch,
-            pairs,
-            limits.batch(model, pairs) if batches is None else batches,
-            model=model,
-            task=task,
-            doing="explaining",
-            same=lambda: (model.identity, circuit.mask.numpy().tobytes(), ablation is None),
-            bar="measuring what each node does",
-        ):
+        cut, bar = limits.batch(model, pairs) if batches is None else batches, "measuring what each node does"
+        for rows, new in sweep(model, task, pairs, cut, measure_batch, doing="explaining", same=same, bar=bar):
             for name, x in new.items():
                 if name in ("mean_write", "experts"):  # sums over examples
                     values[name] += x.double().sum(0).cpu()

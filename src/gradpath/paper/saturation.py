@@ -102,16 +102,9 @@ def _follow(
 
     # (quantity, point, example), in the order of the task's examples
     total = torch.zeros(len(QUANTITIES), n, len(pairs), dtype=torch.float64, device="cpu")
-    for index, values in sweep(
-        follow,
-        pairs,
-        limits.batch(model, pairs, gradient_rows(n_at_once, whole), whole=whole),
-        model=model,
-        task=task,
-        doing="following an edge",
-        same=lambda: (model.identity, edge, n),
-        bar=f"following {edge}",
-    ):
+    size = limits.batch(model, pairs, gradient_rows(n_at_once, whole), whole=whole)
+    doing, bar = "following an edge", f"following {edge}"
+    for index, values in sweep(model, task, pairs, size, follow, doing=doing, same=lambda: (edge, n), bar=bar):
         total[..., index] = values
     return dict(zip(QUANTITIES, distributed.all_sum(total), strict=True))
 

@@ -139,18 +139,10 @@ class CircuitProbe:
         """Measure a circuit on every batch."""
 
         def same() -> object:
-            return self.model.identity, plan.sources.numpy().tobytes(), edges.numpy().tobytes()
+            return plan.sources.numpy().tobytes(), edges.numpy().tobytes()
 
-        for _ in sweep(
-            measure,
-            pairs,
-            self.batch if batches is None else batches,
-            model=self.model,
-            task=self.task,
-            doing="the selection of edges",
-            same=same,
-            trim_memory=False,
-        ):
+        cut, doing = self.batch if batches is None else batches, "the selection of edges"
+        for _ in sweep(self.model, self.task, pairs, cut, measure, doing=doing, same=same, trim_memory=False):
             pass
 
 

@@ -17,8 +17,7 @@ from typing import Any
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.tasks import data_rows as rows
-from gradpath.tasks.builtin import mib
-from gradpath.tasks.builtin.paper import HE, SHE, Year, read_years, verb_forms
+from gradpath.tasks.builtin.prompts import HE, LETTERS, SHE, Year, choice_prompt, read_years, verb_forms
 from gradpath.tasks.data_rows import Row
 from gradpath.tasks.pairs import Pair
 
@@ -141,9 +140,9 @@ def _choices(row: Row, reader: AnswerReader) -> Pair:
     """A question with its choices, as in ARC; the corrupted prompt has other letters in front of them."""
     choices, key = row.values.get("choices"), row.values.get("answerkey")
     texts, labels = (choices.get(name) if isinstance(choices, dict) else None for name in ("text", "label"))
-    if not (isinstance(texts, list) and isinstance(labels, list) and 2 <= len(texts) == len(labels) <= len(mib.FIRST)):
+    if not (isinstance(texts, list) and isinstance(labels, list) and 2 <= len(texts) == len(labels) <= len(LETTERS)):
         raise InputError(
-            f"{row.where} needs 'choices' with two to {len(mib.FIRST)} entries in 'text' and as many in 'label': got "
+            f"{row.where} needs 'choices' with two to {len(LETTERS)} entries in 'text' and as many in 'label': got "
             f"{str(choices)[:80]}. Correct it."
         )
     names = [str(label) for label in labels]
@@ -151,9 +150,9 @@ def _choices(row: Row, reader: AnswerReader) -> Pair:
     if not 0 <= place < len(texts):
         raise InputError(f"{row.where} has the answer {key!r}, and the labels are {', '.join(names)}. Correct it.")
     question = rows.text(row, "question")
-    begin = len(mib.FIRST) + sum(question.encode()) % (26 - 2 * len(mib.FIRST))  # the same letters in every run
-    symbols = mib.FIRST[: len(texts)], "".join(chr(ord("A") + begin + i) for i in range(len(texts)))
-    clean, corrupted = (mib.prompt(question, [str(text) for text in texts], each) for each in symbols)
+    begin = len(LETTERS) + sum(question.encode()) % (26 - 2 * len(LETTERS))  # the same letters in every run
+    symbols = LETTERS[: len(texts)], "".join(chr(ord("A") + begin + i) for i in range(len(texts)))
+    clean, corrupted = (choice_prompt(question, [str(text) for text in texts], each) for each in symbols)
     rows.check_unicode(row, "choices", clean)
     return Pair(clean, corrupted, (f" {symbols[0][place]}",), (f" {symbols[1][place]}",), where=row.where)
 

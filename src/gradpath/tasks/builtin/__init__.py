@@ -34,7 +34,7 @@ class NamedTask:
     answers: tuple[str, str] | None = None  # what the correct and the wrong answer are called, if the prompt has them
 
 
-TASKS = Registry[NamedTask]("task", [f"{__name__}.{module}" for module in ("paper", "mib")])
+TASKS = Registry[NamedTask]("task", [f"{__name__}.prompts"])
 PAPER_TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
 # MIB's tasks on questions that we may not redistribute, and their names in the dataset.
 FROM_FILE = {"arc-easy": "ARC-Easy", "arc-challenge": "ARC-Challenge"}
