@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_models import prompts, tiny_model
 
-from gradpath.circuit import Circuit, load_circuit
+from gradpath.circuit import Circuit, circuit_by_names, load_circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation import evaluate
 from gradpath.graph import Graph
@@ -149,3 +151,32 @@ def test_circuits_that_cannot_be_combined_say_why(a):
         a & Circuit.from_edges(Graph(4, 2), ["input->m0"])
     with pytest.raises(UsageError, match="another circuit"):
         a - {"input->m0"}
+
+
+def test_frequencies_are_saved_and_cores_are_compared(tmp_path):
+    graph = Graph(n_layers=1, n_heads=1)
+    rows = [["input->m0", 1.0, 1.0], ["m0->logits", -0.5, 0.5], ["input->logits", 0.25, 0.3333]]
+    circuit = circuit_by_names(graph, rows)
+    circuit.save(tmp_path / "circuit.json")
+    again = load_circuit(tmp_path / "circuit.json")
+    assert again.frequency.tolist() == pytest.approx([1.0, 0.5, 0.3333])
+    assert again.without("input->m0").frequency.tolist() == pytest.approx([0.5, 0.3333])
+    assert list(again.core) == ["input->m0"]
+    assert "1 of 3 edges are in every resample" in str(again)
+    assert again.to_pandas().frequency.tolist() == pytest.approx([1.0, 0.5, 0.3333])
+    other = circuit_by_names(graph, [["input->m0", 1.0, 1.0], ["input->logits", 1.0, 1.0]])
+    compared = again.compare(other)
+    assert (compared.to_json()["core_a"], compared.to_json()["core_b"], compared.to_json()["core_both"]) == (1, 2, 1)
+    assert compared.to_json()["jaccard_core"] == 0.5
+    assert "core" in str(compared)
+    # Of a circuit that is not a consensus, or of a union, nothing is known.
+    plain = replace(other, frequency=None)
+    assert plain.core is (again | other).core is None
+    assert "core" not in str(again.compare(plain))
+    assert "frequency" not in plain.to_pandas()
+
+
+@pytest.mark.parametrize("frequency", [-0.1, 1.5, "often", None])
+def test_damaged_frequencies_are_refused(frequency):
+    with pytest.raises(InputError, match=r"frequency of 'input->m0' is .* must be a number from 0 to 1"):
+        circuit_by_names(Graph(n_layers=1, n_heads=1), [["input->m0", 1.0, frequency]])

@@ -200,6 +200,26 @@ def test_reads_are_the_strongest_edges_of_the_circuit_with_their_shares():
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_a_node_is_as_frequent_as_the_most_frequent_of_its_edges():
+    model = tiny_model("gpt2")
+    edges = [
+        ["input->a1.h0<q>", 3.0, 0.5],
+        ["input->m0", 0.5, 1.0],
+        ["m0->a1.h0<v>", 0.2, 0.75],
+        ["a1.h0->logits", 2.0, 0.5],
+    ]
+    circuit = circuit_by_names(model.graph, edges)
+    explanation = gp.explain(model, circuit, PAIRS)
+    assert {role.node: role.frequency for role in explanation} == {"input": 1, "m0": 1, "a1.h0": 0.75, "logits": 0.5}
+    assert dict(explanation.to_pandas().set_index("node").frequency) == {
+        "input": 1,
+        "m0": 1,
+        "a1.h0": 0.75,
+        "logits": 0.5,
+    }
+    assert gp.explain(model, replace(circuit, frequency=None), PAIRS)["m0"].frequency is None
+
+
 def test_nothing_is_said_where_nothing_is_clear():
     role = gp.explain(name_mover(), whole(name_mover().graph), NAMES)["a0.h0"]
     vague = type(role)(**{**vars(role), "attends": ()})

@@ -12,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from browsing import Visit, ask, click_on, edges_at, edges_shown, ink, number, pick, saved, still
 from covering import some
 from making import SMOLLM2, Maker
@@ -19,7 +20,8 @@ from making import SMOLLM2, Maker
 from gradpath.circuit import load_circuit
 from gradpath.evaluation.mib import Areas
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render
-from gradpath.selection import select
+from gradpath.selection import rank, select
+from gradpath.selection.ranking import Sample, consensus
 from gradpath.verdict.checks import Check
 from gradpath.verdict.effects import Effects
 
@@ -65,6 +67,38 @@ def test_a_circuit_of_many_edges_is_told_whole_and_its_strongest_edges_are_drawn
     page.click("#show-requested")
     assert page.input_value("#count") == "400"
     assert not page.is_visible("#requested")
+
+
+def test_edges_have_frequencies_that_follow_the_slider(visit: Visit, make: Maker) -> None:
+    scores = make.scores(4, 3)
+    draw = torch.Generator().manual_seed(0)
+    forked = rank(scores).edges[:60]
+    samples = tuple(Sample(forked[torch.randperm(60, generator=draw)], torch.arange(4)) for _ in range(4))
+    order = replace(rank(scores), samples=samples, selection="refined", resamples=4)
+    order = replace(order, edges=torch.cat([consensus(samples), order.edges[60:]]))
+    run = MethodRun(scores, circuit=order.circuit(100, prune=False), samples=samples, smallest=1)
+    page = visit.open(replace(make.report(scores), runs=[run], chosen=Chosen(40, "saved")))
+    for n in (40, 25, 60):
+        ask(page, edges=n)
+        circuit = order[:n]
+        assert circuit.core is not None
+        assert edges_shown(page) == circuit.edges
+        assert page.inner_text("#kept-note").startswith(f"{len(circuit.core)} in every resample")
+    ask(page, edges=40)
+    for least in (2, 4):
+        page.select_option("#least", str(least))
+        kept = zip(order[:40].edges, order[:40].frequency.tolist(), strict=True)
+        assert set(edges_shown(page)) <= {edge for edge, share in kept if share >= least / 4}
+        assert page.inner_text("#faithfulness") == "\u2013"  # of another circuit than the measured ones
+    page.select_option("#least", "0")
+    with page.expect_download() as download:
+        page.click("#save-json")
+    taken = load_circuit(download.value.path())
+    assert taken == order[:40]
+    assert taken.frequency.tolist() == pytest.approx(order[:40].frequency.tolist())
+    ask(page, edges=80)  # here resamples do not differ
+    assert page.is_disabled("#least")
+    assert "resample" not in page.inner_text("#kept-note")
 
 
 def test_same_edges_as_python_for_many_random_settings(visit: Visit, make: Maker) -> None:

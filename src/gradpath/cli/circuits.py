@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 circuit_argument = click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
-_COLUMNS = ("node", "effect", "direct", "attends", "reads most from", "adds to the answers' logits")
+_COLUMNS = ("node", "effect", "direct", "resamples", "attends", "reads most from", "adds to the answers' logits")
 _EXPERTS = 4  # listed for a node
 
 
@@ -298,6 +298,8 @@ def _roles_text(explanation: Explanation, file: str | Path, top: int) -> str:
     """A table of the strongest nodes, then the sentences about them."""
     roles = explanation.roles[:top]
     rows = [_COLUMNS, *map(_cells, roles)]
+    if not any(role.frequency is not None for role in roles):
+        rows = [(*row[:3], *row[4:]) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         f"{file} on {explanation.examples} examples of {explanation.task} in {explanation.model} "
@@ -335,7 +337,8 @@ def _cells(role: Role) -> tuple[str, ...]:
         added = f"right {role.writes.right:+.2f}, wrong {role.writes.wrong:+.2f}"
     elif role.writes is not None:
         added = " ".join(repr(token) for token, _ in role.writes.promotes[:3])
-    return role.node, effect, direct, attends, ", ".join(reads), added
+    frequency = "" if role.frequency is None else f"{role.frequency:.0%}"
+    return role.node, effect, direct, frequency, attends, ", ".join(reads), added
 
 
 @click.command(name="show")

@@ -109,6 +109,7 @@ class Explanation:
 
 def _row(role: Role) -> dict[str, Any]:
     row: dict[str, Any] = {"node": role.node, "effect": role.effect, "direct_effect": role.direct_effect}
+    row |= {} if role.frequency is None else {"frequency": role.frequency}
     for at in ("q", "k", "v", "mlp", "logits"):
         row[f"reads {at}"] = ", ".join(f"{read.source} {read.share:.0%}" for read in role.reads.get(at, ())) or None
     if role.attends:

@@ -95,6 +95,8 @@ class Role:
         scores: Scores of a head as a previous-token, duplicate-token, induction and copying head.
         experts: Which experts of an MLP its effect comes from, in a mixture of experts.
         sentence: What it does, in words, if the numbers are clear.
+        frequency: The highest frequency of its edges: at least so many resamples of the examples have the node; None if
+            the circuit is not a consensus.
     """
 
     node: str
@@ -106,6 +108,7 @@ class Role:
     scores: Mapping[str, float] = field(default_factory=dict)
     experts: Sequence[Expert] = ()
     sentence: str | None = None
+    frequency: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The role as a dictionary."""
@@ -141,7 +144,19 @@ def roles_of(
         clear = abs(float(mean)) >= CLEAR_EFFECT * behaviour and same_sign >= CLEAR_SIGN
         roles.append(replace(role, sentence=sentence(role, answers, direct_is_clear=clear)))
     roles.sort(key=lambda role: -abs(role.effect or 0.0))
-    return [*roles, Role("logits", reads=reads.get("logits", {}))] if "logits" in circuit.nodes else roles
+    roles += [Role("logits", reads=reads.get("logits", {}))] if "logits" in circuit.nodes else []
+    frequencies = frequencies_of(circuit)
+    return [replace(role, frequency=frequencies.get(role.node)) for role in roles]
+
+
+def frequencies_of(circuit: Circuit) -> dict[str, float]:
+    """The highest frequency of the edges of every node; empty if the circuit is not a consensus."""
+    frequencies = dict[str, float]()
+    if circuit.frequency is not None:
+        for (source, target, _), frequency in zip(circuit.named_edges(), circuit.frequency.tolist(), strict=True):
+            for node in (source, node_of(target)):
+                frequencies[node] = max(frequency, frequencies.get(node, 0.0))
+    return frequencies
 
 
 def reads_of(circuit: Circuit) -> dict[str, dict[str, list[Read]]]:
