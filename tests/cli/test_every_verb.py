@@ -124,7 +124,7 @@ def test_json_is_all_that_stdout_has(run, model_folder):
 def test_a_task_that_the_model_does_not_do_is_warned_of():
     from gradpath.cli.options import lines_of, numbers_of
 
-    clean, circuit = torch.linspace(1, 2, 12), SimpleNamespace(graph=SimpleNamespace(n_edges=50))
+    clean, circuit = torch.linspace(1, 2, 12), SimpleNamespace(graph=SimpleNamespace(n_edges=50), core=None)
     for corrupted, word in ((clean + 0.2, "WARNING"), (clean - 2, "  model "), (clean.flip(0), "WARNING")):
         numbers = numbers_of(
             circuit, Result(clean, corrupted, clean, edges_requested=5, edges_kept=5, has_answers=True)
