@@ -43,7 +43,7 @@ def test_the_size_is_the_first_that_passes_with_its_neighbours(circuits, share, 
         behaviour = (result.clean_values - result.corrupted_values).double()
         off = values.mean() / behaviour.mean()
         standard_error = (values - off * behaviour).std() / behaviour.mean().abs() / len(values) ** 0.5
-        distances.append(max(0.0, float(off.abs() - standard_error * (len(values) >= 10))))
+        distances.append(max(0.0, float(off.abs() - 1.645 * standard_error * (len(values) >= 10))))
     padded = [*distances[:-1], 0.0, 0.0, 0.0]
     passing = [n for i, n in enumerate(grid[1:]) if sum(padded[i : i + 3]) / 3 <= 1 - share + 1e-6]
     assert smallest_faithful(PreparedBatches(model, task), order, share) == passing[0]

@@ -4,10 +4,11 @@ Sizes are those of a fixed grid. A circuit that exaggerates the behaviour is as 
 some of it, so a share of 0.85 means a faithfulness from 0.85 to 1.15. Of a consensus, a circuit is judged on examples
 that it was not selected on: for every example, the consensus of those resamples that left it out is run.
 
-A faithfulness is noisy, and the first size that reaches the share would often be one that reached it by chance. So a
-size is judged together with its neighbours: it passes if their mean distance from 1 is at most one standard error (over
-examples) larger than requested, as is usual where a size is chosen by cross-validation. The whole model has a
-faithfulness of 1, so some size always passes. With fewer than ten examples there is no standard error.
+A faithfulness is noisy, and the first size that reaches the share would often be one that reached it by chance. On a
+plateau, where more edges hardly help, the size would then be arbitrary. So a size is judged together with its
+neighbours, and it passes if the examples do not show at the 5% level (one-sided) that their mean distance from 1 is
+larger than requested. The whole model has a faithfulness of 1, so some size always passes. With fewer than ten examples
+the distance itself decides.
 
 Cost: one run of each circuit, from small to large, two at a time, until a size passes.
 """
@@ -32,6 +33,7 @@ from gradpath.tasks.task import Pairs
 GRID = 1.25  # the ratio of neighbouring sizes
 TOGETHER = 3  # neighbouring sizes that are judged together
 FEWEST = 10  # examples for a standard error
+ONE_SIDED = 1.645  # standard errors: the 95% quantile of a normal distribution
 AT_ONCE = 2  # sizes that are measured together: two take hardly longer than one
 
 
@@ -45,7 +47,7 @@ def check_share(share: float) -> float:
 
 
 def smallest_faithful(examples: PreparedBatches, order: Order, share: float) -> int:
-    """The number of edges of the smallest circuit that keeps a share of the behaviour, up to one standard error.
+    """The number of edges of the smallest circuit that does not clearly keep less than a share of the behaviour.
 
     Args:
         examples: The examples that were attributed, prepared.
@@ -79,7 +81,7 @@ def grid_sizes(smallest: int, largest: int) -> list[int]:
 
 
 def _distances(examples: PreparedBatches, order: Order, sizes: Sequence[int]) -> list[float]:
-    """How far the faithfulness of the circuit of each size is from 1, less one standard error."""
+    """A lower bound of how far the faithfulness of the circuit of each size is from 1."""
     values = torch.zeros(2 + len(sizes), len(examples.task), device="cpu")  # clean, corrupted, and each circuit
     with own_settings(examples.model):
         for out, batches in _by_left_out(examples, order):
@@ -98,7 +100,7 @@ def _distances_from_one(examples: PreparedBatches, values: Tensor) -> list[float
     for x in values[2:].double():
         off = float((x - clean).mean() / behaviour.mean())
         error = float((x - clean - off * behaviour).std() / behaviour.mean().abs()) / len(x) ** 0.5
-        distances.append(max(0.0, abs(off) - (error if len(x) >= FEWEST else 0.0)))
+        distances.append(max(0.0, abs(off) - (ONE_SIDED * error if len(x) >= FEWEST else 0.0)))
     return distances
 
 
