@@ -8,6 +8,7 @@ import pytest
 from covering import some
 
 from gradpath.circuit import load_circuit
+from gradpath.errors import GradpathWarning
 from gradpath.scores import load_scores
 
 CONTRACT = {
@@ -195,6 +196,24 @@ def test_a_report_that_fails_costs_neither_scores_nor_circuit(run, model_folder,
     assert "report could not be made" in done.err
     assert "int too large" in done.err
     assert "report.html" not in done.out
+
+
+def test_random_circuits_that_fail_cost_neither_scores_nor_circuit(run, model_folder, tmp_path, monkeypatch):
+    def broken(*_args, **_options):
+        raise OverflowError("int too large to convert to float")
+
+    monkeypatch.setattr("gradpath.pipeline.few_examples", broken)
+    typed = ("--task", "ioi", "--examples", "4", "--edges", "40", "--selection", "top", "--out", tmp_path / "out")
+    with pytest.warns(GradpathWarning, match="random circuits could not be measured .int too large"):
+        done = run("find", "--model", model_folder, *typed)
+    assert done.code == 0
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"scores.safetensors", "circuit.json", "report.html"}
+
+
+def test_steps_of_a_method_without_steps_are_warned_of_once(run, model_folder, tmp_path):
+    typed = ("--task", "ioi", "--examples", "4", "--edges", "40", "--selection", "top", "--out", tmp_path / "out")
+    done = run("find", "--model", model_folder, *typed, "--method", "eap", "--steps", "7")
+    assert done.err.count("has no steps: steps=7 is ignored") == 1
 
 
 @pytest.mark.parametrize("task", ["sva", "greater-than", "hypernymy"])

@@ -57,7 +57,7 @@ def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(mod
     assert found.circuit.requested == smallest_faithful(examples, found.order, defaults.FAITHFULNESS)
     assert found.circuit.recipe.faithfulness == defaults.FAITHFULNESS
     with pytest.warns(GradpathWarning, match="the method 'eap' has no steps: steps=5 is ignored"):
-        checked(Recipe(method="eap", steps=5))
+        gp.find(model, "ioi", examples=4, method="eap", steps=5, edges=5, curve=False)
 
 
 @pytest.mark.parametrize("how", some(["refined", "top", "random-paths"], ["refined", "random-paths"]))

@@ -302,7 +302,8 @@ def _roles_text(explanation: Explanation, file: str | Path, top: int) -> str:
         rows = [(*row[:3], *row[4:]) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        f"{file} on {explanation.examples} examples of {explanation.task} in {explanation.model} "
+        f"{file} on {explanation.examples} example{'' if explanation.examples == 1 else 's'} of {explanation.task} "
+        f"in {explanation.model} "
         f"(metric: clean {explanation.clean:.3f}, corrupted {explanation.corrupted:.3f}):",
         "",
         *("  ".join(["", *map(str.ljust, row, widths)]).rstrip() for row in rows),

@@ -216,7 +216,8 @@ def does_task(gain: float, interval: tuple[float, float] | None, accuracy: float
 def behaviour_line(done: Done, gain_interval: tuple[float, float] | None, accuracy: float | None, n: int) -> str:
     """Both numbers and, unless the model clearly does the task, what follows from them, in one line."""
     ahead = "" if accuracy is None else f"right answer ahead on {accuracy:.0%} of the examples; "
-    gain = f"clean - corrupted {interval_text(gain_interval, n, '.3f')}"
+    gain = "clean - corrupted: " if gain_interval is None else "clean - corrupted "
+    gain += interval_text(gain_interval, n, ".3f")
     return ahead + gain + {"yes": "", "unclear": f"; {UNCLEAR}", "no": f"; {NOT_DONE}"}[done]
 
 

@@ -18,7 +18,7 @@ from gradpath.ablation import ABLATIONS
 from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import recorded_method
 from gradpath.circuit import Circuit
-from gradpath.errors import UsageError, check_type, warn
+from gradpath.errors import UsageError, check_type, reason, warn
 from gradpath.evaluation import evaluate, evaluate_many, mib
 from gradpath.evaluation.result import Result
 from gradpath.limits import Limits
@@ -114,8 +114,6 @@ _document(find)
 def checked(recipe: Recipe, data: Any = None, metric: str | Metric | None = None) -> Recipe:
     """The recipe with its selection filled in. What cannot work is refused before a model is loaded."""
     method, options = recorded_method(recipe)
-    if recipe.steps is not None and "steps" not in options:
-        warn(f"the method {recipe.method!r} has no steps: steps={recipe.steps} is ignored.")
     if isinstance(data, Task) and metric is not None:
         raise UsageError("a Task has its own metric: leave out `metric`, or give it to the Task.")
     if recipe.clean is None:
@@ -143,8 +141,10 @@ def run_find(
     recipe = checked(recipe, data, metric)
     attributed, measured = load_examples(model, recipe, data=data, metric=metric, note=note)
     prepared = PreparedBatches(model, attributed, recipe.ablation, limits)
+    method, options = recorded_method(recipe)
+    if recipe.steps is not None and "steps" not in options:
+        warn(f"the method {recipe.method!r} has no steps: steps={recipe.steps} is ignored.")
     with own_settings(model):
-        method, options = recorded_method(recipe)
         *_, scores = attribute_at_steps(model, attributed, method, options, prepared=prepared)
     assert scores.recipe is not None
     if recipe.clean is None:  # else it is all that there is
@@ -172,15 +172,12 @@ def _measured(
     top = rank(scores) if others and compare_top else None
     top_circuits = [] if top is None else [top.circuit(n) for n in (*sizes, circuit.requested)]
     result, *results = _results(held_out, [circuit, *others, *top_circuits])
-    subset_result, random = None, list[Result]()
+    by_chance = list[Result]()
     if curve:
-        random_circuits = list[Circuit]()
-        for seed in range(RANDOM):
-            counts = [circuit.requested, *(sizes[:3] if seed < BAND else ())]
-            order_of_paths = rank(scores, f"random-paths+seed={seed}", sizes=counts)
-            random_circuits += [order_of_paths.circuit(n) for n in counts]
-        subset = held_out.take(range(len(few_examples(held_out.task, result))))
-        subset_result, *random = _results(subset, [circuit, *random_circuits])
+        try:
+            by_chance = _measured_by_chance(circuit, result, scores, sizes[:3], held_out)
+        except Exception as problem:  # it must not cost the scores and the circuit
+            warn(f"random circuits could not be measured ({reason(problem)}): the report has none.")
     return Found(
         held_out.model,
         attributed,
@@ -192,9 +189,22 @@ def _measured(
         order=order,
         top=results[len(others) :],
         limits=held_out.limits,
-        few=subset_result,
-        random=random,
+        few=by_chance[0] if by_chance else None,
+        random=by_chance[1:],
     )
+
+
+def _measured_by_chance(
+    circuit: Circuit, result: Result, scores: Scores, sizes: Sequence[int], held_out: PreparedBatches
+) -> list[Result]:
+    """The circuit and random ones on a few examples: some of its size, and fewer of each of some other sizes."""
+    random = list[Circuit]()
+    for seed in range(RANDOM):
+        counts = [circuit.requested, *(sizes if seed < BAND else ())]
+        order = rank(scores, f"random-paths+seed={seed}", sizes=counts)
+        random += [order.circuit(n) for n in counts]
+    few = held_out.take(range(len(few_examples(held_out.task, result))))
+    return _results(few, [circuit, *random])
 
 
 def _results(examples: PreparedBatches, circuits: Sequence[Circuit]) -> list[Result]:
