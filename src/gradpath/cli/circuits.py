@@ -41,6 +41,7 @@ def saved_options(about_examples: str) -> opt.Decorator:
     return opt.together(
         opt.recipe_options("model", "task", "data", model=own["model"], task=own["model"]),
         opt.recipe_option("metric", default="the circuit's own; with another --task, that task's"),
+        opt.recipe_option("first_token", default="as when the circuit was found"),
         click.option(
             "--examples", type=int, metavar="N", help=f"{about_examples}  [as many as when the circuit was found]"
         ),
@@ -154,6 +155,7 @@ def _recipe(circuit: Circuit, typed: dict[str, Any], file: str | Path) -> Recipe
             "task",
             "data",
             "metric",
+            "first_token",
             "clean",
             "corrupted",
             "answer",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     "selection",
     "resamples",
     "metric",
+    "first_token",
     "examples",
     "split",
     "ablation",

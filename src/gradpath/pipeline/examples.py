@@ -73,6 +73,7 @@ def draw(
         split=split,
         data=data,
         metric=recipe.metric if metric is None else metric,
+        first_token=bool(recipe.first_token),
     )
 
 
