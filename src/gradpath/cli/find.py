@@ -18,6 +18,7 @@ from gradpath.registry import option_value
 from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
+    from gradpath.evaluation.result import Result
     from gradpath.pipeline.found import Found
 
 
@@ -126,9 +127,20 @@ def _summary(found: Found, seconds: float) -> dict[str, Any]:
         "examples_measured": len(found.measured),
         "held_out": found.measured is not found.attributed,
         **numbers_of(found.circuit, found.result),
+        "small": None if found.small is None else _small(found.small, found.small_text),
         "batch_size": facts.batch_size,
         "passes": facts.passes,
         "seconds": round(seconds, 2),
+    }
+
+
+def _small(result: Result, text: str) -> dict[str, Any]:
+    return {
+        "edges_requested": result.edges_requested,
+        "edges_kept": result.edges_kept,
+        "faithfulness": result.faithfulness,
+        "faithfulness_interval": result.interval,
+        "text": text,
     }
 
 
@@ -141,6 +153,7 @@ def _text(s: dict[str, Any], out: Path) -> str:
     lines = [
         f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({steps}, {s['selection']}):",
         *lines_of(s, s["examples_measured"]),
+        *([f"  small         {s['small']['text']}: --edges {s['small']['edges_requested']}"] if s["small"] else []),
         f"  examples      {examples}",
         f"  took          {s['seconds']:.0f} s",
     ]

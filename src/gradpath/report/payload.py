@@ -77,6 +77,8 @@ def page_of(report: Report, limit: int = LIMIT) -> Page:
         verdict=_verdict(report) if report.checks or report.summary else None,
         inside=_inside(report.inside) if isinstance(report.inside, Inside) else None,
         no_inside=report.inside if isinstance(report.inside, str) else "",
+        small=report.small,
+        small_text=report.small_text[:1].upper() + report.small_text[1:],
     )
 
 
