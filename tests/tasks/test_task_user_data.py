@@ -262,6 +262,8 @@ def test_a_name_goes_with_its_own_layout_or_ours(tmp_path, words, gpt2):
         ),
         ("clean;corrupted;answers\n", "separated by commas"),
         ("clean,corrupted,answers\na,b,c\n", "layout own would also need wrong_answers"),
+        ("Clean,corrupted,Answer\na,b,c\n", r"its columns are Clean, corrupted, Answer\. .* also need wrong_answers"),
+        ("clean,corrupted,answer,wrong answer\na b,c d,, y\n", "row 1 .* has nothing in 'answer'"),
         ("clean,clean,corrupted\n", "names 'clean' twice"),
         (",clean,corrupted,corrupted_hard,incorrect_idx\n", "layout ioi would also need correct_idx"),
         (HEADER + "a b,c d, x, y\n,c d, x, y\n", r"row 2 \(line 3 of pairs.csv\) has nothing in 'clean'"),

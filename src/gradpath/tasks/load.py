@@ -392,7 +392,7 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer, fir
 def _read_table(data: Any, name: str | None) -> tuple[Table, Layout, list[Row]]:
     """The table, the layout that its columns have, and its first ``_MAX_ROWS`` rows."""
     table = open_table(data)
-    layout = recognise(table.columns, table.name)
+    layout = recognise(table)
     if name not in (None, layout.name) and layout.name in TASKS:
         raise InputError(
             f"{table.name} has the columns of the task {layout.name!r}, but {name!r} was requested. "
