@@ -45,10 +45,17 @@ if TYPE_CHECKING:
 @opt.batch_options
 @opt.plugin_option
 @opt.out_option("Folder for the scores, the circuit and the report.  [a new one, named after model and task]")
+@click.option("--dry-run", is_flag=True, help="Say what the run takes in memory and passes, and run nothing.")
 @opt.json_option
 @opt.load_options
 def find_command(
-    options: tuple[str, ...], batch_size: int | None, memory: str | None, out: Path | None, as_json: bool, **values: Any
+    options: tuple[str, ...],
+    batch_size: int | None,
+    memory: str | None,
+    out: Path | None,
+    dry_run: bool,
+    as_json: bool,
+    **values: Any,
 ) -> None:
     """Score every edge of a model on a task, select a circuit and measure how much it keeps.
 
@@ -69,6 +76,16 @@ def find_command(
     recipe = Recipe(**{**typed, "options": method_options, "selection": selection})
     data, limits = recipe.data, opt.limits_of(batch_size, memory)
     recipe = checked(recipe, data, recipe.metric)
+    if dry_run:
+        from gradpath.model.load import load_shape
+        from gradpath.pipeline.forecast import forecast, forecast_text
+
+        shape = load_shape(
+            str(recipe.model), dtype=recipe.dtype, bos=recipe.bos, trust_remote_code=values["trust_remote_code"]
+        )
+        told = forecast(shape, recipe, limits)
+        print_result(told if as_json else forecast_text(told))
+        return
     with lock_folder(out):
         model, command_line = opt.load(recipe, values), opt.command_line()
         found = run_find(model, recipe, data=data, metric=recipe.metric, limits=limits, note=note)

@@ -98,6 +98,44 @@ def load_model(
     return model
 
 
+def load_shape(
+    source: str, *, dtype: torch.dtype | str | None = None, bos: bool | None = None, trust_remote_code: bool = False
+) -> Transformer:
+    """A model without its weights (on the meta device), from its configuration, with its tokenizer if it has one.
+
+    A packaged model and a ``.gguf`` file are loaded.
+    """
+    if _installed(source) or source.endswith(".gguf"):
+        return load_model(source, dtype=dtype, bos=bos)
+    from transformers import AutoConfig
+
+    folder, _ = _locate(source)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    precision, text = find_dtype(dtype) or torch.float32, None
+    options["local_files_only"] = Path(folder).is_dir()
+    try:
+        with _quiet():
+            if not options["local_files_only"]:
+                _check_hub(folder)
+            config = AutoConfig.from_pretrained(folder, **options)
+            check_family(config.model_type)
+            with torch.device("meta"):
+                hf_model = auto_class(config.model_type).from_config(
+                    config, dtype=precision, trust_remote_code=trust_remote_code
+                )
+    except GradpathError:
+        raise
+    except Exception as problem:
+        raise InputError(
+            f"the configuration of {source} could not be read ({reason(problem)}). Check config.json, or the name."
+        ) from None
+    model = convert(hf_model)
+    hf_tokenizer = _read_tokenizer(folder, options)
+    if hf_tokenizer is not None and hf_tokenizer("the", add_special_tokens=False)["input_ids"]:  # else it has no words
+        text = Tokenizer(hf_tokenizer, _bos_token(hf_tokenizer, model.arch.family, bos))
+    return replace(model, tokenizer=text, name=recorded_path(source))
+
+
 def load_original(source: str, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Any:
     """The ``transformers`` model itself, for comparison."""
     with _enough_memory(source):
