@@ -48,7 +48,7 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.graph import QKV
+from gradpath.graph import QKV, Graph
 from gradpath.model.transformer import Past, PositionInfo, Rows, Transformer, to_device_of
 from gradpath.prepared import Prepared
 from gradpath.tasks.metrics import Metric, metric_of
