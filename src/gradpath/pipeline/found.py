@@ -15,8 +15,7 @@ import torch
 from gradpath import defaults
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, reason, warn
-from gradpath.evaluation.behaviour import interval_text
-from gradpath.evaluation.result import Result
+from gradpath.evaluation.result import Result, interval_text
 from gradpath.explanation import Inside, look_inside
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
