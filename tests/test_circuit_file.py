@@ -151,3 +151,10 @@ def test_scores_from_before_there_were_digests_are_read(scores, tmp_path):
     notes = {"format": 2, "graph": scores.graph.to_json(), **record(scores.recipe, scores.facts)}
     file.write_bytes(save({"scores": scores.values}, {"gradpath": json.dumps(notes)}))
     assert load_scores(file).values.equal(scores.values)
+
+
+def test_a_page_is_not_called_a_damaged_circuit(tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text("<!doctype html>")
+    with pytest.raises(InputError, match=r"is a page, not a circuit"):
+        load_circuit(page)

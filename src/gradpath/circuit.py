@@ -474,6 +474,10 @@ def load_circuit(file: str | Path) -> Circuit:
             f"{file} has scores, not a circuit. Give a circuit.json, or select a circuit from the scores: "
             f"gradpath convert {file} circuit.json --edges N."
         )
+    if Path(local).suffix.lower() in (".html", ".htm"):
+        raise InputError(
+            f"{file} is a page, not a circuit. Give the circuit.json that gradpath find wrote beside it, or its folder."
+        )
     return read_json(local, _parsed, "a gradpath circuit", "a circuit.json that gradpath find wrote", shown=file)
 
 

@@ -113,22 +113,47 @@ class Limits:
         at_once = self.rows(model, pairs, 2 * GRADIENT_ROWS, whole=whole) // largest
         return batches, min(RUN_AT_ONCE, points, max(1, at_once))
 
+    def peak(self, model: Transformer, pairs: Pairs, *, points: int = 1, accelerator: bool = False) -> int:
+        """What attributing these examples takes in bytes where memory is no limit, weights included: an estimate.
+
+        Args:
+            model: The model; its weights need not be loaded.
+            pairs: The examples.
+            points: The number of points of the path.
+            accelerator: For a GPU, whose batches are larger.
+        """
+        sizes = pairs.last + 1 - pairs.first
+        rows = 2 * STACKED_ROWS if points > 1 else GRADIENT_ROWS
+        rows = min(rows * (ACCELERATOR if accelerator else 1), int(sizes.sum()) * min(RUN_AT_ONCE, points))
+        fixed, per_row = self._prices(model, pairs, whole=False)
+        return fixed + max(int(sizes.max()), rows) * int(per_row.mean())
+
+    def least(self, model: Transformer, pairs: Pairs) -> int:
+        """The smallest budget in bytes that runs one example at a time."""
+        fixed, per_row = self._prices(model, pairs, whole=False)
+        return fixed + int((pairs.last + 1 - pairs.first).max()) * int(per_row.max())
+
+    def _prices(self, model: Transformer, pairs: Pairs, *, whole: bool) -> tuple[int, Tensor]:
+        """Bytes that every run takes, and bytes of a row of each example."""
+        prefix = torch.zeros_like(pairs.first) if whole else pairs.first
+        rows = pairs.last + 1 - prefix
+        # Both the prefix of an example and its results are counted as a part of its rows.
+        of_example = 4 * LOGITS * len(model.unembedding) + 16 * model.graph.n_pairs
+        per_row = ((rows + PREFIX * prefix) * bytes_per_row(model) + of_example).double().div(rows)
+        return bytes_of_weights(model) + 2 * CHUNK, per_row
+
     def _fitting_rows(self, model: Transformer, pairs: Pairs, whole: bool) -> int | None:
         """The rows that fit into memory; None where the budget is not known."""
         budget = self._budget(model)
         if budget is None:
             return None
-        fixed = _bytes_of_weights(model) + 2 * CHUNK
-        prefix = torch.zeros_like(pairs.first) if whole else pairs.first
-        rows = pairs.last + 1 - prefix
-        # Both the prefix of an example and its results are counted as a part of its rows.
-        of_example = 4 * LOGITS * len(model.unembedding) + 16 * model.graph.n_pairs
-        per_row = int(((rows + PREFIX * prefix) * bytes_per_row(model) + of_example).div(rows).max())
-        longest = int(rows.max())
+        fixed, prices = self._prices(model, pairs, whole=whole)
+        per_row = int(prices.max())
+        longest = int((pairs.last + 1 - (0 if whole else pairs.first)).max())
         if self.memory is not None and fixed + longest * per_row > budget:
             raise UsageError(
-                f"a memory budget of {_size(self.memory)} is too small for {model.name or 'this model'}: it "
-                f"needs about {_size(fixed + longest * per_row)} to run one example at a time. Allow more, or "
+                f"a memory budget of {size_text(self.memory)} is too small for {model.name or 'this model'}: it "
+                f"needs about {size_text(fixed + longest * per_row)} to run one example at a time. Allow more, or "
                 "use --dtype bfloat16."
             )
         return max(0, budget - fixed) // per_row
@@ -140,7 +165,7 @@ class Limits:
         free = free_memory() if model.device.type == "cpu" else _free_on(model.device)
         if free is None or distributed.world() > 1:
             return None
-        return _bytes_of_weights(model) + free // 2
+        return bytes_of_weights(model) + free // 2
 
 
 def bytes_per_row(model: Transformer) -> int:
@@ -209,10 +234,12 @@ def parse_bytes(text: str) -> int:
         raise UsageError(f"a memory budget is written like 600MB or 16GiB: got {text!r}.") from None
 
 
-def _bytes_of_weights(model: Transformer) -> int:
+def bytes_of_weights(model: Transformer) -> int:
+    """The bytes of all weights; of a model without them (on the meta device), those that they would take."""
     tensors = [t for x in (*model.layers, model) for t in fields_of(x).values() if isinstance(t, Tensor)]
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    storages = [t.untyped_storage() for t in tensors]
+    return sum({s._cdata if s.device.type == "meta" else s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
-def _size(n_bytes: int) -> str:
+def size_text(n_bytes: int) -> str:
     return f"{n_bytes / 10**9:.2f} GB" if n_bytes >= 10**9 else f"{n_bytes / 10**6:.0f} MB"

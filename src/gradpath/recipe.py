@@ -74,6 +74,9 @@ class Recipe(BaseModel):
             metavar="NAME|FILE.py:FUNCTION",
         ),
     ] = None
+    first_token: Annotated[
+        bool | None, _option("Compare answers of several tokens by the first token in which they differ.")
+    ] = None
     examples: Annotated[
         int | None,
         _option(

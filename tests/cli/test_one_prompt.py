@@ -64,3 +64,36 @@ def test_prompts_of_unequal_length_are_shown_as_tokens(model):
 def test_a_pair_that_cannot_be_used_is_refused(model, changes, words):
     with pytest.raises(UsageError, match=words):
         gp.find(model, **{name: value for name, value in {**PAIR, **changes}.items() if value is not None})
+
+
+def test_answers_of_several_tokens_are_refused_with_their_tokens(model):
+    pair = {**PAIR, "answer": " Mary had", "wrong": " Mary went"}
+    with pytest.raises(
+        UsageError, match=r"' Mary had' is ' Mary' \+ ' had', .*End both prompts with ' Mary' and answer"
+    ):
+        gp.find(model, **pair)
+
+
+def test_first_token_compares_where_the_answers_differ(run, model, model_folder, tmp_path):
+    pair = {**PAIR, "answer": " Mary had", "wrong": " Mary went there"}
+    found = gp.find(model, **pair, first_token=True, selection="top", edges=30, curve=False)
+    ends = {name: f"{PAIR[name]} Mary" for name in ("clean", "corrupted")}
+    by_hand = gp.find(model, **ends, answer=" had", wrong=" went", selection="top", edges=30, curve=False)
+    assert torch.equal(found.scores.values, by_hand.scores.values)
+    assert found.circuit.recipe.first_token
+    assert found.circuit.recipe.answer == " Mary had"
+    typed = [part for name, text in pair.items() for part in (f"--{name}", text)]
+    ran = run("find", "--model", model_folder, *typed, "--first-token", *QUICK, "--out", tmp_path, "--json")
+    assert ran.code == 0, ran.err
+    assert "compared by the first token in which they differ, ' had' and ' went', after ' Mary'" in ran.err
+    assert run("eval", tmp_path, "--json").json["clean"] == pytest.approx(ran.json["clean"])
+    assert found.result.clean == pytest.approx(ran.json["clean"], abs=1e-5)
+
+
+def test_the_most_likely_wrong_answer_follows_what_the_right_one_begins_with(model):
+    """Where the model continues the corrupted prompt as the right answer begins, the token after that decides."""
+    likely = gp.find(model, **{**PAIR, "wrong": None}, selection="top", edges=30, curve=False).circuit.recipe.wrong
+    pair = {"clean": PAIR["clean"], "corrupted": PAIR["corrupted"], "answer": f"{likely} cat"}
+    found = gp.find(model, **pair, first_token=True, selection="top", edges=30, curve=False)
+    assert found.attributed.clean == [PAIR["clean"] + likely]
+    assert found.circuit.recipe.wrong.startswith(likely)

@@ -298,7 +298,7 @@ def test_the_examples_on_tasks_run_as_they_are_printed(run, model_folder, tmp_pa
     for command in commands:
         words = shlex.split(command)[1:]
         quick = [] if words[0] == "ls" else ["--model", model_folder, "--edges", 20]
-        few = [] if words[0] == "ls" or "--data" in words else ["--examples", 4]
+        few = [] if words[0] == "ls" or {"--data", "--clean"} & {*words} else ["--examples", 4]
         ran = run(*words, *quick, *few)
         assert ran.code == 0, f"{command}: {ran.err}"
     monkeypatch.setattr(gp, "load_model", lambda name: model, raising=False)

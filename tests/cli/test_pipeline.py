@@ -60,6 +60,32 @@ def test_find_without_a_size_gives_the_smallest_circuit_that_keeps_its_share(mod
         gp.find(model, "ioi", examples=4, method="eap", steps=5, edges=5, curve=False)
 
 
+def test_a_circuit_too_large_to_read_has_the_best_small_one_beside_it(model, tmp_path, monkeypatch):
+    for module in ("gradpath.pipeline", "gradpath.pipeline.found"):
+        monkeypatch.setattr(f"{module}.READABLE", 30)
+    found = gp.find(model, "ioi", examples=4, method="eap", selection="top")
+    assert len(found.circuit) > 30
+    sizes = [result.edges_requested for result in found.curve]
+    assert 30 in sizes
+    readable = [result for result in found.curve if 0 < result.edges_kept <= 30]
+    assert found.small in readable
+    assert abs(1 - found.small.faithfulness) == min(abs(1 - result.faithfulness) for result in readable)
+    assert "no circuit of up to 30 edges was found that keeps 85%" in str(found)
+    found.report(tmp_path / "report.html")
+    page = page_data(tmp_path / "report.html")
+    assert page["small"] == found.small.edges_requested
+    assert page["small_text"].startswith("No circuit of up to 30 edges")
+    assert gp.find(model, "ioi", examples=4, method="eap", selection="top", edges=len(found.circuit)).small is None
+
+
+def test_few_pairs_for_attribution_are_said(run, model_folder, tmp_path):
+    options = ("--model", model_folder, "--method", "eap", "--selection", "top", "--edges", 20)
+    few = run("find", *options, "--examples", 19, "--out", tmp_path / "few")
+    assert "19 pairs are few for attribution" in few.err
+    assert "few for attribution" in (tmp_path / "few" / "report.html").read_text()
+    assert "few for attribution" not in run("find", *options, "--examples", 20, "--out", tmp_path / "enough").err
+
+
 @pytest.mark.parametrize("how", some(["refined", "top", "random-paths"], ["refined", "random-paths"]))
 def test_report_has_measured_circuits_of_many_sizes_and_those_of_top(model, tmp_path, how, monkeypatch):
     monkeypatch.setattr("gradpath.pipeline.READABLE", 25)
@@ -167,7 +193,7 @@ def test_find_compares_with_random_circuits_in_one_sentence(model, tmp_path):
     data = page_data(tmp_path / "report.html")
     assert data["verdict"]["checks"] == []
     assert data["verdict"]["sentence"] == found.summary[0].upper() + found.summary[1:]
-    assert "gradpath test" in data["verdict"]["command"]
+    assert ("gradpath test" in data["verdict"]["command"]) == (len(found.measured) >= 10)
     assert sum(point["how"] == "random" for point in data["runs"][0]["curve"]) == len(found.random)
 
 

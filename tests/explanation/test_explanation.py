@@ -18,7 +18,7 @@ from gradpath.circuit import circuit_by_names
 from gradpath.errors import InputError
 from gradpath.explanation import roles
 from gradpath.explanation.measure import _by_difference, measure
-from gradpath.explanation.roles import SCORES, known_head_scores, sentence
+from gradpath.explanation.roles import SCORES, Attends, Role, known_head_scores, sentence
 from gradpath.graph import Graph
 from gradpath.limits import Limits
 from gradpath.tasks.task import encode
@@ -275,3 +275,13 @@ def test_an_explanation_in_float64_agrees_with_one_in_float32():
     assert [x["node"] for x in first["nodes"]] == [x["node"] for x in second["nodes"]]
     for a, b in zip(first["nodes"], second["nodes"], strict=True):
         assert a["direct_effect"] == pytest.approx(b["direct_effect"], abs=1e-4)
+
+
+def test_changed_words_attend_to_themselves():
+    weights = {run: {"changed": 0.9, "end": 0.1} for run in ("clean", "corrupted", "circuit")}
+    role = Role("a0.h0", attends=[Attends("changed", 1.0, weights)])
+    assert sentence(role, ("right", "wrong"), direct_is_clear=False) == (
+        "attends from the changed words to themselves (0.90)"
+    )
+    role = Role("a0.h0", attends=[Attends("subject", 1.0, {run: {"subject": 0.9} for run in weights})])
+    assert sentence(role, ("right", "wrong"), direct_is_clear=False) == "attends from the subject to itself (0.90)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from small_models import TINY, random_hf
@@ -10,6 +12,7 @@ from gguf_writing import write_gguf
 from gradpath.errors import GradpathWarning
 from gradpath.model import load
 from gradpath.model.cache import PACKAGED, WEIGHTS, Packaged
+from gradpath.runtime.progress import bars
 
 
 @pytest.fixture
@@ -21,7 +24,7 @@ def in_parts(tmp_path, monkeypatch):
         (data.parent / "__init__.py").write_text("raise ImportError('this must not be imported')")
         (data / f"model.gguf.part0{number}").write_bytes(bytes([number]) * 3)
     monkeypatch.syspath_prepend(tmp_path)
-    return Packaged("some", "somebody/some", ("some-model-part1", "some-model-part2"), "some-model", "small")
+    return Packaged("some", "somebody/some", ("some-model-part1", "some-model-part2"), "some-model", "small", (2, 2))
 
 
 def test_parts_are_found_in_order_and_become_one_file(in_parts, tmp_path):
@@ -49,7 +52,7 @@ def packaged(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1")
     monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
-    model = Packaged("small", "somebody/small", ("small-package",), "small-package", "small")
+    model = Packaged("small", "somebody/small", ("small-package",), "small-package", "small", (2, 2))
     monkeypatch.setitem(PACKAGED, "small", model)
     return model
 
@@ -85,3 +88,13 @@ def test_without_a_cache_that_can_be_used_a_model_is_converted_every_time(packag
         with pytest.warns(GradpathWarning, match=r"could not be stored in .*file \(.*\), so every start converts"):
             model = load.load_model("small")
     assert model.logits(torch.tensor([[3, 4]])).isfinite().all()
+
+
+def test_the_first_conversion_is_announced_where_progress_is_shown(monkeypatch, capsys):
+    monkeypatch.setattr(load, "_from_name", lambda *_: pytest.fail("announced first"))
+    monkeypatch.setattr(Packaged, "whole_file", lambda _: nullcontext("file.gguf"))
+    packaged = Packaged("small", "somebody/small", ("small-package",), "small-package", "small", (2, 2))
+    for shown in (True, False):
+        with bars(shown), pytest.raises(BaseException, match="announced first"):
+            load._from_package(packaged)
+        assert ("converting small from its package: once, about a minute" in capsys.readouterr().err) == shown

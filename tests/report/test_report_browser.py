@@ -101,6 +101,25 @@ def test_edges_have_frequencies_that_follow_the_slider(visit: Visit, make: Maker
     assert "resample" not in page.inner_text("#kept-note")
 
 
+def test_the_best_small_circuit_is_beside_one_that_is_too_large_to_read(visit: Visit, make: Maker) -> None:
+    scores = make.scores(6, 5)
+    report = replace(make.report(scores, edges=400), small=60, small_text="no circuit of up to 200 edges was found")
+    page = visit.open(report)
+    assert "No circuit of up to 200 edges was found. " in page.inner_text("#small")
+    page.click("#show-small")
+    assert page.input_value("#count") == "60"
+    assert not visit.open(make.report(scores, edges=60)).is_visible("#small")
+
+
+def test_the_axis_of_the_curve_shows_the_whole_of_negative_shares(visit: Visit, make: Maker) -> None:
+    scores = make.scores(6, 5)
+    points = [CurvePoint("top", n, n, share, -3.0, 1.0, 1.0) for n, share in ((20, -0.9), (100, 0.5))]
+    page = visit.open(replace(make.report(scores, edges=100), runs=[MethodRun(scores, points)]), width=390)
+    ticks = page.eval_on_selector_all("#curve text.tick.end", "all => all.map((x) => [x.textContent, x.getBBox().x])")
+    assert {"\N{MINUS SIGN}100%", "\N{MINUS SIGN}50%", "0%"} <= {text for text, _ in ticks}
+    assert all(left >= 0 for _, left in ticks)
+
+
 def test_same_edges_as_python_for_many_random_settings(visit: Visit, make: Maker) -> None:
     draw = random.Random(0)
     plain = make.scores(6, 5, seed=1)

@@ -23,7 +23,7 @@ from gradpath.report.data import Page
 from gradpath.report.page import SCRIPTS, render_comparison
 from gradpath.report.payload import LIMIT, asset, connected_from, facts_of, page_of
 from gradpath.selection import rank, select
-from gradpath.verdict.checks import Check
+from gradpath.verdict.checks import FEWEST, Check
 from gradpath.verdict.effects import Effects
 
 CHECKS = {"equivalence": Check(-0.3, 0.2, "no", "off by -0.300 of the behaviour")}
@@ -233,3 +233,18 @@ def test_facts_have_labels_and_dropped_pairs_are_sentences() -> None:
     assert dict(facts_of("m", "t", about, {"pairs": "13 rows are left out"}))["Pairs"] == "13 rows are left out"
     hostile = {"data": {"dropped": {"x": 3}, "kept": "many", "n": 2, "rows_read": None, "notes": 5}, "passes": None}
     assert dict(facts_of("m", "t", hostile, {}))["Pairs"] == "1 pair dropped because x"
+
+
+def test_no_test_is_suggested_that_is_always_refused(make: Maker) -> None:
+    report = replace(make.report(make.scores()), checks=CHECKS)
+    few = page_of(replace(report, about={"examples measured": FEWEST - 1})).verdict
+    assert few.command == ""
+    assert few.note == "gradpath test needs at least 10 examples to measure on, and here are 9: find it with more."
+    assert page_of(replace(report, about={"examples measured": FEWEST})).verdict.command
+
+
+def test_pairs_dropped_from_one_half_are_said_to_be(make: Maker) -> None:
+    data = {"dropped": {"x": {"count": 2}}, "held_out": True}
+    assert (
+        dict(facts_of("m", "t", {"data": data}, {}))["Pairs"] == "2 pairs of the half for attribution dropped because x"
+    )

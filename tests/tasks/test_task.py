@@ -170,3 +170,13 @@ def test_tight_batches_have_every_pair_once_and_little_padding(rows, most, paddi
     if rows == 1000:  # no even cut is cheaper
         even = [list(pairs.batches(n)) for n in range(1, 9)]
         assert sum(map(size, tight)) + 2 * len(tight) <= min(sum(map(size, x)) + 2 * len(x) for x in even)
+
+
+@pytest.mark.parametrize("at", [slice(None, None, -1), slice(3, 0, -2), slice(1, None)])
+def test_slices_of_tensors_and_lists_go_either_way(at):
+    ids, labels = torch.arange(8).reshape(4, 2), torch.arange(8).reshape(4, 2)
+    texts = [str(row) for row in ids.tolist()]
+    for column in (ids, texts):
+        part = Task(column, column, labels)[at]
+        assert list(map(str, part.clean)) == list(map(str, [column[i] for i in range(4)[at]]))
+        assert part.labels.tolist() == labels.tolist()[at]

@@ -87,8 +87,70 @@ def test_unusable_pairs_are_counted_with_their_reason(words, pair, reason, detai
 
 def test_nothing_usable_is_an_error_with_the_row(words):
     data = rows(("a b", "a c", " two words", " z"))
-    with pytest.raises(InputError, match=r"no pair can be used.*row 1 of data: ' two words' is ' two' \+ ' words'"):
+    with pytest.raises(
+        InputError, match=r"(?s)no pair can be used.*row 1 of data: .* \(' two words' is ' two' \+ ' words'\)"
+    ):
         load_task(None, words, data=data, n=None)
+
+
+SUMS = [(f"{a} plus {b} is", f"{a} plus {b + 1} is", f" {a + b}", f" {a + b + 1}") for a in (1, 2) for b in (3, 4)]
+
+
+def test_the_refusal_of_several_tokens_names_rows_in_order_and_a_way_that_works(smollm2):
+    """SmolLM2 makes a token of every digit, and of the space before it."""
+    with pytest.raises(InputError) as refused:
+        load_task(None, smollm2, data=rows(*SUMS), split="all")
+    first, *cases = str(refused.value).splitlines()
+    assert "Move ' ' from the answers to the end of the prompts, or give --first-token" in first
+    assert "differ: '4' and '5' in row 1 of data" in first
+    assert [case.partition(" of data")[0] for case in cases] == [f"  row {i}" for i in (1, 2, 3, 4)]
+    assert "(' 4' is ' ' + '4', ' 5' is ' ' + '5')" in cases[0]
+    moved = [(f"{clean} ", f"{corrupted} ", right[1:], wrong[1:]) for clean, corrupted, right, wrong in SUMS]
+    by_hand = load_task(None, smollm2, data=rows(*moved), split="all")
+    task = load_task(None, smollm2, data=rows(*SUMS), split="all", first_token=True)
+    assert sorted(task.clean) == sorted(by_hand.clean) == sorted(f"{clean} " for clean, *_ in SUMS)
+    assert task.labels.tolist() == by_hand.labels.tolist()
+    assert task.recipe.first_token is True
+    assert by_hand.recipe.first_token is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "end", "tokens"),
+    [
+        ((" 35", " 42"), " ", ("3", "4")),
+        ((" 35", " 36"), " 3", ("5", "6")),
+        ((" Mary", " John"), "", (" Mary", " John")),
+    ],
+)
+def test_answers_are_compared_by_the_first_token_in_which_they_differ(smollm2, answers, end, tokens):
+    task = load_task(
+        None, smollm2, data=rows(("5 times 7 is", "5 times 8 is", *answers)), split="all", first_token=True
+    )
+    assert (task.clean, task.corrupted) == ([f"5 times 7 is{end}"], [f"5 times 8 is{end}"])
+    assert [smollm2.tokenizer.decode([token]) for token in task.labels[0].tolist()] == list(tokens)
+    assert smollm2.tokenizer.encode(task.clean)[0][-1:] == smollm2.tokenizer.encode([f"5 times 7 is{end}"])[0][-1:]
+
+
+def test_lists_of_answers_are_compared_by_the_tokens_after_what_all_share(smollm2):
+    row = {"clean": "5 times 7 is", "corrupted": "5 times 8 is", "answers": [" 35", " 36"], "wrong_answers": [" 40"]}
+    task = load_task(None, smollm2, data=[row], split="all", first_token=True)
+    decode = smollm2.tokenizer.decode
+    sides = [[decode([token]) for token in side if token >= 0] for side in task.labels[0].tolist()]
+    assert sides == [["3"], ["4"]]
+
+
+def test_an_answer_that_begins_another_is_left_out(smollm2):
+    data = rows(("It is", "It was", " 35", " 3"), ("He is", "He was", " 35", " 42"))
+    task = load_task(None, smollm2, data=data, split="all", first_token=True)
+    assert task.clean == ["He is "]
+    assert task.facts["dropped"]["one answer is the beginning of another"]["count"] == 1
+
+
+def test_rows_with_several_tokens_are_said_with_the_option_that_keeps_them(smollm2):
+    data = rows(("He is", "He was", " good", " bad"), ("It is", "It was", " 35", " 42"))
+    task = load_task(None, smollm2, data=data, split="all")
+    assert len(task) == 1
+    assert any("--first-token" in note for note in task.facts["notes"])
 
 
 def test_a_metric_of_another_name_brings_its_labels(smollm2):

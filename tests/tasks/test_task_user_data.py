@@ -262,6 +262,8 @@ def test_a_name_goes_with_its_own_layout_or_ours(tmp_path, words, gpt2):
         ),
         ("clean;corrupted;answers\n", "separated by commas"),
         ("clean,corrupted,answers\na,b,c\n", "layout own would also need wrong_answers"),
+        ("Clean,corrupted,Answer\na,b,c\n", r"its columns are Clean, corrupted, Answer\. .* also need wrong_answers"),
+        ("clean,corrupted,answer,wrong answer\na b,c d,, y\n", "row 1 .* has nothing in 'answer'"),
         ("clean,clean,corrupted\n", "names 'clean' twice"),
         (",clean,corrupted,corrupted_hard,incorrect_idx\n", "layout ioi would also need correct_idx"),
         (HEADER + "a b,c d, x, y\n,c d, x, y\n", r"row 2 \(line 3 of pairs.csv\) has nothing in 'clean'"),
@@ -277,8 +279,8 @@ def test_a_name_goes_with_its_own_layout_or_ours(tmp_path, words, gpt2):
         (SVA.replace(",0\n", ",2\n"), r"row 1 .* 0 \(singular\) or 1 in 'plural': got 2"),
         (SVA.replace(",0\n", ",many\n"), "row 1 .* must have a whole number in 'plural': got 'many'"),
         (GREATER.replace(",52\n", ",53\n"), "row 1 .* has the year 1352 in its prompt and 53"),
-        (HEADER + "a b,c d, x y, z\n", r"no pair can be used.*row 1 .*' x y' is ' x' \+ ' y'"),
-        (HEADER + "a b,c d,[99999999], z\n", "row 1 .* 99999999 is not one of"),
+        (HEADER + "a b,c d, x y, z\n", r"(?s)no pair can be used.*row 1 .*' x y' is ' x' \+ ' y'"),
+        (HEADER + "a b,c d,[99999999], z\n", r"row 1 .*\(99999999 is not one of"),
     ],
 )
 def test_bad_files_are_refused_with_the_row(tmp_path, words, content, message):

@@ -41,6 +41,7 @@ def saved_options(about_examples: str) -> opt.Decorator:
     return opt.together(
         opt.recipe_options("model", "task", "data", model=own["model"], task=own["model"]),
         opt.recipe_option("metric", default="the circuit's own; with another --task, that task's"),
+        opt.recipe_option("first_token", default="as when the circuit was found"),
         click.option(
             "--examples", type=int, metavar="N", help=f"{about_examples}  [as many as when the circuit was found]"
         ),
@@ -112,7 +113,8 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     An option without a value is as when the circuit was found.
     """
     from gradpath.circuit import load_circuit
-    from gradpath.evaluation.patched_run import check_same_graph
+    from gradpath.evaluation.patched_run import check_graph, check_same_graph
+    from gradpath.model.load import graph_before_loading
     from gradpath.pipeline.examples import draw, notices
     from gradpath.tasks.load import WARNING, check_task
 
@@ -122,6 +124,10 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     recipe = _recipe(circuit, typed, file)
     if recipe.clean is None:
         check_task(recipe.task, recipe.data)
+    if "model" in typed and not values.get("trust_remote_code"):
+        graph = graph_before_loading(str(recipe.model))
+        if graph is not None:
+            check_graph(graph, str(recipe.model), circuit)  # before weights are converted or read
     model = opt.load(recipe, values, circuit.facts.weights)
     check_same_graph(model, circuit)
     if "model" not in typed and recipe.dtype == found.dtype and circuit.facts.weights not in (None, model.digest):
@@ -154,6 +160,7 @@ def _recipe(circuit: Circuit, typed: dict[str, Any], file: str | Path) -> Recipe
             "task",
             "data",
             "metric",
+            "first_token",
             "clean",
             "corrupted",
             "answer",

@@ -18,6 +18,7 @@ from gradpath.registry import option_value
 from gradpath.runtime import distributed
 
 if TYPE_CHECKING:
+    from gradpath.evaluation.result import Result
     from gradpath.pipeline.found import Found
 
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     "selection",
     "resamples",
     "metric",
+    "first_token",
     "examples",
     "split",
     "ablation",
@@ -43,10 +45,17 @@ if TYPE_CHECKING:
 @opt.batch_options
 @opt.plugin_option
 @opt.out_option("Folder for the scores, the circuit and the report.  [a new one, named after model and task]")
+@click.option("--dry-run", is_flag=True, help="Say what the run takes in memory and passes, and run nothing.")
 @opt.json_option
 @opt.load_options
 def find_command(
-    options: tuple[str, ...], batch_size: int | None, memory: str | None, out: Path | None, as_json: bool, **values: Any
+    options: tuple[str, ...],
+    batch_size: int | None,
+    memory: str | None,
+    out: Path | None,
+    dry_run: bool,
+    as_json: bool,
+    **values: Any,
 ) -> None:
     """Score every edge of a model on a task, select a circuit and measure how much it keeps.
 
@@ -67,6 +76,16 @@ def find_command(
     recipe = Recipe(**{**typed, "options": method_options, "selection": selection})
     data, limits = recipe.data, opt.limits_of(batch_size, memory)
     recipe = checked(recipe, data, recipe.metric)
+    if dry_run:
+        from gradpath.model.load import load_shape
+        from gradpath.pipeline.forecast import forecast, forecast_text
+
+        shape = load_shape(
+            str(recipe.model), dtype=recipe.dtype, bos=recipe.bos, trust_remote_code=values["trust_remote_code"]
+        )
+        told = forecast(shape, recipe, limits)
+        print_result(told if as_json else forecast_text(told))
+        return
     with lock_folder(out):
         model, command_line = opt.load(recipe, values), opt.command_line()
         found = run_find(model, recipe, data=data, metric=recipe.metric, limits=limits, note=note)
@@ -125,9 +144,20 @@ def _summary(found: Found, seconds: float) -> dict[str, Any]:
         "examples_measured": len(found.measured),
         "held_out": found.measured is not found.attributed,
         **numbers_of(found.circuit, found.result),
+        "small": None if found.small is None else _small(found.small, found.small_text),
         "batch_size": facts.batch_size,
         "passes": facts.passes,
         "seconds": round(seconds, 2),
+    }
+
+
+def _small(result: Result, text: str) -> dict[str, Any]:
+    return {
+        "edges_requested": result.edges_requested,
+        "edges_kept": result.edges_kept,
+        "faithfulness": result.faithfulness,
+        "faithfulness_interval": result.interval,
+        "text": text,
     }
 
 
@@ -140,6 +170,7 @@ def _text(s: dict[str, Any], out: Path) -> str:
     lines = [
         f"The {s['task']} circuit of {s['model']}, found by {s['method']} ({steps}, {s['selection']}):",
         *lines_of(s, s["examples_measured"]),
+        *([f"  small         {s['small']['text']}: --edges {s['small']['edges_requested']}"] if s["small"] else []),
         f"  examples      {examples}",
         f"  took          {s['seconds']:.0f} s",
     ]

@@ -6,6 +6,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -73,7 +74,8 @@ def _curve_text(written: Written, out: Path | None) -> str:
     from gradpath.study.outcome import grouped
 
     rows, facts = written.outcome.rows, written.outcome.facts
-    lines = [f"{rows[0]['task']}: {examples_of(rows[0])}"]
+    advice = facts["advice"]
+    lines = [f"{rows[0]['task']}: {examples_of(rows[0])}", *wrap(advice["sentence"], 79)]
     for (method, selection), group in grouped(rows, "method", "selection").items():
         heading = f"{'sparsity':>10}{'edges':>10}{'kept':>10}  {'faithfulness [95%]':<22}error"
         lines += ["", f"{method}, {selection}", heading]
@@ -86,6 +88,14 @@ def _curve_text(written: Written, out: Path | None) -> str:
         areas = [row for row in facts.get("mib", ()) if (row["method"], row["selection"]) == (method, selection)]
         lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in areas]
     chance = [100 * row[f"faithfulness_{end}"] for row in facts["random"] for end in ("low", "high")]
+    if advice["pairs"]:
+        lines += ["", "Mean error, on the same examples: difference [95% interval]"]
+        differences = [
+            f"  {pair['a']} minus {pair['b']}: {pair['error_difference']:+.3f} "
+            f"[{pair['low']:+.3f}, {pair['high']:+.3f}]{'' if pair['clear'] else ', not clear'}"
+            for pair in advice["pairs"]
+        ]
+        lines += [line for text in differences for line in wrap(text, 79, subsequent_indent="    ")]
     lines += ["", f"Random circuits of the same sizes: faithfulness {min(chance):.1f}% to {max(chance):.1f}%"]
     for row in facts.get("mib_random", ()):
         lines.append(

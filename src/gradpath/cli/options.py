@@ -102,12 +102,13 @@ def recipe_option(name: str, *, default: str | None = None) -> Decorator:
     text = Recipe.default_text(name) if default is None else default
     kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
     choices = [choice for choice in (get_args(kinds[0]) or kinds) if isinstance(choice, str)]
+    flag = name.replace("_", "-")
     kind: Any = Choice([choice for choice in choices if choice != "swapped"]) if choices else kinds[0]
     help_text = f"{field.description}  [{text}]" if text else field.description
     if kind is bool:
-        return click.option(f"--{name}/--no-{name}", default=None, help=help_text)
+        return click.option(f"--{flag}/--no-{flag}", default=None, help=help_text)
     metavar = str(extra.get("metavar") or "") or None
-    return click.option(f"--{name}", type=kind, metavar=metavar, help=help_text)
+    return click.option(f"--{flag}", type=kind, metavar=metavar, help=help_text)
 
 
 def recipe_options(*names: str, **defaults_: str) -> Decorator:

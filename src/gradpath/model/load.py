@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradpath.errors import GradpathError, InputError, UsageError, did_you_mean, is_out_of_memory, reason
+from gradpath.graph import Graph
 from gradpath.model.architecture import fields_of
 from gradpath.model.cache import PACKAGED, Packaged, cached_model
 from gradpath.model.families import FAMILIES, check_family, convert
@@ -23,6 +24,7 @@ from gradpath.model.transformer import Transformer
 from gradpath.model.wrapped import from_hooked, is_bridge, is_hooked, unwrap, without_nnsight
 from gradpath.runtime import distributed
 from gradpath.runtime.files import ELSEWHERE, recorded_path
+from gradpath.runtime.progress import announce
 
 _PATIENCE = 6.0  # seconds to wait for the hub
 _UNPACKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # types of weights that are not quantized
@@ -98,6 +100,53 @@ def load_model(
     return model
 
 
+def load_shape(
+    source: str, *, dtype: torch.dtype | str | None = None, bos: bool | None = None, trust_remote_code: bool = False
+) -> Transformer:
+    """A model without its weights (on the meta device), from its configuration, with its tokenizer if it has one.
+
+    A packaged model and a ``.gguf`` file are loaded.
+    """
+    if _installed(source) or source.endswith(".gguf"):
+        return load_model(source, dtype=dtype, bos=bos)
+    from transformers import AutoConfig
+
+    folder, _ = _locate(source)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    precision, text = find_dtype(dtype) or torch.float32, None
+    options["local_files_only"] = Path(folder).is_dir()
+    try:
+        with _quiet():
+            if not options["local_files_only"]:
+                _check_hub(folder)
+            config = AutoConfig.from_pretrained(folder, **options)
+            check_family(config.model_type)
+            with torch.device("meta"):
+                hf_model = auto_class(config.model_type).from_config(
+                    config, dtype=precision, trust_remote_code=trust_remote_code
+                )
+    except GradpathError:
+        raise
+    except Exception as problem:
+        raise InputError(
+            f"the configuration of {source} could not be read ({reason(problem)}). Check config.json, or the name."
+        ) from None
+    model = convert(hf_model)
+    hf_tokenizer = _read_tokenizer(folder, options)
+    if hf_tokenizer is not None and hf_tokenizer("the", add_special_tokens=False)["input_ids"]:  # else it has no words
+        text = Tokenizer(hf_tokenizer, _bos_token(hf_tokenizer, model.arch.family, bos))
+    return replace(model, tokenizer=text, name=recorded_path(source))
+
+
+def graph_before_loading(source: str) -> Graph | None:
+    """The graph of a packaged model or of one in a folder, before its weights are read; None of any other."""
+    if packaged := _installed(source):
+        return Graph(*packaged.shape)
+    if not Path(source).expanduser().is_dir():
+        return None
+    return load_shape(source).graph
+
+
 def load_original(source: str, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Any:
     """The ``transformers`` model itself, for comparison."""
     with _enough_memory(source):
@@ -130,6 +179,7 @@ def _installed(source: str) -> Packaged | None:
 
 def _from_package(packaged: Packaged) -> tuple[Transformer, Any]:
     """A packaged model, converted from its GGUF file, and its tokenizer."""
+    announce(f"converting {packaged.name} from its package: once, about a minute")
     with packaged.whole_file() as file:
         loaded = _from_name(str(file), torch.float32, False)
     return _converted(loaded), loaded.hf_tokenizer

@@ -247,6 +247,8 @@ def _circuits(recipe: Recipe, scores: Scores, prepared: PreparedBatches, curve: 
         raise UsageError(
             f"{selection} keeps none of the model's edges on these examples: give a size, or other options."
         )
+    if sizes and share is not None and n > READABLE:
+        sizes = sorted({*sizes, READABLE})
     circuit = order.circuit(n)
     if share is not None and recipe.size in (None, "faithfulness") and circuit.recipe is not None:
         circuit = replace(circuit, recipe=circuit.recipe.changed(faithfulness=share))

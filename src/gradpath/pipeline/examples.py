@@ -16,6 +16,7 @@ from gradpath.tasks.one_pair import one_pair
 from gradpath.tasks.task import Task
 
 Note = Callable[[str], None]  # shows a message to the user
+FEW = 20  # pairs for attribution: with fewer, the user is told what to expect
 
 
 def note_warnings(text: str) -> None:
@@ -73,6 +74,7 @@ def draw(
         split=split,
         data=data,
         metric=recipe.metric if metric is None else metric,
+        first_token=bool(recipe.first_token),
     )
 
 
@@ -104,6 +106,11 @@ def notices(attributed: Task | None, measured: Task) -> list[str]:
     lines = list[str]()
     if "rows_read" in facts:
         lines = [_measured_pairs(measured) if attributed is None else _usage(attributed, measured)]
+    if attributed is not None and len(attributed) < FEW and attributed.record.clean is None:
+        lines.append(
+            f"{len(attributed)} {'pair is' if len(attributed) == 1 else 'pairs are'} few for attribution: the circuit "
+            f"fits these, can have thousands of edges, and its intervals are wide; {FEW} or more are better"
+        )
     lines += dict.fromkeys(str(note) for task in tasks for note in task.facts.get("notes", []))
     drops = [drop for task in tasks for drop in task.facts.get("dropped", {}).values()]
     rows = sum(drop["count"] for drop in drops)

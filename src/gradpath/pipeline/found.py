@@ -15,7 +15,7 @@ import torch
 from gradpath import defaults
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, reason, warn
-from gradpath.evaluation.result import Result
+from gradpath.evaluation.result import Result, interval_text
 from gradpath.explanation import Inside, look_inside
 from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
@@ -24,6 +24,7 @@ from gradpath.recipe import Recipe
 from gradpath.report.data import (
     CHANCE,
     IN_PAGE,
+    READABLE,
     SAVED,
     SHOWN,
     Chosen,
@@ -86,6 +87,7 @@ class Found:
             [
                 f"Found: {self.circuit.recipe}",
                 *(f"  {line}" for line in str(self.result).splitlines()[:-1]),
+                *([f"  small         {self.small_text}"] if self.small else []),
                 f"  examples      {len(self.attributed):,} for attribution, {measured}",
                 '  next          .report("report.html"), .save("folder"), .scores, .circuit, .result, .curve',
             ]
@@ -109,6 +111,33 @@ class Found:
             which = f"all {better}" if better == len(random) else f"{better} of {len(random)}"
             parts.append(f"better than {which} random circuits of its size")
         return "; ".join(filter(None, parts))
+
+    @property
+    def small(self) -> Result | None:
+        """The result of the best circuit that can be read, where the smallest one that keeps the share cannot.
+
+        It is the one with faithfulness nearest to 1 of the measured circuits of at most ``READABLE`` edges.
+        """
+        if self.circuit.recipe is None or self.circuit.recipe.faithfulness is None or len(self.circuit) <= READABLE:
+            return None
+        readable = [result for result in self.curve if 0 < result.edges_kept <= READABLE]
+        return min(readable, key=lambda result: abs(1 - result.faithfulness), default=None)
+
+    @property
+    def small_text(self) -> str:
+        """What ``small`` is, in a sentence; empty if there is none."""
+        if self.small is None:
+            return ""
+        assert self.circuit.recipe is not None
+        share, interval = (
+            self.circuit.recipe.faithfulness,
+            interval_text(self.small.interval, len(self.measured), ".1%"),
+        )
+        return (
+            f"no circuit of up to {READABLE} edges was found that keeps {share:.0%} of the behaviour on the "
+            f"attributed examples; the best one measured requests {self.small.edges_requested:,} edges and keeps "
+            f"{self.small.faithfulness:.1%} ({interval})"
+        )
 
     def report(
         self, file: str | Path, *, verdict: Verdict | None = None, command: str = "", seconds: float | None = None
@@ -148,6 +177,8 @@ class Found:
             effects=None if verdict is None else verdict.effects,
             command=command,
             about=facts,
+            small=None if self.small is None else self.small.edges_requested,
+            small_text=self.small_text,
         )
         write(report, Path(file))
 

@@ -154,6 +154,8 @@ class Report:
         checks: The results of the tests of the circuit, by name (``verdict.test``).
         summary: What is known of the circuit without them, in one sentence.
         effects: The estimated and the measured effects of a sample of its edges, from the verdict.
+        small: The number of edges of the best circuit that can be read, where the chosen one has too many.
+        small_text: A sentence about it.
     """
 
     title: str
@@ -168,6 +170,8 @@ class Report:
     checks: Mapping[str, Check] = field(default_factory=dict)
     summary: str = ""
     effects: Effects | None = None
+    small: int | None = None
+    small_text: str = ""
 
 
 # What the page's JSON has. A column is a text: little-endian numbers in base64, of the type that its comment names.
@@ -274,6 +278,8 @@ class Page:
     verdict: VerdictTable | None = None
     inside: InsideTable | None = None
     no_inside: str = ""  # why ``inside`` is not known
+    small: int | None = None  # edges of the best circuit that can be read, where the chosen one has too many
+    small_text: str = ""  # a sentence about it
     compare: Mapping[str, Any] | None = None  # Comparison.to_json, and the names of both circuits
     notes: Mapping[str, Any] | None = None  # as the page saves them
 

@@ -138,8 +138,16 @@ def render_comparison(comparison: Comparison, names: tuple[str, str] | None = No
         flat = part.flat.sort().values
         columns = [Side(packed(ranks[flat], "<u4"), packed(scores[flat], "<f4")) for ranks, scores in sides]
         runs.append(replace(run, sides=columns, facts=facts, cut=cut))
-    table = {"names": names or [str(circuit.recipe) for circuit in (a, b)], **comparison.to_json()}
+    table = {"names": names or _titles(a, b), **comparison.to_json()}
     return filled(replace(page, runs=runs, compare=table))
+
+
+def _titles(a: Circuit, b: Circuit) -> list[str]:
+    """How each of two circuits was made; with its size, if that is the same or not known."""
+    made = [None if circuit.recipe is None else str(circuit.recipe) for circuit in (a, b)]
+    if None not in made and made[0] != made[1]:
+        return [str(text) for text in made]
+    return [f"{text or 'a circuit'}, {len(circuit):,} edges" for text, circuit in zip(made, (a, b), strict=True)]
 
 
 def _joined(a: Circuit, b: Circuit, what: str) -> str:

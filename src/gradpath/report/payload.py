@@ -41,7 +41,7 @@ from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS, rank
 from gradpath.selection.ranking import Sample
 from gradpath.verdict import NAMES, QUESTIONS, sentence
-from gradpath.verdict.checks import NULLS, limit_of
+from gradpath.verdict.checks import FEWEST, NULLS, limit_of
 
 LIMIT = 20_000
 _KINDS = ("q", "k", "v", "mlp", "logits")
@@ -77,6 +77,8 @@ def page_of(report: Report, limit: int = LIMIT) -> Page:
         verdict=_verdict(report) if report.checks or report.summary else None,
         inside=_inside(report.inside) if isinstance(report.inside, Inside) else None,
         no_inside=report.inside if isinstance(report.inside, str) else "",
+        small=report.small,
+        small_text=report.small_text[:1].upper() + report.small_text[1:],
     )
 
 
@@ -230,9 +232,14 @@ def _verdict(report: Report) -> VerdictTable:
         for name, check in report.checks.items()
     ]
     missing = [name for name in NAMES if name not in report.checks]
-    command = _test_command(report) if missing else ""
+    n = report.about.get("examples measured")
+    few = type(n) is int and n < FEWEST
+    command = _test_command(report) if missing and not few else ""
     where = f", with the folder of this page for {_FOLDER}" if _FOLDER in command else ""
     note = f"Not tested here: {', '.join(missing)}. For the whole verdict{where}: " if missing else ""
+    if few:
+        there = "is 1" if n == 1 else f"are {n}"
+        note = f"gradpath test needs at least {FEWEST} examples to measure on, and here {there}: find it with more."
     summary = sentence(report.checks) if report.checks else report.summary
     effects = None if report.effects is None else report.effects.to_json()
     return VerdictTable(rows, summary[0].upper() + summary[1:], note, command, effects)
@@ -413,6 +420,7 @@ def _pairs(data: Mapping[str, Any]) -> str:
     for reason, drop in _mapping(data.get("dropped")).items():
         count, first = (_mapping(drop).get(name) for name in ("count", "first"))
         pairs = "1 pair" if count in (1, None) else f"{count} pairs"
+        pairs += " of the half for attribution" if data.get("held_out") else ""
         told.append(f"{pairs} dropped because {reason}{f', such as {first}' if first else ''}")
     notes = data.get("notes")
     told += [_capital(str(note)) for note in notes if note] if isinstance(notes, list) else []

@@ -70,6 +70,12 @@ def waiting(what: str) -> Any:
     return tqdm(desc=printable(what), bar_format="{desc} ...", leave=False, disable=hidden)
 
 
+def announce(text: str) -> None:
+    """Write a line to stderr where progress is shown: what begins now, and how long it takes."""
+    if _shown.get() and distributed.rank() == 0:
+        write_line(text)
+
+
 def write_line(text: str) -> None:
     """Write a line to stderr, above the bars."""
     from tqdm.auto import tqdm

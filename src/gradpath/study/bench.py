@@ -195,7 +195,7 @@ class Bench:
         return self._task_and_digest(recipe, split)[0]
 
     def _task_and_digest(self, recipe: Recipe, split: str) -> tuple[Task, str]:
-        place = recipe.task, recipe.data, recipe.metric, recipe.examples, recipe.seed, split
+        place = recipe.task, recipe.data, recipe.metric, recipe.first_token, recipe.examples, recipe.seed, split
         if place not in self._tasks:
             task = self._load_task(recipe, split)
             self._tasks[place] = task, task_digest(task, self.model.tokenizer)
@@ -204,7 +204,8 @@ class Bench:
     def _load_task(self, recipe: Recipe, split: str) -> Task:
         def load(n: int | None) -> Task:
             options: dict[str, Any] = {"seed": recipe.seed, "split": split, "data": recipe.data}
-            return draw_task(recipe.task, self.model, n=n, metric=recipe.metric, **options)
+            options |= {"metric": recipe.metric, "first_token": bool(recipe.first_token)}
+            return draw_task(recipe.task, self.model, n=n, **options)
 
         try:
             return load(recipe.examples)

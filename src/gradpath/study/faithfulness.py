@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from itertools import chain, product
+from itertools import chain, combinations, product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,6 +105,7 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
     if bench.paper is not None:
         notes.append(f"Paper: {bench.paper.source}; it does not say how its edges were selected.")
     log = study.grid == defaults.MIB_GRID
+    told = {"advice": advice(bench, rows)} if name == "curve" else {}
     parts = [
         _methods_table(rows, areas, prices),
         _areas_table(areas, random_areas) if areas else None,
@@ -117,10 +118,15 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         name=name,
         title=f"Faithfulness against sparsity in {bench.title}",
         rows=rows,
-        text="\n\n".join(part for part in parts if part),
+        text="\n\n".join(part for part in [*(one["sentence"] for one in told.values()), *parts] if part),
         figures={name: lambda: draw_curves(rows, bench.title, log=log, areas=areas, random=random)},
         notes=tuple(notes),
-        facts={"random": random, "prices": prices, **({"mib": areas, "mib_random": random_areas} if areas else {})},
+        facts={
+            "random": random,
+            "prices": prices,
+            **told,
+            **({"mib": areas, "mib_random": random_areas} if areas else {}),
+        },
     )
 
 
@@ -382,6 +388,53 @@ def _curve_handles(rows: Sequence[Row], random: Sequence[Row]) -> list[Any]:
     if random:
         handles.append(Patch(color=GREY, alpha=0.35, label=f"{random[0]['circuits']} random circuits"))
     return handles
+
+
+def advice(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
+    """What the curves of one task suggest: the pairs of curves compared, a size and its reason, and a sentence.
+
+    Curves are compared by their mean error over all sizes, on the same examples. The size is the smallest one measured
+    at which the curve with the smallest mean error keeps the share that ``find`` looks for.
+    """
+    [task] = bench.study.task_names
+    curves = grouped(rows, "method", "selection")
+    ranked = sorted(curves, key=lambda curve: mean_of(curves[curve], "error"))
+    cells = {curve: _cells(bench, task, *curve) for curve in ranked}
+    pairs = list[dict[str, Any]]()
+    for better, worse in combinations(ranked, 2):
+        difference = error_difference(cells[better], cells[worse])
+        pairs.append(
+            {
+                "a": ", ".join(better),
+                "b": ", ".join(worse),
+                "clear": difference.is_clear,
+                "error_difference": difference.value,
+                "low": difference.low,
+                "high": difference.high,
+            }
+        )
+    best = ranked[0]
+    size, reason = _suggested(curves[best])
+    ties = [pair["b"] for pair in pairs[: len(ranked) - 1] if not pair["clear"]]
+    sentence = f"{', '.join(best)} has the smallest mean error ({mean_of(curves[best], 'error'):.3f})"
+    if ties:
+        sentence += f", which is not clearly smaller than that of {' and '.join(ties)}"
+    elif len(ranked) > 1:
+        sentence += f", clearly smaller than {'that of the other' if len(ranked) == 2 else 'those of all others'}"
+    sentence += f"; suggested size: {size:,} edges, {reason}."
+    return {"sentence": sentence, "edges": size, "reason": reason, "pairs": pairs}
+
+
+def _suggested(rows: Sequence[Row]) -> tuple[int, str]:
+    """A number of edges for a curve, and why."""
+    share = defaults.FAITHFULNESS
+    enough = [row for row in rows if abs(1 - row["faithfulness"]) <= 1 - share]
+    if enough:
+        row = min(enough, key=lambda row: row["edges_requested"])
+        return row["edges_requested"], f"the smallest one measured that keeps {share:.0%} ({row['faithfulness']:.1%})"
+    row = min(rows, key=lambda row: row["error"])
+    kept = f"no size measured keeps {share:.0%} ({row['faithfulness']:.1%})"
+    return row["edges_requested"], f"where the error is smallest ({row['error']:.3f}); {kept}"
 
 
 FAITHFULNESS = Experiment("faithfulness", outcome)

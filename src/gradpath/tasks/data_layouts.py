@@ -9,7 +9,7 @@ whose prompts do not contain the answers is dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.tasks import data_rows as rows
 from gradpath.tasks.builtin.prompts import HE, LETTERS, SHE, Year, choice_prompt, read_years, verb_forms
-from gradpath.tasks.data_rows import Row
+from gradpath.tasks.data_rows import Row, Table
 from gradpath.tasks.pairs import Pair
 
 UNREADABLE = "the answers cannot be read from the prompts"
@@ -59,12 +59,13 @@ class Layout:
     origin: str = ""  # where answers come from, for a note
 
 
-def recognise(columns: Sequence[str], name: str) -> Layout:
+def recognise(table: Table) -> Layout:
     """The first layout whose columns are all there."""
+    columns, name = table.columns, table.name
     for layout in LAYOUTS:
         if set(layout.columns) <= set(columns):
             return layout
-    shown = ", ".join(column[:40] or "(no name)" for column in columns[:20])
+    shown = ", ".join(table.headers.get(column, column)[:40] or "(no name)" for column in columns[:20])
     known = "; ".join(f"{layout.name} ({', '.join(layout.columns)})" for layout in LAYOUTS)
     if len(columns) == 1 and any(mark in columns[0] for mark in ";\t"):
         hint = "The fields have to be separated by commas."

@@ -12,7 +12,7 @@ import csv
 import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -35,6 +35,11 @@ class Row:
     where: str
     values: Mapping[str, Any]
     problem: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)  # columns as the user wrote them, where that is otherwise
+
+    def header(self, column: str) -> str:
+        """A column as the user wrote it, for messages."""
+        return self.headers.get(column, column)
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Table:
     name: str
     columns: tuple[str, ...]
     rows: Iterator[Row]
+    headers: Mapping[str, str] = field(default_factory=dict)  # as those of a row
 
 
 def open_table(data: Any) -> Table:
@@ -74,7 +80,8 @@ def open_table(data: Any) -> Table:
     if suffix in _JSONL:
         return _with_columns_of_first_row(readable(path.stem), _decode(path, _read_jsonl))
     rows = _decode(path, _read_csv)
-    return Table(readable(path.stem), tuple(next(rows).values), rows)
+    first = next(rows)
+    return Table(readable(path.stem), tuple(first.values), rows, first.headers)
 
 
 def is_file(data: Any) -> bool:
@@ -103,6 +110,7 @@ def _read_csv(file: IO[str], name: str) -> Iterator[Row]:
     """The header as a first row without values, then the data."""
     reader = csv.reader(file, strict=True)
     columns: list[str] = []
+    headers: dict[str, str] = {}
     count = 0
     try:
         for fields in reader:
@@ -110,14 +118,15 @@ def _read_csv(file: IO[str], name: str) -> Iterator[Row]:
                 continue
             if not columns:
                 columns = [_column(field) for field in fields]
+                headers = dict(zip(columns, (field.strip() for field in fields), strict=True))
                 if problem := _repeated(columns, f"the header of {name}"):
                     raise InputError(problem)
-                yield Row(name, dict.fromkeys(columns))
+                yield Row(name, dict.fromkeys(columns), headers=headers)
                 continue
             count += 1
             where = f"row {count} (line {reader.line_num} of {name})"
             if len(fields) == len(columns):
-                yield Row(where, dict(zip(columns, fields, strict=True)))
+                yield Row(where, dict(zip(columns, fields, strict=True)), headers=headers)
                 continue
             problem = (
                 f"{where} has {len(fields)} fields, and the header has {len(columns)}. "
@@ -209,13 +218,14 @@ def _with_columns_of_first_row(name: str, rows: Iterator[Row]) -> Table:
         raise InputError(first.problem)
     if first is None:
         raise InputError(f"{name} has no rows. Each needs clean, corrupted, answers and wrong_answers.")
-    return Table(name, tuple(first.values), chain([first], rows))
+    return Table(name, tuple(first.values), chain([first], rows), first.headers)
 
 
 def _row(values: Any, where: str) -> Row:
     if isinstance(values, Mapping):
         columns = [_column(str(name)) for name in values]
-        return Row(where, dict(zip(columns, values.values(), strict=True)), _repeated(columns, where))
+        headers = dict(zip(columns, map(str, values), strict=True))
+        return Row(where, dict(zip(columns, values.values(), strict=True)), _repeated(columns, where), headers)
     problem = (
         f"{where} is a {type(values).__name__}, not an object with named values. "
         "A data frame gives such rows with .to_dict('records')."
@@ -325,9 +335,11 @@ def _integer(row: Row, column: str, value: Any) -> int:
 
 
 def _empty_cell(row: Row, column: str) -> InputError:
-    return InputError(f"{row.where} has nothing in {column!r}. Fill it in, or remove the row.")
+    return InputError(f"{row.where} has nothing in {row.header(column)!r}. Fill it in, or remove the row.")
 
 
 def _wrong_cell(row: Row, column: str, value: Any, expected: str) -> InputError:
     shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
-    return InputError(f"{row.where} must have {expected} in {column!r}: got {shown}. Correct it, or remove the row.")
+    return InputError(
+        f"{row.where} must have {expected} in {row.header(column)!r}: got {shown}. Correct it, or remove the row."
+    )

@@ -37,7 +37,7 @@ from gradpath.tasks.metrics import (
     metric_name,
     probability_difference,
 )
-from gradpath.tasks.pairs import REPEATED, Candidates, Ids, Pair, Source, UsablePairs, usable_pairs
+from gradpath.tasks.pairs import NO_TOKEN, REPEATED, Answers, Candidates, Ids, Pair, Source, UsablePairs, usable_pairs
 from gradpath.tasks.task import Task, judged_by_kl
 
 _MAX_PAIRS = 1_000_000  # in one task: more prompts would not fit into memory
@@ -67,6 +67,7 @@ def load_task(
     split: str = "train",
     data: Any = None,
     metric: str | Metric | None = None,
+    first_token: bool = False,
 ) -> Task:
     """Draw pairs of a built-in task, or of your own data, that the model's tokenizer can represent.
 
@@ -82,12 +83,14 @@ def load_task(
         data: A CSV or JSONL file, a Hugging Face dataset or its name, or rows as dictionaries.
         metric: The name of a metric (``gradpath ls metrics``), ``FILE.py:function`` or a function, instead of the
             task's own. ``kl`` runs the model on the clean prompts.
+        first_token: Compare answers of several tokens by the first token in which they differ. What they share before
+            it is put at the end of both prompts.
 
     Returns:
         The task. ``task.facts["dropped"]`` counts the pairs that were dropped, by reason, and ``task.facts["notes"]``
         has notes on the pairs. If nothing can be held out of your own data, there is a warning.
     """
-    task = draw_task(name, model, n=n, seed=seed, split=split, data=data, metric=metric)
+    task = draw_task(name, model, n=n, seed=seed, split=split, data=data, metric=metric, first_token=first_token)
     for note in task.facts["notes"]:
         if note.startswith(WARNING):
             warn(note.removeprefix(WARNING))
@@ -103,6 +106,7 @@ def draw_task(
     split: str = "train",
     data: Any = None,
     metric: str | Metric | None = None,
+    first_token: bool = False,
 ) -> Task:
     """The same as ``load_task`` without a warning, for callers that show the notes on the pairs themselves."""
     if n == "auto":
@@ -114,7 +118,7 @@ def draw_task(
     if data is not None and split == REWORDED:
         raise UsageError("your own data has no other templates: the split 'reworded' is for built-in tasks.")
     if data is not None:
-        source = read_data(data, name, split, tokenizer)
+        source = read_data(data, name, split, tokenizer, first_token)
     elif name is not None:
         source = read_built_in(name, split, tokenizer)
     else:
@@ -127,8 +131,11 @@ def draw_task(
     # Any other metric gets the labels of the task's own metric.
     form = function if function in (logit_difference, probability_difference) else METRICS[source.metric]
     many = form is not logit_difference
-    usable = usable_pairs((pairs[i] for i in shuffled(len(pairs), seed, split)), tokenizer, n, many=many)
-    _check_usable(usable, n if data is None else None, source.name, split)
+    drawn = (pairs[i] for i in shuffled(len(pairs), seed, split))
+    usable = usable_pairs(drawn, tokenizer, n, many=many, first_token=first_token)
+    several = source.data is not None and NO_TOKEN in usable.dropped and not first_token
+    hint = _first_token_hint(usable, tokenizer, many) if several else ""
+    _check_usable(usable, n if data is None else None, source, split, hint)
     spans = [pair.spans or {} for pair in usable.pairs]
     task = Task(
         clean=[pair.clean for pair in usable.pairs],
@@ -137,9 +144,15 @@ def draw_task(
         metric=function,
         name=source.name,
         recipe=Recipe(
-            task=source.name, data=source.data, metric=metric_name(metric), examples=n, seed=seed, split=_SPLITS[split]
+            task=source.name,
+            data=source.data,
+            metric=metric_name(metric),
+            first_token=first_token or None,
+            examples=n,
+            seed=seed,
+            split=_SPLITS[split],
         ),
-        facts=_facts(source, usable, n, split),
+        facts=_facts(source, usable, n, split, hint),
         spans=spans if any(spans) else None,
         decode=tokenizer.decode,
     )
@@ -164,7 +177,8 @@ def more_examples(task: Task, model: HasTokenizer, n: int) -> Task:
     metric = "kl" if task.metric is kl_divergence else task.metric
 
     def draw(n: int | None) -> Task:
-        return draw_task(task.name, model, n=n, seed=recipe.seed, split=recipe.attributed_split, metric=metric)
+        options: dict[str, Any] = {"metric": metric, "first_token": bool(recipe.first_token)}
+        return draw_task(task.name, model, n=n, seed=recipe.seed, split=recipe.attributed_split, **options)
 
     try:
         drawn = draw(min(n, _MAX_PAIRS))
@@ -255,30 +269,72 @@ def shuffled(size: int, seed: int, split: str) -> Iterator[int]:
         moved[pick] = moved.pop(last, last)
 
 
-def _check_usable(usable: UsablePairs, n: int | None, name: str, split: str) -> None:
+def _check_usable(usable: UsablePairs, n: int | None, source: Source, split: str, hint: str) -> None:
     """Refuse fewer pairs than requested, and say why the others were dropped."""
     count = len(usable.pairs)
     if count >= (n or 1):
         return
+    own = source.data is not None
     reasons = "; ".join(
-        f"{drop.count} dropped because {reason} (first: {drop.first})" for reason, drop in usable.dropped.items()
+        f"{drop.count} dropped because {reason}" + ("" if own else f" (first: {drop.first})")
+        for reason, drop in usable.dropped.items()
     )
-    what = f"the task {name!r} has {count} in the split {split!r} with this model's tokenizer: {reasons}"
+    what = f"the task {source.name!r} has {count} in the split {split!r} with this model's tokenizer: {reasons}"
     if count:
         raise UsageError(f"{n} pairs were requested, but {what}. {_FEWER}")
-    raise InputError(f"no pair can be used: {what}. Reword the prompts or the answers.")
+    rows = [row for drop in usable.dropped.values() for row in drop.rows] if own else []
+    raise InputError(f"no pair can be used: {what}. {hint or 'Reword the prompts or the answers.'}", rows)
 
 
-def _facts(source: Source, usable: UsablePairs, n: int | None, split: str) -> dict[str, Any]:
+def _first_token_hint(usable: UsablePairs, tokenizer: Tokenizer, many: bool) -> str:
+    """How pairs whose answers are not single tokens could be used; empty if they could not.
+
+    Both ways are tried on the first cases: what is advised works.
+    """
+    cases = [pair for pair, _ in usable.dropped[NO_TOKEN].cases]
+    mended = usable_pairs(cases, tokenizer, None, many=many, first_token=True)
+    if not mended.pairs:
+        return ""
+    endings = {""}
+    if len(mended.pairs) == len(cases):
+        endings = {new.clean.removeprefix(old.clean) for new, old in zip(mended.pairs, cases, strict=True)}
+    end = endings.pop() if len(endings) == 1 else ""
+    moved = [
+        replace(
+            pair,
+            clean=pair.clean + end,
+            corrupted=pair.corrupted + end,
+            right=_without(pair.right, end),
+            wrong=_without(pair.wrong, end),
+        )
+        for pair in cases
+    ]
+    by_hand = end and len(usable_pairs(moved, tokenizer, None, many=many).pairs) == len(cases)
+    (right, *_), (wrong, *_) = mended.answers[0]
+    way = f"Move {end!r} from the answers to the end of the prompts, or give" if by_hand else "Give"
+    return (
+        f"{way} --first-token (in Python first_token=True), which compares the first token in which the answers "
+        f"differ: {tokenizer.decode([right])!r} and {tokenizer.decode([wrong])!r} in {mended.pairs[0].title}."
+    )
+
+
+def _without(answers: Answers, beginning: str) -> Answers:
+    return tuple(answer.removeprefix(beginning) if isinstance(answer, str) else answer for answer in answers)
+
+
+def _facts(source: Source, usable: UsablePairs, n: int | None, split: str, hint: str) -> dict[str, Any]:
     """What saved files record about the pairs: only values that JSON has."""
     notes = list(source.candidates.notes)
     if words := sorted(usable.left_out):
         shown = ", ".join(map(repr, words[:5])) + (", ..." if len(words) > 5 else "")
         notes.append(f"answers that are not a single token count for neither side: {shown}")
+    if hint:
+        notes.append(f"answers of several tokens: {hint[0].lower()}{hint[1:]}".removesuffix("."))
     if usable.unknown:
+        first = min(usable.unknown, key=lambda pair: pair.number).title
         notes.append(
             f"{WARNING}{len(usable.unknown)} of {len(usable.pairs)} pairs have text in their prompts that is not in "
-            f"the model's vocabulary and becomes its unknown token (first: {usable.unknown[0]})"
+            f"the model's vocabulary and becomes its unknown token (first: {first})"
         )
     list_rows = source.data is not None  # in the user's own data every row matters
     if n is not None and len(usable.pairs) < n:
@@ -288,14 +344,14 @@ def _facts(source: Source, usable: UsablePairs, n: int | None, split: str) -> di
         "split": split,
         "kept": len(usable.pairs),
         "dropped": {
-            reason: {"count": drop.count, "first": drop.first} | ({"rows": drop.cases} if list_rows else {})
+            reason: {"count": drop.count, "first": drop.first} | ({"rows": drop.rows} if list_rows else {})
             for reason, drop in usable.dropped.items()
         },
         "notes": notes,
     }
 
 
-def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> Source:
+def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer, first_token: bool) -> Source:
     """Read the pairs of one split.
 
     Args:
@@ -303,13 +359,14 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
         name: The name of the task; by default the name of the data.
         split: "train", "test" or "all".
         tokenizer: The tokenizer of the model.
+        first_token: Whether answers of several tokens can be used.
 
     Returns:
         The pairs, and the metric that fits their layout.
     """
     table, layout, rows = _read_table(data, name)
     halves = _halves(_read_pairs(layout, rows, AnswerReader(tokenizer)), tokenizer)
-    problem = "" if split == "all" else _no_hold_out(halves, tokenizer)
+    problem = "" if split == "all" else _no_hold_out(halves, tokenizer, first_token)
     is_held_out = split != "all" and not problem
     pairs = halves[split if is_held_out else "all"]
     notes = [f"answers are taken from {layout.origin}"] if layout.origin else []
@@ -335,7 +392,7 @@ def read_data(data: Any, name: str | None, split: str, tokenizer: Tokenizer) -> 
 def _read_table(data: Any, name: str | None) -> tuple[Table, Layout, list[Row]]:
     """The table, the layout that its columns have, and its first ``_MAX_ROWS`` rows."""
     table = open_table(data)
-    layout = recognise(table.columns, table.name)
+    layout = recognise(table)
     if name not in (None, layout.name) and layout.name in TASKS:
         raise InputError(
             f"{table.name} has the columns of the task {layout.name!r}, but {name!r} was requested. "
@@ -350,11 +407,11 @@ def _read_table(data: Any, name: str | None) -> tuple[Table, Layout, list[Row]]:
 def _read_pairs(layout: Layout, rows: list[Row], reader: AnswerReader) -> list[Pair]:
     """A pair for every row; all rows that cannot be read are reported at once."""
     pairs, problems = [], []
-    for row in rows:
+    for number, row in enumerate(rows):
         try:
             if row.problem:
                 raise InputError(row.problem)
-            pairs.append(layout.read(row, reader))
+            pairs.append(replace(layout.read(row, reader), number=number))
         except InputError as problem:
             problems.append(str(problem))
     if len(problems) == 1:
@@ -364,10 +421,13 @@ def _read_pairs(layout: Layout, rows: list[Row], reader: AnswerReader) -> list[P
     return pairs
 
 
-def _no_hold_out(halves: dict[str, list[Pair]], tokenizer: Tokenizer) -> str:
+def _no_hold_out(halves: dict[str, list[Pair]], tokenizer: Tokenizer, first_token: bool) -> str:
     """Why no pairs can be held out: too few are usable, or all usable ones are in one half. Empty if they can."""
     needed = {"all": LEAST, "train": 1, "test": 1}
-    counts = {half: len(usable_pairs(halves[half], tokenizer, n, many=True).pairs) for half, n in needed.items()}
+    counts = {
+        half: len(usable_pairs(halves[half], tokenizer, n, many=True, first_token=first_token).pairs)
+        for half, n in needed.items()
+    }
     if counts["all"] < LEAST:
         return f"there are fewer than {LEAST} usable pairs"
     return "" if counts["train"] and counts["test"] else "all usable pairs have the same clean prompt"

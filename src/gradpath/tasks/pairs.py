@@ -3,14 +3,18 @@
 Tasks and data files are made of words, so a pair is the same for every model. ``usable_pairs`` checks pairs under a
 tokenizer. A pair is usable if its prompts differ and have the same number of tokens, and if its correct and wrong
 answers are different tokens. Other pairs are dropped and counted by reason, with the first case.
+
+Answers of several tokens can be compared by the first token in which they differ (``first_token``). What they share
+before it is put at the end of both prompts: after "5 times 7 is", " 35" and " 42" become "3" and "4" after "5 times 7
+is " where the space is a token.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from gradpath.errors import InputError
@@ -20,6 +24,8 @@ LENGTHS = "the prompts have different numbers of tokens"
 SAME = "the prompts are the same"
 REPEATED = "an earlier pair has the same prompts"
 NO_TOKEN = "an answer is not a single token"
+BEGINNING = "one answer is the beginning of another"
+MERGED = "what the answers share changes the tokens of the prompt before it"
 NO_ID = "an answer is not a token id of the model"
 SHARED = "right and wrong answers share a token"
 
@@ -44,6 +50,7 @@ class Pair:
     where: str = ""  # the row of the user's file
     problem: str = ""  # why the pair cannot be used under this tokenizer
     spans: Mapping[str, tuple[int, int]] | None = None  # named parts of the clean prompt, in characters
+    number: int = 0  # its place in the user's file: of several cases, the first is named
 
     @property
     def title(self) -> str:
@@ -107,9 +114,24 @@ class Source:
 class Dropped:
     """How many pairs were dropped for a reason, and the first of them."""
 
-    count: int
-    first: str
-    cases: list[str] = field(default_factory=list)  # the first ``_LISTED`` of them
+    reason: str
+    count: int = 0
+    cases: list[tuple[Pair, str]] = field(default_factory=list)  # the first ``_LISTED`` of them, and details of each
+
+    def add(self, pair: Pair, detail: str) -> None:
+        self.count += 1
+        self.cases = sorted([*self.cases, (pair, detail)], key=lambda case: case[0].number)[:_LISTED]
+
+    @property
+    def first(self) -> str:
+        pair, detail = self.cases[0]
+        return f"{pair.title}: {detail}" if detail else pair.title
+
+    @property
+    def rows(self) -> list[str]:
+        """The cases, one line each."""
+        details = [(pair.title, f" ({detail})" if detail else "") for pair, detail in self.cases]
+        return [f"{title}: {self.reason}{detail}" for title, detail in details]
 
 
 @dataclass
@@ -117,14 +139,14 @@ class UsablePairs:
     """The usable pairs, the token ids of their correct and wrong answers, and the dropped pairs by reason.
 
     ``left_out`` are answers that are not single tokens, of pairs that have other answers. ``unknown`` are usable pairs
-    whose prompts have text outside the vocabulary, by title.
+    whose prompts have text outside the vocabulary.
     """
 
     pairs: list[Pair] = field(default_factory=list)
     answers: list[tuple[Ids, Ids]] = field(default_factory=list)
     dropped: dict[str, Dropped] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
-    unknown: list[str] = field(default_factory=list)
+    unknown: list[Pair] = field(default_factory=list)
 
 
 class _UnusableError(Exception):
@@ -135,7 +157,9 @@ class _UnusableError(Exception):
         self.reason, self.detail = reason, detail
 
 
-def usable_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, many: bool) -> UsablePairs:
+def usable_pairs(
+    pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, many: bool, first_token: bool = False
+) -> UsablePairs:
     """The first usable pairs.
 
     Args:
@@ -144,6 +168,8 @@ def usable_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, 
         n: The number of pairs to return, or None for all. No pair after the n-th usable one is tried.
         many: Whether the metric sums over answers. Answers that are not single tokens are then left out, as long as
             each side keeps one.
+        first_token: Compare the first token in which the answers of a pair differ. The tokens before it are put at the
+            end of both prompts.
 
     Returns:
         The pairs, their answers, and what was dropped.
@@ -158,21 +184,19 @@ def usable_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer, n: int | None, *, 
         for pair, prompts in zip(chunk, zip(clean, corrupted, strict=True), strict=True):
             try:
                 _check_prompts(pair, prompts, earlier)
-                answers = answer_tokens.of_pair(pair, many)
+                if first_token:
+                    pair, answers = answer_tokens.where_they_differ(pair, prompts, many)
+                else:
+                    answers = answer_tokens.of_pair(pair, many)
             except _UnusableError as problem:
-                case = f"{pair.title}: {problem.detail}" if problem.detail else pair.title
-                dropped = usable.dropped.setdefault(problem.reason, Dropped(0, case))
-                dropped.count += 1
-                if len(dropped.cases) < _LISTED:
-                    detail = f" ({problem.detail})" if problem.detail else ""
-                    dropped.cases.append(f"{pair.title}: {problem.reason}{detail}")
+                usable.dropped.setdefault(problem.reason, Dropped(problem.reason)).add(pair, problem.detail)
                 continue
             earlier.add(prompts)
             usable.pairs.append(pair)
             usable.answers.append(answers)
             texts = (pair.clean, pair.corrupted)
             if any(tokenizer.has_unknown(text, ids[n_front:]) for text, ids in zip(texts, prompts, strict=True)):
-                usable.unknown.append(pair.title)
+                usable.unknown.append(pair)
             if len(usable.pairs) == n:
                 return usable
     return usable
@@ -197,7 +221,7 @@ class _AnswerTokens:
         self._tokenizer = tokenizer
         self._size = len(tokenizer.hf)
         self._known: dict[str | int, Ids] = {}
-        self._sides: dict[tuple[Answers, bool], Ids] = {}
+        self._sides: dict[tuple[Answers, bool, int], Ids] = {}
         self.left_out: set[str] = set()
 
     def add(self, pairs: Sequence[Pair]) -> None:
@@ -208,32 +232,62 @@ class _AnswerTokens:
         self._known.update(zip(texts, map(tuple, self._tokenizer.continuations(texts)), strict=True))
         self._known.update({answer: (answer,) for answer in new if isinstance(answer, int)})
 
-    def of_pair(self, pair: Pair, many: bool) -> tuple[Ids, Ids]:
-        """The token ids of the correct and the wrong answers of a pair."""
+    def where_they_differ(self, pair: Pair, prompts: tuple[Ids, Ids], many: bool) -> tuple[Pair, tuple[Ids, Ids]]:
+        """The pair with all tokens that its answers begin with in its prompts, and the tokens that follow."""
+        shared = common_beginning([self._known[answer] for answer in (*pair.right, *pair.wrong)])
+        if shared:
+            text = self._tokenizer.decode(shared)
+            clean, corrupted = f"{pair.clean}{text}", f"{pair.corrupted}{text}"
+            if self._tokenizer.encode([clean, corrupted]) != [[*ids, *shared] for ids in prompts]:
+                raise _UnusableError(MERGED, repr(text))
+            pair = replace(pair, clean=clean, corrupted=corrupted)
+        return pair, self.of_pair(replace(pair, by_first=True), many, len(shared))
+
+    def of_pair(self, pair: Pair, many: bool, skipped: int = 0) -> tuple[Ids, Ids]:
+        """The token ids of the correct and the wrong answers of a pair, without so many first ones of each."""
         for side in (pair.right, pair.wrong):
             if len(side) > 1 and not many:
                 raise InputError(
                     f"a logit difference compares one correct answer with one wrong answer: "
                     f"{pair.title} has {len(side)}. Use the metric probability-difference."
                 )
-        right, wrong = self._tokens(pair.right, pair), self._tokens(pair.wrong, pair)
+        right, wrong = (self._tokens(side, pair.by_first, skipped) for side in (pair.right, pair.wrong))
+        if not right or not wrong:
+            failing = [side[0] for side, tokens in ((pair.right, right), (pair.wrong, wrong)) if not tokens]
+            raise _UnusableError(BEGINNING if skipped else NO_TOKEN, ", ".join(map(self._split, failing)))
         if both := set(right) & set(wrong):
             raise _UnusableError(SHARED, f"{self._tokenizer.decode([min(both)])!r} in {pair.right} and {pair.wrong}")
         return right, wrong
 
-    def _tokens(self, answers: Answers, pair: Pair) -> Ids:
-        """The token of each answer: its only one, or its first one if the pair allows that."""
-        key = answers, pair.by_first
+    def _tokens(self, answers: Answers, by_first: bool, skipped: int) -> Ids:
+        """The token of each answer: its only one, or its first one if the pair allows that; none if there is none."""
+        key = answers, by_first, skipped
         if key not in self._sides:
-            known = {answer: self._known[answer] for answer in answers}
-            tokens = {a: ids[0] for a, ids in known.items() if len(ids) == 1 or (ids and pair.by_first)}
+            known = {answer: self._known[answer][skipped:] for answer in answers}
+            tokens = {a: ids[0] for a, ids in known.items() if len(ids) == 1 or (ids and by_first)}
             for token in tokens.values():
                 if not 0 <= token < self._size:
                     raise _UnusableError(NO_ID, f"{token} is not one of 0 to {self._size - 1}")
             self._sides[key] = tuple(dict.fromkeys(tokens.values()))
             if tokens:
                 self.left_out |= {str(answer) for answer in known if answer not in tokens}
-        if not self._sides[key]:
-            pieces = " + ".join(repr(self._tokenizer.decode([i])) for i in self._known[answers[0]]) or "no token"
-            raise _UnusableError(NO_TOKEN, f"{answers[0]!r} is {pieces}")
         return self._sides[key]
+
+    def _split(self, answer: str | int) -> str:
+        """An answer and its tokens: ``' 42' is ' ' + '4' + '2'``."""
+        return f"{answer!r} is {as_tokens(self._tokenizer, self._known[answer])}"
+
+
+def as_tokens(tokenizer: Tokenizer, ids: Ids) -> str:
+    """Tokens as text: ``' ' + '4' + '2'``."""
+    return " + ".join(repr(tokenizer.decode([token])) for token in ids) or "no token"
+
+
+def common_beginning(lists: Sequence[Ids]) -> Ids:
+    """The tokens that all lists begin with.
+
+    >>> common_beginning([(1, 2, 3), (1, 2, 4), (1, 2)])
+    (1, 2)
+    """
+    same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*lists, strict=False))
+    return tuple(tokens[0] for tokens in same)

@@ -142,8 +142,7 @@ class Task:
     def __getitem__(self, at: Any) -> PromptPair | Task:
         """One pair, ``task[3]``, or a task with some of the pairs, ``task[:50]``."""
         if isinstance(at, slice):
-            parts = {name: getattr(self, name)[at] for name in ("clean", "corrupted", "labels")}
-            return replace(self, **parts, spans=None if self.spans is None else self.spans[at])
+            return self.take(range(len(self))[at])
         try:
             row = range(len(self))[operator.index(at)]
         except TypeError:

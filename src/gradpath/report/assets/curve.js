@@ -1,6 +1,6 @@
 /* The faithfulness curve: the measured circuits of every method, and the position of the slider. */
 
-const CURVE = { width: 360, height: 240, left: 44, right: 14, top: 24, bottom: 42 };
+const CURVE = { width: 360, height: 240, left: 48, right: 14, top: 24, bottom: 42 };
 const METHOD_COLOURS = ["m0", "m1", "m2", "m3", "m4", "m5"];
 
 /* The measured points of a run for one order, by number of edges, without gaps. */

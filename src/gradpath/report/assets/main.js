@@ -120,6 +120,16 @@ function start() {
     );
   }
 
+  /* Where the circuit that was found has too many edges to read: the best small one, and the way there. */
+  function drawSmall() {
+    byId("small").hidden = !data.small;
+    if (!data.small) return;
+    byId("small").replaceChildren(
+      `${data.small_text}. `,
+      element("button", { type: "button", class: "quiet", id: "show-small", onclick: () => change({ run: chosen.run, how: chosen.how, n: data.small, prune: chosen.pruned }) }, "Show it"),
+    );
+  }
+
   const say = (id, text) => (byId(id).textContent = text);
 
   function showMessage(scene) {
@@ -237,6 +247,7 @@ function start() {
 
   drawHeader();
   drawVerdict(data);
+  drawSmall();
   drawSentences(data, graph, (node) => pickNode(node, true));
   byId("no-inside").hidden = !data.no_inside;
   say("no-inside", `Single examples cannot be shown in the drawing: ${data.no_inside}`);
