@@ -91,12 +91,12 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", verbs("reproduce"))
 def test_a_full_disk_ends_a_run_that_can_go_on(server, tiny_folder, small_disk, verb):
-    out = small_disk("size=64k") / "out"
+    out = small_disk("size=4k" if verb == "find" else "size=64k") / "out"  # a report alone may be missing
     command = (*VERBS[verb], "--model", tiny_folder, "--out", out)
     assert server.run(*command) == 1
     assert "No space left on device" in server.said()
     before = finished_files(out)
-    assert before
+    assert before or verb == "find"
     assert not parts(out)
     small_disk("size=64m")
     assert server.run(*command) == 0, server.err.read_text()

@@ -15,9 +15,9 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -128,6 +128,21 @@ def main(arguments: list[str] | None = None) -> None:
         )
         _print_error(message, shared=getattr(problem, "shared", False))
         code = 1
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process.
+
+    Threads of ``torch.distributed`` that still run would sometimes abort one of several processes while Python shuts
+    down, after all its work is done. So these end at once.
+    """
+    communication = sys.modules.get("torch.distributed")
+    if distributed.world() > 1 and communication is not None and communication.is_initialized():
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

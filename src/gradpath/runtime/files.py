@@ -190,13 +190,16 @@ def write_together(folder: Path, *, instead_of: Sequence[str] = ()) -> Iterator[
     except OSError as problem:
         raise _not_writable(folder, problem) from None
     names = list[str]()
-    with temporary as draft:
-        try:
-            yield Path(draft)
-            names.extend(os.listdir(draft))
-            _move(names, Path(draft), folder, instead_of)
-        finally:
-            _move(names, Path(draft), folder, instead_of)  # a signal may have interrupted it: all are of one run
+    try:
+        with temporary as draft:
+            try:
+                yield Path(draft)
+                names.extend(os.listdir(draft))
+                _move(names, Path(draft), folder, instead_of)
+            finally:
+                _move(names, Path(draft), folder, instead_of)  # a signal may have interrupted it: all are of one run
+    finally:
+        shutil.rmtree(temporary.name, ignore_errors=True)  # a signal may have interrupted the removal, too
 
 
 def _move(names: Sequence[str], draft: Path, folder: Path, instead_of: Sequence[str]) -> None:
