@@ -32,6 +32,13 @@ def test_find_eval_explain_and_show_take_one_prompt(run, model_folder, tmp_path)
     assert run("show", tmp_path, "--out", tmp_path / "page.html").code == 0
 
 
+def test_one_prompt_needs_no_size_and_has_a_dry_run(run, model, model_folder):
+    found = gp.find(model, **PAIR, curve=False)
+    assert len(found.circuit) > 0
+    dry = run("find", "--model", model_folder, *TYPED, "--dry-run", "--json")
+    assert (dry.code, dry.json["task"], dry.json["examples"]) == (0, "prompt", 1), dry.err
+
+
 def test_python_gives_the_same_circuit_and_its_record_has_the_pair(model):
     found = gp.find(model, **PAIR, selection="top", edges=30, curve=False)
     assert {name: getattr(found.circuit.recipe, name) for name in PAIR} == PAIR

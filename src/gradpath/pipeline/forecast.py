@@ -14,7 +14,7 @@ from gradpath.attribution.methods import recorded_method
 from gradpath.limits import Limits, bytes_of_weights, size_text
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.examples import draw
-from gradpath.recipe import Recipe
+from gradpath.recipe import PROMPT, Recipe
 from gradpath.tasks.task import Pairs, Task, encode
 
 PROCESS = 300 << 20  # bytes of a process with PyTorch and transformers, before it has a model
@@ -49,7 +49,7 @@ def forecast(model: Transformer, recipe: Recipe, limits: Limits = Limits()) -> d
         "heads": model.graph.n_heads,
         "d_model": model.arch.d_model,
         "dtype": model.dtype_name,
-        "task": recipe.task or recipe.data or defaults.TASK,
+        "task": recipe.task or recipe.data or (defaults.TASK if recipe.clean is None else PROMPT),
         "method": recipe.method,
         "selection": recipe.selection,
         "examples": len(attributed),

@@ -99,8 +99,10 @@ def _distances_from_one(examples: PreparedBatches, values: Tensor) -> list[float
     behaviour, distances = clean - corrupted, []
     for x in values[2:].double():
         off = float((x - clean).mean() / behaviour.mean())
-        error = float((x - clean - off * behaviour).std() / behaviour.mean().abs()) / len(x) ** 0.5
-        distances.append(max(0.0, abs(off) - (ONE_SIDED * error if len(x) >= FEWEST else 0.0)))
+        error = 0.0
+        if len(x) >= FEWEST:
+            error = float((x - clean - off * behaviour).std() / behaviour.mean().abs()) / len(x) ** 0.5
+        distances.append(max(0.0, abs(off) - ONE_SIDED * error))
     return distances
 
 

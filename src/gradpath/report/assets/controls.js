@@ -39,7 +39,7 @@ function makeControls(data, change) {
     const times = run.orders[state.how].resamples.length;
     byId("least-control").hidden = !times;
     byId("least").replaceChildren(...Array.from({ length: times }, (_, i) => i && i + 1).map((least) =>
-      element("option", { value: String(least) }, least ? `${least} of ${times} resamples` : "any resample")));
+      element("option", { value: String(least) }, least ? `at least ${least} of ${times} resamples` : "any resample")));
     stops = stopsOf(run, state.how, data.chosen.edges);
     slider.max = Math.max(0, stops.length - 1);
     const { size, smallest } = run.orders[state.how];
