@@ -46,7 +46,7 @@ LIMITS = {
     "evaluation": 0.25,
     "curve of 20": 4.0,
     REFINED: 1.0,
-    CONSENSUS: LIMIT6,
+    CONSENSUS: 1.6,
     FIND: 8.0,
 }
 

@@ -117,9 +117,10 @@ def test_prompts_that_do_not_tell_are_dropped_with_their_row(tmp_path, smollm2):
         b"\xef\xbb\xbf" + OWN.encode(),
         "\n\n" + OWN + "\n",
         OWN.replace("clean,corrupted", "Clean, Corrupted").replace("wrong_answers", "Wrong answers"),
+        OWN.replace("answers,wrong_answers", "answer,wrong"),
         OWN.replace("clean,", "id,clean,", 1).replace('"Then A', '7,"Then A'),
     ],
-    ids=["windows", "bom", "blank-lines", "spelling", "further-column"],
+    ids=["windows", "bom", "blank-lines", "spelling", "names-of-options", "further-column"],
 )
 def test_files_as_other_programs_write_them(tmp_path, words, content):
     task = load(tmp_path, content, words)

@@ -145,7 +145,7 @@ def _read_csv(file: IO[str], name: str) -> Iterator[Row]:
 def _column(name: str) -> str:
     """The name of a column in lower case: "Wrong answers" is "wrong_answers"."""
     lower = name.strip().lower().replace(" ", "_")
-    return {"answer": "answers", "wrong_answer": "wrong_answers"}.get(lower, lower)
+    return {"answer": "answers", "wrong_answer": "wrong_answers", "wrong": "wrong_answers"}.get(lower, lower)
 
 
 def _repeated(columns: Sequence[str], where: str) -> str:
