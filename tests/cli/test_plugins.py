@@ -194,5 +194,5 @@ def test_the_example_package_is_installed_and_runs(model_folder, tmp_path):
     )
     assert found["task"] == "opposites"
     recorded = json.loads((tmp_path / "o" / "circuit.json").read_text())["facts"]["plugins"]
-    assert recorded["gradpath-example"].startswith("0.1.0 ")
+    assert recorded["gradpath-example"] == "0.1.0"
     assert "4 passed" in run("pytest", "-p", "no:cacheprovider", "-c", "/dev/null", copy / "tests")
