@@ -123,7 +123,7 @@ COMMANDS = {
     "convert": ["convert", "SCORES", "OUT/circuit.json", *MEASURING],
     "convert to MIB": ["convert", "SCORES", "OUT/mib", "--to", "mib", "--selection", "refined"],
 }
-STUDY = "tasks: ioi\nselections: top\nsizes: 0.5\nexamples: 4\nmodels: "
+STUDY = "task: ioi\nselection: top\nsparsity: 0.5\nexamples: 4\nmodel: "
 
 
 @pytest.fixture(scope="module")

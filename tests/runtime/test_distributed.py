@@ -112,7 +112,7 @@ def same(n_ranks: int, *arguments: Any, out: tuple[Any, ...] = ()) -> None:
 
 def alike(one: Any, other: Any) -> bool:
     """Whether two records say the same, but for when, where and how long."""
-    passing = {"times", "command", "commit", "files", "platform"}
+    passing = {"times", "command", "commit", "files", "platform", "out"}
     if isinstance(one, dict):
         names = {name for name in one if name not in passing and "seconds" not in name and name != "ratio"}
         return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in names)

@@ -247,7 +247,7 @@ def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits,
     assert '"how":"random"' in (tmp_path / "report.html").read_text()
     page = (tmp_path / "curve.md").read_text()
     assert f"{found[0]['cpr']:.3f} [" in page
-    assert '"cpr"' in (tmp_path / "report.html").read_text()
+    assert "CPR " in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow
