@@ -114,7 +114,7 @@ class Limits:
         return batches, min(RUN_AT_ONCE, points, max(1, at_once))
 
     def peak(self, model: Transformer, pairs: Pairs, *, points: int = 1, accelerator: bool = False) -> int:
-        """What attributing these examples takes in bytes where memory is no limit, weights included: an estimate.
+        """Estimate the bytes that attribution takes, weights included, where memory is no limit.
 
         Args:
             model: The model; its weights need not be loaded.
