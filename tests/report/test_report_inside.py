@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 from browsing import Visit, edges_shown, ink, pick, saved
-from making import check_schema
 from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.explanation import Inside, look_inside
 from gradpath.model.transformer import Transformer
 from gradpath.report import Chosen, MethodRun, Report, evidence
-from gradpath.report.data import Page, spread_examples
-from gradpath.report.payload import page_of, plain
+from gradpath.report.data import spread_examples
 
 pytestmark = pytest.mark.browser
 
@@ -173,19 +171,3 @@ def test_nothing_is_wider_than_the_page(visit: Visit, looked: tuple[Report, Insi
     page.select_option("#example", "1")
     pick(page, "a1.h0")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-
-
-def test_an_mlp_with_experts_shows_their_parts_of_its_effect(visit: Visit) -> None:
-    report, inside = look(tiny_model("qwen2-moe"))
-    check_schema(plain(page_of(report)), Page, "page", set())
-    role = next(role for role in inside.explanation if len(role.experts) > 2)
-    page = visit.open(report)
-    pick(page, role.node)
-    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#inside .experts tbody tr").all()]
-    for row, expert in zip(rows, role.experts[:6], strict=False):
-        assert row[0] == expert.name
-        assert value(row[1]) == pytest.approx(expert.effect, rel=0.01, abs=0.01)
-        assert row[2:] == [f"{100 * often:.0f}%" for often in (expert.clean, expert.corrupted)]
-    assert sum(value(row[1]) for row in rows) == pytest.approx(role.effect, abs=0.02)
-    pick(page, next(role.node for role in inside.explanation if role.attends))
-    assert not page.locator("#inside .experts").count()

@@ -21,7 +21,6 @@ from gradpath.runtime import distributed
 if TYPE_CHECKING:
     from gradpath.circuit import Circuit
     from gradpath.explanation import Explanation
-    from gradpath.explanation.experts import Expert
     from gradpath.explanation.roles import Role
     from gradpath.limits import Limits
     from gradpath.model.transformer import Transformer
@@ -32,7 +31,6 @@ T = TypeVar("T")
 
 circuit_argument = click.argument("circuit_file", type=opt.CIRCUIT, metavar="CIRCUIT.json")
 _COLUMNS = ("node", "effect", "direct", "resamples", "attends", "reads most from", "adds to the answers' logits")
-_EXPERTS = 4  # listed for a node
 
 
 def saved_options(about_examples: str) -> opt.Decorator:
@@ -315,20 +313,11 @@ def _roles_text(explanation: Explanation, file: str | Path, top: int) -> str:
         "",
         *("  ".join(["", *map(str.ljust, row, widths)]).rstrip() for row in rows),
     ]
-    if mixtures := [role for role in roles if role.experts]:
-        lines += ["", "Experts, by their part of the node's effect (chosen by clean / corrupted tokens):"]
-        lines += [f"  {role.node:9s} {', '.join(map(_expert, role.experts[:_EXPERTS]))}" for role in mixtures]
     if sentences := [f"  {role.node:9s} {role.sentence}" for role in roles if role.sentence]:
         lines += ["", "In words, where the numbers are clear:", *sentences]
     if rest := len(explanation) - len(roles):
         lines += ["", f"{rest} more nodes: --top {len(explanation)} shows all, --json has every number."]
     return "\n".join(lines)
-
-
-def _expert(expert: Expert) -> str:
-    name = expert.name.partition(".")[2] or expert.name
-    chosen = "" if expert.clean is None else f" ({expert.clean:.0%} / {expert.corrupted:.0%})"
-    return f"{name} {expert.effect:+.2f}{chosen}"
 
 
 def _cells(role: Role) -> tuple[str, ...]:

@@ -118,8 +118,6 @@ def _row(role: Role) -> dict[str, Any]:
         row |= {"right answer": role.writes.right, "wrong answer": role.writes.wrong}
         row["promotes"] = [token for token, _ in role.writes.promotes]
         row["suppresses"] = [token for token, _ in role.writes.suppresses]
-    if role.experts:
-        row["experts"] = ", ".join(f"{expert.name} {expert.effect:+.2f}" for expert in role.experts)
     return {**row, **role.scores, "sentence": role.sentence}
 
 

@@ -43,7 +43,6 @@ from gradpath.attribution.contraction import NodeReads
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.patched_run import Plan, check_same_graph, plan_of, run_nodes
-from gradpath.explanation.experts import NUMBERS, expert_parts, mixtures_of, n_columns
 from gradpath.limits import Limits
 from gradpath.model.inspection import output_of, patterns
 from gradpath.model.tokenizer import Tokenizer
@@ -163,9 +162,6 @@ class Measured:
     direct: Float[Tensor, "example source"]
     mean_write: Float[Tensor, "source d_model"]  # after the final norm, at the last position; the mean over examples
     answer_logits: Float[Tensor, "example source side answer"] | None  # zero for padding
-    mixtures: list[int]  # the MLPs with experts among the sources
-    experts: Float[Tensor, "number mixture expert"]  # ``experts.NUMBERS``, summed over the examples
-    n_tokens: int  # from the first changed token of each example to its last token
 
 
 @dataclass(frozen=True)
@@ -278,14 +274,14 @@ def measure(
     parts, answers = parts_of(task, pairs, model.tokenizer), answers_of(task, pairs)
     sources = [graph.source(node) for node in circuit.nodes if node != "logits"]
     heads = [source for source in sources if graph.place_of_source(source)[1] < graph.n_heads]
-    mixtures, plan = mixtures_of(model, sources), plan_of(model, circuit)
+    plan = plan_of(model, circuit)
     pairs = all_positions(pairs, ablation)
 
     def measure_batch(batch: Pairs) -> tuple[Tensor, dict[str, Tensor]]:
         work = _run_batch(model, task, batch, plan, sources, ablation, whole_patterns=inspect is not None)
         if inspect is not None:
             inspect(work)
-        measured, runs = _measure_work(work, parts, answers, mixtures), work.runs
+        measured, runs = _measure_work(work, parts, answers), work.runs
         del work
         if finish is not None:
             finish(runs)
@@ -299,7 +295,6 @@ def measure(
         "effect": torch.zeros(*of_nodes, n_parts),
         "direct": torch.zeros(of_nodes),
         "mean_write": torch.zeros(len(sources), model.arch.d_model, dtype=torch.float64),
-        "experts": torch.zeros(len(NUMBERS), len(mixtures), n_columns(model, mixtures), dtype=torch.float64),
     }
     if answers is not None:
         values["answer_logits"] = torch.zeros(*of_nodes, *answers.shape[1:])
@@ -311,7 +306,7 @@ def measure(
         cut, bar = limits.batch(model, pairs) if batches is None else batches, "measuring what each node does"
         for rows, new in sweep(model, task, pairs, cut, measure_batch, doing="explaining", same=same, bar=bar):
             for name, x in new.items():
-                if name in ("mean_write", "experts"):  # sums over examples
+                if name == "mean_write":  # a sum over examples
                     values[name] += x.double().sum(0).cpu()
                 else:
                     values[name][rows] = x.float().cpu()
@@ -323,8 +318,6 @@ def measure(
         parts=parts,
         answers=answers,
         answer_logits=values.pop("answer_logits", None),
-        mixtures=mixtures,
-        n_tokens=int((pairs.last - pairs.first + 1).sum()),
         **{name: x.float() for name, x in values.items()},
     )
 
@@ -366,7 +359,7 @@ def _run_batch(
     return BatchWork(model, runs, prepared, corrupted, change, plan, sources, heads, before)
 
 
-def _measure_work(work: BatchWork, parts: Parts, answers: Tensor | None, mixtures: list[int]) -> dict[str, Tensor]:
+def _measure_work(work: BatchWork, parts: Parts, answers: Tensor | None) -> dict[str, Tensor]:
     """All measurements of one batch."""
     model, runs, reads = work.model, work.runs, NodeReads()
     for point in (runs.clean, runs.corrupted):
@@ -380,7 +373,6 @@ def _measure_work(work: BatchWork, parts: Parts, answers: Tensor | None, mixture
         "corrupted": corrupted,
         "attention": _part_attention(work, in_part),
         "effect": _part_effects(work, reads, in_part[:, runs.start :]),
-        "experts": expert_parts(work, reads, mixtures, n_columns(model, mixtures)),
         "direct": _direct_effects(work),
         "mean_write": work.writes,
     }

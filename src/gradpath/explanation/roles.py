@@ -24,7 +24,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.circuit import Circuit
-from gradpath.explanation.experts import Expert, experts_of
 from gradpath.explanation.measure import AFTER, END, FIRST, RUNS, UNNAMED, Measured
 from gradpath.graph import kind, node_of
 from gradpath.model.inspection import patterns, token_text
@@ -93,7 +92,6 @@ class Role:
         attends: Where a head attends, from the last token and from the part of the prompt that matters most to it.
         writes: What it adds to logits at the last position; None for ``logits``.
         scores: Scores of a head as a previous-token, duplicate-token, induction and copying head.
-        experts: Which experts of an MLP its effect comes from, in a mixture of experts.
         sentence: What it does, in words, if the numbers are clear.
         frequency: The highest frequency of its edges: at least so many resamples of the examples have the node; None if
             the circuit is not a consensus.
@@ -106,15 +104,12 @@ class Role:
     attends: Sequence[Attends] = ()
     writes: Writes | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
-    experts: Sequence[Expert] = ()
     sentence: str | None = None
     frequency: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The role as a dictionary."""
-        fields = asdict(self)
-        attends = [x.to_json() for x in self.attends]
-        return {**fields, "attends": attends, "experts": list(fields["experts"])}
+        return {**asdict(self), "attends": [x.to_json() for x in self.attends]}
 
 
 def roles_of(
@@ -137,9 +132,6 @@ def roles_of(
             scores = dict(zip(SCORES, head_scores[column].tolist(), strict=True))
             scores = {name: score for name, score in scores.items() if not math.isnan(score)}
             role = replace(role, attends=_attends(measured, column, effects[row]), scores=scores)
-        if source in measured.mixtures:
-            numbers = measured.experts[:, measured.mixtures.index(source)]
-            role = replace(role, experts=experts_of(model, source, numbers, len(direct), measured.n_tokens))
         same_sign = float((direct.sign() == mean.sign()).float().mean())
         clear = abs(float(mean)) >= CLEAR_EFFECT * behaviour and same_sign >= CLEAR_SIGN
         roles.append(replace(role, sentence=sentence(role, answers, direct_is_clear=clear)))
@@ -229,8 +221,6 @@ def sentence(role: Role, answers: tuple[str, str], *, direct_is_clear: bool) -> 
     attends, attended = _attends_phrase(role)
     writes = _writes_phrase(role, answers, attended) if direct_is_clear else None
     phrases = [phrase for phrase in (attends, writes) if phrase]
-    if writes and role.experts and role.experts[0].share >= CLEAR_SHARE:
-        phrases.append(f"owes {role.experts[0].share:.0%} of its effect to {role.experts[0].name}")
     return ": ".join(part for part in (", ".join(kinds), " and ".join(phrases)) if part) or None
 
 

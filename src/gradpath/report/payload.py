@@ -282,7 +282,6 @@ def _role(role: Role) -> dict[str, Any]:
     attends = max(role.attends, key=lambda attends: attends.share, default=None)
     return {
         **part(role, "node", "sentence", "effect", "direct_effect", "scores"),
-        "experts": [part(expert, "name", "effect", "clean", "corrupted") for expert in role.experts],
         "attends": attends and plain({"from": attends.start, **attends.weights}, _DIGITS),
     }
 

@@ -86,7 +86,6 @@ function drawSentences({ inside }, graph, pick) {
     element("a", { href: "#circuit", onclick: () => pick(graph.numbers.get(node)) }, node), element("span", {}, sentence), element("b", {}, signed(effect)))));
 }
 
-const EXPERTS = 6; // rows of the table
 
 /* The card beside the drawing: what the node that was clicked does, or what the edge does on every example. */
 function makeInsideCard(inside, choose) {
@@ -140,7 +139,6 @@ function makeInsideCard(inside, choose) {
     const scores = Object.entries(role.scores).map(([name, value]) => [name.replace("_", " "), value, "On repeated random tokens, from 0 to 1"]);
     const told = [...facts.map(([name, value, title]) => [name, value === null ? null : signed(value), title]), ...scores.map(([name, value, title]) => [name, value.toFixed(2), title])].filter(([, value]) => value !== null);
     const parts = [element("h3", {}, "Over all examples shown"), element("dl", { class: "role" }, ...told.map(([name, value, title]) => element("div", { title }, element("dt", {}, name), element("dd", {}, value))))];
-    if (role.experts.length) parts.push(...expertsPart(role.experts));
     const from = role.attends;
     if (!from) return parts;
     const best = Object.entries(from.clean).sort(([, a], [, b]) => b - a).slice(0, 5);
@@ -149,19 +147,6 @@ function makeInsideCard(inside, choose) {
       element("thead", {}, element("tr", {}, element("th", {}, `Attention from ${from.from === "end" ? "the last token" : from.from} to`), ...["clean", "corr.", "circuit"].map((name) => element("th", {}, name)))),
       element("tbody", {}, ...best.map(([part]) => row(part, from.clean[part], from.corrupted[part], from.circuit[part])))));
     return parts;
-  }
-
-  /* The experts of a mixture: their parts of the node's effect, and how many tokens choose them. */
-  function expertsPart(experts) {
-    const often = (share) => (share === null ? "" : `${Math.round(100 * share)}%`);
-    const row = ({ name, effect, clean, corrupted }) => element("tr", {}, element("th", { scope: "row" }, name), ...[signed(effect), often(clean), often(corrupted)].map((cell) => element("td", {}, cell)));
-    const rest = experts.slice(EXPERTS);
-    const others = { name: `${plural(rest.length, "other")}`, effect: rest.reduce((sum, { effect }) => sum + effect, 0), clean: null, corrupted: null };
-    return [
-      element("table", { class: "attends experts", title: "Parts of the effect, which add up to it, and the share of tokens, from the first changed one on, that choose an expert" },
-        element("thead", {}, element("tr", {}, ...["Effect by expert", "part", "clean", "corr."].map((name) => element("th", {}, name)))),
-        element("tbody", {}, ...experts.slice(0, EXPERTS).map(row), ...(rest.length ? [row(others)] : []))),
-    ];
   }
 
   function examplesOfEdge(scene, state) {
