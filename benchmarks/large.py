@@ -15,10 +15,10 @@ import torch
 
 from gradpath.attribution.attribute import attribute
 from gradpath.evaluation import evaluate
-from gradpath.limits import parse_bytes
 from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.transformer import Transformer
 from gradpath.selection import select
+from gradpath.sweep import parse_bytes
 from gradpath.tasks.task import Task
 
 LAYERS, HEADS, WIDTH, VOCAB, POSITIONS = 48, 25, 1600, 50_257, 1024

@@ -18,7 +18,7 @@ import gradpath
 # Every shape in a signature of these rooms is checked while the tests run, but where they have to see what users
 # would see. All of their modules are imported here: registries would import some of them later, without the hook.
 # The slow model (``reference``) has no shapes in its signatures, and calls many small functions.
-ROOMS = ("graph", "scores", "circuit", "limits", "sweep", "ablation", "attribution", "evaluation", "selection")
+ROOMS = ("graph", "scores", "circuit", "sweep", "ablation", "attribution", "evaluation", "selection")
 CHECKED = [*(f"gradpath.{room}" for room in ROOMS), "gradpath.model.transformer", "gradpath.tasks"]
 SOURCE = Path(gradpath.__file__).parent
 with nullcontext() if os.environ.get("GRADPATH_UNCHECKED") else install_import_hook(CHECKED, "beartype.beartype"):

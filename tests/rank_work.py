@@ -24,9 +24,9 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.attribution.exact import exact_scores
-from gradpath.limits import Limits
 from gradpath.paper.saturation import follow_line
 from gradpath.runtime import distributed
+from gradpath.sweep import Limits
 
 TASK = prompts([6, 9, 6, 7, 9, 8, 6], [[0], [4], [2, 3], [6], [1, 8], [5], [3]])
 METHODS = ("eap", "eap-ig", "eap-gp")

@@ -28,7 +28,6 @@ circuit
 model
 tasks
 reference
-limits
 sweep
 ablation
 prepared

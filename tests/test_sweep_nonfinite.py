@@ -104,7 +104,7 @@ def test_finite_work_is_done_once():
         return torch.ones(2)
 
     model = tiny_model("gpt2")
-    list(sweep(model, TASK, encode(TASK, model.tokenizer), len(TASK), work, doing=""))
+    list(sweep(model, TASK, pairs := encode(TASK, model.tokenizer), [pairs], work, doing=""))
     assert calls == [len(TASK)]
 
 
@@ -115,7 +115,7 @@ def test_a_sum_that_alone_overflows_is_told():
     def work(batch):
         return torch.tensor([3e38]) * len(batch) * 0.5
 
-    parts = sweep(model, TASK, pairs, len(TASK), work, doing="eap")
+    parts = sweep(model, TASK, pairs, [pairs], work, doing="eap")
     assert "Use a smaller --batch-size" in refusal(lambda: list(parts))
 
 

@@ -16,10 +16,10 @@ from gradpath import cli
 from gradpath.errors import GradpathWarning, InputError
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph, pruned
-from gradpath.limits import Limits
 from gradpath.paper.compiled import load_compiled
 from gradpath.scores import Scores
 from gradpath.selection import rank
+from gradpath.sweep import Limits
 from gradpath.verdict import NAMES
 from gradpath.verdict.checks import Check, CircuitUnderTest, _sufficiency, equivalence, limit_of, transfer
 from gradpath.verdict.effects import upper_bounds

@@ -29,11 +29,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from gradpath import defaults
-from gradpath.limits import Limits
 from gradpath.model.transformer import LayerRun, Run, Transformer, to_device_of
 from gradpath.registry import Registry, first_line, owner_of
 from gradpath.runtime import distributed
-from gradpath.sweep import sweep
+from gradpath.sweep import Limits, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 CORRUPTED = defaults.ABLATION
@@ -148,8 +147,8 @@ def _mean(model: Transformer, data: Task, limits: Limits, *, by_position: bool) 
         count[: x.shape[1]] += real.sum(0)
         return run.final_in
 
-    size, bar = limits.batch(model, pairs), "taking the means of activations"
-    for _ in sweep(model, data, pairs, size, add, doing="the mean", bar=bar):
+    batches, bar = limits.batches(model, pairs), "taking the means of activations"
+    for _ in sweep(model, data, pairs, batches, add, doing="the mean", bar=bar):
         pass
     sums, count = [distributed.all_sum(total) for total in sums], distributed.all_sum(count)
 

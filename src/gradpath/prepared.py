@@ -16,9 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
-from gradpath.limits import Limits
 from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, to_device_of
-from gradpath.sweep import own_settings
+from gradpath.sweep import Limits, own_settings
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs, Task, encode
 

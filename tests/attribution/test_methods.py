@@ -183,7 +183,7 @@ def test_a_sample_has_the_scores_of_its_edges_and_no_others(gpt2):
 
 
 def test_what_would_take_very_long_is_refused_unless_one_is_sure(gpt2, monkeypatch):
-    monkeypatch.setattr("gradpath.limits.MOST_PASSES", 100)
+    monkeypatch.setattr("gradpath.sweep.MOST_PASSES", 100)
     with pytest.raises(UsageError, match=r"patching \d+ edges on 2 examples takes about \d+ forward passes"):
         attribute(gpt2, MIXED, "exact")
     attribute(gpt2, MIXED, "exact", edges=5)
@@ -193,7 +193,9 @@ def test_what_would_take_very_long_is_refused_unless_one_is_sure(gpt2, monkeypat
 @pytest.mark.parametrize("name", METHODS)
 def test_equal_prompts_have_no_scores(gpt2, name):
     same = replace(MIXED, corrupted=MIXED.clean)
-    assert float(attribute(gpt2, same, name).values.abs().max()) < 1e-6  # what is computed anew is rounded
+    assert (
+        float(attribute(gpt2, same, name).values.abs().max()) < 1e-5
+    )  # what is computed anew is rounded: a few units in the last place of the logits
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -9,7 +9,7 @@ import pytest
 from launching import finished
 
 import gradpath as gp
-from gradpath.limits import bytes_of_weights
+from gradpath.sweep import bytes_of_weights
 
 
 @pytest.mark.parametrize("method", ["eap", "eap-ig", "eap-gp", "clean-corrupted"])

@@ -20,7 +20,7 @@ from gradpath.explanation import roles
 from gradpath.explanation.measure import _by_difference, measure
 from gradpath.explanation.roles import SCORES, Attends, Role, known_head_scores, sentence
 from gradpath.graph import Graph
-from gradpath.limits import Limits
+from gradpath.sweep import Limits
 from gradpath.tasks.task import encode
 
 NAMES = gp.Task(

@@ -10,8 +10,8 @@ import gradpath as gp
 import gradpath.explanation as explanation
 from gradpath.circuit import Circuit
 from gradpath.explanation import Inside, look_inside
-from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
+from gradpath.sweep import Limits
 
 TASK = prompts([5, 7, 7, 6], [[2], [3, 4], [6], [1]])
 

@@ -11,10 +11,10 @@ from gradpath.attribution.attribute import attribute
 from gradpath.attribution.exact import exact_scores, passes
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate
-from gradpath.limits import Limits
 from gradpath.paper.saturation import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested, is_nested
 from gradpath.study.spec import method_options, method_recipe
+from gradpath.sweep import Limits
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
 

@@ -104,7 +104,7 @@ def test_a_wrong_option_is_refused(found, how, message):
 
 def test_what_would_take_very_long_has_to_be_confirmed(found, monkeypatch):
     model, scores = found
-    monkeypatch.setattr("gradpath.limits.MOST_PASSES", 10)
+    monkeypatch.setattr("gradpath.sweep.MOST_PASSES", 10)
     with pytest.raises(UsageError, match=r"acdc on [\d,]+ edges and 3 examples takes about [\d,]+ forward passes"):
         gp.select(scores, selection="acdc", model=model, task=TASK)
     gp.select(scores, selection="acdc+sure=true+among=0.1", model=model, task=TASK)

@@ -12,13 +12,13 @@ from gradpath import pipeline, prepared
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate
-from gradpath.limits import Limits
 from gradpath.pipeline import run_find
 from gradpath.prepared import PreparedBatches, prepare
 from gradpath.recipe import Recipe
 from gradpath.selection import faithful, rank
 from gradpath.selection.faithful import grid_sizes, log_spaced, smallest_faithful
 from gradpath.selection.ranking import consensus
+from gradpath.sweep import Limits
 
 TASK = prompts([6, 9, 6, 7], [[0], [4], [2, 3], [6]])
 

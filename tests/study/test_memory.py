@@ -12,7 +12,6 @@ from small_models import prompts
 
 from gradpath.attribution.exact import exact_scores
 from gradpath.errors import UsageError
-from gradpath.limits import CHUNK, Limits
 from gradpath.paper import find_experiment
 from gradpath.paper.saturation import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested
@@ -20,6 +19,7 @@ from gradpath.recipe import Recipe
 from gradpath.study.bench import Bench, Store
 from gradpath.study.outcome import _study_record
 from gradpath.study.spec import Study, method_recipe
+from gradpath.sweep import CHUNK, Limits
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, encode
 
@@ -34,7 +34,7 @@ def budget_for_two(tiny, tmp_path_factory) -> int:
     pairs = encode(bench.task(bench.study.at("ioi"), "train"), bench.model.tokenizer)
     for budget in range(2 * CHUNK, 2 * CHUNK + 10_000_000, 1000):
         with suppress(UsageError):
-            if Limits(6, budget).batch(bench.model, pairs, whole=True) == 2:
+            if len(Limits(6, budget).batches(bench.model, pairs, whole=True)[0]) == 2:
                 return budget
     raise AssertionError("no budget is one for two examples")
 

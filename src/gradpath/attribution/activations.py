@@ -36,8 +36,8 @@ from torch import Tensor
 from gradpath.attribution.batch import BatchRuns, repeated
 from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import Options, method
-from gradpath.limits import SUM_AT_ONCE
 from gradpath.model.transformer import LayerRun, Run, Transformer
+from gradpath.sweep import SUM_AT_ONCE
 
 
 def _passes(model: Transformer, options: Options) -> float:

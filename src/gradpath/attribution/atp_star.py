@@ -36,8 +36,8 @@ from torch import Tensor
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import Options, method
-from gradpath.limits import CHUNK
 from gradpath.model.transformer import Transformer, at_least_float32
+from gradpath.sweep import CHUNK
 
 
 def _passes(model: Transformer, options: Options) -> float:

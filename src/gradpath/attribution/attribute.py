@@ -33,7 +33,6 @@ from gradpath.attribution.batch import BatchRuns, LogitGram, Passes, run_path
 from gradpath.attribution.contraction import Reads, contract
 from gradpath.attribution.methods import Method, Options, Path, find_method
 from gradpath.errors import GradpathError, UsageError, warn
-from gradpath.limits import RUN_AT_ONCE, SUM_AT_ONCE, Limits
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Facts, Recipe
@@ -41,7 +40,7 @@ from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
 from gradpath.scores import Scores
-from gradpath.sweep import own_settings, sweep
+from gradpath.sweep import RUN_AT_ONCE, SUM_AT_ONCE, Limits, own_settings, sweep
 from gradpath.tasks.metrics import Metric
 from gradpath.tasks.task import Pairs, Task
 

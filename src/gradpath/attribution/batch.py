@@ -20,9 +20,9 @@ from torch import Tensor
 from gradpath.ablation import Ablation
 from gradpath.attribution.methods import Goal, Options, Pair, Path, Unscored
 from gradpath.errors import InputError
-from gradpath.limits import RUN_AT_ONCE
 from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32, to_device_of
 from gradpath.registry import failure_of
+from gradpath.sweep import RUN_AT_ONCE
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs
 

@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 
 from gradpath.attribution.batch import Writes
-from gradpath.limits import CHUNK
 from gradpath.model.architecture import Architecture, Layer
 from gradpath.model.transformer import LayerRun, Rows, Run, Transformer, at_least_float32, same_device, to_device_of
+from gradpath.sweep import CHUNK
 from gradpath.tasks.metrics import check_gradient
 
 

@@ -22,10 +22,9 @@ from torch import Tensor
 from gradpath.attribution.batch import BatchRuns, repeated
 from gradpath.attribution.methods import Options, method
 from gradpath.graph import QKV, Graph
-from gradpath.limits import CHUNK, Limits, check_affordable
 from gradpath.model.transformer import Transformer
 from gradpath.runtime import distributed
-from gradpath.sweep import sweep
+from gradpath.sweep import CHUNK, Limits, check_affordable, sweep
 from gradpath.tasks.task import Pairs, Task, encode
 
 Edge = tuple[int, int]  # (source, target)
@@ -92,8 +91,8 @@ def exact_scores(model: Transformer, task: Task, edges: Iterable[str | Edge], *,
     def patch(batch: Pairs) -> Tensor:
         return _losses(BatchRuns(model, batch.to(model.device), task.metric, whole=False), places).cpu()
 
-    size, bar = limits.batch(model, pairs), f"patching {len(places):,} edges one by one"
-    for part in sweep(model, task, pairs, size, patch, doing="exact patching", same=lambda: places, bar=bar):
+    batches, bar = limits.batches(model, pairs), f"patching {len(places):,} edges one by one"
+    for part in sweep(model, task, pairs, batches, patch, doing="exact patching", same=lambda: places, bar=bar):
         total += part
     return distributed.all_sum(total) / len(pairs)
 

@@ -49,11 +49,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradpath.errors import UsageError, warn
-from gradpath.limits import RUN_AT_ONCE
 from gradpath.model.architecture import CALCULUS, Rules
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
 from gradpath.registry import NamedFunction, Registry, owner_of
+from gradpath.sweep import RUN_AT_ONCE
 from gradpath.tasks.metrics import Metric, kl_divergence
 from gradpath.tasks.task import Pairs
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from gradpath.circuit import Circuit
     from gradpath.explanation import Explanation
     from gradpath.explanation.roles import Role
-    from gradpath.limits import Limits
     from gradpath.model.transformer import Transformer
     from gradpath.report.figure import Attention
+    from gradpath.sweep import Limits
     from gradpath.tasks import Task
 
 T = TypeVar("T")

@@ -20,8 +20,8 @@ from gradpath.runtime.progress import write_line
 if TYPE_CHECKING:
     from gradpath.circuit import Circuit
     from gradpath.evaluation.result import Result
-    from gradpath.limits import Limits
     from gradpath.model.transformer import Transformer
+    from gradpath.sweep import Limits
 Decorator = Callable[[Any], Any]
 
 FILE = click.Path(path_type=Path)
@@ -209,7 +209,7 @@ def grid_options(*, methods: str, how: str, data: bool) -> Decorator:
 
 
 def limits_of(batch_size: int | None, memory: str | None) -> Limits:
-    from gradpath.limits import Limits, parse_bytes
+    from gradpath.sweep import Limits, parse_bytes
 
     return Limits(batch_size, None if memory is None else parse_bytes(memory))
 

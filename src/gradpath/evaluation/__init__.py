@@ -33,14 +33,13 @@ from gradpath.errors import InputError, UsageError, check_names, check_type
 from gradpath.evaluation.patched_run import check_same_graph, plan_of, run_circuits
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
-from gradpath.limits import Limits
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Facts
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
-from gradpath.sweep import own_settings, sweep
+from gradpath.sweep import PADDING, Limits, own_settings, sweep
 from gradpath.tasks.metrics import logit_difference, probability_difference
 from gradpath.tasks.task import Pairs, Task
 
@@ -192,9 +191,8 @@ def metric_values(
         return values[:, batch.index]
 
     batches = examples.batches if batches is None else batches
-    if batches is None:  # on an accelerator a few more rows cost less than another batch
-        on_cpu = model.device.type == "cpu"
-        batches = limits.tight_batches(model, pairs) if on_cpu else list(pairs.batches(limits.batch(model, pairs)))
+    if batches is None:
+        batches = limits.batches(model, pairs, padding=PADDING)
 
     def same() -> object:
         return [circuit.mask.numpy().tobytes() for circuit in circuits], examples.ablation_name

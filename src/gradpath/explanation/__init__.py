@@ -36,13 +36,12 @@ from gradpath.explanation.measure import (
 )
 from gradpath.explanation.roles import Role, known_head_scores, roles_of
 from gradpath.formats.edges import optional
-from gradpath.limits import Limits
 from gradpath.model.inspection import token_text
 from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.recipe import Recipe
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import bars
-from gradpath.sweep import own_settings
+from gradpath.sweep import Limits, own_settings
 from gradpath.tasks.task import Task, encode
 
 

@@ -43,13 +43,12 @@ from gradpath.attribution.contraction import NodeReads
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.evaluation.patched_run import Plan, check_same_graph, plan_of, run_nodes
-from gradpath.limits import Limits
 from gradpath.model.inspection import output_of, patterns
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, at_least_float32
 from gradpath.prepared import Prepared
 from gradpath.runtime import distributed
-from gradpath.sweep import own_settings, sweep
+from gradpath.sweep import Limits, own_settings, sweep
 from gradpath.tasks.builtin import TASKS
 from gradpath.tasks.metrics import METRICS
 from gradpath.tasks.task import Pairs, Spans, Task, encode
@@ -303,8 +302,8 @@ def measure(
         return circuit.mask.numpy().tobytes(), ablation is None
 
     with own_settings(model):
-        cut, bar = limits.batch(model, pairs) if batches is None else batches, "measuring what each node does"
-        for rows, new in sweep(model, task, pairs, cut, measure_batch, doing="explaining", same=same, bar=bar):
+        batches, bar = batches or limits.batches(model, pairs), "measuring what each node does"
+        for rows, new in sweep(model, task, pairs, batches, measure_batch, doing="explaining", same=same, bar=bar):
             for name, x in new.items():
                 if name == "mean_write":  # a sum over examples
                     values[name] += x.double().sum(0).cpu()

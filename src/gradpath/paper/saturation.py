@@ -29,14 +29,13 @@ from gradpath import defaults
 from gradpath.attribution.batch import BatchRuns, PointRun, run_path, write_of
 from gradpath.attribution.methods import find_path
 from gradpath.graph import QKV
-from gradpath.limits import Limits, gradient_rows
 from gradpath.model.transformer import Run, Transformer, at_least_float32
 from gradpath.report.style import FORMULA, INK, MARKERS, METHOD_COLOURS, MUTED, panels, task_title
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.study.bench import Bench, Cell, Row
 from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
-from gradpath.sweep import sweep
+from gradpath.sweep import Limits, sweep
 from gradpath.tasks import Pairs, Task, encode
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def follow_line(
         for f in torch.linspace(0, 1, points).tolist():
             yield runs.run_point(runs.pair.clean + f * (runs.pair.corrupted - runs.pair.clean))
 
-    return _follow(model, task, edge, line, points, limits, n_at_once=2, whole=False)
+    return _follow(model, task, edge, line, points, limits, whole=False)
 
 
 def follow_gradpath(
@@ -83,11 +82,11 @@ def follow_gradpath(
     def gradpath(runs: BatchRuns) -> Iterator[PointRun]:
         return (run for run, scored in run_path(runs, path, options) if scored)
 
-    return _follow(model, task, edge, gradpath, steps + 1, limits, n_at_once=steps, whole=True)
+    return _follow(model, task, edge, gradpath, steps + 1, limits, whole=True)
 
 
 def _follow(
-    model: Transformer, task: Task, edge: str, points: Points, n: int, limits: Limits, *, n_at_once: int, whole: bool
+    model: Transformer, task: Task, edge: str, points: Points, n: int, limits: Limits, *, whole: bool
 ) -> dict[str, Tensor]:
     model.check_one_device("following an edge")
     pairs = encode(task, model.tokenizer)
@@ -102,9 +101,9 @@ def _follow(
 
     # (quantity, point, example), in the order of the task's examples
     total = torch.zeros(len(QUANTITIES), n, len(pairs), dtype=torch.float64, device="cpu")
-    size = limits.batch(model, pairs, gradient_rows(n_at_once, whole), whole=whole)
+    batches, _ = limits.attribution(model, pairs, whole=whole)
     doing, bar = "following an edge", f"following {edge}"
-    for index, values in sweep(model, task, pairs, size, follow, doing=doing, same=lambda: (edge, n), bar=bar):
+    for index, values in sweep(model, task, pairs, batches, follow, doing=doing, same=lambda: (edge, n), bar=bar):
         total[..., index] = values
     return dict(zip(QUANTITIES, distributed.all_sum(total), strict=True))
 

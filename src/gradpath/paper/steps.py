@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import find_method, find_path
-from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
 from gradpath.report.style import INK, method_title, task_title, tiled
@@ -28,6 +27,7 @@ from gradpath.study.bench import Bench, Row, timed
 from gradpath.study.faithfulness import READING
 from gradpath.study.outcome import Experiment, Outcome, grouped, markdown, percent
 from gradpath.study.spec import method_options, method_recipe
+from gradpath.sweep import Limits
 from gradpath.tasks import Task
 
 if TYPE_CHECKING:

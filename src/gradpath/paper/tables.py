@@ -23,7 +23,6 @@ from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate_many
 from gradpath.evaluation.result import mean_and_interval
-from gradpath.limits import gradient_rows
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
 from gradpath.report.style import INK, colour, fit, method_title, panels, task_title
@@ -126,12 +125,12 @@ def _timing(bench: Bench, recipe: Recipe) -> Row:
 
     The batch is small enough for all methods and for plain passes over whole prompts.
     """
-    train, limits, needs = bench.task(recipe, "train"), bench.study.limits, [(1, True)]
+    train, limits, whole = bench.task(recipe, "train"), bench.study.limits, {True}
     pairs = encode(train, bench.model.tokenizer)
     for word in bench.study.methods:
         options = method_options(method_recipe(word))
-        needs.append((options.get("steps", 1), find_method(method_recipe(word).method).whole(options)))
-    size = min(limits.batch(bench.model, pairs, gradient_rows(points, whole), whole=whole) for points, whole in needs)
+        whole.add(find_method(method_recipe(word).method).whole(options))
+    size = min(max(map(len, limits.attribution(bench.model, pairs, whole=x)[0])) for x in whole)
     key, batch = {"kind": "timing", "scores": bench.scores_key(recipe), "batch": size, "repeats": REPEATS}, train[:size]
     # CPU time, which other programs do not disturb; an accelerator has only wall time.
     clock = time.process_time if bench.model.device.type == "cpu" else time.perf_counter

@@ -21,7 +21,6 @@ from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type, reason, warn
 from gradpath.evaluation import evaluate, evaluate_many, mib
 from gradpath.evaluation.result import Result
-from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.examples import Note, load_examples, note_warnings
 from gradpath.pipeline.found import Found
@@ -32,7 +31,7 @@ from gradpath.runtime.progress import bars
 from gradpath.scores import Scores
 from gradpath.selection import Order, edge_count, find_selection, rank, select_nodes
 from gradpath.selection.faithful import log_spaced, smallest_faithful
-from gradpath.sweep import own_settings
+from gradpath.sweep import Limits, own_settings
 from gradpath.tasks.load import check_task
 from gradpath.tasks.metrics import Metric, find_metric, metric_name
 from gradpath.tasks.task import Task

@@ -11,10 +11,10 @@ import torch
 
 from gradpath import defaults
 from gradpath.attribution.methods import recorded_method
-from gradpath.limits import Limits, bytes_of_weights, size_text
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.examples import draw
 from gradpath.recipe import PROMPT, Recipe
+from gradpath.sweep import Limits, bytes_of_weights, least_bytes, peak_bytes, size_text
 from gradpath.tasks.task import Pairs, Task, encode
 
 PROCESS = 300 << 20  # bytes of a process with PyTorch and transformers, before it has a model
@@ -36,8 +36,8 @@ def forecast(model: Transformer, recipe: Recipe, limits: Limits = Limits()) -> d
     attributed, held_out = (_pairs(model, recipe, split) for split in (recipe.attributed_split, recipe.measured_split))
     points = method.points(options)
     weights = bytes_of_weights(model)
-    peaks = [PROCESS + limits.peak(model, attributed, points=points, accelerator=gpu) for gpu in (False, True)]
-    least = PROCESS + limits.least(model, attributed)
+    peaks = [PROCESS + peak_bytes(model, attributed, points, device) for device in ("cpu", "gpu")]
+    least = PROCESS + least_bytes(model, attributed)
     if limits.memory is not None:
         peaks = [max(least, min(peak, PROCESS + limits.memory)) for peak in peaks]
     # While it is loaded, a model of a folder or the hub is in memory twice; a packaged one is mapped from its cache.

@@ -17,7 +17,6 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, reason, warn
 from gradpath.evaluation.result import Result, interval_text
 from gradpath.explanation import Inside, look_inside
-from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.examples import notices
 from gradpath.recipe import Recipe
@@ -40,6 +39,7 @@ from gradpath.report.payload import sentences
 from gradpath.runtime.files import write_together
 from gradpath.scores import Scores
 from gradpath.selection import Order
+from gradpath.sweep import Limits
 from gradpath.tasks.load import WARNING
 from gradpath.tasks.task import Task
 from gradpath.verdict import Verdict

@@ -18,7 +18,6 @@ from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type
 from gradpath.evaluation.patched_run import check_same_graph
 from gradpath.graph import Graph
-from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
@@ -37,7 +36,7 @@ from gradpath.selection.ranking import (
     selection,
     top,
 )
-from gradpath.sweep import own_settings
+from gradpath.sweep import Limits, own_settings
 from gradpath.tasks.task import Task
 
 # Other packages import these from here.

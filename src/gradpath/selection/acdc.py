@@ -35,11 +35,11 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.evaluation.patched_run import final_reads, plan_of
 from gradpath.graph import Graph
-from gradpath.limits import BATCH, PADDING, ROWS, check_affordable
 from gradpath.prepared import Prepared, PreparedBatches, prepare
 from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection.ranking import Context, Order, selection, top
+from gradpath.sweep import BATCH, PADDING, ROWS, check_affordable
 from gradpath.tasks.metrics import metric_of
 
 COST = 0.2  # passes over one example that one more circuit takes

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from gradpath.evaluation.circuit_gradients import edge_effects, loss_gradient
 from gradpath.evaluation.patched_run import Plan, plan_of
-from gradpath.limits import ACCELERATOR, BATCH
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.selection.ranking import circuit_of
-from gradpath.sweep import sweep
+from gradpath.sweep import ACCELERATOR, BATCH, sweep
 from gradpath.tasks.task import Pairs, Task
 
 START = 0.1  # the largest share of all edges that is measured: ``refined`` starts from it
@@ -64,12 +63,6 @@ class CircuitProbe:
         """The numbers, in the task, of the examples of some parts."""
         return torch.cat([self.pairs.index[self.parts[part][0]] for part in parts]).cpu()
 
-    @property
-    def batch(self) -> int:
-        """The number of examples in batches that are cut evenly."""
-        suffix = int((self.pairs.last - self.pairs.first).max()) + 1
-        return min(self.most, max(1, self.rows // suffix))
-
     def measure(
         self, circuit: Int[Tensor, " inside"], edges: Int[Tensor, " edge"], parts: Sequence[int] | None = None
     ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
@@ -91,7 +84,7 @@ class CircuitProbe:
         return self.measure_on(pairs, plan, edges, [batch for _, batches in chosen for batch in batches])
 
     def measure_on(
-        self, pairs: Pairs, plan: Plan, edges: Int[Tensor, " edge"], batches: Sequence[Pairs] | None = None
+        self, pairs: Pairs, plan: Plan, edges: Int[Tensor, " edge"], batches: Sequence[Pairs]
     ) -> tuple[Float[Tensor, " example"], Float[Tensor, "example edge"]]:
         """As ``measure``, for a plan, whose edges may have weights, on some of the examples."""
         # Zeros, so that the sum over ranks puts every example's values in their place.
@@ -134,15 +127,15 @@ class CircuitProbe:
         pairs: Pairs,
         plan: Plan,
         edges: Int[Tensor, " edge"],
-        batches: Sequence[Pairs] | None,
+        batches: Sequence[Pairs],
     ) -> None:
         """Measure a circuit on every batch."""
 
         def same() -> object:
             return plan.sources.numpy().tobytes(), edges.numpy().tobytes()
 
-        cut, doing = self.batch if batches is None else batches, "the selection of edges"
-        for _ in sweep(self.model, self.task, pairs, cut, measure, doing=doing, same=same, trim_memory=False):
+        doing = "the selection of edges"
+        for _ in sweep(self.model, self.task, pairs, batches, measure, doing=doing, same=same):
             pass
 
 

@@ -32,12 +32,12 @@ from gradpath import defaults
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, whole_number
 from gradpath.graph import Graph, pruned
-from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
 from gradpath.registry import NamedFunction, Registry, option_value, owner_of
 from gradpath.scores import Scores
+from gradpath.sweep import Limits
 from gradpath.tasks.task import Task
 
 Edges = Int[Tensor, " edge"]  # positions in the flattened (source, target) matrix

@@ -29,7 +29,6 @@ import yaml
 from gradpath import defaults
 from gradpath.ablation import ABLATIONS
 from gradpath.errors import GradpathError, InputError, UsageError, reason, unknown, whole_number
-from gradpath.limits import Limits, parse_bytes
 from gradpath.model.load import find_device, find_dtype
 from gradpath.recipe import SIZES, Recipe
 from gradpath.registry import load_plugin
@@ -37,6 +36,7 @@ from gradpath.report.style import task_title
 from gradpath.runtime.files import readable, recorded_path
 from gradpath.selection import find_selection
 from gradpath.study.spec import Study, check_method
+from gradpath.sweep import Limits, parse_bytes
 from gradpath.tasks import TASKS, find_metric
 from gradpath.tasks.load import check_task
 

@@ -18,11 +18,11 @@ from gradpath.ablation import ABLATIONS
 from gradpath.attribution.methods import find_method
 from gradpath.errors import UsageError, check_choice
 from gradpath.evaluation import mib
-from gradpath.limits import Limits
 from gradpath.recipe import Recipe
 from gradpath.registry import option_value
 from gradpath.selection import find_selection
 from gradpath.selection.ranking import check_sparsity
+from gradpath.sweep import Limits
 from gradpath.tasks import find_metric
 from gradpath.tasks.builtin import PAPER_TASKS
 from gradpath.tasks.data_rows import SUFFIXES

@@ -45,9 +45,9 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError, warn
 from gradpath.evaluation.patched_run import check_same_graph
 from gradpath.evaluation.result import NOT_DONE, Result
-from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.runtime.progress import bars, describe, progress_bar
+from gradpath.sweep import Limits
 from gradpath.tasks.task import Task
 from gradpath.verdict import checks
 from gradpath.verdict.checks import Check, CircuitUnderTest

@@ -20,12 +20,11 @@ from gradpath.attribution.methods import METHODS, recorded_method
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate_many
 from gradpath.evaluation.result import Result
-from gradpath.limits import Limits
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS, measures, rank
-from gradpath.sweep import own_settings
+from gradpath.sweep import Limits, own_settings
 from gradpath.tasks.task import Task
 from gradpath.verdict.random_circuits import random_circuits_like
 from gradpath.verdict.statistics import (

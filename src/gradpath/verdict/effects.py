@@ -135,9 +135,9 @@ def _estimates(tested: CircuitUnderTest) -> Float[Tensor, " edge"]:
             _, effects = edge_effects(examples.prepare(batch).prepared, plan, task.metric, edges[order])
             return effects.double().sum(0).cpu()
 
-        size, doing = limits.batch(model, pairs), "estimating the effects of edges"
+        batches, doing = limits.batches(model, pairs), "estimating the effects of edges"
         same = circuit.mask.numpy().tobytes
-        for effects in sweep(model, task, pairs, size, summed_effects, doing=doing, same=same, bar=doing):
+        for effects in sweep(model, task, pairs, batches, summed_effects, doing=doing, same=same, bar=doing):
             total[order] += effects
     return distributed.all_sum(total) / len(pairs)
 
