@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gradpath.errors import GradpathError as GradpathError
     from gradpath.evaluation import evaluate as evaluate
     from gradpath.evaluation import patch as patch
+    from gradpath.evaluation.ablated import ablated as ablated
     from gradpath.evaluation.result import load_result as load_result
     from gradpath.explanation import explain as explain
     from gradpath.model.load import load_model as load_model
@@ -39,6 +40,7 @@ _HOMES = {
     "GradpathError": "gradpath.errors",
     "Scores": "gradpath.scores",
     "Task": "gradpath.tasks",
+    "ablated": "gradpath.evaluation.ablated",
     "attribute": "gradpath.attribution.attribute",
     "evaluate": "gradpath.evaluation",
     "explain": "gradpath.explanation",
