@@ -94,16 +94,20 @@ bench-profile: $(READY)
 PEERS  := .venv-peers
 
 $(PEERS)/.installed: benchmarks/requirements-peers.txt constraints.txt pyproject.toml
-	@echo "==> making the virtual environment $(PEERS) for auto-circuit and TransformerLens"
+	@echo "==> making the virtual environment $(PEERS) for auto-circuit and TransformerLens 3"
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	@$(PEERS)/bin/$(INSTALL) -c constraints.txt -r benchmarks/requirements-peers.txt
 	@$(PEERS)/bin/$(INSTALL) -c constraints.txt -e .
 	@touch $@
 
-test-peers: $(PEERS)/.installed
-	@echo "==> models of TransformerLens and nnsight as input, and circuits as hooks"
-	@$(PEERS)/bin/$(INSTALL) -c constraints.txt beartype hypothesis nnsight pytest
-	@OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest tests/model/test_wrapped.py tests/formats/test_transformer_lens.py
+LENS   := .venv-lens
+LENS_VERSION := 4.3.0
+
+test-peers:
+	@echo "==> models of TransformerLens $(LENS_VERSION) and nnsight as input, and circuits in them"
+	@test -x $(LENS)/bin/python || $(PYTHON) -m venv $(LENS)
+	@$(LENS)/bin/$(INSTALL) -c constraints.txt transformer-lens==$(LENS_VERSION) beartype hypothesis nnsight pytest -e .
+	@OMP_NUM_THREADS=1 $(LENS)/bin/python -m pytest tests/model/test_wrapped.py tests/evaluation/test_ablated.py
 
 bench-peers: $(PEERS)/.installed
 	@echo "==> beside transformers and auto-circuit, in turns (a quarter of an hour)"

@@ -78,6 +78,7 @@ def test_an_error_removes_the_hooks_and_wrong_calls_are_refused():
         gp.ablated(theirs, circuit, corrupted=pairs.corrupted),
     ):
         theirs(pairs.clean[:, :4])
-    with pytest.raises(UsageError, match="padded on the right"), gp.ablated(theirs, circuit, mean_over=TASK, tokenizer=Numbers()):
+    means = gp.ablated(theirs, circuit, mean_over=TASK, tokenizer=Numbers())
+    with pytest.raises(UsageError, match="padded on the right"), means:
         theirs(pairs.clean, attention_mask=(torch.arange(9) > 0).expand(3, 9).long())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in theirs.modules())

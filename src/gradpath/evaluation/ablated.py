@@ -59,9 +59,9 @@ class AblatedRun:
         """Begin a run on these prompts, and return their token embeddings."""
         if self._corrupted is not None and ids.shape != self._corrupted.shape:
             raise InputError(
-                f"the corrupted prompts have the shape {tuple(self._corrupted.shape)} (prompt, token), and the model was "
-                f"called with {tuple(ids.shape)}. Call it with as many prompts of the same length; to generate text, "
-                "give mean_over= instead of corrupted=."
+                f"the corrupted prompts have the shape {tuple(self._corrupted.shape)}, and the model was called with "
+                f"{tuple(ids.shape)}. Call it with as many prompts of the same length, or give mean_over= "
+                "instead of corrupted= to generate text."
             )
         x = self.model.embed(ids)
         self._positions = self.model.position_info(0, ids.shape[1])
@@ -73,8 +73,9 @@ class AblatedRun:
         model, graph, layer = self.model, self.model.graph, self.model.layers[index]
         heads = graph.targets_of_heads(index, range(graph.n_heads))
         reads = (resid - self._removed(heads)).flatten(1, 2)
-        projected = project(model, index, heads, reads).values.unflatten(1, resid.shape[:2])
-        q, k, v = projected.unflatten(0, (len(QKV), -1)).permute(0, 2, 3, 1, 4)  # (batch, pos, head, d_qkv) each
+        projected = project(model, index, heads, reads).values
+        projected = projected.view(len(QKV), graph.n_heads, *resid.shape[:2], -1)
+        q, k, v = projected.permute(0, 2, 3, 1, 4)  # (batch, pos, head, d_qkv) each
         keys_values = model.keys_and_values(layer, k, v, self._positions)
         z = model.attend(layer, model.queries(layer, q, self._positions), keys_values, self._positions)
         attention_out, written = model.attention_out(layer, z)
@@ -142,18 +143,18 @@ def ablated(
 @torch.no_grad()
 def _values(model: Transformer, circuit: Circuit, corrupted: Tensor | None, mean_over: Task | None) -> Ablation:
     """What ablated nodes write."""
-    if (corrupted is None) == (mean_over is None):
+    if corrupted is not None and mean_over is None:
+        x = model.embed(corrupted)
+        layers = model.run(x).layers
+        return Ablation(x, [layer.written for layer in layers], [layer.mlp_out for layer in layers])
+    if corrupted is not None or mean_over is None:
         raise UsageError(
             "edges outside the circuit need a value: give either corrupted= (token ids of the corrupted prompts) or "
             "mean_over= (a task)."
         )
-    if corrupted is not None:
-        x = model.embed(corrupted)
-        layers = model.run(x).layers
-        return Ablation(x, [layer.written for layer in layers], [layer.mlp_out for layer in layers])
     check_type("mean_over", mean_over, Task)
     values = ablation_of("mean" if circuit.ablation == CORRUPTED else circuit.ablation, model, mean_over)
-    assert values is not None  # that is the corrupted prompt
+    assert values is not None  # None is the corrupted prompt
     return values
 
 

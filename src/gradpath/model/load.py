@@ -21,7 +21,7 @@ from gradpath.model.families import FAMILIES, check_family, convert
 from gradpath.model.file_checks import GgufFile, auto_class, check_claims
 from gradpath.model.tokenizer import Tokenizer, panics_as_errors
 from gradpath.model.transformer import Transformer
-from gradpath.model.wrapped import from_hooked, is_bridge, is_hooked, unwrap, without_nnsight
+from gradpath.model.wrapped import is_bridge, unwrap, without_nnsight
 from gradpath.runtime import distributed
 from gradpath.runtime.files import ELSEWHERE, recorded_path
 from gradpath.runtime.progress import announce
@@ -55,7 +55,7 @@ def load_model(
 
     Args:
         source: ``smollm2`` or ``gemma3-270m`` (installed as Python packages), a name on the Hugging Face hub, a local
-            folder, a ``.gguf`` file, a loaded ``transformers`` model, a ``HookedTransformer`` or bridge of
+            folder, a ``.gguf`` file, a loaded ``transformers`` model, a ``TransformerBridge`` of
             TransformerLens, or a model of nnsight.
         device: The device of the model. By default the CPU, or under torchrun the GPU of the process.
         device_map: Several devices for a model that is too large for one: ``auto`` for all GPUs of the machine, or a
@@ -80,7 +80,7 @@ def load_model(
             loaded = _from_object(source)
             model, hf_tokenizer, name = _converted(loaded), loaded.hf_tokenizer, loaded.name
             _check_same_logits(without_nnsight(source), model)
-            if bos is None and (is_hooked(source) or is_bridge(source)):
+            if bos is None and is_bridge(source):
                 bos = bool(source.cfg.default_prepend_bos)
         elif packaged := _installed(str(source)):
             model, hf_tokenizer = cached_model(packaged.cache(), lambda: _from_package(packaged))
@@ -187,7 +187,7 @@ def _from_package(packaged: Packaged) -> tuple[Transformer, Any]:
 
 def _converted(loaded: _Source) -> Transformer:
     """Our model of a loaded ``transformers`` model, with finite weights."""
-    model = from_hooked(loaded.hf_model) if is_hooked(loaded.hf_model) else convert(loaded.hf_model)
+    model = convert(loaded.hf_model)
     if loaded.gguf is not None:
         model = loaded.gguf.complete(model, loaded.hf_model)
     _check_finite(model, loaded.name)
@@ -329,8 +329,6 @@ def _locate(source: str) -> tuple[str, str | None]:
 
 
 def _from_object(source: Any) -> _Source:
-    if is_hooked(source):
-        return _Source(source, source.tokenizer, str(source.cfg.model_name))
     tokenizer, source = getattr(source, "tokenizer", None), unwrap(source)
     if not hasattr(source, "config") or not hasattr(source, "state_dict"):
         raise InputError(
