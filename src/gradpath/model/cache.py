@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from gradpath.runtime.files import check_seal, sealed, write_atomically, write_t
 
 WEIGHTS = "weights.safetensors"
 _METADATA = "gradpath_model"
-_SPECIAL = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 @dataclass(frozen=True)
@@ -121,68 +119,6 @@ def remembered_path(digest: Any) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class FastTokenizer:
-    """The part of a ``transformers`` tokenizer that gradpath uses, without importing ``transformers``.
-
-    Other attributes are those of the ``transformers`` tokenizer, which is loaded when one is first needed.
-    """
-
-    folder: Path
-    fast: Any  # a tokenizers.Tokenizer
-    bos_token_id: int | None
-    config: Mapping[str, Any]  # of the file tokenizer_config.json
-
-    @classmethod
-    def read(cls, folder: Path) -> FastTokenizer:
-        from tokenizers import Tokenizer
-
-        fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        bos = config.get("bos_token")
-        return cls(folder, fast, None if bos is None else fast.token_to_id(bos), config)
-
-    @property
-    def all_special_ids(self) -> list[int]:
-        """The ids of special tokens, such as BOS."""
-        named = {name: token for name, token in self.config.items() if name in _SPECIAL}
-        if any("special_tokens" in name for name in self.config) or not all(isinstance(x, str) for x in named.values()):
-            ids: list[int] = self._whole.all_special_ids  # there are more of them
-            return ids
-        return list(dict.fromkeys(self.fast.token_to_id(token) for token in named.values()))
-
-    def __call__(
-        self, text: str | list[str], *, add_special_tokens: bool = True, return_offsets_mapping: bool = False
-    ) -> dict[str, Any]:
-        """Token ids, and optionally the characters of each token, of one text or of several."""
-        texts = [text] if isinstance(text, str) else text
-        encodings = self.fast.encode_batch(texts, add_special_tokens=add_special_tokens)
-        result = {"input_ids": [x.ids for x in encodings]}
-        if return_offsets_mapping:
-            result["offset_mapping"] = [x.offsets for x in encodings]
-        return {name: values[0] for name, values in result.items()} if isinstance(text, str) else result
-
-    def decode(self, ids: list[int], *, clean_up_tokenization_spaces: bool = False) -> str:
-        """The text of tokens, special ones included."""
-        assert not clean_up_tokenization_spaces, "not implemented"
-        text: str = self.fast.decode(ids, skip_special_tokens=False)
-        return text
-
-    def __len__(self) -> int:
-        return int(self.fast.get_vocab_size(with_added_tokens=True))
-
-    @cached_property
-    def _whole(self) -> Any:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(self.folder))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # pickle and copy look these up before there are any attributes
-            raise AttributeError(name)
-        return getattr(self._whole, name)
-
-
 Loaded = tuple[Transformer, Any]  # a model without tokenizer and name, and its transformers tokenizer
 
 
@@ -217,6 +153,8 @@ def cached_model(folder: Path, convert: Callable[[], Loaded]) -> Loaded:
 
 def _read(folder: Path) -> Loaded:
     """The model, whose weights are mapped (writing to one changes no file), and its tokenizer."""
+    from transformers import AutoTokenizer
+
     with safe_open(folder / WEIGHTS, framework="pt") as file:
         facts = json.loads(file.metadata()[_METADATA])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -224,7 +162,7 @@ def _read(folder: Path) -> Loaded:
     model = _model(facts, tensors)
     if model.digest != facts["weights"]:
         raise InputError("its weights were changed after they were written")
-    return model, FastTokenizer.read(folder) if facts["files"] else None
+    return model, AutoTokenizer.from_pretrained(folder) if facts["files"] else None
 
 
 def _model(facts: Mapping[str, Any], tensors: dict[str, Any]) -> Transformer:

@@ -182,8 +182,10 @@ def write_together(folder: Path, *, instead_of: Sequence[str] = ()) -> Iterator[
         instead_of: Names of files of earlier runs that are removed unless they are written again.
 
     Returns:
-        A draft folder to write to. Its files move to ``folder`` at the end, unless there was an error.
+        A draft folder to write to. Its files move to ``folder`` at the end, unless there was an error; then a
+        ``folder`` that did not exist before is removed, too.
     """
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = TemporaryDirectory(prefix=".", suffix=PART, dir=folder, ignore_cleanup_errors=True)
@@ -200,6 +202,8 @@ def write_together(folder: Path, *, instead_of: Sequence[str] = ()) -> Iterator[
                 _move(names, Path(draft), folder, instead_of)  # a signal may have interrupted it: all are of one run
     finally:
         shutil.rmtree(temporary.name, ignore_errors=True)  # a signal may have interrupted the removal, too
+        if is_new:
+            _remove_if_empty(folder)
 
 
 def _move(names: Sequence[str], draft: Path, folder: Path, instead_of: Sequence[str]) -> None:
@@ -242,8 +246,12 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
             (folder / _LOCK).unlink(missing_ok=True)  # while it is ours
             lock.release()
         if is_new and distributed.rank() == 0:
-            with suppress(OSError):  # it is not empty
-                folder.rmdir()
+            _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):  # it is not empty
+        folder.rmdir()
 
 
 def _acquire(lock: BaseFileLock, folder: Path) -> None:
