@@ -104,9 +104,9 @@ LENS   := .venv-lens
 LENS_VERSION := 4.3.0
 
 test-peers:
-	@echo "==> models of TransformerLens $(LENS_VERSION) and nnsight as input, and circuits in them"
+	@echo "==> models of TransformerLens $(LENS_VERSION) as input, and circuits in them"
 	@test -x $(LENS)/bin/python || $(PYTHON) -m venv $(LENS)
-	@$(LENS)/bin/$(INSTALL) -c constraints.txt transformer-lens==$(LENS_VERSION) beartype hypothesis nnsight pytest -e .
+	@$(LENS)/bin/$(INSTALL) -c constraints.txt transformer-lens==$(LENS_VERSION) beartype hypothesis pytest -e .
 	@OMP_NUM_THREADS=1 $(LENS)/bin/python -m pytest tests/model/test_wrapped.py tests/evaluation/test_ablated.py
 
 bench-peers: $(PEERS)/.installed

@@ -83,7 +83,9 @@ def test_eval_finds_a_model_by_its_recorded_path_or_says_what_to_do(run, model_f
     assert load_circuit(tmp_path / "inside" / "circuit.json").recipe.model == f"./{model_folder.name}"
     assert run("eval", tmp_path / "inside" / "circuit.json", "--examples", 4).code == 0
     monkeypatch.chdir(tmp_path)
-    assert f"there is no folder ./{model_folder.name}" in run("eval", tmp_path / "inside" / "circuit.json").error
+    assert (
+        f"there is no file or folder ./{model_folder.name}" in run("eval", tmp_path / "inside" / "circuit.json").error
+    )
     assert run("find", "--model", model_folder, *arguments, "--out", "outside").code == 0
     assert run("eval", "outside/circuit.json", "--examples", 4).code == 0  # on this machine
     monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "another"))  # on the machine of somebody else
@@ -155,7 +157,7 @@ def test_a_model_of_another_shape_is_refused_before_its_weights_are_read(run, mo
     other.mkdir()
     config = json.loads((model_folder / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "n_layer": 5}))
-    monkeypatch.setattr("gradpath.model.load._from_name", lambda *_: pytest.fail("the weights were read"))
+    monkeypatch.setattr("gradpath.model.load._read", lambda *_: pytest.fail("the weights were read"))
     for model in (other, *(["smollm2"] if PACKAGED["smollm2"].parts() else [])):
         ran = run("eval", tmp_path / "found", "--model", model)
         assert ran.code == 1

@@ -62,7 +62,7 @@ def test_wrong_usage_is_one_sentence_and_exit_2(run, model_folder, tmp_path, kin
 FAILURES = {
     "no circuit": (["eval", "MISSING"], "there is no file"),
     "a damaged circuit": (["eval", "BROKEN"], "cannot be read as a gradpath circuit"),
-    "no model": (["find", "--model", "./nowhere"], "there is no folder"),
+    "no model": (["find", "--model", "./nowhere"], "there is no file or folder"),
     "a missing data file": (["find", "--model", "MODEL", "--data", "MISSING"], "MISSING"),
     "an unknown device": (["find", "--model", "MODEL", "--device", "abacus"], "abacus"),
 }

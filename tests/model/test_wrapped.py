@@ -1,9 +1,7 @@
-"""Models of TransformerLens and nnsight as input: their logits, their scores, and what is refused."""
+"""Models of TransformerLens as input: their logits, their scores, and what is refused."""
 
 from __future__ import annotations
 
-import sys
-import types
 import warnings
 from dataclasses import replace
 
@@ -50,22 +48,6 @@ def bridge_of(kind, folder):
         from transformer_lens.model_bridge import TransformerBridge
 
         return TransformerBridge.boot_transformers(str(saved(kind, folder)), device="cpu")
-
-
-def test_nnsight_models_are_read_as_their_transformers_model():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        nnsight = pytest.importorskip("nnsight", reason="needs nnsight: make test-peers")
-        model = load_model(nnsight.NNsight(tiny_hf("gpt2")))
-    assert torch.equal(model.logits(IDS), load_model(tiny_hf("gpt2")).logits(IDS))
-
-
-def test_a_stand_in_for_nnsight_is_unwrapped(monkeypatch):
-    """The attribute that an nnsight model keeps its module in, without the package."""
-    monkeypatch.setitem(sys.modules, "nnsight", types.ModuleType("nnsight"))
-    wrapper = type("LanguageModel", (), {"__module__": "nnsight.modeling", "tokenizer": None})()
-    wrapper._module = tiny_hf("gpt2")
-    assert torch.equal(load_model(wrapper).logits(IDS), load_model(tiny_hf("gpt2")).logits(IDS))
 
 
 def saved(kind, tmp_path):

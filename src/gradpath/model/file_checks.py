@@ -28,12 +28,12 @@ MAX_TOKENS = 2_000_000
 # The smallest types of GGUF have two bits per number, and tied weights are stored once.
 MAX_NUMBERS_PER_BYTE = 16
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-# Keys that transformers reads, for every architecture that it shares with us.
-_READ = """
+# Keys that transformers reads, for every architecture that it shares with us, and some that change nothing.
+_ACCEPTED = """
     attention.head_count attention.head_count_kv attention.layer_norm_epsilon attention.layer_norm_rms_epsilon
     block_count context_length embedding_length feed_forward_length rope.freq_base vocab_size
+    rope.scaling.finetuned rope.scaling.original_context_length tensor_data_layout
 """
-_HARMLESS = "rope.scaling.finetuned rope.scaling.original_context_length tensor_data_layout"
 _FACTORS = "rope_freqs.weight"
 # The 27B models of Gemma have their own scale of queries, and GGUF files do not contain it.
 _OTHER_QUERY_SCALE = {("gemma2", 46), ("gemma3_text", 62)}
@@ -50,8 +50,7 @@ def check_claims(folder: Path, gguf_file: str | None, trust_remote_code: bool) -
     for unit, size, limit in (("layers", text.num_hidden_layers, MAX_LAYERS), ("tokens", text.vocab_size, MAX_TOKENS)):
         if not 0 < size <= limit:
             raise ValueError(f"its configuration has {size!r} {unit}, and a model has 1 to {limit:,}")
-    with torch.device("meta"):
-        empty = auto_class(config.model_type).from_config(config, trust_remote_code=trust_remote_code)
+    empty = empty_model(config, trust_remote_code=trust_remote_code)
     claimed = sum(parameter.numel() for parameter in empty.parameters())
     if gguf_file is not None:  # the vocabulary of such a model comes from the tensors, not from the configuration
         claimed -= sum(x.weight.numel() for x in (empty.get_input_embeddings(), empty.get_output_embeddings()))
@@ -69,6 +68,12 @@ def _check_index(folder: Path) -> None:
         for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ():
             if Path(name).name != name:
                 raise ValueError(f"{index.name} names the file {name!r}, which is not in the folder")
+
+
+def empty_model(config: Any, **options: Any) -> Any:
+    """A ``transformers`` model without weights, on the meta device."""
+    with torch.device("meta"):
+        return auto_class(config.model_type).from_config(config, **options)
 
 
 def auto_class(family: str) -> Any:
@@ -121,23 +126,24 @@ class GgufFile:
     def complete(self, model: Transformer, hf_model: Any) -> Transformer:
         """The model with the frequency factors of the file.
 
-        Args:
-            model: The model that was converted from ``hf_model``.
-            hf_model: The model that transformers built from this file.
-
-        Returns:
-            The completed model. An ``InputError`` says which part of the file the model does not contain.
+        ``hf_model`` is what transformers built from this file, and ``model`` was converted from it. An ``InputError``
+        says which part of the file the model does not contain.
         """
-        self._check(model, hf_model)
+        self._check_values(model, getattr(hf_model.config, "sliding_window", None))
+        n_numbers = sum(parameter.numel() for parameter in hf_model.parameters())
+        if self.n_numbers != n_numbers:
+            self._refuse(f"tensors of {self.n_numbers:,} numbers, and the model only holds {n_numbers:,}")
+        if (model.arch.family, model.arch.n_layers) in _OTHER_QUERY_SCALE:
+            self._refuse("no query_pre_attn_scalar, and this size needs its own")
         if (factors := self.rope_factors) is None:
             return model
         return replace(model, rotary=tuple(replace(x, frequencies=x.frequencies / factors) for x in model.rotary))
 
-    def _check(self, model: Transformer, hf_model: Any) -> None:
+    def _check_values(self, model: Transformer, window: int | None) -> None:
         of_model = {
             "attention.key_length": model.arch.d_head,
             "attention.value_length": model.arch.d_head,
-            "attention.sliding_window": getattr(hf_model.config, "sliding_window", None),
+            "attention.sliding_window": window,
             "attention.causal": True,
             "attn_logit_softcapping": model.arch.attention_cap,
             "final_logit_softcapping": model.arch.logit_cap,
@@ -148,19 +154,13 @@ class GgufFile:
             "rope.scaling.factor": 1.0,
             "rope.scaling.attn_factor": 1.0,
         }
-        accepted = {*_READ.split(), *_HARMLESS.split()}
         for key, value in self.values.items():
-            if key in accepted:
+            if key in _ACCEPTED.split():
                 continue
             if key not in of_model:
                 self._refuse(f"{key} = {value!r}, which gradpath does not know")
             if value != of_model[key]:
                 self._refuse(f"{key} = {value!r}, which is not read from such files: the model has {of_model[key]!r}")
-        n_numbers = sum(parameter.numel() for parameter in hf_model.parameters())
-        if self.n_numbers != n_numbers:
-            self._refuse(f"tensors of {self.n_numbers:,} numbers, and the model only holds {n_numbers:,}")
-        if (model.arch.family, model.arch.n_layers) in _OTHER_QUERY_SCALE:
-            self._refuse("no query_pre_attn_scalar, and this size needs its own")
 
     def _refuse(self, what: str) -> None:
         raise InputError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,10 +17,10 @@ from gradpath.graph import Graph
 from gradpath.model.architecture import fields_of
 from gradpath.model.cache import PACKAGED, Packaged, cached_model
 from gradpath.model.families import FAMILIES, check_family, convert
-from gradpath.model.file_checks import GgufFile, auto_class, check_claims
+from gradpath.model.file_checks import GgufFile, auto_class, check_claims, empty_model
 from gradpath.model.tokenizer import Tokenizer, panics_as_errors
 from gradpath.model.transformer import Transformer
-from gradpath.model.wrapped import is_bridge, unwrap, without_nnsight
+from gradpath.model.wrapped import is_bridge, unwrap
 from gradpath.runtime import distributed
 from gradpath.runtime.files import ELSEWHERE, recorded_path
 from gradpath.runtime.progress import announce
@@ -32,13 +31,13 @@ _UNPACKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # typ
 _SAME_LOGITS = {torch.bfloat16: 0.3, torch.float16: 0.05}
 
 
-class _Source(NamedTuple):
-    """A loaded ``transformers`` model, its tokenizer if it has one, its name, and the GGUF file it came from."""
+class _Loaded(NamedTuple):
+    """A model, the ``transformers`` tokenizer and the name that it gets, and whether its source asks for BOS."""
 
-    hf_model: Any
+    model: Transformer
     hf_tokenizer: Any
     name: str
-    gguf: GgufFile | None = None
+    bos: bool | None = None  # None: as its family or its tokenizer has it
 
 
 def load_model(
@@ -55,8 +54,7 @@ def load_model(
 
     Args:
         source: ``smollm2`` or ``gemma3-270m`` (installed as Python packages), a name on the Hugging Face hub, a local
-            folder, a ``.gguf`` file, a loaded ``transformers`` model, a ``TransformerBridge`` of
-            TransformerLens, or a model of nnsight.
+            folder, a ``.gguf`` file, a loaded ``transformers`` model, or a ``TransformerBridge`` of TransformerLens.
         device: The device of the model. By default the CPU, or under torchrun the GPU of the process.
         device_map: Several devices for a model that is too large for one: ``auto`` for all GPUs of the machine, or a
             list such as "0,1".
@@ -75,29 +73,21 @@ def load_model(
     precision, one_device = find_dtype(dtype), find_device(device)  # before anything is read
     # Weights are prepared in their own precision, and can be used with gradients, whatever the caller has switched on.
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _enough_memory(source):
-        digest, text = None, None
         if not isinstance(source, (str, Path)):
             loaded = _from_object(source)
-            model, hf_tokenizer, name = _converted(loaded), loaded.hf_tokenizer, loaded.name
-            _check_same_logits(without_nnsight(source), model)
-            if bos is None and is_bridge(source):
-                bos = bool(source.cfg.default_prepend_bos)
         elif packaged := _installed(str(source)):
-            model, hf_tokenizer = cached_model(packaged.cache(), lambda: _from_package(packaged))
-            name, digest = packaged.name, model.digest
+            loaded = _from_package(packaged)
         else:
-            loaded = _from_name(str(source), precision or torch.float32, trust_remote_code)
-            model, hf_tokenizer, name = _converted(loaded), loaded.hf_tokenizer, loaded.name
-            bos = True if bos is None and loaded.gguf is not None and loaded.gguf.add_bos else bos
-        if (hf_tokenizer := tokenizer or hf_tokenizer) is not None:
-            text = Tokenizer(hf_tokenizer, _bos_token(hf_tokenizer, model.arch.family, bos))
-        model = (
+            loaded = _from_files(str(source), precision or torch.float32, trust_remote_code)
+        model = loaded.model
+        text = _tokenizer_of(tokenizer or loaded.hf_tokenizer, model, loaded.bos if bos is None else bos)
+        placed = (
             model.to(one_device, precision) if device_map is None else _spread(model.to(dtype=precision), device_map)
         )
-    model = replace(model, tokenizer=text, name=recorded_path(name))
-    if digest is not None and precision in (None, torch.float32):
-        vars(model)["digest"] = digest  # it was computed when the file was checked
-    return model
+    placed = replace(placed, tokenizer=text, name=recorded_path(loaded.name))
+    if "digest" in vars(model) and precision in (None, model.dtype):
+        vars(placed)["digest"] = model.digest  # it was computed when the file was checked
+    return placed
 
 
 def load_shape(
@@ -112,30 +102,26 @@ def load_shape(
     from transformers import AutoConfig
 
     folder, _ = _locate(source)
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    precision, text = find_dtype(dtype) or torch.float32, None
-    options["local_files_only"] = Path(folder).is_dir()
+    is_local = Path(folder).is_dir()
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": is_local}
+    precision = find_dtype(dtype) or torch.float32
     try:
         with _quiet():
-            if not options["local_files_only"]:
+            if not is_local:
                 _check_hub(folder)
             config = AutoConfig.from_pretrained(folder, **options)
             check_family(config.model_type)
-            with torch.device("meta"):
-                hf_model = auto_class(config.model_type).from_config(
-                    config, dtype=precision, trust_remote_code=trust_remote_code
-                )
+            hf_model = empty_model(config, dtype=precision, trust_remote_code=trust_remote_code)
     except GradpathError:
         raise
     except Exception as problem:
         raise InputError(
             f"the configuration of {source} could not be read ({reason(problem)}). Check config.json, or the name."
         ) from None
-    model = convert(hf_model)
-    hf_tokenizer = _read_tokenizer(folder, options)
-    if hf_tokenizer is not None and hf_tokenizer("the", add_special_tokens=False)["input_ids"]:  # else it has no words
-        text = Tokenizer(hf_tokenizer, _bos_token(hf_tokenizer, model.arch.family, bos))
-    return replace(model, tokenizer=text, name=recorded_path(source))
+    model, hf_tokenizer = convert(hf_model), _read_tokenizer(folder, options)
+    if hf_tokenizer is not None and not hf_tokenizer("the", add_special_tokens=False)["input_ids"]:  # it has no words
+        hf_tokenizer = None
+    return replace(model, tokenizer=_tokenizer_of(hf_tokenizer, model, bos), name=recorded_path(source))
 
 
 def graph_before_loading(source: str) -> Graph | None:
@@ -151,9 +137,9 @@ def load_original(source: str, dtype: torch.dtype, *, trust_remote_code: bool = 
     """The ``transformers`` model itself, for comparison."""
     with _enough_memory(source):
         if (packaged := _installed(source)) is None:
-            return _from_name(source, dtype, trust_remote_code).hf_model.eval()
+            return _read(source, dtype, trust_remote_code)[0].eval()
         with packaged.whole_file() as file:
-            return _from_name(str(file), dtype, trust_remote_code).hf_model.eval()
+            return _read(str(file), dtype)[0].eval()
 
 
 @contextmanager
@@ -177,45 +163,63 @@ def _installed(source: str) -> Packaged | None:
     return packaged if packaged is not None and packaged.parts() else None
 
 
-def _from_package(packaged: Packaged) -> tuple[Transformer, Any]:
-    """A packaged model, converted from its GGUF file, and its tokenizer."""
-    announce(f"converting {packaged.name} from its package: once, about a minute")
-    with packaged.whole_file() as file:
-        loaded = _from_name(str(file), torch.float32, False)
-    return _converted(loaded), loaded.hf_tokenizer
+def _from_package(packaged: Packaged) -> _Loaded:
+    """A packaged model from the cache, where it is stored after it was converted from its GGUF file."""
+
+    def converted() -> tuple[Transformer, Any]:
+        announce(f"converting {packaged.name} from its package: once, about a minute")
+        with packaged.whole_file() as file:
+            loaded = _from_files(str(file), torch.float32)
+        return loaded.model, loaded.hf_tokenizer
+
+    return _Loaded(*cached_model(packaged.cache(), converted), packaged.name)
 
 
-def _converted(loaded: _Source) -> Transformer:
-    """Our model of a loaded ``transformers`` model, with finite weights."""
-    model = convert(loaded.hf_model)
-    if loaded.gguf is not None:
-        model = loaded.gguf.complete(model, loaded.hf_model)
-    _check_finite(model, loaded.name)
-    return model
+def _from_files(source: str, dtype: torch.dtype, trust_remote_code: bool = False) -> _Loaded:
+    """A model from a folder, a ``.gguf`` file or the hub."""
+    hf_model, hf_tokenizer, gguf = _read(source, dtype, trust_remote_code)
+    model = convert(hf_model)
+    if gguf is not None:
+        model = gguf.complete(model, hf_model)
+    _check_finite(model, source)
+    return _Loaded(model, hf_tokenizer, source, True if gguf is not None and gguf.add_bos else None)
 
 
-def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Source:
+def _from_object(source: Any) -> _Loaded:
+    """A model that is in memory already, and that computes what its weights say."""
+    original, tokenizer = unwrap(source), getattr(source, "tokenizer", None)
+    _check_weights_of(original)
+    name = str(getattr(original.config, "_name_or_path", "") or "")
+    if name and tokenizer is None:
+        with _quiet():
+            tokenizer = _read_tokenizer(name, {"local_files_only": True})
+    model, name = convert(original), name or f"a {original.config.model_type} model"
+    _check_finite(model, name)
+    _check_same_logits(source, model)
+    return _Loaded(model, tokenizer, name, bool(source.cfg.default_prepend_bos) if is_bridge(source) else None)
+
+
+def _read(source: str, dtype: torch.dtype, trust_remote_code: bool = False) -> tuple[Any, Any, GgufFile | None]:
+    """The ``transformers`` model of a name, folder or file, its tokenizer, and the rest of a GGUF file."""
     folder, file = _locate(source)
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if file is not None:
-        options["gguf_file"] = file
+    is_local, options = Path(folder).is_dir(), {"trust_remote_code": trust_remote_code}
     try:
         with _quiet(), panics_as_errors():
-            if Path(folder).is_dir():
-                return _read(source, folder, file, dtype, options)
+            if is_local:
+                return _read_files(source, folder, file, dtype, options)
             try:  # a model that was downloaded before needs no network
-                return _read(source, folder, file, dtype, {**options, "local_files_only": True})
+                return _read_files(source, folder, file, dtype, {**options, "local_files_only": True})
             except OSError as problem:
                 if is_out_of_memory(problem):
                     raise
                 _check_hub(folder)
-                return _read(source, folder, file, dtype, options)
+                return _read_files(source, folder, file, dtype, options)
     except GradpathError:
         raise
     except Exception as problem:  # a damaged file can make the libraries raise anything
         if is_out_of_memory(problem):
             raise
-        if Path(folder).is_dir():
+        if is_local:
             message = f"no model could be loaded from {source}: {reason(problem)}. Check or download it again."
         else:
             message = (
@@ -226,32 +230,42 @@ def _from_name(source: str, dtype: torch.dtype, trust_remote_code: bool) -> _Sou
         raise InputError(message) from None
 
 
-def _read(source: str, folder: str, file: str | None, dtype: torch.dtype, options: dict[str, Any]) -> _Source:
-    """Read a model with ``transformers`` from a folder, the hub's cache or the hub."""
-    from transformers import PretrainedConfig
+def _read_files(
+    source: str, folder: str, file: str | None, dtype: torch.dtype, options: dict[str, Any]
+) -> tuple[Any, Any, GgufFile | None]:
+    """Read with ``transformers`` from a folder, the hub's cache or the hub."""
+    from transformers import AutoModelForCausalLM
     from transformers.utils.quantization_config import Mxfp4Config
 
-    gguf, family = None if file is None else GgufFile.read(Path(folder, file)), None
-    unpack: dict[str, Any] = {}
-    if file is None:  # before any weight is read, or downloaded
-        local = {"local_files_only": True} if "local_files_only" in options else {}
-        config = PretrainedConfig.get_config_dict(folder, **local)[0]
-        family = config.get("model_type")
-        if family is None:
-            raise ValueError("its config.json cannot be read, or names no model_type")
-        check_family(str(family))
-        if packing := config.get("quantization_config"):
-            method = packing.get("quant_method") if isinstance(packing, dict) else packing
-            if method != "mxfp4":
-                raise _packed(f"the checkpoint {source}", method)
-            unpack = {"quantization_config": Mxfp4Config(dequantize=True)}
+    gguf, auto, unpack = None, AutoModelForCausalLM, dict[str, Any]()
+    if file is not None:
+        gguf, options = GgufFile.read(Path(folder, file)), {**options, "gguf_file": file}
+    else:  # before any weight is read, or downloaded
+        config = _checked_config(source, folder, options)
+        auto = auto_class(config["model_type"])
+        unpack = {"quantization_config": Mxfp4Config(dequantize=True)} if config.get("quantization_config") else {}
     if Path(folder).is_dir():
         check_claims(Path(folder), file, bool(options["trust_remote_code"]))
-    auto = auto_class(str(family))
     model, loaded = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options, **unpack)
     _check_all_loaded(source, loaded)
     model = model.to(dtype) if unpack else model  # unpacked weights are bfloat16, whatever the requested type
-    return _Source(model, _read_tokenizer(folder, options), source, gguf)
+    return model, _read_tokenizer(folder, options), gguf
+
+
+def _checked_config(source: str, folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of config.json, of a family that is read and without packed weights other than MXFP4."""
+    from transformers import PretrainedConfig
+
+    local = {"local_files_only": True} if "local_files_only" in options else {}
+    config: dict[str, Any] = PretrainedConfig.get_config_dict(folder, **local)[0]
+    if config.get("model_type") is None:
+        raise ValueError("its config.json cannot be read, or names no model_type")
+    check_family(str(config["model_type"]))
+    if packing := config.get("quantization_config"):
+        method = packing.get("quant_method") if isinstance(packing, dict) else packing
+        if method != "mxfp4":
+            raise _packed(f"the checkpoint {source}", method)
+    return config
 
 
 def _packed(model: str, method: object) -> InputError:
@@ -263,28 +277,10 @@ def _packed(model: str, method: object) -> InputError:
 
 
 def _check_hub(name: str) -> None:
-    """Request a small file from the hub, and raise an ``OSError`` if there is no answer soon.
-
-    The library itself would retry for half a minute. The request is made in a thread, because a name lookup has no time
-    limit when the network is down.
-    """
+    """Raise an error if the hub does not answer soon: the libraries would retry for half a minute."""
     import huggingface_hub
 
-    problems: list[str] = []
-
-    def request() -> None:
-        try:
-            huggingface_hub.hf_hub_download(name, "config.json", etag_timeout=_PATIENCE)
-            problems.append("")
-        except Exception as problem:
-            problems.append(reason(problem))
-
-    thread = threading.Thread(target=request, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    problem = problems[0] if problems else f"no answer within {_PATIENCE:g} seconds"
-    if problem:
-        raise OSError(problem)
+    huggingface_hub.model_info(name, timeout=_PATIENCE)
 
 
 def _check_all_loaded(source: str, loaded: Mapping[str, Any]) -> None:
@@ -308,44 +304,34 @@ def _locate(source: str) -> tuple[str, str | None]:
             "or file with --model."
         )
     path = Path(source).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise InputError(f"there is no file {source}. Give the path of a .gguf file.")
+    if path.suffix == ".gguf" and path.is_file():
         return str(path.parent), path.name
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError(
-                f"the folder {source} holds no model: it has no config.json. Give a folder that "
-                "save_pretrained wrote, a .gguf file, a hub name, or smollm2."
-            )
+    if (path / "config.json").is_file():
         return str(path), None
-    if path.is_file():
-        raise InputError(
-            f"the file {source} is not a model. Give a .gguf file, a folder that holds a model, or a hub name."
-        )
-    if path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
-        raise InputError(f"there is no folder {source}. Give a folder that holds a model, or a hub name.")
-    return source, None
+    if path.is_dir():
+        problem = f"the folder {source} holds no model: it has no config.json"
+    elif path.is_file():
+        problem = f"the file {source} is not a model"
+    elif path.suffix == ".gguf" or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+        problem = f"there is no file or folder {source}"
+    else:
+        return source, None
+    raise InputError(f"{problem}. Give a folder that save_pretrained wrote, a .gguf file, a hub name, or smollm2.")
 
 
-def _from_object(source: Any) -> _Source:
-    tokenizer, source = getattr(source, "tokenizer", None), unwrap(source)
-    if not hasattr(source, "config") or not hasattr(source, "state_dict"):
+def _check_weights_of(original: Any) -> None:
+    """Refuse an object that is no model, or whose weights are not ordinary numbers."""
+    if not hasattr(original, "config") or not hasattr(original, "state_dict"):
         raise InputError(
-            f"a model is a name, a folder, a .gguf file or a loaded model of transformers, TransformerLens or nnsight: "
-            f"got {type(source)}."
+            "a model is a name, a folder, a .gguf file or a loaded model of transformers or TransformerLens: "
+            f"got {type(original)}."
         )
-    weights = source.state_dict()
+    weights = original.state_dict()
     if any(weight.is_meta for weight in weights.values()):
         raise InputError("this model has no weights: they are on the meta device. Load it with its weights first.")
     types = {x.dtype for name, x in weights.items() if name.endswith("weight") and x.ndim > 1}
     if packed := [str(dtype).removeprefix("torch.") for dtype in types if dtype not in _UNPACKED]:
         raise _packed("this model", ", ".join(sorted(packed)))
-    name = str(getattr(source.config, "_name_or_path", "") or "")
-    if name and tokenizer is None:
-        with _quiet():
-            tokenizer = _read_tokenizer(name, {"local_files_only": True})
-    return _Source(source, tokenizer, name or f"a {source.config.model_type} model")
 
 
 @torch.no_grad()
@@ -389,15 +375,17 @@ def _read_tokenizer(folder: str, options: dict[str, Any]) -> Any:
         return None
 
 
-def _bos_token(tokenizer: Any, family: str, bos: bool | None) -> int | None:
-    """The token to put in front of prompts, if any."""
-    token: int | None = tokenizer.bos_token_id
+def _tokenizer_of(hf_tokenizer: Any, model: Transformer, bos: bool | None) -> Tokenizer | None:
+    """The tokenizer of a model, with the token to put in front of prompts, if any."""
+    if hf_tokenizer is None:
+        return None
+    token: int | None = hf_tokenizer.bos_token_id
     if bos is None:
         with panics_as_errors():
-            bos = FAMILIES[family].bos or tokenizer("the")["input_ids"][:1] == [token]
+            bos = FAMILIES[model.arch.family].bos or hf_tokenizer("the")["input_ids"][:1] == [token]
     if bos and token is None:
         raise InputError("prompts should begin with a BOS token, but this tokenizer has none. Use --no-bos.")
-    return token if bos else None
+    return Tokenizer(hf_tokenizer, token if bos else None)
 
 
 def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -429,10 +417,11 @@ def _spread(model: Transformer, device_map: str | Sequence[torch.device | str]) 
     """The model on the devices of a device map."""
     if device_map == "auto":
         devices, room = gpus(model)
-        return spread_over(model, devices, room) if devices else model
-    names = device_map.split(",") if isinstance(device_map, str) else device_map
-    devices = [device for name in names if (device := find_device(name)) is not None]
-    return spread_over(model, devices, [1.0] * len(devices))
+    else:
+        names = device_map.split(",") if isinstance(device_map, str) else device_map
+        devices = [device for name in names if (device := find_device(name)) is not None]
+        room = [1.0] * len(devices)
+    return spread_over(model, devices, room) if devices else model
 
 
 def spread_over(model: Transformer, devices: Sequence[torch.device], room: Sequence[float]) -> Transformer:
@@ -492,19 +481,15 @@ def _quiet() -> Iterator[None]:
     from transformers import modeling_gguf_pytorch_utils as gguf_reading
     from transformers.utils import logging as hf_logging
 
-    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hub = logging.getLogger("huggingface_hub")
-    hub_level = hub.level
-    hf_logging.set_verbosity_error()
+    disabled, bars = logging.root.manager.disable, hf_logging.is_progress_bar_enabled()
+    logging.disable(logging.WARNING)
     hf_logging.disable_progress_bar()
-    hub.setLevel(logging.ERROR)
     gguf_bar = vars(gguf_reading).get("tqdm")  # this bar cannot be switched off
     vars(gguf_reading)["tqdm"] = lambda items, **_: items
     try:
         yield
     finally:
         vars(gguf_reading)["tqdm"] = gguf_bar
-        hf_logging.set_verbosity(level)
-        hub.setLevel(hub_level)
+        logging.disable(disabled)
         if bars:
             hf_logging.enable_progress_bar()

@@ -1,7 +1,7 @@
-"""Models of other interpretability tools: TransformerLens's bridge, and nnsight's models.
+"""A bridge of TransformerLens, which wraps a ``transformers`` model.
 
-None of these packages is imported: an object is recognised by its attributes. Both wrap a ``transformers`` model, which
-is unwrapped and read by the adapter of its family. ``load`` then compares logits with those of the object.
+The package is not imported: a bridge is recognised by its attributes. The model is unwrapped and read by the adapter of
+its family. ``load`` then compares logits with those of the bridge.
 """
 
 from __future__ import annotations
@@ -19,15 +19,10 @@ def is_bridge(source: Any) -> bool:
     return hasattr(source, "cfg") and hasattr(source, "original_model")
 
 
-def without_nnsight(source: Any) -> Any:
-    """The model in an nnsight model; other objects as they are."""
-    return source._module if type(source).__module__.partition(".")[0] == "nnsight" else source
-
-
 def unwrap(source: Any) -> Any:
-    """The ``transformers`` model in a TransformerLens bridge or an nnsight model; other objects as they are."""
+    """The ``transformers`` model in a bridge of TransformerLens; other objects as they are."""
     if not is_bridge(source):
-        return without_nnsight(source)
+        return source
     original = source.original_model
     with torch.device("meta"):
         names = type(original)(original.config).state_dict().keys()
