@@ -29,7 +29,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from gradpath import defaults
-from gradpath.model.transformer import LayerRun, Run, Transformer, to_device_of
+from gradpath.model.transformer import LayerRun, Run, Transformer
 from gradpath.registry import Registry, first_line, owner_of
 from gradpath.runtime import distributed
 from gradpath.sweep import Limits, sweep
@@ -55,9 +55,7 @@ class Ablation:
         x, *rest = (part[at].expand(batch, *part[at].shape) for part in (self.input, *self.heads, *self.mlps))
         info, resid, layers = model.position_info(0, length), model.with_positions(x, 0), list[LayerRun]()
         for index, layer in enumerate(model.layers):
-            weight = layer.w_qkv
-            written, mlp_out = (to_device_of(rest[i], weight) for i in (index, len(model.layers) + index))
-            resid, info = to_device_of(resid, weight), info.to_device_of(weight)
+            written, mlp_out = rest[index], rest[len(model.layers) + index]
             y, rstd = model.read_norm(resid)
             q, k, v = model.project(layer, y)
             after = resid + F.linear(written.flatten(-2), layer.w_write, layer.b_o)
@@ -65,7 +63,7 @@ class Ablation:
             keys_values = model.keys_and_values(layer, k, v, info)
             layers.append(LayerRun(resid, y, rstd, q, k, v, written, written, mlp_in, mlp_out, keys_values))
             resid = after + mlp_out
-        return x, Run(layers, to_device_of(resid, x))
+        return x, Run(layers, resid)
 
 
 # From the model, the task over whose clean prompts means are taken, and the limits. None is the corrupted prompt.
@@ -119,10 +117,7 @@ def _zero(model: Transformer) -> Ablation:
         input=none,
         heads=[none.new_zeros(1, a.n_heads, a.d_head) for _ in model.layers],
         # A bias belongs to no edge; where a norm follows, it is a part of what is written.
-        mlps=[
-            none if x.b_out is None or x.mlp_gain is not None else to_device_of(x.b_out[None], none)
-            for x in model.layers
-        ],
+        mlps=[none if x.b_out is None or x.mlp_gain is not None else x.b_out[None] for x in model.layers],
     )
 
 
@@ -143,7 +138,7 @@ def _mean(model: Transformer, data: Task, limits: Limits, *, by_position: bool) 
         real = torch.arange(x.shape[1], device=model.device) <= batch.last[:, None]  # (batch, pos)
         for total, part in zip(sums, parts, strict=True):
             mask = real.view(*real.shape, *[1] * (part.ndim - 2))
-            total[: x.shape[1]] += (to_device_of(part, x).double() * mask).sum(0)
+            total[: x.shape[1]] += (part.double() * mask).sum(0)
         count[: x.shape[1]] += real.sum(0)
         return run.final_in
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradpath.ablation import CORRUPTED, Ablation, ablation_of, all_positions
-from gradpath.model.transformer import Past, PositionInfo, Run, Transformer, to_device_of
+from gradpath.model.transformer import Past, PositionInfo, Run, Transformer
 from gradpath.sweep import Limits, own_settings
 from gradpath.tasks.metrics import Metric, metric_of
 from gradpath.tasks.task import Pairs, Task, encode
@@ -81,7 +81,7 @@ class Prepared:
 
         def rows(x: Tensor) -> Tensor:
             x = x.flatten(0, 1)
-            return x if every else x.index_select(0, to_device_of(cells, x))
+            return x if every else x.index_select(0, cells)
 
         def once(x: Tensor, axis: int, n_own: int) -> Tensor:
             first_of_group = torch.arange(0, a.n_heads, a.n_heads // n_own, device=x.device)

@@ -21,7 +21,7 @@ from torch import Tensor
 from gradpath._version import __version__
 from gradpath.errors import GradpathError, UsageError, check_type, is_out_of_memory, reason, whole_number
 from gradpath.model.architecture import fields_of
-from gradpath.model.transformer import Transformer, to_device_of
+from gradpath.model.transformer import Transformer
 from gradpath.registry import code_of, loaded_plugins
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import free_memory, return_memory
@@ -340,7 +340,7 @@ def _first_nonfinite(model: Transformer, task: Task, single: Pairs) -> str:
         x = model.embed(ids)
         outputs = {"the embeddings": x}
         outputs |= {f"layer {index}": out for index, (_, out) in enumerate(model.layer_runs(x))}
-        outputs["the logits"] = model.unembed(to_device_of([*outputs.values()][-1], x)[:, -1])
+        outputs["the logits"] = model.unembed([*outputs.values()][-1][:, -1])
         outputs["the metric"] = task.metric(outputs["the logits"], single.labels)
         for name, output in outputs.items():
             if not _finite(output):

@@ -15,7 +15,6 @@ from tiny_folder import save_tiny
 
 import gradpath as gp
 from gradpath.attribution.methods import METHODS
-from gradpath.model.load import spread_over
 from gradpath.selection.ranking import SELECTIONS
 from gradpath.selfcheck import Check, device_checks
 
@@ -88,24 +87,6 @@ def test_attention_outputs_and_the_logit_lens_are_those_on_the_cpu(device):
     ids = torch.tensor([[5, 6, 7]])
     for look in (lambda m: m.attention(ids, "a1.h0"), lambda m: m.outputs(ids, "m1"), lambda m: m.logit_lens(ids)):
         assert torch.allclose(look(model.to(device)).cpu(), look(model), atol=1e-5)
-
-
-def numbers(model):
-    """Of everything that a model on several devices can be used for."""
-    made = [gp.attribute(model, TASK, method, steps=2, batch_size=2) for method in ("eap-ig", "eap-gp")]
-    made += [gp.attribute(model, TASK, "eap", ablation=name) for name in ("zero", "mean-positional")]
-    circuits = [gp.select(made[0], n=60), gp.select(made[2], n=60)]
-    circuits += [gp.select(made[0], n=n, selection="refined", model=model, task=TASK) for n in (4, 40)]
-    return [scores.values for scores in made] + [gp.evaluate(model, x, TASK).circuit_values for x in circuits]
-
-
-@pytest.mark.parametrize("kind", some(["neox", "gemma2", "deepseek-v3", "gpt-oss"], ["neox"]))
-def test_a_model_on_two_devices_gives_what_it_gives_on_one(kind, device):
-    whole = tiny_model(kind)
-    split = spread_over(whole, [torch.device(device), torch.device("cpu")], [1.0, 1.0])
-    assert {layer.w_qkv.device.type for layer in split.layers} == {device, "cpu"}
-    for one, other in zip(numbers(whole), numbers(split), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * float(one.abs().max()))
 
 
 FEW = ["--examples", 4, "--steps", 2]

@@ -199,8 +199,6 @@ def attribute_at_steps(
     ``options`` are all of the method's. ``prepared`` are the task's examples, if they are prepared already, with their
     ablation and limits. The other arguments are those of ``attribute``.
     """
-    if not isinstance(method, Path):
-        model.check_one_device(method.name)
     if prepared is None:
         prepared = PreparedBatches(model, task, ablation, limits, mean_over=mean_over)
     pairs, ablation_writes, limits = prepared.pairs, prepared.ablation, prepared.limits

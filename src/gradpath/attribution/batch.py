@@ -20,7 +20,7 @@ from torch import Tensor
 from gradpath.ablation import Ablation
 from gradpath.attribution.methods import Goal, Options, Pair, Path, Unscored
 from gradpath.errors import InputError
-from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32, to_device_of
+from gradpath.model.transformer import LayerRun, Past, Run, Transformer, at_least_float32
 from gradpath.registry import failure_of
 from gradpath.sweep import RUN_AT_ONCE
 from gradpath.tasks.metrics import Metric, metric_of
@@ -146,7 +146,7 @@ class PointRun:
         parts = [(self.run.final_in, real[:, self.start :])]
         if self.front.stream is not None:
             last_layer = self.model.above(len(self.model.layers) - 1)
-            parts.append((to_device_of(last_layer.final_in(self.front.stream), real), real[:, : self.start]))
+            parts.append((last_layer.final_in(self.front.stream), real[:, : self.start]))
         return parts
 
     def goal(self, where: Literal["last", "all"]) -> Goal:
@@ -166,7 +166,7 @@ class PointRun:
         if not self._by_gram(where):
             return self.outputs(where)
         # In float64, because the difference of two of them may be small.
-        return [to_device_of(self.model.final_norm(x), x).double() * real for x, real in self._everywhere]
+        return [self.model.final_norm(x).double() * real for x, real in self._everywhere]
 
     def _by_gram(self, where: Literal["last", "all"]) -> bool:
         # At the last position alone, the logits cost less than the Gram matrix.

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gradpath.attribution.batch import Writes
 from gradpath.model.architecture import Architecture, Layer
-from gradpath.model.transformer import LayerRun, Rows, Run, Transformer, at_least_float32, same_device, to_device_of
+from gradpath.model.transformer import LayerRun, Rows, Run, Transformer, at_least_float32
 from gradpath.sweep import CHUNK
 from gradpath.tasks.metrics import check_gradient
 
@@ -192,12 +192,8 @@ def _expanded_writes(model: Transformer, writes: Writes, rows: Rows) -> Tensor:
     for index in range(graph.n_layers):
         w_o = at_least_float32(model.head_output_weights(index)).permute(1, 2, 0)
         heads = graph.source_heads(index)
-        rows_there = _rows_to_device_of(rows, w_o)
-        if same_device(w_o, sources):
-            torch.bmm(writes.heads[index][:, rows_there], w_o, out=sources[heads])
-        else:
-            sources[heads] = to_device_of(torch.bmm(writes.heads[index][:, rows_there], w_o), sources)
-        sources[graph.source_mlp(index)] = to_device_of(writes.mlps[index][rows_there], sources)
+        torch.bmm(writes.heads[index][:, rows], w_o, out=sources[heads])
+        sources[graph.source_mlp(index)] = writes.mlps[index][rows]
     return sources.flatten(1)
 
 
@@ -213,32 +209,18 @@ def _expanded_reads(model: Transformer, reads: Reads, rows: Rows) -> Iterator[tu
     block = reads.logits.new_empty(1 + 3 * n_heads, n_rows, model.arch.d_model)
     below: LayerReads | None = None
     for index, layer_reads in enumerate(reads.layers, reads.first):
-        layer = model.layers[index]
-        elsewhere = not same_device(layer.w_qkv, block)
-        heads = layer_reads.heads.new_empty(block[1:].shape) if elsewhere else block[1:]
-        _expand_heads(model.arch, layer, layer_reads, _rows_to_device_of(rows, layer.w_qkv), out=heads)
-        if elsewhere:
-            block[1:] = to_device_of(heads, block)
+        _expand_heads(model.arch, model.layers[index], layer_reads, rows, out=block[1:])
         if below is None:
             yield graph.target_head(index), block[1:].flatten(1)
         else:
-            block[0] = _chosen(below.mlp, rows, block)
+            block[0] = below.mlp[rows]
             yield graph.target_mlp(index - 1), block.flatten(1)
         below = layer_reads
     if below is None:
         yield graph.logits, reads.logits[rows][None].flatten(1)
     else:
-        last = torch.stack([_chosen(below.mlp, rows, block), reads.logits[rows]])
+        last = torch.stack([below.mlp[rows], reads.logits[rows]])
         yield graph.target_mlp(graph.n_layers - 1), last.flatten(1)
-
-
-def _rows_to_device_of(rows: Rows, other: Tensor) -> Rows:
-    return rows if isinstance(rows, slice) else to_device_of(rows, other)
-
-
-def _chosen(x: Tensor, rows: Rows, other: Tensor) -> Tensor:
-    """Some rows of x, on the device of ``other``."""
-    return to_device_of(x[_rows_to_device_of(rows, x)], other)
 
 
 def _expand_heads(a: Architecture, layer: Layer, reads: LayerReads, rows: Rows, out: Tensor) -> None:

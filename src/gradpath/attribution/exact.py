@@ -82,7 +82,6 @@ def exact_scores(model: Transformer, task: Task, edges: Iterable[str | Edge], *,
     Returns:
         The exact scores in the order of the edges, (edge,).
     """
-    model.check_one_device("exact patching")
     places = model.graph.pairs(edges)
     pairs = encode(task, model.tokenizer)
     total = torch.zeros(len(places), dtype=torch.float64, device="cpu")

@@ -131,11 +131,9 @@ def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool
 
     study = read_study(study_file, device=values["device"], dtype=values["dtype"])
     folder = out or Path("out") / study_file.stem
-    # --device-map replaces the file's device; together with --device it is refused when a model is loaded.
-    device = study.device if values["device_map"] is None else values["device"]
 
     def load(name: str) -> Transformer:
-        return opt.load(Recipe(model=name, dtype=study.dtype, bos=values["bos"]), {**values, "device": device})
+        return opt.load(Recipe(model=name, dtype=study.dtype, bos=values["bos"]), {**values, "device": study.device})
 
     if dry_run:
         counts = remaining(study, folder, load)

@@ -63,7 +63,7 @@ def together(*options: Decorator) -> Decorator:
     return add
 
 
-LOADING = ("device", "device_map", "trust_remote_code")  # how a model is loaded; no number depends on these
+LOADING = ("device", "trust_remote_code")  # how a model is loaded; no number depends on these
 
 
 def load(recipe: Recipe, loading: Mapping[str, Any], weights: str | None = None) -> Transformer:
@@ -126,11 +126,6 @@ model_option = recipe_option("model", default=defaults.MODEL)
 load_options = together(
     click.option(
         "--device", metavar="NAME", help="Where to run: cpu, cuda, mps ...  [cpu; with torchrun, a GPU per process]"
-    ),
-    click.option(
-        "--device-map",
-        metavar="auto|A,B",
-        help="Spread the layers of a large model over all GPUs of the machine, or over those named.",
     ),
     recipe_options("dtype", "bos"),
     click.option("--trust-remote-code", is_flag=True, help="Let a hub model run its own code."),

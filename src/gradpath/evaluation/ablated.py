@@ -131,7 +131,6 @@ def ablated(
     """
     check_type("the circuit", circuit, Circuit)
     own = model if isinstance(model, Transformer) else load_model(model, tokenizer=tokenizer)
-    own.check_one_device("gp.ablated")
     check_same_graph(own, circuit)
     run = AblatedRun(own, circuit, _values(own, circuit, corrupted, mean_over), corrupted)
     with ExitStack() as until_the_end:

@@ -38,7 +38,7 @@ from gradpath.evaluation.patched_run import (
     write_heads,
     write_weights,
 )
-from gradpath.model.transformer import Rows, same_device, to_device_of
+from gradpath.model.transformer import Rows
 from gradpath.prepared import Prepared
 from gradpath.tasks.metrics import Metric, check_gradient, metric_of
 
@@ -153,24 +153,19 @@ class _TracedRun:
         step, before, layer = self.plan.layers[index], prepared.layers[index], model.layers[index]
         if step.attention.targets or (prepared.ablated and step.heads):
             reads = self.gradients[self.targets[2 * index]]
-            in_place = same_device(reads, before.attn_in)
-            x = step.attention.read(before.attn_in, deltas, out=reads if in_place else None)
+            x = step.attention.read(before.attn_in, deltas, out=reads)
             projected = project(model, index, step.attention.targets, x)
             projected = projected._replace(values=projected.values.detach().requires_grad_())
             with torch.set_grad_enabled(self.keep_graphs):
                 change = run_heads(prepared, index, step, projected.values)
-            writes = write_heads(model, index, step, change.detach())
-            deltas[step.head_sources] = to_device_of(writes, deltas)
-            if not in_place:
-                reads.copy_(to_device_of(x, reads))
+            deltas[step.head_sources] = write_heads(model, index, step, change.detach())
             self.heads[index] = _Heads(projected, change if self.keep_graphs else None)
         at = self.mlp_rows[index]
         if step.mlp is not None and at is not None:
             x = read_mlp(prepared, index, step.mlp, deltas, at).requires_grad_()
             with torch.set_grad_enabled(self.keep_graphs):
                 written = model.mlp(layer, x)
-            mlp_out = to_device_of(before.mlp_out, deltas)[at]
-            deltas[step.mlp_source, at] = to_device_of(written.detach(), deltas) - mlp_out
+            deltas[step.mlp_source, at] = written.detach() - before.mlp_out[at]
             self.mlps[index] = x, written if self.keep_graphs else None
 
     def read_logits(self) -> Tensor:
@@ -192,23 +187,22 @@ class _TracedRun:
             if written is None:
                 with torch.enable_grad():
                     written = model.mlp(model.layers[index], x)
-            grad_out = self._at_writes(slice(step.mlp_source, step.mlp_source + 1), at)
-            grad_out = to_device_of(grad_out, written).view_as(written)
+            grad_out = self._at_writes(slice(step.mlp_source, step.mlp_source + 1), at).view_as(written)
             if isinstance(at, Tensor):  # not everywhere
                 self.gradients[mlp] = 0
-            self.gradients[mlp.start, at] = to_device_of(_gradient(written, x, grad_out), self.deltas)
+            self.gradients[mlp.start, at] = _gradient(written, x, grad_out)
         if step.attention.targets:
             projected, change = self.heads.pop(index)
             if change is None:
                 with torch.enable_grad():
                     change = run_heads(self.prepared, index, step, projected.values)
-            grad_out = to_device_of(self._at_writes(step.head_sources), change)
+            grad_out = self._at_writes(step.head_sources)
             grad_out = products(grad_out, write_weights(model, index, step), model.arch.d_head)
             at_values = _gradient(change, projected.values, grad_out)
             reads = self.gradients[self.targets[2 * index]]
-            gradient = _through_projection(projected, to_device_of(reads, at_values), at_values)
+            gradient = _through_projection(projected, reads, at_values)
             if gradient.data_ptr() != reads.data_ptr():  # else it is in its place
-                reads.copy_(to_device_of(gradient, reads))
+                reads.copy_(gradient)
 
     def _at_writes(self, sources: slice, at: Rows = slice(None)) -> Tensor:
         """The gradients at the writes of some live sources, (source, row, d_model)."""

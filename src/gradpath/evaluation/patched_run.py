@@ -49,7 +49,7 @@ from torch import Tensor
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
 from gradpath.graph import QKV, Graph
-from gradpath.model.transformer import Past, PositionInfo, Rows, Transformer, to_device_of
+from gradpath.model.transformer import Past, PositionInfo, Rows, Transformer
 from gradpath.prepared import Prepared
 from gradpath.tasks.metrics import Metric, metric_of
 
@@ -126,7 +126,7 @@ class SparseReads:
             sources, begins, *weights = self.edges
             sums = sum_groups(rows, sources, begins, weights[0] if weights else None, at)
             brought = sums.transpose(0, 1)
-        return torch.add(to_device_of(brought, base), base, out=out)
+        return torch.add(brought, base, out=out)
 
     @property
     def edge_list(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -342,8 +342,7 @@ def run_nodes(prepared: Prepared, plans: Sequence[Plan], watch: Watch | None = N
         for (deltas, source, at, _), mlp_write in zip(
             mlps, torch.split(written, [len(x) for *_, x in mlps]), strict=True
         ):
-            mlp_out = to_device_of(prepared.layers[index].mlp_out, deltas)[at]
-            deltas[source, at] = to_device_of(mlp_write, deltas) - mlp_out
+            deltas[source, at] = mlp_write - prepared.layers[index].mlp_out[at]
     return runs
 
 
@@ -362,14 +361,12 @@ def _run_attention(prepared: Prepared, index: int, step: LayerPlan, deltas: Tens
         x = step.attention.read(prepared.layers[index].attn_in, deltas)
         projected = project(prepared.model, index, step.attention.targets, x).values
         change = run_heads(prepared, index, step, projected, watch)
-        writes = write_heads(prepared.model, index, step, change)
-        deltas[step.head_sources] = to_device_of(writes, deltas)
+        deltas[step.head_sources] = write_heads(prepared.model, index, step, change)
 
 
 def read_mlp(prepared: Prepared, index: int, reads: SparseReads, deltas: Tensor, at: Rows) -> Tensor:
     """What a layer's MLP reads at some rows, (row, d_model)."""
-    mlp_in = prepared.layers[index].mlp_in
-    return to_device_of(reads.read(to_device_of(mlp_in, deltas)[at], deltas, at=at)[0], mlp_in)
+    return reads.read(prepared.layers[index].mlp_in[at], deltas, at=at)[0]
 
 
 class Projected(NamedTuple):
@@ -434,7 +431,7 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor
     ``projected`` are their q, k and v that have a kept edge, (target, row, d_qkv).
     """
     model, layer, a = prepared.model, prepared.model.layers[index], prepared.model.arch
-    before, heads, cells = prepared.layers[index], step.heads, to_device_of(prepared.cells, projected)
+    before, heads, cells = prepared.layers[index], step.heads, prepared.cells
     k, v = (_of_heads(x, heads, a.n_heads, 2) for x in (before.k, before.v))
     q = torch.zeros_like(k).flatten(0, 1).index_copy(0, cells, _of_heads(before.q, heads, a.n_heads, 1)).view_as(k)
     # Every q, k and v as in the corrupted run, but for those that read something else.
@@ -444,7 +441,7 @@ def run_heads(prepared: Prepared, index: int, step: LayerPlan, projected: Tensor
     qkv_heads = torch.cat([q, k, v], 2)  # (batch, pos, q, k and v of each head, d_qkv)
     qkv_heads = qkv_heads.flatten(0, 2).index_copy(0, fresh.flatten(), projected.flatten(0, 1)).view_as(qkv_heads)
     q, k, v = torch.split(qkv_heads, len(heads), 2)
-    positions = prepared.positions.to_device_of(layer.w_qkv)
+    positions = prepared.positions
     if len(heads) < a.n_heads:
         layer, positions = layer.of_heads(heads), positions.of_heads(heads)
     prefix = Past(*(_of_heads(x, heads, a.n_heads, 1) for x in prepared.prefix[index])) if prepared.prefix else None

@@ -15,7 +15,7 @@ from torch import Tensor
 from gradpath import defaults
 from gradpath.errors import InputError, UsageError
 from gradpath.model.tokenizer import Prompts, padded, prompt_ids
-from gradpath.model.transformer import LayerRun, Past, PositionInfo, Run, Transformer, to_device_of
+from gradpath.model.transformer import LayerRun, Past, PositionInfo, Run, Transformer
 
 
 class Prediction(NamedTuple):
@@ -37,7 +37,7 @@ class PromptRun(NamedTuple):
 
     def blank(self, x: Tensor) -> Tensor:
         """x, (prompt, pos, ...), with zeros after the end of each prompt."""
-        real = torch.arange(x.shape[1], device=x.device) <= to_device_of(self.last, x)[:, None]
+        real = torch.arange(x.shape[1], device=x.device) <= self.last[:, None]
         return x * real.view(*real.shape, *[1] * (x.ndim - 2))
 
 
@@ -68,14 +68,14 @@ def attention(model: Transformer, prompts: Prompts, node: str) -> Float[Tensor, 
     if not 0 <= head < model.arch.n_heads:
         raise UsageError(f"only heads have an attention pattern: got {node!r}. Name one, such as a0.h0.")
     weights = [x.blank(patterns(model, layer, x.run.layers[layer], x.info)[:, head]) for x in _runs(model, prompts)]
-    return torch.cat([to_device_of(part, model.embedding) for part in weights])
+    return torch.cat(weights)
 
 
 def patterns(
     model: Transformer, index: int, run: LayerRun, info: PositionInfo, before: Past | None = None
 ) -> Float[Tensor, "batch head pos key"]:
     """The attention patterns of all heads of a layer in a run; ``before`` has the keys of positions before it."""
-    layer, info = model.layers[index], info.to_device_of(run.q)
+    layer = model.layers[index]
     keys = run.past.after(before).keys
     return model.attention_weights(layer, model.queries(layer, run.q, info), keys, info)
 
@@ -87,7 +87,7 @@ def outputs(model: Transformer, prompts: Prompts, node: str) -> Float[Tensor, "p
     parts = []
     for part in _runs(model, prompts):
         output = part.x if node == "input" else output_of(model, part.run, layer, head)
-        parts.append(to_device_of(part.blank(output), model.embedding))
+        parts.append(part.blank(output))
     return torch.cat(parts)
 
 
@@ -117,7 +117,7 @@ def logit_lens(model: Transformer, prompts: Prompts, position: int) -> Float[Ten
             )
         row = torch.arange(len(at), device=at.device)
         streams = [*(layer.attn_in for layer in part.run.layers), part.run.final_in]
-        parts.append(model.unembed(torch.stack([to_device_of(x, part.x)[row, at] for x in streams], 1)))
+        parts.append(model.unembed(torch.stack([x[row, at] for x in streams], 1)))
     return torch.cat(parts)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from gradpath.errors import GradpathError, InputError, UsageError, did_you_mean, is_out_of_memory, reason
+from gradpath.errors import GradpathError, InputError, did_you_mean, is_out_of_memory, reason
 from gradpath.graph import Graph
 from gradpath.model.architecture import fields_of
 from gradpath.model.cache import PACKAGED, Packaged, cached_model
@@ -44,7 +43,6 @@ def load_model(
     source: Any,
     *,
     device: torch.device | str | None = None,
-    device_map: str | Sequence[torch.device | str] | None = None,
     dtype: torch.dtype | str | None = None,
     bos: bool | None = None,
     tokenizer: Any = None,
@@ -56,8 +54,6 @@ def load_model(
         source: ``smollm2`` or ``gemma3-270m`` (installed as Python packages), a name on the Hugging Face hub, a local
             folder, a ``.gguf`` file, a loaded ``transformers`` model, or a ``TransformerBridge`` of TransformerLens.
         device: The device of the model. By default the CPU, or under torchrun the GPU of the process.
-        device_map: Several devices for a model that is too large for one: ``auto`` for all GPUs of the machine, or a
-            list such as "0,1".
         dtype: The precision. By default float32; a loaded model keeps its own.
         bos: Whether prompts begin with the BOS token. By default they do for GPT-2 and Gemma, and other families
             follow their tokenizer.
@@ -68,8 +64,6 @@ def load_model(
         The model. Its ``name`` is the source. A path is shortened to ``./tiny`` in the working directory and to
         ``.../tiny`` elsewhere, so that files do not contain folder names of this machine.
     """
-    if device is not None and device_map is not None:
-        raise UsageError("device and device_map both say where the model goes: give one of them.")
     precision, one_device = find_dtype(dtype), find_device(device)  # before anything is read
     # Weights are prepared in their own precision, and can be used with gradients, whatever the caller has switched on.
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _enough_memory(source):
@@ -81,9 +75,7 @@ def load_model(
             loaded = _from_files(str(source), precision or torch.float32, trust_remote_code)
         model = loaded.model
         text = _tokenizer_of(tokenizer or loaded.hf_tokenizer, model, loaded.bos if bos is None else bos)
-        placed = (
-            model.to(one_device, precision) if device_map is None else _spread(model.to(dtype=precision), device_map)
-        )
+        placed = model.to(one_device, precision)
     placed = replace(placed, tokenizer=text, name=recorded_path(loaded.name))
     if "digest" in vars(model) and precision in (None, model.dtype):
         vars(placed)["digest"] = model.digest  # it was computed when the file was checked
@@ -411,57 +403,6 @@ def find_device(device: torch.device | str | None) -> torch.device | None:
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
         raise InputError(f"the device {device!r} cannot be used ({reason(problem)}). Choose another one.") from None
     return requested
-
-
-def _spread(model: Transformer, device_map: str | Sequence[torch.device | str]) -> Transformer:
-    """The model on the devices of a device map."""
-    if device_map == "auto":
-        devices, room = gpus(model)
-    else:
-        names = device_map.split(",") if isinstance(device_map, str) else device_map
-        devices = [device for name in names if (device := find_device(name)) is not None]
-        room = [1.0] * len(devices)
-    return spread_over(model, devices, room) if devices else model
-
-
-def spread_over(model: Transformer, devices: Sequence[torch.device], room: Sequence[float]) -> Transformer:
-    """The model with its layers on the devices, in proportion to the room on each."""
-    return model.spread([devices[i] for i in shares(_layer_sizes(model), room)])
-
-
-def shares(sizes: Sequence[int], room: Sequence[float]) -> list[int]:
-    """The index of the device for each of a sequence of sizes; devices are filled one after the other.
-
-    >>> shares([1, 1, 1, 1], [1, 1])
-    [0, 0, 1, 1]
-    >>> shares([1, 1, 1, 1], [3, 1])
-    [0, 0, 0, 1]
-    """
-    ends = list(accumulate(share / sum(room) for share in room))
-    middles = [(end - size / 2) / sum(sizes) for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    return [next((i for i, end in enumerate(ends) if middle < end), len(ends) - 1) for middle in middles]
-
-
-def gpus(model: Transformer) -> tuple[list[torch.device], list[float]]:
-    """The GPUs of this machine and the free bytes of each; refuses a model that does not fit."""
-    from accelerate.utils import get_max_memory
-
-    room = {device: free for device, free in get_max_memory().items() if isinstance(device, int)}
-    needed = sum(_layer_sizes(model))
-    if room and needed > sum(room.values()):
-        raise InputError(
-            f"{model.name or 'the model'} takes {needed / 1e9:.1f} GB and the GPUs here have "
-            f"{sum(room.values()) / 1e9:.1f} GB free. Use --dtype bfloat16, or a machine with more."
-        )
-    return [torch.device(device) for device in room], [float(free) for free in room.values()]
-
-
-def _layer_sizes(model: Transformer) -> list[int]:
-    """The bytes of each layer; the embedding counts with the first one, the unembedding with the last."""
-    sizes = [sum(x.nbytes for x in fields_of(y).values() if isinstance(x, torch.Tensor)) for y in model.layers]
-    sizes[0] += model.embedding.nbytes
-    sizes[-1] += model.unembedding.nbytes
-    return sizes
 
 
 def _check_finite(model: Transformer, name: str) -> None:

@@ -33,7 +33,7 @@ import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import InputError
 from gradpath.graph import Graph
 from gradpath.model.architecture import (
     ACTIVATIONS,
@@ -57,15 +57,6 @@ Rows = slice | Tensor  # some rows of a batch: a stretch of them, or their indic
 Weights = TypeVar("Weights", "Transformer", Layer, Rotary, Experts, Latent)
 
 
-def to_device_of(x: Tensor, other: Tensor) -> Tensor:
-    """Move x to the device of ``other``. All transfers between the devices of one model go through here."""
-    return x.to(other.device)
-
-
-def same_device(x: Tensor, other: Tensor) -> bool:
-    return x.device == other.device
-
-
 def at_least_float32(x: Tensor) -> Tensor:
     """x in float32, or unchanged if it is float64. Sums are accumulated in this type."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -78,15 +69,6 @@ class PositionInfo:
     # Per window: -inf where attention is not allowed, (pos, start + pos); with a bias, (head, pos, start + pos).
     masks: dict[int | None, Tensor]
     rotations: list[tuple[Tensor, Tensor]]  # cos and sin, (pos, 1, rotated dimensions)
-
-    def to_device_of(self, other: Tensor) -> PositionInfo:
-        """A copy on the device of ``other``."""
-        if all(same_device(mask, other) for mask in self.masks.values()):
-            return self
-        masks = {window: to_device_of(mask, other) for window, mask in self.masks.items()}
-        return PositionInfo(
-            masks, [(to_device_of(cos, other), to_device_of(sin, other)) for cos, sin in self.rotations]
-        )
 
     def of_heads(self, heads: Sequence[int]) -> PositionInfo:
         """The masks of these heads, where masks differ between heads."""
@@ -139,11 +121,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transformer:
-    """A decoder-only language model: architecture, weights, tokenizer, and how to run it.
-
-    Layers may be on different devices. Token embeddings, ``Run.final_in`` and logits are on ``device``, the device of
-    the embedding.
-    """
+    """A decoder-only language model: architecture, weights, tokenizer, and how to run it."""
 
     arch: Architecture
     layers: tuple[Layer, ...]
@@ -328,7 +306,7 @@ class Transformer:
         layers, resid = [], x
         for run, resid in self.layer_runs(x, start=start, past=past):  # noqa: B007  (the last one is used)
             layers.append(run)
-        return Run(layers, to_device_of(resid, x))
+        return Run(layers, resid)
 
     def layer_runs(
         self, x: Float[Tensor, "batch pos d_model"], *, start: int = 0, past: Sequence[Past] = ()
@@ -344,7 +322,7 @@ class Transformer:
         resid = x
         for _, resid in self.layer_runs(x, start=start, past=past):  # noqa: B007  (the last one is used)
             pass
-        return to_device_of(resid, x)
+        return resid
 
     def prefix(self, x: Float[Tensor, "batch pos d_model"]) -> list[Past]:
         """Keys and values of positions 0, 1, ...: everything that later positions read from them."""
@@ -363,13 +341,12 @@ class Transformer:
             run, resid = self._run_layer(layer, resid, info, None)
             past.append(run.past)
         layer = self.layers[-1]
-        _, k, v = self.project(layer, self.read_norm(to_device_of(resid, layer.w_qkv))[0])
-        return [*past, self.keys_and_values(layer, k, v, info.to_device_of(layer.w_qkv))], resid
+        _, k, v = self.project(layer, self.read_norm(resid)[0])
+        return [*past, self.keys_and_values(layer, k, v, info)], resid
 
     def _run_layer(
         self, layer: Layer, resid: Tensor, info: PositionInfo, before: Past | None
     ) -> tuple[LayerRun, Tensor]:
-        resid, info = to_device_of(resid, layer.w_qkv), info.to_device_of(layer.w_qkv)
         y, rstd = self.read_norm(resid)
         q, k, v = self.project(layer, y)
         past = self.keys_and_values(layer, k, v, info)
@@ -529,7 +506,7 @@ class Transformer:
 
     def final_norm(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """What the unembedding reads: the final residual stream, normalised."""
-        y = self.norm(to_device_of(x, self.final_gain))[0] * self.final_gain
+        y = self.norm(x)[0] * self.final_gain
         return y if self.final_shift is None else y + self.final_shift
 
     def unembed(
@@ -541,10 +518,10 @@ class Transformer:
         """
         weights, bias, cap = self.unembedding, self.unembedding_bias, self.arch.logit_cap
         if tokens is not None:
-            tokens = to_device_of(tokens, weights)
+            tokens = tokens.to(weights.device)
             weights, bias = weights[tokens], None if bias is None else bias[tokens]
         logits = F.linear(self.final_norm(x), weights, bias)
-        return to_device_of(logits if cap is None else self._cap(logits, cap), x)
+        return logits if cap is None else self._cap(logits, cap)
 
     def _cap(self, x: Tensor, cap: float) -> Tensor:
         return self._elementwise(lambda x: cap * torch.tanh(x / cap), x)
@@ -594,23 +571,6 @@ class Transformer:
         bias = self.attention_bias[:, None, :end].to(torch.promote_types(self.dtype, torch.float32))
         # Relative to the position of the query: the same patterns, and close keys keep their precision.
         return (bias - bias[..., start:].mT).to(self.dtype)
-
-    def check_one_device(self, work: str) -> None:
-        """Refuse work that is implemented for models on a single device only."""
-        if not all(same_device(layer.w_qkv, self.embedding) for layer in self.layers):
-            raise UsageError(f"{work} needs the whole model on one device: leave --device-map out.")
-
-    def spread(self, devices: Sequence[torch.device]) -> Transformer:
-        """The same model with one device per layer; everything else is on the first device.
-
-        The unembedding is as large as several layers. It goes to the device of the last, unless it is the embedding.
-        """
-        tied = self.unembedding.data_ptr() == self.embedding.data_ptr()
-        last = devices[0] if tied else devices[-1]
-        names = ("final_gain", "final_shift", "unembedding_bias") + (() if tied else ("unembedding",))
-        moved = {name: x.to(last) for name in names if (x := getattr(self, name)) is not None}
-        layers = tuple(_move(layer, device) for layer, device in zip(self.layers, devices, strict=True))
-        return replace(self.to(devices[0]), layers=layers, **moved)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Transformer:
         """The same model on another device or in another precision.

@@ -88,7 +88,6 @@ def follow_gradpath(
 def _follow(
     model: Transformer, task: Task, edge: str, points: Points, n: int, limits: Limits, *, whole: bool
 ) -> dict[str, Tensor]:
-    model.check_one_device("following an edge")
     pairs = encode(task, model.tokenizer)
     source, target = model.graph.index(edge)
 

@@ -207,7 +207,7 @@ class Found:
         try:
             return look_inside(self.model, self.circuit, shown, limits=self.limits, mean_over=self.attributed)
         except (InputError, UsageError) as problem:
-            return str(problem)  # a metric without a gradient, or a model on several devices: the report has all else
+            return str(problem)  # a metric without a gradient: the report has all else
 
     def save(self, folder: str | Path, *, command: str = "", seconds: float | None = None) -> None:
         """Write the scores and the circuit, and then the report.
