@@ -1,4 +1,4 @@
-"""The page of promises: every test that it names exists."""
+"""The page on what can be relied on names the tests that prove it: they have to exist."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_promise_names_tests_that_exist():
-    rows = [line for line in (ROOT / "docs/trust.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    promises = [row for row in rows if not row.startswith(("| promise", "|---"))]
+def test_every_promise_names_files_of_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
+    promises = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| promise")]
     assert promises
     for promise in promises:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", promise)
-        assert named, promise
-        for file, name in named:
-            assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no {name}"
+        files = re.findall(r"`([\w/]+\.py)`", promise.rpartition(" | ")[2])
+        assert files, promise
+        for file in files:
+            assert (ROOT / "tests" / file).is_file(), file
