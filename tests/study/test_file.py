@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from launching import finished, gradpath_command, torchrun
@@ -15,6 +16,7 @@ from gradpath import registry
 from gradpath.attribution.methods import METHODS
 from gradpath.errors import InputError, UsageError
 from gradpath.study.file import KEYS, read_study
+from gradpath.study.run import over_differences
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "study.yaml"
 SMALL = "\nedges: 10\nsparsity: 0.5\nexamples: 4\n"
@@ -69,43 +71,93 @@ def test_the_example_has_a_row_for_every_combination(example):
     assert len(rows) == len(keys) == 2 * 2 * 2 * 2 * 2
     assert {row["model"] for row in rows} == {".../tiny-gpt2"}
     assert "## Greater-Than in .../tiny-gpt2" in ran.out
-    assert {file.name for file in out.iterdir()} >= {f"study.{x}" for x in ("csv", "md", "json", "png", "svg", "html")}
+    assert {file.name for file in out.iterdir()} >= {f"study.{x}" for x in ("csv", "md", "json", "png", "svg")}
 
 
-def test_tables_have_means_over_seeds_and_the_page_has_the_same_numbers(example):
+def test_tables_have_means_and_deviations_over_seeds(example):
     _, _, out = example
-    text, page, rows = (out / "study.md").read_text(), (out / "study.html").read_text(), rows_of(out)
-    one = [row for row in rows if (row["task"], row["method"], row["selection"]) == ("ioi", "eap-ig", "refined")]
-    smallest = [
-        row
-        for row in one
-        if row["edges_requested"] == min(one, key=lambda row: int(row["edges_requested"]))["edges_requested"]
+    one = [
+        row for row in rows_of(out) if (row["task"], row["method"], row["selection"]) == ("ioi", "eap-ig", "refined")
     ]
-    assert len(smallest) == 2
-    nfs = f"{50 * sum(float(row['faithfulness']) for row in smallest):.1f}"
-    section = text.split("## IOI in")[1].split("##")[0]
+    shares = [100 * float(row["faithfulness"]) for row in one if row["size"] == "80% sparsity"]
+    section = (out / "study.md").read_text().split("## IOI in")[1].split("##")[0]
+    assert "| 80% sparsity: 9 edges | 50% sparsity: 23 edges |" in section
     line = next(line for line in section.splitlines() if line.startswith("| eap-ig, refined"))
-    assert line.split("|")[2].split()[0] == nfs
-    assert f"<td>{line.split('|')[2].strip()}</td>" in page
-    assert "random circuits" in text
-    assert page.count("<svg") == 1
-    assert not re.search(r"(?:src|href)=\"(?!#)", page.split("<svg")[0] + page.split("</svg>")[1])
+    assert line.split("|")[2].strip().startswith(f"{mean(shares):.1f} ± {stdev(shares):.1f} / ")
+    assert "random circuits" in section
+    [row] = [row for row in json.loads((out / "study.json").read_text())["compared"] if row["task"] == "ioi"][:1]
+    errors = [
+        [
+            mean(float(row["error"]) for row in rows_of(out) if all(row[k] == v for k, v in where.items()))
+            for where in way
+        ]
+        for way in (
+            [{"task": "ioi", "method": method, "selection": "top", "seed": seed} for seed in "01"]
+            for method in ("eap-ig", "eap")
+        )
+    ]
+    assert row["method"] == "eap-ig"
+    assert row["error_difference"] == pytest.approx(mean(errors[0]) - mean(errors[1]))
+    assert row["error_ahead"] == sum(a < b for a, b in zip(*errors, strict=True))
+
+
+def test_a_difference_is_clear_if_the_interval_over_seeds_excludes_zero():
+    unclear, clear = over_differences([-1.0, -2.0, -3.0]), over_differences([-1.9, -2.0, -2.1])
+    for found in (unclear, clear):
+        assert (found["difference"], found["seeds"], found["ahead"]) == (pytest.approx(-2), 3, 3)
+    assert unclear["standard_error"] == pytest.approx(3**-0.5)
+    assert unclear["high"] == pytest.approx(-2 + 4.302653 / 3**0.5)  # Student's t with two degrees of freedom
+    assert (unclear["clear"], clear["clear"]) == (False, True)
+    assert not over_differences([0.0, 0.0])["clear"]
 
 
 @pytest.mark.slow
 def test_nothing_is_measured_again_and_the_report_is_the_same(example, run, monkeypatch):
     _, file, out = example
-    before = {name: (out / name).read_bytes() for name in ("study.csv", "study.md", "study.html")}
-
-    def never(*_, **__):
-        raise AssertionError("a circuit was measured again")
-
+    before = {name: (out / name).read_bytes() for name in ("study.csv", "study.md")}
     monkeypatch.setattr("gradpath.study.bench.evaluate_many", never)
     assert run("run", file, "--out", out).code == 0
     assert {name: (out / name).read_bytes() for name in before} == before
     dry = run("run", file, "--out", out, "--dry-run")
     assert dry.out.splitlines()[0].endswith("32 circuits, each measured on 4 examples")
     assert dry.out.splitlines()[-2:] == ["Still to measure:", "  .../tiny-gpt2: 0 of 32 circuits"]
+
+
+def never(*_, **__):
+    raise AssertionError("something was computed again")
+
+
+def test_parts_that_are_copied_together_are_the_whole_study(run, write, tiny_folder, tmp_path, monkeypatch):
+    text = f"model: {tiny_folder}\ntask: [ioi, sva]\nmethod: [eap, eap-ig]\nselection: [top, random]\nseed: [0, 1]\n"
+    file = write(text + "sparsity: 0.5\nfaithfulness: 0.85\nexamples: 4\n")
+    merged, scored, circuits = tmp_path / "merged", list[set[str]](), 0
+    for part in ("1/3", "2/3", "3/3"):
+        ran = run("run", file, "--part", part, "--out", tmp_path / part[0], "--json")
+        assert ran.code == 0, ran.err
+        assert (ran.json["part"], sorted(path.name for path in (tmp_path / part[0]).iterdir())) == (
+            part,
+            ["cells", "scores"],
+        )
+        scored.append({path.name for path in (tmp_path / part[0] / "scores").iterdir()})
+        assert len(scored[-1]) == ran.json["attributions"]
+        circuits += ran.json["circuits"]
+        shutil.copytree(tmp_path / part[0], merged, dirs_exist_ok=True)
+    assert circuits == 8 * 4
+    assert len(set.union(*scored)) == sum(map(len, scored)) == 8  # nothing is scored twice
+    assert run("run", file, "--out", tmp_path / "whole").code == 0
+    for name in ("evaluate_many", "attribute_at_steps", "smallest_faithful"):
+        monkeypatch.setattr(f"gradpath.study.bench.{name}", never)
+    ran = run("run", file, "--out", merged)
+    assert ran.code == 0, ran.err
+    for name in ("study.csv", "study.md"):
+        assert (merged / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("part", ["0/8", "9/8", "3", "a/b", "1/-2"])
+def test_a_part_is_checked(run, write, part):
+    ran = run("run", write("model: nowhere"), "--part", part)
+    assert ran.code == 2
+    assert f"a part is written NUMBER/COUNT, such as 3/8 for the third of eight: got '{part}'" in ran.error
 
 
 def test_a_dry_run_measures_nothing_and_counts_what_is_left(run, write, tiny_folder, tmp_path):

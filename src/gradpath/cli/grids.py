@@ -109,47 +109,67 @@ def _curve_text(written: Written, out: Path | None) -> str:
 
 @click.command(name="run")
 @click.argument("study_file", type=opt.FILE, metavar="STUDY.yaml")
+@click.option(
+    "--part", "part_text", metavar="I/N", default="1/1", help="Only measure the I-th of N parts of the study."
+)
 @click.option("--dry-run", is_flag=True, help="Check the file, and print what would be measured.")
 @opt.plugin_option
 @opt.load_options
 @opt.out_option("Write measurements and the report to this folder.  [out/NAME, for NAME.yaml]")
 @opt.json_option
-def run_command(study_file: Path, dry_run: bool, out: Path | None, as_json: bool, **values: Any) -> None:
+def run_command(
+    study_file: Path, part_text: str, dry_run: bool, out: Path | None, as_json: bool, **values: Any
+) -> None:
     """Measure circuits for all combinations of models, tasks, methods, selections and sizes that a file lists.
 
     An interrupted run continues where it stopped. All mistakes in the file are listed at once. --device and --dtype
-    override the file.
+    override the file. With --part, several machines share the work: each writes its measurements to a folder of its
+    own. Copy these into one folder; a run without --part writes the report from them.
 
     \b
     gradpath run study.yaml --dry-run
     gradpath run study.yaml --out out/study
+    gradpath run study.yaml --part 3/8
     """
     opt.check_folder(out)
     from gradpath.runtime.files import lock_folder
     from gradpath.study.file import read_study
-    from gradpath.study.run import remaining, run_study
+    from gradpath.study.run import Part, measure_study, remaining, run_study
 
-    study = read_study(study_file, device=values["device"], dtype=values["dtype"])
-    folder = out or Path("out") / study_file.stem
+    part, study = Part.parse(part_text), read_study(study_file, device=values["device"], dtype=values["dtype"])
+    whole = Path("out") / study_file.stem
+    folder = out or (whole if part.count == 1 else whole / f"part-{part.number}-of-{part.count}")
 
     def load(name: str) -> Transformer:
         return opt.load(Recipe(model=name, dtype=study.dtype, bos=values["bos"]), {**values, "device": study.device})
 
     if dry_run:
-        counts = remaining(study, folder, load)
+        counts = remaining(study, folder, load, part)
         total = sum(left["circuits"] for left in counts)
         plan = {"study": dict(study.plain), "circuits": total, "models": counts}
         print_result(plan if as_json else _remaining_text(study, counts))
         return
     with lock_folder(folder):
-        written = run_study(study, folder, load, command=opt.command_line(), note=note)
-    if as_json:
+        if part.count > 1:
+            measured = measure_study(study, folder, load, part=part, note=note)
+        else:
+            written = run_study(study, folder, load, command=opt.command_line(), note=note)
+    if part.count > 1:
+        done = {"part": part_text, "attributions": measured.attributions, "circuits": len(measured.rows)}
+        print_result({**done, "out": str(folder)} if as_json else _part_text(done, folder, whole))
+    elif as_json:
         print_result({**written.record, "files": list(map(str, written.files)), "rows": written.outcome.rows})
     else:
         names = ", ".join(file.name for file in written.files)
-        print_result(
-            f"{written.outcome.page}\nWrote to {folder}:\n  {names}\nOpen {folder / 'study.html'} in a browser."
-        )
+        print_result(f"{written.outcome.page}\nWrote to {folder}:\n  {names}")
+
+
+def _part_text(done: dict[str, Any], folder: Path, whole: Path) -> str:
+    return (
+        f"Part {done['part']}: {done['circuits']:,} circuits of {done['attributions']:,} attributions are measured in "
+        f"{folder}.\nCopy the contents of the folders of all parts into one, such as {whole}, and run the study on it "
+        "without --part for its report."
+    )
 
 
 def _remaining_text(file: StudyFile, counts: list[dict[str, Any]]) -> str:

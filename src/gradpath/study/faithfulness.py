@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 READING = (
     "NFS: normalized faithfulness in percent, (circuit - corrupted) / (clean - corrupted) on means, with its "
-    "95% bootstrap interval over examples. Error: mean |circuit - clean| / mean |clean - corrupted|, 0 being "
+    "95% interval over examples. Error: mean |circuit - clean| / mean |clean - corrupted|, 0 being "
     "the model's behaviour. Edges: left after pruning."
 )
 MIB_READING = (
@@ -75,14 +75,15 @@ def curve_rows(bench: Bench, task: str) -> list[Row]:
 
 def random_rows(bench: Bench, task: str, rows: Sequence[Row]) -> list[Row]:
     """For every size of some circuits the faithfulness and error of random ones: mean, worst and best."""
-    study, sizes = bench.study, grouped([row for row in rows if row["edges_requested"]], "seed", "edges_requested")
+    sizes = grouped([row for row in rows if row["edges_requested"]], "seed", "edges_requested")
     recipes = [
-        study.at(task, study.methods[0], seed).changed(selection=selection, edges=n)
-        for (seed, n), selection in product(sizes, RANDOM)
+        # A cell belongs to scores: to those of the first circuit of this size.
+        bench.study.at(task, group[0]["method"], seed).changed(selection=selection, edges=n)
+        for ((seed, n), group), selection in product(sizes.items(), RANDOM)
     ]
     measured, found = bench.rows(recipes), list[Row]()
     for i, group in enumerate(sizes.values()):
-        names = ("task", "seed", "sparsity", "edges_requested", "examples", "examples_attributed", "held_out")
+        names = ["task", "seed", "size", "sparsity", "edges_requested", "examples", "examples_attributed", "held_out"]
         row = {name: group[0][name] for name in names if name in group[0]}
         circuits = measured[i * len(RANDOM) : (i + 1) * len(RANDOM)]
         found.append({**row, "circuits": len(circuits), **spread(circuits, "faithfulness", "error")})
@@ -295,11 +296,17 @@ def comparison(bench: Bench) -> str | None:
 
 
 def draw_curves(
-    rows: Sequence[Row], model: str, *, log: bool, areas: Sequence[Row] = (), random: Sequence[Row] = ()
+    rows: Sequence[Row],
+    model: str,
+    *,
+    log: bool,
+    areas: Sequence[Row] = (),
+    random: Sequence[Row] = (),
+    band: str = "95% interval",
 ) -> Figure:
     """NFS against sparsity: panels are tasks, colours are methods, line styles are selections.
 
-    The grey band is from the worst to the best of the random circuits. The other bands are 95% intervals. Open circles
+    The grey band is from the worst to the best of the random circuits; ``band`` says what the others are. Open circles
     are the paper's numbers. Panels list the MIB areas of their lines.
     """
     tasks = grouped(rows, "task")
@@ -308,7 +315,7 @@ def draw_curves(
         _curve_panel(ax, group, [row for row in random if row["task"] == task], log)
         _list_areas(ax, [row for row in areas if row["task"] == task])
     figure.suptitle(f"Normalized faithfulness of circuits in {model}", fontsize=12, color=INK)
-    handles = _curve_handles(rows, random)
+    handles = _curve_handles(rows, random, band)
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, fontsize=8.5, frameon=False)
     return figure
 
@@ -371,7 +378,7 @@ def _list_areas(ax: Axes, areas: Sequence[Row]) -> None:
         ax.legend(handles=handles, fontsize=7, loc="best")
 
 
-def _curve_handles(rows: Sequence[Row], random: Sequence[Row]) -> list[Any]:
+def _curve_handles(rows: Sequence[Row], random: Sequence[Row], band: str) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -380,7 +387,7 @@ def _curve_handles(rows: Sequence[Row], random: Sequence[Row]) -> list[Any]:
     for x in labels:
         handles.append(Line2D([], [], color=colour(x, labels), marker=marker(x, labels), label=method_title(x)))
     for name in selections:
-        title = SELECTION_TITLES.get(name, name) + (" (band: 95% interval)" if name == selections[0] else "")
+        title = SELECTION_TITLES.get(name, name) + (f" (band: {band})" if name == selections[0] else "")
         handles.append(Line2D([], [], color=INK, linestyle=LINES.get(name, ":"), label=title))
     if any("paper" in row for row in rows):
         circle: dict[str, Any] = {"marker": "o", "linestyle": "", "markerfacecolor": "none"}
