@@ -48,6 +48,31 @@ def test_operations_are_those_of_sets_of_names(a, b):
     assert not a <= b
 
 
+def test_notes_go_with_the_nodes_and_do_not_make_circuits_different(a, b, tmp_path):
+    node, other = a.nodes[1], next(name for name in b.nodes if name not in (a & b).nodes)
+    a.notes[node], b.notes[other] = {"name": "mine", "group": ""}, {"colour": "#009e73", "group": "theirs"}
+    assert a == replace(a, notes={})
+    assert hash(a) == hash(replace(a, notes={}))
+    assert (a | b).notes == {node: {"name": "mine"}, other: {"group": "theirs", "colour": "#009e73"}}
+    assert a.without(node).notes == (a - a).notes == {}
+    assert (b & a).notes == ({node: {"name": "mine"}} if node in (a & b).nodes else {})
+    part = a.without("logits")
+    part.notes[node]["name"] = "another"
+    assert a.notes[node]["name"] == "mine"
+    part.save(tmp_path / "part.json")
+    assert load_circuit(tmp_path / "part.json").notes == {node: {"name": "another"}}
+    for wrong, message in (
+        ({"a9.h9": {}}, "no node 'a9.h9'"),
+        ({node: "mine"}, "a note has some of name, group, note, colour, each a text"),
+        ({node: {"title": "mine"}}, "a note has some of"),
+        ({node: {"colour": "red"}}, "'red': write it as #rrggbb"),
+        ([], "its notes must be an object"),
+    ):
+        object.__setattr__(a, "notes", wrong)
+        with pytest.raises(InputError, match=message):
+            a.save(tmp_path / "wrong.json")
+
+
 def test_a_circuit_of_a_mask_has_its_edges_and_what_is_known(a):
     of_mask = Circuit.of_mask(GRAPH, a.mask, Recipe(ablation="zero"))
     assert of_mask == a

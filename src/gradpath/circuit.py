@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
 
 FORMAT = 2
+NOTE_PARTS = ("name", "group", "note", "colour")  # of a node
 _LARGEST_SCORE = torch.finfo(torch.float32).max
 
 
@@ -50,6 +52,9 @@ class Circuit(Shown):
         pruned: Whether edges that are on no path from ``input`` to ``logits`` were removed.
         frequency: How often each edge is in the circuits of this size that resamples of the examples give, as a share
             of the resamples; None if the circuit is not a consensus of resamples.
+        notes: What you write on nodes, such as ``circuit.notes["a5.h1"] = {"group": "name movers"}``: a ``name``, a
+            ``group``, a ``note`` and a ``colour`` (#rrggbb), each optional. Files and drawings have them; notes on
+            nodes without an edge in the circuit are dropped.
     """
 
     _kind = "circuit"
@@ -61,6 +66,10 @@ class Circuit(Shown):
     n_requested: int | None = None
     pruned: bool = False
     frequency: Float[Tensor, " edge"] | None = None
+    notes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "notes", self._checked(self.notes))  # a copy: circuits do not share what may change
 
     @classmethod
     def from_edges(cls, model: Transformer | Graph, names: Iterable[str]) -> Circuit:
@@ -232,10 +241,11 @@ class Circuit(Shown):
         return replace(self, recipe=recipe, n_requested=None, pruned=False)
 
     def _shared_with(self, other: Circuit) -> Circuit:
-        """The same edges, with a record of only what holds for both circuits."""
+        """The same edges, with a record of only what holds for both circuits, and the notes of both."""
         ours, theirs = ((circuit.recipe or Recipe()).recorded for circuit in (self, other))
         recipe = Recipe(**{name: value for name, value in ours.items() if theirs.get(name) == value})
-        return replace(self, recipe=recipe, facts=self.facts if self.facts == other.facts else Facts())
+        facts = self.facts if self.facts == other.facts else Facts()
+        return replace(self, recipe=recipe, facts=facts, notes={**other.notes, **self.notes})
 
     @cached_property
     def edges(self) -> list[str]:
@@ -297,15 +307,37 @@ class Circuit(Shown):
 
     @property
     def record(self) -> dict[str, Any]:
-        """How the circuit was found, as files have it; ``with_record`` gives it back."""
-        return {**record(self.recipe, self.facts), "requested": self.requested, "pruned": self.pruned}
+        """How the circuit was found, and its notes, as files have them; ``with_record`` gives them back."""
+        notes = self._checked(self.notes)
+        found = {**record(self.recipe, self.facts), "requested": self.requested, "pruned": self.pruned}
+        return {**found, "notes": notes} if notes else found
 
     def with_record(self, content: Mapping[str, Any]) -> Circuit:
         """The same edges with the record of a file, which may contain anything."""
         (recipe, facts), requested, pruned = read_record(content), content.get("requested"), content.get("pruned")
         if type(requested) is not int or requested < len(self) or not isinstance(pruned, bool):
             raise InputError(f"its 'requested' is {requested!r} and its 'pruned' {pruned!r}. Make it again.")
-        return replace(self, recipe=recipe, facts=facts, n_requested=requested, pruned=pruned)
+        notes = self._checked(content.get("notes", {}))
+        return replace(self, recipe=recipe, facts=facts, n_requested=requested, pruned=pruned, notes=notes)
+
+    def _checked(self, notes: Any) -> dict[str, dict[str, str]]:
+        """A copy of the notes on nodes of the circuit, without empty parts; all are checked."""
+        if not isinstance(notes, Mapping):
+            raise InputError(f"its notes must be an object with a node for each key: got {notes!r}.")
+        kept, present = {}, set(self.nodes) if notes else set()
+        for node, note in notes.items():
+            if node != "logits":
+                self.graph.source(node)
+            parts = note if isinstance(note, Mapping) else {"": note}
+            if wrong := [part for part, text in parts.items() if part not in NOTE_PARTS or not isinstance(text, str)]:
+                known = ", ".join(NOTE_PARTS)
+                raise InputError(f"the notes on {node} have {wrong[0]!r}: a note has some of {known}, each a text.")
+            if parts.get("colour") and not re.fullmatch("#[0-9a-fA-F]{6}", parts["colour"]):
+                raise InputError(f"the colour of {node} is {parts['colour']!r}: write it as #rrggbb, such as #009e73.")
+            own = {part: parts[part] for part in NOTE_PARTS if parts.get(part)}
+            if own and node in present:
+                kept[node] = own
+        return kept
 
     def save(self, file: str | Path) -> None:
         """Write JSON with one edge per line, atomically.

@@ -17,12 +17,16 @@ def test_explain_prints_one_object_with_a_row_for_every_node(run, found):
     assert {"indirect object", "subject", "subject again", "end"} <= set(ran.json["parts"])
 
 
-def test_explain_prints_a_table_of_the_strongest_nodes(run, found):
+def test_explain_prints_a_table_of_the_strongest_nodes_with_their_names(run, found):
     _, out = found
-    ran = run("explain", out / "circuit.json", "--examples", 4, "--top", 3)
+    noted = load_circuit(out / "circuit.json")
+    noted.notes["input"] = {"name": "the prompt"}
+    noted.save(out / "noted.json")
+    ran = run("explain", out / "noted.json", "--examples", 4, "--top", 3)
     assert ran.code == 0, ran.err
+    assert "  input (the prompt)  " in ran.out
     lines = ran.out.splitlines()
-    assert lines[0].startswith(f"{out / 'circuit.json'} on 4 examples of ioi")
+    assert lines[0].startswith(f"{out / 'noted.json'} on 4 examples of ioi")
     assert lines[2].split()[:4] == ["node", "effect", "direct", "attends"]
     assert f"--top {len(load_circuit(out / 'circuit.json').nodes)} shows all" in lines[-1]
 
@@ -30,7 +34,7 @@ def test_explain_prints_a_table_of_the_strongest_nodes(run, found):
 def test_show_draws_the_attention_of_a_head_beside_the_circuit(run, found, tmp_path):
     _, out = found
     head = next(node for node in load_circuit(out / "circuit.json").nodes if node.startswith("a"))
-    ran = run("show", out / "circuit.json", "--rows", "--attention", head, "--out", tmp_path / "figure.svg")
+    ran = run("show", out / "circuit.json", "--attention", head, "--out", tmp_path / "figure.svg")
     assert ran.code == 0, ran.err
     assert "<image" in (tmp_path / "figure.svg").read_text()
     ran = run("show", out / "circuit.json", "--attention", "a7.h9", "--out", tmp_path / "figure.svg")

@@ -44,11 +44,13 @@ def same_scores(a: Scores, b: Scores) -> bool:
 
 def same_circuit(a: Circuit, b: Circuit) -> bool:
     tensors = torch.equal(a.index, b.index) and torch.equal(a.scores, b.scores)
-    return a.graph == b.graph and tensors and (a.recipe, a.facts) == (b.recipe, b.facts)
+    return a.graph == b.graph and tensors and (a.recipe, a.facts, a.notes) == (b.recipe, b.facts, b.notes)
 
 
 @pytest.mark.parametrize("name", ["x.eap-ig.json", "x.json", "x.graphml"])
 def test_a_circuit_comes_back_as_it_was(circuit, tmp_path, name):
+    circuit.notes["input"] = {"name": "the prompt", "note": "é"}
+    circuit.notes[circuit.nodes[1]] = {"group": "first", "colour": "#009e73"}
     for one in (circuit, replace(circuit, index=circuit.index[:0], scores=circuit.scores[:0])):
         formats.write(one, tmp_path / name)
         back = formats.read(tmp_path / name)

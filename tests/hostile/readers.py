@@ -29,7 +29,6 @@ from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.recipe import Facts, Recipe
 from gradpath.report.figure import fold
-from gradpath.report.notes import Group, NodeNote, Notes, load_notes
 from gradpath.study.bench import Store
 from gradpath.study.file import read_study
 
@@ -56,7 +55,10 @@ def scores() -> gp.Scores:
 
 @cache
 def circuit() -> gp.Circuit:
-    return gp.select(scores(), n=30)
+    found = gp.select(scores(), n=30)
+    found.notes["m0"] = {"name": "writer", "colour": "#d55e00", "note": "a note"}
+    found.notes["a0.h0"] = found.notes["a1.h1"] = {"group": "pair"}
+    return found
 
 
 def written(suffix: str) -> Callable[[Path], bytes]:
@@ -83,6 +85,7 @@ def use_content(file: Path) -> None:
         assert len(set(found.circuit.edges)) == len(found.circuit)
         assert int(found.circuit.mask.sum()) == len(found.circuit)
         assert found.circuit.requested >= 0
+        fold(found.circuit)
         found.circuit.save(file.with_name("again.json"))
         assert gp.load_circuit(file.with_name("again.json")).edges == found.circuit.edges
 
@@ -300,17 +303,6 @@ def use_result(file: Path) -> None:
     str(found)
 
 
-def valid_notes(folder: Path) -> bytes:
-    notes = Notes({"m0": NodeNote("writer", "#d55e00", "a note")}, (Group("pair", ("a0.h0", "a1.h1"), "#0072b2"),))
-    return json.dumps({**notes.to_json(GRAPH), "view": {"n": 3}}).encode()
-
-
-def use_notes(file: Path) -> None:
-    notes = load_notes(file, GRAPH)
-    fold(circuit(), notes)
-    json.dumps(notes.to_json(GRAPH))
-
-
 STUDY = """
 title: A study
 model: smollm2
@@ -335,8 +327,7 @@ READERS = {
     "cell": Reader(".json", valid_cell, inside_json, use_cell, 1000),
     "result": Reader(".json", valid_result, inside_json, use_result, 600),
     "scores-of-examples": Reader(".safetensors", valid_example_scores, inside_safetensors, use_example_scores, 300),
-    "notes": Reader(".json", valid_notes, inside_json, use_notes, 400),
-    "circuit": Reader(".json", written(".json"), inside_json, use_circuit, 2400),
+    "circuit": Reader(".json", written(".json"), inside_json, use_circuit, 2800),
     "scores": Reader(".safetensors", written(".safetensors"), inside_safetensors, use_scores, 1500),
     "eap-ig": Reader(".eap-ig.json", written(".eap-ig.json"), inside_json, use_content, 2500),
     "graphml": Reader(".graphml", written(".graphml"), inside_text, use_content, 1600),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 from browsing import Visit, ask, click_on, edges_shown, pick, saved, still
 from making import Maker
 
-from gradpath.graph import Graph
-from gradpath.report import render
-from gradpath.report.notes import Group, NodeNote, Notes, load_notes
+from gradpath.circuit import load_circuit
+from gradpath.report import circuit_report, render
+from gradpath.report.page import render_comparison
 from gradpath.selection import select
 
 pytestmark = pytest.mark.browser
@@ -55,9 +56,10 @@ def test_a_node_can_be_named_coloured_noted_and_grouped_and_a_link_restores_it(
         page.fill("#note-group", "movers")
         page.press("#note-group", "Tab")
     assert page.inner_text("#groups") == "movers (2)"
-    notes = load_notes(saved(page, "#save-notes", tmp_path), scores.graph)
-    assert notes.nodes[one] == NodeNote("<b>mover & = 100%", "#0072b2", "moves names")
-    assert [(group.name, group.nodes, group.folded) for group in notes.groups] == [("movers", (one, two), False)]
+    circuit = load_circuit(saved(page, "#save-notes", tmp_path))
+    assert circuit == select(scores, 60)
+    full = {"name": "<b>mover & = 100%", "group": "movers", "note": "moves names", "colour": "#e69f00"}
+    assert circuit.notes == {one: full, two: {"group": "movers"}}
     ask(page, edges=45, how="greedy")
     pick(page, one)
     until(page, f"location.hash.includes('n=45') && location.hash.includes('node={one}')")  # written after a moment
@@ -66,20 +68,21 @@ def test_a_node_can_be_named_coloured_noted_and_grouped_and_a_link_restores_it(
     assert edges_shown(again) == select(scores, 45, selection="greedy").edges
     assert again.inner_text("#details-title") == f"<b>mover & = 100% ({one})"
     assert again.input_value("#note-name") == "<b>mover & = 100%"
+    assert again.inner_text("#groups") == "movers (2)"  # not folded
 
 
-def test_a_folded_group_is_one_box_with_its_edges_summed(visit: Visit, make: Maker) -> None:
-    scores = make.scores(4, 4)
-    circuit = select(scores, 60)
-    page = visit.open(make.report(scores, edges=60))
+def test_the_groups_of_a_circuit_are_boxes_with_their_edges_summed(visit: Visit, make: Maker) -> None:
+    circuit = select(make.scores(4, 4), 60)
     one, two = two_heads(circuit)
-    page.evaluate("nodes => gradpath.notes.read({groups: [{name: 'pair', nodes, folded: true}]})", [one, two])
-    page.evaluate("() => gradpath.set({})")
+    mlp = next(node for node in circuit.nodes if node.startswith("m"))
+    circuit = replace(circuit, notes={one: {"group": "pair"}, two: {"group": "pair"}, mlp: {"name": "first"}})
+    page = visit.open(circuit_report(circuit))
+    assert page.evaluate("location.hash") == ""
     drawn = page.evaluate("gradpath.drawn()")
 
     def end(name: str) -> str:
         node, bracket, rest = name.partition("<")
-        return ("pair" if node in (one, two) else node) + bracket + rest
+        return ("pair" if node in (one, two) else "first" if node == mlp else node) + bracket + rest
 
     expected: dict[str, float] = {}
     for source, target, score in circuit.named_edges():
@@ -98,37 +101,33 @@ def test_a_folded_group_is_one_box_with_its_edges_summed(visit: Visit, make: Mak
     assert sorted(page.evaluate("gradpath.drawn()")) == sorted(circuit.edges)
     page.click("#groups button")
     assert sorted(page.evaluate("gradpath.drawn()")) == sorted(expected)
+    other = visit.open(render_comparison(circuit.compare(circuit.without(one))))
+    pick(other, mlp)
+    assert other.inner_text("#details-title") == f"first ({mlp})"
+    assert sorted(edges_shown(other)) == sorted(other.evaluate("gradpath.drawn()"))  # groups are not folded here
 
 
-def test_an_address_that_means_nothing_here_is_ignored(visit: Visit, make: Maker) -> None:
-    scores = make.scores(4, 4)
-    nonsense = "#n=abc&example=99&node=a99.h1&how=x&run=7&notes=%7Bbroken&edge=%E0%A"
-    page = visit.open(make.report(scores, edges=60), address=nonsense)
-    assert edges_shown(page) == select(scores, 60).edges
-    assert not page.is_visible("#fatal")
-
-
-def test_notes_can_be_loaded_back_and_those_of_another_model_are_refused(
+def test_notes_of_a_circuit_can_be_loaded_and_those_of_another_model_are_refused(
     visit: Visit, make: Maker, tmp_path: Path
 ) -> None:
     scores = make.scores(4, 4)
-    page = visit.open(make.report(scores, edges=60))
-    notes = Notes({"m1": NodeNote("writer")}, (Group("pair", ("a0.h0", "a1.h1")),), {"n": 30, "node": "m1"})
-    file = tmp_path / "notes.json"
-    file.write_text(json.dumps(notes.to_json(scores.graph)))
+    nonsense = "#n=abc&example=99&node=a99.h1&how=x&run=7&notes=%7Bbroken&edge=%E0%A"  # is ignored
+    page = visit.open(make.report(scores, edges=60), address=nonsense)
+    circuit, file = select(scores, 60), tmp_path / "circuit.json"
+    assert edges_shown(page) == circuit.edges
+    one, two = two_heads(circuit)
+    circuit.notes[one] = circuit.notes[two] = {"group": "pair"}
+    circuit.save(file)
     page.set_input_files("#notes-file", file)
-    until(page, "document.getElementById('count').value === '30'")
-    assert page.inner_text("#groups").split("\n") == ["pair (2)", "folded"] or "pair (2)" in page.inner_text("#groups")
-    assert page.inner_text("#details-title") == "writer (m1)"
-    file.write_text(json.dumps(notes.to_json(Graph(2, 2))))
-    page.set_input_files("#notes-file", file)
-    page.wait_for_selector("#notes-said:not(:empty)")
-    assert page.inner_text("#notes-said") == "These notes are of a model with 2 layers of 2 heads; this one has 4 of 4."
+    until(page, "document.getElementById('groups').innerText.includes('pair (2)')")
+    content = json.loads(file.read_text())
+    shape = {"n_layers": 2, "n_heads": 2, "parallel": False}
     for wrong, said in (
-        ("{", "This file is not JSON"),
-        (json.dumps({**notes.to_json(scores.graph), "nodes": {"a9.h9": {}}}), '"a9.h9", which is not a node'),
+        ({**content, "graph": shape}, "These notes are of a model with 2 layers of 2 heads; this one has 4 of 4."),
+        ({"notes": {}}, "This file has no gradpath_circuit: 2."),
+        ({**content, "notes": {"a9.h9": {}}}, '"a9.h9", which is not a node'),
     ):
-        file.write_text(wrong)
+        file.write_text(json.dumps(wrong))
         page.set_input_files("#notes-file", file)
         until(page, f"document.getElementById('notes-said').textContent.includes({json.dumps(said)})")
     assert "pair (2)" in page.inner_text("#groups")  # what was there stays

@@ -313,7 +313,7 @@ def _roles_text(explanation: Explanation, file: str | Path, top: int) -> str:
         "",
         *("  ".join(["", *map(str.ljust, row, widths)]).rstrip() for row in rows),
     ]
-    if sentences := [f"  {role.node:9s} {role.sentence}" for role in roles if role.sentence]:
+    if sentences := [f"  {role.title:9s} {role.sentence}" for role in roles if role.sentence]:
         lines += ["", "In words, where the numbers are clear:", *sentences]
     if rest := len(explanation) - len(roles):
         lines += ["", f"{rest} more nodes: --top {len(explanation)} shows all, --json has every number."]
@@ -335,15 +335,13 @@ def _cells(role: Role) -> tuple[str, ...]:
     elif role.writes is not None:
         added = " ".join(repr(token) for token, _ in role.writes.promotes[:3])
     frequency = "" if role.frequency is None else f"{role.frequency:.0%}"
-    return role.node, effect, direct, frequency, attends, ", ".join(reads), added
+    return role.title, effect, direct, frequency, attends, ", ".join(reads), added
 
 
 @click.command(name="show")
 @circuit_argument
 @click.option("--out", type=opt.FILE, metavar="FILE", help="The file to write.  [CIRCUIT.html]")
-@click.option("--notes", type=opt.FILE, metavar="NOTES.json", help="Names, colours and groups, saved in the report.")
 @click.option("--edges", type=click.IntRange(min=1), metavar="N", help="Draw only the first N edges of the file.")
-@click.option("--rows", is_flag=True, help="Draw a figure with the circuit's nodes only, in rows by depth.")
 @click.option(
     "--attention",
     multiple=True,
@@ -351,20 +349,13 @@ def _cells(role: Role) -> tuple[str, ...]:
     help="Add the attention pattern of a head on one example to the figure; may be repeated. Loads the model.",
 )
 @opt.plugin_option
-def show_command(
-    circuit_file: str | Path,
-    out: Path | None,
-    notes: Path | None,
-    edges: int | None,
-    rows: bool,
-    attention: tuple[str, ...],
-) -> None:
-    """Draw a saved circuit: .html (interactive), .svg, .png, .pdf, .dot or .graphml, by the suffix of --out.
+def show_command(circuit_file: str | Path, out: Path | None, edges: int | None, attention: tuple[str, ...]) -> None:
+    """Draw a saved circuit, with its notes: .html (interactive), .svg, .png, .pdf, .dot or .graphml, by the suffix.
 
     \b
     gradpath show out/ioi/circuit.json
     gradpath show out/ioi/circuit.json --out figure.svg
-    gradpath show out/ioi/circuit.json --edges 200 --notes notes.json --attention a23.h0 --out figure.pdf
+    gradpath show out/ioi/circuit.json --edges 50 --attention a23.h0 --out figure.pdf
     """
     from gradpath.circuit import is_hub_address
     from gradpath.report import show
@@ -372,7 +363,7 @@ def show_command(
     local = Path(Path(circuit_file).name if is_hub_address(circuit_file) else circuit_file)
     target = out or local.with_suffix(".html")
     patterns = _patterns(circuit_file, attention) if attention else None
-    show(circuit_file, target, notes=notes, edges=edges, rows=rows, attention=patterns)
+    show(circuit_file, target, edges=edges, attention=patterns)
     click.echo(target)
 
 

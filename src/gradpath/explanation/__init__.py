@@ -87,7 +87,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         lines = [f"<Explanation of {len(self)} nodes on {self.examples} examples of {self.task} in {self.model}>"]
-        sentences = [f"  {role.node}: {role.sentence}" for role in self.roles if role.sentence]
+        sentences = [f"  {role.title}: {role.sentence}" for role in self.roles if role.sentence]
         more = [f"  ... and {len(sentences) - 8} more"] if len(sentences) > 8 else []
         return "\n".join(lines + sentences[:8] + more)
 
@@ -117,7 +117,7 @@ def _row(role: Role) -> dict[str, Any]:
         row |= {"right answer": role.writes.right, "wrong answer": role.writes.wrong}
         row["promotes"] = [token for token, _ in role.writes.promotes]
         row["suppresses"] = [token for token, _ in role.writes.suppresses]
-    return {**row, **role.scores, "sentence": role.sentence}
+    return {**row, **role.scores, "sentence": role.sentence, **role.notes}
 
 
 def explain(

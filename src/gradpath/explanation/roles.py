@@ -95,6 +95,7 @@ class Role:
         sentence: What it does, in words, if the numbers are clear.
         frequency: The highest frequency of its edges: at least so many resamples of the examples have the node; None if
             the circuit is not a consensus.
+        notes: Your notes on it, as in ``Circuit.notes``.
     """
 
     node: str
@@ -106,6 +107,13 @@ class Role:
     scores: Mapping[str, float] = field(default_factory=dict)
     sentence: str | None = None
     frequency: float | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Its name, with the name or the group that your notes give it."""
+        own = self.notes.get("name") or self.notes.get("group")
+        return f"{self.node} ({own})" if own else self.node
 
     def to_json(self) -> dict[str, Any]:
         """The role as a dictionary."""
@@ -138,7 +146,9 @@ def roles_of(
     roles.sort(key=lambda role: -abs(role.effect or 0.0))
     roles += [Role("logits", reads=reads.get("logits", {}))] if "logits" in circuit.nodes else []
     frequencies = frequencies_of(circuit)
-    return [replace(role, frequency=frequencies.get(role.node)) for role in roles]
+    return [
+        replace(role, frequency=frequencies.get(role.node), notes=circuit.notes.get(role.node, {})) for role in roles
+    ]
 
 
 def frequencies_of(circuit: Circuit) -> dict[str, float]:

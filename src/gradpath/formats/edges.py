@@ -25,14 +25,14 @@ import json
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import ParseError
 
 import torch
 
-from gradpath.circuit import Circuit, circuit_by_names
+from gradpath.circuit import NOTE_PARTS, Circuit, circuit_by_names
 from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph, graph_from_json, kind, node_of
@@ -159,19 +159,16 @@ def column(graph: Graph, node: str) -> float:
     return graph.n_heads + 0.35 if node.startswith("m") else float(node.partition(".h")[2])
 
 
-def position(graph: Graph, node: str) -> tuple[float, float]:
-    """The centre of a node, as column and row."""
-    return column(graph, node), graph.layer_of(node) + (0.16 if node.startswith("m") else 0.0)
-
-
 def to_networkx(circuit: Circuit) -> Any:
     """The circuit as a ``networkx.MultiDiGraph``."""
     networkx = optional("networkx", "a graph of networkx")
     graph = networkx.MultiDiGraph(**circuit.graph.to_json(), record=json.dumps(circuit.record))
     for name in circuit.nodes:
-        x, y = position(circuit.graph, name)
-        node_kind = name if name in ("input", "logits") else "mlp" if name.startswith("m") else "head"
-        graph.add_node(name, kind=node_kind, layer=circuit.graph.layer_of(name), x=x, y=y)
+        x, layer = column(circuit.graph, name), circuit.graph.layer_of(name)
+        is_mlp = name.startswith("m")
+        node_kind = name if name in ("input", "logits") else "mlp" if is_mlp else "head"
+        own = circuit.notes.get(name, {})
+        graph.add_node(name, kind=node_kind, layer=layer, x=x, y=layer + (0.16 if is_mlp else 0.0), **own)
     for rank, ((source, target, score), frequency) in enumerate(
         zip(circuit.named_edges(), _frequencies(circuit), strict=True), 1
     ):
@@ -196,7 +193,8 @@ def from_networkx(graph: Any, what: str = "the graph") -> Circuit:
     except (KeyError, TypeError):
         raise InputError(f"{what} is not a circuit of gradpath: each edge needs a name, a score and a rank.") from None
     circuit = circuit_by_names(graph_in(graph.graph, what), named)
-    return circuit.with_record(parsed(graph.graph.get("record"), what))
+    notes = {node: {part: data[part] for part in NOTE_PARTS if part in data} for node, data in graph.nodes(data=True)}
+    return replace(circuit.with_record(parsed(graph.graph.get("record"), what)), notes=notes)
 
 
 def dot(circuit: Circuit) -> str:

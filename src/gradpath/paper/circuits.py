@@ -23,8 +23,8 @@ from gradpath.circuit import Circuit
 from gradpath.formats.edges import dot
 from gradpath.graph import Graph
 from gradpath.recipe import Recipe
-from gradpath.report.plots import draw_on, inches
-from gradpath.report.style import INK, LINES, canvas, colour, method_title, panels, save, task_title
+from gradpath.report.figure import circuit_figure
+from gradpath.report.style import INK, LINES, colour, method_title, panels, save, task_title
 from gradpath.runtime.files import write_atomically
 from gradpath.study.bench import Bench, Row
 from gradpath.study.faithfulness import READING
@@ -97,12 +97,7 @@ def _write_circuit(folder: Path, task: str, circuit: Circuit, title: str) -> lis
     circuit.save(json_file)
     if not len(circuit):
         return [json_file]
-    width, height = inches(circuit.graph)
-    total = height + 0.55  # inches, for the title
-    figure, axes = canvas((max(width, 4.6), total), (1.0, height / total))
-    draw_on(circuit, axes)
-    figure.suptitle(title, fontsize=9.5, color=INK, y=1 - 0.12 / total)
-    pictures = save(figure, folder / f"circuit-{task}")
+    pictures = save(circuit_figure(circuit, title=title), folder / f"circuit-{task}")
     write_atomically(dot_file, dot(circuit))
     return [json_file, *pictures, dot_file]
 

@@ -281,7 +281,7 @@ class Page:
     small: int | None = None  # edges of the best circuit that can be read, where the chosen one has too many
     small_text: str = ""  # a sentence about it
     compare: Mapping[str, Any] | None = None  # Comparison.to_json, and the names of both circuits
-    notes: Mapping[str, Any] | None = None  # as the page saves them
+    notes: Mapping[str, Any] = field(default_factory=dict)  # Circuit.notes
 
 
 def circuit_report(circuit: Circuit, command: str = "") -> Report:

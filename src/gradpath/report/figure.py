@@ -1,7 +1,7 @@
-"""The figure of a small circuit for a paper: its nodes alone, in rows by their depth, with names and groups.
+"""The figure of a circuit: its nodes alone, in rows by their depth, with the names and groups of its notes.
 
-1. Fold: a folded group becomes one box, and edges between the same two boxes that feed the same of q, k, v, MLP or
-   logits are summed.
+1. Fold: a group of the notes becomes one box, and edges between the same two boxes that feed the same of q, k, v, MLP
+   or logits are summed. The ``MOST`` strongest edges are drawn.
 2. Rows: a box is one row above the highest box that it reads.
 3. Lanes: an edge that passes a row has a place of its own there, so that no edge lies behind a box that it does not
    touch. It bends only between rows.
@@ -13,26 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 from math import sqrt
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.formats.edges import column
-from gradpath.graph import Graph, kind, node_of
-from gradpath.report.notes import Notes
-from gradpath.report.plots import PORTS, draw_edge, legend
-from gradpath.report.style import INK, MUTED, PAPER, canvas, save_as
+from gradpath.formats.edges import EDGE_COLOURS, KINDS, column
+from gradpath.graph import kind, node_of
+from gradpath.report.data import READABLE
+from gradpath.report.style import INK, MUTED, PAPER, canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST = 150  # boxes: more cannot be read on a page
+MOST = READABLE  # edges
+# Of groups without a colour of their own, in their order; the page has the same ones.
+GROUP_COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#d55e00", "#0072b2", "#cc79a7", "#7f7f7f")
+PORTS = {"q": -0.29, "k": 0.0, "v": 0.29}  # where an edge enters a head, in shares of its width
+DASHED = (0, (3, 2))  # edges with a negative score
 _GAP, _LANE = 0.16, 0.07  # inches between two boxes, and on each side of a lane
 _ROW, _BEND, _MOST_ROW = 0.3, 0.007, 0.55  # inches between rows: at least, for each edge that bends there, at most
 _LETTER, _LINE = 0.062, 0.125  # inches: the width of a letter and the height of a line
@@ -40,12 +42,13 @@ _PER_LINE = 4  # nodes of a group in a line
 _SWEEPS = 40
 _INSET = 1.55  # inches: the side of an attention pattern
 _LEGEND = 3.2, 0.55  # inches: the width and the height of the legend
+_TITLE = 0.55  # inches
 Attention = Mapping[str, tuple[Tensor, Sequence[str]]]  # of a head: weights (pos, pos), and the tokens
 
 
 @dataclass(frozen=True)
 class Box:
-    """A node or a folded group: its lines of text, its colour, its size in inches, and how deep it is in the model."""
+    """A node or a group: its lines of text, its colour, its size in inches, and how deep it is in the model."""
 
     title: str
     lines: tuple[str, ...]
@@ -64,86 +67,80 @@ class Box:
 
 
 Edges = dict[tuple[str, str, str], float]  # (box, box, what it feeds) -> score
+Item = str | tuple[str, str, int]  # of a row: the name of a box, or the lane of an edge from one box to another
 
 
-def draw_figure(
-    circuit: Circuit, file: str | Path, notes: Notes | None = None, attention: Attention | None = None
-) -> None:
-    """Draw a small circuit to an SVG, PDF or PNG file, by its suffix.
+def circuit_figure(circuit: Circuit, attention: Attention | None = None, title: str = "") -> Figure:
+    """Draw a circuit.
 
     Args:
-        circuit: The circuit.
-        file: The file to write.
-        notes: Names, colours and groups.
+        circuit: The circuit, with its notes.
         attention: Patterns to draw on the right: for each head its weights (pos, pos) and the tokens.
+        title: Lines above the drawing.
+
+    Returns:
+        The figure. ``style.save_as`` writes it.
     """
-    notes = notes or Notes()
-    boxes, edges = fold(circuit, notes)
-    if not edges:
-        raise InputError("this circuit has no edges to draw. Find one with more edges, or unfold a group.")
-    if len(boxes) > MOST:
-        raise InputError(
-            f"a figure can show at most {MOST} nodes: this circuit has {len(boxes)}. Draw fewer of its edges with "
-            "--edges, or fold nodes into groups."
-        )
-    plan, patterns = layout(boxes, edges), attention or {}
-    right = max(x + _width(item, boxes) / 2 for item, x in plan.x.items()) + 0.1
-    top = plan.bands[-1][1] + 0.3
-    width = max(right, _LEGEND[0])
-    height = max(top + _LEGEND[1], len(patterns) * (_INSET + 0.75))
-    full_width = width + (_INSET + 0.75 if patterns else 0.0)
-    left = min(0.0, (right - _LEGEND[0]) / 2)
-    figure, axes = canvas((full_width, height), (width / full_width, 1.0))
-    axes.set_xlim(left, width + left)
-    axes.set_ylim(top - height, top)
-    _draw_edges(axes, boxes, edges, plan)
-    _draw_boxes(axes, boxes, plan)
-    legend(axes)
+    plan, patterns, above = layout(*fold(circuit)), attention or {}, _TITLE if title else 0.0
+    width, height = plan.size[0], max(plan.size[1], len(patterns) * (_INSET + 0.75))
+    full_width, full_height = width + (_INSET + 0.75 if patterns else 0.0), height + above
+    figure, axes = canvas((full_width, full_height), (width / full_width, height / full_height))
+    draw_on(axes, plan, height)
+    if title:
+        figure.suptitle(title, fontsize=9.5, color=INK, y=1 - 0.12 / full_height)
     for row, (node, (weights, tokens)) in enumerate(patterns.items()):
-        _draw_inset(figure, node, weights, tokens, row, notes)
-    save_as(figure, Path(file), dpi=220)
+        note = circuit.notes.get(node, {})
+        name = note.get("name") or note.get("group")
+        _draw_inset(figure, f"{node} ({name})" if name else node, weights, tokens, row)
+    return figure
 
 
-def fold(circuit: Circuit, notes: Notes) -> tuple[dict[str, Box], Edges]:
-    """The boxes of a circuit, by the name of their node or group, and the edges among them."""
-    owner = {node: group for group in notes.groups if group.folded for node in group.nodes}
+def fold(circuit: Circuit) -> tuple[dict[str, Box], Edges]:
+    """The boxes of a circuit, by the name of their node or group, and the strongest edges among them."""
+    if not circuit.scores.isfinite().all():
+        raise InputError("a score of this circuit is not a finite number, so it cannot be drawn. Find it again.")
+    groups = {node: note["group"] for node, note in circuit.notes.items() if "group" in note}
 
     def box_of(node: str) -> str:
-        return f"group {owner[node].name}" if node in owner else node
+        return f"group {groups[node]}" if node in groups else node
 
-    edges: Edges = {}
+    every: Edges = {}
     for source, target, score in circuit.named_edges():
         ends = box_of(source), box_of(node_of(target))
         if ends[0] != ends[1]:
             key = (*ends, kind(target))
-            edges[key] = edges.get(key, 0.0) + score
+            every[key] = every.get(key, 0.0) + score
+    if not every:
+        raise InputError("this circuit has no edges to draw. Find one with more edges, or make its groups smaller.")
+    strongest = set(sorted(every, key=lambda edge: -abs(every[edge]))[:MOST])
+    edges = {edge: score for edge, score in every.items() if edge in strongest}
     shown = {end for source, target, _ in edges for end in (source, target)}
     members: dict[str, list[str]] = {}
     for node in circuit.nodes:
-        members.setdefault(box_of(node), []).append(node)
-    boxes = {name: _box(circuit.graph, name, nodes, notes) for name, nodes in members.items() if name in shown}
-    return boxes, edges
+        if box_of(node) in shown:
+            members.setdefault(box_of(node), []).append(node)
+    colours = dict(zip(dict.fromkeys(groups.values()), cycle(GROUP_COLOURS)))
+    return {name: _box(circuit, nodes, colours) for name, nodes in members.items()}, edges
 
 
-def _box(graph: Graph, name: str, nodes: list[str], notes: Notes) -> Box:
+def _box(circuit: Circuit, nodes: list[str], colours: Mapping[str, str]) -> Box:
+    """The box of a node, or of a group of them; ``colours`` are those of groups."""
+    graph, notes = circuit.graph, [circuit.notes.get(node, {}) for node in nodes]
+    group = notes[0].get("group", "")
+    title = group or notes[0].get("name", "")
+    lines = tuple(" ".join(nodes[at : at + _PER_LINE]) for at in range(0, len(nodes), _PER_LINE)) if title else ()
+    colour = next((note["colour"] for note in notes if "colour" in note), colours.get(group, ""))
     depths = [graph.layer_of(node) + (0.5 if node.startswith("m") else 0.0) for node in nodes]
-    place = sum(depths) / len(depths), sum(column(graph, node) for node in nodes) / len(nodes)
-    if name in graph.sources or name == "logits":
-        title = notes.name_of(name)
-        return Box(title or name, (name,) if title else (), notes.colour_of(name), *place)
-    group = notes.group_of(nodes[0])
-    assert group is not None
-    lines = tuple(" ".join(nodes[at : at + _PER_LINE]) for at in range(0, len(nodes), _PER_LINE))
-    return Box(group.name, lines, group.colour, *place)
-
-
-Item = str | tuple[str, str, int]  # of a row: the name of a box, or the lane of an edge from one box to another
+    side = sum(column(graph, node) for node in nodes) / len(nodes)
+    return Box(title or nodes[0], lines, colour, sum(depths) / len(depths), side)
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where everything is, in inches."""
 
+    boxes: Mapping[str, Box]
+    edges: Edges
     row: Mapping[str, int]  # of each box, from the bottom
     x: Mapping[Item, float]
     bands: Sequence[tuple[float, float]]  # the bottom and the top of each row
@@ -151,6 +148,15 @@ class Layout:
     def place(self, name: str) -> tuple[float, float]:
         """The centre of a box."""
         return self.x[name], sum(self.bands[self.row[name]]) / 2
+
+    @property
+    def right(self) -> float:
+        return max(x + _width(item, self.boxes) / 2 for item, x in self.x.items()) + 0.1
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """The width and the height of the drawing, with its legend below."""
+        return max(self.right, _LEGEND[0]), self.bands[-1][1] + 0.3 + _LEGEND[1]
 
 
 def layout(boxes: Mapping[str, Box], edges: Edges) -> Layout:
@@ -183,7 +189,7 @@ def layout(boxes: Mapping[str, Box], edges: Edges) -> Layout:
         height = max(boxes[item].height for item in items if isinstance(item, str))
         bands.append((y, y + height))
         y += height + min(_MOST_ROW, _ROW + _BEND * sum(len(near[item]) for item in items))
-    return Layout(row, {item: at - left for item, at in x.items()}, bands)
+    return Layout(boxes, edges, row, {item: at - left for item, at in x.items()}, bands)
 
 
 def _weights(edges: Edges) -> dict[tuple[str, str], float]:
@@ -204,9 +210,10 @@ def _width(item: Item, boxes: Mapping[str, Box]) -> float:
     return boxes[item].width if isinstance(item, str) else 0.0
 
 
-def route(plan: Layout, boxes: Mapping[str, Box], edge: tuple[str, str, str]) -> list[tuple[float, float]]:
+def route(plan: Layout, edge: tuple[str, str, str]) -> list[tuple[float, float]]:
     """The points of an edge's Bezier curves: straight through the rows, bent between them."""
     source, target, feeds = edge
+    boxes = plan.boxes
     (x, y), (end_x, end_y) = plan.place(source), plan.place(target)
     end_x += PORTS.get(feeds, 0.0) * boxes[target].width
     lanes = _lanes(plan.row, source, target)
@@ -256,19 +263,37 @@ def _spread(row: list[Item], wish: Mapping[Item, float], boxes: Mapping[str, Box
         x[name] = (a + b) / 2
 
 
-def _draw_edges(axes: Axes, boxes: Mapping[str, Box], edges: Edges, plan: Layout) -> None:
-    largest = max(abs(score) for score in edges.values())
-    for edge, score in sorted(edges.items(), key=lambda item: abs(item[1])):
+def draw_on(axes: Axes, plan: Layout, height: float | None = None) -> None:
+    """Draw on matplotlib axes, with a legend below; ``height`` is that of the axes in inches, if it is another."""
+    (width, own_height), top = plan.size, plan.bands[-1][1] + 0.3
+    left = min(0.0, (plan.right - _LEGEND[0]) / 2)
+    axes.set_axis_off()
+    axes.set_xlim(left, width + left)
+    axes.set_ylim(top - (height or own_height), top)
+    _draw_edges(axes, plan)
+    _draw_boxes(axes, plan)
+    _draw_legend(axes)
+
+
+def _draw_edges(axes: Axes, plan: Layout) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Curve
+
+    largest = max(map(abs, plan.edges.values()))
+    for edge, score in sorted(plan.edges.items(), key=lambda item: abs(item[1])):  # the strongest on top
         strength = sqrt(abs(score) / largest) if largest else 1.0
-        style = {"alpha": 0.16 + 0.76 * strength, "linewidth": 0.5 + 2.9 * strength**1.6}
-        draw_edge(axes, route(plan, boxes, edge), edge[2], score, **style)
+        points = route(plan, edge)
+        curve = Curve(points, [Curve.MOVETO, *[Curve.CURVE4] * (len(points) - 1)])
+        line: Any = {"edgecolor": EDGE_COLOURS[edge[2]], "linestyle": DASHED if score < 0 else "solid"}
+        line |= {"alpha": 0.16 + 0.76 * strength, "linewidth": 0.5 + 2.9 * strength**1.6}
+        axes.add_patch(PathPatch(curve, facecolor="none", **line))
 
 
-def _draw_boxes(axes: Axes, boxes: Mapping[str, Box], plan: Layout) -> None:
+def _draw_boxes(axes: Axes, plan: Layout) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.patches import FancyBboxPatch
 
-    for name, box in boxes.items():
+    for name, box in plan.boxes.items():
         x, y = plan.place(name)
         paper, colour = to_rgb(PAPER), to_rgb(box.colour or PAPER)
         face = tuple(0.78 * a + 0.22 * b for a, b in zip(paper, colour, strict=True))
@@ -283,7 +308,19 @@ def _draw_boxes(axes: Axes, boxes: Mapping[str, Box], plan: Layout) -> None:
             axes.text(x, top - at * _LINE, line, fontsize=5.6, color=MUTED, **middle)
 
 
-def _draw_inset(figure: Figure, node: str, weights: Tensor, tokens: Sequence[str], row: int, notes: Notes) -> None:
+def _draw_legend(axes: Axes) -> None:
+    """The colours of edges by what they feed, and their signs."""
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=EDGE_COLOURS[name], linewidth=2, label=label) for name, label in KINDS.items()]
+    lines.append(Line2D([], [], color=MUTED, linewidth=1, label="positive"))
+    lines.append(Line2D([], [], color=MUTED, linewidth=1, linestyle=DASHED, label="negative"))
+    by_column = [line for at in range(4) for line in lines[at::4]]  # matplotlib fills columns; people read rows
+    style = {"fontsize": 6.5, "frameon": False, "handlelength": 1.8, "labelcolor": INK}
+    axes.legend(handles=by_column, loc="lower center", ncols=4, **style)
+
+
+def _draw_inset(figure: Figure, title: str, weights: Tensor, tokens: Sequence[str], row: int) -> None:
     """An attention pattern on the right: a row for each token that attends."""
     width, height = figure.get_size_inches()
     side, top = _INSET, height - (row + 1) * (_INSET + 0.75) + 0.25
@@ -296,6 +333,4 @@ def _draw_inset(figure: Figure, node: str, weights: Tensor, tokens: Sequence[str
     axes.xaxis.tick_top()
     axes.tick_params(length=0, pad=1.5, colors=MUTED)
     axes.spines[:].set_visible(False)
-    group = notes.group_of(node)
-    name = notes.name_of(node) or (group.name if group else "")
-    axes.set_xlabel(f"{node} ({name})" if name else node, fontsize=7, color=INK)
+    axes.set_xlabel(title, fontsize=7, color=INK)

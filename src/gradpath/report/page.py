@@ -26,10 +26,9 @@ from gradpath.errors import InputError, UsageError
 from gradpath.formats.edges import dot, graphml
 from gradpath.graph import pruned
 from gradpath.report.data import SAVED, Chosen, MethodRun, Page, Report, Side, circuit_report
-from gradpath.report.figure import Attention, draw_figure
-from gradpath.report.notes import load_notes
+from gradpath.report.figure import Attention, circuit_figure
 from gradpath.report.payload import LIMIT, asset, facts_of_both, packed, page_of, plain, ranks_and_scores
-from gradpath.report.plots import draw
+from gradpath.report.style import save_as
 from gradpath.runtime.files import write_atomically
 
 _SCRIPTS = (
@@ -66,24 +65,16 @@ def write(report: Report, file: str | Path) -> None:
 
 
 def show(
-    circuit_file: str | Path,
-    out_file: str | Path,
-    *,
-    notes: str | Path | None = None,
-    edges: int | None = None,
-    rows: bool = False,
-    attention: Attention | None = None,
+    circuit_file: str | Path, out_file: str | Path, *, edges: int | None = None, attention: Attention | None = None
 ) -> None:
     """Write a saved circuit as a page, a drawing or a graph.
 
     Args:
         circuit_file: A ``circuit.json``.
         out_file: The file to write; its suffix is .html, .svg, .png, .pdf, .dot or .graphml.
-        notes: Names, colours and groups that the page saved, for a page or a figure in rows.
         edges: The number of edges to draw, the first of the file. Of these, edges on no path from ``input`` to
             ``logits`` are left out.
-        rows: Draw a figure with the circuit's nodes only, in rows by depth. Notes and attention imply it.
-        attention: Attention patterns to draw on the right of a figure in rows (``figure.draw_figure``).
+        attention: Attention patterns to draw on the right of a figure (``figure.circuit_figure``).
     """
     out = Path(out_file)
     suffix, suffixes = out.suffix.lower(), (".html", *FIGURES, *GRAPHS)
@@ -93,18 +84,12 @@ def show(
             f"name a file that ends in {', '.join(suffixes)}."
         )
     circuit = load_circuit(circuit_file)
-    node_notes = None if notes is None else load_notes(notes, circuit.graph)
     if edges is not None:
         circuit = first_edges(circuit, edges)
     if suffix == ".html":
-        noted = None if node_notes is None else node_notes.to_json(circuit.graph)
-        write_atomically(out, filled(replace(page_of(circuit_report(circuit)), notes=noted)))
-    elif suffix in FIGURES and (node_notes is not None or rows or attention):
-        draw_figure(circuit, out, node_notes, attention)
-    elif node_notes is not None:
-        raise UsageError(f"notes are shown in pages and figures (.html, {', '.join(FIGURES)}): got {out.name}.")
+        write(circuit_report(circuit), out)
     elif suffix in FIGURES:
-        draw(circuit, out)
+        save_as(circuit_figure(circuit, attention), out, dpi=220)
     else:
         write_atomically(out, GRAPHS[suffix](circuit))
 
@@ -163,4 +148,4 @@ def _drawn(part: Circuit, sides: list[tuple[Tensor, Tensor]]) -> Circuit:
     shares = torch.stack([scores[flat] / (float(scores.abs().max()) or 1.0) for _, scores in sides])
     strengths = shares.sum(0) / (ranks > 0).sum(0)
     order = ranks.where(ranks > 0, torch.iinfo(torch.long).max).amin(0).sort(stable=True).indices
-    return Circuit(part.graph, part.index[order], strengths[order], part.recipe, part.facts)
+    return replace(part, index=part.index[order], scores=strengths[order], frequency=None, n_requested=None)

@@ -79,6 +79,7 @@ def page_of(report: Report, limit: int = LIMIT) -> Page:
         no_inside=report.inside if isinstance(report.inside, str) else "",
         small=report.small,
         small_text=report.small_text[:1].upper() + report.small_text[1:],
+        notes={} if run.circuit is None else run.circuit.notes,
     )
 
 

@@ -5,19 +5,18 @@ function makeAddress(data, graph, state, notes) {
   const first = { run: chosen.run, how: chosen.how, n: Math.max(1, chosen.edges), prune: chosen.pruned, least: 0, example: -1 };
   let timer = 0;
 
+  const known = JSON.stringify(data.notes); // notes that the page has anyway
+
   /* What the page shows, with names instead of numbers. */
-  function view(edgeName) {
+  function text(edgeName) {
     const parts = {};
     for (const [name, value] of Object.entries(first)) if (state[name] !== value) parts[name] = state[name];
     if (state.selected >= 0) parts.node = graph.nodeName(state.selected);
     if (state.edge >= 0 && edgeName) parts.edge = edgeName;
-    return parts;
-  }
-
-  function text(edgeName) {
-    const parts = Object.entries(view(edgeName)).map(([name, value]) => `${name}=${encodeURIComponent(value)}`);
-    if (!notes.isEmpty()) parts.push(`notes=${encodeURIComponent(JSON.stringify(notes.toJson()))}`);
-    return parts.join("&");
+    const noted = JSON.stringify(notes.toJson());
+    const folded = notes.folded().map((group) => group.name);
+    if (noted !== known || (!data.compare && folded.length < notes.groups().length)) Object.assign(parts, { notes: noted, folded: JSON.stringify(folded) });
+    return Object.entries(parts).map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
   }
 
   /* Written when nothing has changed for a moment; an address that is no state of ours is left alone. */
@@ -49,8 +48,8 @@ function makeAddress(data, graph, state, notes) {
       try { return [part.slice(0, at), decodeURIComponent(part.slice(at + 1))]; } catch { return [part.slice(0, at), ""]; }
     }));
     if (!Object.keys(parts).length) return null;
-    try { if (parts.notes) notes.read(JSON.parse(parts.notes)); } catch { /* notes of another model: the rest still holds */ }
+    try { if (parts.notes) notes.read(JSON.parse(parts.notes), JSON.parse(parts.folded || "null")); } catch { /* notes of another model: the rest still holds */ }
     return parts;
   }
-  return { view, write, read, usable };
+  return { write, read, usable };
 }

@@ -1,7 +1,7 @@
 /* The files a reader can take: the circuit as gradpath saves it, the view as SVG, the edges as CSV. */
 
 /* The text that Circuit.save writes for this selection: gradpath loads it as its own. */
-function circuitText(data, scene, state) {
+function circuitText(data, scene, state, notes) {
   const run = data.runs[state.run];
   const { kept, edges, frequency } = scene.whole;
   const steady = (e) => (frequency ? [Number((frequency[e] / scene.resamples).toFixed(4))] : []);
@@ -10,7 +10,7 @@ function circuitText(data, scene, state) {
   const { n_layers, n_heads, parallel } = data.graph;
   const head = {
     gradpath_circuit: 2, graph: { n_layers, n_heads, parallel }, recipe: recipe && { ...recipe, edges: requested },
-    facts: run.recorded, requested, pruned: state.prune,
+    facts: run.recorded, requested, pruned: state.prune, ...(notes.isEmpty() ? {} : { notes: notes.toJson() }),
   };
   // Nine digits are enough to give every float32 back exactly.
   const lines = Array.from(kept, (e) => JSON.stringify([edges.name(e), Number((edges.mean || edges.score)[e].toPrecision(9)), ...steady(e)]));
@@ -37,9 +37,9 @@ function saveFile(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-function listenToDownloads(data, state, view) {
+function listenToDownloads(data, state, view, notes) {
   const name = () => [data.task, data.model.split("/").pop(), data.runs[state.run].name, state.n].join("-").replace(/[^\w.-]+/g, "-").toLowerCase();
-  byId("save-json").addEventListener("click", () => saveFile(`${name()}.json`, "application/json", circuitText(data, view.scene(), state)));
+  byId("save-json").addEventListener("click", () => saveFile(`${name()}.json`, "application/json", circuitText(data, view.scene(), state, notes)));
   byId("save-csv").addEventListener("click", () => saveFile(`${name()}.csv`, "text/csv", csvText(view.scene())));
   byId("save-svg").addEventListener("click", () => saveFile(`${name()}.svg`, "image/svg+xml", svgOf(view.scene(), view.view)));
 }

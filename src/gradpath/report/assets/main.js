@@ -17,7 +17,7 @@ function start() {
   const notes = makeNotes(graph);
   const address = makeAddress(data, graph, state, notes);
   const drawNotes = makeNotesCard(graph, notes, () => update());
-  const drawNotesBar = makeNotesBar(data, notes, { changed: () => { update(); drawNotes(state, true); }, view: () => address.view(edgeName()), restore: (parts) => restore(parts) });
+  const drawNotesBar = makeNotesBar(data, notes, () => { update(); drawNotes(state, true); });
   const drawPicker = makePicker(data, (example) => change({ example }));
   const drawInside = makeInsideCard(inside, (example) => change({ example }));
   let place = null;
@@ -150,7 +150,7 @@ function start() {
 
   const edgeName = () => (state.edge >= 0 && view.scene() ? view.scene().edges.name(state.edge) : "");
 
-  /* Show what an address or a file of notes says; what does not fit this page is left out. */
+  /* Show what an address says; what does not fit this page is left out. */
   function restore(parts) {
     Object.assign(state, address.usable(parts));
     state.n = Math.min(state.n, data.runs[state.run].orders[state.how].size);
@@ -257,15 +257,15 @@ function start() {
   drawBlocks(data);
   if (data.compare) drawComparison(data);
   listenToTheme(() => update());
-  listenToDownloads(data, state, view);
+  listenToDownloads(data, state, view, notes);
   listenToKeys(byId("canvas"), { graph, state, view, pickNode, showTip });
   makeSearch(graph, view.scene, { pickNode, pickEdge });
   byId("zoom-in").addEventListener("click", () => view.zoomBy(1.5));
   byId("zoom-out").addEventListener("click", () => view.zoomBy(1 / 1.5));
   byId("zoom-fit").addEventListener("click", () => view.fit());
   byId("notesbar").hidden = Boolean(data.compare);
-  if (data.notes) notes.read(data.notes);
-  const given = address.read() || (data.notes && data.notes.view);
+  notes.read(data.notes, data.compare ? [] : null);
+  const given = address.read();
   if (given) restore(given);
   window.addEventListener("hashchange", () => { const parts = address.read(); if (parts) restore(parts); });
   new ResizeObserver(resize).observe(byId("holder"));

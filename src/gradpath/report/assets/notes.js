@@ -1,66 +1,62 @@
 /* Notes: nodes can be named, coloured, remarked on and put into groups; a group folds into one box. */
 
-const SWATCHES = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"];
-const isColour = (text) => typeof text === "string" && /^#[0-9a-f]{6}$/i.test(text);
+const SWATCHES = ["#56b4e9", "#e69f00", "#009e73", "#d55e00", "#0072b2", "#cc79a7", "#7f7f7f"];
+const isColour = (text) => /^#[0-9a-f]{6}$/i.test(text);
 
 function makeNotes(graph) {
-  const { numbers } = graph;
-  let [nodes, groups] = [new Map(), []]; // by the number of the node
+  let [nodes, groups, folded] = [new Map(), [], new Set()]; // nodes by number; groups as notes name them; names of groups
 
+  const empty = { name: "", group: "", note: "", colour: "" };
+  const noteOf = (node) => nodes.get(node) || empty;
   const groupOf = (node) => groups.find((group) => group.nodes.includes(node)) || null;
-  const noteOf = (node) => nodes.get(node) || { name: "", colour: "", note: "" };
+
+  function regroup() {
+    const members = new Map();
+    for (const [node, { group }] of nodes) if (group) members.set(group, [...(members.get(group) || []), node]);
+    groups = Array.from(members, ([name, list], at) => ({
+      name, nodes: list, folded: folded.has(name), colour: list.map((node) => noteOf(node).colour).find(Boolean) || SWATCHES[at % SWATCHES.length],
+    }));
+  }
 
   function set(node, part) {
     const note = { ...noteOf(node), ...part };
-    if (note.name || note.colour || note.note) nodes.set(node, note);
+    if (Object.values(note).some(Boolean)) nodes.set(node, note);
     else nodes.delete(node);
+    regroup();
   }
 
-  /* Put a node into the group of this name, which may be new; an empty name takes it out of its own. */
-  function join(node, name) {
-    for (const group of groups) group.nodes = group.nodes.filter((member) => member !== node);
-    const group = groups.find((each) => each.name === name);
-    if (group) group.nodes.push(node);
-    else if (name) groups.push({ name, nodes: [node], folded: false, colour: SWATCHES[groups.length % SWATCHES.length] });
-    groups = groups.filter((each) => each.nodes.length);
+  function fold(name, on) {
+    if (on) folded.add(name);
+    else folded.delete(name);
+    regroup();
   }
 
+  /* The notes as circuit files have them, without empty parts. */
   function toJson() {
-    const named = (list) => list.map((node) => graph.nodeName(node));
-    return {
-      nodes: Object.fromEntries([...nodes].map(([node, note]) => [graph.nodeName(node), note])),
-      groups: groups.map(({ name, colour, folded, nodes: members }) => ({ name, colour, nodes: named(members), folded })),
-    };
+    const filled = (note) => Object.fromEntries(Object.entries(note).filter(([, text]) => text));
+    return Object.fromEntries(Array.from(nodes, ([node, note]) => [graph.nodeName(node), filled(note)]));
   }
 
-  /* Take notes from a file or an address; an error is one sentence, and nothing is changed then. */
-  function read(content) {
-    const [nextNodes, nextGroups, seen] = [new Map(), [], new Set()];
-    const number = (name) => {
-      if (!numbers.has(name)) throw new Error(`The notes name ${JSON.stringify(name)}, which is not a node of this model.`);
-      return numbers.get(name);
-    };
-    const text = (value) => (typeof value === "string" ? value : "");
-    for (const [name, note] of Object.entries(content.nodes || {})) {
-      nextNodes.set(number(name), { name: text(note.name), colour: isColour(note.colour) ? note.colour : "", note: text(note.note) });
+  /* Take notes from a file or an address, with the groups to fold, by default all; if there is an error, nothing changes. */
+  function read(content, toFold = null) {
+    const next = new Map();
+    for (const [name, note] of Object.entries(content)) {
+      if (!graph.numbers.has(name)) throw new Error(`The notes name ${JSON.stringify(name)}, which is not a node of this model.`);
+      const kept = { ...empty };
+      for (const part of Object.keys(empty)) if (typeof note[part] === "string" && (part !== "colour" || isColour(note[part]))) kept[part] = note[part];
+      next.set(graph.numbers.get(name), kept);
     }
-    for (const group of content.groups || []) {
-      const members = (Array.isArray(group.nodes) ? group.nodes : []).map(number);
-      for (const member of members) {
-        if (seen.has(member)) throw new Error(`The notes have ${graph.nodeName(member)} in two groups.`);
-        seen.add(member);
-      }
-      if (members.length) nextGroups.push({ name: text(group.name), colour: isColour(group.colour) ? group.colour : "", nodes: members, folded: group.folded !== false });
-    }
-    [nodes, groups] = [nextNodes, nextGroups];
+    nodes = next;
+    folded = new Set(toFold || Array.from(next.values(), (note) => note.group));
+    regroup();
   }
 
   return {
-    set, join, read, toJson, noteOf, groupOf,
+    set, fold, read, toJson, noteOf, groupOf,
     groups: () => groups,
-    isEmpty: () => !nodes.size && !groups.length,
+    isEmpty: () => !nodes.size,
     folded: () => groups.filter((group) => group.folded),
-    colourOf: (node) => noteOf(node).colour || (groupOf(node) || { colour: "" }).colour,
+    colourOf: (node) => noteOf(node).colour || (groupOf(node) || empty).colour,
     labelOf: (node) => { const group = groupOf(node); return group && group.folded ? group.name : noteOf(node).name || graph.nodeName(node); },
   };
 }
@@ -87,12 +83,12 @@ function makeNotesCard(graph, notes, changed) {
     const field = (name, input) => element("label", { class: "field" }, element("span", { class: "name" }, name), input);
     const name = element("input", { id: "note-name", maxlength: "40", oninput: (event) => set({ name: event.target.value }) });
     const remark = element("textarea", { id: "note-text", rows: "2", oninput: (event) => set({ note: event.target.value }) });
-    const into = element("input", { id: "note-group", maxlength: "40", list: "note-groups", placeholder: "none", onchange: (event) => { notes.join(node, event.target.value.trim()); changed(); } });
+    const into = element("input", { id: "note-group", maxlength: "40", list: "note-groups", placeholder: "none", onchange: (event) => set({ group: event.target.value.trim() }) });
     [name.value, remark.value, into.value] = [note.name, note.note, group ? group.name : ""];
     return [
       field("Name", name), field("Group", into), element("datalist", { id: "note-groups" }, ...notes.groups().map((each) => element("option", { value: each.name }))),
       swatches(note.colour, (colour) => set({ colour })), field("Note", remark),
-      ...(group ? [element("button", { type: "button", id: "fold", onclick: () => { group.folded = true; changed(); } }, `Fold ${group.name} into one box`)] : []),
+      ...(group ? [element("button", { type: "button", id: "fold", onclick: () => { notes.fold(group.name, true); changed(); } }, `Fold ${group.name} into one box`)] : []),
     ];
   }
 
@@ -100,8 +96,8 @@ function makeNotesCard(graph, notes, changed) {
     const members = group.nodes.map((node) => graph.nodeName(node)).join(", ");
     return [
       element("p", {}, `${plural(group.nodes.length, "node")}: ${members}. Edges are summed.`),
-      swatches(group.colour, (colour) => { group.colour = colour; changed(); }),
-      element("button", { type: "button", id: "unfold", onclick: () => { group.folded = false; changed(); } }, "Unfold"),
+      swatches(notes.noteOf(group.nodes[0]).colour, (colour) => { for (const node of group.nodes) notes.set(node, { colour }); changed(); }),
+      element("button", { type: "button", id: "unfold", onclick: () => { notes.fold(group.name, false); changed(); } }, "Unfold"),
     ];
   }
 
@@ -114,24 +110,23 @@ function makeNotesCard(graph, notes, changed) {
   }
 }
 
-/* Below the drawing: the groups, and notes as files. */
-function makeNotesBar(data, notes, { changed, view, restore }) {
+/* Below the drawing: the groups, and notes as files: those of a circuit. */
+function makeNotesBar(data, notes, changed) {
   const file = element("input", { type: "file", accept: ".json,application/json", hidden: true, id: "notes-file" });
   const said = element("span", { class: "note", id: "notes-said", role: "status" });
   const groups = element("span", { class: "groups", id: "groups" });
   byId("notesbar").replaceChildren(
     groups, said, file,
-    element("button", { type: "button", class: "quiet", id: "save-notes", onclick: () => saveFile("notes.json", "application/json", `${JSON.stringify(content(), null, 1)}\n`) }, "Save notes"),
-    element("button", { type: "button", class: "quiet", id: "load-notes", onclick: () => file.click() }, "Load notes"),
+    element("button", { type: "button", class: "quiet", id: "save-notes", onclick: () => byId("save-json").click() }, "Save circuit with notes"),
+    element("button", { type: "button", class: "quiet", id: "load-notes", onclick: () => file.click() }, "Load notes of a circuit"),
   );
   file.addEventListener("change", async () => {
     try {
       const read = JSON.parse(await file.files[0].text());
-      if (read.gradpath_notes !== 1) throw new Error("This file has no gradpath_notes: 1. Load notes that a report saved.");
+      if (read.gradpath_circuit !== 2) throw new Error("This file has no gradpath_circuit: 2. Load a circuit that a report saved.");
       const { n_layers: layers, n_heads: heads } = read.graph || {};
       if (layers !== data.graph.n_layers || heads !== data.graph.n_heads) throw new Error(`These notes are of a model with ${layers} layers of ${heads} heads; this one has ${data.graph.n_layers} of ${data.graph.n_heads}.`);
-      notes.read(read);
-      restore(read.view || {});
+      notes.read(read.notes || {});
       said.textContent = "";
     } catch (problem) {
       said.textContent = problem instanceof SyntaxError ? "This file is not JSON, so it has no notes." : problem.message;
@@ -140,15 +135,10 @@ function makeNotesBar(data, notes, { changed, view, restore }) {
     changed();
   });
 
-  function content() {
-    const { n_layers, n_heads, parallel } = data.graph;
-    return { gradpath_notes: 1, model: data.model, graph: { n_layers, n_heads, parallel }, ...notes.toJson(), view: view() };
-  }
-
   return function draw() {
     groups.replaceChildren(...notes.groups().map((group) => element("button", {
       type: "button", class: "group", "aria-pressed": String(group.folded), title: group.folded ? "Unfold" : "Fold into one box",
-      onclick: () => { group.folded = !group.folded; changed(); },
+      onclick: () => { notes.fold(group.name, !group.folded); changed(); },
     }, element("i", { style: group.colour ? `background:${group.colour}` : null }), `${group.name} (${group.nodes.length})`, element("small", {}, group.folded ? "folded" : ""))));
   };
 }

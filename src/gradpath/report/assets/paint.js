@@ -119,7 +119,7 @@ function paintNode(pen, scene, node) {
   const dim = scene.litNodes && !scene.litNodes[node];
   const chosen = node === scene.selected;
   const t = scene.heaviest > 0 ? Math.sqrt(scene.weight[node] / scene.heaviest) : 0;
-  const own = scene.notes ? scene.notes.colourOf(node) : "";
+  const own = scene.notes && !scene.edges.sides ? scene.notes.colourOf(node) : "";
   pen.box(x, y, w, h, Math.min(5, h / 3), {
     fill: own ? mix(colours.card, own, 0.32) : mix(colours.card, colours.ink, chosen ? 0.3 : 0.05 + 0.2 * t),
     stroke: chosen ? colours.accent : own ? mix(colours.card, own, dim ? 0.3 : 1) : mix(colours.card, colours[scene.nodeColour(node)], dim ? 0.14 : scene.edges.sides ? 0.9 : 0.28 + 0.4 * t),
