@@ -113,7 +113,6 @@ curve FEW --methods eap,eap-ig+steps=3 --selection top,signed --grid mib --task 
 reproduce baselines GRID --out out/reproduced --json
 reproduce [faithfulness saturation] GRID --tasks ioi,greater-than --out out/reproduced --json
 reproduce steps GRID --tasks ioi,greater-than --steps 2-4 --out out/reproduced --json
-reproduce exact GRID --tasks ioi,greater-than --sample 40 --out out/reproduced --json
 reproduce circuit GRID --tasks greater-than --out out/reproduced --json
 reproduce manual --model small --examples 2 --methods eap --selection top --out out/manual --json
 check --model model --task ioi --json
@@ -375,8 +374,7 @@ def files() -> None:
     record("files/loaded scores", lambda: gp.load_scores(found_by / "scores.safetensors").to_pandas().to_csv())
     record("files/loaded circuit", lambda: gp.load_circuit(found_by / "circuit.json").to_pandas().to_csv())
     for file in sorted(Path("out").rglob("*")):
-        # The table of exact.md has a column of seconds: exact.csv has the same numbers.
-        if file.is_file() and file.suffix not in (".png", ".pdf") and file.name != "exact.md":
+        if file.is_file() and file.suffix not in (".png", ".pdf"):
             record(f"files/{file}", lambda x=file: content_of(x))
 
 

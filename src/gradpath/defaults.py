@@ -9,7 +9,6 @@ METHOD = "eap-ig"
 PAPER_METHODS = "eap,eap-ig,eap-gp+stride=unit"  # of reproduce: EAP-GP as in the paper's equations
 PAPER_SELECTIONS = "top,greedy"
 PAPER_STEPS = "3-20"
-SAMPLE = 300  # edges that reproduce exact patches
 GRID = "paper"  # of sparsities
 MIB_GRID = "mib"
 MIB_RANKINGS = ("top", "signed")  # the selections that MIB's areas are defined for

@@ -81,7 +81,7 @@ GRID = ("--sparsities", "0.5,0.2", "--selection", "top,refined")
 COMMANDS = {
     "find": ("find", "--task", "ioi", "--sparsity", 0.9, *QUICK),
     "curve": ("curve", "--task", "sva", "--methods", "eap,eap-ig", *GRID, *QUICK),
-    "all": ("reproduce", "all", "--tasks", "ioi", "--steps", "3-4", "--sample", 20, *GRID, *QUICK),
+    "all": ("reproduce", "all", "--tasks", "ioi", "--steps", "3-4", *GRID, *QUICK),
 }
 
 

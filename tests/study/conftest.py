@@ -17,7 +17,6 @@ from tiny_folder import save_tiny
 import gradpath.study.faithfulness  # without checks: only the modules below have shapes in their signatures
 
 with install_import_hook("gradpath", "beartype.beartype"):
-    import gradpath.paper.exact
     import gradpath.paper.saturation
     import gradpath.paper.steps  # noqa: F401
 
@@ -25,7 +24,7 @@ from gradpath.model.load import load_model
 from gradpath.model.transformer import Transformer
 
 SETTINGS = ("--examples", 6, "--batch-size", 4, "--tasks", "ioi,greater-than")
-GRID = ("--sparsities", "0.5,0.8", "--steps", "3-5", "--sample", 30)
+GRID = ("--sparsities", "0.5,0.8", "--steps", "3-5")
 
 
 @pytest.fixture(scope="session")

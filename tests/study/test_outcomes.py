@@ -6,15 +6,12 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 from gradpath import defaults
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.exact import exact_scores
 from gradpath.circuit import load_circuit
 from gradpath.evaluation import evaluate, mib
 from gradpath.paper import ABOUT, OWN_MODELS
-from gradpath.paper.exact import overlap, spearman
 from gradpath.selection import rank, select
 from gradpath.study.faithfulness import RANDOM
 from gradpath.study.spec import method_options, method_recipe, words
@@ -27,7 +24,6 @@ FIGURES = {
     "steps": ["steps"],
     "saturation": [f"saturation-{task}" for task in TASKS],
     "circuit": [f"circuit-{task}" for task in TASKS],
-    "exact": ["exact"],
 }
 ALONE = [name for name in ABOUT if name != "manual" and name not in OWN_MODELS]
 
@@ -185,23 +181,6 @@ def test_a_circuit_without_edges_is_said_to_be_empty_and_not_drawn(run, tiny_fol
     assert ("no edge is left after pruning" in ran.out) == (not drawn)
 
 
-def test_exact_compares_a_seeded_sample_with_direct_calls(everything, tiny, splits):
-    cells = [json.loads(file.read_text()) for file in sorted((everything.out / "cells").glob("exact-*.json"))]
-    (cell,) = [cell for cell in cells if cell["key"]["task"] == "ioi"]
-    edges = [tuple(edge) for edge in cell["key"]["edges"]]
-    assert len(set(edges)) == 30
-    assert all(tiny.graph.mask[edge] for edge in edges)
-    exact = exact_scores(tiny, splits["ioi", "train"], edges)
-    torch.testing.assert_close(torch.tensor(cell["value"]["values"]).double(), exact, rtol=1e-4, atol=1e-6)
-    scores = attribute(tiny, splits["ioi", "train"], "eap-ig").values
-    own = torch.stack([scores[edge] for edge in edges]).double()
-    (row,) = everything.rows("exact", task="ioi", method="eap-ig")
-    about(row["spearman"], spearman(own, exact))
-    about(row["top_25%"], overlap(own, exact, round(0.25 * 30)))
-    assert float(row["exact_forward"]) > 2
-    assert (row["edges"], row["forward_passes"], row["backward_passes"]) == ("30", "6", "5")
-
-
 def test_curve_prints_one_object_and_keeps_nothing_without_out(run, tiny_folder, everything, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = ("--examples", 6, "--batch-size", 4, "--sparsities", "0.5,0.8", "--methods", "eap,eap-ig")
@@ -262,16 +241,3 @@ def test_curve_with_an_ablation_is_that_of_direct_calls_and_shares_no_cell(run, 
         about(row["faithfulness"], evaluate(tiny, circuit, test, mean_over=train).faithfulness)
     assert "Ablation: mean-positional" in (tmp_path / "curve.md").read_text()
     assert len(list((tmp_path / "cells").glob("circuit-*"))) == 2 * (1 + len(RANDOM))
-
-
-@pytest.mark.slow
-def test_exact_patches_every_edge_if_all_are_asked_for(run, tiny_folder, tiny, tmp_path):
-    asked = ("--tasks", "ioi", "--examples", 2, "--methods", "exact", "--out", tmp_path, "--json")
-    ran = run("reproduce", "exact", "--model", tiny_folder, "--sample", "all", *asked)
-    assert ran.code == 0, ran.err
-    [row] = json.loads(ran.out)["experiments"]["exact"]["rows"]
-    assert row["edges"] == row["edges_total"] == tiny.graph.n_edges
-    assert row["spearman"] == pytest.approx(1)
-    ran = run("reproduce", "exact", "--model", tiny_folder, "--sample", "most", *asked)
-    assert ran.code == 2
-    assert "a number of edges of at least 2, or all: got 'most'" in ran.error

@@ -70,7 +70,7 @@ def test_recipes_are_all_combinations():
 
 def test_the_defaults_of_a_study_are_those_of_reproduce():
     study = Study()
-    assert (study.selections, study.steps, study.sample) == (("top", "greedy"), tuple(range(3, 21)), 300)
+    assert (study.selections, study.steps) == (("top", "greedy"), tuple(range(3, 21)))
     assert (study.grid, study.recipe.examples, study.seeds, study.recipe.ablation) == ("paper", 100, (0,), "corrupted")
 
 

@@ -14,7 +14,6 @@ import click
 from gradpath import defaults
 from gradpath.cli import options as opt
 from gradpath.cli.options import note, print_result
-from gradpath.errors import UsageError
 from gradpath.paper import ABOUT, OWN_MODELS, find_experiment
 from gradpath.recipe import Recipe
 
@@ -191,15 +190,6 @@ def _remaining_text(file: StudyFile, counts: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _sample(context: click.Context, parameter: click.Parameter, text: str) -> int:
-    """The number of edges to patch; 0 stands for all of them."""
-    if text == "all":
-        return 0
-    if not text.isdigit() or int(text) < 2:
-        raise UsageError(f"--sample is a number of edges of at least 2, or all: got {text!r}.")
-    return int(text)
-
-
 @click.command(
     name="reproduce",
     help=f"""Make a table or figure of the paper, on any model. An interrupted run continues where it stopped.
@@ -222,14 +212,6 @@ def _sample(context: click.Context, parameter: click.Parameter, text: str) -> in
     "--steps", default=defaults.PAPER_STEPS, show_default=True, metavar="K-K", help="Numbers of steps (steps only)."
 )
 @click.option("--edge", metavar="EDGE", help="The edge to follow (saturation only).  [the strongest]")
-@click.option(
-    "--sample",
-    metavar="N|all",
-    default=str(defaults.SAMPLE),
-    show_default=True,
-    callback=_sample,
-    help="Edges to patch one by one (exact only).",
-)
 @opt.plugin_option
 @opt.out_option("Write measurements and results to this folder.  [out/reproduce/MODEL]")
 @opt.json_option
@@ -240,7 +222,6 @@ def reproduce_command(
     how: str | None,
     steps: str,
     edge: str | None,
-    sample: int,
     out: Path | None,
     as_json: bool,
     **values: Any,
@@ -252,7 +233,7 @@ def reproduce_command(
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
     study = _study(recipe, values, tasks=tasks, selections=how, default=defaults.PAPER_SELECTIONS)
-    study = replace(study, steps=whole_numbers(steps, "--steps"), edge=edge, sample=sample)
+    study = replace(study, steps=whole_numbers(steps, "--steps"), edge=edge)
     place = name if experiments[0].own_model else Path(str(recipe.model)).name or "model"
     written = _measure(experiments, study, recipe, out or Path("out") / "reproduce" / place, values)
     parts = []

@@ -26,7 +26,6 @@ _BUILT_IN = {
     "manual": ("paper.circuits", "Precision and recall against circuits found by hand in GPT-2 small."),
     "saturation": ("paper.saturation", "The gradient and the metric along each method's path."),
     "circuit": ("paper.circuits", "A drawing of the Greater-Than circuit at 99.9% sparsity."),
-    "exact": ("paper.exact", "Each method's scores against exact edge patching."),
 }
 # Experiments that bring their models; ``all`` leaves them out.
 OWN_MODELS = {"truth": ("paper.truth", "Methods and selections against models whose circuit is known.")}

@@ -126,7 +126,6 @@ class Study:
         limits: The batch size and memory.
         steps: Numbers of steps (of the heat map).
         edge: The edge to follow (of the figure on saturation).
-        sample: The number of edges to patch (of the table on exact patching); 0 for all.
     """
 
     recipe: Recipe = Recipe(examples=defaults.EXAMPLES)
@@ -139,7 +138,6 @@ class Study:
     limits: Limits = Limits()
     steps: tuple[int, ...] = whole_numbers(defaults.PAPER_STEPS, "--steps")
     edge: str | None = None
-    sample: int = defaults.SAMPLE
 
     def __post_init__(self) -> None:
         for name in self.tasks or ():
