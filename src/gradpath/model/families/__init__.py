@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gradpath.errors import InputError
-from gradpath.model.families.checkpoint import LLAMA, Checkpoint, Names, read_architecture, read_layer, read_model
+from gradpath.model.families.checkpoint import LLAMA, Checkpoint, Names, read_architecture, read_model
 from gradpath.model.transformer import Transformer
 from gradpath.registry import Registry, owner_of
 
@@ -28,7 +28,6 @@ __all__ = [
     "convert",
     "family",
     "read_architecture",
-    "read_layer",
     "read_model",
     "registered",
 ]

@@ -5,7 +5,7 @@ number wrong. So a ``Checkpoint`` records what an adapter reads, and ``check_all
 any other configuration value that differs from the default of its class, unless it is known not to affect the logits.
 
 An adapter says which architecture a checkpoint has (``read_architecture``), under which names its weights are stored
-(``Names``, Llama's by default), and how its layers differ (``read_layer``). ``read_model`` puts the layers together.
+(``Names``, Llama's by default), and how its layers differ (``read_model``).
 
 Two differences between families are removed here, because they only concern the order of rows in the projection of
 queries, keys and values. Some store one fused matrix, group by group. Some rotate neighbouring dimensions of a head,
@@ -16,7 +16,7 @@ other, and does not change the products of queries and keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -56,16 +56,51 @@ class _Config:
         return getattr(self.original, name)
 
 
-class ModelReader:
-    """The weights of a model, of which each has to be read. ``model`` is its description in errors."""
+class Checkpoint:
+    """The configuration and the weights of a loaded model, and a record of what is read of them.
 
-    def __init__(self, model: str, weights: dict[str, Tensor]) -> None:
-        self._model, self._weights, self._weights_read = model, weights, set[str]()
+    Args:
+        hf_model: A ``transformers`` model for causal language modelling.
+    """
+
+    def __init__(self, hf_model: Any) -> None:
+        self.config, self.body = _Config(hf_model.config), hf_model.base_model
+        self.family = str(self.config.model_type)
+        self._weights, self._weights_read = dict[str, Tensor](hf_model.state_dict()), set[str]()
+        # The first part of the names of the body's weights, and the name of the unembedding.
+        self.stem = "" if self.body is hf_model else str(hf_model.base_model_prefix)
+        self.unembedding = "lm_head"
+        self.max_tokens: int | None = None  # rotary frequencies change for longer prompts
+        self._configs = [self.config]
+
+    def enter(self, part: str) -> None:
+        """Continue with a part of the body."""
+        self.body, self.stem = getattr(self.body, part), self._name(part)
+        if f"{self.stem}.lm_head.weight" in self._weights:
+            self.unembedding = f"{self.stem}.lm_head"
+
+    def enter_text_model(self, *ignored: str) -> None:
+        """Continue with the part that reads text. What reads images does not affect it, nor do the settings given."""
+        self.ignore("vision_config", *ignored)
+        images = tuple(f"{self._name(x)}." for x in ("vision_tower", "vision_model", "multi_modal_projector"))
+        self._weights_read |= {name for name in self._weights if name.startswith(images)}
+        self.config = _Config(self.config.text_config)
+        self._configs.append(self.config)
+        self.enter("language_model")
+
+    def _name(self, part: str) -> str:
+        """The first part of the names of a part's weights."""
+        return f"{self.stem}.{part}" if self.stem else part
+
+    def transpose(self, *linears: str) -> None:
+        """Take the weights of these modules as (out, in), if the family stores them as (in, out)."""
+        ends = tuple(f".{linear}.weight" for linear in linears)
+        self._weights |= {name: x.T for name, x in self._weights.items() if name.endswith(ends)}
 
     def need(self, name: str) -> Tensor:
         """The weight of that name."""
         if name not in self._weights:
-            raise InputError(f"{self._model} has no weight {name}. Download or convert it again.")
+            raise InputError(f"this {self.family} model has no weight {name}. Download or convert it again.")
         self._weights_read.add(name)
         return self._weights[name]
 
@@ -78,52 +113,10 @@ class ModelReader:
         if value not in known:
             names = ", ".join(repr(x) for x in known)
             raise InputError(
-                f"{self._model} has {name} = {value!r}, which gradpath does not implement: it knows {names}. "
-                "Its scores would be wrong, so the model is not loaded."
+                f"this {self.family} model has {name} = {value!r}, which gradpath does not implement: it knows "
+                f"{names}. Its scores would be wrong, so the model is not loaded."
             )
         return value
-
-    def check_all_read(self) -> None:
-        """Refuse a model with a weight that was not read."""
-        if unread := sorted(self._weights.keys() - self._weights_read):
-            shown = ", ".join(unread[:3]) + (" and others" if len(unread) > 3 else "")
-            raise InputError(
-                f"{self._model} has weights that gradpath does not implement: {shown}. "
-                "Its scores would be wrong, so the model is not loaded."
-            )
-
-
-class Checkpoint(ModelReader):
-    """The configuration and the weights of a loaded model, and a record of what is read of them.
-
-    Args:
-        hf_model: A ``transformers`` model for causal language modelling.
-    """
-
-    def __init__(self, hf_model: Any) -> None:
-        self.config, self.body = _Config(hf_model.config), hf_model.base_model
-        self.family = str(self.config.model_type)
-        super().__init__(f"this {self.family} model", hf_model.state_dict())
-        # The first part of the names of the body's weights, and the name of the unembedding.
-        self.stem = "" if self.body is hf_model else str(hf_model.base_model_prefix)
-        self.unembedding = "lm_head"
-        self.max_tokens: int | None = None  # rotary frequencies change for longer prompts
-        self._configs = [self.config]
-
-    def enter(
-        self, body: str, *, config: str | None = None, skip_config: Sequence[str] = (), skip_modules: Sequence[str] = ()
-    ) -> None:
-        """Continue with a part of the model; the settings and modules to skip do not affect that part."""
-        self.ignore(*skip_config)
-        if config is not None:
-            self.config = _Config(getattr(self.config, config))
-            self._configs.append(self.config)
-        above = f"{self.stem}." if self.stem else ""
-        skipped = tuple(f"{above}{name}." for name in skip_modules)
-        self._weights_read |= {name for name in self._weights if name.startswith(skipped)}
-        self.body, self.stem = getattr(self.body, body), f"{above}{body}"
-        if f"{self.stem}.lm_head.weight" in self._weights:
-            self.unembedding = f"{self.stem}.lm_head"
 
     def ignore(self, *names: str) -> None:
         """Accept any value of settings that this family does not use."""
@@ -153,6 +146,12 @@ class Checkpoint(ModelReader):
         # The original frequencies: a long prompt may have changed the current ones.
         return Rotary(getattr(module, f"{prefix}original_inv_freq"), gain)
 
+    def rotary_by_type(self) -> tuple[list[Rotary], list[int]]:
+        """The rotation of each type of layer, and for each layer the index of its own."""
+        self.windows()  # refuses unknown types
+        types = sorted(set(self.config.layer_types))
+        return [self.rotary(name) for name in types], [types.index(name) for name in self.config.layer_types]
+
     def windows(self) -> list[int | None]:
         """The attention window of each layer, by the type of the layer."""
         self.ignore(*_LAYER_TYPES.split())  # transformers has computed layer_types from the others
@@ -162,14 +161,21 @@ class Checkpoint(ModelReader):
 
     def linear(self, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
         """Linear layers stacked into one: weight (out, in) and bias."""
-        weight = torch.cat([self.need(f"{name}.weight") for name in names])
-        biases = [bias for name in names if (bias := self.get(f"{name}.bias")) is not None]
-        assert len(biases) in (0, len(names)), f"only some of {names} have a bias"
-        return weight, torch.cat(biases) if biases else None
+        weights, biases = [self.need(f"{x}.weight") for x in names], [self.get(f"{x}.bias") for x in names]
+        if len(names) == 1:
+            return weights[0], biases[0]
+        present = [bias for bias in biases if bias is not None]
+        assert len(present) in (0, len(names)), f"only some of {names} have a bias"
+        return torch.cat(weights), torch.cat(present) if present else None
 
     def check_all_read(self) -> None:
         """Refuse a model with weights or settings that its adapter does not implement."""
-        super().check_all_read()
+        if unread := sorted(self._weights.keys() - self._weights_read):
+            shown = ", ".join(unread[:3]) + (" and others" if len(unread) > 3 else "")
+            raise InputError(
+                f"this {self.family} model has weights that gradpath does not implement: {shown}. "
+                "Its scores would be wrong, so the model is not loaded."
+            )
         for config in self._configs:
             for name, value in _unread_settings(config).items():
                 raise InputError(
@@ -273,33 +279,63 @@ def read_architecture(
     )
 
 
-def read_layer(
+def read_model(
     source: Checkpoint,
     arch: Architecture,
-    index: int,
-    names: Names = LLAMA,
+    names: Names | Sequence[Names] = LLAMA,
     *,
-    window: int | None = None,
-    scale: float | None = None,
-    rotary: int | None = 0,
-    interleaved: int = 0,
-) -> Layer:
-    """One layer of a checkpoint.
+    windows: Sequence[int | None] | int | None = None,
+    scale: float | Sequence[float] | None = None,
+    rotary: Sequence[Rotary] | None = None,
+    rotary_of: Sequence[int | None] | None = None,
+    interleaved: bool = False,
+) -> Transformer:
+    """The model of a checkpoint.
 
     Args:
         source: The checkpoint.
-        arch: Its architecture.
-        index: The number of the layer.
-        names: The names of its weights.
-        window: How many positions attention sees; None for all.
-        scale: The scale of the attention logits; by default one over the root of d_head.
-        rotary: The index of the layer's rotation, or None if it has none.
-        interleaved: How many dimensions of a head are rotated as neighbours (2 i, 2 i + 1); 0 for pairs (i, i + n).
+        arch: Its architecture. Names of norms of queries and keys imply ``qk_norm="head"``.
+        names: The names of the weights, or of those of each layer.
+        windows: How many positions each layer's attention sees; one number for all, None for all positions.
+        scale: The scale of the attention logits, or of each layer's; by default one over the root of d_head.
+        rotary: The rotations that layers choose from; by default the one of the configuration.
+        rotary_of: The index of each layer's rotation, or None if it has none; by default the first.
+        interleaved: Whether neighbours (2 i, 2 i + 1) are rotated, instead of the pairs (i, i + n).
 
     Returns:
-        The layer, with the norms before attention and MLP folded in.
+        The model, with the norms before attention and MLP folded in.
     """
-    prefix = f"{source.stem}.{names.layers}.{index}"
+    each = [names] * arch.n_layers if isinstance(names, Names) else names
+    if arch.qk_norm is None and each[0].q_norm is not None:
+        arch = replace(arch, qk_norm="head")
+    rotary = [source.rotary()] if rotary is None else rotary
+    width = 2 * len(rotary[0].frequencies) if interleaved else 0
+    scale = arch.d_head**-0.5 if scale is None else scale
+    layers = [
+        replace(
+            _read_layer(source, arch, f"{source.stem}.{names.layers}.{index}", names, width),
+            window=windows[index] if isinstance(windows, Sequence) else windows,
+            scale=scale[index] if isinstance(scale, Sequence) else scale,
+            rotary=0 if rotary_of is None else rotary_of[index],
+        )
+        for index, names in enumerate(each)
+    ]
+    embedding = source.need(f"{source.stem}.{each[0].embedding}.weight")
+    final, ones = f"{source.stem}.{each[0].final_norm}", torch.ones_like(embedding[0])
+    return Transformer(
+        arch=arch,
+        layers=tuple(layers),
+        embedding=embedding,
+        unembedding=source.need(f"{source.unembedding}.weight"),
+        unembedding_bias=source.get(f"{source.unembedding}.bias"),
+        final_gain=ones if each[0].final_norm is None else each[0].gain(source.need(f"{final}.weight")),
+        final_shift=source.get(f"{final}.bias"),
+        rotary=tuple(rotary),
+    )
+
+
+def _read_layer(source: Checkpoint, arch: Architecture, prefix: str, names: Names, interleaved: int) -> Layer:
+    """One layer; ``interleaved`` is the number of dimensions of a head that are rotated as neighbours."""
 
     def gain(norm: str | None) -> Tensor | None:
         return None if norm is None else names.gain(source.need(f"{prefix}.{norm}.weight"))
@@ -315,61 +351,26 @@ def read_layer(
     w_in, b_in, w_out, b_out = w_qkv.new_empty(0, arch.d_model), None, w_qkv.new_empty(arch.d_model, 0), None
     if names.mlp_out is not None:
         w_in, b_in = after_norm(names.before_mlp, names.mlp_in)
-        w_out, b_out = source.need(f"{prefix}.{names.mlp_out}.weight"), source.get(f"{prefix}.{names.mlp_out}.bias")
+        w_out, b_out = source.linear([f"{prefix}.{names.mlp_out}"])
     if names.grouped or interleaved:
         rows = _row_order(arch, grouped=names.grouped, interleaved=interleaved).to(w_qkv.device)
         w_qkv, b_qkv = w_qkv[rows], None if b_qkv is None else b_qkv[rows]
+    w_o, b_o = source.linear([f"{prefix}.{names.attention_out}"])
     return Layer(
         w_qkv=w_qkv,
         b_qkv=b_qkv,
-        w_o=source.need(f"{prefix}.{names.attention_out}.weight"),
-        b_o=source.get(f"{prefix}.{names.attention_out}.bias"),
+        w_o=w_o.contiguous(),
+        b_o=b_o,
         w_in=w_in,
         b_in=b_in,
-        w_out=w_out,
+        w_out=w_out.contiguous(),
         b_out=b_out,
-        scale=arch.d_head**-0.5 if scale is None else scale,
-        window=window,
-        rotary=rotary,
+        scale=1.0,
+        window=None,
         q_gain=_per_head(gain(names.q_norm), arch, interleaved),
         k_gain=_per_head(gain(names.k_norm), arch, interleaved),
         attn_gain=gain(names.after_attention),
         mlp_gain=gain(names.after_mlp),
-    )
-
-
-def read_model(
-    source: Checkpoint,
-    arch: Architecture,
-    layers: Sequence[Layer] | None = None,
-    names: Names = LLAMA,
-    rotary: Sequence[Rotary] | None = None,
-) -> Transformer:
-    """The model of a checkpoint.
-
-    Args:
-        source: The checkpoint.
-        arch: Its architecture.
-        layers: Its layers; by default those of ``read_layer`` without further options.
-        names: The names of the weights.
-        rotary: The rotations that its layers choose from; by default the one of the configuration.
-
-    Returns:
-        The model.
-    """
-    if layers is None:
-        layers = [read_layer(source, arch, index, names) for index in range(arch.n_layers)]
-    embedding, final = source.need(f"{source.stem}.{names.embedding}.weight"), f"{source.stem}.{names.final_norm}"
-    ones = torch.ones_like(embedding[0])
-    return Transformer(
-        arch=arch,
-        layers=tuple(layers),
-        embedding=embedding,
-        unembedding=source.need(f"{source.unembedding}.weight"),
-        unembedding_bias=source.get(f"{source.unembedding}.bias"),
-        final_gain=ones if names.final_norm is None else names.gain(source.need(f"{final}.weight")),
-        final_shift=source.get(f"{final}.bias"),
-        rotary=(source.rotary(),) if rotary is None else tuple(rotary),
     )
 
 

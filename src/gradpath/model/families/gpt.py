@@ -19,24 +19,25 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows it by)
 from torch import Tensor
 
-from gradpath.model.architecture import Architecture, Layer, Rotary, fold_norm
+from gradpath.model.architecture import Architecture, Rotary
 from gradpath.model.families import family
-from gradpath.model.families.checkpoint import Checkpoint, Names, read_architecture, read_layer, read_model
+from gradpath.model.families.checkpoint import Checkpoint, Names, read_architecture, read_model
 from gradpath.model.transformer import Transformer
 
-GPT_NEO = Names(
+GPT2 = Names(
     before_attention="ln_1",
     before_mlp="ln_2",
-    qkv=[f"attn.attention.{x}_proj" for x in "qkv"],
-    attention_out="attn.attention.out_proj",
+    qkv=["attn.c_attn"],
+    attention_out="attn.c_proj",
     mlp_in=["mlp.c_fc"],
     mlp_out="mlp.c_proj",
     layers="h",
     embedding="wte",
     final_norm="ln_f",
 )
+GPT_NEO = replace(GPT2, qkv=[f"attn.attention.{x}_proj" for x in "qkv"], attention_out="attn.attention.out_proj")
 GPTJ = replace(
-    GPT_NEO,
+    GPT2,
     before_mlp="ln_1",  # the shared norm is folded into both projections, because each is a separate target
     qkv=[f"attn.{x}_proj" for x in "qkv"],
     attention_out="attn.out_proj",
@@ -69,36 +70,14 @@ FIRST_POSITION = 2  # of OPT: the rows before it are never used
 @family("gpt2", "GPT-2 small, medium, large, XL, DistilGPT-2", supports="learned positions", bos=True)
 def from_gpt2(source: Checkpoint) -> Transformer:
     source.only("add_cross_attention", [False])
-    arch = read_architecture(source, norm="layer", gated=False)
-    layers = [_gpt2_layer(source, arch, index) for index in range(arch.n_layers)]
-    model = read_model(source, arch, layers, GPT_NEO, rotary=())  # the names outside of layers are the same
+    source.transpose("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    config, arch = source.config, read_architecture(source, norm="layer", gated=False)
+    scale = arch.d_head**-0.5 if config.scale_attn_weights else 1.0
+    scales = [
+        scale / (index + 1) if config.scale_attn_by_inverse_layer_idx else scale for index in range(arch.n_layers)
+    ]
+    model = read_model(source, arch, GPT2, scale=scales, rotary=())
     return replace(model, positions=source.need("transformer.wpe.weight"))
-
-
-def _gpt2_layer(source: Checkpoint, arch: Architecture, index: int) -> Layer:
-    def need(name: str) -> Tensor:
-        return source.need(f"transformer.h.{index}.{name}")
-
-    def after_norm(norm: str, linear: str) -> tuple[Tensor, Tensor | None]:
-        # GPT-2 stores its matrices as (in, out), all other families as (out, in).
-        weight, bias = need(f"{linear}.weight").T, need(f"{linear}.bias")
-        return fold_norm(weight, bias, need(f"{norm}.weight"), need(f"{norm}.bias"), centre=True)
-
-    w_qkv, b_qkv = after_norm("ln_1", "attn.c_attn")
-    w_in, b_in = after_norm("ln_2", "mlp.c_fc")
-    scale = arch.d_head**-0.5 if source.config.scale_attn_weights else 1.0
-    return Layer(
-        w_qkv=w_qkv,
-        b_qkv=b_qkv,
-        w_o=need("attn.c_proj.weight").T.contiguous(),
-        b_o=need("attn.c_proj.bias"),
-        w_in=w_in,
-        b_in=b_in,
-        w_out=need("mlp.c_proj.weight").T.contiguous(),
-        b_out=need("mlp.c_proj.bias"),
-        scale=scale / (index + 1) if source.config.scale_attn_by_inverse_layer_idx else scale,
-        window=None,
-    )
 
 
 @family("gpt_neo", "GPT-Neo, TinyStories", supports="learned positions, local attention, unscaled attention")
@@ -106,12 +85,9 @@ def from_gpt_neo(source: Checkpoint) -> Transformer:
     config = source.config
     source.ignore("attention_types")  # transformers has computed attention_layers from it
     kinds = [source.check("attention_layers", kind, ["global", "local"]) for kind in config.attention_layers]
+    windows = [config.window_size if kind == "local" else None for kind in kinds]
     arch = read_architecture(source, norm="layer", gated=False)
-    layers = [
-        read_layer(source, arch, index, GPT_NEO, scale=1.0, window=config.window_size if kind == "local" else None)
-        for index, kind in enumerate(kinds)
-    ]
-    model = read_model(source, arch, layers, GPT_NEO, rotary=())
+    model = read_model(source, arch, GPT_NEO, windows=windows, scale=1.0, rotary=())
     return replace(model, positions=source.need("transformer.wpe.weight"))
 
 
@@ -119,18 +95,17 @@ def from_gpt_neo(source: Checkpoint) -> Transformer:
 def from_gptj(source: Checkpoint) -> Transformer:
     config = source.config
     arch = read_architecture(source, norm="layer", gated=False, parallel=True)
+    arch = replace(arch, max_tokens=config.n_positions)  # transformers has no more angles
     width = int(source.check("rotary_dim", config.rotary_dim, range(2, arch.d_head + 1, 2)))
     rotary = Rotary(10000.0 ** (-torch.arange(0, width, 2, device=source.body.wte.weight.device) / width))
-    layers = [read_layer(source, arch, index, GPTJ, interleaved=width) for index in range(arch.n_layers)]
-    model = read_model(source, arch, layers, GPTJ, [rotary])
-    return replace(model, arch=replace(arch, max_tokens=config.n_positions))  # transformers has no more angles
+    return read_model(source, arch, GPTJ, rotary=[rotary], interleaved=True)
 
 
 @family("gpt_neox", "Pythia, GPT-NeoX-20B", supports="parallel attention and MLP or not, partial rotary")
 def from_gpt_neox(source: Checkpoint) -> Transformer:
     parallel = bool(source.config.use_parallel_residual)
     arch = read_architecture(source, norm="layer", gated=False, parallel=parallel)
-    return read_model(source, arch, names=GPT_NEOX)
+    return read_model(source, arch, GPT_NEOX)
 
 
 @family("opt", "OPT 125m, 1.3b and larger, Galactica", supports="learned positions")
@@ -145,7 +120,7 @@ def from_opt(source: Checkpoint) -> Transformer:
         names = replace(OPT, before_attention=None, before_mlp=None, final_norm=None)
     arch = read_architecture(source, norm="layer", eps=1e-5, gated=False)  # its norms have the default of their class
     positions = source.need("model.decoder.embed_positions.weight")[FIRST_POSITION:]
-    return replace(read_model(source, arch, names=names, rotary=()), positions=positions)
+    return replace(read_model(source, arch, names, rotary=()), positions=positions)
 
 
 BLOOM = Names(
@@ -189,7 +164,7 @@ def from_bloom(source: Checkpoint) -> Transformer:
     source.only("apply_residual_connection_post_layernorm", [False])
     source.ignore("slow_but_exact", *_BLOOM_TRAINING.split())
     arch = read_architecture(source, norm="layer", activation="gelu_new", gated=False)
-    model = read_model(source, arch, names=BLOOM, rotary=())
+    model = read_model(source, arch, BLOOM, rotary=())
     gain, shift = (source.need(f"transformer.word_embeddings_layernorm.{x}") for x in ("weight", "bias"))
     tokens = torch.ones(1, getattr(config, "seq_length", None) or BLOOM_TOKENS, device=model.device)
     bias = source.body.build_alibi_tensor(tokens, arch.n_heads, torch.float32)[:, 0]
@@ -206,10 +181,7 @@ def from_mpt(source: Checkpoint) -> Transformer:
     source.ignore("learned_pos_emb", "init_device", "init_config", "verbose")
     arch = read_architecture(source, norm="layer", activation="gelu", gated=False)
     arch = replace(arch, qkv_clip=attention.clip_qkv or None)
-    layers = [
-        read_layer(source, arch, index, MPT, scale=attention.softmax_scale or None) for index in range(arch.n_layers)
-    ]
-    model = read_model(source, arch, layers, MPT, rotary=())
+    model = read_model(source, arch, MPT, scale=attention.softmax_scale or None, rotary=())
     bias = source.body.build_mpt_alibi_tensor(arch.n_heads, config.max_seq_len, device=model.device)
     return replace(model, attention_bias=bias[:, 0])
 
@@ -235,8 +207,8 @@ def from_falcon(source: Checkpoint) -> Transformer:
     )
     names, rotary = _falcon_names(source), source.rotary()
     if not config.alibi:
-        return read_model(source, arch, names=names, rotary=[rotary])
-    return replace(read_model(source, arch, names=names, rotary=()), attention_bias=_falcon_bias(source, arch))
+        return read_model(source, arch, names, rotary=[rotary])
+    return replace(read_model(source, arch, names, rotary=()), attention_bias=_falcon_bias(source, arch))
 
 
 def _falcon_names(source: Checkpoint) -> Names:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gradpath.model.architecture import Architecture, Layer, Rotary
 from gradpath.model.families import family
-from gradpath.model.families.checkpoint import LLAMA, Checkpoint, Names, read_architecture, read_layer, read_model
+from gradpath.model.families.checkpoint import LLAMA, Checkpoint, Names, read_architecture, read_model
 from gradpath.model.transformer import Transformer
 
 QK_NORM = Names(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
@@ -32,23 +32,23 @@ QK_NORM = Names(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 
 @family("llama", "SmolLM2, Llama 2 and 3, TinyLlama and similar models", supports="rope scaling, biases")
 def from_llama(source: Checkpoint) -> Transformer:
-    return _with_windows(source, [None] * source.config.num_hidden_layers)
+    return read_model(source, read_architecture(source))
 
 
 @family("ministral", "Ministral 8B", supports="sliding windows in some layers")
 @family("qwen2", "Qwen 2 and 2.5", supports="biases, sliding windows, rope scaling")
 def from_qwen2(source: Checkpoint) -> Transformer:
-    return _with_windows(source, source.windows())
+    return read_model(source, read_architecture(source), windows=source.windows())
 
 
 @family("qwen3", "Qwen 3", supports="norms of queries and keys, sliding windows, rope scaling")
 def from_qwen3(source: Checkpoint) -> Transformer:
-    return _with_windows(source, source.windows(), QK_NORM)
+    return read_model(source, read_architecture(source), QK_NORM, windows=source.windows())
 
 
 @family("mistral", "Mistral 7B, Mistral Nemo and Small", supports="sliding windows")
 def from_mistral(source: Checkpoint) -> Transformer:
-    return _with_windows(source, [source.config.sliding_window] * source.config.num_hidden_layers)
+    return read_model(source, read_architecture(source), windows=source.config.sliding_window)
 
 
 @family("ministral3", "the text model of Ministral 3", supports="YaRN, prompts up to the length before query scaling")
@@ -61,43 +61,27 @@ def from_ministral3(source: Checkpoint) -> Transformer:
 
 @family("mistral3", "Mistral Small 3.1 and later, Ministral 3, text only", supports="as its text model")
 def from_mistral3(source: Checkpoint) -> Transformer:
-    source.enter(
-        "language_model",
-        config="text_config",
-        skip_config=["vision_config", "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size"],
-        skip_modules=["vision_tower", "multi_modal_projector"],
-    )
+    source.enter_text_model("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size")
     kind = source.only("model_type", ["mistral", "ministral3"])
     return from_mistral(source) if kind == "mistral" else from_ministral3(source)
-
-
-def _with_windows(source: Checkpoint, windows: Sequence[int | None], names: Names = LLAMA) -> Transformer:
-    arch = replace(read_architecture(source), qk_norm=None if names.q_norm is None else "head")
-    layers = [read_layer(source, arch, index, names, window=window) for index, window in enumerate(windows)]
-    return read_model(source, arch, layers, names)
 
 
 @family("smollm3", "SmolLM3 3B", supports="layers without rotary, sliding windows, rope scaling")
 def from_smollm3(source: Checkpoint) -> Transformer:
     source.ignore("no_rope_layer_interval")  # transformers has computed no_rope_layers from it
-    arch, rotated = read_architecture(source), source.config.no_rope_layers  # 1 where there is a rotation
-    layers = [
-        read_layer(source, arch, index, window=window, rotary=0 if rotated[index] else None)
-        for index, window in enumerate(source.windows())
-    ]
-    return read_model(source, arch, layers)
+    rotary_of = [0 if rotated else None for rotated in source.config.no_rope_layers]  # 1 where there is a rotation
+    return read_model(source, read_architecture(source), windows=source.windows(), rotary_of=rotary_of)
 
 
 @family("granite", "Granite 3", supports="multipliers of embeddings, attention, residuals and logits")
 def from_granite(source: Checkpoint) -> Transformer:
-    config, arch = source.config, read_architecture(source)
-    layers = [
-        scaled(read_layer(source, arch, index, scale=config.attention_multiplier), config.residual_multiplier)
-        for index in range(arch.n_layers)
-    ]
-    model = read_model(source, arch, layers)
+    config = source.config
+    model = read_model(source, read_architecture(source), scale=config.attention_multiplier)
     return replace(
-        model, embedding_scale=float(config.embedding_multiplier), final_gain=model.final_gain / config.logits_scaling
+        model,
+        layers=tuple(scaled(layer, config.residual_multiplier) for layer in model.layers),
+        embedding_scale=float(config.embedding_multiplier),
+        final_gain=model.final_gain / config.logits_scaling,
     )
 
 
@@ -116,10 +100,7 @@ _GLM = "partial interleaved rotary, biases"
 @family("glm4", "GLM-4 0414 9B, 32B", supports=f"{_GLM}, norms after attention and MLP")
 def from_glm(source: Checkpoint) -> Transformer:
     names = GLM4 if source.family == "glm4" else GLM
-    arch, rotary = read_architecture(source), source.rotary()
-    width = 2 * len(rotary.frequencies)
-    layers = [read_layer(source, arch, index, names, interleaved=width) for index in range(arch.n_layers)]
-    return read_model(source, arch, layers, names, [rotary])
+    return read_model(source, read_architecture(source), names, interleaved=True)
 
 
 STARCODER2 = Names(mlp_in=["mlp.c_fc"], mlp_out="mlp.c_proj")
@@ -129,9 +110,7 @@ STARCODER2 = Names(mlp_in=["mlp.c_fc"], mlp_out="mlp.c_proj")
 def from_starcoder2(source: Checkpoint) -> Transformer:
     source.ignore("use_bias")  # seen in the weights
     arch = read_architecture(source, norm="layer", gated=False)
-    window = source.config.sliding_window
-    layers = [read_layer(source, arch, index, STARCODER2, window=window) for index in range(arch.n_layers)]
-    return read_model(source, arch, layers, STARCODER2)
+    return read_model(source, arch, STARCODER2, windows=source.config.sliding_window)
 
 
 PHI = Names(
@@ -148,13 +127,13 @@ PHI3 = Names(qkv=["self_attn.qkv_proj"], mlp_in=["mlp.gate_up_proj"])
 def from_phi(source: Checkpoint) -> Transformer:
     source.only("qk_layernorm", [False])
     arch = read_architecture(source, norm="layer", gated=False, parallel=True)
-    return read_model(source, arch, names=PHI)
+    return read_model(source, arch, PHI)
 
 
 @family("phi3", "Phi-3 mini and medium, Phi-4", supports="sliding windows, LongRoPE up to the original context")
 def from_phi3(source: Checkpoint) -> Transformer:
     source.ignore("original_max_position_embeddings")
-    return _with_windows(source, [source.config.sliding_window] * source.config.num_hidden_layers, PHI3)
+    return read_model(source, read_architecture(source), PHI3, windows=source.config.sliding_window)
 
 
 @family(
@@ -166,22 +145,21 @@ def from_stablelm(source: Checkpoint) -> Transformer:
     parallel = bool(config.use_parallel_residual)
     names = replace(LLAMA, before_mlp="input_layernorm") if parallel else LLAMA
     arch = read_architecture(source, norm="layer", parallel=parallel)
-    arch = replace(arch, qk_norm="head" if config.qk_layernorm else None)
-    layers = [read_layer(source, arch, index, names) for index in range(arch.n_layers)]
-    if config.qk_layernorm:
-        layers = [_with_norms_of_heads(source, arch, index, layer) for index, layer in enumerate(layers)]
-    return read_model(source, arch, layers, names)
+    model = read_model(source, arch, names)
+    if not config.qk_layernorm:
+        return model
 
-
-def _with_norms_of_heads(source: Checkpoint, arch: Architecture, index: int, layer: Layer) -> Layer:
-    """The layer with a gain for the queries and keys of every head; each is stored separately."""
-
-    def gains(kind: str, n_heads: int) -> Tensor:
+    def gains(index: int, kind: str, n_heads: int) -> Tensor:
+        """The gain of the norm of every head's queries or keys; each is stored separately."""
         prefix = f"model.layers.{index}.self_attn.{kind}_layernorm.norms"
         weights = torch.stack([source.need(f"{prefix}.{head}.weight") for head in range(n_heads)])
         return weights.repeat_interleave(arch.n_heads // n_heads, 0)
 
-    return replace(layer, q_gain=gains("q", arch.n_heads), k_gain=gains("k", arch.n_kv_heads))
+    layers = tuple(
+        replace(layer, q_gain=gains(index, "q", arch.n_heads), k_gain=gains(index, "k", arch.n_kv_heads))
+        for index, layer in enumerate(model.layers)
+    )
+    return replace(model, arch=replace(arch, qk_norm="head"), layers=layers)
 
 
 OLMO = Names(before_attention=None, before_mlp=None, final_norm=None)
@@ -200,7 +178,7 @@ _OLMO2 = "norms after attention and MLP, norms over all queries and keys of a la
 def from_olmo(source: Checkpoint) -> Transformer:
     arch = read_architecture(source, norm="layer", eps=1e-5)  # the class of its norms has no other value
     arch = replace(arch, qkv_clip=source.config.clip_qkv)
-    return read_model(source, arch, names=OLMO)
+    return read_model(source, arch, OLMO)
 
 
 @family("olmo2", "OLMo 2", supports=_OLMO2)
@@ -208,16 +186,10 @@ def from_olmo(source: Checkpoint) -> Transformer:
 def from_olmo2(source: Checkpoint) -> Transformer:
     source.only("attention_bias", [False])  # a bias before the norm after attention would belong to no node
     arch = replace(read_architecture(source), norm_before=False, qk_norm="layer")
-    windows: list[int | None] = [None] * arch.n_layers
-    layer_types = [""] * arch.n_layers
-    if source.family == "olmo3":
-        windows, layer_types = source.windows(), source.config.layer_types
-    types = sorted(set(layer_types))  # each has its own rotation
-    layers = [
-        read_layer(source, arch, index, OLMO2, window=window, rotary=types.index(layer_type))
-        for index, (window, layer_type) in enumerate(zip(windows, layer_types, strict=True))
-    ]
-    return read_model(source, arch, layers, OLMO2, [source.rotary(name) for name in types])
+    if source.family == "olmo2":
+        return read_model(source, arch, OLMO2)
+    rotary, rotary_of = source.rotary_by_type()
+    return read_model(source, arch, OLMO2, windows=source.windows(), rotary=rotary, rotary_of=rotary_of)
 
 
 COHERE = Names(before_mlp="input_layernorm")
@@ -232,9 +204,9 @@ _COHERE_ALWAYS = """
 
 @family("cohere", "Command R, Command R+, Aya 23", supports=f"{_COHERE}, norms of queries and keys")
 def from_cohere(source: Checkpoint) -> Transformer:
-    n_layers = source.config.num_hidden_layers
-    names = COHERE_PLUS if source.config.use_qk_norm else COHERE
-    return _cohere(source, names, [None] * n_layers, [0] * n_layers)
+    return _cohere(
+        source, COHERE_PLUS if source.config.use_qk_norm else COHERE, [None] * source.config.num_hidden_layers
+    )
 
 
 @family("cohere2", "Command R7B, Command A", supports=f"{_COHERE}, sliding windows, layers without rotary")
@@ -244,18 +216,11 @@ def from_cohere2(source: Checkpoint) -> Transformer:
 
 
 def _cohere(
-    source: Checkpoint, names: Names, windows: Sequence[int | None], rotary: Sequence[int | None]
+    source: Checkpoint, names: Names, windows: Sequence[int | None], rotary_of: Sequence[int | None] | None = None
 ) -> Transformer:
     source.ignore(*_COHERE_ALWAYS.split())
     arch = read_architecture(source, norm="layer", parallel=True)
-    arch = replace(arch, qk_norm=None if names.q_norm is None else "head")
-    rotation = source.rotary()
-    width = 2 * len(rotation.frequencies)
-    layers = [
-        read_layer(source, arch, index, names, window=windows[index], rotary=rotary[index], interleaved=width)
-        for index in range(arch.n_layers)
-    ]
-    model = read_model(source, arch, layers, names, [rotation])
+    model = read_model(source, arch, names, windows=windows, rotary_of=rotary_of, interleaved=True)
     return replace(model, final_gain=model.final_gain * source.config.logit_scale)
 
 
@@ -276,34 +241,24 @@ def from_gemma(source: Checkpoint) -> Transformer:
     source.only("use_bidirectional_attention", [None, False])
     source.ignore("hidden_activation")  # in some configurations, but transformers uses hidden_act
     arch = read_architecture(source)
-    return replace(read_model(source, arch, names=GEMMA), embedding_scale=arch.d_model**0.5)
+    return replace(read_model(source, arch, GEMMA), embedding_scale=arch.d_model**0.5)
 
 
 @family("gemma2", "Gemma 2 2B, 9B, 27B", supports=f"{_GEMMA}, soft caps", bos=True)
 def from_gemma2(source: Checkpoint) -> Transformer:
-    arch = _gemma_architecture(source)
-    arch = replace(arch, attention_cap=source.config.attn_logit_softcapping)
-    return _gemma_model(source, arch, GEMMA2, (source.rotary(),), [0] * arch.n_layers)
+    arch = replace(_gemma_architecture(source), attention_cap=source.config.attn_logit_softcapping)
+    return _gemma_model(source, arch, GEMMA2, [source.rotary()], None)
 
 
 @family("gemma3_text", "Gemma 3 270M, 1B", supports=_GEMMA3, bos=True)
 def from_gemma3(source: Checkpoint) -> Transformer:
     source.only("attn_logit_softcapping", [None])  # transformers does not apply it either
-    arch = replace(_gemma_architecture(source), qk_norm="head")
-    source.windows()  # refuses unknown types of layers
-    types = sorted(set(source.config.layer_types))
-    rotations = tuple(source.rotary(name) for name in types)
-    return _gemma_model(source, arch, GEMMA3, rotations, [types.index(name) for name in source.config.layer_types])
+    return _gemma_model(source, _gemma_architecture(source), GEMMA3, *source.rotary_by_type())
 
 
 @family("gemma3", "Gemma 3 4B, 12B, 27B, text only", supports=_GEMMA3, bos=True)
 def from_gemma3_with_images(source: Checkpoint) -> Transformer:
-    source.enter(
-        "language_model",
-        config="text_config",
-        skip_config=["vision_config", "mm_tokens_per_image"],
-        skip_modules=["vision_tower", "multi_modal_projector"],
-    )
+    source.enter_text_model("mm_tokens_per_image")
     return from_gemma3(source)
 
 
@@ -316,12 +271,8 @@ def _gemma_architecture(source: Checkpoint) -> Architecture:
 
 
 def _gemma_model(
-    source: Checkpoint, arch: Architecture, names: Names, rotations: tuple[Rotary, ...], rotary: list[int]
+    source: Checkpoint, arch: Architecture, names: Names, rotary: Sequence[Rotary], rotary_of: list[int] | None
 ) -> Transformer:
-    """The model; ``rotary`` is the index of each layer's rotation."""
-    scale = source.config.query_pre_attn_scalar**-0.5
-    layers = [
-        read_layer(source, arch, index, names, window=window, scale=scale, rotary=rotary[index])
-        for index, window in enumerate(source.windows())
-    ]
-    return replace(read_model(source, arch, layers, names, rotations), embedding_scale=arch.d_model**0.5)
+    windows, scale = source.windows(), source.config.query_pre_attn_scalar**-0.5
+    model = read_model(source, arch, names, windows=windows, scale=scale, rotary=rotary, rotary_of=rotary_of)
+    return replace(model, embedding_scale=arch.d_model**0.5)

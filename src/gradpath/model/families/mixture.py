@@ -17,7 +17,9 @@ longer ones are refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,15 +27,7 @@ from torch import Tensor
 from gradpath.errors import InputError
 from gradpath.model.architecture import Architecture, Experts, Latent, Layer
 from gradpath.model.families import family
-from gradpath.model.families.checkpoint import (
-    LLAMA,
-    Checkpoint,
-    Names,
-    halves,
-    read_architecture,
-    read_layer,
-    read_model,
-)
+from gradpath.model.families.checkpoint import LLAMA, Checkpoint, Names, halves, read_architecture, read_model
 from gradpath.model.families.llama import QK_NORM, scaled
 from gradpath.model.transformer import Transformer
 
@@ -43,109 +37,117 @@ _LOSS_AND_SIZES = """
     num_experts num_local_experts n_routed_experts moe_intermediate_size shared_expert_intermediate_size
     decoder_sparse_step mlp_only_layers first_k_dense_replace n_shared_experts
 """
-GPT_OSS = Names(mlp_out=None)  # no expert that every token uses
-_IN, _OUT = ("gate_proj", "up_proj"), "down_proj"
-LLAMA4_DENSE = Names(mlp_in=[f"feed_forward.{name}" for name in _IN], mlp_out=f"feed_forward.{_OUT}")
-LLAMA4_SHARED = Names(
-    mlp_in=[f"feed_forward.shared_expert.{name}" for name in _IN], mlp_out=f"feed_forward.shared_expert.{_OUT}"
-)
-_LLAMA4 = "mixture of experts, layers without rotary, prompts up to the length of a chunk"
 
 
 @family("mixtral", "Mixtral 8x7B and 8x22B", supports="mixture of experts, sliding windows")
 def from_mixtral(source: Checkpoint) -> Transformer:
-    arch, window = read_architecture(source), source.config.sliding_window
-    layers = [_mixture_layer(source, arch, index, sum_to_one=True, window=window) for index in range(arch.n_layers)]
-    return read_model(source, arch, layers)
+    return _mixture(source, read_architecture(source), windows=source.config.sliding_window, sum_to_one=True)
 
 
 @family("olmoe", "OLMoE 1B-7B", supports="mixture of experts, norms over all queries and keys of a layer")
 def from_olmoe(source: Checkpoint) -> Transformer:
     source.only("clip_qkv", [None])  # it would clip queries and keys behind their norms
-    arch, sum_to_one = replace(read_architecture(source), qk_norm="layer"), source.config.norm_topk_prob
-    layers = [_mixture_layer(source, arch, index, QK_NORM, sum_to_one=sum_to_one) for index in range(arch.n_layers)]
-    return read_model(source, arch, layers)
+    arch = replace(read_architecture(source), qk_norm="layer")
+    return _mixture(source, arch, QK_NORM, sum_to_one=source.config.norm_topk_prob)
 
 
 @family("qwen2_moe", "Qwen1.5-MoE, Qwen2-57B-A14B", supports="mixture of experts, a gated shared expert, biases")
 def from_qwen2_moe(source: Checkpoint) -> Transformer:
     source.ignore("qkv_bias")  # a bias is a weight
     arch, sum_to_one = read_architecture(source), source.config.norm_topk_prob
-    layers = [
-        _mixture_layer(source, arch, index, sum_to_one=sum_to_one, shared="shared_expert", window=window)
-        for index, window in enumerate(source.windows())
-    ]
-    return read_model(source, arch, layers)
+    return _mixture(source, arch, windows=source.windows(), shared="shared_expert", sum_to_one=sum_to_one)
 
 
 @family("qwen3_moe", "Qwen3-30B-A3B, 235B-A22B", supports="mixture of experts, norms of queries and keys")
 def from_qwen3_moe(source: Checkpoint) -> Transformer:
     source.ignore("use_sliding_window")  # if it is false, the window is None
-    arch, config = replace(read_architecture(source), qk_norm="head"), source.config
-    sum_to_one, window = config.norm_topk_prob, config.sliding_window
-    layers = [
-        _mixture_layer(source, arch, index, QK_NORM, sum_to_one=sum_to_one, window=window)
-        for index in range(arch.n_layers)
-    ]
-    return read_model(source, arch, layers)
+    arch, config = read_architecture(source), source.config
+    return _mixture(source, arch, QK_NORM, windows=config.sliding_window, sum_to_one=config.norm_topk_prob)
 
 
 @family("glm4_moe", "GLM-4.5 and 4.6, Air", supports="mixture of experts, a shared expert, partial rotary embeddings")
 def from_glm4_moe(source: Checkpoint) -> Transformer:
     source.ignore("num_mtp_layers", "num_nextn_predict_layers")  # they predict tokens further on
     config, names = source.config, QK_NORM if source.config.use_qk_norm else LLAMA
-    arch = replace(read_architecture(source), qk_norm="head" if config.use_qk_norm else None)
-    layers = []
-    for index in range(arch.n_layers):
-        layer = _mixture_layer(source, arch, index, names, sum_to_one=config.norm_topk_prob, shared="shared_experts")
-        layers.append(_with_corrected_sigmoids(source, index, layer))
-    return read_model(source, arch, layers)
+    arch = read_architecture(source)
+    model = _mixture(source, arch, names, shared="shared_experts", sum_to_one=config.norm_topk_prob)
+    return _with_corrected_sigmoids(source, model)
 
 
-def _mixture_layer(
+def _mixture(
     source: Checkpoint,
     arch: Architecture,
-    index: int,
     names: Names = LLAMA,
     *,
-    sum_to_one: bool,
+    windows: Sequence[int | None] | int | None = None,
     shared: str | None = None,
-    window: int | None = None,
-) -> Layer:
-    """One layer with experts, or with an ordinary MLP if the checkpoint has no router for it.
+    sum_to_one: bool,
+) -> Transformer:
+    """The model; a layer without router has an ordinary MLP. ``shared`` is the name of the shared expert."""
+    sparse = replace(names, mlp_out=None)
+    if shared is not None:
+        mlp_in = [f"mlp.{shared}.gate_proj", f"mlp.{shared}.up_proj"]
+        sparse = replace(names, mlp_in=mlp_in, mlp_out=f"mlp.{shared}.down_proj")
 
-    The norm before the MLP is folded into router and experts. ``shared`` is the name of the shared expert.
+    def experts(prefix: str, router: Tensor, gain: Tensor) -> Experts:
+        shared_gate = source.get(f"{prefix}.mlp.{shared}_gate.weight")
+        return Experts(
+            router=router * gain,
+            w_in=source.need(f"{prefix}.mlp.experts.gate_up_proj") * gain,
+            w_out=source.need(f"{prefix}.mlp.experts.down_proj"),
+            per_token=source.config.num_experts_per_tok,
+            sum_to_one=sum_to_one,
+            shared_gate=None if shared_gate is None else shared_gate * gain,
+        )
+
+    each = _names(source, arch, "mlp.gate", names, sparse)
+    return _with_experts(source, read_model(source, arch, each, windows=windows), "mlp.gate", experts)
+
+
+def _names(source: Checkpoint, arch: Architecture, router: str, dense: Names, sparse: Names) -> list[Names]:
+    """The names of each layer's weights: those of layers with a router, and of the others."""
+    routers = [source.get(f"{source.stem}.layers.{index}.{router}.weight") for index in range(arch.n_layers)]
+    return [dense if weight is None else sparse for weight in routers]
+
+
+def _with_experts(
+    source: Checkpoint, model: Transformer, router: str, experts: Callable[[str, Tensor, Tensor], Experts]
+) -> Transformer:
+    """The model with experts in each layer that has a router.
+
+    ``experts`` makes them of the prefix of the layer's weights, its router and the gain of the norm before the MLP,
+    which is folded into router and experts.
     """
     source.ignore(*_LOSS_AND_SIZES.split())
-    prefix = f"{source.stem}.layers.{index}"
-    if (router := source.get(f"{prefix}.mlp.gate.weight")) is None:
-        return read_layer(source, arch, index, names, window=window)
-    if shared is None:
-        names = replace(names, mlp_out=None)
-    else:
-        mlp_in = [f"mlp.{shared}.gate_proj", f"mlp.{shared}.up_proj"]
-        names = replace(names, mlp_in=mlp_in, mlp_out=f"mlp.{shared}.down_proj")
-    gain = source.need(f"{prefix}.{names.before_mlp}.weight")
-    shared_gate = source.get(f"{prefix}.mlp.{shared}_gate.weight")
-    experts = Experts(
-        router=router * gain,
-        w_in=source.need(f"{prefix}.mlp.experts.gate_up_proj") * gain,
-        w_out=source.need(f"{prefix}.mlp.experts.down_proj"),
-        per_token=source.config.num_experts_per_tok,
-        sum_to_one=sum_to_one,
-        shared_gate=None if shared_gate is None else shared_gate * gain,
-    )
-    return replace(read_layer(source, arch, index, names, window=window), experts=experts)
+    layers = []
+    for index, layer in enumerate(model.layers):
+        prefix = f"{source.stem}.layers.{index}"
+        if (weight := source.get(f"{prefix}.{router}.weight")) is not None:
+            gain = source.need(f"{prefix}.{LLAMA.before_mlp}.weight")
+            layer = replace(layer, experts=experts(prefix, weight, gain))
+        layers.append(layer)
+    return replace(model, layers=tuple(layers))
 
 
-def _with_corrected_sigmoids(source: Checkpoint, index: int, layer: Layer) -> Layer:
-    """The layer with the router of DeepSeek-V3: sigmoids, a correction of the choice, and groups of experts."""
-    if layer.experts is None:
-        return layer
-    bias = source.need(f"{source.stem}.layers.{index}.mlp.gate.e_score_correction_bias").float()
-    scale = source.config.routed_scaling_factor
-    experts = replace(layer.experts, probabilities="sigmoid", choice_bias=bias, scale=scale, float32_router=True)
-    return replace(layer, experts=_in_groups(source, experts, group_best=2))
+def _with_routing(model: Transformer, change: Callable[[int, Experts], Experts]) -> Transformer:
+    """The model with the experts of each layer changed."""
+    layers = [
+        layer if layer.experts is None else replace(layer, experts=change(index, layer.experts))
+        for index, layer in enumerate(model.layers)
+    ]
+    return replace(model, layers=tuple(layers))
+
+
+def _with_corrected_sigmoids(source: Checkpoint, model: Transformer) -> Transformer:
+    """The model with the routers of DeepSeek-V3: sigmoids, a correction of the choice, and groups of experts."""
+
+    def change(index: int, experts: Experts) -> Experts:
+        bias = source.need(f"{source.stem}.layers.{index}.mlp.gate.e_score_correction_bias").float()
+        scale = source.config.routed_scaling_factor
+        experts = replace(experts, probabilities="sigmoid", choice_bias=bias, scale=scale, float32_router=True)
+        return _in_groups(source, experts, group_best=2)
+
+    return _with_routing(model, change)
 
 
 def _in_groups(source: Checkpoint, experts: Experts, *, group_best: int) -> Experts:
@@ -168,39 +170,40 @@ def _in_groups(source: Checkpoint, experts: Experts, *, group_best: int) -> Expe
 def from_gpt_oss(source: Checkpoint) -> Transformer:
     source.only("hidden_act", ["silu"])  # the experts' own activation is that of swiglu_alpha
     source.only("swiglu_alpha", [1.702])
-    source.ignore(*_LOSS_AND_SIZES.split())
-    arch = read_architecture(source, activation="quick_gelu")
-    arch = replace(arch, gate_clamp=source.config.swiglu_limit)
-    layers = [_gpt_oss_layer(source, arch, index, window) for index, window in enumerate(source.windows())]
-    return read_model(source, arch, layers)
+    arch = replace(read_architecture(source, activation="quick_gelu"), gate_clamp=source.config.swiglu_limit)
+    names = Names(mlp_out=None)  # no expert that every token uses
+    model = _with_experts(
+        source, read_model(source, arch, names, windows=source.windows()), "mlp.router", partial(_gpt_oss, source)
+    )
+    sinks = [source.need(f"{source.stem}.layers.{index}.self_attn.sinks") for index in range(arch.n_layers)]
+    layers = zip(model.layers, sinks, strict=True)
+    return replace(model, layers=tuple(replace(layer, sinks=x) for layer, x in layers))
 
 
-def _gpt_oss_layer(source: Checkpoint, arch: Architecture, index: int, window: int | None) -> Layer:
-    prefix = f"{source.stem}.layers.{index}"
+def _gpt_oss(source: Checkpoint, prefix: str, router: Tensor, gain: Tensor) -> Experts:
     experts = f"{prefix}.mlp.experts"
     if source.get(f"{experts}.gate_up_proj") is None:
         raise InputError(
             "this gpt_oss model keeps its experts packed (MXFP4), and gradpath reads ordinary numbers: load it with "
             "quantization_config=Mxfp4Config(dequantize=True), or give gradpath its name or folder."
         )
-    gain = source.need(f"{prefix}.post_attention_layernorm.weight")
 
-    def gates_above_values(alternating: Tensor) -> Tensor:
+    def gates_above_values(name: str) -> Tensor:
+        alternating = source.need(f"{experts}.{name}")
         return torch.cat([alternating[..., ::2], alternating[..., 1::2]], -1)
 
-    return replace(
-        read_layer(source, arch, index, GPT_OSS, window=window),
-        sinks=source.need(f"{prefix}.self_attn.sinks"),
-        experts=Experts(
-            router=source.need(f"{prefix}.mlp.router.weight") * gain,
-            router_bias=source.need(f"{prefix}.mlp.router.bias"),
-            w_in=gates_above_values(source.need(f"{experts}.gate_up_proj")).mT.contiguous() * gain,
-            b_in=gates_above_values(source.need(f"{experts}.gate_up_proj_bias")),
-            w_out=source.need(f"{experts}.down_proj").mT.contiguous(),
-            b_out=source.need(f"{experts}.down_proj_bias"),
-            per_token=source.config.num_experts_per_tok,
-        ),
+    return Experts(
+        router=router * gain,
+        router_bias=source.need(f"{prefix}.mlp.router.bias"),
+        w_in=gates_above_values("gate_up_proj").mT.contiguous() * gain,
+        b_in=gates_above_values("gate_up_proj_bias"),
+        w_out=source.need(f"{experts}.down_proj").mT.contiguous(),
+        b_out=source.need(f"{experts}.down_proj_bias"),
+        per_token=source.config.num_experts_per_tok,
     )
+
+
+_LLAMA4 = "mixture of experts, layers without rotary, prompts up to the length of a chunk"
 
 
 @family("llama4_text", "the text model of Llama 4", supports=_LLAMA4)
@@ -208,7 +211,6 @@ def from_llama4_text(source: Checkpoint) -> Transformer:
     source.enter("model")
     source.ignore("no_rope_layer_interval", "interleave_moe_layer_step", "moe_layers")  # lists and weights have these
     source.ignore("intermediate_size_mlp", "attn_scale", "for_llm_compressor")
-    source.ignore(*_LOSS_AND_SIZES.split())
     config, arch = source.config, read_architecture(source)
     types = [source.check("layer_types", x, ("chunked_attention", "full_attention")) for x in config.layer_types]
     chunk, floor = config.attention_chunk_size, config.floor_scale
@@ -217,42 +219,40 @@ def from_llama4_text(source: Checkpoint) -> Transformer:
     normed = bool(config.use_qk_norm)
     arch = replace(arch, qk_norm="head" if normed else None, max_tokens=min(limits, default=None))
     rotary = source.rotary(known=("default", "linear", "llama3"))  # without a gain, which the norm would remove
-    layers = [_llama4_layer(source, arch, index, rotated=bool(x)) for index, x in enumerate(config.no_rope_layers)]
-    return read_model(source, arch, layers, rotary=[rotary])
+    rotary_of = [0 if rotated else None for rotated in config.no_rope_layers]
+
+    def names(mlp: str) -> Names:
+        return Names(mlp_in=[f"{mlp}.gate_proj", f"{mlp}.up_proj"], mlp_out=f"{mlp}.down_proj")
+
+    router = "feed_forward.router"
+    each = _names(source, arch, router, names("feed_forward"), names("feed_forward.shared_expert"))
+    model = read_model(source, arch, each, rotary=[rotary], rotary_of=rotary_of, interleaved=True)
+    model = _with_experts(source, model, router, partial(_llama4, source))
+    ones = model.embedding.new_ones(arch.d_head)
+    layers = [
+        replace(layer, q_gain=ones, k_gain=ones.clone()) if normed and layer.rotary is not None else layer
+        for layer in model.layers
+    ]
+    return replace(model, layers=tuple(layers))
 
 
-@family("llama4", "Llama 4 Scout and Maverick, text only", supports=_LLAMA4)
-def from_llama4(source: Checkpoint) -> Transformer:
-    source.enter(
-        "language_model",
-        config="text_config",
-        skip_config=["vision_config"],
-        skip_modules=["vision_model", "multi_modal_projector"],
-    )
-    return from_llama4_text(source)
-
-
-def _llama4_layer(source: Checkpoint, arch: Architecture, index: int, *, rotated: bool) -> Layer:
-    prefix = f"{source.stem}.layers.{index}"
-    router = source.get(f"{prefix}.feed_forward.router.weight")
-    names, rotary = LLAMA4_DENSE if router is None else LLAMA4_SHARED, 0 if rotated else None
-    layer = read_layer(source, arch, index, names, rotary=rotary, interleaved=arch.d_head)
-    if rotated and arch.qk_norm is not None:
-        ones = torch.ones_like(layer.w_qkv[: arch.d_head, 0])
-        layer = replace(layer, q_gain=ones, k_gain=ones.clone())
-    if router is None:
-        return layer
-    gain = source.need(f"{prefix}.post_attention_layernorm.weight")
-    experts = Experts(
+def _llama4(source: Checkpoint, prefix: str, router: Tensor, gain: Tensor) -> Experts:
+    experts = f"{prefix}.feed_forward.experts"
+    return Experts(
         router=router * gain,
-        w_in=source.need(f"{prefix}.feed_forward.experts.gate_up_proj").mT.contiguous() * gain,
-        w_out=source.need(f"{prefix}.feed_forward.experts.down_proj").mT.contiguous(),
+        w_in=source.need(f"{experts}.gate_up_proj").mT.contiguous() * gain,
+        w_out=source.need(f"{experts}.down_proj").mT.contiguous(),
         per_token=source.config.num_experts_per_tok,
         probabilities="sigmoid",
         sum_to_one=False,
         scale_input=True,
     )
-    return replace(layer, experts=experts)
+
+
+@family("llama4", "Llama 4 Scout and Maverick, text only", supports=_LLAMA4)
+def from_llama4(source: Checkpoint) -> Transformer:
+    source.enter_text_model()
+    return from_llama4_text(source)
 
 
 DIRECT = Names(qkv=["self_attn.q_proj", "self_attn.kv_a_proj_with_mqa"])
@@ -267,15 +267,12 @@ def from_deepseek_v2(source: Checkpoint) -> Transformer:
     source.only("scoring_func", [None, "softmax"])
     source.ignore("aux_loss_alpha", "seq_aux", "ep_size", "moe_layer_freq")
     method = source.only("topk_method", ["greedy", "group_limited_greedy"])
-    arch, layers = _latent_architecture(source), []
-    for index in range(arch.n_layers):
-        layer = _latent_layer(source, arch, index, interleaved=True, sum_to_one=False)
-        if layer.experts is not None:
-            experts = replace(layer.experts, scale=source.config.routed_scaling_factor, float32_router=True)
-            experts = _in_groups(source, experts, group_best=1) if method == "group_limited_greedy" else experts
-            layer = replace(layer, experts=experts)
-        layers.append(layer)
-    return read_model(source, arch, layers)
+
+    def change(index: int, experts: Experts) -> Experts:
+        experts = replace(experts, scale=source.config.routed_scaling_factor, float32_router=True)
+        return _in_groups(source, experts, group_best=1) if method == "group_limited_greedy" else experts
+
+    return _with_routing(_with_latents(source, interleaved=True, sum_to_one=False), change)
 
 
 @family("youtu", "Youtu-LLM 2B", supports="latent attention")
@@ -287,42 +284,43 @@ def from_deepseek_v3(source: Checkpoint) -> Transformer:
     source.only("topk_method", [None, "noaux_tc"])
     source.ignore("aux_loss_alpha", "seq_aux", "ep_size", "moe_layer_freq", "mlp_layer_types")  # weights say the last
     source.ignore("embedding_initializer_range")
-    arch, interleaved = _latent_architecture(source), bool(source.config.rope_interleave)
     sum_to_one = bool(getattr(source.config, "norm_topk_prob", False))  # without experts there is none
-    layers = [
-        _latent_layer(source, arch, index, interleaved=interleaved, sum_to_one=sum_to_one)
-        for index in range(arch.n_layers)
-    ]
-    layers = [_with_corrected_sigmoids(source, index, layer) for index, layer in enumerate(layers)]
-    return read_model(source, arch, layers)
+    model = _with_latents(source, interleaved=bool(source.config.rope_interleave), sum_to_one=sum_to_one)
+    return _with_corrected_sigmoids(source, model)
 
 
 @family("minicpm3", "MiniCPM3 4B", supports="latent attention, multipliers of embeddings, residuals and logits")
 def from_minicpm3(source: Checkpoint) -> Transformer:
-    config, arch = source.config, _latent_architecture(source)
-    depth = config.scale_depth / arch.n_layers**0.5
-    layers = [_latent_layer(source, arch, index, interleaved=False, sum_to_one=False) for index in range(arch.n_layers)]
-    layers = [scaled(layer, depth) for layer in layers]
-    model = read_model(source, arch, layers)
-    gain = model.final_gain * config.dim_model_base / arch.d_model
-    return replace(model, embedding_scale=float(config.scale_emb), final_gain=gain)
+    config, model = source.config, _with_latents(source, interleaved=False, sum_to_one=False)
+    depth = config.scale_depth / len(model.layers) ** 0.5
+    return replace(
+        model,
+        layers=tuple(scaled(layer, depth) for layer in model.layers),
+        embedding_scale=float(config.scale_emb),
+        final_gain=model.final_gain * config.dim_model_base / model.arch.d_model,
+    )
 
 
-def _latent_architecture(source: Checkpoint) -> Architecture:
-    """A head is as wide as its values. All heads share one block of weights to the latent of keys, and of values."""
+def _with_latents(source: Checkpoint, *, interleaved: bool, sum_to_one: bool) -> Transformer:
+    """The model. A head is as wide as its values, and all share a block of weights to the latent of keys or values."""
     source.ignore("head_dim", "qk_head_dim", "num_key_value_heads")  # of no meaning here, or sums of others
     config = source.config
     if config.q_lora_rank is None:
         source.only("attention_bias", [False])  # then only some of the projections would have one
     d_key = config.qk_nope_head_dim + config.qk_rope_head_dim
-    d_latent = max(config.q_lora_rank or d_key, config.kv_lora_rank + config.qk_rope_head_dim)
-    arch = replace(read_architecture(source, n_kv_heads=1), d_head=config.v_head_dim)
-    return replace(arch, d_latent=d_latent, latent_queries=config.q_lora_rank is not None)
-
-
-def _latent_layer(source: Checkpoint, arch: Architecture, index: int, *, interleaved: bool, sum_to_one: bool) -> Layer:
+    arch = replace(
+        read_architecture(source, n_kv_heads=1),
+        d_head=config.v_head_dim,
+        d_latent=max(config.q_lora_rank or d_key, config.kv_lora_rank + config.qk_rope_head_dim),
+        latent_queries=config.q_lora_rank is not None,
+    )
     names = LATENT if arch.latent_queries else DIRECT
-    layer = _mixture_layer(source, arch, index, names, sum_to_one=sum_to_one, shared="shared_experts")
+    model = _mixture(source, arch, names, shared="shared_experts", sum_to_one=sum_to_one)
+    layers = [_with_latent(source, arch, index, layer, interleaved) for index, layer in enumerate(model.layers)]
+    return replace(model, layers=tuple(layers))
+
+
+def _with_latent(source: Checkpoint, arch: Architecture, index: int, layer: Layer, interleaved: bool) -> Layer:
     config, prefix = source.config, f"{source.stem}.layers.{index}.self_attn"
     rank, n_nope, n_rotated = config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim
     order = halves(n_rotated, n_rotated if interleaved else 0).to(layer.w_qkv.device)
