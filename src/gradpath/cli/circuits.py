@@ -111,8 +111,7 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     An option without a value is as when the circuit was found.
     """
     from gradpath.circuit import load_circuit
-    from gradpath.evaluation.patched_run import check_graph, check_same_graph
-    from gradpath.model.load import graph_before_loading
+    from gradpath.evaluation.patched_run import check_same_graph
     from gradpath.pipeline.examples import draw, notices
     from gradpath.tasks.load import WARNING, check_task
 
@@ -122,10 +121,6 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     recipe = _recipe(circuit, typed, file)
     if recipe.clean is None:
         check_task(recipe.task, recipe.data)
-    if "model" in typed and not values.get("trust_remote_code"):
-        graph = graph_before_loading(str(recipe.model))
-        if graph is not None:
-            check_graph(graph, str(recipe.model), circuit)  # before weights are converted or read
     model = opt.load(recipe, values, circuit.facts.weights)
     check_same_graph(model, circuit)
     if "model" not in typed and recipe.dtype == found.dtype and circuit.facts.weights not in (None, model.digest):
@@ -372,7 +367,7 @@ def _patterns(circuit_file: str | Path, heads: tuple[str, ...]) -> Attention:
     from gradpath.model.inspection import token_text
     from gradpath.model.tokenizer import prompt_ids
 
-    saved = open_circuit(circuit_file, {"examples": 1, **dict.fromkeys(opt.LOADING)})
+    saved = open_circuit(circuit_file, {"examples": 1, "device": None})
     model, prompt = saved.model, saved.task.clean[:1]
     tokens = [token_text(model, token) for token in prompt_ids(prompt, model.tokenizer)[0]]
     return {head: (model.attention(prompt, head)[0], tokens) for head in heads}

@@ -80,9 +80,7 @@ def find_command(
         from gradpath.model.load import load_shape
         from gradpath.pipeline.forecast import forecast, forecast_text
 
-        shape = load_shape(
-            str(recipe.model), dtype=recipe.dtype, bos=recipe.bos, trust_remote_code=values["trust_remote_code"]
-        )
+        shape = load_shape(str(recipe.model), dtype=recipe.dtype, bos=recipe.bos)
         told = forecast(shape, recipe, limits)
         print_result(told if as_json else forecast_text(told))
         return

@@ -63,9 +63,6 @@ def together(*options: Decorator) -> Decorator:
     return add
 
 
-LOADING = ("device", "trust_remote_code")  # how a model is loaded; no number depends on these
-
-
 def load(recipe: Recipe, loading: Mapping[str, Any], weights: str | None = None) -> Transformer:
     """The model of a recipe, with a line on stderr while it is being read.
 
@@ -81,9 +78,7 @@ def load(recipe: Recipe, loading: Mapping[str, Any], weights: str | None = None)
     if recipe.model.startswith(ELSEWHERE):
         recipe = recipe.changed(model=remembered_path(weights))
     with waiting(f"loading {recipe.model}"):
-        model = load_model(
-            recipe.model, dtype=recipe.dtype, bos=recipe.bos, **{name: loading[name] for name in LOADING}
-        )
+        model = load_model(recipe.model, dtype=recipe.dtype, bos=recipe.bos, device=loading["device"])
         if model.name.startswith(ELSEWHERE):
             remember_path(model.digest, str(recipe.model))
         return model
@@ -128,7 +123,6 @@ load_options = together(
         "--device", metavar="NAME", help="Where to run: cpu, cuda, mps ...  [cpu; with torchrun, a GPU per process]"
     ),
     recipe_options("dtype", "bos"),
-    click.option("--trust-remote-code", is_flag=True, help="Let a hub model run its own code."),
 )
 example_options = recipe_options("task", "data", "metric", "examples", "seed")
 batch_options = together(

@@ -168,8 +168,7 @@ def _models() -> Rows:
     from gradpath.model.families import registered
 
     packaged = [
-        {"name": x.name, "about": f"{x.hub_name} ({x.about}), from the package {x.installed_by}, or the hub"}
-        for x in PACKAGED.values()
+        {"name": x.name, "about": f"{x.hub_name} ({x.about}): {x.install}, or the hub"} for x in PACKAGED.values()
     ]
     families = [
         {"name": x.name, "about": f"{x.members} ({x.supports})", "members": x.members, "supports": x.supports}
@@ -266,7 +265,7 @@ def check_command(task: str, examples: int, as_json: bool, **values: Any) -> Non
     model, loaded = str(recipe.model), opt.load(recipe, values)
     prompts = load_task(task, loaded, n=examples)
     with waiting("loading it with transformers"):
-        original = load_original(model, loaded.dtype, trust_remote_code=values["trust_remote_code"])
+        original = load_original(model, loaded.dtype)
     done, speeds = [], list[Speed]()
     steps = [checks(loaded, prompts, original), device_checks(loaded, prompts) if values["device"] else ()]
     for check in chain(*steps):

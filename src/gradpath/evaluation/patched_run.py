@@ -48,7 +48,7 @@ from torch import Tensor
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.graph import QKV, Graph
+from gradpath.graph import QKV
 from gradpath.model.transformer import Past, PositionInfo, Rows, Transformer
 from gradpath.prepared import Prepared
 from gradpath.tasks.metrics import Metric, metric_of
@@ -203,14 +203,10 @@ def plan_of(model: Transformer, circuit: Circuit, weights: Float[Tensor, "source
 
 def check_same_graph(model: Transformer, circuit: Circuit) -> None:
     """Refuse a circuit of a model of another shape."""
-    check_graph(model.graph, model.name or "this model", circuit)
-
-
-def check_graph(graph: Graph, name: str, circuit: Circuit) -> None:
-    """Refuse a circuit of another shape than the graph of the model of this name."""
-    if graph != circuit.graph:
+    if model.graph != circuit.graph:
         raise InputError(
-            f"the circuit is of another model: it has {circuit.graph.shape}, {name} has {graph.shape}. "
+            f"the circuit is of another model: it has {circuit.graph.shape}, {model.name or 'this model'} has "
+            f"{model.graph.shape}. "
             f"Evaluate it on {(circuit.recipe and circuit.recipe.model) or 'the model it was found in'}."
         )
 

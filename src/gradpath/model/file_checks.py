@@ -12,7 +12,6 @@ divides its frequencies, which GGUF stores as a tensor, and whether prompts begi
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,10 @@ import torch
 from gradpath.errors import InputError, is_out_of_memory, reason
 from gradpath.model.transformer import Transformer
 
+NO_CODE = {"trust_remote_code": False}  # without it, transformers may ask at the terminal
 MAX_LAYERS = 1000  # each layer is an object, even without memory
-MAX_TOKENS = 2_000_000
 # The smallest types of GGUF have two bits per number, and tied weights are stored once.
 MAX_NUMBERS_PER_BYTE = 16
-_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Keys that transformers reads, for every architecture that it shares with us, and some that change nothing.
 _ACCEPTED = """
     attention.head_count attention.head_count_kv attention.layer_norm_epsilon attention.layer_norm_rms_epsilon
@@ -39,41 +37,29 @@ _FACTORS = "rope_freqs.weight"
 _OTHER_QUERY_SCALE = {("gemma2", 46), ("gemma3_text", 62)}
 
 
-def check_claims(folder: Path, gguf_file: str | None, trust_remote_code: bool) -> None:
+def check_claims(folder: Path, gguf_file: str | None) -> None:
     """Raise a ``ValueError`` if the folder, or the GGUF file in it, cannot contain the model that it describes."""
     from transformers import AutoConfig
 
-    _check_index(folder)
-    where = {} if gguf_file is None else {"gguf_file": gguf_file}
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **where)
-    text = config.get_text_config()
-    for unit, size, limit in (("layers", text.num_hidden_layers, MAX_LAYERS), ("tokens", text.vocab_size, MAX_TOKENS)):
-        if not 0 < size <= limit:
-            raise ValueError(f"its configuration has {size!r} {unit}, and a model has 1 to {limit:,}")
-    empty = empty_model(config, trust_remote_code=trust_remote_code)
+    config = AutoConfig.from_pretrained(folder, gguf_file=gguf_file, **NO_CODE)
+    n_layers = config.get_text_config().num_hidden_layers
+    if not 0 < n_layers <= MAX_LAYERS:
+        raise ValueError(f"its configuration has {n_layers!r} layers, and a model has 1 to {MAX_LAYERS:,}")
+    empty = empty_model(config)
     claimed = sum(parameter.numel() for parameter in empty.parameters())
+    files = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
     if gguf_file is not None:  # the vocabulary of such a model comes from the tensors, not from the configuration
         claimed -= sum(x.weight.numel() for x in (empty.get_input_embeddings(), empty.get_output_embeddings()))
         files = [folder / gguf_file]
-    else:
-        files = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
     size = sum(file.stat().st_size for file in files)
     if claimed > MAX_NUMBERS_PER_BYTE * size:
         raise ValueError(f"it describes a model of {claimed:,} numbers, and its files have only {size:,} bytes")
 
 
-def _check_index(folder: Path) -> None:
-    """The files that an index names must be in the folder itself."""
-    for index in (folder / name for name in _INDEXES):
-        for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ():
-            if Path(name).name != name:
-                raise ValueError(f"{index.name} names the file {name!r}, which is not in the folder")
-
-
 def empty_model(config: Any, **options: Any) -> Any:
     """A ``transformers`` model without weights, on the meta device."""
     with torch.device("meta"):
-        return auto_class(config.model_type).from_config(config, **options)
+        return auto_class(config.model_type).from_config(config, **options, **NO_CODE)
 
 
 def auto_class(family: str) -> Any:

@@ -7,19 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
 from gradpath.errors import GradpathError, InputError, did_you_mean, is_out_of_memory, reason
-from gradpath.graph import Graph
 from gradpath.model.architecture import fields_of
 from gradpath.model.cache import PACKAGED, Packaged, cached_model
 from gradpath.model.families import FAMILIES, check_family, convert
-from gradpath.model.file_checks import GgufFile, auto_class, check_claims, empty_model
+from gradpath.model.file_checks import NO_CODE, GgufFile, auto_class, check_claims, empty_model
 from gradpath.model.tokenizer import Tokenizer, panics_as_errors
 from gradpath.model.transformer import Transformer
-from gradpath.model.wrapped import is_bridge, unwrap
 from gradpath.runtime import distributed
 from gradpath.runtime.files import ELSEWHERE, recorded_path
 from gradpath.runtime.progress import announce
@@ -46,7 +45,6 @@ def load_model(
     dtype: torch.dtype | str | None = None,
     bos: bool | None = None,
     tokenizer: Any = None,
-    trust_remote_code: bool = False,
 ) -> Transformer:
     """Load a model.
 
@@ -58,7 +56,6 @@ def load_model(
         bos: Whether prompts begin with the BOS token. By default they do for GPT-2 and Gemma, and other families
             follow their tokenizer.
         tokenizer: A ``transformers`` tokenizer, for a model without one.
-        trust_remote_code: Whether to run the code of a hub repository.
 
     Returns:
         The model. Its ``name`` is the source. A path is shortened to ``./tiny`` in the working directory and to
@@ -72,7 +69,7 @@ def load_model(
         elif packaged := _installed(str(source)):
             loaded = _from_package(packaged)
         else:
-            loaded = _from_files(str(source), precision or torch.float32, trust_remote_code)
+            loaded = _from_files(str(source), precision or torch.float32)
         model = loaded.model
         text = _tokenizer_of(tokenizer or loaded.hf_tokenizer, model, loaded.bos if bos is None else bos)
         placed = model.to(one_device, precision)
@@ -82,9 +79,7 @@ def load_model(
     return placed
 
 
-def load_shape(
-    source: str, *, dtype: torch.dtype | str | None = None, bos: bool | None = None, trust_remote_code: bool = False
-) -> Transformer:
+def load_shape(source: str, *, dtype: torch.dtype | str | None = None, bos: bool | None = None) -> Transformer:
     """A model without its weights (on the meta device), from its configuration, with its tokenizer if it has one.
 
     A packaged model and a ``.gguf`` file are loaded.
@@ -94,42 +89,23 @@ def load_shape(
     from transformers import AutoConfig
 
     folder, _ = _locate(source)
-    is_local = Path(folder).is_dir()
-    options = {"trust_remote_code": trust_remote_code, "local_files_only": is_local}
-    precision = find_dtype(dtype) or torch.float32
-    try:
-        with _quiet():
-            if not is_local:
-                _check_hub(folder)
-            config = AutoConfig.from_pretrained(folder, **options)
-            check_family(config.model_type)
-            hf_model = empty_model(config, dtype=precision, trust_remote_code=trust_remote_code)
-    except GradpathError:
-        raise
-    except Exception as problem:
-        raise InputError(
-            f"the configuration of {source} could not be read ({reason(problem)}). Check config.json, or the name."
-        ) from None
-    model, hf_tokenizer = convert(hf_model), _read_tokenizer(folder, options)
+    with _one_sentence(source, folder), _quiet():
+        if not Path(folder).is_dir():
+            _check_hub(folder)
+        config = AutoConfig.from_pretrained(folder, **NO_CODE)
+        check_family(config.model_type)
+        hf_model = empty_model(config, dtype=find_dtype(dtype) or torch.float32)
+    model, hf_tokenizer = convert(hf_model), _read_tokenizer(folder, NO_CODE)
     if hf_tokenizer is not None and not hf_tokenizer("the", add_special_tokens=False)["input_ids"]:  # it has no words
         hf_tokenizer = None
     return replace(model, tokenizer=_tokenizer_of(hf_tokenizer, model, bos), name=recorded_path(source))
 
 
-def graph_before_loading(source: str) -> Graph | None:
-    """The graph of a packaged model or of one in a folder, before its weights are read; None of any other."""
-    if packaged := _installed(source):
-        return Graph(*packaged.shape)
-    if not Path(source).expanduser().is_dir():
-        return None
-    return load_shape(source).graph
-
-
-def load_original(source: str, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Any:
+def load_original(source: str, dtype: torch.dtype) -> Any:
     """The ``transformers`` model itself, for comparison."""
     with _enough_memory(source):
         if (packaged := _installed(source)) is None:
-            return _read(source, dtype, trust_remote_code)[0].eval()
+            return _read(source, dtype)[0].eval()
         with packaged.whole_file() as file:
             return _read(str(file), dtype)[0].eval()
 
@@ -167,9 +143,9 @@ def _from_package(packaged: Packaged) -> _Loaded:
     return _Loaded(*cached_model(packaged.cache(), converted), packaged.name)
 
 
-def _from_files(source: str, dtype: torch.dtype, trust_remote_code: bool = False) -> _Loaded:
+def _from_files(source: str, dtype: torch.dtype) -> _Loaded:
     """A model from a folder, a ``.gguf`` file or the hub."""
-    hf_model, hf_tokenizer, gguf = _read(source, dtype, trust_remote_code)
+    hf_model, hf_tokenizer, gguf = _read(source, dtype)
     model = convert(hf_model)
     if gguf is not None:
         model = gguf.complete(model, hf_model)
@@ -179,40 +155,73 @@ def _from_files(source: str, dtype: torch.dtype, trust_remote_code: bool = False
 
 def _from_object(source: Any) -> _Loaded:
     """A model that is in memory already, and that computes what its weights say."""
-    original, tokenizer = unwrap(source), getattr(source, "tokenizer", None)
+    original, tokenizer = _unwrapped(source), getattr(source, "tokenizer", None)
     _check_weights_of(original)
     name = str(getattr(original.config, "_name_or_path", "") or "")
     if name and tokenizer is None:
         with _quiet():
-            tokenizer = _read_tokenizer(name, {"local_files_only": True})
+            tokenizer = _read_tokenizer(name, {**NO_CODE, "local_files_only": True})
     model, name = convert(original), name or f"a {original.config.model_type} model"
     _check_finite(model, name)
     _check_same_logits(source, model)
-    return _Loaded(model, tokenizer, name, bool(source.cfg.default_prepend_bos) if is_bridge(source) else None)
+    return _Loaded(model, tokenizer, name, bool(source.cfg.default_prepend_bos) if _is_bridge(source) else None)
 
 
-def _read(source: str, dtype: torch.dtype, trust_remote_code: bool = False) -> tuple[Any, Any, GgufFile | None]:
+def _is_bridge(source: Any) -> bool:
+    """Whether an object is a ``TransformerBridge`` of TransformerLens, which is not imported."""
+    return hasattr(source, "cfg") and hasattr(source, "original_model")
+
+
+def _unwrapped(source: Any) -> Any:
+    """The ``transformers`` model in a bridge, as far as adapters read it; other objects as they are.
+
+    A bridge wraps the modules of the model, and gives some weights a second name.
+    """
+    if not _is_bridge(source):
+        return source
+    original = source.original_model
+    with torch.device("meta"):
+        names = type(original)(original.config).state_dict().keys()
+    weights = {name.replace("._original_component", ""): weight for name, weight in original.state_dict().items()}
+    weights = {name: weight for name, weight in weights.items() if name in names}
+    parts = {name: getattr(original, name) for name in ("config", "base_model", "base_model_prefix")}
+    return SimpleNamespace(state_dict=lambda: weights, **parts)
+
+
+def _read(source: str, dtype: torch.dtype) -> tuple[Any, Any, GgufFile | None]:
     """The ``transformers`` model of a name, folder or file, its tokenizer, and the rest of a GGUF file."""
     folder, file = _locate(source)
-    is_local, options = Path(folder).is_dir(), {"trust_remote_code": trust_remote_code}
+    with _one_sentence(source, folder), _quiet(), panics_as_errors():
+        if Path(folder).is_dir():
+            return _read_files(source, folder, file, dtype, NO_CODE)
+        try:  # a model that was downloaded before needs no network
+            return _read_files(source, folder, None, dtype, {**NO_CODE, "local_files_only": True})
+        except OSError as problem:
+            if is_out_of_memory(problem):
+                raise
+            _check_hub(folder)
+            return _read_files(source, folder, None, dtype, NO_CODE)
+
+
+@contextmanager
+def _one_sentence(source: str, folder: str) -> Iterator[None]:
+    """Say in one sentence that a model could not be read: a damaged file can make the libraries raise anything."""
     try:
-        with _quiet(), panics_as_errors():
-            if is_local:
-                return _read_files(source, folder, file, dtype, options)
-            try:  # a model that was downloaded before needs no network
-                return _read_files(source, folder, file, dtype, {**options, "local_files_only": True})
-            except OSError as problem:
-                if is_out_of_memory(problem):
-                    raise
-                _check_hub(folder)
-                return _read_files(source, folder, file, dtype, options)
+        yield
     except GradpathError:
         raise
-    except Exception as problem:  # a damaged file can make the libraries raise anything
+    except Exception as problem:
         if is_out_of_memory(problem):
             raise
-        if is_local:
+        if Path(folder).is_dir():
             message = f"no model could be loaded from {source}: {reason(problem)}. Check or download it again."
+        elif packaged := PACKAGED.get(source):
+            package = "the package" if len(packaged.packages) == 1 else "one of the packages"
+            message = (
+                f"{package} {', '.join(packaged.packages)} with the model {source!r} is not installed, and "
+                f"{packaged.hub_name} could not be reached on the hub ({reason(problem)}). Install it: "
+                f"{packaged.install}"
+            )
         else:
             message = (
                 f"the model {source!r} could not be reached on the hub and is not on this machine ({reason(problem)})."
@@ -223,7 +232,7 @@ def _read(source: str, dtype: torch.dtype, trust_remote_code: bool = False) -> t
 
 
 def _read_files(
-    source: str, folder: str, file: str | None, dtype: torch.dtype, options: dict[str, Any]
+    source: str, folder: str, file: str | None, dtype: torch.dtype, options: Mapping[str, Any]
 ) -> tuple[Any, Any, GgufFile | None]:
     """Read with ``transformers`` from a folder, the hub's cache or the hub."""
     from transformers import AutoModelForCausalLM
@@ -237,7 +246,7 @@ def _read_files(
         auto = auto_class(config["model_type"])
         unpack = {"quantization_config": Mxfp4Config(dequantize=True)} if config.get("quantization_config") else {}
     if Path(folder).is_dir():
-        check_claims(Path(folder), file, bool(options["trust_remote_code"]))
+        check_claims(Path(folder), file)
     model, loaded = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options, **unpack)
     _check_all_loaded(source, loaded)
     model = model.to(dtype) if unpack else model  # unpacked weights are bfloat16, whatever the requested type
@@ -248,8 +257,7 @@ def _checked_config(source: str, folder: str, options: Mapping[str, Any]) -> dic
     """The contents of config.json, of a family that is read and without packed weights other than MXFP4."""
     from transformers import PretrainedConfig
 
-    local = {"local_files_only": True} if "local_files_only" in options else {}
-    config: dict[str, Any] = PretrainedConfig.get_config_dict(folder, **local)[0]
+    config: dict[str, Any] = PretrainedConfig.get_config_dict(folder, **options)[0]
     if config.get("model_type") is None:
         raise ValueError("its config.json cannot be read, or names no model_type")
     check_family(str(config["model_type"]))
@@ -313,6 +321,11 @@ def _locate(source: str) -> tuple[str, str | None]:
 
 def _check_weights_of(original: Any) -> None:
     """Refuse an object that is no model, or whose weights are not ordinary numbers."""
+    if type(original).__name__ == "HookedTransformer":
+        raise InputError(
+            "a HookedTransformer has weights in a layout of its own, which gradpath does not read: load the same model "
+            "as TransformerBridge.boot_transformers(name), or give gradpath its name."
+        )
     if not hasattr(original, "config") or not hasattr(original, "state_dict"):
         raise InputError(
             "a model is a name, a folder, a .gguf file or a loaded model of transformers or TransformerLens: "
@@ -345,7 +358,7 @@ def _check_same_logits(original: Any, model: Transformer) -> None:
     ours = model.logits(ids).float().cpu()
     off = float((ours - theirs).abs().max() / theirs.abs().max())
     if not off <= _SAME_LOGITS.get(model.dtype, 1e-3):  # NaN is not the same either
-        if is_bridge(original) and original.compatibility_mode:
+        if _is_bridge(original) and original.compatibility_mode:
             raise InputError(
                 "this bridge has changed the weights of its transformers model. Load it before "
                 "enable_compatibility_mode is called, or call that with no_processing=True."
@@ -356,7 +369,7 @@ def _check_same_logits(original: Any, model: Transformer) -> None:
         )
 
 
-def _read_tokenizer(folder: str, options: dict[str, Any]) -> Any:
+def _read_tokenizer(folder: str, options: Mapping[str, Any]) -> Any:
     """The tokenizer of a model, or None: a model can be used with token ids alone."""
     from transformers import AutoTokenizer
 

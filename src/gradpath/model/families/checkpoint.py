@@ -66,7 +66,8 @@ class Checkpoint:
     def __init__(self, hf_model: Any) -> None:
         self.config, self.body = _Config(hf_model.config), hf_model.base_model
         self.family = str(self.config.model_type)
-        self._weights, self._weights_read = dict[str, Tensor](hf_model.state_dict()), set[str]()
+        self._weights: dict[str, Tensor] = dict(hf_model.state_dict())
+        self._weights_read = set[str]()
         # The first part of the names of the body's weights, and the name of the unembedding.
         self.stem = "" if self.body is hf_model else str(hf_model.base_model_prefix)
         self.unembedding = "lm_head"
