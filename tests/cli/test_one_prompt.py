@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradpath as gp
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import UsageError
 
 PAIR = {"clean": "The cat sat on the", "corrupted": "The dog sat on the", "answer": " a", "wrong": " b"}
 TYPED = [part for name, text in PAIR.items() for part in (f"--{name}", text)]
@@ -56,7 +56,7 @@ def test_without_a_wrong_answer_it_is_the_most_likely_token_after_the_corrupted_
 
 
 def test_prompts_of_unequal_length_are_shown_as_tokens(model):
-    with pytest.raises(InputError, match=r"(?s)these have 6 and 7.*clean: .*The\|.*corrupted: .*The\|"):
+    with pytest.raises(UsageError, match=r"(?s)numbers of tokens \(6 and 7\).*clean: .*The\|.*corrupted: .*The\|"):
         gp.find(model, **{**PAIR, "corrupted": "The big dog sat on the"})
 
 
@@ -65,7 +65,8 @@ def test_prompts_of_unequal_length_are_shown_as_tokens(model):
     [
         ({"answer": None}, "one prompt needs `clean`, `corrupted` and `answer`"),
         ({"task": "ioi"}, "neither `task` nor `data`"),
-        ({"wrong": " a"}, "the same token, ' a'"),
+        ({"corrupted": PAIR["clean"]}, "the prompts are the same"),
+        ({"wrong": " a"}, "share a token .' a' in"),
     ],
 )
 def test_a_pair_that_cannot_be_used_is_refused(model, changes, words):
@@ -75,9 +76,7 @@ def test_a_pair_that_cannot_be_used_is_refused(model, changes, words):
 
 def test_answers_of_several_tokens_are_refused_with_their_tokens(model):
     pair = {**PAIR, "answer": " Mary had", "wrong": " Mary went"}
-    with pytest.raises(
-        UsageError, match=r"' Mary had' is ' Mary' \+ ' had', .*End both prompts with ' Mary' and answer"
-    ):
+    with pytest.raises(UsageError, match=r"' Mary had' is ' Mary' \+ ' had', .*Give `first_token`"):
         gp.find(model, **pair)
 
 

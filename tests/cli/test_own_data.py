@@ -25,17 +25,13 @@ def right_logit(logits, labels):
     """The logit of the correct answer."""
     return logits.gather(1, labels[:, :1]).squeeze(1)
 '''
-PLUGIN = f'''
+PLUGIN = '''
 import gradpath as gp
-from gradpath.tasks import metric
 
-@metric("right-logit")
-{METRIC.strip()}
-
-@gp.path("midpoint")
-def midpoint(pair):
+@gp.path("broken")
+def broken(pair):
     """Halfway between the two prompts."""
-    yield (pair.clean + pair.corrupted) / 2
+    yield (pair.clean + pair.nothing) / 2
 '''
 
 
@@ -50,7 +46,7 @@ def pairs_of_names(count: int) -> str:
 def registries():
     """What a plug-in has registered is taken out again."""
     yield
-    for registry, name in ((METRICS, "right-logit"), (METHODS, "midpoint")):
+    for registry, name in ((METRICS, "right-probability"), (METHODS, "two-thirds"), (METHODS, "broken")):
         if name in registry:
             registry.remove(name)
 
@@ -62,29 +58,25 @@ def file(tmp_path):
     return file
 
 
-def test_twenty_rows_are_halved_and_said(run, model_folder, file):
-    ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--json")
+@pytest.mark.parametrize(
+    ("rows", "split", "used", "said"),
+    [
+        (20, "held-out", (10, 10, True), "pairs: 20 rows, 10 pairs for attribution, 10 held out"),
+        (5, "held-out", (5, 5, False), "WARNING: nothing is held out"),
+        (20, "all", (20, 20, False), "20 pairs for both attribution and evaluation"),
+    ],
+)
+def test_rows_are_halved_where_there_are_enough(run, model_folder, file, rows, split, used, said):
+    file.write_text(pairs_of_names(rows))
+    ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--split", split, "--json")
     assert ran.code == 0, ran.err
-    assert (ran.json["examples"], ran.json["examples_measured"], ran.json["held_out"]) == (10, 10, True)
+    assert (ran.json["examples"], ran.json["examples_measured"], ran.json["held_out"]) == used
     assert ran.json["metric"] == "logit-difference"
-    assert "pairs: 20 rows, 10 pairs for attribution, 10 held out" in ran.err
+    assert said in ran.err
+    assert ("WARNING" in ran.err) == (rows == 5)
 
 
-def test_five_rows_are_used_for_both_with_a_warning(run, model_folder, file):
-    file.write_text(pairs_of_names(5))
-    ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--json")
-    assert ran.code == 0, ran.err
-    assert (ran.json["examples"], ran.json["examples_measured"], ran.json["held_out"]) == (5, 5, False)
-    assert "WARNING: nothing is held out" in ran.err
-
-
-def test_split_all_uses_all_rows_for_both(run, model_folder, file):
-    ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--split", "all", "--json")
-    assert (ran.json["examples"], ran.json["examples_measured"], ran.json["held_out"]) == (20, 20, False)
-    assert "WARNING" not in ran.err
-
-
-def test_rows_of_both_halves_that_are_left_out_are_named(run, model_folder, file):
+def test_rows_that_are_left_out_are_named(run, model_folder, file):
     bad = ["one two,one two three, Mary, John\n", "one,two, Mary Ann, John\n"]
     file.write_text(pairs_of_names(12) + "".join(bad))
     ran = run("find", "--model", model_folder, "--data", file, *QUICK, "--json", "--out", file.parent / "out")
@@ -97,23 +89,8 @@ def test_rows_of_both_halves_that_are_left_out_are_named(run, model_folder, file
 
 def test_a_circuit_of_ones_own_data_is_measured_again_on_it(run, model_folder, file, tmp_path):
     out = tmp_path / "out"
-    assert (
-        run(
-            "find",
-            "--model",
-            model_folder,
-            "--data",
-            file,
-            *QUICK,
-            "--metric",
-            "kl",
-            "--method",
-            "eap-ig",
-            "--out",
-            out,
-        ).code
-        == 0
-    )
+    find = ["find", "--model", model_folder, "--data", file, *QUICK[:2], "--metric", "kl", "--out", out]
+    assert run(*find, "--selection", "top").code == 0
     without = run("eval", out / "circuit.json")
     assert without.code == 2
     assert "found on your own data, .../pairs.csv, which is not here. Give it with --data" in without.error
@@ -122,25 +99,14 @@ def test_a_circuit_of_ones_own_data_is_measured_again_on_it(run, model_folder, f
     assert again.json["clean"] == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("verb", ["eval", "explain", "test"])
-def test_data_under_the_name_of_a_built_in_task_has_to_be_given_again(run, model_folder, file, tmp_path, verb):
-    find = ["find", "--model", model_folder, "--data", file, "--task", "ioi", *QUICK, "--out", tmp_path / "out"]
-    assert run(*find).code == 0
-    lost = run(verb, tmp_path / "out" / "circuit.json", "--examples", 4)
-    assert lost.code == 2
-    assert "found on your own data, .../pairs.csv, which is not here. Give it with --data" in lost.error
-    convert = [
-        "convert",
-        tmp_path / "out" / "scores.safetensors",
-        tmp_path / "c.json",
-        "--edges",
-        9,
-        "--selection",
-        "refined",
-    ]
+def test_data_under_the_name_of_a_built_in_task_has_to_be_given_again(run, model_folder, file, tmp_path):
+    out = tmp_path / "out"
+    assert run("find", "--model", model_folder, "--data", file, "--task", "ioi", *QUICK, "--out", out).code == 0
+    for verb in ("eval", "explain", "test"):
+        lost = run(verb, out / "circuit.json", "--examples", 4)
+        assert (lost.code, "found on your own data, .../pairs.csv, which is not here." in lost.error) == (2, True)
+    convert = ["convert", out / "scores.safetensors", tmp_path / "c.json", "--edges", 9, "--selection", "refined"]
     assert "made on your own data, .../pairs.csv, which is not here. Give it with --data" in run(*convert).error
-    if verb == "eval":
-        assert run(verb, tmp_path / "out" / "circuit.json", "--data", file, "--json").json["examples"] == 10
 
 
 def test_a_saved_circuit_says_which_pairs_it_is_run_on(run, model_folder, file, found, tmp_path):
@@ -236,34 +202,20 @@ def test_a_metric_of_ones_own_in_a_file(run, model_folder, tmp_path):
     assert "has no function 'nobody'" in run("find", "--metric", f"{file}:nobody").error
 
 
-@pytest.mark.usefixtures("registries")
-def test_a_plugin_adds_a_metric_and_a_path(run, model_folder, tmp_path):
-    file = tmp_path / "plugin.py"
-    file.write_text(PLUGIN)
-    options = ["--examples", 4, "--edges", 20, "--selection", "top", "--metric", "right-logit", "--method", "midpoint"]
-    assert run("find", "--model", model_folder, *options).code == 2
-    ran = run("find", "--model", model_folder, "--plugin", file, *options, "--json")
-    assert ran.code == 0, ran.err
-    assert (ran.json["metric"], ran.json["method"]) == ("right-logit", "midpoint")
-    assert "right-logit" in run("ls", "metrics", "--plugin", file).out
-
-
 def test_an_exception_in_ones_own_metric_or_path_is_said_with_its_file_and_line(
     run, model_folder, tmp_path, registries
 ):
     metric, plugin = tmp_path / "mine.py", tmp_path / "plugin.py"
     metric.write_text(METRIC)  # for one answer on each side: those of sva are lists
-    plugin.write_text(PLUGIN.replace("pair.corrupted", "pair.nothing"))
+    plugin.write_text(PLUGIN)
     common = ["find", "--model", model_folder, "--examples", 2, "--edges", 20, "--selection", "top"]
     ran = run(*common, "--task", "sva", "--metric", f"{metric}:right_logit")
     assert ran.code == 1
     assert "the metric right_logit failed (mine.py, line 4): RuntimeError: Index tensor must have" in ran.error
     assert re.search(r"logits of shape \(2, \d+\) and labels of shape \(2, 1?2, \d+\)\.$", ran.error)
-    ran = run(*common, "--plugin", plugin, "--method", "midpoint")
+    ran = run(*common, "--plugin", plugin, "--method", "broken")
     assert ran.code == 1
-    line = 1 + plugin.read_text().splitlines().index("    yield (pair.clean + pair.nothing) / 2")
-    words = f"the path midpoint failed (plugin.py, line {line}): AttributeError: 'Pair' object has no attribute"
-    assert words in ran.error
+    assert "the path broken failed (plugin.py, line 7): AttributeError: 'Pair' object has no attribute" in ran.error
     assert "bug" not in ran.error
 
 
@@ -284,21 +236,22 @@ def printed(document: str, language: str) -> list[tuple[str, str]]:
 
 @pytest.mark.usefixtures("registries")
 @pytest.mark.filterwarnings("ignore:nothing is held out")
-def test_the_examples_on_tasks_run_as_they_are_printed(run, model_folder, tmp_path, monkeypatch):
+def test_the_examples_on_tasks_and_plugins_run_as_they_are_printed(run, model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = gp.load_model(str(model_folder))
     ((_, rows),) = printed("docs/tasks.md", "csv")
     Path("pairs.csv").write_text(rows)
     blocks = printed("docs/tasks.md", "python")
-    for title, code in blocks:
+    for title, code in (*blocks, *printed("docs/plugins.md", "python")):
         if title:
             Path(title).write_text(code)
-    commands = [line for _, block in printed("docs/tasks.md", "bash") for line in block.splitlines()]
-    assert len(commands) == 6
+    both = [*printed("docs/tasks.md", "bash"), *printed("docs/plugins.md", "bash")]
+    commands = [line for _, block in both for line in block.splitlines()]
+    assert len(commands) == 7
     for command in commands:
         words = shlex.split(command)[1:]
-        quick = [] if words[0] == "ls" else ["--model", model_folder, "--edges", 20]
-        few = [] if words[0] == "ls" or {"--data", "--clean"} & {*words} else ["--examples", 4]
+        quick = ["--model", model_folder, "--edges", 20] if words[0] == "find" else []
+        few = ["--examples", 4] if quick and not {"--data", "--clean"} & {*words} else []
         ran = run(*words, *quick, *few)
         assert ran.code == 0, f"{command}: {ran.err}"
     monkeypatch.setattr(gp, "load_model", lambda name: model, raising=False)
@@ -329,8 +282,7 @@ def test_python_warns_if_nothing_is_held_out(model_folder, file):
     with pytest.warns(GradpathWarning, match="nothing is held out, because there are fewer than 8 usable pairs"):
         found = gp.find(model, data=file, edges=20, method="eap", selection="top", curve=False)
     assert found.measured is found.attributed
-    for split in ("train", "test"):
-        with pytest.warns(GradpathWarning, match="nothing is held out, because there are fewer than 8") as shown:
-            gp.load_task(data=file, model=model, split=split)
-        assert len(shown) == 1
+    with pytest.warns(GradpathWarning, match="nothing is held out, because there are fewer than 8") as shown:
+        gp.load_task(data=file, model=model, split="test")
+    assert len(shown) == 1
     gp.load_task(data=file, model=model, split="all")  # no warning, which would be an error

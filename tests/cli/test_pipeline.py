@@ -11,19 +11,17 @@ from dataclasses import replace
 import pytest
 import torch
 from covering import some
-from small_models import Numbers, prompts, tiny_model
+from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath import defaults
 from gradpath.errors import GradpathWarning, UsageError
 from gradpath.evaluation.result import Result
-from gradpath.model.tokenizer import Tokenizer
 from gradpath.pipeline import checked
 from gradpath.pipeline.found import Found
 from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
 from gradpath.selection.faithful import smallest_faithful
-from gradpath.tasks.load import split_in_halves
 from gradpath.verdict.checks import few_examples
 
 
@@ -133,20 +131,13 @@ def test_find_takes_a_task_and_measures_on_its_other_half(model):
     assert torch.equal(found.scores.values, scores.values)
     assert len(gp.find(model, own, examples=2, **options).measured) == 2
     assert len(gp.find(model, own, split="all", **options).measured) == 9
-    with pytest.warns(GradpathWarning, match="nothing is held out, because the task has fewer than 8 examples"):
+    with pytest.warns(GradpathWarning, match="nothing is held out, because there are fewer than 8 usable pairs"):
         few = gp.find(model, own[:7], **options)
     assert (len(few.attributed), few.measured is few.attributed) == (7, True)
     with pytest.raises(UsageError, match="a Task has its own metric"):
         gp.find(model, own, metric="kl")
     with pytest.raises(UsageError, match="give either a Task or `data`"):
         gp.find(model, own, data="pairs.csv")
-
-
-def test_pairs_with_the_same_clean_prompt_stay_together():
-    tokenizer = Tokenizer(Numbers())
-    task = gp.Task(["1", "2", "01", "3", "4", "5", "6", "7", "07"], list("123456789"), list(range(9)))  # 01 is token 1
-    assert split_in_halves(task, tokenizer) == ([0, 2, 4, 6], [1, 3, 5, 7, 8])
-    assert split_in_halves(task[:7], tokenizer) == (list(range(7)), [])
 
 
 REFUSED = {

@@ -241,10 +241,3 @@ def test_no_test_is_suggested_that_is_always_refused(make: Maker) -> None:
     assert few.command == ""
     assert few.note == "gradpath test needs at least 10 examples to measure on, and here are 9: find it with more."
     assert page_of(replace(report, about={"examples measured": FEWEST})).verdict.command
-
-
-def test_pairs_dropped_from_one_half_are_said_to_be(make: Maker) -> None:
-    data = {"dropped": {"x": {"count": 2}}, "held_out": True}
-    assert (
-        dict(facts_of("m", "t", {"data": data}, {}))["Pairs"] == "2 pairs of the half for attribution dropped because x"
-    )

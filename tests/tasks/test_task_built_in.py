@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from dataclasses import replace
 
 import pytest
 from covering import covering, some
 
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import UsageError
 from gradpath.tasks import TASKS, describe_tasks, encode, load_task
 from gradpath.tasks.builtin import read_built_in, read_json, read_text
-from gradpath.tasks.load import check_task, more_examples
+from gradpath.tasks.load import more_examples
 
 # As many distinct pairs as the field uses.
 FIELD = {"ioi": 1000, "sva": 3000, "gender-bias": 900, "capital-country": 190, "hypernymy": 190, "greater-than": 1000}
@@ -247,62 +246,6 @@ def test_mcqa_answers_are_the_letters_of_the_right_color(model):
         places.add(answers[0][0])
         assert re.sub(r"\n[A-Z]\.", "", clean) == re.sub(r"\n[A-Z]\.", "", corrupted)
     assert len(places) == 4
-
-
-QUESTIONS = [
-    {
-        "id": f"q{i}",
-        "question": f"Which of these is number {i}?",
-        "choices": {"text": [f"item {i}", "a tree", "a dog"], "label": ["1", "2", "3"]},
-        "answerKey": "1",
-    }
-    for i in range(12)
-]
-
-
-def test_arc_is_read_from_a_file_with_other_letters_in_the_corrupted_prompt(smollm2, tmp_path):
-    file = tmp_path / "arc.jsonl"
-    file.write_text("\n".join(map(json.dumps, QUESTIONS)))
-    task = load_task("arc-easy", smollm2, data=file, n=None, split="all")
-    assert task.name == "arc-easy"
-    assert len(task) == 12
-    assert task.clean[0].startswith("Question: Which of these is number")
-    for clean, corrupted, (right, wrong) in zip(task.clean, task.corrupted, sides(task, smollm2), strict=True):
-        assert right == [" A"]
-        assert f"\n{wrong[0].strip()}. item" in corrupted
-        assert "\nA. item" in clean
-
-
-def test_mibs_own_rows_are_read(smollm2):
-    def row(i, letters):
-        choices = {"label": list(letters), "text": ["red", "blue", "green", "grey"]}
-        lines = "\n".join(f"{letter}. {text}" for letter, text in zip(letters, choices["text"], strict=True))
-        return {"prompt": f"Question: thing {i}?\n{lines}\nAnswer:", "choices": choices, "answerKey": i % 4}
-
-    rows = [{**row(i, "ABCD"), "symbol_counterfactual": row(i, "WXYZ")} for i in range(10)]
-    task = load_task("mcqa", smollm2, data=rows, n=None, split="all")
-    assert sorted({side[0][0] for side in sides(task, smollm2)}) == [" A", " B", " C", " D"]
-    with pytest.raises(InputError, match=r"row 1 .*MIB's form"):
-        load_task("mcqa", smollm2, data=[{**rows[0], "symbol_counterfactual": {}}], n=None, split="all")
-
-
-@pytest.mark.parametrize(
-    "change", [{"answerKey": "9"}, {"choices": ["a"]}, {"choices": {"text": ["a"], "label": ["A"]}}]
-)
-def test_a_question_that_cannot_be_read_is_refused_with_its_row(change, smollm2):
-    with pytest.raises(InputError, match=r"row 1 .*Correct it"):
-        load_task("arc-easy", smollm2, data=[{**QUESTIONS[0], **change}], n=None, split="all")
-
-
-def test_half_a_character_in_a_choice_is_refused(smollm2):
-    choices = {"text": ["\ud800", "a tree"], "label": ["A", "B"]}
-    with pytest.raises(InputError, match="incomplete Unicode character"):
-        load_task("arc-easy", smollm2, data=[{**QUESTIONS[0], "choices": choices, "answerKey": "A"}], split="all")
-
-
-def test_arc_without_a_file_says_how_to_get_one():
-    with pytest.raises(UsageError, match=r"allenai/ai2_arc.*--task arc-easy --data FILE.jsonl"):
-        check_task("arc-easy")
 
 
 @pytest.mark.parametrize("model", ["smollm2"], indirect=True)

@@ -7,8 +7,9 @@ from itertools import islice
 import pytest
 
 from gradpath.errors import UsageError
+from gradpath.tasks import load_task
 from gradpath.tasks.builtin import half
-from gradpath.tasks.load import check_draw, shuffled
+from gradpath.tasks.load import shuffled
 
 
 def test_shuffled_is_the_same_everywhere():
@@ -17,13 +18,10 @@ def test_shuffled_is_the_same_everywhere():
     assert list(shuffled(6, seed=1, split="all")) == [3, 5, 4, 2, 1, 0]
 
 
-def test_shuffled_gives_every_number_once():
-    assert sorted(shuffled(1000, seed=3, split="train")) == list(range(1000))
-
-
-@pytest.mark.parametrize("other", [{"seed": 1, "split": "train"}, {"seed": 0, "split": "test"}])
-def test_shuffled_depends_on_seed_and_split(other):
-    assert list(shuffled(100, seed=0, split="train")) != list(shuffled(100, **other))
+def test_shuffled_gives_every_number_once_by_seed_and_split():
+    orders = [list(shuffled(1000, seed=seed, split=split)) for seed, split in ((0, "train"), (1, "train"), (0, "test"))]
+    assert all(sorted(order) == list(range(1000)) for order in orders)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
 def test_half_keeps_its_members_when_a_file_grows():
@@ -34,17 +32,21 @@ def test_half_keeps_its_members_when_a_file_grows():
 
 
 @pytest.mark.parametrize(
-    ("n", "seed", "split", "message"),
+    ("draw", "message"),
     [
-        (0, 0, "train", "1 or above: got 0"),
-        (-5, 0, "train", "1 or above: got -5"),
-        (1.5, 0, "train", "1 or above: got 1.5"),
-        (True, 0, "train", "1 or above: got True"),
-        (10, -1, "train", "0 or above: got -1"),
-        (10, "x", "train", "0 or above: got 'x'"),
-        (10, 0, "tests", "Did you mean 'test'"),
+        ({"n": 0}, "1 or above: got 0"),
+        ({"n": True}, "1 or above: got True"),
+        ({"seed": -1}, "0 or above: got -1"),
+        ({"split": "tests"}, "Did you mean 'test'"),
+        ({"n": 10**12}, "1000000000000 pairs were requested"),
+        ({"n": None}, "too many to use all"),
+        ({"metric": "logit-diference"}, r"no metric 'logit-diference'\. Did you mean 'logit-difference'"),
+        ({"name": "hypernym"}, "no task 'hypernym'.*Did you mean 'hypernymy'.*Known: .*greater-than"),
+        ({"name": None}, "a name or data: got neither"),
+        ({"model": None}, "needs the model"),
     ],
 )
-def test_check_draw_refuses_in_words(n, seed, split, message):
+@pytest.mark.usefixtures("unchecked")
+def test_a_draw_that_cannot_work_is_refused_at_once(words, draw, message):
     with pytest.raises(UsageError, match=message):
-        check_draw(n, seed, split)
+        load_task(**{"name": "ioi", "model": words, **draw})

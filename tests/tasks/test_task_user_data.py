@@ -1,9 +1,8 @@
-"""The user's own data: every layout, every kind of file, under GPT-2's vocabulary and another."""
+"""The user's own data: files and rows, what is refused with its place, and halves."""
 
 from __future__ import annotations
 
 import json
-import sys
 import types
 import unicodedata
 
@@ -16,30 +15,6 @@ from gradpath.tasks.load import check_task
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing is held out")  # most of these files have one row
 
-# One row of each layout, with GPT-2's token ids, and what its labels have to say.
-IOI = (
-    ",clean,corrupted,corrupted_hard,correct_idx,incorrect_idx\n"
-    '0,"Then, Mary and John met, and John said to","Then, Mary and John met, and Tom said to",'
-    '"Then, Ann and Bob met, and Tom said to",5335,1757\n'
-)
-SVA = "clean,corrupted,group,plural\nThe song that the chef likes,The songs that the chef likes,rc,0\n"
-GENDER = (
-    "clean,corrupted,clean_answer_idx,corrupted_answer_idx,label\n"
-    "The poet was promoted because,The man was promoted because,673,339,1\n"
-)
-CAPITAL = (
-    "clean,capital,country,country_idx,corrupted,corrupted_capital,corrupted_country,corrupted_country_idx\n"
-    '"Berlin, the capital of",Berlin,Germany,4486,"Cairo, the capital of",Cairo,Egypt,6365\n'
-)
-HYPERNYMY = (
-    "clean,h1,hypernym,answers,answers_idx,corrupted,c1,corrupted_hypernym,corrupted_answers,corrupted_answers_idx\n"
-    '", cars and other",cars,vehicle,"[\'vehicles\']",[5672],", dogs and other",dogs,animal,'
-    "\"['animals', 'pets']\",\"[4695, 17252]\"\n"
-)
-GREATER = (
-    "clean,corrupted,correct_idx\n"
-    "The war lasted from the year 1352 to the year 13,The war lasted from the year 1301 to the year 13,52\n"
-)
 HEADER = "clean,corrupted,answers,wrong_answers\n"
 OWN = HEADER + '"Then Alice gave it to","Then Bruce gave it to", Mary, John\n'
 
@@ -53,61 +28,6 @@ def load(tmp_path, content, model, name="pairs.csv", **options):
 def answers(task, model):
     rows = task.labels.reshape(len(task), 2, -1).tolist()
     return [[[model.tokenizer.decode([i]) for i in side if i >= 0] for side in row] for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("content", "metric", "right", "wrong"),
-    [
-        (IOI, logit_difference, [" Mary"], [" John"]),
-        (GENDER, logit_difference, [" she"], [" he"]),
-        (CAPITAL, logit_difference, [" Germany"], [" Egypt"]),
-        (HYPERNYMY, probability_difference, [" vehicles"], [" animals", " pets"]),
-        (OWN, logit_difference, [" Mary"], [" John"]),
-    ],
-    ids=["ioi", "gender-bias", "capital-country", "hypernymy", "own"],
-)
-def test_layouts_give_the_same_answers_under_both_vocabularies(content, metric, right, wrong, tmp_path, gpt2, smollm2):
-    for model in (gpt2, smollm2):
-        task = load(tmp_path, content, model)
-        assert task.metric is metric
-        assert answers(task, model) == [[right, wrong]]
-
-
-def test_the_user_is_told_where_answers_come_from(tmp_path, smollm2):
-    assert "from the prompts" in load(tmp_path, IOI, smollm2).facts["notes"][0]
-    assert "from the text columns" in load(tmp_path, HYPERNYMY, smollm2).facts["notes"][0]
-
-
-def test_sva_rows_take_all_verbs_of_the_number(tmp_path, smollm2):
-    ((right, wrong),) = answers(load(tmp_path, SVA, smollm2), smollm2)
-    assert " is" in right
-    assert " are" in wrong
-    ((right, wrong),) = answers(load(tmp_path, SVA.replace(",0\n", ",1\n"), smollm2), smollm2)
-    assert " are" in right
-
-
-def test_greater_than_rows_follow_the_tokenizer(tmp_path, gpt2, smollm2):
-    ((right, wrong),) = answers(load(tmp_path, GREATER, gpt2), gpt2)
-    assert (right[0], wrong[-1], len(right) + len(wrong)) == ("53", "52", 100)
-    ((right, wrong),) = answers(load(tmp_path, GREATER, smollm2), smollm2)
-    assert (right, wrong) == (list("6789"), list("01234"))
-
-
-def test_ioi_names_are_read_in_either_order(tmp_path, smollm2):
-    other = IOI.replace("Mary and John", "John and Mary")
-    assert answers(load(tmp_path, other, smollm2), smollm2) == [[[" Mary"], [" John"]]]
-
-
-def test_prompts_that_do_not_tell_are_dropped_with_their_row(tmp_path, smollm2):
-    odd = GENDER + "The poet slept because,The wolf slept because,673,339,1\n"
-    dropped = load(tmp_path, odd, smollm2, split="all").facts["dropped"]
-    assert dropped == {
-        "the answers cannot be read from the prompts": {
-            "count": 1,
-            "first": "row 2 (line 3 of pairs.csv)",
-            "rows": ["row 2 (line 3 of pairs.csv): the answers cannot be read from the prompts"],
-        }
-    }
 
 
 @pytest.mark.parametrize(
@@ -126,6 +46,7 @@ def test_files_as_other_programs_write_them(tmp_path, words, content):
     task = load(tmp_path, content, words)
     assert task.clean == ["Then Alice gave it to"]
     assert answers(task, words) == [[[" Mary"], [" John"]]]
+    assert task.metric is logit_difference
 
 
 def test_quotes_and_commas_and_line_breaks_in_prompts(tmp_path, words):
@@ -145,6 +66,7 @@ def test_jsonl_with_lists_and_token_ids(tmp_path, words):
     row = {"clean": "Alice gave it to", "corrupted": "Bruce gave it to", "answers": ids[:1], "wrong_answers": ids[1]}
     task = load(tmp_path, json.dumps(row) + "\n\n", words, name="pairs.jsonl")
     assert task.labels.tolist() == [ids]
+    assert f"answers that are numbers in a list are token ids: {ids[0]} is ' Mary'" in task.facts["notes"]
 
 
 def test_a_missing_space_is_said_and_not_mended(tmp_path, words):
@@ -174,7 +96,7 @@ def test_prompts_with_unknown_text_are_warned_about_once(tmp_path, closed):
     row = "Then{} gave it to{},Then{} gave it to{}, Mary, John\n"
     content = HEADER + row.format(" Ann", "", " Bob", "") + row.format(" Zed", "?", " Ann", "?")
     content += row.format(" Bob", "", " Zoe", "") + row.format(" Ann", "?", " Bob", "?")
-    with pytest.warns(UserWarning, match="2 of 4 pairs have text in their prompts that is not in the model's") as said:
+    with pytest.warns(UserWarning, match="2 pairs have text in their prompts that is not in the model's") as said:
         load(tmp_path, content, closed, split="all")
     assert len(said) == 1
     assert "(first: row " in str(said[0].message)
@@ -198,13 +120,8 @@ def test_halves_of_a_file_share_no_pair(words):
     assert len(set(train.clean)) == len(set(test.clean)) == 20
 
 
-def test_seed_decides_which_rows(words):
-    once, again, other = (load_task(None, words, data=list(many(80)), n=10, seed=seed) for seed in (0, 0, 1))
-    assert once.clean == again.clean != other.clean
-
-
 def test_a_huge_file_is_read_in_part_and_says_so(words, monkeypatch):
-    monkeypatch.setattr("gradpath.tasks.load._MAX_ROWS", 500)
+    monkeypatch.setattr("gradpath.tasks.data._MAX_ROWS", 500)
     taken = []
     rows = (taken.append(i) or row for i, row in enumerate(many(10_000_000)))
     task = load_task(None, words, data=rows, n=100)
@@ -214,62 +131,16 @@ def test_a_huge_file_is_read_in_part_and_says_so(words, monkeypatch):
     assert "only the first 500 rows were read" in task.facts["notes"]
 
 
-def test_a_dataset_by_name_is_streamed(words, monkeypatch):
-    asked = {}
-    fake = types.ModuleType("datasets")
-    fake.load_dataset = lambda name, **options: asked.update(name=name, **options) or list(many(10))
-    monkeypatch.setitem(sys.modules, "datasets", fake)
-    task = load_task(None, words, data="someone/pairs:validation", n=5)
-    assert asked == {"name": "someone/pairs", "split": "validation", "streaming": True}
-    assert task.name == "someone/pairs"
-
-
-def test_a_dataset_that_cannot_be_loaded(words, monkeypatch):
-    def fail(name, **options):
-        raise ConnectionError("offline")
-
-    fake = types.ModuleType("datasets")
-    fake.load_dataset = fail
-    monkeypatch.setitem(sys.modules, "datasets", fake)
-    with pytest.raises(InputError, match=r"no file someone/pairs, and the dataset .* cannot be loaded: offline"):
-        load_task(None, words, data="someone/pairs")
-
-
-def test_a_dataset_without_the_package(words, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match="pip install datasets"):
-        load_task(None, words, data="someone/pairs")
-
-
-def test_a_name_goes_with_its_own_layout_or_ours(tmp_path, words, gpt2):
-    file = tmp_path / "mine.csv"
-    file.write_text(OWN)
-    assert load_task("my-task", words, data=file, n=1).name == "my-task"
-    file.write_text(IOI)
-    assert load_task("ioi", gpt2, data=file, n=1).name == "ioi"
-    with pytest.raises(InputError, match=r"columns of the task 'ioi', but 'sva' was requested"):
-        load_task("sva", gpt2, data=file, n=1)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "pairs.csv is empty"),
-        ("\n \n", "pairs.csv is empty"),
-        (HEADER, "has a header and no rows"),
-        (
-            "prompt,target\na,b\n",
-            r"has no known layout: its columns are prompt, target\. .*Known layouts: own \(clean, corrupted, answers",
-        ),
-        ("clean;corrupted;answers\n", "separated by commas"),
-        ("clean,corrupted,answers\na,b,c\n", "layout own would also need wrong_answers"),
-        ("Clean,corrupted,Answer\na,b,c\n", r"its columns are Clean, corrupted, Answer\. .* also need wrong_answers"),
-        ("clean,corrupted,answer,wrong answer\na b,c d,, y\n", "row 1 .* has nothing in 'answer'"),
-        ("clean,clean,corrupted\n", "names 'clean' twice"),
-        (",clean,corrupted,corrupted_hard,incorrect_idx\n", "layout ioi would also need correct_idx"),
+        ("\n \n", "pairs has no rows"),
+        (HEADER, "pairs has no rows. Add one for each pair"),
+        ("clean;corrupted;answers\n", r"no column clean .*its columns are clean;corrupted;answers\. .*by commas"),
+        ("Clean,corrupted,Answer\na,b,c\n", r"no column wrong_answers: its columns are Clean, corrupted, Answer\."),
+        ("clean,clean,corrupted,answers,wrong\n", "has the column 'clean' twice"),
         (HEADER + "a b,c d, x, y\n,c d, x, y\n", r"row 2 \(line 3 of pairs.csv\) has nothing in 'clean'"),
         (HEADER + "a b,  , x, y\n", r"row 1 \(line 2 of pairs.csv\) has nothing in 'corrupted'"),
-        (HEADER + "a b,c d,, y\n", "row 1 .* has nothing in 'answers'.*remove the row"),
         (HEADER + "a b,c d, x|, y\n", "row 1 .* has nothing in 'answers'"),
         (HEADER + "a b,c d,[], y\n", "row 1 .* has nothing in 'answers'"),
         (HEADER + "a b,c d,[ x, y\n", r"row 1 .* must have a list such as .* got '\[ x'"),
@@ -277,10 +148,7 @@ def test_a_name_goes_with_its_own_layout_or_ours(tmp_path, words, gpt2):
         (HEADER + '"a b,c d, x, y\n', "cannot be read as CSV: .*double quote"),
         (HEADER.encode() + b"caf\xe9,the, x, y\n", "not UTF-8 text: byte 0xe9"),
         (HEADER.encode("utf-16"), "not UTF-8 text: byte 0xff"),
-        (SVA.replace(",0\n", ",2\n"), r"row 1 .* 0 \(singular\) or 1 in 'plural': got 2"),
-        (SVA.replace(",0\n", ",many\n"), "row 1 .* must have a whole number in 'plural': got 'many'"),
-        (GREATER.replace(",52\n", ",53\n"), "row 1 .* has the year 1352 in its prompt and 53"),
-        (HEADER + "a b,c d, x y, z\n", r"(?s)no pair can be used.*row 1 .*' x y' is ' x' \+ ' y'"),
+        (HEADER + "a b,c d, x y, z\n", r"(?s)no pair of .* can be used.*row 1 .*' x y' is ' x' \+ ' y'"),
         (HEADER + "a b,c d,[99999999], z\n", r"row 1 .*\(99999999 is not one of"),
     ],
 )
@@ -302,14 +170,13 @@ def row(**changes):
         ("{", r"row 1 \(line 1 of pairs.jsonl\) is not JSON"),
         ("[1, 2]\n", "is a list, not an object"),
         (row(clean=3), "must have text in 'clean': got 3"),
-        (row(answers=None), "row 1 .* has nothing in 'answers'"),
-        (row(answers={"x": 1}), "must have one answer or a list of them in 'answers'"),
-        (row() + "\n" + row(answers=...), r"row 2 \(line 2 of pairs.jsonl\) has no"),
-        (row(Answer=" y"), r"row 1 \(line 1 of pairs.jsonl\) names 'answers' twice"),
-        (row(other=" y").replace("other", "answers"), r"row 1 \(line 1 of pairs.jsonl\) names 'answers' twice"),
-        ('{"clean": "' + "a" * 1_100_000, "longer than 1000000 characters"),
+        (row(clean="\ud800"), "without an incomplete Unicode character in 'clean'"),
+        (row(answers=[]), "row 1 .* has nothing in 'answers'"),
+        (row(answers={"x": 1}), "must have text in 'answers'"),
+        (row() + "\n" + row(answers=...), r"row 2 \(line 2 of pairs.jsonl\) has no column answers"),
+        (row(Answer=" y"), r"row 1 \(line 1 of pairs.jsonl\) has the column 'answers' twice"),
     ],
-    ids=range(10),
+    ids=range(9),
 )
 def test_bad_jsonl_is_refused_with_the_row(tmp_path, words, content, message):
     with pytest.raises(InputError, match=message):
@@ -321,13 +188,10 @@ def test_data_of_no_known_kind(tmp_path, words):
         load_task(None, words, data=str(tmp_path / "nothing.csv"))
     with pytest.raises(InputError, match="is a folder"):
         load_task(None, words, data=tmp_path)
-    with pytest.raises(InputError, match=r"this is \.parquet"):
+    with pytest.raises(InputError, match=r"has to be CSV.*got pairs\.parquet"):
         load(tmp_path, "x", words, name="pairs.parquet")
     with pytest.raises(InputError, match=r"got int\. .*to_dict"):
         load_task(None, words, data=7)
-    parts = types.SimpleNamespace(column_names={"train": ["clean"], "test": ["clean"]})
-    with pytest.raises(InputError, match="several parts: train, test"):
-        load_task(None, words, data=parts)
 
 
 def test_equal_clean_prompts_are_in_one_half(tmp_path, words):
@@ -352,7 +216,7 @@ def test_texts_that_are_the_same_tokens_are_one_prompt(words):
     assert not texts[0] & texts[1]
     assert [len(half) for half in halves] == [8, 8]
     dropped = [half.facts["dropped"]["an earlier pair has the same prompts"]["count"] for half in halves]
-    assert dropped == [8, 8]
+    assert dropped == [16, 16]  # all of them, whichever half is taken
 
 
 class _Normalising:
@@ -377,16 +241,6 @@ def test_a_file_that_grows_keeps_its_halves(tmp_path, words):
     assert set(zip(short.clean, short.corrupted, strict=True)) <= set(zip(long.clean, long.corrupted, strict=True))
 
 
-def test_greater_than_files_of_eap_ig_with_a_label_and_with_sequences(tmp_path, gpt2):
-    label = GREATER.replace("correct_idx", "label")
-    assert answers(load(tmp_path, label, gpt2), gpt2) == answers(load(tmp_path, GREATER, gpt2), gpt2)
-    sequence = 'clean,corrupted,correct_idx\n"1208, 1216, 1256, 12","1208, 1216, 1301, 13",56\n'
-    ((right, wrong),) = answers(load(tmp_path, sequence, gpt2), gpt2)
-    assert (right[0], wrong[-1]) == ("57", "56")
-    with pytest.raises(InputError, match=r"whole number in 'label'.*In your own data, name the answers"):
-        load(tmp_path, "clean,corrupted,label\na b,c b, Mary\n", gpt2)
-
-
 def own_rows(count):
     return HEADER + "".join(f"a{i} gave it to,b{i} gave it to, Mary, John\n" for i in range(count))
 
@@ -396,23 +250,20 @@ def test_data_of_any_size_is_taken(tmp_path, words):
         count: [len(load(tmp_path, own_rows(count), words, n="auto", split=x)) for x in ("train", "test", "all")]
         for count in (1, 2, 7, 8, 21, 150)
     }
+    task = load(tmp_path, own_rows(20), words, n=50)
+    assert len(task) == 10
+    assert "50 pairs were requested, but pairs has 10: all are used" in task.facts["notes"]
     assert sizes == {1: [1] * 3, 2: [2] * 3, 7: [7] * 3, 8: [4, 4, 8], 21: [11, 10, 21], 150: [75, 75, 150]}
 
 
 def test_too_few_rows_to_hold_some_out_are_said(tmp_path, words):
     few, enough = (load(tmp_path, own_rows(count), words, split="test").facts for count in (7, 8))
-    assert "nothing is held out, because there are fewer than 8 usable pairs" in few["notes"][-1]
+    assert "nothing is held out, because there are fewer than 8 usable pairs or all have the same" in few["notes"][-1]
     assert (few["held_out"], enough["held_out"]) == (False, True)
     one_prompt = HEADER + "".join(f"a gave it to,b{i} gave it to, Mary, John\n" for i in range(9))
     task = load(tmp_path, one_prompt, words, split="test")
     assert (len(task), task.facts["held_out"]) == (9, False)
-    assert "because all usable pairs have the same clean prompt" in task.facts["notes"][-1]
-
-
-def test_more_pairs_than_the_data_has_are_all_of_them_with_a_note(tmp_path, words):
-    task = load(tmp_path, own_rows(20), words, n=50)
-    assert len(task) == 10
-    assert "50 pairs were requested, but pairs has 10: all are used" in task.facts["notes"]
+    assert "all have the same clean prompt" in task.facts["notes"][-1]
 
 
 def test_all_bad_rows_are_reported_at_once_with_their_lines(tmp_path, words):
@@ -442,19 +293,9 @@ def test_every_row_that_is_left_out_is_named_with_its_reason(tmp_path, words):
 
 def test_a_file_is_checked_without_a_model(tmp_path):
     file = tmp_path / "pairs.csv"
-    for content in (IOI, SVA, GENDER, CAPITAL, HYPERNYMY, GREATER, OWN):
-        file.write_text(content)
-        check_task(None, file)
-        file.write_text(content + "one field\n")
-        with pytest.raises(InputError, match=r"row 2 .line 3 of pairs.csv. has 1 fields"):
-            check_task(None, str(file))
-    with pytest.raises(InputError, match=r"there is no file .*nothing\.csv"):
-        check_task(None, tmp_path / "nothing.csv")
+    file.write_text(OWN)
+    check_task(None, file)
+    file.write_text(OWN + "one field\n")
+    with pytest.raises(InputError, match=r"row 2 .line 3 of pairs.csv. has 1 fields"):
+        check_task(None, str(file))
     check_task(None, [{"anything": 1}])  # rows are read with the model
-
-
-def test_numbers_in_a_list_are_token_ids_and_a_note_says_so(tmp_path, smollm2):
-    rows = "clean,corrupted,answers,wrong_answers\n" + "".join(f'a {x},b {x},"[412]","[413]"\n' for x in "cdef")
-    notes = load(tmp_path, rows, smollm2, split="all").facts["notes"]
-    text = smollm2.tokenizer.decode([412])
-    assert f"answers that are numbers in a list are token ids: 412 is {text!r}" in notes

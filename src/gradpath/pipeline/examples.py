@@ -8,11 +8,11 @@ from typing import Any
 
 from gradpath import defaults
 from gradpath.errors import warn
+from gradpath.model.tokenizer import prompt_ids
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
-from gradpath.tasks.load import LEAST, WARNING, draw_task, split_in_halves
+from gradpath.tasks.load import NOT_HELD_OUT, WARNING, draw_task, halves, one_pair
 from gradpath.tasks.metrics import Metric
-from gradpath.tasks.one_pair import one_pair
 from gradpath.tasks.task import Task
 
 Note = Callable[[str], None]  # shows a message to the user
@@ -82,15 +82,12 @@ def _halves(task: Task, model: Transformer, recipe: Recipe, note: Note) -> tuple
     """The examples of a ``Task`` for attribution and those for evaluation."""
     task = replace(task, name=recipe.task or task.name, recipe=None)  # its halves cannot be drawn again
     n = len(task) if recipe.examples is None else recipe.examples
-    halves = split_in_halves(task, model.tokenizer)
-    if recipe.split == "all" or not all(halves):
+    attributed_rows, held_out_rows = halves(map(tuple, prompt_ids(task.clean, model.tokenizer)))
+    if recipe.split == "all" or not held_out_rows:
         if recipe.split != "all":
-            note(
-                f"{WARNING}nothing is held out, because the task has fewer than {LEAST} examples or a single clean "
-                "prompt. All are both attributed and measured, so the circuit may not do as well on other prompts"
-            )
+            note(NOT_HELD_OUT)
         return (task[:n],) * 2
-    attributed, held_out = (task.take(rows[:n]) for rows in halves)
+    attributed, held_out = task.take(attributed_rows[:n]), task.take(held_out_rows[:n])
     return attributed, attributed if recipe.split == "same" else held_out
 
 
@@ -101,8 +98,6 @@ def notices(attributed: Task | None, measured: Task) -> list[str]:
     """
     first = measured if attributed is None else attributed
     facts = first.facts
-    held_out = measured is not first and facts.get("held_out", True)
-    tasks = [first, measured] if held_out else [first]
     lines = list[str]()
     if "rows_read" in facts:
         lines = [_measured_pairs(measured) if attributed is None else _usage(attributed, measured)]
@@ -111,10 +106,10 @@ def notices(attributed: Task | None, measured: Task) -> list[str]:
             f"{len(attributed)} {'pair is' if len(attributed) == 1 else 'pairs are'} few for attribution: the circuit "
             f"fits these, can have thousands of edges, and its intervals are wide; {FEW} or more are better"
         )
-    lines += dict.fromkeys(str(note) for task in tasks for note in task.facts.get("notes", []))
-    drops = [drop for task in tasks for drop in task.facts.get("dropped", {}).values()]
-    rows = sum(drop["count"] for drop in drops)
-    listed = [row for drop in drops for row in drop.get("rows", ())]
+    lines += dict.fromkeys(str(note) for task in (first, measured) for note in task.facts.get("notes", []))
+    dropped = facts.get("dropped", {})
+    rows = sum(drop["count"] for drop in dropped.values())
+    listed = [row for drop in dropped.values() for row in drop.get("rows", ())]
     if listed:
         lines.append(f"{rows:,} {'row is' if rows == 1 else 'rows are'} left out:")
         lines += [f"  {line}" for line in listed]
@@ -123,7 +118,7 @@ def notices(attributed: Task | None, measured: Task) -> list[str]:
     return lines + [
         f"{drop['count']:,} {'pair was' if drop['count'] == 1 else 'pairs were'} dropped because {reason} "
         f"(first: {drop['first']})"
-        for reason, drop in facts.get("dropped", {}).items()
+        for reason, drop in dropped.items()
     ]
 
 

@@ -409,18 +409,15 @@ def _item(value: Any) -> str:
 
 def _pairs(data: Mapping[str, Any]) -> str:
     """Which pairs were used, in sentences, as far as the file records it."""
-    n, kept, rows, layout = (data.get(name) for name in ("n", "kept", "rows_read", "layout"))
+    n, kept, rows = (data.get(name) for name in ("n", "kept", "rows_read"))
     told = []
     if type(rows) is int and type(kept) is int:
         told.append(f"{kept:,} of {rows:,} rows{', with others held out' if data.get('held_out') else ''}")
     if type(n) is int and type(kept) is int and kept != n:
         told.append(f"{kept:,} of {n:,} requested")
-    if isinstance(layout, str) and layout != "own":
-        told.append(f"Layout: {layout}")
     for reason, drop in _mapping(data.get("dropped")).items():
         count, first = (_mapping(drop).get(name) for name in ("count", "first"))
         pairs = "1 pair" if count in (1, None) else f"{count} pairs"
-        pairs += " of the half for attribution" if data.get("held_out") else ""
         told.append(f"{pairs} dropped because {reason}{f', such as {first}' if first else ''}")
     notes = data.get("notes")
     told += [_capital(str(note)) for note in notes if note] if isinstance(notes, list) else []

@@ -25,7 +25,7 @@ from gradpath.selection.ranking import check_sparsity
 from gradpath.sweep import Limits
 from gradpath.tasks import find_metric
 from gradpath.tasks.builtin import PAPER_TASKS
-from gradpath.tasks.data_rows import SUFFIXES
+from gradpath.tasks.data import SUFFIXES
 from gradpath.tasks.load import check_task
 
 CUSTOM = "custom"  # the task of the user's own data, if it has no other name

@@ -93,23 +93,24 @@ def metric_of(
 
 
 def _value(metric: Metric, logits: Tensor, labels: Any) -> Tensor:
-    """The metric of one run; what is wrong with a metric of the user's own is reported as such."""
-    before = labels if metric in _LABELS else deepcopy(labels)
-    value: Tensor = _called(metric, logits, labels)
-    check_metric(value, len(logits))
-    if before is not labels and not _same(before, labels):
-        raise InputError(
-            f"a metric must not change its labels, which later batches use again: {metric_name(metric)} does. "
-            "Let it work on labels.clone()."
-        )
+    """The metric of one run; what is wrong with a metric of the user's own is reported as such.
+
+    It gets its own copy of the labels, which later batches use again.
+    """
+    try:
+        value = metric(logits, labels if metric in _LABELS else deepcopy(labels))
+    except Exception as problem:
+        shapes = [tuple(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}" for x in (logits, labels)]
+        facts = f"it was given logits of shape {shapes[0]} and labels of shape {shapes[1]}"
+        if failure := failure_of(f"the metric {metric_name(metric)}", metric, problem, facts):
+            raise failure from problem
+        raise
+    if not isinstance(value, Tensor) or value.shape != (len(logits),):
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"a metric has to return one number per example, shape ({len(logits)},): got {got}.")
+    if value.is_complex():
+        raise InputError(f"a metric has to return real numbers: got {value.dtype}. Take .real or .abs() of it.")
     return value
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two labels, or lists of them, are equal; NaN is equal to itself."""
-    if isinstance(one, Tensor):
-        return one.shape == other.shape and bool(((one == other) | (one != one)).all())
-    return all(map(_same, one, other))
 
 
 @torch.no_grad()
@@ -127,18 +128,6 @@ def _check_examples_alone(metric: Metric, logits: Tensor, labels: Any, together:
                 f"{value:.4g} alone and {float(together[row]):.4g} in a batch of {len(logits)}. Take out sums, means, "
                 "maxima and random numbers over the batch."
             )
-
-
-def _called(metric: Metric, logits: Tensor, labels: Any) -> Any:
-    """What the metric returns; an exception in a metric of the user's own is reported as such."""
-    try:
-        return metric(logits, labels)
-    except Exception as problem:
-        shapes = [tuple(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}" for x in (logits, labels)]
-        facts = f"it was given logits of shape {shapes[0]} and labels of shape {shapes[1]}"
-        if failure := failure_of(f"the metric {metric_name(metric)}", metric, problem, facts):
-            raise failure from problem
-        raise
 
 
 def metric(name: str) -> Callable[[Metric], Metric]:
@@ -170,15 +159,6 @@ def metric_name(metric: str | Metric) -> str:
         return Path(metric).name if ".py:" in metric else metric
     names = [name for name, function in METRICS.items() if function is metric]
     return names[0] if names else getattr(metric, "__name__", "custom")
-
-
-def check_metric(value: Any, batch: int) -> None:
-    """Refuse a metric that does not return one real number per example."""
-    if not isinstance(value, Tensor) or value.shape != (batch,):
-        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"a metric has to return one number per example, shape ({batch},): got {got}.")
-    if value.is_complex():
-        raise InputError(f"a metric has to return real numbers: got {value.dtype}. Take .real or .abs() of it.")
 
 
 def check_labels(metric: Metric, labels: Any) -> None:

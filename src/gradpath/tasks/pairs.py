@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
@@ -50,7 +50,6 @@ class Pair:
     where: str = ""  # the row of the user's file
     problem: str = ""  # why the pair cannot be used under this tokenizer
     spans: Mapping[str, tuple[int, int]] | None = None  # named parts of the clean prompt, in characters
-    number: int = 0  # its place in the user's file: of several cases, the first is named
 
     @property
     def title(self) -> str:
@@ -120,7 +119,8 @@ class Dropped:
 
     def add(self, pair: Pair, detail: str) -> None:
         self.count += 1
-        self.cases = sorted([*self.cases, (pair, detail)], key=lambda case: case[0].number)[:_LISTED]
+        if len(self.cases) < _LISTED:
+            self.cases.append((pair, detail))
 
     @property
     def first(self) -> str:
@@ -130,23 +130,34 @@ class Dropped:
     @property
     def rows(self) -> list[str]:
         """The cases, one line each."""
-        details = [(pair.title, f" ({detail})" if detail else "") for pair, detail in self.cases]
-        return [f"{title}: {self.reason}{detail}" for title, detail in details]
+        return [f"{pair.title}: {self.reason}{f' ({detail})' if detail else ''}" for pair, detail in self.cases]
+
+
+class UsablePair(NamedTuple):
+    """A pair, the token ids of its correct and wrong answers, and those of its clean prompt as it was given."""
+
+    pair: Pair
+    answers: tuple[Ids, Ids]
+    clean: Ids
 
 
 @dataclass
 class UsablePairs:
-    """The usable pairs, the token ids of their correct and wrong answers, and the dropped pairs by reason.
+    """The usable pairs, and the dropped ones by reason.
 
     ``left_out`` are answers that are not single tokens, of pairs that have other answers. ``unknown`` are usable pairs
     whose prompts have text outside the vocabulary.
     """
 
-    pairs: list[Pair] = field(default_factory=list)
-    answers: list[tuple[Ids, Ids]] = field(default_factory=list)
+    pairs: list[UsablePair] = field(default_factory=list)
     dropped: dict[str, Dropped] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
     unknown: list[Pair] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> str:
+        """Why how many pairs were dropped, with the first of each."""
+        return "; ".join(f"{x.count} dropped because {x.reason} (first: {x.first})" for x in self.dropped.values())
 
 
 class _UnusableError(Exception):
@@ -172,7 +183,7 @@ def usable_pairs(
             end of both prompts.
 
     Returns:
-        The pairs, their answers, and what was dropped.
+        The pairs, and what was dropped.
     """
     answer_tokens, earlier, remaining = _AnswerTokens(tokenizer), set[tuple[Ids, Ids]](), iter(pairs)
     usable = UsablePairs(left_out=answer_tokens.left_out)
@@ -192,8 +203,7 @@ def usable_pairs(
                 usable.dropped.setdefault(problem.reason, Dropped(problem.reason)).add(pair, problem.detail)
                 continue
             earlier.add(prompts)
-            usable.pairs.append(pair)
-            usable.answers.append(answers)
+            usable.pairs.append(UsablePair(pair, answers, prompts[0]))
             texts = (pair.clean, pair.corrupted)
             if any(tokenizer.has_unknown(text, ids[n_front:]) for text, ids in zip(texts, prompts, strict=True)):
                 usable.unknown.append(pair)

@@ -36,18 +36,6 @@ class NamedTask:
 
 TASKS = Registry[NamedTask]("task", [f"{__name__}.prompts"])
 PAPER_TASKS = ("ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than")
-# MIB's tasks on questions that we may not redistribute, and their names in the dataset.
-FROM_FILE = {"arc-easy": "ARC-Easy", "arc-challenge": "ARC-Challenge"}
-
-
-def find_task(name: str) -> NamedTask:
-    """A task by its name; the error for a task that needs a file says which file."""
-    if name in FROM_FILE:
-        raise UsageError(
-            f"{name} needs its questions as a file: save the rows of {FROM_FILE[name]} of the dataset allenai/ai2_arc "
-            f"(or those of mib-bench/{name.replace('-', '_')}) as JSONL, and give --task {name} --data FILE.jsonl."
-        )
-    return TASKS.find(name)
 
 
 def named_task(
@@ -93,7 +81,7 @@ def describe_tasks() -> list[dict[str, str]]:
 
 def read_built_in(name: str, split: str, tokenizer: Tokenizer) -> Source:
     """The pairs of a built-in task; the split "all" joins both halves, without pairs across them."""
-    task = find_task(str(name))
+    task = TASKS.find(name)
     if split == defaults.REWORDED and not task.reworded:
         known = ", ".join(other.name for other in TASKS.values() if other.reworded)
         raise UsageError(f"the task {name!r} has no other templates, which {known} have: take the split 'test'.")

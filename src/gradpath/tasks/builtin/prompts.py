@@ -14,13 +14,12 @@ from gradpath.tasks.builtin import half, named_task, read_json, read_text, templ
 from gradpath.tasks.pairs import Candidates, Combinations, Pair
 
 HE, SHE = " he", " she"
-NO_BORDER = "the tokenizer does not split the year where the prompt ends"
+NO_TOKENS = "the year is not in the tokenizer's vocabulary"
 ONE_SIDED = "no next token is right, or none is wrong"
 UNUSUAL = "the tokenizer splits this year unlike most years"
 _MIB = "Mueller et al. 2025, MIB: A Mechanistic Interpretability Benchmark, arXiv:2504.13151"
 _NUMBERS = range(10, 100)
-LETTERS = "ABCDEFGH"
-CHOICES = 4
+LETTERS = "ABCD"
 
 
 @named_task(
@@ -282,21 +281,20 @@ def greater_than(split: str, tokenizer: Tokenizer) -> Candidates:
     return Candidates(Combinations((len(nouns), len(numbers)), build), (note,))
 
 
-def read_years(numbers: Sequence[str], tokenizer: Tokenizer, shown: int | None = None) -> dict[str, Year]:
-    """Each four-digit year under the tokenizer; ``shown`` sets the number of digits at the end of the prompt."""
+def read_years(numbers: Sequence[str], tokenizer: Tokenizer) -> dict[str, Year]:
+    """Each four-digit year under the tokenizer."""
     tokens = tokenizer.continuations([f" {number}" for number in numbers])
     text = {i: tokenizer.decode([i]) for i in sorted({i for ids in tokens for i in ids})}
-    return {number: _year(number, [text[i] for i in ids], shown) for number, ids in zip(numbers, tokens, strict=True)}
+    return {number: _year(number, [text[i] for i in ids]) for number, ids in zip(numbers, tokens, strict=True)}
 
 
-def _year(number: str, pieces: list[str], shown: int | None) -> Year:
+def _year(number: str, pieces: list[str]) -> Year:
     """Steps 1 to 3 of the rule, for a year that is split into these pieces."""
+    if "".join(pieces) != f" {number}":
+        return Year("", 0, (), (), NO_TOKENS)
     borders = {len("".join(pieces[:at]).strip()): at for at in range(len(pieces))}
     # The first token border at or after the century, else the last one before it.
-    first = min((border for border in borders if border >= 2), default=max(borders, default=0))
-    digits = first if shown is None else shown
-    if "".join(pieces) != f" {number}" or digits not in borders:
-        return Year("", 0, (), (), NO_BORDER)
+    digits = min((border for border in borders if border >= 2), default=max(borders))
     at = borders[digits]
     following = pieces[at]
     width = len(following.strip())
@@ -389,12 +387,6 @@ def _arithmetic(task: str, split: str, result: Callable[[int, int], int]) -> Can
     return Candidates(Combinations((len(texts), len(operands), len(operands) - 1), build))
 
 
-def choice_prompt(question: str, choices: Sequence[str], symbols: str) -> str:
-    """A question with its choices, each behind a symbol."""
-    lines = [f"{symbol}. {choice}" for symbol, choice in zip(symbols, choices, strict=True)]
-    return "\n".join([f"Question: {question}", *lines, "Answer:"])
-
-
 @named_task(
     "mcqa",
     "Multiple choice: 'A box is brown. What color is a box? A. gray B. brown ...' -> B",
@@ -410,8 +402,7 @@ def mcqa(split: str, tokenizer: Tokenizer) -> Candidates:
         corrupted  Question: A box is brown. What color is a box?\nP. gray\nQ. brown\nR. red\nS. white\nAnswer:  (Q)
 
     The corrupted prompt has other letters and is otherwise the same (MIB's ``symbol_counterfactual``). So the circuit
-    finds the letter of the correct answer, not the answer itself. No thing is in both splits. The layout "ARC" of
-    users' data has the same form.
+    finds the letter of the correct answer, not the answer itself. No thing is in both splits.
 
     The pairs: every thing of the split with every three other colors, the correct color at every place, and every set
     of other letters.
@@ -419,7 +410,7 @@ def mcqa(split: str, tokenizer: Tokenizer) -> Candidates:
     facts = read_json("mcqa.json")
     things, texts = half(facts["things"], split), templates("mcqa", split, [facts["question"]])
     colors = list(dict.fromkeys(color for _, color in facts["things"]))
-    wrong = list(combinations(range(len(colors) - 1), CHOICES - 1))
+    wrong = list(combinations(range(len(colors) - 1), len(LETTERS) - 1))
 
     def build(text: int, thing: int, others: int, place: int, letters: int) -> Pair:
         name, color = things[thing]
@@ -428,9 +419,13 @@ def mcqa(split: str, tokenizer: Tokenizer) -> Candidates:
         choices = choices[others % 3 :] + choices[: others % 3]  # or colors would come in one order only
         choices.insert(place, color)
         question = texts[text].format(thing=name[0].upper() + name[1:], again=name, color=color)
-        symbols = LETTERS[:CHOICES], facts["symbols"][letters]
-        clean, corrupted = (choice_prompt(question, choices, each) for each in symbols)
-        return Pair(clean, corrupted, (f" {symbols[0][place]}",), (f" {symbols[1][place]}",))
 
-    sizes = (len(texts), len(things), len(wrong), CHOICES, len(facts["symbols"]))
+        def prompt(symbols: str) -> str:
+            lines = [f"{symbol}. {choice}" for symbol, choice in zip(symbols, choices, strict=True)]
+            return "\n".join([f"Question: {question}", *lines, "Answer:"])
+
+        other = facts["symbols"][letters]
+        return Pair(prompt(LETTERS), prompt(other), (f" {LETTERS[place]}",), (f" {other[place]}",))
+
+    sizes = (len(texts), len(things), len(wrong), len(LETTERS), len(facts["symbols"]))
     return Candidates(Combinations(sizes, build))
