@@ -8,6 +8,7 @@ import pytest
 
 import gradpath as gp
 from gradpath.study.faithfulness import _suggested
+from gradpath.study.outcome import percent
 
 TYPED = ("--task", "ioi", "--examples", "4", "--sparsities", "0.5,0.2")
 
@@ -28,7 +29,7 @@ def test_a_table_fits_and_names_the_report(curve):
     assert "|" not in done.out
     assert "eap-ig, refined" in done.out
     for row in rows:
-        assert f"{100 * row['faithfulness']:.1f}%" in done.out
+        assert f" {percent(row['faithfulness'])} " in done.out
         assert f"{row['error']:.3f}" in done.out
     assert f"Open {out / 'report.html'} in a browser." in done.out
 
@@ -64,7 +65,7 @@ def test_a_curve_says_what_to_use_and_compares_methods_in_pairs(run, model_folde
     top = " ".join(told.out.partition("\n\n")[0].split())
     assert "has the smallest mean error" in top
     assert "suggested size: " in top
-    assert "Mean error, on the same examples: difference [95% interval]" in told.out
+    assert "Mean error minus the smallest one, on the same examples [95% interval]" in told.out
 
 
 def test_the_suggested_size_is_the_smallest_that_keeps_the_share_or_has_the_smallest_error():

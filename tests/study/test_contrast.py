@@ -8,7 +8,7 @@ import torch
 from gradpath.evaluation.result import Result, distance_difference, error_difference
 from gradpath.recipe import Recipe
 from gradpath.study.bench import Bench, Store, cell_of
-from gradpath.study.faithfulness import comparison
+from gradpath.study.faithfulness import outcome
 from gradpath.study.spec import Study
 
 
@@ -55,16 +55,18 @@ def bench_of(tiny, folder, methods, selections) -> Bench:
 
 def test_every_way_is_compared_with_eap_ig_by_the_first_selection(tiny, tmp_path):
     bench = bench_of(tiny, tmp_path, ("eap", "eap-ig"), ("top", "refined"))
-    text = comparison(bench)
-    assert text is not None
-    assert "minus those of eap-ig, top" in text
-    error, distance = (table.splitlines() for table in text.split("\n\n")[2:])
-    assert error[0] == "| Error | eap, top | eap-ig, refined | eap, refined |"
-    assert distance[0].replace("\\|", "|").startswith("| |1 - NFS| | eap, top |")
+    made = outcome(bench)
+    ways = [(row["method"], row["selection"]) for row in made.facts["compared"]]
+    assert ways == [("eap", "top"), ("eap-ig", "refined"), ("eap", "refined")]
     sides = [bench.measure(list(bench.study.recipes("ioi", SIZES, [method], ["top"]))) for method in ("eap", "eap-ig")]
-    assert f"{error_difference(*sides).value:+.3f} [" in error[2].split("|")[2]
-    assert f"{distance_difference(*sides).value:+.3f} [" in distance[2].split("|")[2]
+    first = made.facts["compared"][0]
+    assert first["error_difference"] == error_difference(*sides).value
+    assert first["distance_difference"] == distance_difference(*sides).value
+    section = made.text.partition("## Compared with eap-ig, top")[2].partition("##")[0]
+    assert f"eap, top | {first['error_difference']:+.3f} [" in section.replace("**", "")
 
 
 def test_one_way_alone_is_compared_with_nothing(tiny, tmp_path):
-    assert comparison(bench_of(tiny, tmp_path, ("eap",), ("top",))) is None
+    made = outcome(bench_of(tiny, tmp_path, ("eap",), ("top",)))
+    assert made.facts["compared"] == []
+    assert "Compared" not in made.text

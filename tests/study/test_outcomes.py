@@ -110,11 +110,11 @@ def test_faithfulness_says_what_every_method_costs(everything):
     prices = {row["method"]: (row["forward"], row["backward"], row["units"]) for row in found}
     assert prices["eap-ig"] == (6, 5, pytest.approx(16 / 3))
     assert prices["eap-gp+stride=unit"] == (7, 10, 9)
-    table = (everything.out / "faithfulness.md").read_text().partition("## Methods")[2].partition("##")[0]
-    line = next(line for line in table.splitlines() if line.startswith("| EAP-GP, stride=unit, top |"))
+    table = (everything.out / "faithfulness.md").read_text().partition("## Means")[2].partition("##")[0]
+    line = next(line for line in table.splitlines() if line.startswith("| eap-gp+stride=unit, top |"))
     assert line.endswith("| 7 | 10 | 9 |")
     rows = everything.rows("faithfulness", method="eap-gp+stride=unit", selection="top")
-    assert f"| {sum(float(row['error']) for row in rows) / len(rows):.3f} |" in line
+    assert f" / {sum(float(row['error']) for row in rows) / len(rows):.3f} |" in line
 
 
 def test_runtime_counts_passes_and_measures_at_its_own_sparsity(everything, tiny, splits):
@@ -221,8 +221,8 @@ def test_curve_on_mib_s_grid_gives_its_areas_by_both_rankings(run, tiny, splits,
     ]
     assert random["cmd"] == pytest.approx(sum(area.cmd for area in areas) / 5, abs=1e-5)
     assert random["cpr_range"] == pytest.approx([f(area.cpr for area in areas) for f in (min, max)], abs=1e-5)
-    [line] = [line for line in (tmp_path / "curve.md").read_text().splitlines() if line.startswith("| IOI, random")]
-    assert line.count(f"{random['cmd']:.3f}") == 2  # under both methods
+    [line] = [line for line in (tmp_path / "curve.md").read_text().splitlines() if line.startswith("| IOI: random")]
+    assert f"{random['cmd']:.3f}" in line
     assert '"how":"random"' in (tmp_path / "report.html").read_text()
     page = (tmp_path / "curve.md").read_text()
     assert f"{found[0]['cpr']:.3f} [" in page

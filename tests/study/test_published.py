@@ -73,4 +73,4 @@ def test_the_papers_figures_stand_beside_ours(run, tiny_folder, tmp_path, monkey
     assert "paper" not in other
     assert any(note.startswith("Paper: somewhere") for note in result["notes"])
     (page,) = tmp_path.glob("*.md")
-    assert "| paper | difference | eap-ig NFS" in page.read_text()
+    assert f"; paper 25.0 ({100 * eap['difference']:+.1f})" in page.read_text()

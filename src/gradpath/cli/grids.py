@@ -69,32 +69,25 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
 
 def _curve_text(written: Written, out: Path | None) -> str:
     """The measurements for a terminal: a table for each method and selection, and where the rest is."""
-    from gradpath.study.faithfulness import examples_of
-    from gradpath.study.outcome import grouped
+    from gradpath.study.outcome import grouped, nfs
+    from gradpath.study.tables import examples_of
 
     rows, facts = written.outcome.rows, written.outcome.facts
-    advice = facts["advice"]
-    lines = [f"{rows[0]['task']}: {examples_of(rows[0])}", *wrap(advice["sentence"], 79)]
+    lines = [f"{rows[0]['task']}: {examples_of(rows[0])}", *wrap(facts["advice"]["sentence"], 79)]
     for (method, selection), group in grouped(rows, "method", "selection").items():
-        heading = f"{'sparsity':>10}{'edges':>10}{'kept':>10}  {'faithfulness [95%]':<22}error"
-        lines += ["", f"{method}, {selection}", heading]
+        lines += ["", f"{method}, {selection}", f"{'sparsity':>10}{'edges':>10}{'kept':>10}  {'NFS % [95%]':<20}error"]
         for row in group:
-            ends = [row[f"faithfulness_{end}"] for end in ("low", "high")]
-            interval = "" if None in ends else " [{:.0f}, {:.0f}]".format(*(100 * end for end in ends))
-            share = f"{100 * row['faithfulness']:.1f}%{interval}"
             sizes = f"{row['sparsity']:>10.2%}{row['edges_requested']:>10,}{row['edges_kept']:>10,}"
-            lines.append(f"{sizes}  {share:<22}{row['error']:.3f}")
+            lines.append(f"{sizes}  {nfs(row):<20}{row['error']:.3f}")
         areas = [row for row in facts.get("mib", ()) if (row["method"], row["selection"]) == (method, selection)]
         lines += [f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}" for row in areas]
     chance = [100 * row[f"faithfulness_{end}"] for row in facts["random"] for end in ("low", "high")]
-    if advice["pairs"]:
-        lines += ["", "Mean error, on the same examples: difference [95% interval]"]
-        differences = [
-            f"  {pair['a']} minus {pair['b']}: {pair['error_difference']:+.3f} "
-            f"[{pair['low']:+.3f}, {pair['high']:+.3f}]{'' if pair['clear'] else ', not clear'}"
-            for pair in advice["pairs"]
-        ]
-        lines += [line for text in differences for line in wrap(text, 79, subsequent_indent="    ")]
+    if facts["compared"]:
+        lines += ["", "Mean error minus the smallest one, on the same examples [95% interval]"]
+    for row in facts["compared"]:
+        difference, low, high = (row[f"error_{name}"] for name in ("difference", "low", "high"))
+        clear = "" if row["error_clear"] else ", not clear"
+        lines.append(f"  {row['method']}, {row['selection']}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]{clear}")
     lines += ["", f"Random circuits of the same sizes: faithfulness {min(chance):.1f}% to {max(chance):.1f}%"]
     for row in facts.get("mib_random", ()):
         lines.append(

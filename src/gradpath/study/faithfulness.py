@@ -8,9 +8,9 @@ All methods and selections are compared with one of them on the same examples. O
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import chain, combinations, product
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,21 +18,11 @@ import torch
 from gradpath import defaults
 from gradpath.ablation import CORRUPTED
 from gradpath.evaluation import mib
-from gradpath.evaluation.result import Cell, Difference, distance_difference, error_difference
+from gradpath.evaluation.result import Cell, distance_difference, error_difference
 from gradpath.report.style import GREY, INK, LINES, MUTED, colour, fit, marker, method_title, task_title, tiled
 from gradpath.study.bench import Bench, Row
-from gradpath.study.outcome import (
-    Experiment,
-    Outcome,
-    grouped,
-    markdown,
-    mean_of,
-    nfs,
-    percent,
-    signed,
-    spread,
-    with_interval,
-)
+from gradpath.study.outcome import Experiment, Outcome, grouped, markdown, mean_of, spread, with_interval
+from gradpath.study.tables import comparison_table, means_table, size_tables, way_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,13 +42,9 @@ PRICE_READING = (
     "a backward pass counting as two forward passes. Passes are over the positions from the first differing token "
     "on, those of literal eap-gp over the whole prompt."
 )
-# The two quantities that methods and selections are compared by.
-DIFFERENCES: dict[str, Callable[[Sequence[Cell], Sequence[Cell]], Difference]] = {
-    "Error": error_difference,
-    "|1 - NFS|": distance_difference,
-}
 # Random circuits of the same sizes: the baseline of every curve.
 RANDOM = tuple(f"random+seed={seed}" for seed in range(5))
+Way = tuple[str, str]  # a method and a selection
 SELECTION_TITLES = {
     "top": "top-n edges by |score|",
     "greedy": "greedy from the logits",
@@ -106,34 +92,65 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
     if bench.paper is not None:
         notes.append(f"Paper: {bench.paper.source}; it does not say how its edges were selected.")
     log = study.grid == defaults.MIB_GRID
-    told = {"advice": advice(bench, rows)} if name == "curve" else {}
+    ways = _ways(bench)
+    if name == "curve":  # one task: its best way is what the others are compared with
+        errors = {way: mean_of(group, "error") for way, group in grouped(rows, "method", "selection").items()}
+        ways.sort(key=lambda way: errors[way])
+    differences = [row for task in study.task_names for row in _differences(bench, task, ways)]
+    told = {"advice": advice(rows, ways, differences)} if name == "curve" else {}
+    shown, random_shown = (
+        [{**row, "model": bench.title, "size": f"{100 * row['sparsity']:.4g}% sparsity"} for row in some]
+        for some in (rows, [{**row, "method": "random", "selection": ""} for row in random])
+    )
+    more = {kind: {row["method"]: f"{row[kind]:.4g}" for row in prices} for kind in ("forward", "backward", "units")}
     parts = [
-        _methods_table(rows, areas, prices),
-        _areas_table(areas, random_areas) if areas else None,
-        "## Means\n\n" + _by_method("mean over sparsities", ("NFS", "error"), rows, _means),
-        _random_table(random),
-        comparison(bench),
+        *(one["sentence"] for one in told.values()),
+        means_table(shown, random_shown, more),
+        *([_areas_table(areas, random_areas)] if areas else []),
+        *([comparison_table(", ".join(ways[0]), differences)] if differences else []),
+        *size_tables(shown, random_shown),
     ]
-    parts += [_task_section(group) for group in grouped(rows, "task", "selection").values()]
     return Outcome(
         name=name,
         title=f"Faithfulness against sparsity in {bench.title}",
         rows=rows,
-        text="\n\n".join(part for part in [*(one["sentence"] for one in told.values()), *parts] if part),
+        text="\n\n".join(parts),
         figures={name: lambda: draw_curves(rows, bench.title, log=log, areas=areas, random=random)},
         notes=tuple(notes),
         facts={
             "random": random,
             "prices": prices,
+            "compared": differences,
             **told,
             **({"mib": areas, "mib_random": random_areas} if areas else {}),
         },
     )
 
 
+def _ways(bench: Bench) -> list[Way]:
+    """All methods with all selections; EAP-IG with the first selection comes first, if it is among them."""
+    first = bench.study.selections[0]
+    ways = [(method, selection) for selection, method in product(bench.study.selections, bench.study.methods)]
+    return sorted(ways, key=lambda way: (way[1] != first, way[0] != "eap-ig"))
+
+
 def _cells(bench: Bench, task: str, method: str, selection: str) -> Sequence[Cell]:
     """The cells of one curve."""
     return bench.measure(list(bench.study.recipes(task, bench.sizes(task), [method], [selection])))
+
+
+def _differences(bench: Bench, task: str, ways: Sequence[Way]) -> list[Row]:
+    """Every way minus the first one: means over sizes, with bootstrap intervals over the examples that both ran on."""
+    baseline, *others = (_cells(bench, task, *way) for way in ways)
+    rows = []
+    for (method, selection), cells in zip(ways[1:], others, strict=True):
+        row: Row = {"model": bench.title, "task": task, "method": method, "selection": selection}
+        for name, function in (("error", error_difference), ("distance", distance_difference)):
+            found = function(cells, baseline)
+            row |= {f"{name}_difference": found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+            row[f"{name}_clear"] = found.is_clear
+        rows.append(row)
+    return rows
 
 
 def _areas(bench: Bench) -> list[Row]:
@@ -165,32 +182,13 @@ def _random_areas(bench: Bench) -> list[Row]:
 
 
 def _areas_table(rows: Sequence[Row], random: Sequence[Row]) -> str:
-    def cells(row: Row, ends: str) -> list[str]:
-        return [with_interval(row[name], *row[f"{name}_{ends}"]) for name in ("cpr", "cmd")]
-
-    # Random rankings have no method: their line is the same under each.
-    n = len(grouped(rows, "method"))
-    lines = [[f"{task_title(row['task'])}, random", *cells(row, "range") * n] for row in random]
-    reading = f"random: the mean of {random[0]['rankings']} random rankings, and the smallest and largest of them."
-    table = _by_method("areas of MIB", ("CPR", "CMD"), rows, lambda group: cells(group[0], "interval"), lines)
-    return f"## MIB\n\n{reading}\n\n{table}"
-
-
-def _means(group: Sequence[Row]) -> list[str]:
-    return [percent(mean_of(group, "faithfulness")), f"{mean_of(group, 'error'):.3f}"]
-
-
-def _random_table(rows: Sequence[Row]) -> str:
-    """The faithfulness and error of random circuits of the same sizes: a line per task, means over sparsities."""
-    lines = []
-    for task, group in grouped(rows, "task").items():
-        line = [task_title(task)]
-        for name, text in (("faithfulness", percent), ("error", lambda x: f"{x:.3f}")):
-            low, value, high = (text(mean_of(group, key)) for key in (f"{name}_low", name, f"{name}_high"))
-            line.append(f"{value} ({low} to {high})")
-        lines.append(line)
-    headings = [f"mean over sparsities, {rows[0]['circuits']} circuits each", "NFS (from, to)", "error (from, to)"]
-    return "## Random circuits\n\nWith as many edges, drawn at random and pruned.\n\n" + markdown(headings, lines)
+    ways = [(row, way_of(row), "interval") for row in rows]
+    lines = [
+        [f"{task_title(row['task'])}: {way}", *(with_interval(row[x], *row[f"{x}_{ends}"]) for x in ("cpr", "cmd"))]
+        for row, way, ends in [*ways, *((row, "random rankings", "range") for row in random)]
+    ]
+    reading = f"Random: the mean of {random[0]['rankings']} random rankings, and the smallest and largest of them."
+    return f"## MIB\n\n{reading}\n\n{markdown(['', 'CPR', 'CMD'], lines)}"
 
 
 def price_rows(bench: Bench) -> list[Row]:
@@ -204,95 +202,6 @@ def price_rows(bench: Bench) -> list[Row]:
         row["units"] = (row["forward"] + 2 * row["backward"]) / 3
         rows.append(row)
     return rows
-
-
-def _methods_table(rows: Sequence[Row], areas: Sequence[Row], prices: Sequence[Row]) -> str | None:
-    """One line per method and selection: means over tasks and sparsities, and the price of the scores."""
-    if len({(row["method"], row["selection"]) for row in rows}) <= 1:
-        return None
-    price, lines = {row["method"]: row for row in prices}, []
-    cmd = grouped(areas, "method", "selection")
-    for (method, selection), group in grouped(rows, "method", "selection").items():
-        line = [f"{method_title(method)}, {selection}", *_means(group)]
-        line += [f"{mean_of(cmd[method, selection], 'cmd'):.3f}"] if areas else []
-        if method in price:
-            line += [f"{price[method][key]:.4g}" for key in ("forward", "backward", "units")]
-        lines.append(line)
-    headings = ["mean over tasks and sparsities", "NFS", "error", *(["CMD"] if areas else [])]
-    headings += ["forward", "backward", "units"] if prices else []
-    return "## Methods\n\n" + markdown(headings, lines)
-
-
-def _by_method(
-    title: str,
-    names: Sequence[str],
-    rows: Sequence[Row],
-    cells: Callable[[Sequence[Row]], list[str]],
-    more: Sequence[list[str]] = (),
-) -> str:
-    """A table with a line per task and selection, and the ``cells`` of each method in it; then the lines ``more``."""
-    lines = []
-    for (task, selection), group in grouped(rows, "task", "selection").items():
-        by_method = grouped(group, "method").values()
-        lines.append([f"{task_title(task)}, {selection}", *chain.from_iterable(map(cells, by_method))])
-    headings = [title, *(f"{label} {name}" for label in grouped(rows, "method") for name in names)]
-    return markdown(headings, [*lines, *more])
-
-
-def examples_of(row: Row) -> str:
-    """The numbers of examples that were attributed and measured, as text."""
-    if not row.get("held_out", True):
-        return f"{row['examples']} examples for both attribution and evaluation: nothing is held out"
-    return f"{row['examples_attributed']} examples for attribution, {row['examples']} held out"
-
-
-def _task_section(rows: Sequence[Row]) -> str:
-    """The circuits of one task and selection, a line per sparsity."""
-    first = rows[0]
-    head = f"## {task_title(first['task'])}, {first['selection']}\n\n{examples_of(first)}.\n\n"
-    labels = {label: any("paper" in row for row in group) for label, group in grouped(rows, "method").items()}
-    headings = ["sparsity", "edges requested"]
-    for label, has_paper in labels.items():
-        headings += [f"{label} NFS [95%]", "error", "edges"] + (["paper", "difference"] if has_paper else [])
-    lines = []
-    for sparsity, group in grouped(rows, "sparsity").items():
-        line = [f"{100 * sparsity:.4g}%", f"{group[0]['edges_requested']:,}"]
-        for row in {row["method"]: row for row in group}.values():
-            line += [nfs(row), f"{row['error']:.3f}", f"{row['edges_kept']:,}"]
-            line += [percent(row.get("paper")), signed(row.get("difference"))] if labels[row["method"]] else []
-        lines.append(line)
-    return head + markdown(headings, lines)
-
-
-def comparison(bench: Bench) -> str | None:
-    """Tables of the differences from EAP-IG with the first selection, in error and in |1 - NFS|.
-
-    Without EAP-IG the baseline is the first method. None if there is nothing to compare.
-    """
-    study, selections = bench.study, bench.study.selections
-    pairs = [(method, selection) for selection, method in product(selections, study.methods)]
-    pairs.sort(key=lambda pair: (pair[1] != selections[0], pair[0] != "eap-ig"))
-    if len(pairs) <= 1:
-        return None
-    first, *others = [method if len(selections) == 1 else f"{method}, {selection}" for method, selection in pairs]
-    reading = (
-        f"Means over sparsities minus those of {first}, on the same examples, with the 95% bootstrap interval of "
-        "the difference. Below zero is better; bold where the interval excludes zero."
-    )
-    cells = {task: [_cells(bench, task, *pair) for pair in pairs] for task in study.task_names}
-
-    def text(difference: Difference) -> str:
-        value = with_interval(difference.value, difference.low, difference.high, "+.3f", "+.3f")
-        return f"**{value}**" if difference.is_clear else value
-
-    tables = []
-    for name, difference in DIFFERENCES.items():
-        lines = [
-            [task_title(task), *(text(difference(x, baseline)) for x in compared)]
-            for task, (baseline, *compared) in cells.items()
-        ]
-        tables.append(markdown([name, *others], lines))
-    return "\n\n".join([f"## Compared with {first}", reading, *tables])
 
 
 def draw_curves(
@@ -397,39 +306,22 @@ def _curve_handles(rows: Sequence[Row], random: Sequence[Row], band: str) -> lis
     return handles
 
 
-def advice(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
-    """What the curves of one task suggest: the pairs of curves compared, a size and its reason, and a sentence.
+def advice(rows: Sequence[Row], ways: Sequence[Way], differences: Sequence[Row]) -> dict[str, Any]:
+    """What the curves of one task suggest: a size, its reason, and a sentence.
 
-    Curves are compared by their mean error over all sizes, on the same examples. The size is the smallest one measured
-    at which the curve with the smallest mean error keeps the share that ``find`` looks for.
+    ``ways`` are sorted by their mean error over all sizes. The size is the smallest one measured at which the best way
+    keeps the share that ``find`` looks for.
     """
-    [task] = bench.study.task_names
-    curves = grouped(rows, "method", "selection")
-    ranked = sorted(curves, key=lambda curve: mean_of(curves[curve], "error"))
-    cells = {curve: _cells(bench, task, *curve) for curve in ranked}
-    pairs = list[dict[str, Any]]()
-    for better, worse in combinations(ranked, 2):
-        difference = error_difference(cells[better], cells[worse])
-        pairs.append(
-            {
-                "a": ", ".join(better),
-                "b": ", ".join(worse),
-                "clear": difference.is_clear,
-                "error_difference": difference.value,
-                "low": difference.low,
-                "high": difference.high,
-            }
-        )
-    best = ranked[0]
-    size, reason = _suggested(curves[best])
-    ties = [pair["b"] for pair in pairs[: len(ranked) - 1] if not pair["clear"]]
-    sentence = f"{', '.join(best)} has the smallest mean error ({mean_of(curves[best], 'error'):.3f})"
+    best = grouped(rows, "method", "selection")[ways[0]]
+    size, reason = _suggested(best)
+    ties = [way_of(row) for row in differences if not row["error_clear"]]
+    sentence = f"{', '.join(ways[0])} has the smallest mean error ({mean_of(best, 'error'):.3f})"
     if ties:
         sentence += f", which is not clearly smaller than that of {' and '.join(ties)}"
-    elif len(ranked) > 1:
-        sentence += f", clearly smaller than {'that of the other' if len(ranked) == 2 else 'those of all others'}"
+    elif differences:
+        sentence += f", clearly smaller than {'that of the other' if len(ways) == 2 else 'those of all others'}"
     sentence += f"; suggested size: {size:,} edges, {reason}."
-    return {"sentence": sentence, "edges": size, "reason": reason, "pairs": pairs}
+    return {"sentence": sentence, "edges": size, "reason": reason}
 
 
 def _suggested(rows: Sequence[Row]) -> tuple[int, str]:

@@ -3,21 +3,15 @@
 A study can be measured in parts on several machines (``Part``). A part is some of its attributions, each with all of
 its circuits, so nothing is scored twice. Its cells and scores are files that depend on nothing else: copied into one
 folder, they are all that a run of the whole study needs.
-
-With several seeds, tables have means over them and their standard deviation. Ways to a circuit are then compared in
-pairs: each seed draws other examples, on which both were measured, so what counts is the difference within a seed.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from operator import itemgetter
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any, TypeVar
 
 from gradpath.errors import UsageError
@@ -25,31 +19,15 @@ from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
 from gradpath.report.style import task_title
 from gradpath.study.bench import Bench, Row, Store
-from gradpath.study.faithfulness import READING, draw_curves, examples_of, random_rows
+from gradpath.study.faithfulness import READING, draw_curves, random_rows
 from gradpath.study.file import StudyFile
-from gradpath.study.outcome import (
-    Note,
-    Outcome,
-    Written,
-    environment,
-    grouped,
-    markdown,
-    mean_of,
-    nfs,
-    percent,
-    write_outcome,
-)
+from gradpath.study.outcome import Note, Outcome, Written, environment, grouped, write_outcome
 from gradpath.study.spec import Size, method_label
+from gradpath.study.tables import QUANTITIES, compared, comparison_table, means_table, over_seeds, size_tables, way_of
 
 T = TypeVar("T")
 LoadModel = Callable[[str], Transformer]
 SEARCHED = ("", "faithfulness")  # sizes that differ between circuits: fields of a recipe
-# What ways are compared by; of each, less is better.
-QUANTITIES: dict[str, tuple[str, Callable[[Row], float]]] = {
-    "error": ("error", lambda row: float(row["error"])),
-    "distance": ("|1 - NFS|", lambda row: abs(1 - float(row["faithfulness"]))),
-    "edges": ("edges", lambda row: float(row["edges_requested"])),
-}
 
 
 @dataclass(frozen=True)
@@ -202,9 +180,8 @@ def study_outcome(file: StudyFile, measured: Measured) -> Outcome:
     means, random = over_seeds(rows), over_seeds(measured.random)
     searched = any(field in SEARCHED for field, _ in file.study.sizes or ())
     pairs = compared(rows, [name for name in QUANTITIES if name != "edges" or searched]) if seeds > 1 else []
-    tables = [_means(rows, measured.random), *([_comparison(rows[0], pairs)] if pairs else [])] if rows else []
-    for place, group in grouped(means, "model", "task").items():
-        tables.append(_sizes(group, grouped(random, "model", "task").get(place, [])))
+    tables = [means_table(rows, measured.random)] if rows else []
+    tables += [comparison_table(way_of(rows[0]), pairs)] if pairs else []
     if seeds > 1:
         notes.append(
             f"Numbers are means over {seeds} seeds ± their standard deviation; each seed draws other examples."
@@ -215,145 +192,11 @@ def study_outcome(file: StudyFile, measured: Measured) -> Outcome:
         name="study",
         title=file.title,
         rows=rows,
-        text="\n\n".join(tables) or "No circuit was measured.",
+        text="\n\n".join([*tables, *size_tables(means, random)]) or "No circuit was measured.",
         figures={"study": lambda: _figure(file.title, means, random, seeds)} if means else {},
         notes=tuple(notes),
         facts={"random": measured.random, "over_seeds": means, "compared": pairs},
     )
-
-
-def by_seed(rows: Sequence[Row], value: Callable[[Row], float]) -> dict[int, float]:
-    """The mean of a value over the rows of each seed."""
-    return {seed: mean(map(value, group)) for seed, group in grouped(rows, "seed").items()}
-
-
-def over_seeds(rows: Sequence[Row]) -> list[Row]:
-    """One row for circuits that differ only in their seed: means, and standard deviations if there are several.
-
-    The ends of an interval are then one standard deviation from the mean; of random circuits, the outermost ones.
-    """
-    merged = []
-    for group in grouped(rows, "model", "task", "method", "selection", "size").values():
-        row = {**group[0], **{name: mean_of(group, name) for name in ("sparsity", "edges_requested")}}
-        for name in ("faithfulness", "error"):
-            values = [*by_seed(group, itemgetter(name)).values()]
-            row[name] = mean(values)
-            if len(values) > 1:
-                row[f"{name}_sd"] = stdev(values)
-            for end, outermost, sign in (("low", min, -1), ("high", max, 1)):
-                if len(values) > 1 and row["method"] != "random":
-                    row[f"{name}_{end}"] = row[name] + sign * row[f"{name}_sd"]
-                else:
-                    ends = [float(x) for other in group if (x := other[f"{name}_{end}"]) is not None]
-                    row[f"{name}_{end}"] = outermost(ends, default=None)
-        merged.append(row)
-    return merged
-
-
-def compared(rows: Sequence[Row], quantities: Sequence[str]) -> list[Row]:
-    """Every way to a circuit minus the first one, on the same examples: a row for each model, task and way.
-
-    A way is a method with a selection. Its differences are those of means over sizes, one for each seed.
-    """
-    found = []
-    for group in grouped(rows, "model", "task").values():
-        first, *others = grouped(group, "method", "selection").values()
-        for other in others:
-            row: Row = {name: other[0][name] for name in ("model", "task", "method", "selection")}
-            for name in quantities:
-                ours, theirs = (by_seed(way, QUANTITIES[name][1]) for way in (other, first))
-                difference = over_differences([ours[seed] - theirs[seed] for seed in theirs])
-                row |= {f"{name}_{key}": value for key, value in difference.items()}
-            found.append(row)
-    return found
-
-
-def over_differences(differences: Sequence[float]) -> dict[str, Any]:
-    """The mean of the differences of several seeds, its standard error and the 95% interval of Student's t.
-
-    It is ``clear`` if the interval excludes zero; ``ahead`` is the number of seeds with a difference below zero.
-    """
-    from scipy.stats import t
-
-    n, centre = len(differences), mean(differences)
-    error = stdev(differences) / math.sqrt(n)
-    low, high = (centre + sign * float(t.ppf(0.975, n - 1)) * error for sign in (-1, 1))
-    ahead = sum(x < 0 for x in differences)
-    spread = {"difference": centre, "standard_error": error, "low": low, "high": high}
-    return {**spread, "seeds": n, "ahead": ahead, "clear": not low <= 0 <= high}
-
-
-def _name(row: Row) -> str:
-    return f"{row['method']}, {row['selection']}" if row["selection"] else "random circuits"
-
-
-def _comparison(first: Row, pairs: Sequence[Row]) -> str:
-    """A line per model, task and way with its differences from the first way."""
-    names = [name for name in QUANTITIES if f"{name}_difference" in pairs[0]]
-
-    def cells(row: Row, name: str) -> list[str]:
-        form = "+,.0f" if name == "edges" else "+.3f"
-        text = f"{row[f'{name}_difference']:{form}} ± {row[f'{name}_standard_error']:{form[1:]}}"
-        return [f"**{text}**" if row[f"{name}_clear"] else text, f"{row[f'{name}_ahead']} of {row[f'{name}_seeds']}"]
-
-    lines = [
-        [
-            f"{task_title(row['task'])}, {row['model']}: {_name(row)}",
-            *(cell for name in names for cell in cells(row, name)),
-        ]
-        for row in pairs
-    ]
-    headings = ["", *(heading for name in names for heading in (QUANTITIES[name][0], "ahead"))]
-    reading = (
-        f"Means over sizes minus those of {_name(first)}, on the same examples: the mean over seeds ± its standard "
-        "error, and the number of seeds in which it is below zero, which is better. Bold: clear, the 95% interval of "
-        "Student's t over seeds excludes zero."
-    )
-    return f"## Compared with {_name(first)}\n\n{reading}\n\n{markdown(headings, lines)}"
-
-
-def _means(rows: Sequence[Row], random: Sequence[Row]) -> str:
-    """A line per method and selection, a column per model and task: means over sizes."""
-    places = list(grouped(rows, "model", "task"))
-
-    def cell(group: Sequence[Row]) -> str:
-        def number(name: str, form: Callable[[float], str]) -> str:
-            values = [*by_seed(group, itemgetter(name)).values()]
-            return " ± ".join([form(mean(values)), *([form(stdev(values))] if len(values) > 1 else [])])
-
-        return f"{number('faithfulness', percent)} / {number('error', '{:.3f}'.format)}" if group else ""
-
-    lines = []
-    for group in grouped([*rows, *random], "method", "selection").values():
-        at = grouped(group, "model", "task")
-        lines.append([_name(group[0]), *(cell(at.get(place, [])) for place in places)])
-    headings = ["method, selection", *(f"{task_title(task)}, {model}" for model, task in places)]
-    return "## Means\n\nNFS in percent / error, as means over all sizes.\n\n" + markdown(headings, lines)
-
-
-def _sizes(rows: Sequence[Row], random: Sequence[Row]) -> str:
-    """The circuits of one model and task: a line per method and selection, a column per size."""
-    sizes = grouped(sorted(rows, key=itemgetter("edges_requested")), "size")
-    edges = {size: {row["edges_requested"] for row in group} for size, group in sizes.items()}
-
-    def cell(row: Row) -> str:
-        text = f"{nfs(row)} / {row['error']:.3f}"
-        if "error_sd" in row:
-            shares = f"{percent(row['faithfulness'])} ± {percent(row['faithfulness_sd'])}"
-            text = f"{shares} / {row['error']:.3f} ± {row['error_sd']:.3f}"
-        return text if len(edges[row["size"]]) == 1 else f"{text} ({row['edges_requested']:,.0f} edges)"
-
-    def heading(size: str) -> str:
-        one = len(edges[size]) == 1 and "edges" not in size
-        return f"{size}: {min(edges[size]):,.0f} edges" if one else size
-
-    lines = []
-    for group in grouped([*rows, *random], "method", "selection").values():
-        at = {row["size"]: row for row in group}
-        lines.append([_name(group[0]), *(cell(at[size]) if size in at else "" for size in sizes)])
-    title = f"{task_title(rows[0]['task'])} in {rows[0]['model']}"
-    head = f"## {title}\n\n{examples_of(rows[0])}. NFS in percent / error.\n\n"
-    return head + markdown(["method, selection", *map(heading, sizes)], lines)
 
 
 def _figure(title: str, rows: Sequence[Row], random: Sequence[Row], seeds: int) -> Any:
