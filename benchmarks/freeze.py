@@ -78,14 +78,13 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 # Each option by itself, on gpt2 and llama.
 OPTIONS = """
 eap-gp stride="unit" start=true|eap-gp stride="unit" pin_end=true|eap-gp stride="unit" start=true pin_end=true
-eap-gp stride="unit" norm="position"|eap-gp stride="unit" steps=1|eap-gp stride="unit" outputs="all"
+eap-gp stride="unit" steps=1|eap-gp stride="unit" outputs="all"
 eap-gp stride="unit" move="differing"|eap-gp stride="unit" steps=9|eap-gp stride="unit"
-eap-gp start=true|eap-gp norm="position"|eap-gp steps=1|eap-gp outputs="all"|eap-gp move="all"
+eap-gp start=true|eap-gp steps=1|eap-gp outputs="all"|eap-gp move="all"
 eap-gp steps=9|eap-ig steps=12|eap-ig end="clean"|eap-ig end="corrupted"|eap-ig end="middle"|eap-ig steps=1
 eap-ig-activations points="own"|eap-ig-activations points="all"|atp-star qk=false|atp-star drop=false
-relp norm=false|relp attention=false|relp gate=false|relp activation=false|exact edges=20|eap-ig nothing=1
-gim gate=false|gim temperature=1.0
-exact edges=20 seed=3|eap memory=269100000|eap-ig memory=269100000|eap-gp memory=269100000|eap-ig memory=9
+exact edges=20|eap-ig nothing=1|exact edges=20 seed=3
+eap memory=269100000|eap-ig memory=269100000|eap-gp memory=269100000|eap-ig memory=9
 """
 # A line is run once for each word in brackets; words in capitals stand for those below.
 COMMANDS = """

@@ -14,7 +14,7 @@ from toys import CLEAN, CORRUPTED, RIGHT, TASK, WRONG, at_its_lowest, cancelling
 
 from gradpath.attribution.attribute import attribute
 from gradpath.attribution.exact import exact_scores, passes, sample
-from gradpath.attribution.methods import METHODS, find_method, recorded_method
+from gradpath.attribution.methods import METHODS, find_method, path, recorded_method
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate
@@ -27,7 +27,6 @@ from gradpath.tasks.task import Task, judged_by_kl
 
 MIXED = prompts([5, 6], [[1], [2, 5]])
 SATURATED = Task(torch.tensor([[RIGHT, CLEAN]]), torch.tensor([[RIGHT, CORRUPTED]]), torch.tensor([[RIGHT, WRONG]]))
-GIM_OFF = {"temperature": 1.0, "norm": False, "products": False, "gate": False}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,13 @@ def test_passes_are_counted_as_promised(gpt2):
 def test_products_in_the_last_layer_leave_a_quarter_to_queries_and_keys_and_half_to_values(gpt2):
     """Nothing comes after the last attention but its own products, so its edges are those of EAP, divided."""
     eap = attribute(gpt2, MIXED, "eap").values
-    divided = attribute(gpt2, MIXED, "gim", **{**GIM_OFF, "products": True}).values
+
+    @path("products", rules=Rules(products=True))
+    def products(pair):
+        yield pair.clean
+
+    divided = attribute(gpt2, MIXED, "products").values
+    METHODS.remove("products")
     last = gpt2.arch.n_layers - 1
     for kind, share in (("q", 4), ("k", 4), ("v", 2)):
         columns = [

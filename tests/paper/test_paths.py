@@ -67,7 +67,7 @@ def test_the_metric_along_the_line_goes_from_clean_to_corrupted(gpt2):
     torch.testing.assert_close(metric[-1], result.corrupted_values, **near)
 
 
-@pytest.mark.parametrize("text", ["", "+start=true", "+move=differing+norm=position"])
+@pytest.mark.parametrize("text", ["", "+start=true", "+move=differing"])
 def test_one_walk_gives_the_scores_of_every_number_of_steps(gpt2, text):
     method = method_recipe(f"eap-gp+stride=unit{text}")
     found = attribute_nested(gpt2, TASK, method, [2, 3, 9], limits=Limits(3))

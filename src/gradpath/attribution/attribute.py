@@ -83,7 +83,7 @@ def score_batch(
         points.
     """
     if isinstance(method, Path):
-        model = replace(model, rules=method.rules(options))
+        model = replace(model, rules=method.rules)
     with torch.enable_grad():
         # 1. Run the clean and the corrupted prompt: x_u - x'_u, the difference of what every node u writes.
         if runs is None:
@@ -299,7 +299,7 @@ class Sums:
     def scores(self, recipe: Recipe, facts: Facts) -> list[Scores]:
         """The means over the examples of all ranks, for each number of points."""
         graph, results = self.model.graph, []
-        totals, most = distributed.all_sum(self._totals), distributed.all_max(self._passes)
+        totals, most = distributed.all_sum(self._totals), torch.stack(distributed.gathered(self._passes)).amax(0)
         examples = None if self._examples is None else distributed.all_sum(self._examples) * graph.mask
         for steps, total, passes in zip(self.steps, totals, most.tolist(), strict=True):
             counts = dict(zip(("forward", "backward"), (round(n, 2) for n in passes), strict=True))

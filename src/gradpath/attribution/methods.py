@@ -157,14 +157,14 @@ Scorer = Callable[..., Tensor]
 class Path(Method):
     """A method that is a path: its function is a generator of points."""
 
-    rules: Callable[[Options], Rules] = lambda _: CALCULUS  # of the backward pass
+    rules: Rules = CALCULUS  # of the backward pass
 
 
 def path(
     name: str,
     *,
     whole: bool | Callable[[Options], bool] = False,
-    rules: Callable[[Options], Rules] = lambda _: CALCULUS,
+    rules: Rules = CALCULUS,
     at_clean: Callable[[Options], bool] = Method.at_clean,
     check: Callable[[Transformer, Pairs, Options], None] = Method.check,
     passes: Callable[[Options], float] = lambda options: 2 + options.get("steps", 1),
@@ -177,7 +177,7 @@ def path(
         name: The name of the method.
         whole: Whether the path gets the embeddings of all positions, not only of those from the first differing token
             on; may be a function of the options.
-        rules: Rules of the backward pass that replace ordinary derivatives, as a function of the options.
+        rules: Rules of the backward pass that replace ordinary derivatives.
         at_clean: Whether the clean prompt is the only point, as a function of the options. The metric kl, which has no
             gradient there, is then refused.
         check: A function that is called before anything is run. It may warn or raise an error.
@@ -332,7 +332,6 @@ def eap_gp(
     steps: int = 5,
     start: bool = False,
     pin_end: bool = False,
-    norm: Literal["example", "position"] = "example",
     outputs: Literal["last", "all"] = "last",
     stride: Literal["matched", "unit"] = "matched",
     move: Literal["auto", "differing", "all"] = "auto",
@@ -353,12 +352,11 @@ def eap_gp(
     ``start``    gamma_0 is the first point, so that k = 1 is EAP and, with ``matched``, k = 2 is the mean of clean
                  and corrupted, as the paper says of both. There are k - 1 steps.
     ``pin_end``  with ``unit``, the last point is x' itself. ``matched`` steps always end there.
-    ``norm``     lengths are taken over an example's positions and dimensions, or per position. Never over
-                 the batch: a score would then depend on the batch size.
     ``outputs``  G is the logits at the last position, or at all real positions.
     ``move``     the positions that move: those that differ, or all; ``auto`` is all with ``unit`` alone.
+
+    A length is that of an example, over its positions and dimensions.
     """
-    axes = (-2, -1) if norm == "example" else (-1,)
     moves = steps - start
     ends = (stride == "matched" or pin_end) and moves > 0  # at x', which is the goal, too: one run serves both
     goal = (yield pair.corrupted if ends else Unscored(pair.corrupted)).goal(outputs)
@@ -370,9 +368,9 @@ def eap_gp(
             g = g * pair.differs[..., None]
         # An example without a gradient has no direction: it stays where it is.
         tiny = torch.finfo(g.dtype).tiny
-        step = g / g.norm(dim=axes, keepdim=True).clamp_min(tiny)
+        step = g / g.norm(dim=(-2, -1), keepdim=True).clamp_min(tiny)
         if stride == "matched":
-            step = step * (pair.clean - pair.corrupted).norm(dim=axes, keepdim=True) / moves
+            step = step * (pair.clean - pair.corrupted).norm(dim=(-2, -1), keepdim=True) / moves
         moved: Tensor = view.point - step
         return moved
 
@@ -383,10 +381,13 @@ def eap_gp(
     yield point
 
 
-@path("relp", at_clean=lambda _: True, passes=lambda _: 2, rules=lambda options: Rules(**options))
-def relp(
-    pair: Pair, *, norm: bool = True, attention: bool = True, gate: bool = True, activation: bool = True
-) -> Points:
+@path(
+    "relp",
+    at_clean=lambda _: True,
+    passes=lambda _: 2,
+    rules=Rules(norm=True, attention=True, gate=True, activation=True),
+)
+def relp(pair: Pair) -> Points:
     r"""Relevance patching: the gradient at the clean prompt, with norms and patterns held fixed and secants for slopes.
 
     Jafari, Eberle, Khakzar and Nanda (2025, arXiv 2508.21258) replace the gradient of attribution patching by the
@@ -401,22 +402,19 @@ def relp(
 
     The rule for norms holds for all of them: before and after attention and MLP, the last one, and those of
     queries and keys. That for activations is the rule for soft caps, too. Constant patterns mean that nothing
-    comes back to queries and keys: all edges into <q> and <k> score 0. With ``attention=false`` they have the
-    gradient's. The weights with which a router adds up experts are held constant by the same rule.
-
-    The options are the rules, each of which can be switched off; without any it is EAP.
+    comes back to queries and keys: all edges into <q> and <k> score 0. The weights with which a router adds up
+    experts are held constant by the same rule.
     """
     yield pair.clean
 
 
-def _gim_rules(options: Options) -> Rules:
-    if options["temperature"] <= 0:
-        raise UsageError(f"temperature must be above 0: got {options['temperature']!r}.")
-    return Rules(**options)
-
-
-@path("gim", at_clean=lambda _: True, passes=lambda _: 2, rules=_gim_rules)
-def gim(pair: Pair, *, temperature: float = 2.0, norm: bool = True, products: bool = True, gate: bool = True) -> Points:
+@path(
+    "gim",
+    at_clean=lambda _: True,
+    passes=lambda _: 2,
+    rules=Rules(temperature=2.0, norm=True, products=True, gate=True),
+)
+def gim(pair: Pair) -> Points:
     r"""Gradient interaction modifications: the gradient at the clean prompt, with a softer softmax and split products.
 
     They account for self-repair. Edin, Csordás, Ruotsalo, Wu, Maistro, Huang, Christensen and Maaløe (2025, arXiv
@@ -429,10 +427,6 @@ def gim(pair: Pair, *, temperature: float = 2.0, norm: bool = True, products: bo
         products    a b = (a b + [a b]) / 2, for queries times keys, patterns times values, and gated products
 
     The last rule gives queries and keys a quarter of their gradient, since it passes two products, and values and the
-    two sides of a gated MLP half of theirs. The forward pass is the model's. In the authors' code the factors for
-    gated products came later than the others; ``gate=false`` leaves them out.
-
-    ``temperature`` is that of the softmax in the backward pass; the other options are rules that can be switched
-    off. Without any, and at temperature 1, it is EAP.
+    two sides of a gated MLP half of theirs. The forward pass is the model's.
     """
     yield pair.clean

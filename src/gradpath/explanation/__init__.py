@@ -299,7 +299,7 @@ def _edge_effects(runs: BatchRuns, circuit: Circuit, method: Path, options: Opti
     """The score of each edge of the circuit on each example of a batch."""
     model, (source, target) = runs.model, circuit.index.T
     # A method that moves only the suffix and does not change the backward pass can use the same runs.
-    reusable = not method.whole(options) and method.rules(options) == model.rules
+    reusable = not method.whole(options) and method.rules == model.rules
     [(scores, _)] = score_batch(
         model,
         runs.metric,
