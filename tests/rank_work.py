@@ -12,9 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,23 +75,11 @@ def refusals() -> dict[str, str]:
             raise ValueError("no such label")
         return logits[:, 0]
 
-    first, second = (lambda logits, labels: logits.amax(1)), (lambda logits, labels: logits.amin(1))
-    mixed = gp.Task(TASK.clean, TASK.corrupted, TASK.labels, metric=second if distributed.rank() else first)
-    heard("other metric", lambda: gp.attribute(model, mixed, "eap"))
-
-    def same(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return torch.stack([row[0] if len(row) not in {1, 2, 3} else row[1] for row in logits])
-
-    heard("same metric", lambda: gp.attribute(model, replace(TASK, metric=same), "eap"))
     failing = gp.Task(TASK.clean, TASK.corrupted, TASK.labels, metric=metric)
     heard("one fails", lambda: gp.attribute(model, failing, "eap", batch_size=2))
     with distributed.alone():
         own = gp.attribute(model, mine, "eap").facts.examples
     said["alone"] = str(own)
-    os.environ["GRADPATH_TIMEOUT"] = "0.02"
-    if distributed.rank() == 1:
-        time.sleep(8)
-    heard("late", lambda: gp.attribute(model, TASK, "eap"))  # the last: nothing can be shared after it
     return said
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from functools import partial
 from hashlib import sha256
 
 import pytest
@@ -12,7 +10,7 @@ import gradpath as gp
 from gradpath import registry
 from gradpath.attribution.methods import METHODS
 from gradpath.errors import GradpathWarning, InputError, UsageError
-from gradpath.registry import Registry, code_of, load_function, load_installed_plugins, load_plugin, loaded_plugins
+from gradpath.registry import Registry, load_function, load_installed_plugins, load_plugin, loaded_plugins
 from gradpath.selection import SELECTIONS
 from gradpath.tasks import METRICS, TASKS
 
@@ -120,30 +118,3 @@ def test_methods_and_selections_describe_and_check_their_options_alike(entries):
             assert entry.options({option: default}) == entry.defaults
             with pytest.raises(UsageError, match=f"the option {option} of {name} must be"):
                 entry.options({option: {}})
-
-
-METRIC = """
-def metric(logits, labels, scale={scale}):
-    return [scale * row.{how}() for row in logits if len(row) not in {{1, 2, 3}}]
-"""
-
-
-def compiled(how="max", scale=2.0):
-    names = {}
-    exec(METRIC.format(how=how, scale=scale), names)
-    return names["metric"]
-
-
-def test_the_code_of_a_function_is_the_same_wherever_it_is_compiled():
-    code = code_of(compiled())
-    assert code == code_of(compiled())
-    assert json.loads(json.dumps(code)) == json.loads(json.dumps(code_of(compiled())))
-    others = [compiled("min"), compiled(scale=3.0), partial(compiled(), scale=2.5), partial(compiled(), scale=3.5)]
-    assert len({json.dumps(x) for x in (code, *map(code_of, others))}) == 5
-
-
-def test_the_code_of_a_function_includes_the_numbers_of_its_scope():
-    def made(scale):
-        return lambda logits, labels: scale * logits
-
-    assert code_of(made(1)) != code_of(made(2))

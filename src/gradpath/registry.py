@@ -27,10 +27,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
 from gradpath.errors import (
@@ -188,17 +188,14 @@ def load_plugin(file: str | Path) -> ModuleType:
     try:
         code = path.read_bytes()
         digest = sha256(code).hexdigest()
-        if name in sys.modules and _FILES.get(name) == (path.name, digest):
+        if _FILES.get(name) == (path.name, digest):
             return sys.modules[name]
-        module = ModuleType(name)
+        module = sys.modules[name] = ModuleType(name)
         module.__file__ = str(path)
-        sys.modules[name] = module
         exec(compile(code, str(path), "exec"), vars(module))  # noqa: S102  (the user's own code)
-    except BaseException as problem:
+    except Exception as problem:
         sys.modules.pop(name, None)
-        if isinstance(problem, Exception):
-            raise InputError(f"the plug-in {path} cannot be run ({reason(problem)}). Correct it.") from problem
-        raise
+        raise InputError(f"the plug-in {path} cannot be run ({reason(problem)}). Correct it.") from problem
     _FILES[name] = path.name, digest
     return module
 
@@ -218,28 +215,6 @@ def loaded_plugins() -> dict[str, str]:
 @cache
 def _entry_points() -> importlib.metadata.EntryPoints:
     return importlib.metadata.entry_points(group=PLUGINS)
-
-
-def code_of(value: Any) -> Any:
-    """What a function does, as values that JSON has and that are the same in every process.
-
-    These are its instructions, names and constants, with those of the functions inside it, its defaults, and the
-    numbers and texts of the scope that it was made in. Of any other object it is the type.
-    """
-    if isinstance(value, CodeType):
-        return [value.co_code.hex(), value.co_names, [code_of(x) for x in value.co_consts]]
-    if isinstance(value, FunctionType):
-        scope = [cell.cell_contents for cell in value.__closure__ or ()]
-        plain = [x for x in scope if not callable(x)]  # a function may be in its own scope
-        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        return [code_of(x) for x in (value.__code__, *defaults, *plain)]
-    if isinstance(value, partial):
-        return [code_of(x) for x in (value.func, *value.args, *value.keywords.values())]
-    if isinstance(value, (tuple, frozenset)):  # a set has no order
-        return (
-            sorted((code_of(x) for x in value), key=repr) if isinstance(value, frozenset) else list(map(code_of, value))
-        )
-    return value if isinstance(value, (str, int, float)) else type(value).__name__
 
 
 def load_function(spec: str) -> Callable[..., Any]:

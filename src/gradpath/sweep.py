@@ -22,7 +22,7 @@ from gradpath._version import __version__
 from gradpath.errors import GradpathError, UsageError, check_type, is_out_of_memory, reason, whole_number
 from gradpath.model.architecture import fields_of
 from gradpath.model.transformer import Transformer
-from gradpath.registry import code_of, loaded_plugins
+from gradpath.registry import loaded_plugins
 from gradpath.runtime import distributed
 from gradpath.runtime.machine import free_memory, return_memory
 from gradpath.runtime.progress import progress_bar
@@ -273,13 +273,12 @@ def sweep(
 
 
 def _check_same_work(model: Transformer, task: Task, pairs: Pairs, same: object) -> None:
-    """Refuse ranks that run different examples, models or code."""
+    """Refuse ranks that run different examples, models or options."""
     labels = pairs.labels if isinstance(pairs.labels, list) else [pairs.labels]
     content = (pairs.clean, pairs.corrupted, pairs.last, pairs.first, *labels)
     distributed.check_same("examples", *(torch.as_tensor(part).cpu().numpy().tobytes() for part in content))
-    distributed.check_same("models, circuits or options", model.identity, same)
-    code = metric_name(task.metric), code_of(task.metric), loaded_plugins()
-    distributed.check_same("versions of gradpath, metrics or plug-ins", __version__, *code)
+    versions = __version__, loaded_plugins()
+    distributed.check_same("models, circuits or options", model.identity, metric_name(task.metric), versions, same)
 
 
 def _halving(work: Callable[[Pairs], Output], batch: Pairs) -> Iterator[Output]:

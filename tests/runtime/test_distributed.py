@@ -56,13 +56,6 @@ def test_what_does_not_belong_together_is_not_added_up(many):
         assert said["other examples"].startswith("UsageError: the")
         assert "different examples" in said["other examples"]
         assert "different models, circuits or options" in said["other options"]
-        assert "different versions of gradpath, metrics or plug-ins" in said["other metric"]
-        assert "same metric" not in said
-
-
-def test_a_rank_that_is_late_is_named(many):
-    assert "process 1 did not answer within 0:00:01.2" in many[0]["refusals"]["late"]
-    assert "GRADPATH_TIMEOUT sets the minutes to wait" in many[0]["refusals"]["late"]
 
 
 def test_what_one_rank_fails_at_all_fail_at(many):

@@ -146,7 +146,10 @@ def test_files_that_belong_together_all_stay_if_one_cannot_be_written(tmp_path, 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file could not be written: File exists"), write_together(tmp_path / "file"):
+    with (
+        pytest.raises(InputError, match="file could not be written: Not a directory"),
+        write_together(tmp_path / "file"),
+    ):
         pytest.fail("there is no folder")
 
 

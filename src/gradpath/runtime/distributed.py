@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,8 +34,7 @@ if TYPE_CHECKING:  # torch is imported when it is needed, so that help is quick
 
 Value = TypeVar("Value")
 
-_TIMEOUT = "GRADPATH_TIMEOUT"  # minutes to wait for a rank that hangs; a dead one is noticed at once
-_MINUTES = 30.0
+_TIMEOUT = timedelta(hours=1)  # to wait for a rank that hangs; a dead one is noticed at once
 _alone = ContextVar("alone", default=False)
 
 
@@ -88,27 +86,12 @@ def local_device() -> torch.device | None:
 
 def all_sum(values: Tensor) -> Tensor:
     """The sum of a tensor over all ranks, bitwise the same on each of them."""
-    return _reduced(values, "SUM")
-
-
-def all_max(values: Tensor) -> Tensor:
-    """The elementwise maximum of a tensor over all ranks."""
-    return _reduced(values, "MAX")
-
-
-def total_over_ranks(number: float) -> float:
-    """The sum of one number over all ranks, such as seconds of work."""
-    return sum(gathered(number))
-
-
-def _reduced(values: Tensor, operation: str) -> Tensor:
     if world() == 1:
         return values
     import torch.distributed as dist
 
-    _wait_for_all()
     result = values.to(_wire(), copy=True).contiguous()
-    _communicate(lambda: dist.all_reduce(result, getattr(dist.ReduceOp, operation)))
+    _communicate(lambda: dist.all_reduce(result))
     return result.to(values.device)
 
 
@@ -123,7 +106,7 @@ def gathered(value: Value) -> list[Value]:
         return [value]
     import torch.distributed as dist
 
-    _wait_for_all()
+    _wire()  # begins the communication, if nothing has
     values: list[Any] = [None] * world()
     _communicate(lambda: dist.all_gather_object(values, value))
     return values
@@ -154,15 +137,6 @@ def fail_together() -> Iterator[None]:
         _share_failure(problem)
         raise
     _share_failure(None)
-
-
-def _wait_for_all() -> None:
-    """Wait until every rank is here; one that is late is named, as far as the backend can tell."""
-    import torch.distributed as dist
-
-    _wire()  # begins the communication, if nothing has
-    if dist.get_backend() == "gloo":
-        _communicate(lambda: dist.monitored_barrier(timeout=timeout(), wait_all_ranks=True))
 
 
 def _share_failure(problem: Exception | None) -> None:
@@ -218,24 +192,12 @@ def _wire() -> torch.device:
         device = local_device()
         if device is not None:
             torch.cuda.set_device(device)
-        backend = None if torch.cuda.is_available() else "gloo"  # by its name, it can tell which rank is late
-        _communicate(lambda: dist.init_process_group(backend, timeout=timeout()))
+        backend = None if torch.cuda.is_available() else "gloo"
+        _communicate(lambda: dist.init_process_group(backend, timeout=_TIMEOUT))
         atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
     if torch.cuda.is_available() and "nccl" in dist.get_backend_config():
         return torch.device(torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def timeout() -> timedelta:
-    """How long to wait for another rank: GRADPATH_TIMEOUT in minutes, or half an hour."""
-    text = os.environ.get(_TIMEOUT, str(_MINUTES))
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < 1e6:
-        raise UsageError(f"{_TIMEOUT} is a number of minutes above 0: got {text!r}.")
-    return timedelta(minutes=minutes)
 
 
 def _communicate(call: Callable[[], object]) -> None:
@@ -245,8 +207,6 @@ def _communicate(call: Callable[[], object]) -> None:
     except RuntimeError as problem:
         line = str(problem).partition("\n")[0]
         reason = line.rpartition("] ")[2].partition(". ")[0]  # without the place in its source, and its advice
-        if late := re.search(r"Ranks? ([\d, ]+) failed to pass", line):
-            reason = f"process {late[1]} did not answer within {timeout()}; {_TIMEOUT} sets the minutes to wait"
         raise GradpathError(
             f"another process of this run has ended or cannot be reached ({reason}). Finished work is saved: "
             "run the same command again to continue."

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradpath.errors import InputError, reason
@@ -185,41 +184,35 @@ def write_together(folder: Path, *, instead_of: Sequence[str] = ()) -> Iterator[
         A draft folder to write to. Its files move to ``folder`` at the end, unless there was an error; then a
         ``folder`` that did not exist before is removed, too.
     """
-    is_new = not folder.exists()
+    draft, is_new = folder / f".{secrets.token_hex(8)}{PART}", not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = TemporaryDirectory(prefix=".", suffix=PART, dir=folder, ignore_cleanup_errors=True)
+        draft.mkdir(parents=True)
     except OSError as problem:
         raise _not_writable(folder, problem) from None
-    names = list[str]()
     try:
-        with temporary as draft:
-            try:
-                yield Path(draft)
-                names.extend(os.listdir(draft))
-                _move(names, Path(draft), folder, instead_of)
-            finally:
-                _move(names, Path(draft), folder, instead_of)  # a signal may have interrupted it: all are of one run
+        yield draft
+        names = {file.name for file in draft.iterdir()}
+        for name in names:
+            if (folder / name).is_dir():
+                raise _not_writable(folder / name, OSError("it is a folder"))
+        try:
+            _move_all(draft, folder)
+        finally:
+            _move_all(draft, folder)  # a signal may have interrupted it: all files are of one run
+            for name in {*instead_of} - names if names else ():
+                (folder / name).unlink(missing_ok=True)
     finally:
-        shutil.rmtree(temporary.name, ignore_errors=True)  # a signal may have interrupted the removal, too
+        shutil.rmtree(draft, ignore_errors=True)
         if is_new:
             _remove_if_empty(folder)
 
 
-def _move(names: Sequence[str], draft: Path, folder: Path, instead_of: Sequence[str]) -> None:
-    """Move the files of a draft to a folder, unless one cannot be moved. It is safe to call this again."""
-    for name in names:
-        if (folder / name).is_dir():
-            raise _not_writable(folder / name, OSError("it is a folder"))
-    for name in names:
+def _move_all(draft: Path, folder: Path) -> None:
+    for file in [*draft.iterdir()]:
         try:
-            os.replace(draft / name, folder / name)
-        except FileNotFoundError:  # it was moved before
-            continue
+            os.replace(file, folder / file.name)
         except OSError as problem:
-            raise _not_writable(folder / name, problem) from None
-    for name in {*instead_of} - {*names} if names else ():
-        (folder / name).unlink(missing_ok=True)
+            raise _not_writable(folder / file.name, problem) from None
 
 
 @contextmanager
@@ -259,12 +252,11 @@ def _acquire(lock: BaseFileLock, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        for place in (folder, *(folder / name for name in ("cells", "orders", "scores"))):
-            for part in place.glob(f".*{PART}"):
-                if part.is_dir():
-                    shutil.rmtree(part, ignore_errors=True)
-                else:
-                    part.unlink(missing_ok=True)
+        for part in (*folder.glob(f".*{PART}"), *folder.glob(f"*/.*{PART}")):
+            if part.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink(missing_ok=True)
     except TimeoutError:
         raise InputError(
             f"{folder} is being written to by another run. Wait for it to end, or give another folder with --out."

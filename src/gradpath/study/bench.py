@@ -146,7 +146,7 @@ def timed(work: Callable[[], Value]) -> tuple[Value, float]:
     """The result of a function, and the CPU seconds it took on all ranks."""
     begin = time.process_time()
     value = work()
-    return value, distributed.total_over_ranks(time.process_time() - begin)
+    return value, sum(distributed.gathered(time.process_time() - begin))
 
 
 def cell_of(result: Result) -> Cell:
