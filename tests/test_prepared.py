@@ -8,7 +8,7 @@ from covering import some
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath.evaluation import measure_circuits
+from gradpath.evaluation import evaluate_many
 from gradpath.pipeline import run_find
 from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
@@ -31,7 +31,8 @@ def test_find_encodes_each_task_once(gpt2, monkeypatch):
 def test_a_part_of_prepared_examples_gives_their_values():
     model = tiny_model("llama-grouped")
     circuit = gp.select(gp.attribute(model, TASK, "eap"), n=30)
-    [result] = measure_circuits(PreparedBatches(model, TASK).take([2, 0]), [circuit])
+    part = PreparedBatches(model, TASK).take([2, 0])
+    [result] = evaluate_many(model, [circuit], part.task, prepared=part)
     expected = gp.evaluate(model, circuit, TASK).circuit_values[[2, 0]]
     assert torch.allclose(result.circuit_values, expected, atol=1e-5)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -84,8 +84,8 @@ class Circuit(Shown):
         """
         check_names("edges", names)
         graph = model if isinstance(model, Graph) else model.graph
-        recipe = Recipe(model=None if isinstance(model, Graph) else model.name)
-        return replace(circuit_by_names(graph, [(name, 0.0) for name in names]), recipe=recipe)._by_hand("named edges")
+        recipe = Recipe(model=None if isinstance(model, Graph) else model.name, selection="named edges")
+        return replace(circuit_by_names(graph, [(name, 0.0) for name in names]), recipe=recipe)
 
     @classmethod
     def of_mask(cls, graph: Graph, mask: Bool[Tensor, "source target"], recipe: Recipe | None = None) -> Circuit:
@@ -128,10 +128,10 @@ class Circuit(Shown):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Circuit):
             return NotImplemented
-        return self._identity == other._identity
+        return self.graph == other.graph and self._positions == other._positions
 
     def __hash__(self) -> int:
-        return hash(self._identity)
+        return hash((self.graph, self._positions))
 
     def __le__(self, other: Circuit) -> bool:
         """Whether all edges are in the other circuit, too."""
@@ -139,7 +139,7 @@ class Circuit(Shown):
 
     def __and__(self, other: Circuit) -> Circuit:
         """The edges that are in both."""
-        return self._part(torch.isin(self.flat, self._flat_of(other)), "")._shared_with(other)._by_hand("intersection")
+        return self._part(torch.isin(self.flat, self._flat_of(other)), "intersection", other)
 
     def __sub__(self, other: Circuit) -> Circuit:
         """The edges that are not in the other circuit."""
@@ -148,13 +148,8 @@ class Circuit(Shown):
     def __or__(self, other: Circuit) -> Circuit:
         """The edges of this circuit, then those that only the other one has."""
         new = ~torch.isin(self._flat_of(other), self.flat)
-        both = replace(
-            self,
-            index=torch.cat([self.index, other.index[new]]),
-            scores=torch.cat([self.scores, other.scores[new]]),
-            frequency=None,
-        )
-        return both._shared_with(other)._by_hand("union")
+        index, scores = torch.cat([self.index, other.index[new]]), torch.cat([self.scores, other.scores[new]])
+        return self._by_hand("union", other, index=index, scores=scores, frequency=None)
 
     def without(self, *names: str) -> Circuit:
         """Remove some nodes or edges. The circuit is not pruned again.
@@ -211,8 +206,8 @@ class Circuit(Shown):
         return self.graph.flattened(self.index)
 
     @cached_property
-    def _identity(self) -> tuple[Graph, frozenset[int]]:
-        return self.graph, frozenset(self.flat.tolist())
+    def _positions(self) -> frozenset[int]:
+        return frozenset(self.flat.tolist())
 
     def _flat_of(self, other: Circuit) -> Int[Tensor, " edge"]:
         """The edges of another circuit, if it is of the same graph."""
@@ -229,23 +224,27 @@ class Circuit(Shown):
             )
         return other.flat
 
-    def _part(self, keep: Bool[Tensor, " edge"], how: str) -> Circuit:
+    def _part(self, keep: Bool[Tensor, " edge"], how: str, other: Circuit | None = None) -> Circuit:
         """Some of the edges; ``how`` is for the record."""
         frequency = None if self.frequency is None else self.frequency[keep]
-        part = replace(self, index=self.index[keep], scores=self.scores[keep], frequency=frequency)
-        return part._by_hand(how)
+        return self._by_hand(how, other, index=self.index[keep], scores=self.scores[keep], frequency=frequency)
 
-    def _by_hand(self, how: str) -> Circuit:
-        """The same edges, with a record that they were put together by hand and not pruned."""
-        recipe = (self.recipe or Recipe()).selected(how or None)
-        return replace(self, recipe=recipe, n_requested=None, pruned=False)
-
-    def _shared_with(self, other: Circuit) -> Circuit:
-        """The same edges, with a record of only what holds for both circuits, and the notes of both."""
-        ours, theirs = ((circuit.recipe or Recipe()).recorded for circuit in (self, other))
-        recipe = Recipe(**{name: value for name, value in ours.items() if theirs.get(name) == value})
-        facts = self.facts if self.facts == other.facts else Facts()
-        return replace(self, recipe=recipe, facts=facts, notes={**other.notes, **self.notes})
+    def _by_hand(self, how: str, other: Circuit | None, **edges: Any) -> Circuit:
+        """Other edges, with a record of how they were put together and of what holds for both circuits."""
+        recipe, facts, notes = self.recipe or Recipe(), self.facts, self.notes
+        if other is not None:
+            notes = {**other.notes, **notes}
+            theirs = (other.recipe or Recipe()).recorded
+            recipe = Recipe(**{name: value for name, value in recipe.recorded.items() if theirs.get(name) == value})
+            facts = facts if facts == other.facts else Facts()
+        made: dict[str, Any] = {
+            "recipe": recipe.selected(how),
+            "facts": facts,
+            "notes": notes,
+            "n_requested": None,
+            "pruned": False,
+        }
+        return replace(self, **made, **edges)
 
     @cached_property
     def edges(self) -> list[str]:
@@ -315,7 +314,7 @@ class Circuit(Shown):
     def with_record(self, content: Mapping[str, Any]) -> Circuit:
         """The same edges with the record of a file, which may contain anything."""
         (recipe, facts), requested, pruned = read_record(content), content.get("requested"), content.get("pruned")
-        if type(requested) is not int or requested < len(self) or not isinstance(pruned, bool):
+        if type(requested) is not int or requested < len(self) or type(pruned) is not bool:
             raise InputError(f"its 'requested' is {requested!r} and its 'pruned' {pruned!r}. Make it again.")
         notes = self._checked(content.get("notes", {}))
         return replace(self, recipe=recipe, facts=facts, n_requested=requested, pruned=pruned, notes=notes)
@@ -383,13 +382,12 @@ class Comparison:
     @property
     def jaccard_edges(self) -> float:
         """The share of the edges of either circuit that both have; 1 for two empty circuits."""
-        return _jaccard(len(self.a), len(self.b), len(self.both))
+        return _jaccard(*self._sets["edges"])
 
     @property
     def jaccard_nodes(self) -> float:
         """The share of the nodes of either circuit that both have; 1 for two empty circuits."""
-        numbers = self.numbers
-        return _jaccard(numbers["nodes_a"], numbers["nodes_b"], numbers["nodes_both"])
+        return _jaccard(*self._sets["nodes"])
 
     @property
     def by_chance(self) -> float:
@@ -397,45 +395,29 @@ class Comparison:
         return len(self.a) * len(self.b) / self.a.graph.n_edges
 
     @cached_property
-    def numbers(self) -> dict[str, int]:
-        """The numbers of edges and nodes of each circuit and of their intersection."""
-        nodes_a, nodes_b = set(self.a.nodes), set(self.b.nodes)
-        return {
-            "edges_a": len(self.a),
-            "edges_b": len(self.b),
-            "edges_both": len(self.both),
-            "nodes_a": len(nodes_a),
-            "nodes_b": len(nodes_b),
-            "nodes_both": len(nodes_a & nodes_b),
-        }
-
-    @cached_property
-    def cores(self) -> Comparison | None:
-        """The comparison of the edges that every resample has; None if a circuit is not a consensus of resamples."""
-        cores = self.a.core, self.b.core
-        return None if cores[0] is None or cores[1] is None else Comparison(cores[0], cores[1])
+    def _sets(self) -> dict[str, list[Set[Any]]]:
+        """What is compared: the edges, the nodes and, of two consensuses, the edges that every resample has."""
+        sides = self.a, self.b
+        sets: dict[str, list[Set[Any]]] = {"edges": [x._positions for x in sides], "nodes": [{*x.nodes} for x in sides]}
+        cores = [x.core for x in sides]
+        return sets if None in cores else sets | {"core": [x._positions for x in cores if x is not None]}
 
     def to_json(self) -> dict[str, Any]:
         """All numbers as a dictionary."""
-        numbers = {**self.numbers, "jaccard_edges": self.jaccard_edges, "jaccard_nodes": self.jaccard_nodes}
-        if self.cores is not None:
-            numbers |= {f"core_{side}": self.cores.numbers[f"edges_{side}"] for side in ("a", "b", "both")}
-            numbers["jaccard_core"] = self.cores.jaccard_edges
+        numbers: dict[str, Any] = {}
+        for what, (a, b) in self._sets.items():
+            numbers |= {f"{what}_a": len(a), f"{what}_b": len(b), f"{what}_both": len(a & b)}
+        numbers |= {f"jaccard_{what}": _jaccard(a, b) for what, (a, b) in self._sets.items()}
         return {**numbers, "edges_both_by_chance": self.by_chance}
 
     def __str__(self) -> str:
-        n = self.numbers
         lines = [f"{'':7}{'A':>9}{'B':>9}{'both':>9}{'only A':>9}{'only B':>9}   Jaccard"]
-        rows = [("edges", n, "edges", self.jaccard_edges), ("nodes", n, "nodes", self.jaccard_nodes)]
-        if self.cores is not None:
-            rows.append(("core", self.cores.numbers, "edges", self.cores.jaccard_edges))
-        for what, numbers, counted, share in rows:
-            a, b, both = (numbers[f"{counted}_{side}"] for side in ("a", "b", "both"))
-            counts = "".join(f"{count:>9,}" for count in (a, b, both, a - both, b - both))
-            lines.append(f"{what:7}{counts}   {share:.3f}")
-        chance = f"{self.by_chance:,.0f}" if self.by_chance >= 10 else f"{self.by_chance:.2g}"
-        if self.cores is not None:
+        for what, (a, b) in self._sets.items():
+            counts = "".join(f"{len(part):>9,}" for part in (a, b, a & b, a - b, b - a))
+            lines.append(f"{what:7}{counts}   {_jaccard(a, b):.3f}")
+        if "core" in self._sets:
             lines.append("Core: the edges that every resample of the examples has.")
+        chance = f"{self.by_chance:,.0f}" if self.by_chance >= 10 else f"{self.by_chance:.2g}"
         return "\n".join([*lines, f"Two random circuits of these sizes share {chance} edges on average."])
 
     def report(self, file: str | Path, names: tuple[str, str] | None = None) -> None:
@@ -450,8 +432,8 @@ class Comparison:
         write_atomically(Path(file), render_comparison(self, names))
 
 
-def _jaccard(a: int, b: int, both: int) -> float:
-    return both / (a + b - both) if a or b else 1.0
+def _jaccard(a: Set[Any], b: Set[Any]) -> float:
+    return len(a & b) / len(a | b) if a or b else 1.0
 
 
 def circuit_by_names(graph: Graph, edges: Any) -> Circuit:
@@ -501,26 +483,19 @@ def load_circuit(file: str | Path) -> Circuit:
         local = download_circuit(str(file))
     elif Path(file).is_dir():
         local = file = Path(file) / "circuit.json"
-    elif Path(file).suffix == ".safetensors" and Path(file).is_file():
+    elif Path(file).suffix == ".safetensors":
         raise InputError(
             f"{file} has scores, not a circuit. Give a circuit.json, or select a circuit from the scores: "
             f"gradpath convert {file} circuit.json --edges N."
         )
-    if Path(local).suffix.lower() in (".html", ".htm"):
-        raise InputError(
-            f"{file} is a page, not a circuit. Give the circuit.json that gradpath find wrote beside it, or its folder."
-        )
+    elif Path(file).suffix == ".html":
+        raise InputError(f"{file} is a page, not a circuit. Give the circuit.json that gradpath find wrote beside it.")
     return read_json(local, _parsed, "a gradpath circuit", "a circuit.json that gradpath find wrote", shown=file)
 
 
 def _parsed(content: Any) -> Circuit:
-    if isinstance(content, dict) and content.get("gradpath_circuit") == 1:
-        raise InputError("it was written by a version of gradpath before 0.3.0. Find the circuit again.")
     if not isinstance(content, dict) or content.get("gradpath_circuit") != FORMAT:
         raise InputError(f'it has no "gradpath_circuit": {FORMAT}. Give a circuit.json that gradpath find wrote.')
-    missing = [name for name in ("graph", "edges", "recipe", "requested") if name not in content]
-    if missing:
-        raise InputError(f"it has no {', '.join(missing)}. Make it again with gradpath find.")
     circuit = circuit_by_names(graph_from_json(content["graph"]), content["edges"]).with_record(content)
     check_seal(content)
     return circuit

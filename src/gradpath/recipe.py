@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from numbers import Number
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gradpath import defaults
-from gradpath.errors import InputError, UsageError, did_you_mean
+from gradpath.errors import InputError, UsageError, check_choice, did_you_mean
 
 IN_MEMORY = "(in memory)"  # in place of the path of data that was given as a Python object
 PROMPT = "prompt"  # the task of a single pair of prompts that the user typed
@@ -27,16 +27,13 @@ Split = Literal["held-out", "same", "all", "swapped"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 
-def _option(about: str, *, default_text: str = "", metavar: str = "", **limits: Any) -> Any:
-    """A field: its sentence for --help and docstrings, what it is by default, and the range of its values.
+def _option(default: Any, about: str, *, default_text: str = "", metavar: str = "", **limits: Any) -> Any:
+    """A field: its default, its sentence for --help and docstrings, and the range of its values.
 
-    Args:
-        about: What the option is.
-        default_text: What happens without it, if that is not a value.
-        metavar: What --help shows for its value.
-        limits: Bounds, as pydantic names them.
+    ``default_text`` says what happens without it, if that is not a value; ``metavar`` is what --help shows of it.
     """
-    return Field(description=about, json_schema_extra={"default_text": default_text, "metavar": metavar}, **limits)
+    extra: dict[str, Any] = {"default_text": default_text, "metavar": metavar}
+    return Field(default, description=about, json_schema_extra=extra, **limits)
 
 
 class Recipe(BaseModel):
@@ -44,102 +41,76 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
-    model: Annotated[str | None, _option("Hub name, folder, .gguf file, smollm2 or gemma3-270m.")] = None
-    dtype: Annotated[Dtype | None, _option("Number format of the model.", default_text="float32", metavar="TYPE")] = (
-        None
+    model: str | None = _option(None, "Hub name, folder, .gguf file, smollm2 or gemma3-270m.")
+    dtype: Dtype | None = _option(None, "Number format of the model.", default_text="float32", metavar="TYPE")
+    bos: bool | None = _option(None, "Prepend the BOS token to prompts.", default_text="depends on the family")
+    task: str | None = _option(
+        None, "A built-in task (gradpath ls tasks).", default_text=f"{defaults.TASK}, unless your own data is given"
     )
-    bos: Annotated[bool | None, _option("Prepend the BOS token to prompts.", default_text="depends on the family")] = (
-        None
+    data: str | None = _option(None, "Your own pairs: a .csv or .jsonl file.", metavar="FILE")
+    clean: str | None = _option(None, "One prompt instead of a task: the clean one, with --corrupted and --answer.")
+    corrupted: str | None = _option(None, "The corrupted prompt, with as many tokens.")
+    answer: str | None = _option(None, "The right answer after the clean prompt, a single token such as ' Paris'.")
+    wrong: str | None = _option(
+        None, "The wrong answer.", default_text="the most likely token after the corrupted prompt"
     )
-    task: Annotated[
-        str | None,
-        _option("A built-in task (gradpath ls tasks).", default_text=f"{defaults.TASK}, unless your own data is given"),
-    ] = None
-    data: Annotated[str | None, _option("Your own pairs: a .csv or .jsonl file.", metavar="FILE")] = None
-    clean: Annotated[
-        str | None, _option("One prompt instead of a task: the clean one, with --corrupted and --answer.")
-    ] = None
-    corrupted: Annotated[str | None, _option("The corrupted prompt, with as many tokens.")] = None
-    answer: Annotated[
-        str | None, _option("The right answer after the clean prompt, a single token such as ' Paris'.")
-    ] = None
-    wrong: Annotated[
-        str | None, _option("The wrong answer.", default_text="the most likely token after the corrupted prompt")
-    ] = None
-    metric: Annotated[
-        str | None,
-        _option(
-            "How the behaviour is measured (gradpath ls metrics), or a function of your own.",
-            default_text="the task's own",
-            metavar="NAME|FILE.py:FUNCTION",
-        ),
-    ] = None
-    first_token: Annotated[
-        bool | None, _option("Compare answers of several tokens by the first token in which they differ.")
-    ] = None
-    examples: Annotated[
-        int | None,
-        _option(
-            "Pairs for attribution; the same number is held out for evaluation.",
-            default_text=f"{defaults.EXAMPLES}; all of your own data, half for each",
-            metavar="N",
-            ge=1,
-        ),
-    ] = None
-    split: Annotated[
-        Split,
-        _option("Evaluate on held-out examples, or on the same ones as attribution; all: use every example for both."),
-    ] = "held-out"
-    seed: Annotated[int, _option("Seed for drawing the examples.", metavar="N", ge=0)] = defaults.SEED
-    method: Annotated[str, _option("How edges are scored (gradpath ls methods).")] = defaults.METHOD
-    steps: Annotated[
-        int | None, _option("Number of points on the path.", default_text="depends on the method", metavar="N", ge=1)
-    ] = None
-    options: Annotated[dict[str, Any], _option("Other options of the method.")] = Field(default_factory=dict)
-    ablation: Annotated[str, _option("How ablated edges are replaced (gradpath ls ablations).")] = defaults.ABLATION
-    selection: Annotated[
-        str | None,
-        _option(
-            "How edges are selected (gradpath ls selections), as in acdc+threshold=0.01.",
-            default_text=defaults.SELECTION,
-        ),
-    ] = None
-    resamples: Annotated[
-        int | None,
-        _option(
-            "Resamples of the examples whose circuits the selection is a consensus of; 1: no consensus.",
-            default_text=f"{defaults.RESAMPLES}",
-            metavar="N",
-            ge=1,
-            le=6,
-        ),
-    ] = None
-    faithfulness: Annotated[
-        float | None,
-        _option(
-            "Share of the behaviour to keep: select the smallest circuit that keeps it on the attributed examples.",
-            default_text=f"{defaults.FAITHFULNESS}, unless another size is given",
-            metavar="SHARE",
-            gt=0,
-            le=1,
-        ),
-    ] = None
-    edges: Annotated[int | None, _option("Number of edges, instead of a faithfulness.", metavar="N", ge=1)] = None
-    sparsity: Annotated[
-        float | None, _option("Share of edges to leave out, instead of a faithfulness.", metavar="SHARE", ge=0, lt=1)
-    ] = None
-    nodes: Annotated[
-        int | None, _option("Number of heads and MLPs, with all edges between them.", metavar="N", ge=1)
-    ] = None
+    metric: str | None = _option(
+        None,
+        "How the behaviour is measured (gradpath ls metrics), or a function of your own.",
+        default_text="the task's own",
+        metavar="NAME|FILE.py:FUNCTION",
+    )
+    first_token: bool | None = _option(
+        None, "Compare answers of several tokens by the first token in which they differ."
+    )
+    examples: int | None = _option(
+        None,
+        "Pairs for attribution; the same number is held out for evaluation.",
+        default_text=f"{defaults.EXAMPLES}; all of your own data, half for each",
+        metavar="N",
+        ge=1,
+    )
+    split: Split = _option(
+        "held-out",
+        "Evaluate on held-out examples, or on the same ones as attribution; all: use every example for both.",
+    )
+    seed: int = _option(defaults.SEED, "Seed for drawing the examples.", metavar="N", ge=0)
+    method: str = _option(defaults.METHOD, "How edges are scored (gradpath ls methods).")
+    steps: int | None = _option(
+        None, "Number of points on the path.", default_text="depends on the method", metavar="N", ge=1
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Other options of the method.")
+    ablation: str = _option(defaults.ABLATION, "How ablated edges are replaced (gradpath ls ablations).")
+    selection: str | None = _option(
+        None,
+        "How edges are selected (gradpath ls selections), as in acdc+threshold=0.01.",
+        default_text=defaults.SELECTION,
+    )
+    resamples: int | None = _option(
+        None,
+        "Resamples of the examples whose circuits the selection is a consensus of; 1: no consensus.",
+        default_text=f"{defaults.RESAMPLES}",
+        metavar="N",
+        ge=1,
+        le=6,
+    )
+    faithfulness: float | None = _option(
+        None,
+        "Share of the behaviour to keep: select the smallest circuit that keeps it on the attributed examples.",
+        default_text=f"{defaults.FAITHFULNESS}, unless another size is given",
+        metavar="SHARE",
+        gt=0,
+        le=1,
+    )
+    edges: int | None = _option(None, "Number of edges, instead of a faithfulness.", metavar="N", ge=1)
+    sparsity: float | None = _option(
+        None, "Share of edges to leave out, instead of a faithfulness.", metavar="SHARE", ge=0, lt=1
+    )
+    nodes: int | None = _option(None, "Number of heads and MLPs, with all edges between them.", metavar="N", ge=1)
 
     def __init__(self, **values: Any) -> None:
-        plain = {
-            name: value.item() if isinstance(value, Number) and hasattr(value, "item") else value
-            for name, value in values.items()
-        }  # NumPy's numbers
-        plain |= {name: os.fspath(value) for name, value in values.items() if isinstance(value, os.PathLike)}
         try:
-            super().__init__(**plain)
+            super().__init__(**{name: _plain(value) for name, value in values.items()})
         except ValidationError as problem:
             raise UsageError(_sentence(problem, values)) from None
         if len(given := [f"`{name}`" for name in SIZES if getattr(self, name) is not None]) > 1:
@@ -171,7 +142,7 @@ class Recipe(BaseModel):
         field = cls.model_fields[name]
         extra = field.json_schema_extra
         text = extra.get("default_text") if isinstance(extra, dict) else ""
-        shown = text or ("" if field.is_required() or field.default_factory is not None else field.default)
+        shown = text or (field.default if field.default_factory is None else None)
         return "" if shown is None else str(shown)
 
     @property
@@ -206,6 +177,13 @@ class Recipe(BaseModel):
         where = " in ".join(filter(None, (self.task, self.model)))
         by = f"by {self.method}" + (f" ({', '.join(counts)})" if counts else "")
         return ", ".join(filter(None, (where, by, self.selection)))
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python, and a path as text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if isinstance(value, Number) and hasattr(value, "item") else value
 
 
 class Facts(BaseModel):
@@ -278,15 +256,9 @@ def _sentence(problem: ValidationError, values: Mapping[str, Any]) -> str:
     field = Recipe.model_fields[name]
     alternatives = () if get_origin(field.annotation) in (dict, Literal) else get_args(field.annotation)
     kinds = [kind for kind in (alternatives or (field.annotation,)) if kind is not type(None)]
-    if choices := [choice for kind in kinds for choice in get_args(kind) if isinstance(choice, str)]:
-        *first, last = [choice for choice in choices if choice != "swapped"]
-        hint = did_you_mean(str(values.get(name)), choices)
-        return f"`{name}` must be {', '.join(first)} or {last}: got {values.get(name)!r}.{hint}"
-    expected = _KINDS.get(kinds[0], "an object")
-    bounds = [text.format(bound) for text, bound in _bounds(field.metadata)]
-    return f"`{name}` must be {', '.join(filter(None, [expected, ' and '.join(bounds)]))}: got {values.get(name)!r}."
-
-
-def _bounds(metadata: list[Any]) -> list[tuple[str, Any]]:
-    """The bounds of a field's values, as a text and a number each."""
-    return [(text, getattr(x, name)) for x in metadata for name, text in _BOUNDS.items() if hasattr(x, name)]
+    choices = [choice for kind in kinds for choice in get_args(kind) if isinstance(choice, str)]
+    if choices:
+        check_choice(f"`{name}`", values.get(name), [choice for choice in choices if choice != "swapped"])
+    bounds = [text.format(getattr(x, key)) for x in field.metadata for key, text in _BOUNDS.items() if hasattr(x, key)]
+    expected = [_KINDS.get(kinds[0], "an object"), " and ".join(bounds)]
+    return f"`{name}` must be {', '.join(filter(None, expected))}: got {values.get(name)!r}."

@@ -8,7 +8,6 @@ from small_models import prompts
 
 from gradpath.attribution.attribute import attribute
 from gradpath.defaults import MIB_RANKINGS
-from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate, mib
 from gradpath.graph import Graph
 from gradpath.pipeline import measure_mib
@@ -27,20 +26,20 @@ def by_hand(faithfulness: list[float]) -> tuple[float, float]:
     return under, off
 
 
+def areas(faithfulness: list[float]) -> mib.Areas:
+    return mib.areas(torch.ones(1), torch.zeros(1), [torch.tensor([x]) for x in faithfulness])
+
+
 def test_areas_are_sums_of_trapezoids():
-    values = torch.randn(10, generator=torch.Generator().manual_seed(3)).tolist()
-    assert (mib.cpr(values), mib.cmd(values)) == pytest.approx(by_hand(values))
+    values = torch.rand(9, generator=torch.Generator().manual_seed(3)).tolist()
+    found = areas(values)
+    assert (found.cpr, found.cmd) == pytest.approx(by_hand([*values, 1.0]))
 
 
 def test_the_model_itself_has_the_whole_area_and_no_distance():
-    assert mib.cpr([1.0] * 10) == pytest.approx(0.999)
-    assert mib.cmd([1.0] * 10) == 0
-    assert mib.cmd([2.0] * 10) == mib.cmd([0.0] * 10) == pytest.approx(0.999)  # too strong is off, too
-
-
-def test_another_number_of_fractions_is_refused():
-    with pytest.raises(UsageError, match=r"10 fractions .* got 9 numbers"):
-        mib.cpr([1.0] * 9)
+    assert areas([1.0] * 9).cpr == pytest.approx(0.999)
+    assert areas([1.0] * 9).cmd == 0
+    assert areas([2.0] * 9).cmd == pytest.approx(areas([0.0] * 9).cmd)  # too strong is off, too
 
 
 def test_edges_are_rounded_down_as_in_the_benchmark():

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from typing import overload
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from gradpath import defaults
@@ -32,7 +32,6 @@ from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, check_names, check_type
 from gradpath.evaluation.patched_run import check_same_graph, plan_of, run_circuits
 from gradpath.evaluation.result import Result
-from gradpath.graph import Graph
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.model.transformer import Transformer
 from gradpath.prepared import PreparedBatches
@@ -125,22 +124,7 @@ def evaluate_many(
         if prepared is None:
             ablation = ablation or common_ablation(circuits)
             prepared = PreparedBatches(model, task, ablation, limits, mean_over=mean_over, room=0)
-        return measure_circuits(prepared, circuits, bar)
-
-
-def measure_circuits(prepared: PreparedBatches, circuits: Sequence[Circuit], bar: str = "") -> list[Result]:
-    """As ``evaluate``, on examples that can be used again for further circuits.
-
-    Args:
-        prepared: The examples, with their ablation and limits.
-        circuits: The circuits.
-        bar: What the progress bar says; by default there is none.
-
-    Returns:
-        A result for each circuit.
-    """
-    model, task = prepared.model, prepared.task
-    clean, corrupted, *patched = metric_values(prepared, circuits, bar)
+        clean, corrupted, *patched = metric_values(prepared, circuits, bar)
     check_behaviour(task, clean, corrupted)
     clean_texts, corrupted_texts = (_texts(side, model.tokenizer) for side in (task.clean, task.corrupted))
     recipe = task.record.changed(model=model.name or None, ablation=prepared.ablation_name)
@@ -245,22 +229,16 @@ def patch(
     """
     for name, value in (("edges", edges), ("nodes", nodes)):
         check_names(name, value)
-    named = _named(model.graph, list(edges), list(nodes), among=keep)
-    circuit = Circuit.of_mask(model.graph, model.graph.mask & (named if keep else ~named))
-    return evaluate(model, circuit, task, ablation=ablation, batch_size=batch_size, memory=memory, mean_over=mean_over)
-
-
-def _named(graph: Graph, edges: list[str], nodes: list[str], *, among: bool) -> Bool[Tensor, "source target"]:
-    """The edges that are named, and those out of, or among, the nodes that are."""
+    graph, edges, nodes = model.graph, list(edges), list(nodes)
     if not edges and not nodes:
         raise UsageError(
             "patch needs edges or nodes: got none. Name some, as in edges=['input->m0'] or nodes=['a0.h1']."
         )
-    mask = torch.zeros_like(graph.mask)
-    for source, target in map(graph.index, edges):
-        mask[source, target] = True
     sources = [graph.source(node) for node in nodes]
-    if among and nodes:
-        return mask | graph.among(sources)
-    mask[sources] = True
-    return mask
+    named = graph.among(sources) if keep and nodes else torch.zeros_like(graph.mask)
+    if not keep:
+        named[sources] = True
+    for source, target in map(graph.index, edges):
+        named[source, target] = True
+    circuit = Circuit.of_mask(graph, graph.mask & (named if keep else ~named))
+    return evaluate(model, circuit, task, ablation=ablation, batch_size=batch_size, memory=memory, mean_over=mean_over)

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradpath.errors import UsageError
 from gradpath.evaluation.result import Result, bootstrap
 from gradpath.graph import Graph
 
@@ -41,38 +40,6 @@ class Areas:
     cmd_interval: tuple[float, float]
 
 
-def cpr(faithfulness: Sequence[float]) -> float:
-    """The area under the faithfulness at ``FRACTIONS``.
-
-    >>> round(cpr([1.0] * 10), 6)
-    0.999
-    """
-    return float(_area(_checked(faithfulness)))
-
-
-def cmd(faithfulness: Sequence[float]) -> float:
-    """The area under the distance of the faithfulness from 1 at ``FRACTIONS``."""
-    return float(_area(_distance(_checked(faithfulness))))
-
-
-def _checked(faithfulness: Sequence[float]) -> Tensor:
-    if len(faithfulness) != len(FRACTIONS):
-        raise UsageError(
-            f"MIB's areas need the faithfulness at the {len(FRACTIONS)} fractions "
-            f"{', '.join(f'{x:g}' for x in FRACTIONS)}: got {len(faithfulness)} numbers."
-        )
-    return torch.tensor(faithfulness, dtype=torch.float64, device="cpu")
-
-
-def _distance(faithfulness: Tensor) -> Tensor:
-    return (1 - faithfulness).abs()
-
-
-def _area(values: Tensor) -> Tensor:
-    """Of values at every fraction, (fraction, ...)."""
-    return torch.trapezoid(values, torch.tensor(FRACTIONS, dtype=values.dtype, device="cpu"), dim=0)
-
-
 def edges_at(graph: Graph, fraction: float) -> int:
     """How many edges MIB takes: rounded down. At least one, where a model has fewer than a thousand."""
     return max(1, int(fraction * graph.n_edges))
@@ -81,14 +48,23 @@ def edges_at(graph: Graph, fraction: float) -> int:
 def areas(clean: Tensor, corrupted: Tensor, circuits: Sequence[Tensor]) -> Areas:
     """CPR and CMD from every example's metric: at both ends, and in the circuits of the fractions below 1."""
     values = torch.stack([clean, corrupted, *circuits]).double().cpu()  # (2 + fraction, example)
-    faithfulness = _faithfulness(values).tolist()
-    return Areas(
-        faithfulness=tuple(faithfulness),
-        cpr=cpr(faithfulness),
-        cpr_interval=bootstrap(values, lambda drawn: _area(_faithfulness(drawn))),
-        cmd=cmd(faithfulness),
-        cmd_interval=bootstrap(values, lambda drawn: _area(_distance(_faithfulness(drawn)))),
-    )
+    numbers = [float(area(values)) for area in (_cpr, _cmd)]
+    intervals = [bootstrap(values, area) for area in (_cpr, _cmd)]
+    return Areas(tuple(_faithfulness(values).tolist()), numbers[0], intervals[0], numbers[1], intervals[1])
+
+
+def areas_of(results: Sequence[Result]) -> Areas:
+    """CPR and CMD of the circuits of all fractions below 1, in that order."""
+    first = results[0]
+    return areas(first.clean_values, first.corrupted_values, [result.circuit_values for result in results])
+
+
+def _cpr(values: Tensor) -> Tensor:
+    return _area(_faithfulness(values))
+
+
+def _cmd(values: Tensor) -> Tensor:
+    return _area((1 - _faithfulness(values)).abs())
 
 
 def _faithfulness(values: Tensor) -> Tensor:
@@ -97,7 +73,6 @@ def _faithfulness(values: Tensor) -> Tensor:
     return torch.stack([(x - corrupted) / (clean - corrupted) for x in circuits] + [torch.ones_like(clean)])
 
 
-def areas_of(results: Sequence[Result]) -> Areas:
-    """CPR and CMD of the circuits of all fractions below 1, in that order."""
-    first = results[0]
-    return areas(first.clean_values, first.corrupted_values, [result.circuit_values for result in results])
+def _area(values: Tensor) -> Tensor:
+    """Of values at every fraction, (fraction, ...)."""
+    return torch.trapezoid(values, torch.tensor(FRACTIONS, dtype=values.dtype, device="cpu"), dim=0)

@@ -138,13 +138,24 @@ class Result(Shown):
 
     @property
     def does_task(self) -> Done:
-        """Whether the model does the task: "yes", "unclear" or "no". If it does not, faithfulness means nothing."""
-        return does_task(self.clean - self.corrupted, self.gain_interval, self.accuracy)
+        """Whether the model does the task: "yes", "unclear" or "no". If it does not, faithfulness means nothing.
+
+        "no" if the gain may be zero or the right answer is not ahead on more than half of the examples, "unclear" if it
+        is ahead on less than three quarters or there are too few examples, and "yes" otherwise.
+        """
+        interval, accuracy = self.gain_interval, self.accuracy
+        least = self.clean - self.corrupted if interval is None else interval[0]
+        if least <= 0 or (accuracy is not None and accuracy <= RARELY):
+            return "no"
+        return "unclear" if interval is None or (accuracy is not None and accuracy < MOSTLY) else "yes"
 
     @property
     def behaviour(self) -> str:
-        """How well the model does the task, in one line."""
-        return behaviour_line(self.does_task, self.gain_interval, self.accuracy, len(self.clean_values))
+        """How well the model does the task, in one line; unless it clearly does, also what follows from that."""
+        ahead = "" if self.accuracy is None else f"right answer ahead on {self.accuracy:.0%} of the examples; "
+        gain = interval_text(self.gain_interval, len(self.clean_values), ".3f")
+        verdict = {"yes": "", "unclear": f"; {UNCLEAR}", "no": f"; {NOT_DONE}"}[self.does_task]
+        return f"{ahead}clean - corrupted{':' if self.gain_interval is None else ''} {gain}{verdict}"
 
     def to_pandas(self) -> Any:
         """The examples as a pandas DataFrame, one row each.
@@ -193,34 +204,6 @@ class Result(Shown):
         return self._values[:, changed] if changed.any() else self._values
 
 
-def does_task(gain: float, interval: tuple[float, float] | None, accuracy: float | None) -> Done:
-    """Whether the model does a task.
-
-    Args:
-        gain: The mean metric on the clean prompts minus that on the corrupted ones.
-        interval: Its 95% interval; None if there are too few examples.
-        accuracy: The share of examples with the right answer ahead; None if the metric has no right answer.
-
-    Returns:
-        "no" if the gain may be zero or the right answer is not ahead on more than half of the examples, "unclear" if it
-        is ahead on less than three quarters or there are too few examples, and "yes" otherwise.
-    """
-    least = gain if interval is None else interval[0]
-    if least <= 0 or (accuracy is not None and accuracy <= RARELY):
-        return "no"
-    if interval is None or (accuracy is not None and accuracy < MOSTLY):
-        return "unclear"
-    return "yes"
-
-
-def behaviour_line(done: Done, gain_interval: tuple[float, float] | None, accuracy: float | None, n: int) -> str:
-    """Both numbers and, unless the model clearly does the task, what follows from them, in one line."""
-    ahead = "" if accuracy is None else f"right answer ahead on {accuracy:.0%} of the examples; "
-    gain = "clean - corrupted: " if gain_interval is None else "clean - corrupted "
-    gain += interval_text(gain_interval, n, ".3f")
-    return ahead + gain + {"yes": "", "unclear": f"; {UNCLEAR}", "no": f"; {NOT_DONE}"}[done]
-
-
 def interval_text(interval: tuple[float, float] | None, n: int, form: str) -> str:
     """``95% interval 0.68 to 0.92``, or that n examples are too few for one."""
     if interval is None:
@@ -246,9 +229,6 @@ def _parsed(content: Any) -> Result:
         raise ValueError(f'it has no "gradpath_result": {FORMAT}')
     requested, kept, rows = (content[name] for name in ("edges_requested", "edges_kept", "examples"))
     recipe, facts = read_record(content)
-    has_answers = content.get("has_answers", False)
-    if not isinstance(has_answers, bool):
-        raise ValueError("its 'has_answers' is neither true nor false")
     if any(type(count) is not int or count < 0 for count in (requested, kept)):
         raise ValueError(f"edges_requested and edges_kept are numbers of edges: got {requested!r} and {kept!r}")
     if not isinstance(rows, list) or not rows:
@@ -264,6 +244,7 @@ def _parsed(content: Any) -> Result:
     columns = list(zip(*rows, strict=True))
     clean, corrupted, circuit = (torch.tensor(column, dtype=torch.float32, device="cpu") for column in columns[:3])
     first, second = columns[3:] or ((), ())  # the prompts
+    has_answers = content.get("has_answers") is True
     return Result(clean, corrupted, circuit, requested, kept, first, second, recipe, facts, has_answers)
 
 
@@ -358,42 +339,28 @@ class Difference:
 
 def error_difference(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Difference:
     """Our mean error over circuit sizes minus theirs: below zero is better."""
-    return _difference(_error_parts(ours), _error_parts(theirs))
+    return _difference([_distances(cells).abs() for cells in (ours, theirs)])
 
 
 def distance_difference(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Difference:
     """Our mean |1 - NFS| over circuit sizes minus theirs: below zero is better."""
-    return _difference(_distance_parts(ours), _distance_parts(theirs))
+    return _difference([_distances(cells) for cells in (ours, theirs)])
 
 
-def _difference(ours: Tensor, theirs: Tensor) -> Difference:
-    """Of ratios of means, from their numerators and denominators, (size, 2, example)."""
+def _distances(cells: Sequence[Cell]) -> Tensor:
+    """The distances of every example from clean: of the circuit, and of the corrupted run, (size, 2, example)."""
+    runs = [[cell[name] for name in ("values", "corrupted_values", "clean_values")] for cell in cells]
+    circuit, corrupted, clean = torch.tensor(runs, dtype=torch.float64, device="cpu").unbind(1)
+    return torch.stack([circuit - clean, corrupted - clean], 1)
 
-    def mean_over_sizes(parts: Tensor) -> Tensor:
-        numerator, denominator = parts.mean(-1).unbind(1)  # (size, ...)
-        return (numerator / denominator).abs().mean(0)
+
+def _difference(sides: Sequence[Tensor]) -> Difference:
+    """Of the ratio of both mean distances, as a mean over sizes."""
 
     def difference(both: Tensor) -> Tensor:
-        return mean_over_sizes(both[: len(ours)]) - mean_over_sizes(both[len(ours) :])
+        numerator, denominator = both.mean(-1).unbind(1)  # (size, ...)
+        ratios = (numerator / denominator).abs()
+        return ratios[: len(sides[0])].mean(0) - ratios[len(sides[0]) :].mean(0)
 
-    both = torch.cat([ours, theirs])
+    both = torch.cat([*sides])
     return Difference(float(difference(both)), *bootstrap(both, difference))
-
-
-def _error_parts(cells: Sequence[Cell]) -> Tensor:
-    return torch.stack(
-        [
-            torch.stack([(circuit - clean).abs(), (clean - corrupted).abs()])
-            for circuit, clean, corrupted in map(_values, cells)
-        ]
-    )
-
-
-def _distance_parts(cells: Sequence[Cell]) -> Tensor:
-    parts = [(circuit - clean, clean - corrupted) for circuit, clean, corrupted in map(_values, cells)]
-    return torch.stack([torch.stack(pair) for pair in parts])
-
-
-def _values(cell: Cell) -> list[Tensor]:
-    names = ("values", "clean_values", "corrupted_values")
-    return [torch.tensor(cell[name], dtype=torch.float64, device="cpu") for name in names]
