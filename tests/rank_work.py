@@ -21,7 +21,6 @@ import torch.distributed
 from small_models import prompts, tiny_model
 
 import gradpath as gp
-from gradpath.attribution.exact import exact_scores
 from gradpath.paper.saturation import follow_line
 from gradpath.runtime import distributed
 from gradpath.sweep import Limits
@@ -49,8 +48,7 @@ def everything() -> dict[str, Any]:
     for result in gp.evaluate(model, circuits, TASK, batch_size=2):
         values = (result.clean_values, result.corrupted_values, result.circuit_values)
         found.setdefault("metrics", []).extend(torch.cat(values).tolist())
-    edges = [(0, 3), (2, 12), (5, 20)]
-    found["exact"] = exact_scores(model, TASK, edges, limits=Limits(2)).tolist()
+    found["exact"] = gp.attribute(model, TASK, "exact", edges=5, batch_size=2).values.flatten().tolist()
     line = follow_line(model, TASK, "a0.h1->m1", 3, limits=Limits(2))
     found["followed"] = torch.cat([x.flatten() for x in line.values()]).tolist()
     return found

@@ -3,15 +3,13 @@
 Six comparisons: the engine's logits with those of ``transformers``; a circuit of all edges with the clean run; a
 circuit of no edges with the corrupted run; the scores of some edges, and the run of a circuit, with the slow model of
 ``reference``; the scores of one batch with those of single examples. With a device, scores and a circuit are also
-compared with those on the CPU, and both are timed.
+compared with those on the CPU.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +26,7 @@ from gradpath.tasks.task import Task, encode
 
 EDGES = 12  # compared with the reference: half of them the strongest, half random
 CIRCUIT = 200  # edges of the circuit that is run both ways
-METHODS = ("eap", "eap-ig", "eap-gp")  # compared between devices, and timed
+METHODS = ("eap", "eap-ig", "eap-gp")  # compared between devices
 # The largest relative deviation that rounding through all layers explains.
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.3, torch.float16: 0.03}
 
@@ -87,51 +85,26 @@ def checks(model: Transformer, task: Task, original: Any | None) -> Iterator[Che
     yield Check("scores of a batch, against single examples", _largest(scores.values - single.values) / largest, limit)
 
 
-@dataclass(frozen=True)
-class Speed:
-    """The seconds that a computation takes on the CPU and on the device, the faster of two runs of each."""
-
-    what: str
-    cpu: float
-    device: float
-
-
-def device_checks(model: Transformer, task: Task) -> Iterator[Check | Speed]:
-    """Compare scores and a circuit on the model's device with those on the CPU, and time both.
+def device_checks(model: Transformer, task: Task) -> Iterator[Check]:
+    """Compare scores and a circuit on the model's device with those on the CPU.
 
     Args:
         model: The model, on the device.
         task: The examples.
 
     Yields:
-        Each comparison, and then how fast it was.
+        Each comparison when it is done.
     """
     limit, on_cpu = LIMITS.get(model.dtype, 0.3), model.to("cpu")
     for method in METHODS:
-        scores, fast = _timed(partial(attribute, model, task, method), model.device)
-        expected, slow = _timed(partial(attribute, on_cpu, task, method), on_cpu.device)
+        scores, expected = attribute(model, task, method), attribute(on_cpu, task, method)
         off = _largest(scores.values - expected.values) / float(expected.values.abs().max())
         yield Check(f"scores by {method}, against the CPU", off, limit)
-        yield Speed(f"scores by {method} of {len(task)} examples", slow, fast)
     circuit = select(expected, min(CIRCUIT, model.graph.n_edges))
-    result, fast = _timed(partial(evaluate, model, circuit, task), model.device)
-    expected, slow = _timed(partial(evaluate, on_cpu, circuit, task), on_cpu.device)
-    size = float((expected.clean_values - expected.corrupted_values).abs().mean())
-    off = _largest(result.circuit_values - expected.circuit_values) / size
+    result, on_the_cpu = evaluate(model, circuit, task), evaluate(on_cpu, circuit, task)
+    size = float((on_the_cpu.clean_values - on_the_cpu.corrupted_values).abs().mean())
+    off = _largest(result.circuit_values - on_the_cpu.circuit_values) / size
     yield Check(f"a circuit of {len(circuit)} edges, against the CPU", off, limit)
-    yield Speed(f"a circuit of {len(circuit)} edges on {len(task)} examples", slow, fast)
-
-
-def _timed(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """The result of some work, and its wall time: the shorter of two runs, as the first may prepare the device."""
-    synchronize = getattr(torch.get_device_module(device), "synchronize", lambda: None)
-    seconds, result = list[float](), None
-    for _ in range(2):
-        begin = time.perf_counter()
-        result = work()
-        synchronize()
-        seconds.append(time.perf_counter() - begin)
-    return result, min(seconds)
 
 
 def _sample_edges(scores: Scores) -> Tensor:

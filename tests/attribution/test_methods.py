@@ -13,9 +13,8 @@ from small_models import prompts, tiny_model
 from toys import CLEAN, CORRUPTED, RIGHT, TASK, WRONG, at_its_lowest, cancelling, certain, saturated
 
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.exact import exact_scores, passes, sample
+from gradpath.attribution.exact import passes, sample
 from gradpath.attribution.methods import METHODS, find_method, path, recorded_method
-from gradpath.circuit import Circuit
 from gradpath.errors import UsageError
 from gradpath.evaluation import evaluate
 from gradpath.graph import Graph
@@ -179,12 +178,6 @@ def test_a_sample_has_the_scores_of_its_edges_and_no_others(gpt2):
     assert int(chosen.sum()) == 20
     assert close(some[chosen], every[chosen])
     assert float(some[~chosen].abs().max()) == 0
-    found, names = exact_scores(gpt2, MIXED, edges), [gpt2.graph.edge(*edge) for edge in edges]
-    assert close(found, torch.stack([every[edge] for edge in edges]))
-    assert torch.equal(exact_scores(gpt2, MIXED, names), found)
-    assert torch.equal(exact_scores(gpt2, MIXED, Circuit.from_edges(gpt2, names)), found)
-    with pytest.raises(UsageError, match="a list of names"):
-        exact_scores(gpt2, MIXED, names[0])
 
 
 def test_what_would_take_very_long_is_refused_unless_one_is_sure(gpt2, monkeypatch):

@@ -8,7 +8,7 @@ from covering import BLOCKS, FAMILIES, covering, families
 from small_models import prompts
 
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.exact import exact_scores, passes
+from gradpath.attribution.exact import passes
 from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate
 from gradpath.paper.saturation import follow_gradpath, follow_line
@@ -22,12 +22,12 @@ TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])
 @families("gpt2", "phi", "olmo2")
 def test_exact_patching_is_the_circuit_of_all_edges_but_one(model):
     index = model.graph.mask.nonzero()
-    found = exact_scores(model, TASK, [(u, v) for u, v in index.tolist()], limits=Limits(3))
+    found = attribute(model, TASK, "exact", batch_size=3).values[model.graph.mask]
     some = list(range(0, len(index), 11))
     without = [torch.cat([index[:i], index[i + 1 :]]) for i in some]
     circuits = [Circuit(model.graph, kept, torch.zeros(len(kept))) for kept in without]
     expected = torch.tensor([result.clean - result.circuit for result in evaluate(model, circuits, TASK)])
-    torch.testing.assert_close(found[some], expected.double(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found[some], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_an_exact_pass_starts_at_the_edges_layer(gpt2):

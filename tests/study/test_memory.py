@@ -10,7 +10,7 @@ import torch
 from covering import some
 from small_models import prompts
 
-from gradpath.attribution.exact import exact_scores
+from gradpath.attribution.attribute import attribute
 from gradpath.errors import UsageError
 from gradpath.paper import find_experiment
 from gradpath.paper.saturation import follow_gradpath, follow_line
@@ -86,7 +86,7 @@ class Full:
 LITERAL = method_recipe("eap-gp+stride=unit")
 WORK = {
     "steps": lambda m, task: attribute_nested(m, task, LITERAL, [2, 3], limits=Limits(4))[2].values,
-    "exact": lambda m, task: exact_scores(m, task, [(0, 0), (1, 4)], limits=Limits(4)).float(),
+    "exact": lambda m, task: attribute(m, task, "exact", edges=2, batch_size=4).values,
     "line": lambda m, task: follow_line(m, task, "input->m0", 3, limits=Limits(4))["score"],
     "gradpath": lambda m, task: follow_gradpath(m, task, "input->m0", 3, limits=Limits(4))["score"],
 }

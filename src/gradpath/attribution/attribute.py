@@ -204,14 +204,19 @@ def attribute_at_steps(
     pairs, ablation_writes, limits = prepared.pairs, prepared.ablation, prepared.limits
     method.check_metric(task.metric, options)
     method.check(model, pairs, options)
-    sums = Sums(model, method, [*stops, options.get("steps", 1)], len(pairs), per_example)
     points, whole = method.points(options), method.whole(options)
     batches, at_once = limits.attribution(model, pairs, points=points, whole=whole)
-    if per_example and sums.split is None:
-        # What cannot split a batch can still score one example after another.
+    split: Split | None = None
+    if per_example and isinstance(method, Path):
+        split = rows_of_examples
+    elif per_example:  # what cannot split a batch can still score one example after another
         batches = list(pairs.batches(1))
-
-    gram = LogitGram(model)
+    steps, shape, gram = [*stops, options.get("steps", 1)], model.graph.mask.shape, LogitGram(model)
+    totals = torch.zeros((len(steps), *shape), dtype=torch.float64, device="cpu")
+    # Forward and backward passes. Batches of one task may differ where a path depends on the prompts.
+    passes = torch.zeros((len(steps), 2), device="cpu")
+    # Zeros, so that the sum over ranks puts every example's scores in their place.
+    examples = torch.zeros((len(pairs), *shape), dtype=torch.float32, device="cpu") if per_example else None
 
     def score(batch: Pairs) -> BatchScores:
         results = score_batch(
@@ -223,99 +228,67 @@ def attribute_at_steps(
             ablation=ablation_writes,
             stops=frozenset(stops),
             at_once=at_once,
-            split=sums.split,
+            split=split,
             gram=gram,
         )
-        return sums.of_batch(batch, results)
+        if examples is None:
+            return results
+        [(scores, made)] = results
+        scores = scores[None] if split is None else scores
+        examples[batch.index] = scores.float()
+        return [(scores.sum(0), made)]
 
     def same() -> object:
         return method.name, options, stops, prepared.ablation_name
 
     bar = f"scoring {model.graph.n_edges:,} edges with {method.name}"
     for results in sweep(model, task, pairs, batches, score, doing=method.name, same=same, bar=bar):
-        sums.add(results)
-    facts = Facts(
-        version=__version__,
-        weights=model.digest,
-        d_model=model.arch.d_model,
-        examples=len(pairs),
-        batch_size=max(map(len, batches)),
-        plugins=loaded_plugins(),
-        data=dict(task.facts),
-    )
-    return sums.scores(_recipe(model, task, method, options, prepared.ablation_name), facts)
+        for i, (scores, made) in enumerate(results):
+            totals[i] += scores
+            passes[i] = passes[i].maximum(torch.tensor([made.forward, made.backward], device="cpu"))
+
+    totals, passes = distributed.all_sum(totals), torch.stack(distributed.gathered(passes)).amax(0)
+    values = (totals / len(pairs) * model.graph.mask).float()
+    if not values.isfinite().all():
+        raise GradpathError(
+            f"the sum of {method.name}'s scores on {model.name or 'this model'} is too large for "
+            "float32, though the scores of every batch are finite. Scale the metric down."
+        )
+    of_examples = None if examples is None else distributed.all_sum(examples) * model.graph.mask
+    recipe, facts = _record(model, prepared, method, options, max(map(len, batches)))
+    return [
+        Scores(model.graph, x, recipe.changed(steps=n), facts.with_facts(passes=_counts(*made)), of_examples)
+        for n, x, made in zip(steps, values, passes.tolist(), strict=True)
+    ]
 
 
-def _recipe(model: Transformer, task: Task, method: Method, options: Options, ablation: str) -> Recipe:
-    """How the scores are made: enough to make them again."""
-    return task.record.changed(
+def _record(
+    model: Transformer, prepared: PreparedBatches, method: Method, options: Options, batch_size: int
+) -> tuple[Recipe, Facts]:
+    """How the scores are made: enough to make them again; and what was observed meanwhile."""
+    recipe = prepared.task.record.changed(
         model=model.name or None,
         dtype=model.dtype_name,
         bos=model.tokenizer is not None and model.tokenizer.prepend is not None,
         method=method.name,
         options={name: value for name, value in options.items() if name != "steps"},
-        ablation=ablation,
+        ablation=prepared.ablation_name,
     )
+    facts = Facts(
+        version=__version__,
+        weights=model.digest,
+        d_model=model.arch.d_model,
+        examples=len(prepared.pairs),
+        batch_size=batch_size,
+        plugins=loaded_plugins(),
+        data=dict(prepared.task.facts),
+    )
+    return recipe, facts
 
 
-class Sums:
-    """The scores of a task's batches, summed: one sum for each number of points.
-
-    Args:
-        model: The model.
-        method: The method that scores the batches.
-        steps: The numbers of points after which there are scores.
-        n_examples: The number of examples of the task.
-        per_example: Whether the scores of every example are kept, too.
-    """
-
-    def __init__(
-        self, model: Transformer, method: Method, steps: Sequence[int], n_examples: int, per_example: bool
-    ) -> None:
-        self.model, self.method, self.steps, self.n_examples = model, method, steps, n_examples
-        self.split: Split | None = rows_of_examples if per_example and isinstance(method, Path) else None
-        pairs = model.graph.mask.shape  # (source, target)
-        self._totals = torch.zeros((len(steps), *pairs), dtype=torch.float64, device="cpu")
-        # Forward and backward passes. Batches of one task may differ where a path depends on the prompts.
-        self._passes = torch.zeros((len(steps), 2), device="cpu")
-        # Zeros, so that the sum over ranks puts every example's scores in their place.
-        self._examples = torch.zeros((n_examples, *pairs), dtype=torch.float32, device="cpu") if per_example else None
-
-    def of_batch(self, batch: Pairs, results: BatchScores) -> BatchScores:
-        """The sums over a batch; the scores of its examples are kept if they were requested."""
-        if self._examples is None:
-            return results
-        [(scores, passes)] = results
-        scores = scores[None] if self.split is None else scores
-        self._examples[batch.index] = scores.float()
-        return [(scores.sum(0), passes)]
-
-    def add(self, results: BatchScores) -> None:
-        """Add the scores of a batch."""
-        for i, (scores, passes) in enumerate(results):
-            self._totals[i] += scores
-            self._passes[i] = self._passes[i].maximum(torch.tensor([passes.forward, passes.backward], device="cpu"))
-
-    def scores(self, recipe: Recipe, facts: Facts) -> list[Scores]:
-        """The means over the examples of all ranks, for each number of points."""
-        graph, results = self.model.graph, []
-        totals, most = distributed.all_sum(self._totals), torch.stack(distributed.gathered(self._passes)).amax(0)
-        examples = None if self._examples is None else distributed.all_sum(self._examples) * graph.mask
-        for steps, total, passes in zip(self.steps, totals, most.tolist(), strict=True):
-            counts = dict(zip(("forward", "backward"), (round(n, 2) for n in passes), strict=True))
-            counts = {name: int(n) if n.is_integer() else n for name, n in counts.items()}
-            of_steps = recipe.changed(steps=steps), facts.with_facts(passes=counts)
-            results.append(Scores(graph, self._mean(total), *of_steps, examples=examples))
-        return results
-
-    def _mean(self, total: Tensor) -> Tensor:
-        values = (total / self.n_examples * self.model.graph.mask).float()
-        if not values.isfinite().all():
-            raise GradpathError(
-                f"the sum of {self.method.name}'s scores on {self.model.name or 'this model'} is too large for "
-                "float32, though the scores of every batch are finite. Scale the metric down."
-            )
-        return values
+def _counts(forward: float, backward: float) -> dict[str, int | float]:
+    rounded = {"forward": round(forward, 2), "backward": round(backward, 2)}
+    return {name: int(n) if n.is_integer() else n for name, n in rounded.items()}
 
 
 def rows_of_examples(batch: Pairs) -> list[Tensor]:

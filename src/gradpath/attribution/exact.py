@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,9 +23,8 @@ from gradpath.attribution.batch import BatchRuns, repeated
 from gradpath.attribution.methods import Options, method
 from gradpath.graph import QKV, Graph
 from gradpath.model.transformer import Transformer
-from gradpath.runtime import distributed
-from gradpath.sweep import CHUNK, Limits, check_affordable, sweep
-from gradpath.tasks.task import Pairs, Task, encode
+from gradpath.sweep import CHUNK, check_affordable
+from gradpath.tasks.task import Pairs
 
 Edge = tuple[int, int]  # (source, target)
 
@@ -68,32 +67,6 @@ def passes(model: Transformer, edges: Sequence[Edge]) -> float:
     """Forward passes over an example's suffix that the edges cost together, set-up included."""
     n_layers = model.arch.n_layers
     return 2.0 + sum(1 - model.graph.layer_of_target(target) / n_layers for _, target in edges)
-
-
-def exact_scores(model: Transformer, task: Task, edges: Iterable[str | Edge], *, limits: Limits = Limits()) -> Tensor:
-    """What the metric loses when one edge alone is corrupted, for each of some edges.
-
-    Args:
-        model: The model.
-        task: The examples.
-        edges: The edges: a circuit, names such as ``a0.h1->m3``, or (source, target) positions.
-        limits: The batch size and a memory budget.
-
-    Returns:
-        The exact scores in the order of the edges, (edge,).
-    """
-    places = model.graph.pairs(edges)
-    pairs = encode(task, model.tokenizer)
-    total = torch.zeros(len(places), dtype=torch.float64, device="cpu")
-
-    @torch.no_grad()
-    def patch(batch: Pairs) -> Tensor:
-        return _losses(BatchRuns(model, batch.to(model.device), task.metric, whole=False), places).cpu()
-
-    batches, bar = limits.batches(model, pairs), f"patching {len(places):,} edges one by one"
-    for part in sweep(model, task, pairs, batches, patch, doing="exact patching", same=lambda: places, bar=bar):
-        total += part
-    return distributed.all_sum(total) / len(pairs)
 
 
 @torch.no_grad()

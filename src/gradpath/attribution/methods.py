@@ -190,15 +190,8 @@ def path(
 
     def register(build: Builder) -> Builder:
         moves = whole if callable(whole) else lambda _: whole
-        entry = Path(
-            name,
-            build,
-            moves,
-            at_clean=at_clean,
-            check=check,
-            passes=lambda _, options: float(passes(options)),
-            rules=rules,
-        )
+        count: Callable[[Transformer, Options], float] = lambda _, options: float(passes(options))  # noqa: E731
+        entry = Path(name, build, moves, at_clean=at_clean, check=check, passes=count, rules=rules)
         METHODS.add(name, entry, owner_of(build))
         return build
 

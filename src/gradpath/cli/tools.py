@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,9 @@ from gradpath.recipe import Recipe
 from gradpath.registry import first_line
 
 if TYPE_CHECKING:
-    import torch
-
     from gradpath.attribution.methods import Method
     from gradpath.circuit import Circuit
-    from gradpath.model.transformer import Transformer
     from gradpath.scores import Scores
-    from gradpath.selfcheck import Speed
 
 MIB = "mib"
 Rows = list[dict[str, str]]
@@ -247,7 +243,7 @@ def ls_command(what: str | None, as_json: bool) -> None:
 def check_command(task: str, examples: int, as_json: bool, **values: Any) -> None:
     """Check a model's logits, scores and circuits against transformers and a plain, slow reference.
 
-    With --device, scores and circuits are also compared with those on the CPU, and a table shows how fast both are.
+    With --device, scores and circuits are also compared with those on the CPU.
 
     \b
     gradpath check --model smollm2
@@ -256,7 +252,7 @@ def check_command(task: str, examples: int, as_json: bool, **values: Any) -> Non
     """
     from gradpath.model.load import load_original
     from gradpath.runtime.progress import waiting
-    from gradpath.selfcheck import Speed, checks, device_checks
+    from gradpath.selfcheck import checks, device_checks
     from gradpath.tasks import load_task
     from gradpath.tasks.load import check_task
 
@@ -266,12 +262,9 @@ def check_command(task: str, examples: int, as_json: bool, **values: Any) -> Non
     prompts = load_task(task, loaded, n=examples)
     with waiting("loading it with transformers"):
         original = load_original(model, loaded.dtype)
-    done, speeds = [], list[Speed]()
+    done = []
     steps = [checks(loaded, prompts, original), device_checks(loaded, prompts) if values["device"] else ()]
     for check in chain(*steps):
-        if isinstance(check, Speed):
-            speeds.append(check)
-            continue
         done.append(check)
         if not as_json:
             sign = "ok    " if check.passed else "WRONG "
@@ -279,32 +272,8 @@ def check_command(task: str, examples: int, as_json: bool, **values: Any) -> Non
     passed = all(check.passed for check in done)
     if as_json:
         rows = [{**vars(check), "passed": check.passed} for check in done]
-        summary = {"model": model, "dtype": str(loaded.dtype), "passed": passed, "checks": rows}
-        if speeds:
-            summary |= {"device": _device_name(loaded.device), "seconds": [vars(speed) for speed in speeds]}
-        print_result(summary)
+        print_result({"model": model, "dtype": str(loaded.dtype), "passed": passed, "checks": rows})
     else:
-        if speeds:
-            print_result(_speed_table(speeds, loaded))
         failed = "failed the checks: do not use its scores, and please report this."
         print_result(f"{model} {'passed all checks.' if passed else failed}")
     sys.exit(0 if passed else 1)
-
-
-def _speed_table(speeds: Sequence[Speed], model: Transformer) -> str:
-    """How long each computation takes on the CPU and on the device."""
-    import torch
-
-    name, dtype = _device_name(model.device), model.dtype_name
-    rows = [f"{x.what:<44} {x.cpu:>9.2f} s {x.device:>9.2f} s {x.cpu / x.device:>7.1f} x" for x in speeds]
-    head = f"{'':<44} {'CPU':>11} {model.device!s:>11} {'faster':>9}"
-    where = f"{name}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads, {dtype}"
-    return "\n".join(["", head, *rows, where, ""])
-
-
-def _device_name(device: torch.device) -> str:
-    """The name of a GPU if PyTorch knows it, or of the device."""
-    import torch
-
-    name = getattr(torch.get_device_module(device), "get_device_name", None)
-    return str(device) if device.type == "cpu" or name is None else str(name(device))
