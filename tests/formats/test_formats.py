@@ -275,3 +275,43 @@ def test_another_tools_circuit_that_is_not_pruned_is_read_with_a_warning(tmp_pat
     pruned = circuit_by_names(Graph(2, 2, False), [(name, 1.0) for name in names[:2]])
     formats.write(Content(circuit=pruned), file, d_model=8)
     formats.read(file)  # a warning would be an error
+
+
+# What the schema of the viewer requires: apps/webapp/app/api/graph/graph-schema.json in hijohnnylin/neuronpedia.
+GRAPH_PARTS = {"metadata": dict, "qParams": dict, "nodes": list, "links": list}
+METADATA = {"slug": str, "scan": str, "prompt_tokens": list, "prompt": str}
+NODE = {
+    "node_id": str,
+    "feature": int,
+    "layer": str,
+    "ctx_idx": int,
+    "feature_type": str,
+    "jsNodeId": str,
+    "clerp": str,
+}
+LINK = {"source": str, "target": str, "weight": float}
+
+
+def test_a_graph_for_neuronpedia_has_what_its_viewer_requires(circuit, tmp_path):
+    heads = [node for node in circuit.nodes if node.startswith("a")]
+    circuit.notes.update({heads[0]: {"name": "mover", "group": "pair"}, heads[1]: {"group": "pair"}})
+    formats.write(circuit, tmp_path / "x.neuronpedia.json")
+    content = json.loads((tmp_path / "x.neuronpedia.json").read_text())
+    nodes, links = content["nodes"], content["links"]
+    for rows, required in (([content], GRAPH_PARTS), ([content["metadata"]], METADATA), (nodes, NODE), (links, LINK)):
+        assert all(isinstance(row[name], kind) for row in rows for name, kind in required.items())
+    names = {node["node_id"]: name for node, name in zip(nodes, circuit.nodes, strict=True)}
+    assert len(names) == len(nodes)
+    assert max(node["feature"] for node in nodes) < 0  # of no feature
+    assert {node["ctx_idx"] for node in nodes} == {0}
+    assert "not features" in content["metadata"]["info"]["description"]
+    summed = {}
+    for source, target, score in circuit.named_edges():
+        ends = source, target.partition("<")[0]
+        summed[ends] = summed.get(ends, 0) + score
+    assert {(names[link["source"]], names[link["target"]]): link["weight"] for link in links} == summed
+    assert [[names.get(x, x) for x in group] for group in content["qParams"]["supernodes"]] == [["pair", *heads[:2]]]
+    labels = {names[node["node_id"]]: node["clerp"] for node in nodes}
+    assert (labels[heads[0]], labels[heads[1]], labels["logits"]) == (f"mover ({heads[0]})", heads[1], "")
+    with pytest.raises(InputError, match='no "gradpath_circuit": 2'):
+        formats.read(tmp_path / "x.neuronpedia.json")

@@ -1,7 +1,7 @@
 """Files of other tools: read and write scores and circuits, one module per tool.
 
 >>> sorted(FORMATS)
-['circuit', 'dot', 'eap-ig', 'graphml', 'mib', 'scores']
+['circuit', 'dot', 'eap-ig', 'graphml', 'mib', 'neuronpedia', 'scores']
 
 In Python::
 
@@ -27,6 +27,7 @@ from gradpath.circuit import Circuit, load_circuit
 from gradpath.errors import InputError, UsageError, reason, warn
 from gradpath.formats.eap_ig import eap_ig_content, eap_ig_text, write_mib_scores
 from gradpath.formats.edges import Content, dot, from_networkx, graphml, read_graphml, to_networkx, to_pandas
+from gradpath.formats.neuronpedia import neuronpedia_text
 from gradpath.graph import pruned
 from gradpath.registry import Registry
 from gradpath.runtime.files import write_atomically
@@ -162,6 +163,11 @@ _BUILT_IN = {
         "A circuit for Gephi, yEd and networkx.",
         lambda x, file, _: write_atomically(file, graphml(x.need_circuit())),
         lambda file: Content(circuit=read_graphml(file)),
+    ),
+    "neuronpedia": Format(
+        ".neuronpedia.json",
+        "A circuit for the graph viewers of Neuronpedia and circuit-tracer; written only.",
+        lambda x, file, _: write_atomically(file, neuronpedia_text(x.need_circuit())),
     ),
     "dot": Format(
         ".dot",
