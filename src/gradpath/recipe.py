@@ -209,11 +209,6 @@ class Facts(BaseModel):
         """The facts that are known: what files have."""
         return self.model_dump(exclude_defaults=True)
 
-    def further(self, name: str) -> dict[str, Any]:
-        """A fact that is an object, of those without a field; empty if there is none."""
-        value = (self.model_extra or {}).get(name)
-        return value if isinstance(value, dict) else {}
-
     def with_facts(self, **facts: Any) -> Facts:
         """The same facts and some more."""
         return Facts(**{**self.recorded, **facts})

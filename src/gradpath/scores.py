@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,10 +53,7 @@ class Shown:
         return getattr(plots, f"plot_{self._kind}")(self, ax)
 
     def _repr_html_(self) -> str:
-        from gradpath.report import plots
-
-        card: str = getattr(plots, f"{self._kind}_card")(self)
-        return card
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -58,10 +58,8 @@ def test_known_heads_have_the_scores_of_their_kind():
     assert score["previous"]["previous_token"] > 0.99
     assert score["same"]["duplicate_token"] == pytest.approx(0.5, abs=0.01)  # the other half goes to the token itself
     assert score["induction"]["induction"] > 0.95  # the first token counts as its own predecessor
-    assert score["induction"]["copying"] == 1.0
     for head, kind in (("previous", "induction"), ("induction", "previous_token"), ("same", "induction")):
         assert score[head][kind] < 0.2
-    assert {score[head]["copying"] for head in ("previous", "same", "idle")} == {0.0}
 
 
 def test_a_model_with_too_few_positions_has_no_scores():

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any, Union, get_args, get_origin, get_type_hints
-
 import torch
 
 from gradpath.graph import Graph
@@ -65,27 +60,3 @@ class Maker:
             command="gradpath find --model smollm2 --task ioi",
             about={"seed": 7, "seconds": 41.3},
         )
-
-
-def check_schema(value: Any, hint: Any, where: str, seen: set[str]) -> None:
-    """That a JSON value has all that a type of the schema has, and nothing else."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        if value is not None:
-            check_schema(value, next(part for part in parts if part is not types.NoneType), where, seen)
-    elif is_dataclass(hint):
-        hints = get_type_hints(hint)
-        assert list(value) == [field.name for field in fields(hint)], where  # type: ignore[arg-type]
-        for name, item in value.items():
-            seen.add(name)
-            check_schema(item, hints[name], f"{where}.{name}", seen)
-    elif origin is Sequence:
-        for item in value:
-            check_schema(item, parts[0], f"{where}[]", seen)
-    elif origin is tuple:
-        assert len(value) == len(parts)
-    elif origin is Mapping:
-        for item in value.values():
-            check_schema(item, parts[1], f"{where}{{}}", seen)
-    elif hint is not Any:
-        assert isinstance(value, (int, float) if hint is float else hint), where

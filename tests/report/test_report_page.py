@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from making import SMOLLM2, Maker, check_schema
+from making import SMOLLM2, Maker
 
 from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.evaluation.mib import Areas
 from gradpath.graph import pruned
 from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render, write
-from gradpath.report.data import Page
 from gradpath.report.page import SCRIPTS, render_comparison
 from gradpath.report.payload import LIMIT, asset, connected_from, facts_of, page_of
 from gradpath.selection import rank, select
@@ -39,18 +38,36 @@ def unpacked(column: str, dtype: str) -> list[Any]:
     return values
 
 
-def test_the_json_has_what_the_schema_says_and_the_scripts_read_all_of_it(make: Maker) -> None:
+def names_in(value: Any) -> set[str]:
+    """The names of fields anywhere in a page's JSON, except what it has as other files have it."""
+    if isinstance(value, list):
+        return set().union(*map(names_in, value))
+    if not isinstance(value, dict):
+        return set()
+    found = set[str]()
+    for name, part in value.items():
+        inner = (
+            part.values()
+            if name == "orders"
+            else []
+            if name in ("recorded", "recipe", "notes", "checks", "effects")
+            else [part]
+        )
+        found = found.union({name}, *map(names_in, inner))
+    return found
+
+
+def test_the_scripts_read_all_that_the_json_has(make: Maker) -> None:
     scores = make.scores()
     areas = {"top": Areas((0.5,) * 10, 0.75, (0.7, 0.8), 0.25, (0.2, 0.3))}
     effects = Effects(["input->m0", "m0->logits"], [0.1, 0.9], [0.2, 0.8], 0.05, "input->logits", 40)
     runs = [MethodRun(scores, make.curve(scores.n_edges), circuit=select(scores, 20), areas=areas)]
     report = replace(make.report(scores), runs=runs, checks=CHECKS, effects=effects, inside="no gradient")
-    seen = set[str]()
-    for text in (render(report), render_comparison(select(scores, 20).compare(select(scores, 30)))):
-        check_schema(data_of(text), Page, "page", seen)
+    pages = render(report), render_comparison(select(scores, 20).compare(select(scores, 30)))
+    names = set().union(*(names_in(data_of(page)) for page in pages))
     scripts = "".join(map(asset, SCRIPTS))
-    assert len(seen) > 60
-    assert [name for name in seen if not re.search(rf"\b{name}\b", scripts)] == []
+    assert len(names) > 60
+    assert [name for name in names if not re.search(rf"\b{name}\b", scripts)] == []
 
 
 def test_pruning_keeps_the_edges_whose_ends_are_connected(make: Maker) -> None:
@@ -70,21 +87,20 @@ def test_pruning_keeps_the_edges_whose_ends_are_connected(make: Maker) -> None:
             assert int(connected_from(graph, order[:0]).min()) == 1  # never
 
 
-def test_page_is_small_for_three_methods_on_smollm2(make: Maker) -> None:
-    scores = [make.scores(*SMOLLM2, seed=i) for i in range(3)]
-    assert len(render(make.report(*scores)).encode()) < 2_200_000
-
-
 def test_page_holds_every_edge_of_a_small_model_and_cuts_what_no_selection_reaches(make: Maker) -> None:
     scores = make.scores()
-    [run] = page_of(make.report(scores)).runs
-    assert unpacked(run.edges, "<u4") == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
-    assert unpacked(run.scores, "<f4") == scores.values[scores.graph.mask].tolist()
+    [run] = page_of(make.report(scores))["runs"]
+    assert unpacked(run["edges"], "<u4") == scores.graph.mask.flatten().nonzero()[:, 0].tolist()
+    assert unpacked(run["scores"], "<f4") == scores.values[scores.graph.mask].tolist()
     large = make.scores(*SMOLLM2)
-    [run] = page_of(make.report(large)).runs
-    assert LIMIT <= len(unpacked(run.edges, "<u4")) < large.n_edges
-    assert run.orders["top"].size == LIMIT
-    assert page_of(make.report(large, edges=40_000)).runs[0].orders["top"].size == 40_000  # as many as were requested
+    text = render(make.report(large))
+    assert len(text) < 850_000
+    [run] = data_of(text)["runs"]
+    assert LIMIT <= len(unpacked(run["edges"], "<u4")) < large.n_edges
+    assert run["orders"]["top"]["size"] == LIMIT
+    assert (
+        page_of(make.report(large, edges=40_000))["runs"][0]["orders"]["top"]["size"] == 40_000
+    )  # as many as requested
 
 
 def test_page_has_no_reference_to_the_network(make: Maker) -> None:
@@ -127,20 +143,9 @@ def test_faithfulness_that_is_no_number_is_left_out(make: Maker) -> None:
     assert curve[0]["high"] is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"runs": ()}, "at least one method"),
-        ({"chosen": Chosen(5, "learned")}, "cannot select by 'learned'"),
-        ({"chosen": Chosen(5, run=3)}, "run 3 was chosen"),
-    ],
-)
-def test_wrong_calls_are_refused(make: Maker, changes: dict[str, object], reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
-        render(replace(make.report(make.scores()), **changes))  # type: ignore[arg-type]
-
-
-def test_runs_of_different_models_or_of_nothing_are_refused(make: Maker) -> None:
+def test_runs_of_different_models_or_of_nothing_and_other_selections_are_refused(make: Maker) -> None:
+    with pytest.raises(UsageError, match="cannot select by 'learned'"):
+        render(replace(make.report(make.scores()), chosen=Chosen(5, "learned")))
     with pytest.raises(InputError, match="same model"):
         render(make.report(make.scores(3, 4), make.scores(2, 4)))
     with pytest.raises(InputError, match="needs its scores or a circuit"):
@@ -159,85 +164,41 @@ def test_page_is_written_whole_or_not_at_all(make: Maker, tmp_path: Path) -> Non
     assert file.read_text().endswith("</html>\n")
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("gradpath find --task ioi --out out/ioi", "gradpath test out/ioi/circuit.json --out out/ioi/verdict.html"),
-        (
-            "gradpath find --data 'my pairs.csv' --plugin=a.py --steps 5 --plugin b.py --out=out",
-            "gradpath test out/circuit.json --data 'my pairs.csv' --plugin a.py --plugin b.py --out out/verdict.html",
-        ),
-        (
-            "gradpath find --task arc-easy --data arc.csv --seed 3 --metric m.py:f --out o",
-            "gradpath test o/circuit.json --data arc.csv --metric m.py:f --out o/verdict.html",
-        ),
-        ("gradpath find --task ioi", "gradpath test FOLDER/circuit.json --out FOLDER/verdict.html"),
-        ("", "gradpath test FOLDER/circuit.json --out FOLDER/verdict.html"),
-        ("found on Mary's laptop", "gradpath test FOLDER/circuit.json --out FOLDER/verdict.html"),
-    ],
-)
-def test_the_command_for_the_whole_verdict_can_be_run(make: Maker, command: str, expected: str) -> None:
-    verdict = page_of(replace(make.report(make.scores()), checks=CHECKS, command=command)).verdict
-    assert verdict is not None
-    assert verdict.command == expected
-    assert ("with the folder of this page for FOLDER" in verdict.note) == ("FOLDER" in expected)
-
-
-def test_the_command_for_the_whole_verdict_asks_for_data_that_no_command_named(make: Maker) -> None:
-    scores = make.scores()
-    scores = replace(scores, recipe=scores.recipe.changed(task="mine", data="mine.csv"))
-    verdict = page_of(replace(make.report(scores), checks=CHECKS, command="")).verdict
-    assert verdict is not None
-    assert verdict.command == "gradpath test FOLDER/circuit.json --data FILE --out FOLDER/verdict.html"
-
-
-def test_facts_have_labels_and_dropped_pairs_are_sentences() -> None:
-    data = {
-        "source": "pairs.csv",
-        "changed": "subject",
-        "n": 9,
-        "kept": 8,
-        "dropped": {"the prompts have different numbers of tokens": {"count": 2, "first": "'The bakers': 7 and 6"}},
-        "notes": ["113 of 114 verbs count"],
-    }
+def test_facts_have_labels() -> None:
     about = {
-        "data": data,
+        "source": "pairs.csv",
         "metric": "logit-difference",
         "seed": 11,
         "method": "eap-ig",
-        "batch_size": 7,
-        "d_model": 576,
+        "batch_size": 7000,
         "cpu_seconds": 4.513,
         "bos": False,
+        "plugins": {"mine.py": "b5e2"},
+        "own_fact": {"a_b": [1, 2], "none": None},
+        "passes": None,
     }
-    about |= {"key": {"tokens": "ce12"}, "plugins": {"mine.py": "b5e2"}, "own_fact": {"a_b": [1, 2]}}
-    told = dict(facts_of("smollm2", "mine", about, {"python": "3.11.7"}))
-    assert told == {
-        "Model": "smollm2",
-        "Task": "mine",
-        "Method": "EAP-IG",
-        "Metric": "logit-difference",
-        "Seed": "11",
-        "Data from": "pairs.csv",
-        "Pairs": "8 of 9 requested. 2 pairs dropped because the prompts have different numbers of tokens, such as "
-        "'The bakers': 7 and 6. 113 of 114 verbs count.",
-        "Changed words": "subject",
-        "BOS token": "no",
-        "CPU time": "4.5 s",
-        "Batch size": "7",
-        "Model width": "576",
-        "Plug-ins": "mine.py",
-        "Python": "3.11.7",
-        "Own fact": "a b: 1, 2",
-    }
-    assert dict(facts_of("m", "t", about, {"pairs": "13 rows are left out"}))["Pairs"] == "13 rows are left out"
-    hostile = {"data": {"dropped": {"x": 3}, "kept": "many", "n": 2, "rows_read": None, "notes": 5}, "passes": None}
-    assert dict(facts_of("m", "t", hostile, {}))["Pairs"] == "1 pair dropped because x"
+    assert facts_of("smollm2", "mine", about, {"pairs": "13 rows", "python": "3.11.7"}) == [
+        ("Model", "smollm2"),
+        ("Task", "mine"),
+        ("Method", "EAP-IG"),
+        ("Metric", "logit-difference"),
+        ("Seed", "11"),
+        ("Data from", "pairs.csv"),
+        ("Pairs", "13 rows"),
+        ("BOS token", "no"),
+        ("CPU time", "4.5 s"),
+        ("Batch size", "7,000"),
+        ("Plug-ins", "mine.py"),
+        ("Own fact", "a b: 1, 2"),
+        ("Python", "3.11.7"),
+    ]
 
 
-def test_no_test_is_suggested_that_is_always_refused(make: Maker) -> None:
+def test_the_whole_verdict_is_suggested_unless_it_is_always_refused(make: Maker) -> None:
     report = replace(make.report(make.scores()), checks=CHECKS)
-    few = page_of(replace(report, about={"examples measured": FEWEST - 1})).verdict
-    assert few.command == ""
-    assert few.note == "gradpath test needs at least 10 examples to measure on, and here are 9: find it with more."
-    assert page_of(replace(report, about={"examples measured": FEWEST})).verdict.command
+    few = page_of(replace(report, about={"examples measured": FEWEST - 1}))["verdict"]
+    assert few["command"] == ""
+    assert few["note"] == "gradpath test needs at least 10 examples to measure on, and here are 9: find it with more."
+    enough = page_of(replace(report, about={"examples measured": FEWEST}))["verdict"]
+    assert enough["command"] == "gradpath test circuit.json --out verdict.html"
+    assert "Not tested here: sufficiency, necessity" in enough["note"]

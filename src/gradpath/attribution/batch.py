@@ -199,7 +199,6 @@ class BatchRuns:
     ablation: Ablation | None = None  # what a node writes instead of x'; None for the corrupted prompt
     at_once: int = RUN_AT_ONCE  # points of a stack
     passes: Passes = field(default_factory=Passes)
-    prefix: list[Past] | None = None  # if it was run already
     gram: LogitGram | None = None  # if batches share it
 
     def __post_init__(self) -> None:
@@ -218,8 +217,6 @@ class BatchRuns:
         """The prefix of both prompts."""
         if self.whole and self.start:
             return Front.moved(self.model, self._leaf(self._embeddings[:, : self.start]))
-        if self.prefix is not None:
-            return Front(self.prefix)
         with torch.no_grad():
             return Front(self.model.prefix(self._embeddings[:, : self.start]) if self.start else [])
 

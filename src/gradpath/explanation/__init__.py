@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from gradpath import defaults
-from gradpath.ablation import ablation_of, all_positions
+from gradpath.ablation import ablation_of
 from gradpath.attribution.attribute import rows_of_examples, score_batch
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.methods import Options, Path, find_method, recorded_method
@@ -220,9 +220,10 @@ def look_inside(
         sides = torch.zeros(*shape, 2, device="cpu")
 
         def inspect(work: BatchWork) -> None:
-            batch, weights = work.runs.batch, _all_patterns(work)
+            batch = work.runs.batch
             for row, example in enumerate(batch.index.tolist()):
-                attention[example] = _triangle(weights[:, row], int(batch.last[row]) + 1)
+                weights = [x[:, row] for x in work.patterns]  # by layer (run, head, query, key)
+                attention[example] = _triangle(weights, int(batch.last[row]) + 1)
             tokens[batch.index], logits[batch.index] = _most_changed(model, work.writes)
             if answers is not None:
                 ids = answers[batch.index].to(model.device)
@@ -231,8 +232,9 @@ def look_inside(
 
         method, options = _method(circuit.recipe)
         ablation = ablation_of(circuit.ablation, model, mean_over or task, limits)
-        pairs, points, whole = all_positions(pairs, ablation), method.points(options), method.whole(options)
-        batches, at_once = limits.attribution(model, pairs, points=points, whole=whole)
+        every = replace(pairs, first=torch.zeros_like(pairs.first))  # patterns are of all positions
+        points, whole = method.points(options), method.whole(options)
+        batches, at_once = limits.attribution(model, every, points=points, whole=whole)
         effects = torch.zeros(n, len(circuit), device="cpu")
 
         def score(runs: BatchRuns) -> None:
@@ -254,28 +256,12 @@ def look_inside(
         )
 
 
-@torch.no_grad()
-def _all_patterns(work: BatchWork) -> Float[Tensor, "run batch head query key"]:
-    """The attention patterns in the three runs, with a row for every token.
-
-    Before the first difference of the pairs, attention is the same in all runs.
-    """
-    ids = work.runs.batch.clean
-    if not work.patterns:
-        return torch.zeros(len(RUNS), len(ids), 0, 0, 0, device="cpu")
-    later = torch.cat(work.patterns, 2)
-    if work.before is None:
-        return later
-    earlier = F.pad(work.before, (0, ids.shape[1] - work.runs.start))  # (batch, head, query, key)
-    return torch.cat([earlier.expand(len(later), *earlier.shape), later], 3)
-
-
-def _triangle(weights: Float[Tensor, "run head query key"], length: int) -> UInt8[Tensor, "run head pair"]:
+def _triangle(weights: list[Float[Tensor, "run head query key"]], length: int) -> UInt8[Tensor, "run head pair"]:
     """The weights of a prompt of this length for every query and earlier key, from 0 to 255."""
-    if not weights.numel():
-        return torch.zeros(len(weights), 0, 0, dtype=torch.uint8, device="cpu")
-    query, key = torch.tril_indices(length, length, device=weights.device)
-    return (255 * weights[:, :, query, key]).round().clamp(0, 255).to("cpu", torch.uint8)
+    if not weights:  # a circuit of MLPs alone
+        return torch.zeros(len(RUNS), 0, 0, dtype=torch.uint8, device="cpu")
+    query, key = torch.tril_indices(length, length, device=weights[0].device)
+    return (255 * torch.cat(weights, 1)[:, :, query, key]).round().clamp(0, 255).to("cpu", torch.uint8)
 
 
 @torch.no_grad()

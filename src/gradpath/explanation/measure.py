@@ -160,7 +160,7 @@ class Measured:
     effect: Float[Tensor, "example source part"]
     direct: Float[Tensor, "example source"]
     mean_write: Float[Tensor, "source d_model"]  # after the final norm, at the last position; the mean over examples
-    answer_logits: Float[Tensor, "example source side answer"] | None  # zero for padding
+    answer_logits: Float[Tensor, "example source side answer"] | None = None  # zero for padding
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,6 @@ class BatchWork:
     plan: Plan
     sources: list[int]
     heads: dict[int, list[int]]  # the heads among the sources, by layer
-    before: Float[Tensor, "batch head query key"] | None  # patterns before the first difference, if requested
 
     @cached_property
     @torch.no_grad()
@@ -255,18 +254,8 @@ def measure(
 ) -> Measured:
     """Measure what every node of a circuit does on every example of a task.
 
-    Args:
-        model: The model that the circuit is of.
-        circuit: The circuit.
-        task: The examples.
-        limits: How many examples may be run at once.
-        ablation: How ablated edges are replaced; by default what they carry on the corrupted prompts.
-        batches: The batches; by default as many examples as fit into memory.
-        inspect: Called with the runs of each batch, which then include patterns before the first difference.
-        finish: Called with the clean and the corrupted run of each batch at the end, when all else is freed.
-
-    Returns:
-        The measurements.
+    Batches have as many examples as fit into memory, unless they are given. ``inspect`` is called with the runs of each
+    batch, and ``finish`` with its clean and corrupted run at the end, when all else is freed.
     """
     pairs, graph = encode(task, model.tokenizer), model.graph
     parts, answers = parts_of(task, pairs, model.tokenizer), answers_of(task, pairs)
@@ -276,7 +265,7 @@ def measure(
     pairs = all_positions(pairs, ablation)
 
     def measure_batch(batch: Pairs) -> tuple[Tensor, dict[str, Tensor]]:
-        work = _run_batch(model, task, batch, plan, sources, ablation, whole_patterns=inspect is not None)
+        work = _run_batch(model, task, batch, plan, sources, ablation)
         if inspect is not None:
             inspect(work)
         measured, runs = _measure_work(work, parts, answers), work.runs
@@ -310,42 +299,19 @@ def measure(
                     values[name][rows] = x.float().cpu()
     values = {name: distributed.all_sum(x) for name, x in values.items()}
     values["mean_write"] /= len(pairs)
-    return Measured(
-        sources=sources,
-        heads=heads,
-        parts=parts,
-        answers=answers,
-        answer_logits=values.pop("answer_logits", None),
-        **{name: x.float() for name, x in values.items()},
-    )
+    return Measured(sources, heads, parts, answers, **{name: x.float() for name, x in values.items()})
 
 
 def _run_batch(
-    model: Transformer,
-    task: Task,
-    batch: Pairs,
-    plan: Plan,
-    sources: list[int],
-    ablation: Ablation | None,
-    *,
-    whole_patterns: bool,
+    model: Transformer, task: Task, batch: Pairs, plan: Plan, sources: list[int], ablation: Ablation | None
 ) -> BatchWork:
-    """Run the clean and the corrupted prompts of a batch, with gradients, and prepare it for the circuit's run.
-
-    With ``whole_patterns`` attention before the first difference of the pairs is included.
-    """
-    batch, start, prefix, before = batch.to(model.device), batch.start, None, None
+    """Run the clean and the corrupted prompts of a batch, with gradients, and prepare it for the circuit's run."""
     heads = dict[int, list[int]]()
     for layer, head in map(model.graph.place_of_source, sources):
         if head < model.arch.n_heads:
             heads.setdefault(layer, []).append(head)
-    if whole_patterns and start and heads:
-        with torch.no_grad():
-            run, info = model.run(model.embed(batch.clean[:, :start])), model.position_info(0, start)
-            parts = [patterns(model, layer, run.layers[layer], info)[:, chosen] for layer, chosen in heads.items()]
-            prefix, before = [layer.past for layer in run.layers], torch.cat(parts, 1)
     with torch.enable_grad():
-        runs = BatchRuns(model, batch, task.metric, whole=False, ablation=ablation, prefix=prefix)
+        runs = BatchRuns(model, batch.to(model.device), task.metric, whole=False, ablation=ablation)
     corrupted_input, corrupted = runs.corrupted.suffix, runs.corrupted.run
     if ablation is not None:
         corrupted_input, corrupted = ablation.run(model, *batch.clean.shape)
@@ -354,7 +320,7 @@ def _run_batch(
         prepared = Prepared.of(
             model, runs.batch, corrupted, ablated=ablated, prefix=runs.past, input=change, clean_final=runs.clean.final
         )
-    return BatchWork(model, runs, prepared, corrupted, change, plan, sources, heads, before)
+    return BatchWork(model, runs, prepared, corrupted, change, plan, sources, heads)
 
 
 def _measure_work(work: BatchWork, parts: Parts, answers: Tensor | None) -> dict[str, Tensor]:

@@ -2,14 +2,11 @@
 
 Heads also have scores for the kinds of heads known from the literature, on synthetic prompts of the model's
 vocabulary. A prompt is a sequence of different random tokens, twice: ``s_1 ... s_n s_1 ... s_n``, after the BOS token
-if prompts of the model begin with one. The first three scores are mean attention weights (Olsson et al. 2022, Wang et
-al. 2023)::
+if prompts of the model begin with one. Scores are mean attention weights (Olsson et al. 2022, Wang et al. 2023)::
 
     previous token   from every token to the one before it
     duplicate token  from every token of the second copy to the same token in the first
     induction        from every token of the second copy to the one after the same token in the first
-    copying          the share of tokens that are among the 5 most raised ones when the head attends only to them:
-                     the head's input there, through its value and output matrices, the final norm and the unembedding
 """
 
 from __future__ import annotations
@@ -29,11 +26,8 @@ from gradpath.graph import kind, node_of
 from gradpath.model.inspection import patterns, token_text
 from gradpath.model.transformer import Transformer, at_least_float32
 
-SCORES = ("previous_token", "duplicate_token", "induction", "copying")
+SCORES = ("previous_token", "duplicate_token", "induction")
 _PROMPTS, _LENGTH = 8, 24
-_COPIED = 32  # tokens for the copying score: each costs an unembedding per head
-_TOGETHER = 4  # heads that are unembedded at once
-_TOP = 5  # a token is copied if it is among so many most raised ones
 _TOKENS = 5  # promoted and suppressed tokens of a row
 _SOURCES = 3  # incoming edges of a row, for each of q, k and v
 
@@ -91,7 +85,7 @@ class Role:
         reads: Its strongest incoming edges in the circuit, by ``q``, ``k``, ``v``, ``mlp`` or ``logits``.
         attends: Where a head attends, from the last token and from the part of the prompt that matters most to it.
         writes: What it adds to logits at the last position; None for ``logits``.
-        scores: Scores of a head as a previous-token, duplicate-token, induction and copying head.
+        scores: Scores of a head as a previous-token, duplicate-token and induction head.
         sentence: What it does, in words, if the numbers are clear.
         frequency: The highest frequency of its edges: at least so many resamples of the examples have the node; None if
             the circuit is not a consensus.
@@ -218,16 +212,10 @@ def _writes(model: Transformer, measured: Measured) -> list[Writes]:
     return rows
 
 
-_KINDS = {"previous_token": "previous-token", "duplicate_token": "duplicate-token", "induction": "induction"}
-
-
 def sentence(role: Role, answers: tuple[str, str], *, direct_is_clear: bool) -> str | None:
     """What a node does, in words: the facts that are clear; None if none is."""
-    kinds = [
-        f"{_KINDS[name]} head ({score:.2f})"
-        for name, score in role.scores.items()
-        if name in _KINDS and score >= CLEAR_SCORE
-    ]
+    scores = [(name.replace("_", "-"), score) for name, score in role.scores.items() if score >= CLEAR_SCORE]
+    kinds = [f"{name} head ({score:.2f})" for name, score in scores]
     attends, attended = _attends_phrase(role)
     writes = _writes_phrase(role, answers, attended) if direct_is_clear else None
     phrases = [phrase for phrase in (attends, writes) if phrase]
@@ -270,17 +258,16 @@ def _the(part: str) -> str:
 
 @torch.no_grad()
 def known_head_scores(model: Transformer, heads: Sequence[int]) -> Float[Tensor, "head score"]:
-    """Score heads, given as sources of the graph, as previous-token, duplicate-token, induction and copying heads.
+    """Scores of heads, given as sources of the graph: from 0 to 1, in the order of ``SCORES``.
 
-    Scores are from 0 to 1, in the order of ``SCORES``; NaN for a model with too few tokens or positions.
+    They are NaN for a model with too few tokens or positions.
     """
     ids, front = _repeated_tokens(model)
     length = (ids.shape[1] - front) // 2
     scores = torch.full((len(heads), len(SCORES)), torch.nan, device="cpu")
     if length < 2:
         return scores
-    run = model.run(model.embed(ids.to(model.device)))
-    info = model.position_info(0, ids.shape[1])
+    run, info = model.run(model.embed(ids.to(model.device))), model.position_info(0, ids.shape[1])
     second = torch.arange(front + length, front + 2 * length, device=model.device)
     every = torch.arange(front + 1, front + 2 * length, device=model.device)
     queries_and_keys = ((every, every - 1), (second, second - length), (second, second - length + 1))
@@ -290,14 +277,7 @@ def known_head_scores(model: Transformer, heads: Sequence[int]) -> Float[Tensor,
         for row, (layer_of_head, head) in enumerate(places):
             if layer_of_head == layer:
                 attended = [float(weights[:, head, query, key].mean()) for query, key in queries_and_keys]
-                scores[row, :-1] = torch.tensor(attended, device="cpu")
-    tokens = ids[:, front : front + length].flatten()[:_COPIED].to(model.device)
-    for at in range(0, len(heads), _TOGETHER):
-        written = []  # by each head when it attends to one of the first tokens alone
-        for layer, head in places[at : at + _TOGETHER]:
-            values = run.layers[layer].past.values[:, head, front : front + length].flatten(0, 1)[:_COPIED]
-            written.append(values @ model.head_output_weights(layer)[:, head].T)
-        scores[at : at + _TOGETHER, -1] = _copying(model, torch.stack(written), tokens)
+                scores[row] = torch.tensor(attended, device="cpu")
     return scores
 
 
@@ -314,15 +294,3 @@ def _repeated_tokens(model: Transformer) -> tuple[Int[Tensor, "prompt pos"], int
         order = torch.randperm(len(usable), generator=generator, device="cpu")[: max(0, min(_LENGTH, longest))]
         rows.append(torch.cat([torch.tensor(front, dtype=torch.long, device="cpu"), usable[order], usable[order]]))
     return torch.stack(rows), len(front)
-
-
-def _copying(
-    model: Transformer, written: Float[Tensor, "head token d_model"], tokens: Int[Tensor, " token"]
-) -> Float[Tensor, " head"]:
-    """The share of tokens that are among those that a head raises most when it attends only to them."""
-    written = written - written.mean(-1, keepdim=True) if model.arch.norm == "layer" else written
-    # The scale of the norm is the same for all tokens of the vocabulary, so it does not change their order.
-    raised = (written * model.final_gain) @ model.unembedding.T  # (head, token, vocabulary)
-    most = raised.topk(min(_TOP, raised.shape[-1])).values[..., -1]
-    value = raised.gather(2, tokens[None, :, None].expand(len(raised), -1, 1))[..., 0]
-    return ((value >= most) & (value > raised.mean(-1))).float().mean(1).cpu()

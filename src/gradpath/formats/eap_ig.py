@@ -3,7 +3,7 @@
 A file is one object::
 
     cfg    n_layers, n_heads, parallel_attn_mlp, d_model
-    nodes  name -> in_graph, and score if nodes were scored
+    nodes  name -> in_graph
     edges  name -> score, in_graph              every edge of the model, such as a0.h3->a5.h1<k>
 
 It has scores of all edges and a circuit at once; graph, names and sign are the same as in gradpath. If there is
@@ -63,8 +63,8 @@ def eap_ig_text(content: Content, d_model: int | None = None) -> str:
         values[*circuit.index.T] = circuit.scores
     if content.scores is not None:
         values = content.scores.values.cpu()
-    facts, *_ = known = [part.facts for part in (content.scores, circuit) if part is not None]
-    width = d_model or next((part.d_model for part in known if part.d_model), None)
+    known = [part.facts.d_model for part in (content.scores, circuit) if part is not None]
+    width = d_model or next(filter(None, known), None)
     if width is None:
         raise UsageError(
             "a file of the EAP-IG library needs the model's width, which is not recorded here: give it with "
@@ -72,8 +72,6 @@ def eap_ig_text(content: Content, d_model: int | None = None) -> str:
         )
     shape = dict(zip(_SHAPE, (graph.n_layers, graph.n_heads, graph.parallel, width), strict=True))
     nodes = _nodes(graph, inside)
-    for name, score in facts.further("node_scores").items():
-        nodes[name]["score"] = score
     pairs = graph.mask.nonzero()
     columns = (column[*pairs.T].tolist() for column in (values, inside))
     edges = {
@@ -81,8 +79,7 @@ def eap_ig_text(content: Content, d_model: int | None = None) -> str:
         for pair, score, is_in in zip(pairs.tolist(), *columns, strict=True)
     }
     notes = {**content.records, "order": [] if circuit is None else circuit.edges}
-    cfg = {**facts.further("cfg"), **shape}
-    return json.dumps({"cfg": cfg, "nodes": nodes, "edges": edges, NOTES: notes}) + "\n"
+    return json.dumps({"cfg": shape, "nodes": nodes, "edges": edges, NOTES: notes}) + "\n"
 
 
 def _nodes(graph: Graph, inside: Tensor) -> dict[str, dict[str, Any]]:
@@ -97,9 +94,8 @@ def _nodes(graph: Graph, inside: Tensor) -> dict[str, dict[str, Any]]:
 def eap_ig_content(content: Mapping[str, Any]) -> Content:
     """The scores and the circuit in parsed JSON of the library."""
     graph = _graph(content["cfg"])
-    nodes = {name: node for name, node in content["nodes"].items() if isinstance(node, Mapping)}
     check_named(graph, len(content["edges"]))
-    if any("neurons" in node for node in nodes.values()):
+    if any("neurons" in node for node in content["nodes"].values()):
         raise InputError("it selects neurons, but circuits of gradpath consist of edges. Save it without neurons.")
     values = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float32, device="cpu")
     inside = torch.zeros_like(values, dtype=torch.bool)
@@ -107,8 +103,7 @@ def eap_ig_content(content: Mapping[str, Any]) -> Content:
     edges, pairs = content["edges"].values(), index.view(-1, 2).T
     values[*pairs] = torch.tensor([edge["score"] or 0.0 for edge in edges], device="cpu")  # null: not scored
     inside[*pairs] = torch.tensor([bool(edge["in_graph"]) for edge in edges], device="cpu")
-    scored = {name: node["score"] for name, node in nodes.items() if node.get("score") is not None}
-    return _content(graph, values, inside, scored, content)
+    return _content(graph, values, inside, content)
 
 
 def _graph(cfg: Any) -> Graph:
@@ -116,17 +111,13 @@ def _graph(cfg: Any) -> Graph:
     return graph_in({**shape, "parallel": bool(shape.get("parallel_attn_mlp", False))}, "its cfg")
 
 
-def _content(graph: Graph, values: Tensor, inside: Tensor, nodes: Mapping[str, float], file: Any) -> Content:
-    """The scores and the circuit; without notes of gradpath, the facts are what else the file contains."""
-    cfg, notes = file["cfg"], file.get(NOTES)
+def _content(graph: Graph, values: Tensor, inside: Tensor, file: Any) -> Content:
+    """The scores and the circuit, with gradpath's record of them if there is one."""
+    notes = file.get(NOTES)
     if not values.isfinite().all():
         raise InputError("a score in it is not a finite number. Attribute again.")
     if notes is None:
-        facts: dict[str, Any] = {"d_model": cfg.get("d_model")}
-        if other := {name: value for name, value in cfg.items() if name not in _SHAPE}:
-            facts["cfg"] = other
-        if nodes:
-            facts["node_scores"] = nodes
+        facts = {"d_model": file["cfg"].get("d_model")}
         kept = {"facts": facts, "requested": int(inside.sum()), "pruned": False}
         notes = {"scores": {"facts": facts}, "circuit": kept if inside.any() else None}
     scores = circuit = None

@@ -1,7 +1,7 @@
 """The HTML page of a report, or of two circuits; and ``show``, which writes a saved circuit as a page or a picture.
 
 The page is one self-contained file that needs no server and no network: the template ``assets/page.html`` with the
-style sheet, the scripts and the report's data (``data.Page``) as JSON filled in. The scripts are plain JavaScript, one
+style sheet, the scripts and the report's data as JSON (``payload.page_of``). The scripts are plain JavaScript, one
 idea per file, joined in the order of ``SCRIPTS`` without a build step. A content security policy in the page forbids
 every request.
 
@@ -15,8 +15,10 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ from gradpath.circuit import Circuit, Comparison, load_circuit
 from gradpath.errors import InputError, UsageError
 from gradpath.formats.edges import dot, graphml
 from gradpath.graph import pruned
-from gradpath.report.data import SAVED, Chosen, MethodRun, Page, Report, Side, circuit_report
+from gradpath.report.data import SAVED, Chosen, MethodRun, Report, circuit_report
 from gradpath.report.figure import Attention, circuit_figure
 from gradpath.report.payload import LIMIT, asset, facts_of_both, packed, page_of, plain, ranks_and_scores
 from gradpath.report.style import save_as
@@ -45,13 +47,13 @@ def render(report: Report, limit: int = LIMIT) -> str:
     return filled(page_of(report, limit))
 
 
-def filled(page: Page) -> str:
+def filled(page: Mapping[str, Any]) -> str:
     """The template with the page's title and data filled in."""
     data = json.dumps(plain(page), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&":  # so that no prompt can end the script element that holds the data
         data = data.replace(character, f"\\u{ord(character):04x}")
     parts = {
-        "title": html.escape(f"{page.title} · gradpath"),
+        "title": html.escape(f"{page['title']} · gradpath"),
         "style": asset("page.css") + asset("inside.css"),
         "data": data,
         "script": "\n".join(map(asset, SCRIPTS)),
@@ -117,14 +119,15 @@ def render_comparison(comparison: Comparison, names: tuple[str, str] | None = No
     page = page_of(
         Report(f"{task} in {model}", model, task, method_runs, Chosen(len(a | b), SAVED, pruned=False, found=False))
     )
-    runs, facts = [], facts_of_both(a, b)
+    facts = facts_of_both(a, b)
     cut = "Scores and ranks of both circuits. In Python, a & b, a | b and a - b give the parts as circuits."
-    for run, part in zip(page.runs, parts.values(), strict=True):
+    for run, part in zip(page["runs"], parts.values(), strict=True):
         flat = part.flat.sort().values
-        columns = [Side(packed(ranks[flat], "<u4"), packed(scores[flat], "<f4")) for ranks, scores in sides]
-        runs.append(replace(run, sides=columns, facts=facts, cut=cut))
-    table = {"names": names or _titles(a, b), **comparison.to_json()}
-    return filled(replace(page, runs=runs, compare=table))
+        columns = [
+            {"rank": packed(ranks[flat], "<u4"), "score": packed(scores[flat], "<f4")} for ranks, scores in sides
+        ]
+        run |= {"sides": columns, "facts": facts, "cut": cut}
+    return filled({**page, "compare": {"names": names or _titles(a, b), **comparison.to_json()}})
 
 
 def _titles(a: Circuit, b: Circuit) -> list[str]:

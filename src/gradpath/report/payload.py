@@ -1,12 +1,16 @@
-"""From a report to ``data.Page``: orders of edges, tests, roles and facts as the page's JSON has them.
+"""From a report to the JSON of its page: a dictionary, with a comment on what is not clear from its name.
+
+The page selects and prunes nothing itself. Of every order of edges it gets the edges, best first, and for each node the
+smallest number of edges at which the node is on a path from ``input`` to ``logits``. More edges never disconnect a
+node, so of the first n edges pruning keeps those both of whose ends are connected at n.
 
 A model can have millions of edges, so a run keeps only those that can appear among the first ``LIMIT`` of a selection.
+A column is a text: little-endian numbers in base64.
 """
 
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from importlib.resources import files
@@ -23,19 +27,7 @@ from gradpath.errors import InputError, UsageError
 from gradpath.explanation import Inside
 from gradpath.explanation.roles import Role
 from gradpath.graph import Graph, kind
-from gradpath.report.data import (
-    IN_PAGE,
-    READABLE,
-    SAVED,
-    GraphTable,
-    InsideTable,
-    MethodRun,
-    Order,
-    Page,
-    Report,
-    Run,
-    VerdictTable,
-)
+from gradpath.report.data import IN_PAGE, READABLE, SAVED, MethodRun, Report
 from gradpath.report.style import method_title
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS, rank
@@ -43,15 +35,15 @@ from gradpath.selection.ranking import Sample
 from gradpath.verdict import NAMES, QUESTIONS, sentence
 from gradpath.verdict.checks import FEWEST, NULLS, limit_of
 
+Json = dict[str, Any]
 LIMIT = 20_000
 _KINDS = ("q", "k", "v", "mlp", "logits")
 MOST_RANKS = 2**16 - 1
 _DIGITS = 4  # of the numbers of roles: a page has thousands of them
-_OPTION = r"(--(?:out|data|metric|plugin))[ =]('[^']*'|\S+)"  # of ``find``, passed on to ``test``
-_FOLDER = "FOLDER"  # where a command did not name the folder that the page is in
+TEST = "gradpath test circuit.json --out verdict.html"
 
 
-def page_of(report: Report, limit: int = LIMIT) -> Page:
+def page_of(report: Report, limit: int = LIMIT) -> Json:
     """What the page of a report shows.
 
     ``limit`` is the largest number of edges that can be selected in the page, if the report needs no more.
@@ -61,67 +53,67 @@ def page_of(report: Report, limit: int = LIMIT) -> Page:
     limit = min(graph.n_edges, max(limit, chosen.edges))
     run = report.runs[chosen.run]
     saved = run.circuit if chosen.how == SAVED and run.smallest is None else None
-    requested = chosen.edges if saved is None else saved.requested
-    return Page(
-        title=report.title,
-        model=report.model,
-        task=report.task,
-        graph=graph_table(graph),
-        edges_total=graph.n_edges,
-        readable=READABLE,
-        runs=[_run(run, limit, report) for run in report.runs],
-        chosen=replace(chosen, requested=requested),
-        examples=report.examples,
-        command=report.command,
-        bibtex=bibtex((run.origin.recipe and run.origin.recipe.method) or "" for run in report.runs),
-        verdict=_verdict(report) if report.checks or report.summary else None,
-        inside=_inside(report.inside) if isinstance(report.inside, Inside) else None,
-        no_inside=report.inside if isinstance(report.inside, str) else "",
-        small=report.small,
-        small_text=report.small_text[:1].upper() + report.small_text[1:],
-        notes={} if run.circuit is None else run.circuit.notes,
-    )
+    return {
+        "title": report.title,
+        "model": report.model,
+        "task": report.task,
+        "graph": graph_table(graph),
+        "edges_total": graph.n_edges,
+        "readable": READABLE,  # edges that are drawn at first
+        "runs": [_run(run, limit, report) for run in report.runs],
+        "chosen": replace(chosen, requested=chosen.edges if saved is None else saved.requested),
+        "examples": report.examples,
+        "command": report.command,
+        "bibtex": bibtex((run.origin.recipe and run.origin.recipe.method) or "" for run in report.runs),
+        "verdict": _verdict(report) if report.checks or report.summary else None,
+        "inside": _inside(report.inside) if isinstance(report.inside, Inside) else None,
+        "no_inside": report.inside if isinstance(report.inside, str) else "",  # why it is not known
+        "small": report.small,
+        "small_text": report.small_text[:1].upper() + report.small_text[1:],
+        "compare": None,  # of a comparison: Comparison.to_json, and the names of both circuits
+        "notes": {} if run.circuit is None else run.circuit.notes,
+    }
 
 
 def _check(report: Report) -> None:
-    if not report.runs:
-        raise UsageError("a report needs at least one method that was run: got none.")
     for run in report.runs:
         if run.graph != report.runs[0].graph:
             raise InputError(
                 "the methods of one report must have run on the same model: "
                 f"got {report.runs[0].graph} and {run.graph}. Make one report for each."
             )
-        parts = [run.scores.values] if run.scores is not None else []
-        parts += [run.circuit.scores] if run.circuit is not None else []
-        bad = sum(int((~values.isfinite()).sum()) for values in parts)
-        if bad:
-            raise InputError(
-                f"{bad:,} scores of {run.label} are not finite numbers, so they cannot be ranked or drawn. "
-                "Attribute again in float32, or leave out examples with extreme logits."
-            )
-    chosen = report.chosen
-    if not 0 <= chosen.run < len(report.runs):
-        raise UsageError(f"run {chosen.run} was chosen, but the report has {len(report.runs)} runs.")
-    selections = report.runs[chosen.run].selections
-    if chosen.how not in selections:
+        parts = [] if run.scores is None else [run.scores.values]
+        parts += [] if run.circuit is None else [run.circuit.scores]
+        for part in parts:
+            if bad := int((~part.isfinite()).sum()):
+                raise InputError(
+                    f"{bad:,} scores of {run.label} are not finite numbers, so they cannot be ranked or drawn. "
+                    "Attribute again in float32, or leave out examples with extreme logits."
+                )
+    selections = report.runs[report.chosen.run].selections
+    if report.chosen.how not in selections:
         raise UsageError(
-            f"the page cannot select by {chosen.how!r} here, only by {', '.join(selections)}. "
+            f"the page cannot select by {report.chosen.how!r} here, only by {', '.join(selections)}. "
             f"Give the run that circuit and choose {SAVED!r}."
         )
 
 
-def graph_table(graph: Graph) -> GraphTable:
-    nodes = (*graph.sources, "logits")
+def graph_table(graph: Graph) -> Json:
+    """The model's graph. Nodes are numbered: the sources in their order, then ``logits``."""
     places = [(-1, -1), *map(graph.place_of_source, range(1, graph.n_sources)), (graph.n_layers, -1)]
     layers, columns = zip(*places, strict=True)
-    kinds = [_KINDS.index(kind(target)) for target in graph.targets]
-    return GraphTable(
-        graph.n_layers, graph.n_heads, graph.parallel, nodes, layers, columns, graph.node_of_target.tolist(), kinds
-    )
+    return {
+        **graph.to_json(),
+        "nodes": (*graph.sources, "logits"),
+        "layers": layers,
+        "columns": columns,  # the head; n_heads for an MLP, -1 for input and logits
+        "target_nodes": graph.node_of_target.tolist(),
+        "target_kinds": [_KINDS.index(kind(target)) for target in graph.targets],
+    }
 
 
-def _run(run: MethodRun, limit: int, report: Report) -> Run:
+def _run(run: MethodRun, limit: int, report: Report) -> Json:
+    """One method, or one part of a comparison. Its edges are columns, sorted by their position in the matrix."""
     flat_orders = {} if run.circuit is None else {SAVED: run.circuit.flat}
     if run.scores is not None:
         values = run.scores.values.detach().cpu().float()
@@ -130,21 +122,24 @@ def _run(run: MethodRun, limit: int, report: Report) -> Run:
         assert run.circuit is not None
         values = ranks_and_scores(run.circuit)[1]
     flat = torch.unique(torch.cat(list(flat_orders.values())))
-    return Run(
-        name=method_title(run.label),
-        edges=packed(flat, "<u4"),
-        scores=packed(values.flatten()[flat], "<f4"),
-        sides=None,
-        orders={how: _order(run, how, order, flat) for how, order in flat_orders.items()},
-        curve=run.curve,
-        recorded=run.origin.facts.recorded,
-        facts=facts_of(report.model, report.task, about_of(run.origin), report.about),
-        cut=_cut(len(flat), run.graph.n_edges, limit if run.scores is not None else None),
-    )
+    return {
+        "name": method_title(run.label),
+        "edges": packed(flat, "<u4"),  # positions in the flattened (source, target) matrix
+        "scores": packed(values.flatten()[flat], "<f4"),
+        "sides": None,  # of a comparison: ranks from 1, 0 for edges that it does not have, and scores of A and of B
+        "orders": {how: _order(run, how, order, flat) for how, order in flat_orders.items()},
+        "curve": run.curve,
+        "recorded": run.origin.facts.recorded,  # for the file of its circuit
+        "facts": facts_of(report.model, report.task, about_of(run.origin), report.about),
+        "cut": _cut(len(flat), run.graph.n_edges, limit if run.scores is not None else None),
+    }
 
 
-def _order(run: MethodRun, key: str, flat: Tensor, columns: Tensor) -> Order:
-    """``flat`` are the positions of the order's edges in the matrix, ``columns`` those of all edges of the run."""
+def _order(run: MethodRun, key: str, flat: Tensor, columns: Tensor) -> Json:
+    """Edges, best first; the first n are the circuit of n edges.
+
+    ``flat`` are the positions of the order's edges in the matrix, ``columns`` those of all edges of the run.
+    """
     how, smallest, requested, recipe = key, 1, None, run.origin.recipe
     if key == SAVED:
         assert run.circuit is not None
@@ -153,20 +148,21 @@ def _order(run: MethodRun, key: str, flat: Tensor, columns: Tensor) -> Order:
     own = key == SAVED and how in (SAVED, *IN_PAGE)  # the page may offer the same selection from the scores
     areas = run.areas.get(how)
     named = () if areas is None else (("CPR", areas.cpr, areas.cpr_interval), ("CMD", areas.cmd, areas.cmd_interval))
-    return Order(
-        label="As found" if own else how[:1].upper() + how[1:],
-        title="The edges in the order of the saved circuit" if key == SAVED else SELECTIONS[key].about,
-        how=how,
-        size=len(flat),
-        smallest=smallest,
-        requested=requested,
-        edges=packed(torch.searchsorted(columns, flat), "<u4"),
-        connected=packed(connected_from(run.graph, flat), "<u4"),
-        resamples=[packed(_ranks(sample, columns), "<u2") for sample in run.samples] if key == SAVED else [],
-        resampled=len(run.samples[0].edges) if run.samples and key == SAVED else 0,
-        recipe=None if recipe is None else recipe.selected(None if how in (SAVED, "nodes") else how).recorded,
-        areas=", ".join(f"{name} {area:.3f} ({low:.2f} to {high:.2f})" for name, area, (low, high) in named),
-    )
+    return {
+        "label": "As found" if own else how[:1].upper() + how[1:],
+        "title": "The edges in the order of the saved circuit" if key == SAVED else SELECTIONS[key].about,
+        "how": how,  # points of the curve with this name belong to it
+        "size": len(flat),
+        "smallest": smallest,  # the smallest number of edges that it was made for
+        "requested": requested,  # edges that were requested, if only the whole order is a circuit of the selection
+        "edges": packed(torch.searchsorted(columns, flat), "<u4"),  # positions in the run's columns
+        "connected": packed(connected_from(run.graph, flat), "<u4"),
+        # For each resample the rank of each column's edge, from 1; 65,535 without one.
+        "resamples": [packed(_ranks(sample, columns), "<u2") for sample in run.samples] if key == SAVED else [],
+        "resampled": len(run.samples[0].edges) if run.samples and key == SAVED else 0,  # edges in which they differ
+        "recipe": None if recipe is None else recipe.selected(None if how in (SAVED, "nodes") else how).recorded,
+        "areas": ", ".join(f"{name} {area:.3f} ({low:.2f} to {high:.2f})" for name, area, (low, high) in named),
+    }
 
 
 def _ranks(sample: Sample, columns: Int[Tensor, " edge"]) -> Int[Tensor, " edge"]:
@@ -220,71 +216,65 @@ def _cut(n: int, total: int, limit: int | None) -> str:
     )
 
 
-def _verdict(report: Report) -> VerdictTable:
+def _verdict(report: Report) -> Json:
     """The tests as the page lists them, and the command for those that were not run."""
-    rows = [
-        {
-            "name": name,
-            "question": QUESTIONS[name],
-            "null_is": NULLS.get(name),
-            "limit": limit_of(name, check),
-            **check.to_json(),
-        }
-        for name, check in report.checks.items()
-    ]
     missing = [name for name in NAMES if name not in report.checks]
     n = report.about.get("examples measured")
     few = type(n) is int and n < FEWEST
-    command = _test_command(report) if missing and not few else ""
-    where = f", with the folder of this page for {_FOLDER}" if _FOLDER in command else ""
-    note = f"Not tested here: {', '.join(missing)}. For the whole verdict{where}: " if missing else ""
+    note = (
+        f"Not tested here: {', '.join(missing)}. For the whole verdict, in the folder of this page: " if missing else ""
+    )
     if few:
         there = "is 1" if n == 1 else f"are {n}"
         note = f"gradpath test needs at least {FEWEST} examples to measure on, and here {there}: find it with more."
     summary = sentence(report.checks) if report.checks else report.summary
-    effects = None if report.effects is None else report.effects.to_json()
-    return VerdictTable(rows, summary[0].upper() + summary[1:], note, command, effects)
+    return {
+        "checks": [
+            {
+                "name": name,
+                "question": QUESTIONS[name],
+                "null_is": NULLS.get(name),  # what ``null`` is called
+                "limit": limit_of(name, check),
+                **check.to_json(),
+            }
+            for name, check in report.checks.items()
+        ],
+        "sentence": summary[0].upper() + summary[1:],
+        "note": note,
+        "command": TEST if missing and not few else "",
+        "effects": report.effects and report.effects.to_json(),
+    }
 
 
-def _test_command(report: Report) -> str:
-    """The ``gradpath test`` of the circuit: its folder, and the options that its file cannot name."""
-    options = re.findall(_OPTION, report.command)
-    recipe = report.runs[report.chosen.run].origin.recipe
-    if recipe and recipe.data and not any(name == "--data" for name, _ in options):
-        options.append(("--data", "FILE"))
-    folder = dict(options).get("--out", _FOLDER)
-    passed_on = "".join(f" {name} {value}" for name, value in options if name != "--out")
-    return f"gradpath test {folder}/circuit.json{passed_on} --out {folder}/verdict.html"
-
-
-def _inside(inside: Inside) -> InsideTable:
+def _inside(inside: Inside) -> Json:
+    """What the circuit does on each of the examples."""
     number = {token: at for at, token in enumerate(inside.texts)}
     tokens = [number[token] for token in inside.tokens.flatten().tolist()]
     explanation = inside.explanation
-    return InsideTable(
-        nodes=[_role(role) for role in explanation],
-        answers=explanation.answers if inside.answers is not None else None,
-        sources=inside.sources,
-        heads=inside.heads,
-        edges=packed(inside.circuit.flat, "<u4"),
-        effects=packed(inside.effects, "<f4"),
-        patterns=[packed(pattern, "u1") for pattern in inside.patterns],
-        vocabulary=list(inside.texts.values()),
-        tokens=packed(torch.tensor(tokens, device="cpu"), "<u4"),
-        logits=packed(inside.logits, "<f4"),
-        sides=None if inside.answers is None else packed(inside.answers, "<f4"),
-    )
-
-
-def _role(role: Role) -> dict[str, Any]:
-    def part(of: Any, *names: str) -> dict[str, Any]:
-        return {name: plain(getattr(of, name), _DIGITS) for name in names}
-
-    attends = max(role.attends, key=lambda attends: attends.share, default=None)
     return {
-        **part(role, "node", "sentence", "effect", "direct_effect", "scores"),
-        "attends": attends and plain({"from": attends.start, **attends.weights}, _DIGITS),
+        "nodes": [_role(role) for role in explanation],
+        "answers": explanation.answers
+        if inside.answers is not None
+        else None,  # names of the correct and the wrong one
+        "sources": inside.sources,  # nodes that write
+        "heads": inside.heads,
+        "edges": packed(inside.circuit.flat, "<u4"),
+        "effects": packed(inside.effects, "<f4"),  # (example, edge)
+        # For each example (clean, corrupted, circuit; head; query and earlier key).
+        "patterns": [packed(pattern, "u1") for pattern in inside.patterns],
+        "vocabulary": list(inside.texts.values()),
+        "tokens": packed(torch.tensor(tokens, device="cpu"), "<u4"),  # (example, source, token): half are raised
+        "logits": packed(inside.logits, "<f4"),  # (example, source, token)
+        # (example, source, correct and wrong answer)
+        "sides": None if inside.answers is None else packed(inside.answers, "<f4"),
     }
+
+
+def _role(role: Role) -> Json:
+    attends = max(role.attends, key=lambda attends: attends.share, default=None)
+    shown = {name: getattr(role, name) for name in ("node", "sentence", "effect", "direct_effect", "scores")}
+    told: Json = plain({**shown, "attends": attends and {"from": attends.start, **attends.weights}}, _DIGITS)
+    return told
 
 
 def ranks_and_scores(circuit: Circuit) -> tuple[Tensor, Tensor]:
@@ -343,59 +333,49 @@ _LABELS = {"edges_requested": "Edges requested", "examples": "Examples scored", 
 _LABELS |= {"source": "Data from", "changed": "Changed words", "dtype": "Number format", "bos": "BOS token"}
 _LABELS |= {"passes": "Passes per batch", "seconds": "Time", "cpu_seconds": "CPU time", "version": "gradpath"}
 _LABELS |= {"d_model": "Model width", "plugins": "Plug-ins", "weights": "Digest of the weights", "torch": "PyTorch"}
-_OF_DATA = ("citation", "source", "changed")  # facts about the data with a row of their own
-_UNLISTED = ("key", "data")  # listed elsewhere, or a repetition of others
 
 
-def about_of(origin: Scores | Circuit) -> dict[str, Any]:
-    """How scores or a circuit were made: the recipe and the facts by name."""
+def about_of(origin: Scores | Circuit) -> Json:
+    """How scores or a circuit were made: the recipe, the facts and those about the data, by name."""
     recipe = {} if origin.recipe is None else origin.recipe.recorded
-    data = {**origin.facts.data, "n": recipe.get("examples")}
+    facts = origin.facts.recorded
+    of_data = {name: facts.get("data", {}).get(name) for name in ("citation", "source", "changed")}
     size = {"edges_requested": origin.requested} if isinstance(origin, Circuit) else {}
-    return {**recipe, **origin.facts.recorded, "data": data, **size}
+    return {**recipe, **facts, **of_data, **size, "data": None}
 
 
 def facts_of(model: str, task: str, about: Mapping[str, Any], further: Mapping[str, Any]) -> Facts:
     """The facts of a run: those recorded with its scores or circuit, and those of the report."""
-    return [(label, text) for label, text in _texts({**about, "model": model, "task": task}, further).items() if text]
+    facts = {**about, "model": model, "task": task, **further}
+    names = [*_FIRST, *(name for name in facts if name not in _FIRST)]
+    return [(_label(name), text) for name in names if (text := _text(name, facts.get(name)))]
 
 
 def facts_of_both(a: Circuit, b: Circuit) -> Facts:
     """The facts of two circuits: one that both have once, others for each."""
-    texts_a, texts_b = (_texts(about_of(circuit), {}) for circuit in (a, b))
     rows = []
-    for label in dict.fromkeys(map(_label, _FIRST)):
-        one, two = (texts.get(label) or "\N{EN DASH}" for texts in (texts_a, texts_b))
-        if texts_a.get(label) or texts_b.get(label):
-            rows.append((label, one if one == two else f"A: {one} · B: {two}"))
+    for name in _FIRST:
+        one, two = (_text(name, about_of(circuit).get(name)) for circuit in (a, b))
+        none = "\N{EN DASH}"
+        if one or two:
+            rows.append((_label(name), one if one == two else f"A: {one or none} · B: {two or none}"))
     return rows
 
 
-def _texts(about: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, str]:
-    data = _mapping(about.get("data"))
-    facts = {name: data[name] for name in _OF_DATA if name in data} | {"pairs": _pairs(data), **about, **further}
-    names = [*_FIRST, *(name for name in facts if name and name not in (*_FIRST, *_UNLISTED))]
-    return {_label(name): _text(name, facts[name]) for name in names if facts.get(name) is not None}
-
-
 def _label(name: str) -> str:
-    return _LABELS.get(name) or _capital(name.replace("_", " "))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return _LABELS.get(name) or (name[:1].upper() + name[1:]).replace("_", " ")
 
 
 def _text(name: str, value: Any) -> str:
     if name in ("seconds", "cpu_seconds") and isinstance(value, float):
         return f"{value:.1f} s" if value < 10 else f"{value:,.0f} s"
-    if name == "method":
+    if name == "method" and value:
         return method_title(str(value))
-    if name == "bos":
+    if name == "bos" and value is not None:
         return "yes" if value else "no"
     if name == "plugins" and isinstance(value, Mapping):
         return ", ".join(map(str, value))
-    return f"{value:,}" if type(value) is int else _item(value)
+    return f"{value:,}" if type(value) is int and name != "seed" else _item(value)
 
 
 def _item(value: Any) -> str:
@@ -404,31 +384,10 @@ def _item(value: Any) -> str:
         return ", ".join(f"{name}: {_item(part)}" for name, part in parts.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_item, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _pairs(data: Mapping[str, Any]) -> str:
-    """Which pairs were used, in sentences, as far as the file records it."""
-    n, kept, rows = (data.get(name) for name in ("n", "kept", "rows_read"))
-    told = []
-    if type(rows) is int and type(kept) is int:
-        told.append(f"{kept:,} of {rows:,} rows{', with others held out' if data.get('held_out') else ''}")
-    if type(n) is int and type(kept) is int and kept != n:
-        told.append(f"{kept:,} of {n:,} requested")
-    for reason, drop in _mapping(data.get("dropped")).items():
-        count, first = (_mapping(drop).get(name) for name in ("count", "first"))
-        pairs = "1 pair" if count in (1, None) else f"{count} pairs"
-        told.append(f"{pairs} dropped because {reason}{f', such as {first}' if first else ''}")
-    notes = data.get("notes")
-    told += [_capital(str(note)) for note in notes if note] if isinstance(notes, list) else []
-    return sentences(told)
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def sentences(parts: Iterable[str]) -> str:
     """Parts as sentences; a single one needs no full stop."""
     parts = list(parts)
     return parts[0] if len(parts) == 1 else " ".join(f"{part}." for part in parts)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

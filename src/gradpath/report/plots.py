@@ -1,32 +1,20 @@
-"""Scores, circuits and results as plots with matplotlib, and as cards in notebooks.
-
-``plot_result``, ``plot_scores`` and ``plot_circuit`` draw on the axes that are passed, or on new ones, and return
-them. Cards are small HTML without scripts, readable in light and dark.
-"""
+"""Scores, circuits and results as plots with matplotlib, on the axes that are passed or on new ones."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError
-from gradpath.evaluation.result import Result, interval_text
-from gradpath.formats.edges import EDGE_COLOURS
-from gradpath.graph import kind
-from gradpath.recipe import Recipe
+from gradpath.evaluation.result import Result
 from gradpath.report.figure import draw_on, fold, layout
 from gradpath.report.style import BLUE, GREY, INK, MUTED, styled
 from gradpath.scores import Scores
-from gradpath.selection.ranking import top
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-LISTED = 10  # edges on a card
 
 
 def plot_result(result: Result, ax: Axes | None = None) -> Axes:
@@ -100,57 +88,3 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
         ax = figure.add_subplot()
     ax.grid(visible=False)
     return ax
-
-
-def result_card(result: Result) -> str:
-    """The card of a result: a table of its numbers."""
-    n = len(result.clean_values)
-    rows = [
-        ("behaviour kept", f"<b>{result.faithfulness:.1%}</b> ({interval_text(result.interval, n, '.1%')})"),
-        ("error per example", f"{result.error:.3f}"),
-        ("metric", f"model {result.clean:.3f}, circuit {result.circuit:.3f}, corrupted {result.corrupted:.3f}"),
-        ("edges", f"{result.edges_kept:,} after pruning, {result.edges_requested:,} requested"),
-        ("model", result.behaviour),
-        ("examples", f"{n:,}"),
-    ]
-    left = 'style="text-align:left"'
-    cells = (f"<tr><td {left}>{name}</td><td {left}>{value}</td></tr>" for name, value in rows)
-    return _card("Result", f"<table>{''.join(cells)}</table>")
-
-
-def scores_card(scores: Scores) -> str:
-    """The card of scores: how they were made, and the strongest edges."""
-    edges = top(scores).edges[:LISTED]
-    values = scores.values.flatten()[edges].tolist()
-    names = [scores.graph.edge_at(flat) for flat in edges.tolist()]
-    return _card(f"Scores of {scores.graph.n_edges:,} edges", _origin(scores.recipe) + _edges(names, values))
-
-
-def circuit_card(circuit: Circuit) -> str:
-    """The card of a circuit: how it was found, and its first edges."""
-    edges = _edges(circuit.edges[:LISTED], circuit.scores[:LISTED].tolist())
-    requested = f", {circuit.requested:,} requested" if circuit.requested != len(circuit) else ""
-    title = f"Circuit of {len(circuit):,} edges{requested}, of {circuit.graph.n_edges:,}"
-    return _card(title, _origin(circuit.recipe) + edges)
-
-
-def _card(title: str, body: str) -> str:
-    return f'<div style="font-family:sans-serif;line-height:1.5"><b>{html.escape(title)}</b>{body}</div>'
-
-
-def _origin(recipe: Recipe | None) -> str:
-    recorded = {name: getattr(recipe, name, None) for name in ("model", "task", "method", "steps", "examples")}
-    facts = [f"{name} {value}" for name, value in recorded.items() if value is not None]
-    return f'<div style="opacity:.7">{html.escape(" · ".join(facts))}</div>' if facts else ""
-
-
-def _edges(names: Sequence[str], scores: Sequence[float]) -> str:
-    """The strongest edges with a bar each, in the colours of the report."""
-    largest, rows = max(map(abs, scores), default=0.0), []
-    for edge, score in zip(names, scores, strict=True):
-        colour = EDGE_COLOURS[kind(edge.partition("->")[2])]
-        width = round(160 * abs(score) / largest) if largest else 0
-        bar = f'<span style="display:inline-block;height:.6em;width:{width}px;background:{colour}"></span>'
-        cells = f'<code>{html.escape(edge)}</code></td><td style="text-align:right">{score:+.4g}</td>'
-        rows.append(f'<tr><td style="text-align:left">{cells}<td style="text-align:left">{bar}</td></tr>')
-    return f"<table>{''.join(rows)}</table>"
