@@ -141,13 +141,13 @@ def test_writes_add_up_to_the_logits():
 def test_a_batch_that_does_not_fit_is_counted_once():
     model = tiny_model("gpt2")
 
-    def finish(runs):
-        if len(runs.batch) > 1:
+    def inspect(work):
+        if len(work.runs.batch) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.20 GiB")
 
     expected = measure(model, whole(model.graph), PAIRS).mean_write
     with pytest.warns(UserWarning, match="does not fit into memory: trying"):
-        halved = measure(model, whole(model.graph), PAIRS, finish=finish).mean_write
+        halved = measure(model, whole(model.graph), PAIRS, inspect=inspect).mean_write
     assert torch.allclose(halved, expected, atol=1e-5)
 
 

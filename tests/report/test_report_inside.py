@@ -41,9 +41,12 @@ def value(text: str) -> float:
     return float(text.replace("\u2212", "-"))
 
 
-def test_an_example_colours_the_edges_by_its_own_effects(visit: Visit, looked: tuple[Report, Inside]) -> None:
+def test_an_example_colours_the_edges_by_its_own_effects(
+    visit: Visit, looked: tuple[Report, Inside], tmp_path: Path
+) -> None:
     report, inside = looked
     page = visit.open(report)
+    assert page.is_disabled("#example-before")
     before = edges_shown(page), ink(page)
     assert not page.is_visible("#example-prompt")
     page.select_option("#example", "2")
@@ -63,23 +66,15 @@ def test_an_example_colours_the_edges_by_its_own_effects(visit: Visit, looked: t
     )
     assert edges_shown(page) == before[0]  # the same circuit, drawn with other strengths
     assert ink(page) != before[1]
-    page.select_option("#example", "-1")
-    assert ink(page) == before[1]
-
-
-def test_the_steps_go_from_the_mean_to_the_last_example_and_downloads_have_the_scores(
-    visit: Visit, looked: tuple[Report, Inside], tmp_path: Path
-) -> None:
-    page = visit.open(looked[0])
-    assert page.is_disabled("#example-before")
-    for i in range(4):
-        page.click("#example-after")
-        assert page.input_value("#example") == str(i)
+    page.click("#example-after")
+    assert page.input_value("#example") == "3"
     assert page.is_disabled("#example-after")
     assert "kept worst" in page.locator("#example option:checked").inner_text()
     circuit = gp.load_circuit(saved(page, "#save-json", tmp_path))
-    assert circuit.edges == looked[1].circuit.edges
-    assert circuit.scores.tolist() == looked[1].circuit.scores.tolist()
+    assert circuit.edges == inside.circuit.edges
+    assert circuit.scores.tolist() == inside.circuit.scores.tolist()
+    page.select_option("#example", "-1")
+    assert ink(page) == before[1]
 
 
 def test_what_the_circuit_does_is_told_and_each_node_is_a_link(visit: Visit, looked: tuple[Report, Inside]) -> None:
@@ -98,7 +93,9 @@ def test_what_the_circuit_does_is_told_and_each_node_is_a_link(visit: Visit, loo
     assert page.inner_text("#inside .sentence") == f"Does <b>{first[1]}."
 
 
-def test_a_head_shows_its_attention_in_three_runs(visit: Visit, looked: tuple[Report, Inside]) -> None:
+def test_a_head_shows_its_attention_a_node_what_it_writes_and_an_edge_its_effects(
+    visit: Visit, looked: tuple[Report, Inside]
+) -> None:
     report, inside = looked
     page = visit.open(report)
     head = next(MODEL.graph.sources[x] for x in inside.heads if MODEL.graph.sources[x].startswith("a2"))
@@ -121,11 +118,9 @@ def test_a_head_shows_its_attention_in_three_runs(visit: Visit, looked: tuple[Re
         assert re.fullmatch(r"“(.*)” \(\d+\) attends to “(.*)” \(\d+\): (.*)", said).groups()[:2] == tuple(names), label
         assert float(said.rsplit(" ", 1)[1]) == pytest.approx(float(weights[query, key]), abs=0.01)
     assert page.locator(".pattern text").count() == 2 * n
-
-
-def test_a_node_shows_what_it_writes_and_its_role(visit: Visit, looked: tuple[Report, Inside]) -> None:
-    report, inside = looked
-    page = visit.open(report)
+    page.set_viewport_size({"width": 360, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.set_viewport_size({"width": 1440, "height": 900})
     page.select_option("#example", "3")
     pick(page, "m2")
     assert page.locator(".pattern").count() == 0
@@ -142,13 +137,7 @@ def test_a_node_shows_what_it_writes_and_its_role(visit: Visit, looked: tuple[Re
     assert value(page.locator("#inside .role dd").first.inner_text()) == pytest.approx(role.effect, rel=0.01)
     pick(page, "logits")
     assert not page.is_visible("#inside-card")
-
-
-def test_an_edge_shows_its_effect_on_every_example_and_the_way_there(
-    visit: Visit, looked: tuple[Report, Inside]
-) -> None:
-    report, inside = looked
-    page = visit.open(report)
+    page.click("#clear")
     page.locator("#details .edges button").first.click()
     edge = page.inner_text("#details .edgename")
     effects = inside.effects[:, inside.circuit.edges.index(edge)].tolist()
@@ -164,10 +153,3 @@ def test_a_page_without_examples_offers_none(visit: Visit, looked: tuple[Report,
     assert not page.is_visible("#picker")
     pick(page, "m2")
     assert not page.is_visible("#inside-card")
-
-
-def test_nothing_is_wider_than_the_page(visit: Visit, looked: tuple[Report, Inside]) -> None:
-    page = visit.open(looked[0], width=360)
-    page.select_option("#example", "1")
-    pick(page, "a1.h0")
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

@@ -174,32 +174,20 @@ _UNEMBEDDED = 128  # node outputs at once: reading the unembedding takes longer 
 
 @dataclass(frozen=True)
 class Inside:
-    """What a circuit does on single examples, and the roles of its nodes over all of them.
-
-    Args:
-        circuit: The circuit.
-        explanation: The roles.
-        sources: The nodes of the circuit except ``logits``, as sources of the graph.
-        heads: The heads among them.
-        patterns: For each example the attention of every head, from 0 to 255, in the clean, the corrupted and the
-            circuit's run: (3, head, pair), with the pairs of query and earlier key row by row.
-        tokens: The tokens that each node raises most, then those that it lowers most.
-        texts: The text of these tokens.
-        logits: What the node adds to their logits.
-        answers: What it adds to the logits of the correct and the wrong answer; None for tasks without answers.
-        effects: The effect of each edge, in the circuit's order.
-    """
+    """What a circuit does on single examples, and the roles of its nodes over all of them."""
 
     circuit: Circuit
     explanation: Explanation
-    sources: list[int]
-    heads: list[int]
+    sources: list[int]  # the nodes of the circuit except ``logits``, as sources of the graph
+    heads: list[int]  # the heads among them
+    # For each example the attention of every head, from 0 to 255, in the clean, the corrupted and the circuit's run,
+    # with the pairs of query and earlier key row by row.
     patterns: list[UInt8[Tensor, "run head pair"]]
-    tokens: Int[Tensor, "example source token"]
-    texts: Mapping[int, str]
-    logits: Float[Tensor, "example source token"]
-    answers: Float[Tensor, "example source side"] | None
-    effects: Float[Tensor, "example edge"]
+    tokens: Int[Tensor, "example source token"]  # those that each node raises most, then those that it lowers most
+    texts: Mapping[int, str]  # of these tokens
+    logits: Float[Tensor, "example source token"]  # what the node adds to their logits
+    answers: Float[Tensor, "example source side"] | None  # and to those of the correct and the wrong answer
+    effects: Float[Tensor, "example edge"]  # in the circuit's order
 
 
 def look_inside(
@@ -219,8 +207,15 @@ def look_inside(
         logits = torch.zeros(*shape, 2 * _TOKENS, device="cpu")
         sides = torch.zeros(*shape, 2, device="cpu")
 
+        method, options = _method(circuit.recipe)
+        ablation = ablation_of(circuit.ablation, model, mean_over or task, limits)
+        every = replace(pairs, first=torch.zeros_like(pairs.first))  # patterns are of all positions
+        points, whole = method.points(options), method.whole(options)
+        batches, at_once = limits.attribution(model, every, points=points, whole=whole)
+        effects = torch.zeros(n, len(circuit), device="cpu")
+
         def inspect(work: BatchWork) -> None:
-            batch = work.runs.batch
+            runs, batch = work.runs, work.runs.batch
             for row, example in enumerate(batch.index.tolist()):
                 weights = [x[:, row] for x in work.patterns]  # by layer (run, head, query, key)
                 attention[example] = _triangle(weights, int(batch.last[row]) + 1)
@@ -229,19 +224,10 @@ def look_inside(
                 ids = answers[batch.index].to(model.device)
                 added = token_logits(model, work.writes, ids).sum(-1) / (ids >= 0).sum(-1).clamp(min=1)[:, None]
                 sides[batch.index] = added.float().cpu()
-
-        method, options = _method(circuit.recipe)
-        ablation = ablation_of(circuit.ablation, model, mean_over or task, limits)
-        every = replace(pairs, first=torch.zeros_like(pairs.first))  # patterns are of all positions
-        points, whole = method.points(options), method.whole(options)
-        batches, at_once = limits.attribution(model, every, points=points, whole=whole)
-        effects = torch.zeros(n, len(circuit), device="cpu")
-
-        def score(runs: BatchRuns) -> None:
             runs.at_once = at_once
-            effects[runs.batch.index] = _edge_effects(runs, circuit, method, options)
+            effects[batch.index] = _edge_effects(runs, circuit, method, options)
 
-        measured = measure(model, circuit, task, ablation=ablation, batches=batches, inspect=inspect, finish=score)
+        measured = measure(model, circuit, task, ablation=ablation, batches=batches, inspect=inspect)
         return Inside(
             circuit=circuit,
             texts={token: token_text(model, token) for token in sorted(set(tokens.flatten().tolist()))},

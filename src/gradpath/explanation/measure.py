@@ -250,12 +250,11 @@ def measure(
     ablation: Ablation | None = None,
     batches: list[Pairs] | None = None,
     inspect: Callable[[BatchWork], None] | None = None,
-    finish: Callable[[BatchRuns], None] | None = None,
 ) -> Measured:
     """Measure what every node of a circuit does on every example of a task.
 
-    Batches have as many examples as fit into memory, unless they are given. ``inspect`` is called with the runs of each
-    batch, and ``finish`` with its clean and corrupted run at the end, when all else is freed.
+    Batches have as many examples as fit into memory, unless they are given. ``inspect`` is called with each of them
+    when it is measured.
     """
     pairs, graph = encode(task, model.tokenizer), model.graph
     parts, answers = parts_of(task, pairs, model.tokenizer), answers_of(task, pairs)
@@ -266,12 +265,9 @@ def measure(
 
     def measure_batch(batch: Pairs) -> tuple[Tensor, dict[str, Tensor]]:
         work = _run_batch(model, task, batch, plan, sources, ablation)
+        measured = _measure_work(work, parts, answers)
         if inspect is not None:
             inspect(work)
-        measured, runs = _measure_work(work, parts, answers), work.runs
-        del work
-        if finish is not None:
-            finish(runs)
         return batch.index, measured
 
     n_parts, of_nodes = len(parts.names), (len(pairs), len(sources))

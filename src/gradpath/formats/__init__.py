@@ -3,16 +3,8 @@
 >>> sorted(FORMATS)
 ['circuit', 'dot', 'eap-ig', 'graphml', 'mib', 'neuronpedia', 'scores']
 
-In Python::
-
-    content = formats.read("importances.json")        # content.scores and content.circuit, if the file has them
-    formats.write(content, "circuit.graphml")         # the format by the name, or to="graphml"
-    circuit.to_networkx(), circuit.to_pandas(), scores.to_pandas()
-
-Facts that a format has no field for are stored as notes, if it allows them, and restored on reading. Content that a
+Facts that a format has no field for are added to the file, if it allows that, and restored on reading. Content that a
 format cannot represent, such as scores of all edges in a drawing, is refused.
-
-Packages add a format with ``FORMATS.add("name", Format(".suffix", "What it is.", write, read), owner="package")``.
 """
 
 from __future__ import annotations

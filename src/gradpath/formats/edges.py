@@ -1,21 +1,15 @@
 """``Content``, what a file can contain; and edges as a graph, in networkx, GraphML and DOT, or as a table of pandas.
 
-A head can read the same node through q, k and v, so the networkx graph is a ``MultiDiGraph`` (a subclass of
-``DiGraph``), and the key of an edge is the kind of its target: q, k, v, mlp or logits. Edges have ``name``,
-``feeds``, ``score`` and ``rank``, those of a consensus ``frequency``, and nodes ``kind``, ``layer`` and a position;
-the graph has the model's shape and, as JSON, the circuit's record. All values are plain, so networkx can write them in
-any format.
+A head can read the same node through q, k and v, so the networkx graph is a ``MultiDiGraph``, and the key of an edge is
+the kind of its target: q, k, v, mlp or logits. Edges have ``name``, ``feeds``, ``score`` and ``rank``, those of a
+consensus ``frequency``, and nodes ``kind``, ``layer``, a position and their notes; the graph has the model's shape and,
+as JSON, the circuit's record. All values are plain, so networkx can write them in any format, such as GraphML.
 
-GraphML is that graph, for Gephi and yEd. DOT is for Graphviz and can only be written: a layer is a rank, and edges
-with a negative score are dashed. Every edge has its name (``id``) and its ``score`` in full, in the circuit's order.
+DOT is for Graphviz and can only be written. Edges with a negative score are dashed, and have their name (``id``) and
+their ``score`` in full.
 
-In these and in every drawing, ``input`` is at the bottom and ``logits`` at the top. A layer is a row: its heads from
-left to right, then its MLP, a little higher because it reads them. Units are columns and rows, for any size.
-
-The columns of a table are ``edge``, ``source``, ``target``, ``score``, ``rank`` and ``frequency``. Scores have a row
-for every edge of the model, a circuit one for each of its edges, in order. ``rank`` is an edge's rank in the circuit,
-from 1, and empty outside it; ``frequency`` is how often resamples of the examples have it, and only there if the
-circuit is a consensus. The model's shape and how scores and circuit were made are in ``table.attrs``.
+A table has a row for every edge of the model, or for each edge of a circuit, in order. ``rank`` is an edge's rank in
+the circuit, from 1, and empty outside it. The model's shape and how all was made are in ``table.attrs``.
 """
 
 from __future__ import annotations

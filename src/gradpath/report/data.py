@@ -57,25 +57,18 @@ def selected_by(circuit: Circuit, how: str) -> Circuit:
 class MethodRun:
     """The scores of one method, and the circuits of them that were measured.
 
-    Args:
-        scores: The scores; None if there is only a circuit.
-        curve: The measured circuits. Those of ``random`` are drawn as a grey band, from the worst to the best.
-        circuit: A circuit of another selection than ``IN_PAGE``, or one without scores. The page offers its edges in
-            their order. Points of the curve whose ``how`` is that of the circuit's selection belong to it.
-        samples: The orders of edges on the resamples that ``circuit`` is a consensus of.
-        smallest: If the first n edges of ``circuit`` are what its selection gives for n edges, the smallest such n. The
-            circuit is then the largest one, not pruned.
-        name: A name that tells runs of the same method apart.
-        areas: The areas of the MIB benchmark, by selection.
+    ``circuit`` is one of another selection than ``IN_PAGE``, or one without scores. The page offers its edges in their
+    order, and points of the curve whose ``how`` is that of its selection belong to it. If its first n edges are what
+    the selection gives for n edges, ``smallest`` is the smallest such n, and the circuit the largest one, not pruned.
     """
 
-    scores: Scores | None
-    curve: Sequence[CurvePoint] = ()
+    scores: Scores | None  # None if there is only a circuit
+    curve: Sequence[CurvePoint] = ()  # those of ``random`` are drawn as a grey band, from the worst to the best
     circuit: Circuit | None = None
-    samples: Sequence[Sample] = ()
+    samples: Sequence[Sample] = ()  # the orders of edges on the resamples that the circuit is a consensus of
     smallest: int | None = None
-    name: str | None = None
-    areas: Mapping[str, Areas] = field(default_factory=dict)
+    name: str | None = None  # tells runs of the same method apart
+    areas: Mapping[str, Areas] = field(default_factory=dict)  # of the MIB benchmark, by selection
 
     @property
     def origin(self) -> Scores | Circuit:
@@ -113,60 +106,34 @@ class Example:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The circuit that the page opens on; examples, tests and roles are of it.
-
-    Args:
-        edges: The number of edges.
-        how: The selection.
-        run: The index of its run in the report.
-        pruned: Whether edges that are on no path from ``input`` to ``logits`` were removed.
-        found: Whether it was looked for; else it is one of the circuits of a curve.
-        requested: The number of edges that were requested, if not ``edges``.
-    """
+    """The circuit that the page opens on; examples, tests and roles are of it."""
 
     edges: int
-    how: str = "top"
-    run: int = 0
+    how: str = "top"  # the selection
+    run: int = 0  # the index of its run in the report
     pruned: bool = True
-    found: bool = True
-    requested: int | None = None
+    found: bool = True  # whether it was looked for; else it is one of the circuits of a curve
+    requested: int | None = None  # edges that were requested, if not ``edges``
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that one page shows.
-
-    Args:
-        title: The heading.
-        model: The name of the model.
-        task: The name of the task.
-        runs: One entry for each method.
-        chosen: The circuit that the page opens on.
-        examples: A few examples, as ``evidence`` gives them.
-        command: The command that makes the report again.
-        about: Further facts to list, such as the seed, the time and the versions.
-        inside: What the nodes and edges of the circuit do on these examples, or a text that says why that is not known.
-        checks: The results of the tests of the circuit, by name (``verdict.test``).
-        summary: What is known of the circuit without them, in one sentence.
-        effects: The estimated and the measured effects of a sample of its edges, from the verdict.
-        small: The number of edges of the best circuit that can be read, where the chosen one has too many.
-        small_text: A sentence about it.
-    """
+    """Everything that one page shows."""
 
     title: str
     model: str
     task: str
-    runs: Sequence[MethodRun]
+    runs: Sequence[MethodRun]  # one for each method
     chosen: Chosen
     examples: Sequence[Example] = ()
-    command: str = ""
-    about: Mapping[str, Any] = field(default_factory=dict)
-    inside: Inside | str | None = None
-    checks: Mapping[str, Check] = field(default_factory=dict)
-    summary: str = ""
-    effects: Effects | None = None
-    small: int | None = None
-    small_text: str = ""
+    command: str = ""  # that makes the report again
+    about: Mapping[str, Any] = field(default_factory=dict)  # further facts to list, such as the time and versions
+    inside: Inside | str | None = None  # what the circuit does on these examples, or why that is not known
+    checks: Mapping[str, Check] = field(default_factory=dict)  # the results of ``verdict.test``, by name
+    summary: str = ""  # what is known of the circuit without them, in one sentence
+    effects: Effects | None = None  # estimated and measured effects of a sample of its edges, from the verdict
+    small: int | None = None  # the edges of the best circuit that can be read, where the chosen one has too many
+    small_text: str = ""  # a sentence about it
 
 
 def circuit_report(circuit: Circuit, command: str = "") -> Report:
