@@ -10,7 +10,7 @@ import reference
 import torch
 from covering import some
 from known_models import FIRST, SECOND, induction, name_mover
-from small_models import prompts, tiny_hf, tiny_model
+from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.ablation import ablation_of
@@ -218,12 +218,6 @@ def test_a_node_is_as_frequent_as_the_most_frequent_of_its_edges():
     assert gp.explain(model, replace(circuit, frequency=None), PAIRS)["m0"].frequency is None
 
 
-def test_nothing_is_said_where_nothing_is_clear():
-    role = gp.explain(name_mover(), whole(name_mover().graph), NAMES)["a0.h0"]
-    vague = type(role)(**{**vars(role), "attends": ()})
-    assert sentence(vague, ("right", "wrong"), direct_is_clear=False) is None
-
-
 def test_an_explanation_is_json_and_a_table():
     pandas = pytest.importorskip("pandas")
     explanation = gp.explain(tiny_model("gpt2"), whole(Graph(3, 3)), PAIRS)
@@ -250,15 +244,6 @@ def test_a_node_outside_of_the_circuit_is_refused_by_name():
         gp.explain(tiny_model("gpt2"), whole(name_mover().graph), NAMES)
 
 
-def test_a_sentence_names_an_answer_only_where_it_gets_clearly_more_than_the_other():
-    role = roles.Role("a1.h0", direct_effect=0.3, writes=roles.Writes(0.8, 0.4, (), ()))
-    assert sentence(role, ("name", "other"), direct_is_clear=True) == "raises the name's logit (+0.80)"
-    alike = replace(role, writes=roles.Writes(0.34, 0.35, (), ()))
-    assert sentence(alike, ("name", "other"), direct_is_clear=True) is None
-    lowered = replace(role, writes=roles.Writes(-0.1, -0.9, (), ()))
-    assert sentence(lowered, ("name", "other"), direct_is_clear=True) == "lowers the other's logit (-0.90)"
-
-
 def test_a_circuit_without_attention_heads_is_explained():
     model = tiny_model("gpt2")
     explanation = gp.explain(model, whole(model.graph, "input->m0", "m0->logits"), PAIRS)
@@ -266,20 +251,26 @@ def test_a_circuit_without_attention_heads_is_explained():
     assert not any(role.attends for role in explanation.roles)
 
 
-def test_an_explanation_in_float64_agrees_with_one_in_float32():
-    single = tiny_model("gpt2")
-    double = replace(gp.load_model(tiny_hf("gpt2"), dtype="float64"), tokenizer=single.tokenizer)
-    first, second = (gp.explain(model, whole(model.graph), PAIRS).to_json() for model in (single, double))
-    assert [x["node"] for x in first["nodes"]] == [x["node"] for x in second["nodes"]]
-    for a, b in zip(first["nodes"], second["nodes"], strict=True):
-        assert a["direct_effect"] == pytest.approx(b["direct_effect"], abs=1e-4)
+WEIGHTS = {"changed": 0.9, "end": 0.1}
 
 
-def test_changed_words_attend_to_themselves():
-    weights = {run: {"changed": 0.9, "end": 0.1} for run in ("clean", "corrupted", "circuit")}
-    role = Role("a0.h0", attends=[Attends("changed", 1.0, weights)])
-    assert sentence(role, ("right", "wrong"), direct_is_clear=False) == (
-        "attends from the changed words to themselves (0.90)"
-    )
-    role = Role("a0.h0", attends=[Attends("subject", 1.0, {run: {"subject": 0.9} for run in weights})])
-    assert sentence(role, ("right", "wrong"), direct_is_clear=False) == "attends from the subject to itself (0.90)"
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (
+            {"attends": [Attends("changed", 1.0, {"clean": WEIGHTS})]},
+            "attends from the changed words to themselves (0.90)",
+        ),
+        (
+            {"attends": [Attends("subject", 1.0, {"clean": {"subject": 0.9}})]},
+            "attends from the subject to itself (0.90)",
+        ),
+        ({"direct_effect": 0.3, "writes": roles.Writes(0.8, 0.4, (), ())}, "raises the name's logit (+0.80)"),
+        ({"direct_effect": 0.3, "writes": roles.Writes(-0.1, -0.9, (), ())}, "lowers the other's logit (-0.90)"),
+        ({"direct_effect": 0.3, "writes": roles.Writes(0.34, 0.35, (), ())}, None),  # both alike
+        ({"scores": {"induction": 0.5, "previous_token": 0.2}}, "induction head (0.50)"),
+        ({}, None),
+    ],
+)
+def test_a_sentence_says_what_is_clear(facts, said):
+    assert sentence(Role("a1.h0", **facts), ("name", "other"), direct_is_clear=True) == said

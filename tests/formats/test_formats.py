@@ -136,7 +136,7 @@ JSON_DAMAGE = {
     "a score that is a word": (lambda d: d["edges"]["input->logits"].update(score="big"), "cannot be read"),
     "a score that is none": (lambda d: d["edges"]["input->logits"].update(score=float("nan")), "finite number"),
     "neurons": (lambda d: d["nodes"]["m0"].update(neurons=[True]), "selects neurons"),
-    "no layers": (lambda d: d["cfg"].pop("n_layers"), "does not describe its model"),
+    "no layers": (lambda d: d["cfg"].pop("n_layers"), "the model's shape must be an object with n_layers"),
     "a list for the edges": (lambda d: d.update(edges=[]), "scores of 0 edges"),
 }
 

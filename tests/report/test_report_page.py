@@ -15,10 +15,10 @@ import pytest
 import torch
 from making import SMOLLM2, Maker
 
-from gradpath.errors import GradpathError, InputError, UsageError
+from gradpath.errors import InputError
 from gradpath.evaluation.mib import Areas
 from gradpath.graph import pruned
-from gradpath.report import Chosen, CurvePoint, MethodRun, Report, circuit_report, render, write
+from gradpath.report import CurvePoint, MethodRun, circuit_report, render
 from gradpath.report.page import SCRIPTS, render_comparison
 from gradpath.report.payload import LIMIT, asset, connected_from, facts_of, page_of
 from gradpath.selection import rank, select
@@ -141,27 +141,6 @@ def test_faithfulness_that_is_no_number_is_left_out(make: Maker) -> None:
     curve = data_of(render(report))["runs"][0]["curve"]
     assert curve[0]["faithfulness"] is None
     assert curve[0]["high"] is None
-
-
-def test_runs_of_different_models_or_of_nothing_and_other_selections_are_refused(make: Maker) -> None:
-    with pytest.raises(UsageError, match="cannot select by 'learned'"):
-        render(replace(make.report(make.scores()), chosen=Chosen(5, "learned")))
-    with pytest.raises(InputError, match="same model"):
-        render(make.report(make.scores(3, 4), make.scores(2, 4)))
-    with pytest.raises(InputError, match="needs its scores or a circuit"):
-        render(Report("t", "m", "t", [MethodRun(None)], Chosen(1)))
-
-
-def test_page_is_written_whole_or_not_at_all(make: Maker, tmp_path: Path) -> None:
-    file = tmp_path / "report.html"
-    file.write_text("before")
-    scores = make.scores()
-    scores.values[0, -1] = torch.inf
-    with pytest.raises(GradpathError):
-        write(make.report(scores), file)
-    assert file.read_text() == "before"
-    write(make.report(make.scores()), file)
-    assert file.read_text().endswith("</html>\n")
 
 
 def test_facts_have_labels() -> None:

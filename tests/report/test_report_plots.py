@@ -19,7 +19,7 @@ from gradpath.errors import InputError
 from gradpath.evaluation.result import Result
 from gradpath.recipe import Recipe
 from gradpath.report.plots import plot_circuit, plot_result, plot_scores
-from gradpath.report.style import INK, MUTED, canvas, panels, save_as
+from gradpath.report.style import INK, MUTED, panels, save_as
 from gradpath.selection import select
 from gradpath.study.faithfulness import draw_curves
 
@@ -94,13 +94,6 @@ def test_new_axes_are_in_the_style_of_all_figures(make: Maker, result: Result) -
         assert ax.yaxis.label.get_color() == INK
         assert not any(line.get_visible() for line in ax.get_xgridlines())
     assert dict(mpl.rcParams) == before
-
-
-def test_a_canvas_shows_nothing_but_the_drawing() -> None:
-    figure, ax = canvas((4.0, 2.0), (1.0, 0.5))
-    assert figure.get_size_inches().tolist() == [4.0, 2.0]
-    assert ax.get_position().bounds == (0, 0, 1.0, 0.5)
-    assert not ax.axison
 
 
 def test_notebooks_show_what_is_printed(make: Maker, result: Result) -> None:

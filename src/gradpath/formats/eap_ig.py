@@ -34,8 +34,8 @@ from torch import Tensor
 from gradpath.circuit import Circuit
 from gradpath.errors import InputError, UsageError, warn
 from gradpath.evaluation.mib import FRACTIONS, edges_at
-from gradpath.formats.edges import Content, check_named, graph_in
-from gradpath.graph import Graph
+from gradpath.formats.edges import Content
+from gradpath.graph import Graph, graph_from_json
 from gradpath.recipe import Recipe, read_record
 from gradpath.runtime.files import write_atomically, write_together
 from gradpath.scores import Scores
@@ -94,7 +94,11 @@ def _nodes(graph: Graph, inside: Tensor) -> dict[str, dict[str, Any]]:
 def eap_ig_content(content: Mapping[str, Any]) -> Content:
     """The scores and the circuit in parsed JSON of the library."""
     graph = _graph(content["cfg"])
-    check_named(graph, len(content["edges"]))
+    if len(content["edges"]) * 100 < graph.n_edges:  # before memory for all edges is allocated
+        raise InputError(
+            f"it has scores of {len(content['edges']):,} edges, but its model has {graph.n_edges:,}. It is cut off, or "
+            "of another model."
+        )
     if any("neurons" in node for node in content["nodes"].values()):
         raise InputError("it selects neurons, but circuits of gradpath consist of edges. Save it without neurons.")
     values = torch.zeros(graph.n_sources, graph.n_targets, dtype=torch.float32, device="cpu")
@@ -108,7 +112,7 @@ def eap_ig_content(content: Mapping[str, Any]) -> Content:
 
 def _graph(cfg: Any) -> Graph:
     shape = cfg if isinstance(cfg, Mapping) else {}
-    return graph_in({**shape, "parallel": bool(shape.get("parallel_attn_mlp", False))}, "its cfg")
+    return graph_from_json({**shape, "parallel": bool(shape.get("parallel_attn_mlp", False))})
 
 
 def _content(graph: Graph, values: Tensor, inside: Tensor, file: Any) -> Content:

@@ -19,7 +19,7 @@ import json
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import ParseError
@@ -105,37 +105,6 @@ class Content:
         return self.circuit
 
 
-def graph_in(shape: Any, what: str) -> Graph:
-    """The graph that a file's notes describe; ``what`` names the file in errors."""
-    try:
-        return graph_from_json(shape)
-    except InputError as problem:
-        raise InputError(
-            f"{what} does not describe its model: {problem} It needs n_layers, n_heads and parallel, as gradpath "
-            "writes them."
-        ) from None
-
-
-def check_named(graph: Graph, n_edges: int) -> None:
-    """Refuse a file with scores of less than 1% of its model's edges, before memory for all edges is allocated."""
-    if n_edges * 100 < graph.n_edges:
-        raise InputError(
-            f"it has scores of {n_edges:,} edges, but its model has {graph.n_edges:,}. It is cut off, or of "
-            "another model."
-        )
-
-
-def parsed(text: Any, what: str) -> dict[str, Any]:
-    """The notes of gradpath inside a file, a JSON object."""
-    try:
-        notes = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        notes = None
-    if not isinstance(notes, dict):
-        raise InputError(f"{what} has no gradpath metadata that can be read. Write it again with gradpath.")
-    return notes
-
-
 def optional(package: str, purpose: str) -> Any:
     """Import a package that only some formats need."""
     try:
@@ -178,17 +147,20 @@ def _frequencies(circuit: Circuit) -> list[float] | list[None]:
     return [None] * len(circuit) if circuit.frequency is None else circuit.frequency.tolist()
 
 
-def from_networkx(graph: Any, what: str = "the graph") -> Circuit:
-    """The circuit of a graph that ``to_networkx`` made; ``what`` names the graph in errors."""
+def from_networkx(graph: Any) -> Circuit:
+    """The circuit of a graph that ``to_networkx`` made."""
     try:
         edges = sorted((data for _, _, data in graph.edges(data=True)), key=lambda data: data["rank"])
         columns = ("name", "score", FREQUENCY) if any(FREQUENCY in data for data in edges) else ("name", "score")
-        named = [tuple(data[column] for column in columns) for data in edges]
-    except (KeyError, TypeError):
-        raise InputError(f"{what} is not a circuit of gradpath: each edge needs a name, a score and a rank.") from None
-    circuit = circuit_by_names(graph_in(graph.graph, what), named)
-    notes = {node: {part: data[part] for part in NOTE_PARTS if part in data} for node, data in graph.nodes(data=True)}
-    return replace(circuit.with_record(parsed(graph.graph.get("record"), what)), notes=notes)
+        named, found = [tuple(data[column] for column in columns) for data in edges], json.loads(graph.graph["record"])
+        notes = {node: {x: data[x] for x in NOTE_PARTS if x in data} for node, data in graph.nodes(data=True)}
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            "this graph is not a circuit of gradpath: each edge needs a name, a score and a rank, and the graph its "
+            "record. Make it again."
+        ) from None
+    circuit = circuit_by_names(graph_from_json(graph.graph), named)
+    return circuit.with_record({**found, "notes": notes})
 
 
 def dot(circuit: Circuit) -> str:
@@ -233,7 +205,7 @@ def read_graphml(file: Path) -> Circuit:
             graph = networkx.read_graphml(file)
     except (ParseError, networkx.NetworkXError, KeyError, ValueError) as problem:
         raise InputError(f"{file} cannot be read as GraphML: {problem}. Make it again.") from None
-    return from_networkx(graph, str(file))
+    return from_networkx(graph)
 
 
 def to_pandas(content: Scores | Circuit | Content) -> Any:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError
 from gradpath.evaluation.mib import Areas
 from gradpath.evaluation.result import Result
 from gradpath.explanation import Inside
@@ -74,8 +73,7 @@ class MethodRun:
     def origin(self) -> Scores | Circuit:
         """The scores, or the circuit if there are none."""
         origin = self.scores if self.scores is not None else self.circuit
-        if origin is None:
-            raise InputError("a method in a report needs its scores or a circuit: got neither.")
+        assert origin is not None
         return origin
 
     @property
@@ -85,11 +83,6 @@ class MethodRun:
     @property
     def label(self) -> str:
         return self.name or (self.origin.recipe and self.origin.recipe.method) or "circuit"
-
-    @property
-    def selections(self) -> tuple[str, ...]:
-        """The selections that the page offers for this run."""
-        return (() if self.circuit is None else (SAVED,)) + (() if self.scores is None else IN_PAGE)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gradpath._version import __version__
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError
+from gradpath.errors import InputError
 from gradpath.explanation import Inside
 from gradpath.explanation.roles import Role
 from gradpath.graph import Graph, kind
@@ -48,7 +48,6 @@ def page_of(report: Report, limit: int = LIMIT) -> Json:
 
     ``limit`` is the largest number of edges that can be selected in the page, if the report needs no more.
     """
-    _check(report)
     graph, chosen = report.runs[0].graph, report.chosen
     limit = min(graph.n_edges, max(limit, chosen.edges))
     run = report.runs[chosen.run]
@@ -75,26 +74,13 @@ def page_of(report: Report, limit: int = LIMIT) -> Json:
     }
 
 
-def _check(report: Report) -> None:
-    for run in report.runs:
-        if run.graph != report.runs[0].graph:
-            raise InputError(
-                "the methods of one report must have run on the same model: "
-                f"got {report.runs[0].graph} and {run.graph}. Make one report for each."
-            )
-        parts = [] if run.scores is None else [run.scores.values]
-        parts += [] if run.circuit is None else [run.circuit.scores]
-        for part in parts:
-            if bad := int((~part.isfinite()).sum()):
-                raise InputError(
-                    f"{bad:,} scores of {run.label} are not finite numbers, so they cannot be ranked or drawn. "
-                    "Attribute again in float32, or leave out examples with extreme logits."
-                )
-    selections = report.runs[report.chosen.run].selections
-    if report.chosen.how not in selections:
-        raise UsageError(
-            f"the page cannot select by {report.chosen.how!r} here, only by {', '.join(selections)}. "
-            f"Give the run that circuit and choose {SAVED!r}."
+def _check(run: MethodRun) -> None:
+    parts = [] if run.scores is None else [run.scores.values]
+    parts += [] if run.circuit is None else [run.circuit.scores]
+    if bad := sum(int((~part.isfinite()).sum()) for part in parts):
+        raise InputError(
+            f"{bad:,} scores of {run.label} are not finite numbers, so they cannot be ranked or drawn. "
+            "Attribute again in float32, or leave out examples with extreme logits."
         )
 
 
@@ -114,6 +100,7 @@ def graph_table(graph: Graph) -> Json:
 
 def _run(run: MethodRun, limit: int, report: Report) -> Json:
     """One method, or one part of a comparison. Its edges are columns, sorted by their position in the matrix."""
+    _check(run)
     flat_orders = {} if run.circuit is None else {SAVED: run.circuit.flat}
     if run.scores is not None:
         values = run.scores.values.detach().cpu().float()
