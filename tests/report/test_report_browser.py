@@ -242,6 +242,7 @@ def test_nodes_and_edges_can_be_reached_by_mouse_search_and_keyboard_zoomed_and_
     assert outside in select(scores, first).nodes
     assert outside not in select(scores, first - 1).nodes
     page.click("#clear")
+    page.mouse.move(0, 0)
     page.evaluate("gradpath.set({focus: -1})")
     page.focus("#search")
     for _ in range(4):  # over the three zoom buttons
