@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from damage import as_json, damaged_text, damaged_tree
+from damage import as_json, damaged_bytes, damaged_text, damaged_tree
 from hypothesis import strategies as st
-from small_models import TINY, random_hf
+from small_models import TINY, random_hf, tiny_model
 
 import gradpath as gp
 from gguf_writing import write_gguf
@@ -25,6 +25,7 @@ from gradpath import formats
 from gradpath.errors import GradpathError
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
+from gradpath.model.cache import MODEL, cached_model
 from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.recipe import Facts, Recipe
@@ -37,13 +38,17 @@ GRAPH = Graph(2, 2)
 
 @dataclass(frozen=True)
 class Reader:
-    """How a kind of file is made, damaged inside, read and used; ``share`` of ten thousand cases are its."""
+    """How a kind of file is made, damaged inside, read and used; ``share`` of ten thousand cases are its.
+
+    A sealed file has a digest of its content: ``use`` returns what it says, which no damage may change.
+    """
 
     suffix: str
     valid: Callable[[Path], bytes]
     inside: Callable[[bytes], st.SearchStrategy[bytes]]
-    use: Callable[[Path], None]
+    use: Callable[[Path], Any]
     share: int
+    sealed: bool = False
 
 
 @cache
@@ -90,14 +95,18 @@ def use_content(file: Path) -> None:
         assert gp.load_circuit(file.with_name("again.json")).edges == found.circuit.edges
 
 
-def use_circuit(file: Path) -> None:
+def use_circuit(file: Path) -> Any:
     use_content(file)
-    gp.load_circuit(file)
+    found = gp.load_circuit(file)
+    return found.graph, found.recipe, found.facts, found.edges, found.scores.tolist(), found.notes
 
 
-def use_scores(file: Path) -> None:
+def use_scores(file: Path) -> Any:
     use_content(file)
-    gp.load_scores(file)
+    found = gp.load_scores(file)
+    values = [x.tolist() for x in (found.values, found.examples) if x is not None]
+    assert found.examples is None or found.examples.isfinite().all()
+    return found.graph, found.recipe, found.facts, values
 
 
 def inside_json(whole: bytes) -> st.SearchStrategy[bytes]:
@@ -174,14 +183,10 @@ def use_data(file: Path) -> None:
     assert torch.as_tensor(task.labels).dtype == torch.long
 
 
-def folder_of(file: Path) -> Path:
-    """The model's folder that a damaged file belongs to."""
-    return file.parent / "model"
-
-
 def model_file(name: str) -> Callable[[Path], bytes]:
     def valid(folder: Path) -> bytes:
         random_hf(*TINY["gpt2"]).save_pretrained(folder / "model")
+        words().tokenizer.hf.save_pretrained(folder / "model")
         return (folder / "model" / name).read_bytes()
 
     return valid
@@ -189,22 +194,23 @@ def model_file(name: str) -> Callable[[Path], bytes]:
 
 def use_model_file(name: str) -> Callable[[Path], None]:
     def use(file: Path) -> None:
-        target = folder_of(file) / name
-        whole = target.read_bytes()
-        try:
-            target.write_bytes(file.read_bytes())
-            use_model(folder_of(file))
-        finally:
-            target.write_bytes(whole)
+        (file.parent / "model" / name).write_bytes(file.read_bytes())
+        use_model(file.parent / "model")
 
     return use
 
 
 def use_model(source: Path) -> None:
-    model = gp.load_model(source)
+    """Scores, and tokens of texts: a tokenizer that cannot be read leaves a model that takes token ids alone."""
+    model = gp.load_model(source, bos=False)
     ids = torch.tensor([[3, 4, 5]])
     scores = gp.attribute(model, gp.Task(ids, ids.flip(1), ids[:, :2]), "eap")
     assert scores.values.isfinite().all()
+    if model.tokenizer is None and source.suffix != ".gguf":
+        raise GradpathError("It has no tokenizer.")
+    for tokens in model.tokenizer.encode(["a b c", " d", "x"]) if model.tokenizer else ():
+        assert all(type(i) is int and i >= 0 for i in tokens)
+        assert isinstance(model.tokenizer.decode(tokens), str)
 
 
 def valid_gguf(folder: Path) -> bytes:
@@ -227,28 +233,6 @@ def inside_gguf(whole: bytes) -> st.SearchStrategy[bytes]:
     return st.lists(place, min_size=1, max_size=3).map(changed)
 
 
-def valid_tokenizer(folder: Path) -> bytes:
-    random_hf(*TINY["gpt2"]).save_pretrained(folder / "model")
-    words().tokenizer.hf.save_pretrained(folder / "model")
-    return (folder / "model" / "tokenizer.json").read_bytes()
-
-
-def use_tokenizer(file: Path) -> None:
-    """Tokens of texts: a tokenizer that cannot be read leaves a model that takes token ids alone."""
-    target = folder_of(file) / "tokenizer.json"
-    whole = target.read_bytes()
-    try:
-        target.write_bytes(file.read_bytes())
-        model = gp.load_model(folder_of(file), bos=False)
-        if model.tokenizer is None:
-            raise GradpathError("It has no tokenizer.")
-        for ids in model.tokenizer.encode(["a b c", " d", "x"]):
-            assert all(type(i) is int and i >= 0 for i in ids)
-            assert isinstance(model.tokenizer.decode(ids), str)
-    finally:
-        target.write_bytes(whole)
-
-
 CELL_KEY = {"kind": "circuit", "edges": 3, "found_on": {"weights": "ab", "options": {"steps": 5}}}
 CELL = {"faithfulness": 0.25, "faithfulness_interval": [0.125, 0.5], "values": [1.5, -2.25]}
 
@@ -260,7 +244,7 @@ def valid_cell(folder: Path) -> bytes:
     return file.read_bytes()
 
 
-def use_cell(file: Path) -> None:
+def use_cell(file: Path) -> Any:
     """A cell is as it was written, or measured again."""
     (target,) = (file.parent / "cells").iterdir()
     target.write_bytes(file.read_bytes())
@@ -269,7 +253,7 @@ def use_cell(file: Path) -> None:
         value = Store(file.parent).cell(CELL_KEY)
     if value is None:
         raise GradpathError("; ".join(str(x.message) for x in warned) or "It is a cell of another key.")
-    assert value == CELL
+    return value
 
 
 @cache
@@ -283,24 +267,19 @@ def valid_example_scores(folder: Path) -> bytes:
     return (folder / "scores.safetensors").read_bytes()
 
 
-def use_example_scores(file: Path) -> None:
-    use_scores(file)
-    found = gp.load_scores(file)
-    assert found.examples is None or found.examples.isfinite().all()
-
-
 def valid_result(folder: Path) -> bytes:
     values = torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
     Result(*values, 10, 8, ["a b"] * 4, ["a c"] * 4, Recipe(model="m")).save(folder / "result.json")
     return (folder / "result.json").read_bytes()
 
 
-def use_result(file: Path) -> None:
+def use_result(file: Path) -> Any:
     found = gp.load_result(file)
     assert found.circuit_values.isfinite().all()
     found.save(file.with_name("again.json"))
     assert len(gp.load_result(file.with_name("again.json")).clean_prompts) in (0, len(found.clean_values))
-    str(found)
+    values = (found.circuit_values, found.clean_values, found.corrupted_values)
+    return str(found), found.recipe, found.facts, [x.tolist() for x in values], found.clean_prompts
 
 
 STUDY = """
@@ -322,29 +301,53 @@ def use_study(file: Path) -> None:
     assert all(list(study.recipes(task, study.sizes)) for task in study.task_names)
 
 
+def converted() -> tuple[Any, Any]:
+    return tiny_model("mistral"), words().tokenizer.hf
+
+
+def valid_converted(folder: Path) -> bytes:
+    cached_model(folder / "model", converted)
+    return (folder / "model" / MODEL).read_bytes()
+
+
+def use_converted(file: Path) -> Any:
+    """A model that was changed since is converted again."""
+    (file.parent / "model" / MODEL).write_bytes(file.read_bytes())
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model, tokenizer = cached_model(file.parent / "model", converted)
+    assert model.digest == converted()[0].digest
+    assert tokenizer("a b")["input_ids"] == words().tokenizer.hf("a b")["input_ids"]
+    if warned:
+        raise GradpathError(str(warned[0].message))
+
+
+def jsonl(rows: list[Any]) -> bytes:
+    return b"\n".join(json.dumps(row).encode() for row in rows)
+
+
 READERS = {
-    "tokenizer": Reader(".json", valid_tokenizer, inside_json, use_tokenizer, 100),
-    "cell": Reader(".json", valid_cell, inside_json, use_cell, 1000),
-    "result": Reader(".json", valid_result, inside_json, use_result, 600),
-    "scores-of-examples": Reader(".safetensors", valid_example_scores, inside_safetensors, use_example_scores, 300),
-    "circuit": Reader(".json", written(".json"), inside_json, use_circuit, 2800),
-    "scores": Reader(".safetensors", written(".safetensors"), inside_safetensors, use_scores, 1500),
+    "cell": Reader(".json", valid_cell, inside_json, use_cell, 1000, sealed=True),
+    "result": Reader(".json", valid_result, inside_json, use_result, 600, sealed=True),
+    "scores-of-examples": Reader(
+        ".safetensors", valid_example_scores, inside_safetensors, use_scores, 300, sealed=True
+    ),
+    "circuit": Reader(".json", written(".json"), inside_json, use_circuit, 2800, sealed=True),
+    "scores": Reader(".safetensors", written(".safetensors"), inside_safetensors, use_scores, 1500, sealed=True),
+    "converted": Reader(".pt", valid_converted, damaged_bytes, use_converted, 50, sealed=True),
     "eap-ig": Reader(".eap-ig.json", written(".eap-ig.json"), inside_json, use_content, 2500),
     "graphml": Reader(".graphml", written(".graphml"), inside_text, use_content, 1600),
     "data-csv": Reader(".csv", lambda _: CSV.encode(), inside_text, use_data, 700),
-    "data-jsonl": Reader(
-        ".jsonl", lambda _: b"\n".join(json.dumps(row).encode() for row in ROWS), inside_jsonl, use_data, 700
-    ),
+    "data-jsonl": Reader(".jsonl", lambda _: jsonl(ROWS), inside_jsonl, use_data, 700),
     "study": Reader(".yaml", lambda _: STUDY.encode(), inside_text, use_study, 400),
-    "gguf-facts": Reader(".gguf", valid_gguf, inside_gguf, lambda file: read_gguf(file), 300),
+    "gguf-facts": Reader(".gguf", valid_gguf, inside_gguf, GgufFile.read, 300),
     "gguf": Reader(".gguf", valid_gguf, inside_gguf, use_model, 100),
-    "config": Reader(".json", model_file("config.json"), inside_json, use_model_file("config.json"), 100),
-    "checkpoint": Reader(
-        ".safetensors", model_file("model.safetensors"), inside_safetensors, use_model_file("model.safetensors"), 100
-    ),
+    **{
+        name: Reader(Path(name).suffix, model_file(name), inside, use_model_file(name), 100)
+        for name, inside in (
+            ("config.json", inside_json),
+            ("tokenizer.json", inside_json),
+            ("model.safetensors", inside_safetensors),
+        )
+    },
 }
-
-
-def read_gguf(file: Path) -> None:
-    """The facts of a GGUF file alone: quick, so that more of them can be tried."""
-    assert GgufFile.read(file).n_numbers >= 0

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import time
 from collections.abc import Iterator
@@ -78,3 +79,22 @@ def test_a_damaged_file_ends_in_a_sentence_or_a_result(name, tmp_path):
 
     hold()
     assert ends["refused"], f"no damage was ever noticed: {ends}"
+
+
+@pytest.mark.parametrize("name", [name for name, reader in READERS.items() if reader.sealed])
+def test_a_flipped_bit_never_gives_another_result(name, tmp_path):
+    """It cannot hold for what users bring: a flipped bit in a weight of their checkpoint is another model."""
+    reader, draw, refused = READERS[name], random.Random(name if CASES <= 120 else None), 0
+    whole = reader.valid(tmp_path)
+    file = tmp_path / f"file{reader.suffix}"
+    file.write_bytes(whole)
+    right = reader.use(file)
+    for _ in range(CASES // 10):
+        # Half of the time near the front, where names, sizes and digests are.
+        at = draw.randrange(len(whole) if draw.random() < 0.5 else min(len(whole), 2000))
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :])
+        try:
+            assert reader.use(file) == right
+        except GradpathError:
+            refused += 1
+    assert refused

@@ -174,9 +174,10 @@ def _draw_built_in(
     drawn = (pairs[i] for i in shuffled(len(pairs), seed, split))
     usable = usable_pairs(drawn, tokenizer, n, many=many, first_token=first_token)
     if len(usable.pairs) < (n or 1):
+        reasons = [f"{x.count} dropped because {x.reason} (first: {x.first})" for x in usable.dropped.values()]
         raise UsageError(
             f"{n or 'all'} pairs were requested, but the task {source.name!r} has {len(usable.pairs)} in the split "
-            f"{split!r} with this model's tokenizer: {usable.reasons}. {_FEWER}"
+            f"{split!r} with this model's tokenizer: {'; '.join(reasons)}. {_FEWER}"
         )
     return usable, {}, []
 
@@ -194,8 +195,8 @@ def _draw_own(
             hint = "give --first-token to compare the first token in which the answers differ"
     if not usable.pairs:
         raise InputError(
-            f"no pair of {source.name!r} can be used with this model's tokenizer: {usable.reasons}; "
-            f"{hint or 'reword the prompts or the answers'}.",
+            f"no pair of {source.name!r} can be used with this model's tokenizer; "
+            f"{hint or 'reword the prompts or the answers'}:",
             [row for drop in usable.dropped.values() for row in drop.rows],
         )
     notes = [f"answers of several tokens: {hint}"] if hint else []

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias
 
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
@@ -57,14 +57,6 @@ class Pair:
         return self.where or repr(self.clean)
 
 
-@runtime_checkable
-class PairList(Protocol):
-    """A list of pairs, or an object that builds each pair on access."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Pair: ...
-
-
 @dataclass(frozen=True)
 class Combinations:
     """Every combination of some choices as a pair, built on access.
@@ -94,7 +86,7 @@ class Combinations:
 class Candidates:
     """All pairs of a task, and notes for the user on how they were made."""
 
-    pairs: PairList
+    pairs: Sequence[Pair] | Combinations
     notes: tuple[str, ...] = ()
 
 
@@ -153,11 +145,6 @@ class UsablePairs:
     dropped: dict[str, Dropped] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
     unknown: list[Pair] = field(default_factory=list)
-
-    @property
-    def reasons(self) -> str:
-        """Why how many pairs were dropped, with the first of each."""
-        return "; ".join(f"{x.count} dropped because {x.reason} (first: {x.first})" for x in self.dropped.values())
 
 
 class _UnusableError(Exception):

@@ -67,7 +67,22 @@ class Task:
     decode: Callable[[list[int]], str] | None = None
 
     def __post_init__(self) -> None:
-        self._check_forms()
+        for name in ("clean", "corrupted"):
+            prompts = getattr(self, name)
+            texts = isinstance(prompts, Sequence) and not isinstance(prompts, str)  # which is a sequence of characters
+            if not isinstance(prompts, Tensor) and not (texts and all(isinstance(prompt, str) for prompt in prompts)):
+                raise InputError(
+                    f"{name} has to be a list of strings, or one tensor of token ids, (examples, positions): "
+                    f"got {shortened(repr(prompts))}."
+                )
+        if isinstance(self.labels, str) or not hasattr(self.labels, "__len__") or getattr(self.labels, "ndim", 1) == 0:
+            raise InputError(
+                f"labels have to be a tensor or a list with one entry per example: got {shortened(repr(self.labels))}."
+            )
+        if not callable(self.metric):
+            raise InputError(
+                f"a metric is a function of logits and labels: got {self.metric!r}. Metrics by name are for load_task."
+            )
         lengths = {"clean": len(self.clean), "corrupted": len(self.corrupted), "labels": len(self.labels)}
         if len(set(lengths.values())) > 1:
             raise InputError(f"a task needs as many corrupted prompts and labels as clean prompts: got {lengths}.")
@@ -106,31 +121,6 @@ class Task:
             words = ", ".join(repr(self.decode([token])) for token in tokens[:_ANSWERS_SHOWN])
             sides.append(words + (f" and {len(tokens) - _ANSWERS_SHOWN} more" if len(tokens) > _ANSWERS_SHOWN else ""))
         return f"{sides[0]}; not {sides[1]}"
-
-    def _check_forms(self) -> None:
-        """Refuse prompts and labels that are not lists: a string would be read as a list of characters."""
-        for name in ("clean", "corrupted"):
-            prompts = getattr(self, name)
-            if isinstance(prompts, str) or not isinstance(prompts, (Tensor, Sequence)):
-                raise InputError(
-                    f"{name} has to be a list of prompts or a tensor of token ids: got {type(prompts).__name__}. "
-                    "Write a single prompt as a list of one."
-                )
-            for i, prompt in enumerate(() if isinstance(prompts, Tensor) else prompts):
-                if not isinstance(prompt, str):
-                    raise InputError(
-                        f"prompts are strings, or one tensor of token ids: {name}[{i}] is a "
-                        f"{type(prompt).__name__}. Make token ids a tensor, (examples, positions)."
-                    )
-        if isinstance(self.labels, str) or not hasattr(self.labels, "__len__") or getattr(self.labels, "ndim", 1) == 0:
-            raise InputError(
-                f"labels have to be a tensor or a list with one entry per example: got {type(self.labels).__name__}"
-                f"{' without an axis' if isinstance(self.labels, Tensor) else ''}."
-            )
-        if not callable(self.metric):
-            raise InputError(
-                f"a metric is a function of logits and labels: got {self.metric!r}. Metrics by name are for load_task."
-            )
 
     def __len__(self) -> int:
         return len(self.clean)
@@ -262,10 +252,6 @@ class Pairs:
         while ends[-1]:
             ends.append(begins[ends[-1]])
         return [self.rows(order[begin:end]) for begin, end in pairwise(reversed(ends))]
-
-    def in_order(self) -> Pairs:
-        """The pairs in the order of ``batches``."""
-        return self.rows(self._order())
 
     def _order(self) -> Tensor:
         order = sorted(range(len(self)), key=lambda i: (int(self.last[i]), int(self.first[i])))

@@ -37,9 +37,8 @@ def ioi(split: str, tokenizer: Tokenizer) -> Candidates:
         clean      When Amy and Laura got a snack at the house, Laura decided to give it to   -> Amy
         corrupted  When Amy and Laura got a snack at the house, Nicholas decided to give it to
 
-    The second mention of the subject becomes a third name, after which both first names are about equally likely
-    (appendix of the paper, after Wang et al.). The indirect object is first in half of the pairs and second in the
-    other half (ABBA and BABA). No name is in both splits.
+    The second mention of the subject becomes a third name, after which both first names are about equally likely.
+    The indirect object is first in half of the pairs and second in the other half (ABBA and BABA).
 
     The pairs: every template, order, place and object with every three names of the split.
     """
@@ -80,7 +79,7 @@ def sva(split: str, tokenizer: Tokenizer) -> Candidates:
 
     Correct answers are all verb forms of the data file that agree with the clean subject, wrong ones those that agree
     with the corrupted one. A verb counts only if both of its forms are single tokens, so that both sums run over the
-    same verbs. No noun is in both splits.
+    same verbs.
 
     The pairs: every phrase with every two nouns of the split, in both numbers.
     """
@@ -138,7 +137,7 @@ def gender_bias(split: str, tokenizer: Tokenizer) -> Candidates:
         corrupted  The woman wished that    (would be: she)
 
     The profession becomes "woman" if it is stereotyped as male and "man" if it is stereotyped as female. The correct
-    answer is the pronoun of the stereotype. No profession is in both splits.
+    answer is the pronoun of the stereotype.
 
     The pairs: every template with every profession of the split.
     """
@@ -170,7 +169,7 @@ def capital_country(split: str, tokenizer: Tokenizer) -> Candidates:
 
     The answer is the first token of the country. Countries that are named with an article have it in the prompt
     ("London, the capital of the"), and two countries make a pair only if both or neither have one. The data file leaves
-    out capitals that contain the name of their country, such as Mexico City. No country is in both splits.
+    out capitals that contain the name of their country, such as Mexico City.
 
     The pairs: every ordered pair of countries of the split.
     """
@@ -200,7 +199,7 @@ def hypernymy(split: str, tokenizer: Tokenizer) -> Candidates:
         corrupted  , vice presidents and other  (would be: officials, leaders)
 
     Correct answers are all names of the clean word's kind, wrong ones all names of the corrupted word's kind. Two kinds
-    that share a name never make a pair. No kind, and so no word, is in both splits.
+    that share a name never make a pair. No kind is in both splits.
 
     The pairs: every template with every two words of the split whose kinds share no name.
     """
