@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import tomllib
 from pathlib import Path
 from unittest import mock
 
@@ -18,10 +17,6 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 def code_cells(file: Path) -> list[str]:
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-
-
-def test_there_are_notebooks_for_what_people_come_for() -> None:
-    assert {file.stem for file in NOTEBOOKS} == {"compare", "own_path", "own_task", "tour"}
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
@@ -54,13 +49,6 @@ def test_a_notebook_outside_a_checkout_says_where_to_run_it(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with mock.patch("importlib.util.find_spec", return_value=None), pytest.raises(SystemExit, match="in the folder"):
         exec(compile(code_cells(NOTEBOOKS[0])[0], "cell", "exec"), {})
-
-
-def test_what_notebooks_need_is_an_extra_that_the_demo_installs() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert any("notebooks" in package for package in extras["dev"])
-    assert {"jupyterlab", "nbclient", "pandas"} <= {package.partition(">")[0] for package in extras["notebooks"]}
-    assert "-e '.[dev]'" in (ROOT / "Makefile").read_text()
 
 
 @pytest.mark.slow

@@ -165,7 +165,10 @@ def layout(boxes: Mapping[str, Box], edges: Edges) -> Layout:
     rows: list[list[Item]] = [[name for name in row if row[name] == at] for at in range(1 + max(row.values()))]
     near: dict[Item, list[tuple[Item, float]]] = {name: [] for name in boxes}
     side: dict[Item, float] = {name: box.side for name, box in boxes.items()}
-    for (source, target), weight in _weights(edges).items():
+    weights: dict[tuple[str, str], float] = {}
+    for (source, target, _), score in edges.items():
+        weights[source, target] = weights.get((source, target), 0.0) + abs(score)
+    for (source, target), weight in weights.items():
         lanes = _lanes(row, source, target)
         for lane in lanes:
             rows[lane[2]].append(lane)
@@ -190,14 +193,6 @@ def layout(boxes: Mapping[str, Box], edges: Edges) -> Layout:
         bands.append((y, y + height))
         y += height + min(_MOST_ROW, _ROW + _BEND * sum(len(near[item]) for item in items))
     return Layout(boxes, edges, row, {item: at - left for item, at in x.items()}, bands)
-
-
-def _weights(edges: Edges) -> dict[tuple[str, str], float]:
-    """The sum of |score| between two boxes, whatever it feeds."""
-    weights: dict[tuple[str, str], float] = {}
-    for (source, target, _), score in edges.items():
-        weights[source, target] = weights.get((source, target), 0.0) + abs(score)
-    return weights
 
 
 def _lanes(row: Mapping[str, int], source: str, target: str) -> list[tuple[str, str, int]]:
