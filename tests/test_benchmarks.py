@@ -14,7 +14,6 @@ from tiny_folder import save_tiny
 from transformers import GPT2Config
 
 import gradpath as gp
-from gradpath.evaluation.result import Difference
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 PEERS = {"peers", "peer_auto_circuit"}  # need packages of their own
@@ -67,52 +66,6 @@ def test_freeze_selects_and_measures_with_todays_keywords(benchmark, monkeypatch
 
 
 @pytest.mark.slow
-def test_costs_are_measured(benchmark, monkeypatch, capsys):
-    cost = benchmark("cost")
-    for name, value in {"TURNS": 1, "MORE": 14, "MORE_TURNS": 1}.items():
-        monkeypatch.setattr(cost, name, value)
-    monkeypatch.setattr(cost.importlib.util, "find_spec", lambda name: None)  # no SmolLM2
-    monkeypatch.setattr(cost, "fastest", lambda contenders, turns=1: {x: (f(), 1.0)[1] for x, f in contenders.items()})
-    cost.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert {"eap-ig (5)", cost.REFINED, cost.REFINED_ALL} <= {line[:24].strip() for line in lines}
-
-
-@pytest.mark.slow
-def test_the_profile_files_all_work(benchmark, monkeypatch, capsys):
-    breakdown = benchmark("breakdown")
-    monkeypatch.setattr(breakdown, "TURNS", 1)
-    breakdown.main()
-    assert "| eap-ig |" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_memory_and_growth_are_measured(benchmark):
-    assert benchmark("memory").peak("eap") >= 0
-    growth = benchmark("growth")
-    model = growth.model()
-    for sizes, make in growth.TIMES.values():
-        make(model, sizes[0])()
-    for sizes, work in growth.MEMORY.values():
-        work(model, sizes[0])
-
-
-@pytest.mark.slow
-def test_two_versions_of_refined_are_compared(benchmark, tmp_path, monkeypatch):
-    compared = benchmark("refined")
-    for name, value in {"HELD_OUT": 4, "SMALLEST": 2, "SPARSITIES": (0.9, 0.8)}.items():
-        monkeypatch.setattr(compared, name, value)
-    row = compared.measure(gp.load_model(str(save_tiny(tmp_path))), "ioi", examples=4, seed=0)
-    runs = {"commit": "abc", "tasks": {"ioi, seed 0": row}}
-    lines = compared.tables(runs, runs)
-    assert sum("+0.000 [+0.000, +0.000]" in line for line in lines) == 6  # for each size a row and two means
-    assert sum(line.startswith("| mean, over runs |") for line in lines) == 2
-    new, old = [{"x": 1.0}, {"x": 0.0}], [{"x": 0.0}, {"x": 0.0}]
-    spread = compared.over_runs(lambda ours, theirs: Difference(ours[0]["x"] - theirs[0]["x"], 0.0, 0.0), new, old)
-    assert (spread.value, spread.low, spread.high) == (0.5, 0.0, 1.0)
-
-
-@pytest.mark.slow
 def test_functions_are_listed_in_the_order_of_their_first_calls(benchmark, monkeypatch, capsys, tmp_path):
     hops = benchmark("hops")
     folder = save_tiny(tmp_path)
@@ -131,29 +84,6 @@ def test_functions_are_listed_in_the_order_of_their_first_calls(benchmark, monke
 def test_long_prompts_are_measured(benchmark, capsys):
     benchmark("long_prompts").measure(tiny_model("gpt2"), 2, 8)
     assert capsys.readouterr().out.startswith("2 of 8 tokens: eap-ig")
-
-
-@pytest.mark.slow
-def test_a_large_model_is_made_and_measured(benchmark, monkeypatch, capsys):
-    large = benchmark("large")
-    for name, value in {"LAYERS": 2, "HEADS": 2, "WIDTH": 16, "VOCAB": 50}.items():
-        monkeypatch.setattr(large, name, value)
-    large.main()
-    assert "refined" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_many_examples_are_run(benchmark, monkeypatch):
-    load = benchmark("load")
-    monkeypatch.setattr(load, "EXAMPLES", 200)
-    monkeypatch.setattr(load, "BATCH", 20)
-    assert set(load.many_examples()) == {"attribute", "evaluate"}
-    load.pairs(3)
-
-
-@pytest.mark.slow
-def test_a_page_is_made_for_the_browser(benchmark):
-    assert benchmark("page").report(30).chosen.edges == 30
 
 
 def test_choices_of_experts_are_compared(benchmark):

@@ -73,14 +73,6 @@ def test_notes_go_with_the_nodes_and_do_not_make_circuits_different(a, b, tmp_pa
             a.save(tmp_path / "wrong.json")
 
 
-def test_a_circuit_of_a_mask_has_its_edges_and_what_is_known(a):
-    of_mask = Circuit.of_mask(GRAPH, a.mask, Recipe(ablation="zero"))
-    assert of_mask == a
-    assert of_mask.scores.tolist() == [0.0] * 40
-    assert of_mask.ablation == "zero"
-    assert not len(Circuit.of_mask(GRAPH, torch.zeros_like(GRAPH.mask)))
-
-
 def test_the_left_circuit_gives_order_and_scores(a, b):
     position = {name: i for i, name in enumerate(a.edges)}
     shared = (a & b).edges
@@ -199,9 +191,3 @@ def test_frequencies_are_saved_and_cores_are_compared(tmp_path):
     assert plain.core is (again | other).core is None
     assert "core" not in str(again.compare(plain))
     assert "frequency" not in plain.to_pandas()
-
-
-@pytest.mark.parametrize("frequency", [-0.1, 1.5, "often", None])
-def test_damaged_frequencies_are_refused(frequency):
-    with pytest.raises(InputError, match=r"frequency of 'input->m0' is .* must be a number from 0 to 1"):
-        circuit_by_names(Graph(n_layers=1, n_heads=1), [["input->m0", 1.0, frequency]])

@@ -62,15 +62,6 @@ def test_scores_and_circuits_list_their_strongest_edges_and_how_they_were_made(t
     assert abs(float(str(scores).splitlines()[2].split()[2])) == pytest.approx(largest, rel=1e-3)
 
 
-def test_an_empty_circuit_and_scores_of_nothing_known_can_be_printed(things):
-    circuit, scores = things["Circuit"], things["Scores"]
-    assert isinstance(circuit, Circuit)
-    assert isinstance(scores, Scores)
-    assert "0 edges" in str(circuit - circuit)
-    assert "not recorded" in str(replace(scores, recipe=None))
-    assert "not recorded" in repr(Circuit(circuit.graph, circuit.index, circuit.scores))
-
-
 def test_a_task_shows_its_metric_and_its_first_pair_however_long():
     text = str(Task(["5 " * 400 + "6"], ["7 " * 400 + "6"], [(" 8", " 9")]))
     assert "logit-difference" in text

@@ -57,18 +57,6 @@ def test_a_run_that_is_wrong_is_found(gpt2, monkeypatch):
     assert [what.startswith("a circuit of") for what in failed(gpt2, None)] == [True, True, True]
 
 
-def test_what_is_no_number_does_not_pass():
-    assert not selfcheck.Check("anything", float("nan"), 1.0).passed
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16])
 def test_other_precisions_have_limits_of_their_own(gpt2, dtype):
     assert failed(gpt2.to(dtype=dtype), copy.deepcopy(tiny_hf("gpt2")).to(dtype)) == []
-
-
-def test_logits_that_are_not_numbers_do_not_pass(gpt2):
-    original = copy.deepcopy(tiny_hf("gpt2"))
-    original.transformer.wpe.weight.data[0] = torch.nan
-    first = next(selfcheck.checks(gpt2, TASK, original))
-    assert first.what == "logits, against transformers"
-    assert not first.passed

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import weakref
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 import torch
-from small_models import prompts, random_hf, tiny_model
+from small_models import prompts, tiny_model
 
 from gradpath import sweep
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.batch import BatchRuns
-from gradpath.errors import GradpathError, InputError, UsageError
+from gradpath.errors import GradpathError, UsageError
 from gradpath.evaluation import evaluate
 from gradpath.model.architecture import fields_of
-from gradpath.model.families import convert
 from gradpath.model.transformer import Transformer
 from gradpath.selection import select
-from gradpath.sweep import CHUNK, ROWS, RUN_AT_ONCE, STACKED_ROWS, Limits, bytes_per_row, parse_bytes
+from gradpath.sweep import CHUNK, Limits, bytes_per_row, parse_bytes
 from gradpath.tasks.metrics import logit_difference
 from gradpath.tasks.task import Pairs, Task, encode
 
@@ -65,17 +62,6 @@ def of_length(n: int, examples: int = 60) -> Pairs:
     return encode(token_ids(n, examples), None)
 
 
-@pytest.mark.parametrize(("points", "whole"), [(1, False), (5, False), (5, True)])
-def test_by_default_longer_prompts_make_smaller_batches(gpt2, points, whole):
-    sizes = [Limits().attribution(gpt2, of_length(n), points=points, whole=whole) for n in (3, 9, 27, 55)]
-    examples = [len(batches[0]) for batches, _ in sizes]
-    assert examples == sorted(examples, reverse=True)
-    assert examples[0] > 4 * examples[-1] >= 4
-    for n, (batches, at_once) in zip((3, 9, 27, 55), sizes, strict=True):
-        assert len(batches[0]) * at_once * (n if whole else n - 1) <= STACKED_ROWS
-    assert [largest(Limits(), gpt2, of_length(n)) for n in (3, 9, 55)] == [60, ROWS // 8, ROWS // 54]
-
-
 def test_attributions_cut_batches_where_that_leaves_little_padding(gpt2):
     task = replace(prompts(7 * [3] + 13 * [20], 7 * [[1]] + 13 * [[18]]), labels=torch.tensor(20 * [[3, 4]]))
     pairs = encode(task, gpt2.tokenizer)
@@ -85,25 +71,6 @@ def test_attributions_cut_batches_where_that_leaves_little_padding(gpt2):
     assert sum(rows) == int((pairs.last - pairs.first + 1).sum())  # no padding at all
     assert attribute(gpt2, task).facts.batch_size == max(map(len, batches))
     assert {len(batch) for batch in Limits(5).attribution(gpt2, pairs, points=5)[0]} == {5}
-
-
-def test_a_batch_size_that_was_asked_for_is_kept(gpt2):
-    assert [len(batch) for batch in Limits(50).attribution(gpt2, of_length(55))[0]] == [50, 10]
-    assert largest(Limits(50), gpt2, of_length(55)) == 50
-    assert largest(Limits(500), gpt2, of_length(55)) == 60
-
-
-def test_points_are_run_one_by_one_where_memory_or_rows_say_so(gpt2):
-    pairs = of_length(9, 4)
-    assert Limits(4).attribution(gpt2, pairs, points=5)[1] == RUN_AT_ONCE
-    assert Limits(4).attribution(gpt2, pairs, points=2)[1] == 2
-    assert Limits(4).attribution(gpt2, of_length(55, 4), points=5)[1] == 1
-    seen = []
-    for budget in BUDGETS:
-        with suppress(UsageError):
-            batches, at_once = Limits(4, budget).attribution(gpt2, pairs, points=5)
-            seen += [(len(batches[0]), at_once)] if len(batches[0]) == 4 else []
-    assert sorted(set(seen)) == [(4, n) for n in range(1, RUN_AT_ONCE + 1)]
 
 
 def test_scores_do_not_depend_on_how_many_points_are_run_at_once(gpt2, monkeypatch):
@@ -163,41 +130,6 @@ def test_an_example_that_does_not_fit_alone_is_an_error_with_its_size(gpt2):
         attribute(gpt2, replace(TASK, metric=Full(0)), "eap", batch_size=5)
 
 
-def test_other_errors_are_not_taken_for_a_lack_of_memory(gpt2):
-    def broken(logits, labels):
-        raise RuntimeError("shapes do not match")
-
-    with pytest.raises(InputError, match=r"the metric broken failed .*: RuntimeError: shapes do not match"):
-        attribute(gpt2, replace(TASK, metric=broken), "eap")
-
-
-@pytest.mark.parametrize(("method", "steps"), [("eap-ig", 22), ("eap-gp", 5)])
-def test_no_visit_outlives_the_next_one(gpt2, monkeypatch, method, steps):
-    """A visit holds a graph: if two were alive at a time, or all, memory would show it."""
-    plain, seen, alive = BatchRuns.run_point, [], []
-
-    def visit(ground, point):
-        alive.append(sum(ref() is not None for ref in seen))
-        found = plain(ground, point)
-        seen.append(weakref.ref(found))
-        return found
-
-    monkeypatch.setattr(BatchRuns, "run_point", visit)
-    attribute(gpt2, TASK, method, steps=steps, batch_size=5)
-    assert len(seen) >= 5
-    assert max(alive) == 0
-
-
-def test_mixed_lengths_waste_little_on_padding(gpt2):
-    lengths = [5 + (7 * i) % 25 for i in range(300)]
-    task = replace(prompts(lengths, [[1]] * 300), labels=torch.tensor([[3, 4]] * 300))
-    pairs = encode(task, gpt2.tokenizer)
-    batches = list(pairs.batches(20))
-    padded = sum(batch.clean.numel() for batch in batches)
-    assert sum(lengths) / padded > 0.9
-    assert sorted(int(i) for batch in batches for i in batch.index) == list(range(300))
-
-
 @pytest.mark.parametrize(("kind", "method"), [("gpt2", "eap-ig"), ("llama-grouped", "eap-gp")])
 def test_no_tensor_takes_the_default_device_or_dtype(kind, method):
     """A tensor made without a device would be a meta tensor here, and one without a dtype a double."""
@@ -216,14 +148,6 @@ def test_no_tensor_takes_the_default_device_or_dtype(kind, method):
     assert scores.values.dtype == torch.float32
     assert torch.equal(scores.values, expected.values)
     assert torch.equal(again.circuit_values, result.circuit_values)
-
-
-def test_half_precision_scores_are_close_and_float32(gpt2):
-    exact, half = (attribute(model, TASK, "eap-ig").values for model in (gpt2, gpt2.to(dtype=torch.bfloat16)))
-    assert half.dtype == torch.float32
-    edges = gpt2.graph.mask
-    correlation = torch.corrcoef(torch.stack([exact[edges], half[edges]]))[0, 1]
-    assert float(correlation) > 0.99
 
 
 def bytes_kept(model: Transformer, ids: torch.Tensor) -> int:
@@ -245,17 +169,7 @@ def bytes_kept(model: Transformer, ids: torch.Tensor) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
-@pytest.mark.parametrize(("rank", "dtype"), [(None, torch.float32), (192, torch.bfloat16)])
-def test_the_estimate_of_latent_attention_is_above_what_autograd_keeps(rank, dtype):
-    sizes = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 50}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": rank, "kv_lora_rank": 128}
-    heads |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "first_k_dense_replace": 2}
-    model = convert(random_hf("DeepseekV3ForCausalLM", sizes, heads)).to(dtype=dtype)
-    kept = bytes_kept(model, torch.arange(60).view(2, 30) % 50)
-    assert kept < 60 * bytes_per_row(model) < 8 * kept
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped", "qwen2-moe"])
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2-moe", "deepseek-v2"])
 def test_the_estimate_is_above_what_autograd_keeps(kind):
     model = tiny_model(kind)
     kept = bytes_kept(model, torch.arange(24).view(2, 12))

@@ -10,8 +10,6 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.errors import GradpathError
-from gradpath.sweep import sweep
-from gradpath.tasks.task import encode
 
 LENGTHS, DIFFER = [6, 9, 6, 7, 9, 8, 6], [[0], [4], [2, 3], [6], [1, 8], [5], [3]]
 TASK = prompts(LENGTHS, DIFFER)
@@ -88,35 +86,6 @@ def test_a_gradient_that_is_no_number_is_told_from_finite_prompts():
     said = refusal(lambda: gp.attribute(tiny_model("gpt2"), replace(TASK, metric=metric), "eap-ig"))
     assert "on example 0 " in said
     assert "both prompts are finite, but a gradient or a patched run is not" in said
-
-
-def test_means_are_not_taken_over_what_is_no_number():
-    model, task = blown_up("gpt2", 1e30)
-    said = refusal(lambda: gp.attribute(model, TASK, "eap", ablation="mean", mean_over=task))
-    assert said.startswith(f"the mean produced a non-finite number on example {BAD} ")
-
-
-def test_finite_work_is_done_once():
-    calls = []
-
-    def work(batch):
-        calls.append(len(batch))
-        return torch.ones(2)
-
-    model = tiny_model("gpt2")
-    list(sweep(model, TASK, pairs := encode(TASK, model.tokenizer), [pairs], work, doing=""))
-    assert calls == [len(TASK)]
-
-
-def test_a_sum_that_alone_overflows_is_told():
-    model = tiny_model("gpt2")
-    pairs = encode(TASK, model.tokenizer)
-
-    def work(batch):
-        return torch.tensor([3e38]) * len(batch) * 0.5
-
-    parts = sweep(model, TASK, pairs, [pairs], work, doing="eap")
-    assert "Use a smaller --batch-size" in refusal(lambda: list(parts))
 
 
 def test_numbers_do_not_depend_on_threads_or_on_the_run():

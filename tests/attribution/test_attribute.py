@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import itertools
 import re
 import warnings
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path as File
 
 import pytest
@@ -20,11 +17,10 @@ from small_models import prompts, tiny_model
 
 import gradpath as gp
 from gradpath.attribution.attribute import attribute
-from gradpath.attribution.batch import BatchRuns, LogitGram, PointRun
+from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.methods import METHODS as REGISTERED
-from gradpath.attribution.methods import Unscored, path
+from gradpath.attribution.methods import path
 from gradpath.errors import GradpathWarning, InputError, UsageError
-from gradpath.model.transformer import Run
 from gradpath.tasks.task import Task, encode
 
 
@@ -35,11 +31,6 @@ def paths():
     yield REGISTERED
     for name in set(REGISTERED) - before:
         REGISTERED.remove(name)
-
-
-def test_scores_are_the_same_in_every_run(gpt2):
-    first, second = (attribute(gpt2, MIXED, "eap-gp").values for _ in range(2))
-    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("kind", some(["gpt2", "neox", "gemma3"], ["gemma3"]))
@@ -108,9 +99,9 @@ def logit_distance(view, goal):
     return sum(((here - there.detach()) ** 2).flatten(1).sum(1) for here, there in parts)
 
 
-@pytest.mark.parametrize("apart", [1.0, 1e-3])
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("kind", ["gpt2", "llama-grouped", "gemma2", "gemma3", "phi", "olmo2"])
+@pytest.mark.parametrize(
+    ("kind", "whole", "apart"), [("gpt2", True, 1e-3), ("gemma2", False, 1.0), ("phi", False, 1e-3)]
+)
 def test_the_distance_of_logits_at_all_positions_is_that_of_the_logits(kind, whole, apart):
     """Without logits, unless they are capped (gemma2); with a bias of the unembedding (phi), which cancels."""
     for dtype, tolerance in ((torch.float32, 1e-6 / apart), (torch.float64, 1e-9)):
@@ -125,20 +116,6 @@ def test_the_distance_of_logits_at_all_positions_is_that_of_the_logits(kind, who
         assert close(slope, view.gradient(expected), tolerance)
 
 
-def test_a_run_makes_one_gram_matrix_and_only_where_it_replaces_logits(gpt2, monkeypatch):
-    made, matrix = [], LogitGram.__dict__["matrix"].func
-    counted = cached_property(lambda gram: made.append(gram) or matrix(gram))
-    counted.__set_name__(LogitGram, "matrix")
-    monkeypatch.setattr(LogitGram, "matrix", counted)
-    attribute(gpt2, MIXED, "eap-gp", outputs="last", batch_size=2)
-    attribute(replace(gpt2, arch=replace(gpt2.arch, logit_cap=3.0)), MIXED, "eap-gp", outputs="all", batch_size=2)
-    assert made == []
-    # Three batches. The metric unembeds two tokens at the last position, and nothing else is unembedded.
-    monkeypatch.setattr(PointRun, "outputs", lambda *_: pytest.fail("logits at all positions"))
-    attribute(gpt2, MIXED, "eap-gp", outputs="all", batch_size=2)
-    assert len(made) == 1
-
-
 def test_a_long_path_is_summed_in_parts(gpt2):
     task = prompts([6], [[2]])
     line = reference.straight_line([j / 20 for j in range(1, 21)])
@@ -148,81 +125,21 @@ def test_a_long_path_is_summed_in_parts(gpt2):
     )
 
 
-@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
-def test_gradpath_starts_at_x_and_ends_at_the_corrupted_prompt_in_every_scale_of_embeddings(gpt2, scale):
-    task = prompts([6, 6], [[3], [1, 4]])
-    model = replace(gpt2, embedding=scale * gpt2.embedding).to(dtype=torch.float64)
-    seen = walked(model, task, steps=4)
-    pair = seen[0][0]
-    corrupted, clean, *between = (point for _, point in seen)
-    assert torch.equal(corrupted, pair.corrupted)
-    assert torch.equal(clean, pair.clean)
-    apart = (clean - corrupted).norm(dim=(1, 2))
-    for a, b in itertools.pairwise([clean, *between]):
-        torch.testing.assert_close((a - b).norm(dim=(1, 2)), apart / 4)
-    assert len(between) == 3
-
-
-def walked(model, task, **options):
-    """The pair and every point of GradPath, in the order in which they are run."""
-    seen = []
-
-    @path("spy", whole=True)
-    def spy(pair):
-        walk = REGISTERED["eap-gp"].function(pair, **options)
-        visit = None
-        while True:
-            try:
-                asked = walk.send(visit)
-            except StopIteration:
-                return
-            point = asked.point if isinstance(asked, Unscored) else asked
-            seen.append((pair, point.detach()))
-            visit = yield asked
-
-    attribute(model, task, "spy")
-    REGISTERED.remove("spy")
-    return seen
-
-
-def test_gradpath_moves_what_differs_alone_unless_told_otherwise(gpt2):
-    task = prompts([6], [[3]])
-    pair, end = walked(gpt2, task, steps=4)[-1]
-    assert torch.equal(end[:, [0, 1, 2, 4, 5]], pair.clean[:, [0, 1, 2, 4, 5]])
-    assert not torch.equal(end[:, 3], pair.clean[:, 3])
-    for options in ({"move": "all"}, {"stride": "unit"}):
-        _, end = walked(gpt2, task, steps=4, **options)[-1]
-        assert not torch.equal(end[:, 0], pair.clean[:, 0])
-
-
-def test_literal_steps_have_length_one(gpt2):
-    seen = walked(gpt2, prompts([6], [[3]]), steps=4, stride="unit")
-    steps = [(b - a).norm() for (_, a), (_, b) in itertools.pairwise(seen[1:])]
-    assert len(steps) == 4
-    assert all(float(step) == pytest.approx(1, rel=1e-4) for step in steps)
-
-
 @pytest.mark.parametrize(("apart", "says"), [(0.5, "go 8 times as far"), (40, "go 0.1 times as far"), (4.0, None)])
 def test_literal_steps_out_of_scale_are_warned_about_with_the_numbers(gpt2, apart, says):
     task = prompts([6], [[3]])
-    rows = [int(texts[0].split()[3]) for texts in (task.clean, task.corrupted)]
+    clean, corrupted = (int(texts[0].split()[3]) for texts in (task.clean, task.corrupted))
     embedding = gpt2.embedding.clone()
-    embedding[rows[1]] = embedding[rows[0]]
-    embedding[rows[1], 0] += apart
+    embedding[corrupted] = embedding[clean]
+    embedding[corrupted, 0] += apart
     model = replace(gpt2, embedding=embedding)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         attribute(model, task, "eap-gp", steps=4, stride="unit")
-    texts = [str(one.message) for one in caught]
-    if says is None:
-        assert texts == []
-    else:
-        (text,) = texts
-        assert f"its 4 steps of length 1 {says} as the corrupted prompts lie from the clean ones" in text
-        assert f"(median {apart:.3g})" in text
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
         attribute(model, task, "eap-gp", steps=4)
+    texts = [str(one.message) for one in caught]
+    assert len(texts) == (says is not None)
+    assert all(f"its 4 steps of length 1 {says} as the corrupted prompts lie from" in text for text in texts)
 
 
 def test_nothing_is_left_behind(gpt2):
@@ -238,17 +155,6 @@ def test_nothing_is_left_behind(gpt2):
         attribute(gpt2, MIXED, "broken")
     assert all(torch.equal(now, then) and now.grad is None and not now.requires_grad for now, then in before)
     assert torch.is_grad_enabled()
-
-
-def test_no_batch_waits_for_the_garbage_collector(gpt2):
-    """A circle of references would keep every batch's graph, and memory would grow with the examples."""
-    gc.collect()
-    gc.disable()
-    try:
-        attribute(gpt2, MIXED, "eap-gp", batch_size=1)
-        assert not [x for x in gc.get_objects() if type(x) in (PointRun, Run)]
-    finally:
-        gc.enable()
 
 
 def test_a_path_of_ones_own_takes_one_function(gpt2):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import reference
 import torch
@@ -19,8 +17,6 @@ from gradpath.prepared import prepare
 from gradpath.tasks.task import encode
 
 MIXED = prompts([6, 9, 6], [[0], [4], [2, 3, 5]])
-# How far effects may be off, of the largest. How much of it is rounding differs from processor to processor.
-PRECISIONS = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 
 def effects_of(model, mask, batch_size, asked=None, weights=None):
@@ -35,24 +31,9 @@ def effects_of(model, mask, batch_size, asked=None, weights=None):
     return values, effects
 
 
-@pytest.mark.parametrize(("model", "share"), covering(FAMILIES, [0.2, 0.5, 1.0], quick=BLOCKS), indirect=["model"])
+@pytest.mark.parametrize(("model", "share"), covering(FAMILIES, [0.3, 0.9], quick=BLOCKS), indirect=["model"])
 def test_effects_are_the_gradients_of_the_patched_run_by_the_edges_weights(model, share):
-    # Little may be left of a small share: the first seed that leaves a circuit.
-    masks = (pruned(model.graph, random_mask(model.graph, share, seed)) for seed in itertools.count())
-    mask = next(mask for mask in masks if mask.any())
-    weights = mask.double().requires_grad_()
-    expected = reference.patched_metric(model, MIXED, weights)
-    gradients = [torch.autograd.grad(value, weights, retain_graph=True)[0][mask] for value in expected]
-    scale = torch.stack(gradients).abs().max()
-    for batch_size, (dtype, most) in zip((3, 1), PRECISIONS.items(), strict=True):
-        values, effects = effects_of(model.to(dtype=dtype), mask, batch_size)
-        assert torch.allclose(values.double(), expected.detach(), rtol=0, atol=most)
-        assert torch.allclose(effects.double() / scale, torch.stack(gradients) / scale, rtol=0, atol=most)
-
-
-@pytest.mark.parametrize(("model", "share"), covering(FAMILIES, [0.3, 0.9], quick=FEW_BLOCKS), indirect=["model"])
-def test_edges_may_have_weights_and_effects_are_the_gradients_there(model, share):
-    model = model.to(dtype=torch.float64)
+    single, model = model, model.to(dtype=torch.float64)
     mask = pruned(model.graph, random_mask(model.graph, share))
     generator = torch.Generator().manual_seed(0)
     weights = (mask * torch.rand(mask.shape, generator=generator, dtype=torch.float64)).requires_grad_()
@@ -62,8 +43,11 @@ def test_edges_may_have_weights_and_effects_are_the_gradients_there(model, share
     assert torch.allclose(values, expected.detach(), rtol=0, atol=1e-10)
     assert torch.allclose(effects / gradients.abs().max(), gradients / gradients.abs().max(), rtol=0, atol=1e-10)
     # Weights of 1 are the circuit itself, to the last bit.
-    whole = effects_of(model, mask, 2, weights=torch.ones_like(weights))
-    assert all(torch.equal(a, b) for a, b in zip(whole, effects_of(model, mask, 2), strict=True))
+    _, whole = effects_of(model, mask, 2, weights=torch.ones_like(weights))
+    _, plain = effects_of(model, mask, 2)
+    assert torch.equal(whole, plain)
+    _, rounded = effects_of(single, mask, 3)
+    assert torch.allclose(rounded.double(), plain, rtol=0, atol=1e-4 * float(plain.abs().max()))
 
 
 @pytest.mark.parametrize(("model", "share"), covering(FAMILIES, [0.3, 0.9], quick=FEW_BLOCKS), indirect=["model"])

@@ -14,7 +14,7 @@ from small_models import prompts, tiny_model
 from gradpath.attribution.attribute import attribute
 from gradpath.errors import GradpathError, InputError, UsageError
 from gradpath.evaluation import evaluate, patched_run
-from gradpath.evaluation.result import Result, bootstrap
+from gradpath.evaluation.result import Result
 from gradpath.selection import select
 from gradpath.tasks.task import Task
 
@@ -72,39 +72,12 @@ def test_faithfulness_and_error_by_hand():
     assert numbers.error == pytest.approx(2 / 3)  # and both examples are off by 2, of a mean of 3
 
 
-def test_an_interval_holds_its_value_and_shrinks_with_examples():
-    def width(n):
-        noise = torch.randn(n, generator=torch.Generator().manual_seed(1))
-        low, high = (some := result([1.0] * n, [0.0] * n, (0.5 + 0.3 * noise).tolist())).interval
-        assert low < some.faithfulness < high
-        return high - low
-
-    # Four times the examples, half the width.
-    assert width(100) / width(400) == pytest.approx(2, rel=0.3)
-    assert width(400) == pytest.approx(2 * 1.96 * 0.3 / 20, rel=0.2)
-
-
 def test_a_circuit_of_another_model_is_refused(gpt2):
     other, parallel = tiny_model("llama-grouped"), tiny_model("neox")
     with pytest.raises(InputError, match="circuit is of another model"):
         evaluate(gpt2, circuit_of(other.graph, other.graph.mask), MIXED)
     with pytest.raises(InputError, match="it has 3 parallel layers of 3 heads, gpt2 has 3 layers of 3 heads"):
         evaluate(gpt2, circuit_of(parallel.graph, parallel.graph.mask), MIXED)
-
-
-def test_intervals_do_not_depend_on_how_many_samples_are_drawn_at_once(monkeypatch):
-    values = torch.randn(3, 37, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    sizes = []
-
-    def statistic(drawn):
-        sizes.append(drawn.numel())
-        return drawn.mean((0, -1))
-
-    whole = bootstrap(values, statistic)
-    assert len(sizes) == 1
-    monkeypatch.setattr("gradpath.evaluation.result.DRAWN_AT_ONCE", 1000)
-    assert bootstrap(values, statistic) == whole
-    assert max(sizes[1:]) <= 3 * 1000
 
 
 def test_pairs_with_equal_prompts_do_not_change_the_numbers_or_their_intervals(gpt2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import torch
@@ -41,19 +40,6 @@ def test_table_has_a_row_for_each_example_with_its_prompts(result, task):
     assert table.attrs["gradpath"]["recipe"]["model"] == "gpt2"
 
 
-def test_table_without_pandas_says_what_to_install(result, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(InputError, match="pip install pandas"):
-        result.to_pandas()
-
-
-def test_prompts_of_token_ids_are_shown_as_text(task):
-    model = tiny_model("gpt2")
-    ids = Task(torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]]), torch.tensor([[3, 4]]))
-    circuit = select(gp.attribute(model, ids, "eap"), 60)
-    assert evaluate(model, circuit, ids).clean_prompts[0].split() == ["5", "6", "7"]
-
-
 def test_a_saved_result_comes_back_as_it_was(result, tmp_path):
     result.save(tmp_path / "result.json")
     back = gp.load_result(tmp_path / "result.json")
@@ -68,7 +54,7 @@ def test_a_saved_result_comes_back_as_it_was(result, tmp_path):
         result.clean_prompts,
         result.corrupted_prompts,
     )
-    assert str(back) == str(result)
+    assert (str(back), back.accuracy, back.does_task) == (str(result), result.accuracy, result.does_task)
 
 
 def test_a_result_without_prompts_comes_back(tmp_path):
@@ -142,11 +128,3 @@ def test_the_model_does_a_task_if_the_right_answer_is_ahead_and_the_metric_rises
     own = done(clean - 2, clean - 3, has_answers=False)
     assert own.accuracy is None
     assert own.does_task == "yes"
-
-
-def test_whether_a_metric_has_answers_is_saved(result, tmp_path):
-    result.save(tmp_path / "result.json")
-    back = gp.load_result(tmp_path / "result.json")
-    assert result.has_answers
-    assert back.accuracy == result.accuracy
-    assert back.does_task == result.does_task

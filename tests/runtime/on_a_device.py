@@ -68,25 +68,11 @@ def test_other_blocks_and_ablations_run_there_too(kind, ablation, device):
     assert results[1] == pytest.approx(results[0], abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", some(["gpt2", "qwen2-moe"], ["qwen2-moe"]))
-def test_a_circuit_is_explained_there(kind, device):
-    model = tiny_model(kind).to(device)
-    circuit = gp.select(gp.attribute(model, TASK, "eap-ig", steps=2), n=40, selection="top")
-    assert gp.explain(model, circuit, TASK).roles
-
-
 @pytest.mark.slow
 def test_the_check_of_a_device_passes_there(device):
     done = list(device_checks(tiny_model("gpt2").to(device), TASK))
     assert len(done) == 4
     assert [check.what for check in done if not check.passed] == []
-
-
-def test_attention_outputs_and_the_logit_lens_are_those_on_the_cpu(device):
-    model = tiny_model("gpt2")
-    ids = torch.tensor([[5, 6, 7]])
-    for look in (lambda m: m.attention(ids, "a1.h0"), lambda m: m.outputs(ids, "m1"), lambda m: m.logit_lens(ids)):
-        assert torch.allclose(look(model.to(device)).cpu(), look(model), atol=1e-5)
 
 
 FEW = ["--examples", 4, "--steps", 2]

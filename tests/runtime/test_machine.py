@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from gradpath.runtime import machine
 
@@ -61,20 +60,6 @@ def test_a_container_with_fewer_cores_has_fewer_threads(fresh, quota, threads):
     (fresh / "cpu.max").write_text(f"{quota} 100000\n")
     machine.set_threads()
     assert os.environ.get("OMP_NUM_THREADS") == threads
-
-
-def test_what_the_user_has_set_is_left_alone(fresh):
-    (fresh / "cpu.max").write_text("200000 100000\n")
-    chosen = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "active"}
-    os.environ.update(chosen)
-    machine.set_threads()
-    assert {name: os.environ[name] for name in chosen} == chosen
-
-
-def test_nothing_is_set_once_torch_is_imported(fresh, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    machine.set_threads()
-    assert "OMP_WAIT_POLICY" not in os.environ
 
 
 def test_the_command_line_and_the_package_set_it_before_torch(tmp_path):

@@ -37,13 +37,6 @@ def test_a_terminal_has_a_bar_for_each_phase_counted_in_batches(terminal):
     assert "2/2" in shown
 
 
-def test_find_shows_its_phases(terminal):
-    gp.find(tiny_model("gpt2"), prompts([7] * 16, [[2]] * 16), progress=True)
-    shown = terminal()
-    for phase in ("scoring", "selecting edges by refined", "searching for the smallest circuit", "measuring"):
-        assert phase in shown
-
-
 def test_nothing_is_shown_unless_requested(terminal):
     model = tiny_model("gpt2")
     gp.evaluate(model, gp.select(gp.attribute(model, TASK), 30), TASK)
@@ -77,9 +70,3 @@ def test_a_short_phase_writes_nothing_to_a_log(capsys):
     with bars(), waiting("loading"), progress_bar("scoring edges", 3) as bar:
         bar.update(3)
     assert capsys.readouterr().err == ""
-
-
-def test_a_name_from_a_file_does_not_steer_the_terminal(terminal):
-    with bars(), waiting("loading \x1b[2Jmodel"):
-        pass
-    assert "\x1b[2J" not in terminal()

@@ -65,15 +65,6 @@ def test_one_run_at_a_time_writes_to_a_folder(tmp_path):
     assert not (tmp_path / ".gradpath-lock").exists()
 
 
-def test_a_file_has_the_permissions_that_the_umask_leaves(tmp_path):
-    before = os.umask(0o027)
-    try:
-        write_atomically(tmp_path / "file", b"x")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
-
-
 def test_leftovers_of_a_run_that_was_killed_are_removed(tmp_path):
     parts = [tmp_path / ".a.gradpath-part", tmp_path / "cells" / ".b.gradpath-part", tmp_path / ".c.gradpath-part"]
     parts[1].parent.mkdir()
@@ -104,11 +95,6 @@ def test_a_device_or_a_pipe_is_refused_and_stays(tmp_path):
             write_atomically(tmp_path / name, "content")
     assert (tmp_path / "pipe").is_fifo()
     assert Path("/dev/null").is_char_device()
-
-
-def test_a_file_name_may_be_as_long_as_the_system_allows(tmp_path):
-    write_atomically(tmp_path / ("x" * 255), "content")
-    assert (tmp_path / ("x" * 255)).read_text() == "content"
 
 
 def write_two(folder: Path, *, stop: bool = False) -> None:
@@ -151,22 +137,6 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
         write_together(tmp_path / "file"),
     ):
         pytest.fail("there is no folder")
-
-
-def test_a_file_called_lock_is_left_alone(tmp_path):
-    (tmp_path / "other").write_text("mine")
-    (tmp_path / ".lock").symlink_to("other")
-    with lock_folder(tmp_path):
-        pass
-    assert (tmp_path / ".lock").is_symlink()
-    assert (tmp_path / "other").read_text() == "mine"
-
-
-def test_the_lock_file_that_a_killed_run_left_is_taken_over(tmp_path):
-    (tmp_path / ".gradpath-lock").write_text("999999999")
-    with lock_folder(tmp_path):
-        assert (tmp_path / ".gradpath-lock").exists()
-    assert not (tmp_path / ".gradpath-lock").exists()
 
 
 def test_a_recorded_path_has_no_folders_of_this_machine(tmp_path, monkeypatch):
