@@ -82,7 +82,7 @@ eap-gp stride="unit" steps=1|eap-gp stride="unit" outputs="all"
 eap-gp stride="unit" move="differing"|eap-gp stride="unit" steps=9|eap-gp stride="unit"
 eap-gp start=true|eap-gp steps=1|eap-gp outputs="all"|eap-gp move="all"
 eap-gp steps=9|eap-ig steps=12|eap-ig end="clean"|eap-ig end="corrupted"|eap-ig end="middle"|eap-ig steps=1
-eap-ig-activations points="own"|eap-ig-activations points="all"|atp-star qk=false|atp-star drop=false
+eap-ig-activations points="own"|eap-ig-activations points="all"|atp-star drop=false
 exact edges=20|eap-ig nothing=1|exact edges=20 seed=3
 eap memory=269100000|eap-ig memory=269100000|eap-gp memory=269100000|eap-ig memory=9
 """

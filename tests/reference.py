@@ -188,7 +188,7 @@ def gathering() -> Iterator[list[Tensor]]:
         yield seen
 
 
-def atp_star(model: Transformer, task: Task, *, qk: bool, drop: bool, instead: Instead | None = None) -> Tensor:
+def atp_star(model: Transformer, task: Task, *, drop: bool, instead: Instead | None = None) -> Tensor:
     """EAP with patterns computed anew for edges into q and k, and the mean size over dropped layers."""
     graph, n_layers, n_heads = model.graph, model.arch.n_layers, model.arch.n_heads
     total = torch.zeros(graph.mask.shape, dtype=torch.float64)
@@ -216,7 +216,7 @@ def atp_star(model: Transformer, task: Task, *, qk: bool, drop: bool, instead: I
             scores = torch.zeros_like(total)
             for u, v in graph.mask.nonzero().tolist():
                 less, target = x_u[u] - x_u_corrupted[u], graph.targets[v]
-                if qk and target[-3:] in ("<q>", "<k>"):
+                if target[-3:] in ("<q>", "<k>"):
                     first = n_heads * int(target[1:].partition(".")[0])
                     own = slice(first, first + n_heads)
                     lost = gathered_less(model, inputs, zs[own], target, less)

@@ -158,13 +158,12 @@ def load_scores(file: str | Path) -> Scores:
         raise InputError(f"{wrong}: {problem} {again}") from None
     except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
         raise InputError(f"{wrong} ({reason(problem)}). {again}") from None
-    expected = (graph.n_sources, graph.n_targets)
-    if values.shape != expected or values.dtype != torch.float32:
-        raise InputError(
-            f"{wrong}: expected float32 of shape {expected}, got {values.dtype} of shape {tuple(values.shape)}. {again}"
-        )
-    if examples is not None and (examples.dtype != torch.float32 or examples.shape != (*examples.shape[:1], *expected)):
-        raise InputError(f"{wrong}: its scores of examples do not fit. {again}")
-    if not values.isfinite().all() or (examples is not None and not examples.isfinite().all()):
-        raise InputError(f"{wrong}: a score is not a finite number. {again}")
+    for x, n_axes in ((values, 2), (examples, 3)):
+        if x is None:
+            continue
+        if x.dtype != torch.float32 or x.ndim != n_axes or x.shape[-2:] != graph.mask.shape:
+            expected, got = tuple(graph.mask.shape), f"{x.dtype} of shape {tuple(x.shape)}"
+            raise InputError(f"{wrong}: expected float32 of shape {expected}, got {got}. {again}")
+        if not x.isfinite().all():
+            raise InputError(f"{wrong}: a score is not a finite number. {again}")
     return Scores(graph, values, recipe, facts, examples)

@@ -1,6 +1,6 @@
 r"""``atp-star``: EAP with the two corrections of AtP* (Kramar et al. 2024, arXiv 2403.00745), for edges.
 
-``qk``: where a softmax is saturated its gradient vanishes, although another query or key would turn the
+Patterns: where a softmax is saturated its gradient vanishes, although another query or key would turn the
 pattern over. So for an edge into <q> or <k> of head h the pattern is computed anew with what that query or
 key is when u is corrupted (its norm, projection and rotation included), and only what follows is linear:
 
@@ -20,7 +20,7 @@ sign. A layer below v leaves the plain score, so nothing has to be run for it; a
 is nothing to drop.
 
 Cost in passes over the positions from the first differing token on: 2 forward and 1 backward; ``drop`` adds
-(L - 1) / 2 backward passes and L - 1 contractions; ``qk`` computes the queries, keys and patterns of a layer
+(L - 1) / 2 backward passes and L - 1 contractions; patterns take the queries, keys and patterns of a layer
 once for every source below it, which counts as forward passes by its share of the weights.
 """
 
@@ -40,10 +40,10 @@ from gradpath.model.transformer import Transformer, at_least_float32
 from gradpath.sweep import CHUNK
 
 
-def _passes(model: Transformer, options: Options) -> float:
+def _passes(model: Transformer, _: Options) -> float:
     """The two prompts, and the queries and keys of every layer once for every source below it."""
     below = sum(model.graph.source_head(layer) for layer in range(model.graph.n_layers))
-    return 2 + (below * _qkv_share(model, 0) if options["qk"] else 0.0)
+    return 2 + below * _qkv_share(model, 0)
 
 
 @method(
@@ -52,7 +52,7 @@ def _passes(model: Transformer, options: Options) -> float:
     passes=_passes,
     points=lambda options: 1 + options["drop"],  # the gradients of all drops are kept
 )
-def atp_star(runs: BatchRuns, *, qk: bool = True, drop: bool = True) -> Tensor:
+def atp_star(runs: BatchRuns, *, drop: bool = True) -> Tensor:
     """EAP with AtP*'s corrections: recomputed patterns for queries and keys, and gradients with layers dropped."""
     model, drop = runs.model, drop and runs.model.arch.n_layers > 1
     scores = runs.writes.input.new_zeros(model.graph.n_sources, model.graph.n_targets)
@@ -61,13 +61,12 @@ def atp_star(runs: BatchRuns, *, qk: bool = True, drop: bool = True) -> Tensor:
     for reads, grad_z in _slopes(runs, drop):
         scores += (1 if grads_z else times) * _contracted(runs, reads, by_size=drop)
         grads_z.append(grad_z)
-    if qk:
-        for changed in _changed_patterns(runs):
-            slopes = torch.stack([grad_z[changed.layer] for grad_z in grads_z if changed.layer < len(grad_z)])
-            effect = changed.effect(at_least_float32(slopes))  # (slope, batch, source, target)
-            effect[0] *= times[changed.targets]
-            effect = effect.abs() if drop else effect
-            scores[changed.sources, changed.targets] = effect.sum((0, 1))
+    for changed in _changed_patterns(runs):
+        slopes = torch.stack([grad_z[changed.layer] for grad_z in grads_z if changed.layer < len(grad_z)])
+        effect = changed.effect(at_least_float32(slopes))  # (slope, batch, source, target)
+        effect[0] *= times[changed.targets]
+        effect = effect.abs() if drop else effect
+        scores[changed.sources, changed.targets] = effect.sum((0, 1))
     return scores / (_other_layers(model).to(scores) if drop else 1)
 
 

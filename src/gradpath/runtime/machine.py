@@ -33,13 +33,14 @@ def set_threads() -> None:
 def free_memory() -> int | None:
     """Bytes of main memory that could be used without swapping, within the limit of a container; None if not known."""
     free = _meminfo().get("MemAvailable")
-    limit, current = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
-    if limit is not None and current is not None:
-        # File pages count towards current memory, but are freed when other memory is requested.
-        pages = sum(_fields(_CGROUP / "memory.stat").get(name, 0) for name in ("inactive_file", "active_file"))
-        below_limit = max(0, limit - current + pages)
-        free = below_limit if free is None else min(free, below_limit)
-    return free
+    try:
+        limit, current = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no container, or no limit
+        return free
+    # File pages count towards current memory, but are freed when other memory is requested.
+    pages = sum(_fields(_CGROUP / "memory.stat").get(name, 0) for name in ("inactive_file", "active_file"))
+    below_limit = max(0, limit - current + pages)
+    return below_limit if free is None else min(free, below_limit)
 
 
 def return_memory() -> None:
@@ -69,10 +70,3 @@ def _fields(file: Path) -> dict[str, int]:
     except OSError:
         return {}
     return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
