@@ -12,7 +12,7 @@ from gradpath.attribution.methods import METHODS
 from gradpath.errors import GradpathWarning, InputError, UsageError
 from gradpath.registry import Registry, load_function, load_installed_plugins, load_plugin, loaded_plugins
 from gradpath.selection import SELECTIONS
-from gradpath.tasks import METRICS, TASKS
+from gradpath.tasks import METRICS
 
 
 def test_a_built_in_name_cannot_be_taken():
@@ -47,13 +47,6 @@ def test_a_cell_that_is_run_twice_replaces_its_own_path():
     finally:
         METHODS.remove("halfway")
     assert "halfway" not in METHODS
-
-
-def test_built_in_entries_come_first_in_a_fixed_order():
-    assert list(METHODS)[:4] == ["eap", "clean-corrupted", "eap-ig", "eap-gp"]
-    assert list(SELECTIONS) == [*("top", "greedy", "signed", "random", "random-paths"), *("refined", "learned", "acdc")]
-    paper = ["ioi", "sva", "gender-bias", "capital-country", "hypernymy", "greater-than"]
-    assert list(TASKS) == [*paper, "arithmetic-addition", "arithmetic-subtraction", "mcqa"]
 
 
 def test_an_unknown_name_suggests_the_nearest():

@@ -31,11 +31,6 @@ def test_free_memory_is_that_of_the_machine_or_what_a_container_leaves(proc, mon
     assert machine.free_memory() == 3700
 
 
-def test_free_memory_is_not_known_everywhere(proc, monkeypatch):
-    monkeypatch.setattr(machine, "_meminfo", dict)
-    assert machine.free_memory() is None
-
-
 @pytest.fixture
 def fresh(proc, monkeypatch):
     """A process without torch, on a machine of eight cores, in which nobody has set anything."""

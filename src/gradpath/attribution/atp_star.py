@@ -46,12 +46,7 @@ def _passes(model: Transformer, _: Options) -> float:
     return 2 + below * _qkv_share(model, 0)
 
 
-@method(
-    "atp-star",
-    at_clean=lambda _: True,
-    passes=_passes,
-    points=lambda options: 1 + options["drop"],  # the gradients of all drops are kept
-)
+@method("atp-star", at_clean=lambda _: True, passes=_passes)
 def atp_star(runs: BatchRuns, *, drop: bool = True) -> Tensor:
     """EAP with AtP*'s corrections: recomputed patterns for queries and keys, and gradients with layers dropped."""
     model, drop = runs.model, drop and runs.model.arch.n_layers > 1

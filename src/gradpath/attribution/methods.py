@@ -71,9 +71,12 @@ class Method(NamedFunction):
     whole: Callable[[Options], bool] = lambda _: False  # whether it moves all positions
     at_clean: Callable[[Options], bool] = lambda _: False  # whether it takes gradients at the clean prompt alone
     check: Callable[[Transformer, Pairs, Options], None] = lambda *_: None  # refuses, or warns, before the first run
-    points: Callable[[Options], int] = lambda options: options.get("steps", 1)  # to estimate memory
-    # Forward passes over the suffix, for the progress bar.
+    # Forward passes over the suffix, for a forecast of the run.
     passes: Callable[[Transformer, Options], float] = lambda _, options: 2.0 + options.get("steps", 1)
+
+    def points(self, options: Options) -> int:
+        """The number of points, to estimate memory."""
+        return int(options.get("steps", 1))
 
     def check_metric(self, metric: Metric, options: Options) -> None:
         """Refuse a metric that has no gradient where the method takes it: its scores would be rounding errors."""
@@ -181,8 +184,8 @@ def path(
         at_clean: Whether the clean prompt is the only point, as a function of the options. The metric kl, which has no
             gradient there, is then refused.
         check: A function that is called before anything is run. It may warn or raise an error.
-        passes: The number of forward passes, clean and corrupted included, for the progress bar; a function of the
-            options. By default ``steps`` and these two.
+        passes: The number of forward passes, clean and corrupted included, for a forecast of the run; a function of
+            the options. By default ``steps`` and these two.
 
     Returns:
         A decorator.
@@ -203,7 +206,6 @@ def method(
     *,
     at_clean: Callable[[Options], bool] = Method.at_clean,
     check: Callable[[Transformer, Pairs, Options], None] = Method.check,
-    points: Callable[[Options], int] = Method.points,
     passes: Callable[[Transformer, Options], float] = Method.passes,
 ) -> Callable[[Scorer], Scorer]:
     """Register a function of one batch as a method.
@@ -215,15 +217,14 @@ def method(
         name: The name of the method.
         at_clean: Whether gradients are taken only at the clean prompt, as a function of the options.
         check: A function that is called before anything is run. It may warn or raise an error.
-        points: The number of points, for the estimate of memory, as a function of the options.
-        passes: The number of forward passes, for the progress bar, as a function of the model and the options.
+        passes: The number of forward passes, for a forecast of the run, as a function of the model and the options.
 
     Returns:
         A decorator.
     """
 
     def register(score: Scorer) -> Scorer:
-        entry = Method(name, score, at_clean=at_clean, check=check, points=points, passes=passes)
+        entry = Method(name, score, at_clean=at_clean, check=check, passes=passes)
         METHODS.add(name, entry, owner_of(score))
         return score
 
