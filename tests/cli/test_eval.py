@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import torch
-from covering import some
 
 from gradpath.circuit import load_circuit
 
@@ -49,30 +48,6 @@ def test_eval_on_the_examples_it_was_found_on_differs(run, found):
     assert train["clean"] != pytest.approx(summary["clean"])
 
 
-@pytest.mark.parametrize("ablation", some(["zero", "mean", "mean-positional"], ["mean-positional"]))
-def test_find_and_eval_use_the_ablation_that_was_asked_for(run, model_folder, tmp_path, ablation):
-    common = ["--model", model_folder, "--examples", 6, "--edges", 40, "--method", "eap", "--json"]
-    found = run("find", *common, "--ablation", ablation, "--out", tmp_path)
-    assert found.code == 0, found.err
-    assert found.json["ablation"] == ablation
-    assert found.json["corrupted"] != pytest.approx(run("find", *common).json["corrupted"])
-    again = run("eval", tmp_path / "circuit.json", "--examples", 6, "--json").json
-    for name in ("ablation", "clean", "corrupted", "circuit", "faithfulness"):
-        assert again[name] == pytest.approx(found.json[name])
-    other = run("eval", tmp_path / "circuit.json", "--examples", 6, "--ablation", "corrupted", "--json").json
-    assert other["ablation"] == "corrupted"
-    assert other["circuit"] != pytest.approx(found.json["circuit"])
-    assert f"all ablated ({ablation})" in run("eval", tmp_path / "circuit.json", "--examples", 6).out
-
-
-def test_means_are_over_the_examples_that_the_circuit_was_found_on(run, model_folder, tmp_path):
-    common = ["--model", model_folder, "--examples", 6, "--edges", 40, "--method", "eap", "--json"]
-    found = run("find", *common, "--ablation", "mean", "--split", "all", "--out", tmp_path).json
-    again = run("eval", tmp_path / "circuit.json", "--examples", 6, "--split", "all", "--json").json
-    assert again["corrupted"] == pytest.approx(found["corrupted"])
-    assert again["circuit"] == pytest.approx(found["circuit"])
-
-
 def test_eval_finds_a_model_by_its_recorded_path_or_says_what_to_do(run, model_folder, monkeypatch, tmp_path):
     monkeypatch.setenv("GRADPATH_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(model_folder.parent)
@@ -109,40 +84,3 @@ def test_eval_says_that_the_weights_have_changed(run, model_folder, tmp_path, mo
     assert ran.code == 0, ran.err
     assert "was found in other weights" in ran.err
     assert "was found in other weights" not in run("eval", tmp_path / "out" / "circuit.json", "--model", folder).err
-
-
-@pytest.fixture(scope="module")
-def unusual(run, model_folder, tmp_path_factory):
-    """A circuit with another seed, number of examples, ablation and precision than the defaults."""
-    out = tmp_path_factory.mktemp("unusual")
-    options = ("--seed", 3, "--examples", 12, "--ablation", "mean", "--dtype", "bfloat16", "--edges", 40)
-    found = run(
-        "find", "--model", model_folder, "--task", "ioi", *options, "--selection", "top", "--out", out, "--json"
-    )
-    assert found.code == 0, found.err
-    return found.json, out
-
-
-def test_eval_is_as_the_circuit_was_found(run, unusual):
-    summary, out = unusual
-    again = run("eval", out, "--json").json
-    for name in ("seed", "ablation", "clean", "corrupted", "circuit", "faithfulness", "error"):
-        assert again[name] == pytest.approx(summary[name]), name
-    assert again["examples"] == summary["examples_measured"]
-    assert run("eval", out, "--dtype", "float32", "--json").json["clean"] != summary["clean"]
-    assert run("eval", out, "--seed", 0, "--json").json["seed"] == 0
-
-
-def test_test_is_as_the_circuit_was_found(run, unusual):
-    summary, out = unusual
-    tested = run("test", out, "--json").json
-    assert (tested["seed"], tested["examples"]) == (3, 12)
-    assert tested["faithfulness"] == pytest.approx(summary["faithfulness"], abs=1e-6)
-
-
-def test_a_circuit_that_was_found_on_all_examples_is_evaluated_on_all(run, model_folder, tmp_path):
-    options = ("--examples", 12, "--split", "all", "--edges", 40, "--selection", "top")
-    found = run("find", "--model", model_folder, "--task", "ioi", *options, "--out", tmp_path, "--json").json
-    again = run("eval", tmp_path, "--json").json
-    assert again["split"] == "all"
-    assert again["faithfulness"] == pytest.approx(found["faithfulness"])

@@ -89,14 +89,6 @@ def test_a_circuit_of_another_model_is_refused(run, found, tmp_path):
     assert "circuit is of another model" in ran.error
 
 
-def test_a_folder_that_cannot_be_written_loses_nothing(run, model_folder, tmp_path):
-    (tmp_path / "file").write_text("")
-    arguments = ["--model", model_folder, "--examples", 2, "--edges", 9, "--method", "eap"]
-    ran = run("find", *arguments, "--out", tmp_path / "file" / "below")
-    assert ran.code == 2
-    assert "--out has to be a folder" in ran.error
-
-
 def test_an_error_nobody_thought_of_is_still_one_sentence(run, model_folder, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("by hand")
@@ -115,12 +107,6 @@ def test_results_are_the_same_with_another_batch_size(run, model_folder):
     assert one["edges_kept"] == many["edges_kept"]
 
 
-def test_json_is_all_that_stdout_has(run, model_folder):
-    ran = run("find", "--model", model_folder, "--examples", 2, "--edges", 9, "--method", "eap", "--json")
-    assert json.loads(ran.out)["edges_requested"] == 9
-    assert torch.is_grad_enabled()
-
-
 def test_a_task_that_the_model_does_not_do_is_warned_of():
     from gradpath.cli.options import lines_of, numbers_of
 
@@ -133,13 +119,6 @@ def test_a_task_that_the_model_does_not_do_is_warned_of():
         assert word in lines
         assert ("the model does not do this task: faithfulness means nothing here" in lines) == (word == "WARNING")
         assert "right answer ahead on 100% of the examples" in lines
-
-
-@pytest.mark.parametrize("more", [["--faithfulness", 0.5, "--edges", 3], ["--nodes", 3, "--selection", "top"]])
-def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(run, more):
-    ran = run("find", "--model", "no-such-folder/nor/model", *more)
-    assert ran.code == 2
-    assert "model" not in ran.error.partition("Use")[0].replace("method", "")
 
 
 def test_gradpath_alone_shows_its_help(run):
@@ -167,20 +146,6 @@ def test_files_do_not_say_where_the_user_keeps_things(run, found, model_folder, 
     record = json.loads((tmp_path / "grid" / "curve.json").read_text())
     assert record["model"] == f".../{model_folder.name}"
     assert record["command"].endswith(f"--model .../{model_folder.name} --out=.../grid")
-
-
-@pytest.mark.parametrize("verb", ["eval", "convert"])
-def test_a_file_whose_data_is_not_an_object_is_refused(run, found, tmp_path, verb):
-    _, out = found
-    content = json.loads((out / "circuit.json").read_text())
-    content["facts"]["data"] = [1]
-    (tmp_path / "circuit.json").write_text(json.dumps(content))
-    if verb == "eval":
-        ran = run("eval", tmp_path / "circuit.json", "--ablation", "mean")
-    else:
-        ran = run("convert", tmp_path / "circuit.json", tmp_path / "x.graphml")
-    assert ran.code == 1
-    assert "damaged (data:" in ran.error
 
 
 PAIRS = "clean,corrupted,answers,wrong_answers\n" + "".join(

@@ -104,15 +104,6 @@ def test_find_learns_for_as_many_steps_as_the_option_says(run, model_folder):
     assert "loss of learned must be match, metric or kl" in refused.err
 
 
-def test_the_users_own_data_goes_the_same_way(run, model_folder, tmp_path):
-    rows = [("The red cat", "The big cat", " sat", " ran"), ("A dog will", "A man will", " run", " walk")]
-    lines = ["clean,corrupted,answers,wrong_answers", *(",".join(row) for row in rows * 3)]
-    (tmp_path / "pairs.csv").write_text("\n".join(lines))
-    common = ["--model", model_folder, "--method", "eap", "--edges", 30, "--examples", 1]
-    ran = run("find", *common, "--data", tmp_path / "pairs.csv", "--json")
-    assert ran.code == 0, ran.err
-
-
 def test_find_keeps_the_best_nodes_and_all_edges_among_them(run, model_folder, tmp_path):
     arguments = ["--model", model_folder, "--examples", 4, "--nodes", 3]
     ran = run("find", *arguments, "--out", tmp_path, "--json")
@@ -181,20 +172,6 @@ def test_more_examples_than_powers_of_two_in_a_float_write_all_files(run, model_
     typed = ("--task", "sva", "--examples", "1100", "--method", "eap", "--edges", "20", "--selection", "top")
     assert run("find", "--model", model_folder, *typed, "--out", tmp_path).code == 0
     assert {file.name for file in tmp_path.iterdir()} == {"scores.safetensors", "circuit.json", "report.html"}
-
-
-def test_a_report_that_fails_costs_neither_scores_nor_circuit(run, model_folder, tmp_path, monkeypatch):
-    def broken(*_args, **_options):
-        raise OverflowError("int too large to convert to float")
-
-    monkeypatch.setattr("gradpath.pipeline.found.evidence", broken)
-    out = tmp_path / "out"
-    typed = ("--task", "ioi", "--examples", "4", "--edges", "40", "--selection", "top", "--out", out)
-    done = run("find", "--model", model_folder, *typed)
-    assert {file.name for file in out.iterdir()} == {"scores.safetensors", "circuit.json"}
-    assert "report could not be made" in done.err
-    assert "int too large" in done.err
-    assert "report.html" not in done.out
 
 
 @pytest.mark.filterwarnings("always:random circuits could not")

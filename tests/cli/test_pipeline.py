@@ -140,31 +140,6 @@ def test_find_takes_a_task_and_measures_on_its_other_half(model):
         gp.find(model, own, data="pairs.csv")
 
 
-REFUSED = {
-    "two sizes": ({"edges": 5, "sparsity": 0.9}, "`edges` and `sparsity` each set the size"),
-    "a share and a size": ({"edges": 5, "faithfulness": 0.9}, "`faithfulness` and `edges` each set the size"),
-    "a share in percent": ({"faithfulness": 85.0}, "above 0 and at most 1"),
-    "nodes and a selection of edges": (
-        {"nodes": 3, "selection": "top"},
-        "`selection` selects edges and `nodes` selects nodes: give one of them",
-    ),
-    "an unknown selection": ({"selection": "refind"}, "Did you mean 'refined'"),
-    "an unknown method": ({"method": "eap-gg"}, "Did you mean"),
-    "an unknown option": ({"options": {"strid": 1}}, "has no option 'strid'"),
-    "an unknown ablation": ({"ablation": "none"}, "there is no ablation 'none'"),
-    "an unknown split": ({"split": "test"}, "`split` must be held-out, same or all: got 'test'"),
-    "no edges": ({"edges": 0}, "at least 1"),
-    "everything left out": ({"sparsity": 1.0}, "at least 0 and below 1"),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_a_wrong_request_is_refused_before_anything_runs(kind):
-    options, words = REFUSED[kind]
-    with pytest.raises(UsageError, match=words):
-        checked(Recipe(**options))
-
-
 def test_find_compares_with_random_circuits_in_one_sentence(model, tmp_path):
     found = gp.find(model, "ioi", edges=40, selection="top", examples=14)
     assert Counter(result.edges_requested for result in found.random).most_common(1) == [(40, 19)]

@@ -19,13 +19,12 @@ from gradpath.cli import VERBS
 from gradpath.cli import gradpath as command_line
 from gradpath.formats import FORMATS
 from gradpath.model.families import FAMILIES
-from gradpath.paper import EXPERIMENTS
 from gradpath.selection import SELECTIONS
 from gradpath.tasks import METRICS, TASKS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "plugin"
-REGISTRIES = (ABLATIONS, EXPERIMENTS, FAMILIES, FORMATS, METHODS, METRICS, SELECTIONS, TASKS)
+REGISTRIES = (ABLATIONS, FAMILIES, FORMATS, METHODS, METRICS, SELECTIONS, TASKS)
 OF_THE_EXAMPLE = ["--task", "opposites", "--method", "eap-stratified", "--selection", "each-target"]
 OF_THE_EXAMPLE += ["--metric", "right-probability"]
 QUICK = ["--examples", 4, "--edges", 20]
@@ -42,8 +41,6 @@ from pathlib import Path
 from gradpath.ablation import ablation, ablation_of
 from gradpath.formats import FORMATS, Format
 from gradpath.model.families import FAMILIES, family
-from gradpath.paper import add_experiment
-from gradpath.study.outcome import Experiment, Outcome
 
 @ablation("half-mean")
 def half_mean(model, data, limits):
@@ -55,11 +52,6 @@ def write_names(content, file: Path, d_model):
     file.write_text("\\n".join(content.need_circuit()))
 
 FORMATS.add("names", Format(".names", "The names of the edges.", write_names), owner=__name__)
-add_experiment(
-    Experiment("size", lambda bench: Outcome("size", "Size", [{"n": bench.model.graph.n_edges}], "")),
-    "How many edges the model has.",
-    owner=__name__,
-)
 family("my-gpt2", "A copy of GPT-2's adapter.")(lambda source: FAMILIES["gpt2"].adapter(source))
 '''
 
@@ -132,7 +124,7 @@ def test_a_family_of_ones_own_is_checked_and_used_from_its_file(run, model_folde
     assert again.json["faithfulness"] == pytest.approx(found.json["faithfulness"])
 
 
-def test_ablations_formats_experiments_and_families_can_be_added(run, model_folder, write, tmp_path):
+def test_ablations_formats_and_families_can_be_added(run, model_folder, write, tmp_path):
     plugin = ["--plugin", write(OTHERS)]
     common = ["--model", model_folder, "--method", "eap", "--selection", "top", *QUICK]
     assert "there is no ablation 'half-mean'" in run("find", *common, "--ablation", "half-mean").error
@@ -143,10 +135,7 @@ def test_ablations_formats_experiments_and_families_can_be_added(run, model_fold
     assert (again.json["ablation"], again.json["corrupted"]) == ("half-mean", pytest.approx(ran.json["corrupted"]))
     assert run("convert", circuit, tmp_path / "edges.names", *plugin).code == 0
     assert len((tmp_path / "edges.names").read_text().split()) == ran.json["edges_kept"]
-    size = run("reproduce", "size", "--model", model_folder, *plugin, "--out", tmp_path / "size", "--json")
-    assert size.json["experiments"]["size"]["rows"] == [{"n": ran.json["edges_total"]}]
     assert "my-gpt2" in run("ls", "models", *plugin).out
-    assert "How many edges the model has." in run("ls", "experiments", *plugin).out
 
 
 def test_cells_are_reused_until_the_plugin_changes(run, model_folder, write, tmp_path):
@@ -165,14 +154,6 @@ def test_cells_are_reused_until_the_plugin_changes(run, model_folder, write, tmp
     second, more = measured(-9.0)
     assert more == 2 * files
     assert second != first
-
-
-def test_files_of_the_same_name_are_both_in_the_key(write, tmp_path):
-    (tmp_path / "other").mkdir()
-    registry.load_plugin(write("A = 1"))
-    one = registry.loaded_plugins()["mine.py"]
-    registry.load_plugin(write("A = 2", "other/mine.py"))
-    assert one in registry.loaded_plugins()["mine.py"] != one
 
 
 @pytest.mark.slow

@@ -21,21 +21,6 @@ import gradpath
 ROOT = Path(__file__).parents[2]
 VERSION = re.compile(r'^(?:__version__|version)\s*[=:]\s*"?([\d.]+)"?', re.MULTILINE)
 
-TYPED = """
-import gradpath as gp
-
-def size(circuit: gp.Circuit) -> str:
-    return len(circuit)  # an int: mypy has to see this through the package's own types
-"""
-# What others wrote is of no interest here, and long.
-MYPY = """
-[mypy]
-strict = true
-follow_imports = silent
-[mypy-torch.*,transformers.*,jaxtyping.*,safetensors.*,numpy.*,matplotlib.*]
-follow_imports = skip
-"""
-
 
 def test_version_comes_from_one_place():
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"] == ["version"]
@@ -111,17 +96,3 @@ def test_installed_package_is_the_wheels_and_finds_a_circuit(installed, model_fo
     assert {file.name for file in (tmp_path / "kept").iterdir()} >= {"circuit.json", "report.html"}
     for what in ("models", "tasks", "methods", "formats"):
         assert run([program, "ls", what], cwd=tmp_path).strip()
-
-
-@pytest.mark.slow
-def test_types_of_the_installed_package_are_honoured(installed, tmp_path):
-    (tmp_path / "user.py").write_text(TYPED)
-    (tmp_path / "mypy.ini").write_text(MYPY)
-    command = [sys.executable, "-m", "mypy", "--cache-dir", "cache"]
-    command += ["--python-executable", str(installed / "bin" / "python"), "user.py"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.count("error:") == 1, done.stdout
-    assert "user.py:5" in done.stdout
-    assert 'got "int", expected "str"' in done.stdout

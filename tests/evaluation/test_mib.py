@@ -10,8 +10,7 @@ from gradpath.attribution.attribute import attribute
 from gradpath.defaults import MIB_RANKINGS
 from gradpath.evaluation import evaluate, mib
 from gradpath.graph import Graph
-from gradpath.pipeline import measure_mib
-from gradpath.selection import select
+from gradpath.selection import rank, select
 
 TASK = prompts([6, 9, 6, 7, 9], [[0], [4], [2, 3, 5], [6], [1, 8]])
 
@@ -51,7 +50,9 @@ def test_edges_are_rounded_down_as_in_the_benchmark():
 @pytest.mark.parametrize("how", MIB_RANKINGS)
 def test_measure_equals_circuits_measured_one_by_one(gpt2, how):
     scores = attribute(gpt2, TASK, "eap-ig")
-    found = measure_mib(gpt2, scores, TASK, batch_size=2)[how]
+    order = rank(scores, how)
+    circuits = [order.circuit(mib.edges_at(gpt2.graph, fraction)) for fraction in mib.FRACTIONS[:-1]]
+    found = mib.areas_of(evaluate(gpt2, circuits, TASK, batch_size=2))
     values = []
     for fraction in mib.FRACTIONS:
         n = max(1, int(fraction * gpt2.graph.n_edges))

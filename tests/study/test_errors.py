@@ -53,14 +53,6 @@ def test_manual_compares_with_both_readings_of_a_circuit(run, shaped, tmp_path):
     assert (tmp_path / "manual.png").exists()
 
 
-def test_a_file_is_no_folder(run, tmp_path):
-    (tmp_path / "file").write_text("")
-    for verb in (["reproduce", "baselines"], ["curve"]):
-        ran = run(*verb, "--model", tmp_path / "nowhere", "--out", tmp_path / "file")
-        assert ran.code == 2
-        assert "--out has to be a folder" in ran.error
-
-
 def test_a_folder_of_another_model_is_not_written_over(run, everything, tmp_path):
     other = save_tiny(tmp_path / "other", layers=1)
     before = (everything.out / "baselines.csv").read_bytes()

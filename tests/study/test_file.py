@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shutil
 from pathlib import Path
 from statistics import mean, stdev
@@ -69,8 +68,8 @@ def test_the_example_has_a_row_for_every_combination(example):
     rows = rows_of(out)
     keys = {tuple(row[key] for key in ("task", "method", "selection", "edges_requested", "seed")) for row in rows}
     assert len(rows) == len(keys) == 2 * 2 * 2 * 2 * 2
-    assert {row["model"] for row in rows} == {".../tiny-gpt2"}
-    assert "## Greater-Than in .../tiny-gpt2" in ran.out
+    assert {row["model"] for row in rows} == {"tiny-gpt2"}
+    assert "## Greater-Than in tiny-gpt2" in ran.out
     assert {file.name for file in out.iterdir()} >= {f"study.{x}" for x in ("csv", "md", "json", "png", "svg")}
 
 
@@ -111,18 +110,6 @@ def test_a_difference_is_clear_if_the_interval_over_seeds_excludes_zero():
     assert unclear["high"] == pytest.approx(-2 + 4.302653 / 3**0.5)  # Student's t with two degrees of freedom
     assert (unclear["clear"], clear["clear"]) == (False, True)
     assert not over_differences([0.0, 0.0])["clear"]
-
-
-@pytest.mark.slow
-def test_nothing_is_measured_again_and_the_report_is_the_same(example, run, monkeypatch):
-    _, file, out = example
-    before = {name: (out / name).read_bytes() for name in ("study.csv", "study.md")}
-    monkeypatch.setattr("gradpath.study.bench.evaluate_many", never)
-    assert run("run", file, "--out", out).code == 0
-    assert {name: (out / name).read_bytes() for name in before} == before
-    dry = run("run", file, "--out", out, "--dry-run")
-    assert dry.out.splitlines()[0].endswith("32 circuits, each measured on 4 examples")
-    assert dry.out.splitlines()[-2:] == ["Still to measure:", "  .../tiny-gpt2: 0 of 32 circuits"]
 
 
 def never(*_, **__):
@@ -180,7 +167,7 @@ def test_ones_own_pairs_and_plugins_lie_beside_the_file(run, write, tiny_folder,
     assert ran.code == 0, ran.err
     assert {(row["task"], row["method"]) for row in rows_of(tmp_path / "out")} == {
         ("ioi", "study-point"),
-        ("pairs", "study-point"),
+        ("pairs.csv", "study-point"),
     }
     assert {row["edges_requested"] for row in rows_of(tmp_path / "out")} == {"10"}
     assert "has 46 edges, so there are no circuits of 47 edges in it" in ran.err
@@ -274,43 +261,15 @@ def test_what_is_not_a_study_is_refused_in_a_sentence(write, text, words):
         read_study(write(text))
 
 
-def test_names_that_no_system_allows_are_mistakes_or_names_of_the_hub(write):
-    long = "x" * 5000
-    assert read_study(write(f"model: {long}")).models == (long,)
-    for text in (f"data: {long}.csv", f"plugins: {long}.py", f"metric: {long}.py:f", "model: ~nobody/x"):
-        with pytest.raises(UsageError, match="has 1 mistake"):
-            read_study(write(text))
-
-
 @pytest.mark.parametrize("text", ["model: !!python/object/apply:os.getcwd []", "task: !!python/name:os.system"])
 def test_objects_are_not_made(write, text):
     with pytest.raises(InputError, match="is not YAML in line 1: could not determine a constructor for the tag"):
         read_study(write(text))
 
 
-def test_a_key_that_is_a_number_is_a_mistake(write):
-    with pytest.raises(UsageError, match="has 1 mistake"):
-        read_study(write("1: 2"))
-
-
 def test_the_documents_have_every_key():
     text = (EXAMPLE.parents[1] / "docs" / "run.md").read_text()
     assert [key for key in KEYS if f"| `{key}` |" not in text] == []
-
-
-@pytest.mark.slow
-def test_files_of_every_documented_kind_are_tasks(write, tmp_path):
-    keys = (Path(__file__).parents[2] / "docs" / "run.md").read_text(encoding="utf-8")
-    (row,) = (line for line in keys.splitlines() if line.startswith("| `data`"))
-    kinds = re.findall(r"`(\.\w+)`", row)
-    assert kinds == [".csv", ".jsonl"]
-    pair = {"clean": "a b", "corrupted": "c b", "answers": " x", "wrong_answers": " y"}
-    (tmp_path / "pairs.csv").write_text(PAIRS)
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
-    study = read_study(write(f"data: [{', '.join(f'pairs{kind}' for kind in kinds)}]"))
-    assert [Path(file).name for file in study.study.task_names] == ["pairs.csv", "pairs.jsonl"]
-    with pytest.raises(UsageError, match=r"line 1: data: there is no file .*pairs\.parquet"):
-        read_study(write("data: pairs.parquet"))
 
 
 def test_two_processes_write_the_table_of_one(example, tmp_path):

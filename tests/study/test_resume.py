@@ -104,32 +104,6 @@ def test_scores_are_computed_once_for_all_experiments(everything):
     assert len(keys) == 2 * (3 + 2)
 
 
-@pytest.mark.slow
-def test_other_settings_in_the_same_folder_are_as_in_a_fresh_one(run, tiny_folder, tmp_path):
-    def table(out: Path, sparsities: str) -> tuple[bytes, str]:
-        asked = (
-            "--tasks",
-            "ioi",
-            "--examples",
-            4,
-            "--methods",
-            "eap",
-            "--selection",
-            "top",
-            "--sparsities",
-            sparsities,
-        )
-        ran = run("reproduce", "faithfulness", "--model", tiny_folder, *asked, "--out", out)
-        assert ran.code == 0, ran.err
-        return (out / "faithfulness.csv").read_bytes(), ran.err
-
-    first, _ = table(tmp_path / "same", "0.5")
-    second, said = table(tmp_path / "same", "0.7")
-    assert "was made with other settings" in said
-    assert second == table(tmp_path / "fresh", "0.7")[0] != first
-    assert table(tmp_path / "same", "0.5")[0] == first
-
-
 def test_every_curve_has_random_circuits_of_the_same_sizes_beside_it(tiny, tmp_path):
     sizes = (("sparsity", 0.2), ("sparsity", 0.8))
     study = Study(Recipe(examples=4), ("ioi",), ("eap",), ("top",), sizes)

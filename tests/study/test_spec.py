@@ -68,12 +68,6 @@ def test_recipes_are_all_combinations():
     }
 
 
-def test_the_defaults_of_a_study_are_those_of_reproduce():
-    study = Study()
-    assert (study.selections, study.steps) == (("top", "greedy"), tuple(range(3, 21)))
-    assert (study.grid, study.recipe.examples, study.seeds, study.recipe.ablation) == ("paper", 100, (0,), "corrupted")
-
-
 def test_every_experiment_is_there_under_its_name():
     assert [find_experiment(name).name for name in ABOUT] == list(ABOUT)
     with pytest.raises(UsageError, match="Did you mean 'faithfulness'"):

@@ -85,11 +85,7 @@ def gradpath(context: click.Context) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command and exit with its code. Every failure ends in one sentence on stderr.
-
-    Args:
-        arguments: The words after ``gradpath``; those of the process by default.
-    """
+    """Run a command and exit with its code. Every failure ends in one sentence on stderr."""
     try:
         _check_folder()
         with _sigterm_as_exception(), _warnings_as_lines(), bars():

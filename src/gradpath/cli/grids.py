@@ -89,10 +89,6 @@ def _curve_text(written: Written, out: Path | None) -> str:
         clear = "" if row["error_clear"] else ", not clear"
         lines.append(f"  {row['method']}, {row['selection']}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]{clear}")
     lines += ["", f"Random circuits of the same sizes: faithfulness {min(chance):.1f}% to {max(chance):.1f}%"]
-    for row in facts.get("mib_random", ()):
-        lines.append(
-            f"  MIB: CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}, the mean of {row['rankings']} random rankings"
-        )
     if out is None:
         return "\n".join([*lines, "", "To write the tables, the figure and a report, give a folder with --out."])
     names = ", ".join(file.name for file in written.files)

@@ -205,7 +205,7 @@ LISTS: dict[str, tuple[str, Callable[[], Rows]]] = {
     "selections": ("How edges are selected, for --selection.", _entries("selection:SELECTIONS")),
     "metrics": ("How the behaviour is measured, for --metric.", _entries("tasks.metrics:METRICS", first_line)),
     "ablations": ("How ablated edges are replaced, for --ablation.", _entries("ablation:ABLATIONS")),
-    "experiments": ("Tables and figures, for reproduce.", _entries("paper:EXPERIMENTS")),
+    "experiments": ("Tables and figures, for reproduce.", _entries("paper:ABOUT", str)),
     "formats": (
         "Files that convert reads and writes.",
         _entries("formats:FORMATS", lambda x: f"{x.about} [{x.suffix}]"),

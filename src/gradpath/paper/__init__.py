@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from gradpath.errors import unknown
-from gradpath.registry import Registry
 
 if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
@@ -34,43 +33,13 @@ _NAMES = {"eap": "eap", "eap-ig": "eap-ig", "eap-gp+stride=unit": "eap-gp"}  # a
 ABOUT = {name: about for name, (_, about) in (_BUILT_IN | OWN_MODELS).items()}
 
 
-@dataclass(frozen=True)
-class Listed:
-    """An experiment that ``gradpath reproduce`` can name: its description, and a function that imports it."""
-
-    about: str
-    load: Callable[[], Experiment]
-
-
-EXPERIMENTS = Registry[Listed]("experiment", [__name__])
-
-
-def add_experiment(experiment: Experiment, about: str, owner: str) -> None:
-    """Register an experiment, for plug-ins.
-
-    Args:
-        experiment: The experiment, under its own name.
-        about: One sentence for ``gradpath ls experiments``.
-        owner: The module that defines it.
-    """
-    EXPERIMENTS.add(experiment.name, Listed(about, lambda: experiment), owner)
-
-
 def find_experiment(name: str) -> Experiment:
     """The experiment of that name, or an error that suggests the nearest one."""
-    if name not in EXPERIMENTS:
-        raise unknown("experiment", name, [*EXPERIMENTS, "all"])
-    return EXPERIMENTS[name].load()
-
-
-def _import(module: str, name: str) -> Experiment:
-    """A built-in experiment: the constant of its name in its module."""
+    if name not in ABOUT:
+        raise unknown("experiment", name, [*ABOUT, "all"])
+    module, _ = (_BUILT_IN | OWN_MODELS)[name]
     experiment: Experiment = getattr(importlib.import_module(f"gradpath.{module}"), name.upper())
     return experiment
-
-
-for _name, (_module, _about) in (_BUILT_IN | OWN_MODELS).items():
-    EXPERIMENTS.add(_name, Listed(_about, partial(_import, _module, _name)), __name__)
 
 
 @dataclass(frozen=True)
@@ -108,14 +77,7 @@ def _data() -> Any:
 
 
 def published(model: Transformer) -> Published | None:
-    """The paper's numbers for a model.
-
-    Args:
-        model: Any model. GPT-2 small, medium and XL are recognised by their shape.
-
-    Returns:
-        Its numbers, or None if the paper has none.
-    """
+    """The paper's numbers for GPT-2 small, medium and XL, recognised by their shape; None for other models."""
     a = model.arch
     for name, entry in _data()["models"].items():
         same = {"layers": a.n_layers, "heads": a.n_heads, "d_model": a.d_model} == entry["shape"]

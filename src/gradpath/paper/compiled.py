@@ -455,15 +455,7 @@ def hf_tokenizer(program: Program) -> Any:
 
 
 def load_compiled(name: str, level: str = "plain") -> Compiled:
-    """A compiled model.
-
-    Args:
-        name: The program, one of ``program_names()``.
-        level: ``plain``, ``hidden`` or ``curved``.
-
-    Returns:
-        The model, its tasks and its true circuit.
-    """
+    """The program of that name as a model, at a level of difficulty, with its tasks and its true circuit."""
     if level not in LEVELS:
         raise unknown("level of difficulty", level, LEVELS)
     program = load_program(name)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,16 +25,13 @@ from gradpath.evaluation import evaluate_many
 from gradpath.evaluation.result import mean_and_interval
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
-from gradpath.report.style import INK, colour, fit, method_title, panels, task_title
+from gradpath.report.style import task_title
 from gradpath.runtime import distributed
 from gradpath.study.bench import Bench, Row
 from gradpath.study.faithfulness import READING
 from gradpath.study.outcome import Column, Experiment, Outcome, grouped, interval_column, nfs, percent, signed, table
 from gradpath.study.spec import method_label, method_options, method_recipe
 from gradpath.tasks import Task, encode
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DOUBTFUL = (
     "The paper's numbers marked (?) cannot be what their columns say: Capital-Country and Hypernymy look like "
@@ -181,7 +178,6 @@ def runtime_outcome(bench: Bench) -> Outcome:
         title=f"Faithfulness and cost at {100 * SPARSITY:g}% sparsity in {bench.title}",
         rows=rows,
         text=table([*RUNTIME_COLUMNS, *paper_columns], rows),
-        figures={"runtime": lambda: _draw_runtime(rows, bench.title)},
         notes=(READING, note, *paper),
     )
 
@@ -197,34 +193,6 @@ def _runtime_rows(bench: Bench, task: str) -> list[Row]:
             row |= {"paper": paper["faithfulness"], "difference": row["faithfulness"] - paper["faithfulness"]}
             row["paper_seconds"] = paper["seconds"]
     return rows
-
-
-def _draw_runtime(rows: Sequence[Row], model: str) -> Figure:
-    """Faithfulness against cost: one point per task and method, of the first selection."""
-    from matplotlib.lines import Line2D
-
-    figure, (ax,) = panels(1, 1, (7.4, 4.4))
-    selection, rows = next(iter(grouped(rows, "selection").items()))
-    labels, tasks = list(grouped(rows, "method")), grouped(rows, "task")
-    marks = dict(zip(tasks, ("o", "s", "^", "D", "v", "P", "X", "*") * 4, strict=False))
-    for row in rows:
-        y = 100 * row["faithfulness"]
-        ends = (row[f"faithfulness_{end}"] for end in ("low", "high"))  # None: too few examples for an interval
-        low, high = (0.0 if end is None else abs(y - 100 * end) for end in ends)
-        style = {"color": colour(row["method"], labels), "marker": marks[row["task"]]}
-        ax.errorbar(row["ratio"], y, [[low], [high]], elinewidth=0.8, markersize=6, alpha=0.9, **style)
-    ax.axhline(100, color=INK, linewidth=0.8, linestyle=":")
-    ax.set_xlabel("CPU time (multiples of one forward + backward pass)")
-    ax.set_ylabel("NFS (% of clean - corrupted), 95% interval")
-    title = f"Faithfulness at {100 * SPARSITY:g}% sparsity ({selection}) against cost in {model}"
-    figure.suptitle(title, fontsize=10.5, color=INK)
-    handles = [Line2D([], [], color=colour(x, labels), linewidth=3, label=method_title(x)) for x in labels]
-    for task, group in tasks.items():
-        name = f"{task_title(task)} ({group[0]['examples']} examples)"
-        handles.append(Line2D([], [], color=INK, marker=marks[task], linestyle="", label=name))
-    figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False)
-    fit(ax, rows)
-    return figure
 
 
 RUNTIME = Experiment("runtime", runtime_outcome)

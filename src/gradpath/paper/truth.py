@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradpath import defaults
@@ -27,8 +26,8 @@ from gradpath._version import __version__
 from gradpath.attribution.attribute import attribute
 from gradpath.graph import Graph
 from gradpath.model.transformer import Transformer
-from gradpath.paper.compiled import LEVELS, Compiled, load_compiled, load_program, program_names
-from gradpath.report.style import BLUE, INK, MUTED, colour, marker, method_title, panels
+from gradpath.paper.compiled import LEVELS, Compiled, load_compiled, program_names
+from gradpath.report.style import method_title
 from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection import rank
@@ -38,10 +37,6 @@ from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
 from gradpath.study.spec import method_options, method_recipe, words
 from gradpath.tasks.task import task_digest
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 METHODS = "eap,eap-ig,eap-ig+steps=9,eap-ig+steps=50,eap-gp,eap-gp+stride=unit,relp,gim,atp-star,exact"
 BASE = defaults.METHOD  # the scores that selections start from
 SELECTIONS = ("refined", "acdc")
@@ -49,7 +44,6 @@ THRESHOLDS = (0.2, 0.02, 0.002)  # of acdc
 SIZES = 16  # of the circuits of a selection, from one edge to half of all
 KINDS = ("open", "saturated", "redundant")
 TIE = 1e-6  # of the largest |score|: smaller differences are rounding
-RECALLS = [i / 20 for i in range(1, 21)]  # where curves are drawn
 Sets = Sequence[frozenset[str]]
 
 
@@ -68,15 +62,7 @@ def _edges(mask: Tensor, graph: Graph) -> list[str]:
 
 
 def agreement(circuits: Sets, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Compare circuits with the true edges by precision and recall.
-
-    Args:
-        circuits: Sets of edges. The last has all edges of the model.
-        kinds: The true edges, and the kind of each.
-
-    Returns:
-        The area, the best F1 and the circuit that has it, and the precision at each of ``RECALLS``.
-    """
+    """Compare circuits with the true edges by precision and recall."""
     true = kinds.keys()
     points = [(len(edges & true) / len(edges), len(edges & true) / len(true), edges) for edges in circuits if edges]
     points.sort(key=lambda point: point[1])
@@ -90,8 +76,6 @@ def agreement(circuits: Sets, kinds: Mapping[str, str]) -> dict[str, Any]:
     for kind in KINDS:
         true_of_kind = {edge for edge in kinds if kinds[edge] == kind}
         row |= {f"{kind}_true": len(true_of_kind), f"{kind}_found": len(true_of_kind & best)}
-    # The best precision at this recall or a higher one: curves of different programs can then be averaged.
-    row["curve"] = [round(max(p for p, r, _ in points if r >= level - 1e-9), 6) for level in RECALLS]
     return row
 
 
@@ -147,13 +131,12 @@ def _selected(item: Compiled, scores: Scores, selection: str) -> Sets:
 
 
 def outcome(bench: Bench) -> Outcome:
-    rows, curves, cells = list[Row](), list[list[float]](), _cells(bench)
+    rows, cells = list[Row](), _cells(bench)
     with progress_bar("models with known circuits", len(cells), unit="cell") as bar:
         for name, level, method, selection in cells:
-            value = {**_measured(bench, (name, level, method, selection))}
-            curves.append(value.pop("curve"))
             row: Row = {"program": name, "level": level, "method": selection or method}
-            rows.append({**row, "edges_total": compiled(name, level).model.graph.n_edges, **value})
+            row["edges_total"] = compiled(name, level).model.graph.n_edges
+            rows.append(row | _measured(bench, (name, level, method, selection)))
             bar.update()
     models, folder = [compiled(name, level) for name in program_names() for level in LEVELS], bench.store.folder
     for item in models:  # checkpoints with data and true circuits, for other commands and other tools
@@ -164,8 +147,7 @@ def outcome(bench: Bench) -> Outcome:
         name="truth",
         title="Methods against circuits that are known",
         rows=rows,
-        text=f"{_summary(rows)}\n\n## By program, level curved: area\n\n{_by_program(rows)}\n\n{_models()}",
-        figures={"truth": lambda: _draw(rows, curves)},
+        text=f"{_summary(rows)}\n\n## By program, level curved: area\n\n{_by_program(rows)}",
         notes=(_note(bench),),
         facts={"edges_total": None, "models": digests, "true_edges": _all_kinds()},
     )
@@ -205,16 +187,6 @@ def _by_program(rows: Sequence[Row]) -> str:
     return markdown(["program", *map(method_title, grouped(rows, "method"))], lines)
 
 
-def _models() -> str:
-    lines = []
-    for name, kinds in _all_kinds().items():
-        counts = [str(list(kinds.values()).count(kind)) for kind in KINDS]
-        edges = [str(compiled(name, level).model.graph.n_edges) for level in LEVELS[:2]]
-        lines.append([name, *counts, *edges, load_program(name).about])
-    heads = ["program", *(f"{kind} edges" for kind in KINDS), "edges, plain", "edges, hidden and curved", "computes"]
-    return "## The programs\n\n" + markdown(heads, lines)
-
-
 def _note(bench: Bench) -> str:
     examples = len(compiled(program_names()[0], "plain").task)
     return (
@@ -226,45 +198,6 @@ def _note(bench: Bench) -> str:
         f"F1, over all programs and levels. Selections start from {method_title(BASE)}. The folder models has "
         "every model as a checkpoint, with its data (pairs.csv) and its true circuit (circuit.json)."
     )
-
-
-def _draw(rows: Sequence[Row], curves: Sequence[Sequence[float]]) -> Figure:
-    labels = list(grouped(rows, "method"))
-    figure, axes = panels(1, len(LEVELS) + 1, (4.0 * (len(LEVELS) + 1), 4.6))
-    for ax, level in zip(axes, LEVELS, strict=False):
-        for label in labels:
-            rows_and_curves = zip(rows, curves, strict=True)
-            values = [curve for row, curve in rows_and_curves if (row["level"], row["method"]) == (level, label)]
-            means = torch.tensor(values).mean(0).tolist()
-            style: dict[str, Any] = {"color": _colour(label, labels), "marker": marker(label, labels)}
-            ax.plot(RECALLS, means, label=method_title(label), linewidth=1.4, markersize=4, markevery=4, **style)
-        ax.set_title(level, fontsize=10, color=INK)
-        ax.set_xlabel("recall (share of the true edges)")
-        ax.set_ylabel("precision (best from that recall on)")
-        ax.set_ylim(-0.02, 1.03)
-    _bars(axes[-1], rows, labels)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
-    figure.suptitle(f"Methods against known circuits, mean of {len(program_names())} compiled programs", color=INK)
-    return figure
-
-
-def _colour(label: str, labels: list[str]) -> str:
-    """The colour of a method; selections have colours that no method has."""
-    return {"refined": INK, "acdc": BLUE}.get(label) or colour(label, labels)
-
-
-def _bars(ax: Axes, rows: Sequence[Row], labels: list[str]) -> None:
-    """The share of the true edges of each kind that each method finds."""
-    width = 0.8 / len(labels)
-    for i, label in enumerate(labels):
-        shares = [float(_share(grouped(rows, "method")[label], kind) or 0) / 100 for kind in KINDS]
-        at = [place + (i - len(labels) / 2 + 0.5) * width for place in range(len(KINDS))]
-        ax.bar(at, shares, width, color=_colour(label, labels), edgecolor=MUTED, linewidth=0.2)
-    ax.set_xticks(range(len(KINDS)), KINDS)
-    ax.set_title("true edges found, by kind", fontsize=10, color=INK)
-    ax.set_ylabel("share found at the best F1")
-    ax.set_ylim(0, 1.03)
 
 
 def own_model() -> Transformer:

@@ -19,7 +19,7 @@ from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import recorded_method
 from gradpath.circuit import Circuit
 from gradpath.errors import UsageError, check_type, reason, warn
-from gradpath.evaluation import evaluate, evaluate_many, mib
+from gradpath.evaluation import evaluate_many
 from gradpath.evaluation.result import Result
 from gradpath.model.transformer import Transformer
 from gradpath.pipeline.examples import Note, load_examples, note_warnings
@@ -258,48 +258,3 @@ def _curve_sizes(n_edges: int) -> list[int]:
     """Numbers of edges to measure in addition to n; in a small model up to almost all."""
     largest = max(round(LARGEST * n_edges), min(n_edges, READABLE))
     return log_spaced(min(SMALLEST, max(1, largest // 50)), largest, SIZES)
-
-
-def measure_mib(
-    model: Transformer,
-    scores: Scores,
-    task: Task,
-    *,
-    rankings: Sequence[str] = defaults.MIB_RANKINGS,
-    batch_size: int | None = None,
-    memory: int | None = None,
-    progress: bool = False,
-    ablation: str | None = None,
-    mean_over: Task | None = None,
-) -> dict[str, mib.Areas]:
-    """MIB's CPR and CMD of the scores on a task: ``measure_mib(...)["signed"].cmd``.
-
-    Args:
-        model: The model.
-        scores: The scores of all edges.
-        task: The examples to measure on.
-        rankings: How edges are ranked: ``top``, ``signed``, or both.
-        batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
-        memory: A budget in bytes, weights included; by default the weights and half of the free memory.
-        progress: Whether to show progress bars.
-        ablation: How ablated edges are replaced, as in ``evaluate``.
-        mean_over: The task whose clean prompts the means are taken over, as in ``evaluate``.
-
-    Returns:
-        The areas of each ranking.
-    """
-    counts = [mib.edges_at(scores.graph, fraction) for fraction in mib.FRACTIONS[:-1]]
-    orders = [rank(scores, how, sizes=counts) for how in rankings]
-    circuits = [order.circuit(n) for order in orders for n in counts]
-    results = evaluate(
-        model,
-        circuits,
-        task,
-        batch_size=batch_size,
-        memory=memory,
-        progress=progress,
-        ablation=ablation,
-        mean_over=mean_over,
-    )
-    parts = [results[at : at + len(counts)] for at in range(0, len(results), len(counts))]
-    return {how: mib.areas_of(part) for how, part in zip(rankings, parts, strict=True)}

@@ -33,18 +33,7 @@ def load_examples(
     metric: str | Metric | None = None,
     note: Note = note_warnings,
 ) -> tuple[Task, Task]:
-    """The examples for attribution and those for evaluation.
-
-    Args:
-        model: The model that will run them.
-        recipe: Which task, how many examples, the seed and the split.
-        data: The user's own data, if there is any; the recipe has only its name.
-        metric: The metric, if it is not the task's own; of a function, the recipe has only its name.
-        note: Called with messages for the user.
-
-    Returns:
-        The two tasks; the same one twice if nothing is held out.
-    """
+    """The examples for attribution and those for evaluation."""
     if isinstance(data, Task):
         return _halves(data, model, recipe, note)
     if recipe.clean is not None:

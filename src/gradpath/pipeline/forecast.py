@@ -22,16 +22,7 @@ ASSUMED = 20, 10  # tokens of a prompt, and from the first difference on, where 
 
 
 def forecast(model: Transformer, recipe: Recipe, limits: Limits = Limits()) -> dict[str, Any]:
-    """What the run of a recipe takes in memory and passes.
-
-    Args:
-        model: The model, or its shape (``load_shape``).
-        recipe: The recipe, checked.
-        limits: The batch size and memory.
-
-    Returns:
-        Numbers by name. Passes are counted for one example; bytes include the process.
-    """
+    """What the run of a recipe takes in memory and passes."""
     method, options = recorded_method(recipe)
     attributed, held_out = (_pairs(model, recipe, split) for split in (recipe.attributed_split, recipe.measured_split))
     points = method.points(options)

@@ -317,14 +317,7 @@ class Bench:
         return [recipe for recipe in recipes if self.store.cell(self.circuit_key(recipe)) is None]
 
     def measure(self, recipes: Sequence[Recipe]) -> list[Cell]:
-        """Measure the circuits of some recipes, except those that are in the store.
-
-        Args:
-            recipes: The recipes.
-
-        Returns:
-            The cell of each, with the circuit's numbers and the metric of every example.
-        """
+        """Measure the circuits of some recipes, except those that are in the store."""
         keys = [self.circuit_key(recipe) for recipe in recipes]
         left = {i for i, key in enumerate(keys) if self.store.cell(key) is None}
 

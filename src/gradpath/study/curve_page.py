@@ -18,17 +18,7 @@ COLUMNS = ("edges_requested", "edges_kept", "faithfulness", "faithfulness_low", 
 
 
 def write_report(bench: Bench, outcome: Outcome, folder: Path, command: str) -> list[Path]:
-    """Write ``report.html``: all methods side by side, opened on the last circuit of the first of them.
-
-    Args:
-        bench: The model and the study.
-        outcome: The measured circuits.
-        folder: The folder to write to.
-        command: The command line, for the page.
-
-    Returns:
-        The files written.
-    """
+    """Write ``report.html``: all methods side by side, opened on the last circuit of the first of them."""
     rows = outcome.rows
     runs = _runs(bench, outcome)
     report = Report(

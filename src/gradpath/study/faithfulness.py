@@ -45,6 +45,7 @@ PRICE_READING = (
 # Random circuits of the same sizes: the baseline of every curve.
 RANDOM = tuple(f"random+seed={seed}" for seed in range(5))
 Way = tuple[str, str]  # a method and a selection
+AREAS = ("cpr", "cmd")
 SELECTION_TITLES = {
     "top": "top-n edges by |score|",
     "greedy": "greedy from the logits",
@@ -81,7 +82,7 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
     for task in study.task_names:
         own = curve_rows(bench, task)
         rows, random = rows + own, random + random_rows(bench, task, own)
-    areas, random_areas = (_areas(bench), _random_areas(bench)) if study.measures_mib else ([], [])
+    areas = _areas(bench) if study.measures_mib else []
     prices = price_rows(bench)
     notes = [READING, *([MIB_READING] if areas else []), PRICE_READING]
     if study.recipe.ablation != CORRUPTED:
@@ -106,7 +107,7 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
     parts = [
         *(one["sentence"] for one in told.values()),
         means_table(shown, random_shown, more),
-        *([_areas_table(areas, random_areas)] if areas else []),
+        *([_areas_table(areas)] if areas else []),
         *([comparison_table(", ".join(ways[0]), differences)] if differences else []),
         *size_tables(shown, random_shown),
     ]
@@ -115,14 +116,14 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         title=f"Faithfulness against sparsity in {bench.title}",
         rows=rows,
         text="\n\n".join(parts),
-        figures={name: lambda: draw_curves(rows, bench.title, log=log, areas=areas, random=random)},
+        figures={name: lambda: draw_curves(rows, bench.title, log=log, random=random)},
         notes=tuple(notes),
         facts={
             "random": random,
             "prices": prices,
             "compared": differences,
             **told,
-            **({"mib": areas, "mib_random": random_areas} if areas else {}),
+            **({"mib": areas} if areas else {}),
         },
     )
 
@@ -168,27 +169,12 @@ def _areas_of(bench: Bench, task: str, method: str, selection: str) -> mib.Areas
     return mib.areas(clean, corrupted, [torch.tensor(cell["values"]) for cell in cells])
 
 
-def _random_areas(bench: Bench) -> list[Row]:
-    """MIB's areas of random rankings, one row per task: mean, smallest and largest."""
-    rows = []
-    for task in bench.study.task_names:
-        areas = [_areas_of(bench, task, bench.study.methods[0], selection) for selection in RANDOM]
-        row: Row = {"task": task, "rankings": len(areas)}
-        for name in ("cpr", "cmd"):
-            values = [getattr(ranking, name) for ranking in areas]
-            row |= {name: sum(values) / len(values), f"{name}_range": [min(values), max(values)]}
-        rows.append(row)
-    return rows
-
-
-def _areas_table(rows: Sequence[Row], random: Sequence[Row]) -> str:
-    ways = [(row, way_of(row), "interval") for row in rows]
+def _areas_table(rows: Sequence[Row]) -> str:
     lines = [
-        [f"{task_title(row['task'])}: {way}", *(with_interval(row[x], *row[f"{x}_{ends}"]) for x in ("cpr", "cmd"))]
-        for row, way, ends in [*ways, *((row, "random rankings", "range") for row in random)]
+        [f"{task_title(row['task'])}: {way_of(row)}", *(with_interval(row[x], *row[f"{x}_interval"]) for x in AREAS)]
+        for row in rows
     ]
-    reading = f"Random: the mean of {random[0]['rankings']} random rankings, and the smallest and largest of them."
-    return f"## MIB\n\n{reading}\n\n{markdown(['', 'CPR', 'CMD'], lines)}"
+    return "## MIB\n\n" + markdown(["", *map(str.upper, AREAS)], lines)
 
 
 def price_rows(bench: Bench) -> list[Row]:
@@ -205,24 +191,17 @@ def price_rows(bench: Bench) -> list[Row]:
 
 
 def draw_curves(
-    rows: Sequence[Row],
-    model: str,
-    *,
-    log: bool,
-    areas: Sequence[Row] = (),
-    random: Sequence[Row] = (),
-    band: str = "95% interval",
+    rows: Sequence[Row], model: str, *, log: bool, random: Sequence[Row] = (), band: str = "95% interval"
 ) -> Figure:
     """NFS against sparsity: panels are tasks, colours are methods, line styles are selections.
 
     The grey band is from the worst to the best of the random circuits; ``band`` says what the others are. Open circles
-    are the paper's numbers. Panels list the MIB areas of their lines.
+    are the paper's numbers.
     """
     tasks = grouped(rows, "task")
     figure, axes, columns = tiled(len(tasks), (4.2, 3.3), (1.2, 1.3))
     for (task, group), ax in zip(tasks.items(), axes, strict=False):
         _curve_panel(ax, group, [row for row in random if row["task"] == task], log)
-        _list_areas(ax, [row for row in areas if row["task"] == task])
     figure.suptitle(f"Normalized faithfulness of circuits in {model}", fontsize=12, color=INK)
     handles = _curve_handles(rows, random, band)
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, fontsize=8.5, frameon=False)
@@ -272,19 +251,6 @@ def _curve_panel(ax: Axes, rows: Sequence[Row], random: Sequence[Row], log: bool
     if not log:
         first, last = ax.get_xlim()  # no circuit leaves out fewer edges than none, or more than all
         ax.set_xlim(min(100.0, last), max(0.0, first))
-
-
-def _list_areas(ax: Axes, areas: Sequence[Row]) -> None:
-    """A legend with the CPR and CMD of every line."""
-    from matplotlib.lines import Line2D
-
-    labels = list(grouped(areas, "method"))
-    handles = []
-    for row in areas:
-        style = {"color": colour(row["method"], labels), "linestyle": LINES.get(row["selection"], ":")}
-        handles.append(Line2D([], [], label=f"CPR {row['cpr']:.2f}  CMD {row['cmd']:.2f}", **style))
-    if handles:
-        ax.legend(handles=handles, fontsize=7, loc="best")
 
 
 def _curve_handles(rows: Sequence[Row], random: Sequence[Row], band: str) -> list[Any]:

@@ -17,7 +17,6 @@ to the file. It is YAML without references and objects. All mistakes are reporte
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -32,8 +31,7 @@ from gradpath.errors import GradpathError, InputError, UsageError, reason, unkno
 from gradpath.model.load import find_device, find_dtype
 from gradpath.recipe import SIZES, Recipe
 from gradpath.registry import load_plugin
-from gradpath.report.style import task_title
-from gradpath.runtime.files import readable, recorded_path
+from gradpath.runtime.files import readable
 from gradpath.selection import find_selection
 from gradpath.study.spec import Study, check_method
 from gradpath.sweep import Limits, parse_bytes
@@ -60,41 +58,31 @@ class StudyFile:
 
     @property
     def model_labels(self) -> dict[str, str]:
-        """The name of each model in the report, without the folders of this machine."""
-        return _distinct({name: recorded_path(name) for name in self.models})
+        """The name of each model in the report."""
+        return _distinct(self.models)
 
     @property
     def task_labels(self) -> dict[str, str]:
-        """The name of each task in the report; of a file of pairs, that of the file, or more of its path."""
-        names = [name for name in self.study.task_names if name in TASKS]
-        files = {name: readable(Path(name).stem) for name in self.study.task_names if name not in TASKS}
-        return {**{name: name for name in names}, **_distinct(files, reserved=names)}
+        """The name of each task in the report; of a file of pairs, that of the file."""
+        return _distinct(self.study.task_names)
 
 
-def _distinct(labels: Mapping[str, str], reserved: Sequence[str] = ()) -> dict[str, str]:
-    """Labels of paths. One that occurs twice, or is reserved, becomes the end of its path that no other path has."""
-    counts = Counter(map(task_title, (*labels.values(), *reserved)))
+def _distinct(names: Sequence[str]) -> dict[str, str]:
+    """Names without the folders of this machine; of paths that share theirs, as much more as tells them apart."""
 
-    def end(place: str) -> str:
-        ends = [Path(other).parts for other in labels if other != place]
-        parts = Path(place).parts
-        lengths = (n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in ends))
+    files = {name: Path(name).parts for name in names if os.path.exists(name)}
+
+    def label(name: str) -> str:
+        parts = files[name]
+        others = [other for place, other in files.items() if place != name]
+        lengths = (n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in others))
         return readable(str(Path(*parts[-next(lengths, len(parts)) :])))
 
-    return {place: label if counts[task_title(label)] == 1 else end(place) for place, label in labels.items()}
+    return {name: label(name) if name in files else name for name in names}
 
 
 def read_study(file: str | Path, *, device: str | None = None, dtype: str | None = None) -> StudyFile:
-    """Read a study and check it, before a model is loaded.
-
-    Args:
-        file: The YAML file. Its plug-ins are run.
-        device: Where to run; it overrides the file.
-        dtype: The precision; it overrides the file.
-
-    Returns:
-        The study. An error lists every mistake with its line.
-    """
+    """Read a study and check it, before a model is loaded; ``device`` and ``dtype`` override the file's."""
     path = Path(file)
     entries = _Entries(path)
     folder = path.parent

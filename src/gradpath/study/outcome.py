@@ -210,16 +210,7 @@ def reproduce(
 ) -> list[Written]:
     """Run experiments and write their results; finished measurements are not repeated.
 
-    Args:
-        bench: The model, the study and the store.
-        experiments: The experiments. One that cannot be run on this model is an error if it is the only one, and is
-            skipped with a note otherwise.
-        out: The folder to write to.
-        command: The command line, for the record.
-        note: Called with messages for the user.
-
-    Returns:
-        The results in the order of the experiments.
+    An experiment that cannot be run on this model is an error if it is the only one, and else left out with a note.
     """
     distributed.on_first_rank(lambda: _check_folder(bench, [x.name for x in experiments], out, note))
     begin, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -73,18 +73,7 @@ def _attributions(file: StudyFile, part: Part) -> Sequence[tuple[str, str, int, 
 def measure_study(
     file: StudyFile, out: Path, load: LoadModel, *, part: Part = WHOLE, note: Note = lambda text: None
 ) -> Measured:
-    """Measure the missing circuits of a study, or of a part of it.
-
-    Args:
-        file: The study.
-        out: The folder of its measurements.
-        load: Loads a model by its name; one model is in memory at a time.
-        part: What to measure.
-        note: Called with messages for the user.
-
-    Returns:
-        The rows of all circuits.
-    """
+    """Measure the missing circuits of a study, or of a part of it."""
     attributions = _attributions(file, part)
     measured = Measured(len(attributions))
     for name in dict.fromkeys(name for name, *_ in attributions):
@@ -154,18 +143,7 @@ def _size(recipe: Recipe) -> str:
 
 
 def run_study(file: StudyFile, out: Path, load: LoadModel, *, command: str, note: Note = lambda text: None) -> Written:
-    """Measure the missing circuits of a study, and write its report.
-
-    Args:
-        file: The study.
-        out: The folder of its measurements and of its report.
-        load: Loads a model by its name; one model is in memory at a time.
-        command: The command line, for the record.
-        note: Called with messages for the user.
-
-    Returns:
-        The report and its files.
-    """
+    """Measure the missing circuits of a study, and write its report."""
     started, begin = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.monotonic()
     measured = measure_study(file, out, load, note=note)
     outcome = study_outcome(file, measured)

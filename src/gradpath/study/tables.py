@@ -122,13 +122,7 @@ def comparison_table(first: str, differences: Sequence[Row]) -> str:
 
 
 def means_table(rows: Sequence[Row], random: Sequence[Row], more: Mapping[str, Mapping[str, str]] | None = None) -> str:
-    """A line per way, a column per model and task, and one for all: means over sizes.
-
-    Args:
-        rows: The circuits.
-        random: Random circuits.
-        more: Further columns: their heading, and the cells by method.
-    """
+    """Means over sizes: a line per way, a column per model and task; ``more``: headings, and cells by method."""
     places, more = [*grouped(rows, "model", "task")], more or {}
 
     def cell(group: Sequence[Row]) -> str:
