@@ -6,7 +6,8 @@ Nothing is imported here, so that ``gradpath --help`` is quick.
 MODEL = "smollm2"
 TASK = "ioi"
 METHOD = "eap-ig"
-PAPER_METHODS = "eap,eap-ig,eap-gp+stride=unit"  # of reproduce: EAP-GP as in the paper's equations
+PAPER_GP = "eap-gp+stride=unit+outputs=all"  # EAP-GP as in the paper's equations, whose G is the output of the model
+PAPER_METHODS = f"eap,eap-ig,{PAPER_GP}"  # of reproduce
 PAPER_SELECTIONS = "top,greedy"
 PAPER_STEPS = "3-20"
 GRID = "paper"  # of sparsities

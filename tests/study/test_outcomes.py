@@ -98,9 +98,9 @@ def test_faithfulness_is_that_of_direct_calls(everything, tiny, splits, word, ho
 
 @pytest.mark.parametrize("steps", [3, 4, 5])
 def test_steps_are_those_of_direct_calls(everything, tiny, splits, steps):
-    scores = attribute(tiny, splits["ioi", "train"], "eap-gp", steps=steps, stride="unit")
+    scores = attribute(tiny, splits["ioi", "train"], "eap-gp", steps=steps, stride="unit", outputs="all")
     result = evaluate(tiny, select(scores, sparsity=0.5), splits["ioi", "test"])
-    (row,) = everything.rows("steps", task="ioi", method="eap-gp+stride=unit", steps=steps, sparsity=0.5)
+    (row,) = everything.rows("steps", task="ioi", method=defaults.PAPER_GP, steps=steps, sparsity=0.5)
     about(row["faithfulness"], result.faithfulness)
 
 
@@ -108,16 +108,16 @@ def test_faithfulness_says_what_every_method_costs(everything):
     found = json.loads((everything.out / "faithfulness.json").read_text())["prices"]
     prices = {row["method"]: (row["forward"], row["backward"], row["units"]) for row in found}
     assert prices["eap-ig"] == (6, 5, pytest.approx(16 / 3))
-    assert prices["eap-gp+stride=unit"] == (7, 10, 9)
+    assert prices[defaults.PAPER_GP] == (7, 10, 9)
     table = (everything.out / "faithfulness.md").read_text().partition("## Means")[2].partition("##")[0]
-    line = next(line for line in table.splitlines() if line.startswith("| eap-gp+stride=unit, top |"))
+    line = next(line for line in table.splitlines() if line.startswith(f"| {defaults.PAPER_GP}, top |"))
     assert line.endswith("| 7 | 10 | 9 |")
-    rows = everything.rows("faithfulness", method="eap-gp+stride=unit", selection="top")
+    rows = everything.rows("faithfulness", method=defaults.PAPER_GP, selection="top")
     assert f" / {sum(float(row['error']) for row in rows) / len(rows):.3f} |" in line
 
 
 def test_runtime_counts_passes_and_measures_at_its_own_sparsity(everything, tiny, splits):
-    passes = {"eap": ("2", "1"), "eap-ig": ("6", "5"), "eap-gp+stride=unit": ("7", "10")}
+    passes = {"eap": ("2", "1"), "eap-ig": ("6", "5"), defaults.PAPER_GP: ("7", "10")}
     for row in everything.rows("runtime"):
         assert (row["forward_passes"], row["backward_passes"]) == passes[row["method"]]
         assert float(row["ratio"]) > 0
@@ -163,7 +163,8 @@ def test_saturation_follows_the_edge_asked_for(run, tiny_folder, tmp_path):
 def test_circuit_is_drawn_and_saved(everything, tiny, splits):
     for task in TASKS:
         saved = load_circuit(everything.out / f"circuit-{task}.json")
-        expected = select(attribute(tiny, splits[task, "train"], "eap-gp", stride="unit"), sparsity=0.5)
+        scores = attribute(tiny, splits[task, "train"], "eap-gp", stride="unit", outputs="all")
+        expected = select(scores, sparsity=0.5)
         assert set(saved.edges) == set(expected.edges)
         graph = (everything.out / f"circuit-{task}.dot").read_text()
         assert graph.startswith("digraph circuit {")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gradpath.defaults import PAPER_GP
 from gradpath.model.transformer import Transformer
 from gradpath.paper import Published, _data, published
 from gradpath.tasks.builtin import PAPER_TASKS
@@ -49,13 +50,13 @@ def test_the_tables_are_complete():
 
 def test_some_figures_are_the_papers(tiny):
     small = published(shaped_like(tiny, 12, 12, 768))
-    assert small.faithfulness("ioi", 0.975, "eap-gp+stride=unit") == 0.8008
+    assert small.faithfulness("ioi", 0.975, PAPER_GP) == 0.8008
     assert small.faithfulness("ioi", 0.975, "eap-gp") is None  # the paper has literal steps
-    assert small.faithfulness("ioi", 0.999, "eap-gp+stride=unit") is None
+    assert small.faithfulness("ioi", 0.999, PAPER_GP) is None
     assert small.faithfulness("capital-country", 0.993, "eap") == -0.0037
     assert small.baseline("sva") == {"clean": 0.154, "corrupted": -0.157}
-    assert small.runtime("greater-than", "eap-gp+stride=unit") == {"faithfulness": 0.998, "seconds": 210.7}
-    assert published(shaped_like(tiny, 48, 25, 1600)).faithfulness("gender-bias", 0.98, "eap-gp+stride=unit") == 1.0
+    assert small.runtime("greater-than", PAPER_GP) == {"faithfulness": 0.998, "seconds": 210.7}
+    assert published(shaped_like(tiny, 48, 25, 1600)).faithfulness("gender-bias", 0.98, PAPER_GP) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from gradpath.defaults import PAPER_GP
 from gradpath.errors import unknown
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _BUILT_IN = {
 # Experiments that bring their models; ``all`` leaves them out.
 OWN_MODELS = {"truth": ("paper.truth", "Methods and selections against models whose circuit is known.")}
 _GPT2_VOCABULARY = 50257
-_NAMES = {"eap": "eap", "eap-ig": "eap-ig", "eap-gp+stride=unit": "eap-gp"}  # a method and its options -> the paper's
+_NAMES = {"eap": "eap", "eap-ig": "eap-ig", PAPER_GP: "eap-gp"}  # a method and its options -> the paper's
 ABOUT = {name: about for name, (_, about) in (_BUILT_IN | OWN_MODELS).items()}
 
 
@@ -55,7 +56,7 @@ class Published:
         return tuple(float(sparsity) for sparsity in self.tables["faithfulness"].get(task, {}))
 
     def faithfulness(self, task: str, sparsity: float, method: str) -> float | None:
-        """The faithfulness at a sparsity, if the paper has it. Its EAP-GP is ``eap-gp+stride=unit``."""
+        """The faithfulness at a sparsity, if the paper has it. Its EAP-GP is ``PAPER_GP``."""
         row = self.tables["faithfulness"].get(task, {}).get(f"{sparsity:.4f}", {})
         value: float | None = row.get(_NAMES.get(method))
         return value

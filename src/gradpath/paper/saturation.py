@@ -35,6 +35,7 @@ from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.study.bench import Bench, Cell, Row
 from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
+from gradpath.study.spec import method_options, method_recipe
 from gradpath.sweep import Limits, sweep
 from gradpath.tasks import Pairs, Task, encode
 
@@ -77,7 +78,7 @@ def follow_gradpath(
 ) -> dict[str, Tensor]:
     """The quantities along GradPath: at the clean prompt, which is not scored, and at its k points."""
     path = find_path("eap-gp")
-    options = path.options({"steps": steps, "start": True, "stride": "unit"}) | {"steps": steps + 1}
+    options = method_options(method_recipe(defaults.PAPER_GP)) | {"start": True, "steps": steps + 1}
 
     def gradpath(runs: BatchRuns) -> Iterator[PointRun]:
         return (run for run, scored in run_path(runs, path, options) if scored)
@@ -145,6 +146,7 @@ def _followed(bench: Bench, task: str) -> Cell:
     recipe = study.at(task, RANKING)
     edge = study.edge or f"strongest by {RANKING}, not into logits"
     key = {"kind": "saturation", **bench.task_key(recipe, "train"), "edge": edge, "steps": STEPS, "points": LINE_POINTS}
+    key["gradpath"] = defaults.PAPER_GP
 
     def compute() -> Mapping[str, Any]:
         train, limits = bench.task(recipe, "train"), study.limits

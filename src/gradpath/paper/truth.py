@@ -37,7 +37,7 @@ from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
 from gradpath.study.spec import method_options, method_recipe, words
 from gradpath.tasks.task import task_digest
 
-METHODS = "eap,eap-ig,eap-ig+steps=9,eap-ig+steps=50,eap-gp,eap-gp+stride=unit,relp,gim,atp-star,exact"
+METHODS = f"eap,eap-ig,eap-ig+steps=9,eap-ig+steps=50,eap-gp,{defaults.PAPER_GP},relp,gim,atp-star,exact"
 BASE = defaults.METHOD  # the scores that selections start from
 SELECTIONS = ("refined", "acdc")
 THRESHOLDS = (0.2, 0.02, 0.002)  # of acdc

@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradpath.defaults import PAPER_GP
 from gradpath.runtime.files import write_atomically
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 # Methods. The palette is that of Okabe and Ito, which colour-blind readers can tell apart; ``formats.edges`` has the
 # colours of edges.
 METHOD_COLOURS = {"eap": "#7f7f7f", "eap-ig": "#0072b2", "eap-gp": "#d55e00", "clean-corrupted": "#cc79a7"}
-METHOD_COLOURS["eap-gp+stride=unit"] = "#e69f00"
+METHOD_COLOURS[PAPER_GP] = "#e69f00"
 SPARE = ("#009e73", "#56b4e9", "#8c564b", "#9467bd")
-MARKERS = {"eap": "s", "eap-ig": "o", "eap-gp": "^", "eap-gp+stride=unit": "v"}
+MARKERS = {"eap": "s", "eap-ig": "o", "eap-gp": "^", PAPER_GP: "v"}
 SPARE_MARKERS = ("D", "P", "X")  # the next one each time the spare colours repeat
 INK, MUTED, FAINT = "#1b1f26", "#656d79", "#dddbd5"
 BLUE, GREY, PAPER = "#2a5bd7", "#9aa1ab", "#f3f2ee"
