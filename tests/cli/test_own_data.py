@@ -11,7 +11,6 @@ import pytest
 import gradpath as gp
 from gradpath.attribution.methods import METHODS
 from gradpath.cli.circuits import open_circuit
-from gradpath.cli.options import LOADING
 from gradpath.errors import GradpathWarning
 from gradpath.tasks import METRICS
 from gradpath.verdict.checks import shared_pairs
@@ -136,7 +135,7 @@ def test_attributed_examples_of_a_test_are_counted(run, model_folder, file, tmp_
     if split == "held-out":
         find += ["--examples", 4]
     assert run(*find).code == 0
-    values = {"data": file, "split": tested, "examples": 20, **dict.fromkeys(LOADING)}
+    values = {"data": file, "split": tested, "examples": 20, "device": None}
     saved = open_circuit(tmp_path / "out" / "circuit.json", values)
     assert len(saved.found_on) == (4 if split == "held-out" else 20)
     assert shared_pairs(saved.task, saved.found_on) == shared
