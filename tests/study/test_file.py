@@ -241,9 +241,9 @@ def test_every_mistake_is_listed_with_its_line(write):
         assert all(text in found for text, found in zip(texts, own, strict=True)), own
 
 
-def test_a_device_and_a_precision_that_were_typed_take_the_place_of_the_files(write):
-    study = read_study(write("device: gpu\ndtype: int8"), device="cpu", dtype="float64")
-    assert (study.device, study.dtype) == ("cpu", "float64")
+def test_what_was_typed_takes_the_place_of_the_files(write):
+    study = read_study(write("model: nowhere/\ndevice: gpu\ndtype: int8"), model="tiny", device="cpu", dtype="float64")
+    assert (study.models, study.device, study.dtype) == (("tiny",), "cpu", "float64")
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def _curve_text(written: Written, out: Path | None) -> str:
 )
 @click.option("--dry-run", is_flag=True, help="Check the file, and print what would be measured.")
 @opt.plugin_option
+@opt.recipe_options("model", model="those of the file")
 @opt.load_options
 @opt.out_option("Write measurements and the report to this folder.  [out/NAME, for NAME.yaml]")
 @opt.json_option
@@ -110,9 +111,9 @@ def run_command(
 ) -> None:
     """Measure circuits for all combinations of models, tasks, methods, selections and sizes that a file lists.
 
-    An interrupted run continues where it stopped. All mistakes in the file are listed at once. --device and --dtype
-    override the file. With --part, several machines share the work: each writes its measurements to a folder of its
-    own. Copy these into one folder; a run without --part writes the report from them.
+    An interrupted run continues where it stopped. All mistakes in the file are listed at once. --model, --device
+    and --dtype override the file. With --part, several machines share the work: each writes its measurements to a
+    folder of its own. Copy these into one folder; a run without --part writes the report from them.
 
     \b
     gradpath run study.yaml --dry-run
@@ -124,7 +125,8 @@ def run_command(
     from gradpath.study.file import read_study
     from gradpath.study.run import Part, measure_study, remaining, run_study
 
-    part, study = Part.parse(part_text), read_study(study_file, device=values["device"], dtype=values["dtype"])
+    typed = {name: values[name] for name in ("model", "device", "dtype")}
+    part, study = Part.parse(part_text), read_study(study_file, **typed)
     whole = Path("out") / study_file.stem
     folder = out or (whole if part.count == 1 else whole / f"part-{part.number}-of-{part.count}")
 

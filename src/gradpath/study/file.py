@@ -81,8 +81,10 @@ def _distinct(names: Sequence[str]) -> dict[str, str]:
     return {name: label(name) if name in files else name for name in names}
 
 
-def read_study(file: str | Path, *, device: str | None = None, dtype: str | None = None) -> StudyFile:
-    """Read a study and check it, before a model is loaded; ``device`` and ``dtype`` override the file's."""
+def read_study(
+    file: str | Path, *, model: str | None = None, device: str | None = None, dtype: str | None = None
+) -> StudyFile:
+    """Read a study and check it, before a model is loaded; the keywords override the file."""
     path = Path(file)
     entries = _Entries(path)
     folder = path.parent
@@ -109,7 +111,7 @@ def read_study(file: str | Path, *, device: str | None = None, dtype: str | None
         entries.single("batch_size", None, lambda n: whole_number("the batch size", n)),
         entries.single("memory", None, lambda size: parse_bytes(str(size))),
     )
-    models = entries.each("model", [defaults.MODEL], lambda name: _model(folder, _text(name)))
+    models = (model,) if model else entries.each("model", [defaults.MODEL], lambda name: _model(folder, _text(name)))
     title = entries.single("title", path.stem, _text)
     entries.check()
     study = Study(recipe=Recipe(**shared), **lists, limits=limits)
