@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -25,34 +24,6 @@ ELSEWHERE = ".../"  # the start of a recorded path that leads out of the working
 PART = ".gradpath-part"  # the suffix of what is still being written
 _LOCK = ".gradpath-lock"
 _SEAL = "digest"
-STORED_EVERY = 20.0  # seconds
-
-
-class StateFile:
-    """The state of a search that takes long, in a file while it runs: a search that was stopped continues from it.
-
-    Args:
-        folder: The folder of such files.
-        key: Everything that the state depends on.
-        suffix: The end of the file's name.
-    """
-
-    def __init__(self, folder: Path, key: object, suffix: str) -> None:
-        self._file = folder / f"{sha256(repr(key).encode()).hexdigest()[:32]}{suffix}"
-        self._written = time.monotonic()
-
-    def read(self) -> bytes:
-        return self._file.read_bytes()
-
-    def write(self, state: Callable[[], str | bytes]) -> None:
-        """Write the state, on the first rank and every ``STORED_EVERY`` seconds."""
-        if distributed.rank() == 0 and time.monotonic() - self._written > STORED_EVERY:
-            write_atomically(self._file, state())
-            self._written = time.monotonic()
-
-    def remove(self) -> None:
-        if distributed.rank() == 0:
-            self._file.unlink(missing_ok=True)
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:

@@ -13,7 +13,6 @@ runs the model with every edge weighted,
 and moves the scores by Adam. With m_i the metric of example i, the loss is
 
 ``match``   mean of (m_i(circuit) - m_i(model))^2: the circuit should do on every example what the model does
-``metric``  minus the mean of m_i(circuit): the circuit should be as strong as possible
 ``kl``      the mean KL divergence of the circuit's next token from the model's
 
 The gradient of m_i by w_e is the effect of the edge on the example in this run (``evaluation.circuit_gradients``), so a
@@ -32,38 +31,30 @@ which the difference vanishes. Effects are first-order, so the new circuit is ru
 difference of the means is smaller.
 
 Cost per step: the set-up of ``batch / USES`` examples, and on ``batch`` examples one run of the circuit and one
-backward pass. The state is stored in the cache folder during learning, so a run that was stopped continues.
+backward pass.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from gradpath.errors import UsageError, whole_number
 from gradpath.evaluation.patched_run import Plan, plan_of
-from gradpath.model.cache import cache_folder
 from gradpath.prepared import PreparedBatches
 from gradpath.runtime import distributed
-from gradpath.runtime.files import StateFile
 from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection.probe import CircuitProbe, start_size
 from gradpath.selection.ranking import Context, Edges, Order, circuit_of, selection, top
-from gradpath.selection.refine import refined
 from gradpath.tasks.load import clean_logits, more_examples
-from gradpath.tasks.metrics import metric_name
 from gradpath.tasks.task import Pairs, judged_by_kl
 
 STEPS = 32
@@ -74,8 +65,7 @@ USES = 4  # steps that use an example, on average, before another replaces it
 WINDOW = 64  # examples that a step draws from: their prepared batches are kept
 RATE = 0.1  # of Adam
 DECAY = 0.9, 0.99  # of Adam's two means
-WARM = {"scores": 0.5, "refined": 0.2}  # T at the first step: smaller if the order to start from is already good
-COLD = 0.1  # and at the last step
+WARM, COLD = 0.5, 0.1  # T at the first step and at the last
 SPREAD = 1.5  # sizes are drawn up to this factor from the requested ones
 SPACING = 0.5  # s of the edge of rank r at the start: -SPACING log(r / n)
 NEGLIGIBLE = 0.01  # an edge of less weight is left out of the run
@@ -86,58 +76,38 @@ LADDER = 4  # sizes that are corrected to the model's mean, if only a range of s
 ADAM_EPS = 1e-12
 
 
-def _drawn(steps: int, batch: int) -> int:
-    """The examples that the steps draw, and those of the last step."""
-    return steps * batch // USES + WINDOW + UNSEEN
-
-
 @selection("learned")
 def learned(
     scores: Scores,
     context: Context,
     *,
     steps: int = STEPS,
-    seconds: float = 0.0,
     examples: int = EXAMPLES,
     batch: int = BATCH,
     rate: float = RATE,
-    loss: Literal["match", "metric", "kl"] = "match",
-    start: Literal["scores", "refined"] = "scores",
+    loss: Literal["match", "kl"] = "match",
     seed: int = 0,
 ) -> Order:
     """Learn a weight between 0 and 1 for every edge by gradient descent, on new examples at every step.
 
-    ``seconds`` is a budget of time for the steps, however many, and ``examples`` the number of examples to learn from.
+    ``examples`` is the number of examples to learn from.
     """
     given = context.examples("learned", scores)
     model, task = given.model, given.task
     for name, number in (("steps", steps), ("examples", examples), ("batch", batch)):
         whole_number(f"{name} of learned", number)
     whole_number("the seed of learned", seed, least=0)
-    if not 0 <= seconds < math.inf or not 0 < rate < math.inf:
-        raise UsageError(f"learned needs seconds of at least 0 and a rate above 0: got {seconds} and {rate}.")
-    needed = examples if seconds else min(examples, _drawn(steps, batch))
+    if not 0 < rate < math.inf:
+        raise UsageError(f"learned needs a rate above 0: got {rate}.")
+    needed = min(examples, steps * batch // USES + WINDOW + UNSEEN)
     # The means of an ablation are over the examples of the scores, so there are no others.
     more = task if scores.ablation.startswith("mean") else more_examples(task, model, needed)
     judged = judged_by_kl(more, clean_logits(model, more)) if loss == "kl" else more
     prepared = given if judged is task else PreparedBatches(model, judged, scores.ablation, given.limits)
     probe = CircuitProbe.of(prepared, scores, rows=ROWS)
-    n_start = start_size(scores.graph.n_edges)
-    ranked = (
-        top(scores) if start == "scores" else refined(scores, replace(context, prepared=given, resamples=1))
-    ).edges
-    learner = _Learner(
-        probe,
-        ranked[:n_start],
-        sizes_of(context, scores.n_edges, n_start),
-        match=loss == "match",
-        warm=WARM[start],
-        steps=steps,
-        seconds=seconds,
-        batch=batch,
-        rate=rate,
-        seed=seed,
-    )
+    n_start, ranked = start_size(scores.graph.n_edges), top(scores).edges
+    sizes = sizes_of(context, scores.n_edges, n_start)
+    learner = _Learner(probe, ranked[:n_start], sizes, loss == "match", steps, batch, rate, seed)
     return Order(scores, torch.cat([learner.order(), ranked[n_start:]]))
 
 
@@ -191,19 +161,6 @@ def gradient_by_values(
     return slope * (by_weights - (slope * by_weights).sum() / slope.sum().clamp_min(torch.finfo(slope.dtype).tiny))
 
 
-@dataclass(frozen=True)
-class _State:
-    """What is learned, after some steps."""
-
-    step: int
-    elapsed: float  # seconds
-    values: Tensor  # s, (edge,)
-    first: Tensor  # Adam's means of the gradient and of its square
-    second: Tensor
-    total: Tensor  # the sum of the values of the last steps
-    n_total: int
-
-
 class _Deviation(NamedTuple):
     """How far the metric of a circuit is from the model's."""
 
@@ -220,59 +177,33 @@ class _Learner:
     edges: Edges
     sizes: Sizes
     match: bool
-    warm: float
     steps: int
-    seconds: float
     batch: int
     rate: float
     seed: int
 
     def order(self) -> Edges:
         """The edges, best first."""
-        stored = _Stored(self._key(), len(self.edges))
-        state = stored.state or self._first()
-        # The number of steps in a budget of time is not known.
-        with progress_bar("learning weights of edges", None if self.seconds else self.steps, unit="step") as bar:
-            bar.update(state.step)
-            while self._done(state) < 1:
-                began = time.monotonic()
-                state = self._next(state)
-                took = distributed.on_first_rank(lambda: time.monotonic() - began)  # noqa: B023
-                state = replace(state, elapsed=state.elapsed + took)
-                stored.put(state)
-                bar.update()
-        values = state.total / state.n_total if state.n_total else state.values
-        order = self._brought_back(distributed.broadcast_first(values))
-        stored.remove()
-        return order
-
-    def _done(self, state: _State) -> float:
-        """The share of the work that is done."""
-        return state.elapsed / self.seconds if self.seconds else state.step / self.steps
-
-    def _first(self) -> _State:
-        """The state before the first step."""
         n = len(self.edges)
-        zeros = torch.zeros(n, dtype=torch.float64, device="cpu")
         rank = torch.arange(1, n + 1, dtype=torch.float64, device="cpu")
-        return _State(0, 0.0, -SPACING * torch.log(rank / n), zeros, zeros, zeros, 0)
-
-    def _next(self, state: _State) -> _State:
-        """The state after one more step."""
-        done, n = min(1.0, self._done(state)), state.step
-        temperature = self.warm * (COLD / self.warm) ** done
-        size = self.sizes.draw(_generator(self.seed, "size", n))
-        weights = weights_of(state.values, size, temperature)
-        gradient = gradient_by_values(weights, self._gradient(weights, n), temperature)
-        first = DECAY[0] * state.first + (1 - DECAY[0]) * gradient
-        second = DECAY[1] * state.second + (1 - DECAY[1]) * gradient.square()
-        mean = first / (1 - DECAY[0] ** (n + 1))
-        root_mean_square = (second / (1 - DECAY[1] ** (n + 1))).sqrt() + ADAM_EPS
-        rate = self.rate * (1 - 0.9 * max(0.0, 2 * done - 1))
-        values = distributed.broadcast_first(state.values - rate * mean / root_mean_square)
-        late = done >= 1 - AVERAGED
-        total = state.total + values if late else state.total
-        return _State(n + 1, state.elapsed, values, first, second, total, state.n_total + late)
+        values, late = -SPACING * torch.log(rank / n), list[Tensor]()
+        first = second = torch.zeros_like(values)  # Adam's means of the gradient and of its square
+        with progress_bar("learning weights of edges", self.steps, unit="step") as bar:
+            for step in range(self.steps):
+                done = step / self.steps
+                temperature = WARM * (COLD / WARM) ** done
+                weights = weights_of(values, self.sizes.draw(_generator(self.seed, "size", step)), temperature)
+                gradient = gradient_by_values(weights, self._gradient(weights, step), temperature)
+                first = DECAY[0] * first + (1 - DECAY[0]) * gradient
+                second = DECAY[1] * second + (1 - DECAY[1]) * gradient.square()
+                mean = first / (1 - DECAY[0] ** (step + 1))
+                root_mean_square = (second / (1 - DECAY[1] ** (step + 1))).sqrt() + ADAM_EPS
+                rate = self.rate * (1 - 0.9 * max(0.0, 2 * done - 1))
+                values = distributed.broadcast_first(values - rate * mean / root_mean_square)
+                late += [values] if done >= 1 - AVERAGED else []
+                bar.update()
+        values = torch.stack(late).sum(0) / len(late) if late else values
+        return self._brought_back(distributed.broadcast_first(values))
 
     def _gradient(self, weights: Tensor, step: int) -> Float[Tensor, " edge"]:
         """The gradient of the loss by the weights, on the examples of a step."""
@@ -280,7 +211,7 @@ class _Learner:
         plan = self._plan(self.edges[alive], weights[alive])
         examples = self._examples(step)
 
-        def loss(deviations: Tensor) -> Tensor:
+        def loss(deviations: Tensor) -> Tensor:  # the metric that is judged by kl is a gain
             return deviations.square().sum() / 2 if self.match else -deviations.sum()
 
         parts = [self.probe.gradient_on(pairs, plan, self.edges, loss) for pairs in examples]
@@ -362,14 +293,6 @@ class _Learner:
         chance = float(deviations.std(correction=min(1, len(deviations) - 1))) / math.sqrt(len(deviations))
         return _Deviation(float(deviations.mean()), float(deviations.abs().mean()), chance), effects
 
-    def _key(self) -> object:
-        """Everything that the scores depend on."""
-        probe = self.probe
-        pairs = [probe.pairs.clean.tolist(), probe.pairs.corrupted.tolist(), repr(probe.pairs.labels)]
-        options = [self.match, self.warm, self.steps, self.seconds, self.batch, probe.most, self.rate, self.seed]
-        metric, ablation = metric_name(probe.task.metric), probe.scores.ablation
-        return probe.model.digest, pairs, metric, ablation, options, self.sizes, self.edges.tolist()
-
 
 def _shrunk(effects: Float[Tensor, "example edge"]) -> Float[Tensor, " edge"]:
     """The mean effects, shrunk by their variance: of thousands of edges, the largest means are due to chance most."""
@@ -408,28 +331,3 @@ def shifted(
         middle = (low + high) / 2
         low, high = (middle, high) if too_weak(middle) else (low, middle)
     return order(high)
-
-
-class _Stored(StateFile):
-    """The state, in a file during learning."""
-
-    def __init__(self, key: object, n_edges: int) -> None:
-        super().__init__(cache_folder() / "learned", key, ".safetensors")
-        packed = torch.full((3 + 4 * n_edges,), -1.0, dtype=torch.float64, device="cpu")
-        with suppress(OSError, SafetensorError, KeyError):
-            stored = load(self.read())["state"]
-            if stored.shape == packed.shape and stored.dtype == packed.dtype and stored.isfinite().all():
-                packed = stored
-        # All processes continue from what the first one has read.
-        packed = distributed.broadcast_first(packed)
-        step, elapsed, n_total = packed[:3].tolist()
-        values, first, second, total = packed[3:].chunk(4)
-        state = _State(round(step), elapsed, values, first, second, total, round(n_total))
-        self.state = None if step < 0 else state
-
-    def put(self, state: _State) -> None:
-        def packed() -> bytes:
-            numbers = torch.tensor([state.step, state.elapsed, state.n_total], dtype=torch.float64, device="cpu")
-            return save({"state": torch.cat([numbers, state.values, state.first, state.second, state.total])})
-
-        self.write(packed)
