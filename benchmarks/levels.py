@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -22,10 +23,12 @@ import torch
 from torch import Tensor
 
 from gradpath.evaluation.result import Result, load_result, ratio_interval
-from gradpath.verdict.checks import FLOOR, KEPT, MARGIN, NEEDED, RANDOM, SHARED, WEAKEST
+from gradpath.verdict.checks import FLOOR, KEPT, MARGIN, NEEDED, RANDOM, SHARED, WEAKEST, claim
+from gradpath.verdict.optional import OTHERS
 from gradpath.verdict.statistics import (
     Decision,
     Ratio,
+    all_of,
     bounds,
     difference_bounds,
     mean_overlap,
@@ -85,6 +88,12 @@ def transferred(kind: str, n: int, off: float) -> Decision:
     return within(*difference_bounds(ratio(n, kind, 0.95 - off), ratio(n, kind, 0.95)), -MARGIN, MARGIN)
 
 
+def specific(kind: str, n: int, left: Sequence[float]) -> Decision:
+    """What is left of a task without its circuit, and of other tasks."""
+    own, *others = (ratio(n if i == 0 else OTHERS, kind, x, most=1.0) for i, x in enumerate(left))
+    return all_of([claim(partial(difference_bounds, x, own), 0, float("inf"), len(others)) for x in others])
+
+
 def minimal(kind: str, n: int, idle: int, chance: float = 0.99) -> Decision:
     both = [losses(kind, n, 0.5, idle), losses(kind, n, chance, WEAKEST - idle)]
     return needed_edges(torch.cat(both, 1), NEEDED)[0]
@@ -98,13 +107,14 @@ def beats_chance(kind: str, n: int, better: float) -> Decision:
 
 
 # The claim, and what is simulated: just false, just true, clearly true.
-TESTS: dict[str, tuple[Callable[..., Decision], float, float, float]] = {
+TESTS: dict[str, tuple[Callable[..., Decision], Any, Any, Any]] = {
     f"sufficiency: faithfulness at least {FLOOR}": (floor, FLOOR, FLOOR, 0.9),
     "sufficiency, necessity: better than random circuits": (beats_chance, 0.0, 1.0, 1.0),
     f"equivalence: within {MARGIN}": (equivalent, 1 - MARGIN, 1 - MARGIN, 0.98),
     f"necessity: at most {KEPT} left": (left, KEPT, KEPT, 0.02),
     f"minimality: {NEEDED:.0%} of {WEAKEST} edges needed": (minimal, 3, 2, 0),
     f"transfer: within {MARGIN}": (transferred, MARGIN, MARGIN, 0.0),
+    "specificity: 5 other tasks lose less": (specific, (0.4, 0.4, *[0.9] * 4), [0.4] * 6, (0.1, *[0.6] * 5)),
 }
 
 
@@ -130,7 +140,7 @@ def noise_at_limit() -> float:
 
 
 def share_of(decision: str, simulations: int, decide: Callable[..., Decision], *case: Any) -> str:
-    return f"{sum(decide(*case) == decision for _ in range(simulations)) / simulations:.3f}"
+    return f"{100 * sum(decide(*case) == decision for _ in range(simulations)) / simulations:.3g}"
 
 
 def of_result(n: int, result: Result) -> Ratio:
@@ -169,7 +179,7 @@ def coverage_row(name: str, simulations: int, truth: float, draw: Callable[..., 
             sample = draw(n, *case)
             low, high = ratio_interval(sample.above, sample.below) or (truth, truth)
             below, above = below + (truth < low), above + (truth > high)
-        cells.append(f"{1 - (below + above) / simulations:.3f} ({below / simulations:.3f}, {above / simulations:.3f})")
+        cells.append(" / ".join(f"{100 * x / simulations:.3g}" for x in (simulations - below - above, below, above)))
     return cells
 
 
@@ -190,13 +200,13 @@ def main() -> None:
     parser.add_argument("--results", nargs="*", default=[])
     options = parser.parse_args()
     n: int = options.simulations
-    what = "wrong yes / wrong no / power"
+    what = "wrong yes / wrong no / power, %"
     rows = [test_row(name, kind, n) for name, kind in product(TESTS, KINDS)]
     print_table([what, "data", *(f"n = {size}" for size in SIZES)], rows)
     print_table([what, *(f"{size} circuits" for size in CIRCUITS)], [stability_row(n)])
     rows = [coverage_row(kind, n, 0.8, ratio, kind, 0.8) for kind in KINDS]
     rows += [result_row(file, n) for file in options.results]
-    print_table(["coverage (value below, above)", *(f"n = {size}" for size in COVERED)], rows)
+    print_table(["coverage / value below / value above, %", *(f"n = {size}" for size in COVERED)], rows)
 
 
 if __name__ == "__main__":

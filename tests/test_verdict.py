@@ -17,12 +17,15 @@ from gradpath.errors import GradpathWarning, InputError
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph, pruned
 from gradpath.paper.compiled import load_compiled
+from gradpath.report import verdict_report
+from gradpath.report.payload import page_of
 from gradpath.scores import Scores
 from gradpath.selection import rank
 from gradpath.sweep import Limits
 from gradpath.verdict import NAMES
 from gradpath.verdict.checks import Check, CircuitUnderTest, _sufficiency, equivalence, limit_of, transfer
 from gradpath.verdict.effects import upper_bounds
+from gradpath.verdict.optional import rivals, specificity
 from gradpath.verdict.random_circuits import random_circuits_like
 from gradpath.verdict.statistics import (
     Ratio,
@@ -44,6 +47,10 @@ load = cache(load_compiled)
 def verdict_on(name, level, *edges):
     own = load(name, level)
     return gp.test(own.model, gp.Circuit.from_edges(own.model, edges), own.all_pairs)
+
+
+def under_test(own, circuit, task, found_on=None):
+    return CircuitUnderTest(own.model, circuit, task, torch.Generator(), Limits(), mean_over=task, found_on=found_on)
 
 
 @pytest.mark.parametrize(("name", "level"), [("pattern", "hidden"), ("induction", "curved")])
@@ -113,11 +120,10 @@ def test_a_circuit_that_can_be_found_again_is_stable_and_transfers():
     own = load("pattern")
     scores = gp.attribute(own.model, own.task, "exact")
     circuit = gp.select(scores, len(own.kinds), selection="top")
-    verdict = gp.test(own.model, circuit, own.held_out, found_on=own.task, draws=[own.task[:16]])
+    verdict = gp.test(own.model, circuit, own.held_out, found_on=own.task)
     assert verdict.stability.passed
     assert verdict.stability.value == pytest.approx(1)
     assert verdict.stability.null < 0.2
-    assert verdict.stability.details["draws"] == pytest.approx(1)
     assert verdict.transfer.details["enough"] == 2 * len(own.held_out)  # no failure among 16 examples is not enough
 
 
@@ -191,9 +197,57 @@ def test_a_circuit_that_fits_one_kind_of_prompt_does_not_transfer():
     assert "on other templates" in verdict.transfer.about
     true = gp.Circuit.from_edges(own.model, edges)
     for circuit, reworded in ((partial, None), (true, hard)):
-        tested = CircuitUnderTest(own.model, circuit, easy, torch.Generator(), Limits(), mean_over=easy)
-        check = transfer(tested, gp.evaluate(own.model, circuit, easy), easy, reworded)
+        check = transfer(under_test(own, circuit, easy, easy), gp.evaluate(own.model, circuit, easy), reworded)
         assert check.decision == "yes" or check.details["enough"] <= 60  # there are few examples
+
+
+def test_a_circuit_is_specific_if_other_tasks_lose_less_without_it():
+    own = load("first-is-last")  # compares the first token, by a head, with the last: each matters to some pairs
+    head = gp.Circuit.from_edges(own.model, ["input->a0.h0<v>", "a0.h0->m0"])
+    kept = [gp.patch(own.model, own.all_pairs, edges=x) for x in (head.edges, ["input->m0"])]
+    by_head, by_last = (((x.circuit_values - x.corrupted_values).abs() < 0.1).tolist() for x in kept)
+    first, last = (
+        replace(own.all_pairs.take([i for i in range(40) if a[i] and not b[i]]), name=name)
+        for a, b, name in ((by_head, by_last, "first"), (by_last, by_head, "last"))
+    )
+    specific = specificity(under_test(own, head, first), [last])
+    assert (specific.decision, specific.value, specific.null) == ("yes", pytest.approx(1), pytest.approx(0, abs=1e-6))
+    assert specific.details["most"] == "last"
+    assert "of 1 other tasks that the model does, last loses most, 0.000 (difference +1.000 [" in specific.about
+    assert specificity(under_test(own, head, last), [first]).decision == "no"
+    assert specificity(under_test(own, head, first), [last, first]).decision == "undecided"
+    undone = replace(last, clean=last.corrupted, corrupted=last.clean)
+    assert specificity(under_test(own, head, first), [undone]).value is None
+
+
+@pytest.mark.parametrize(("name", "shared", "nodes"), [("two-copies", 1 / 2, 2 / 3), ("chain", 1, 1)])
+def test_a_rival_shares_what_has_no_second_copy(name, shared, nodes):
+    own = load(name, "hidden")
+    circuit = gp.select(gp.attribute(own.model, own.task, steps=20), len(own.kinds), selection="top")
+    if name == "two-copies":
+        head = circuit.edges[-1].split("->")[0]
+        keep = torch.tensor([head not in edge for edge in circuit.edges])
+        circuit = replace(circuit, index=circuit.index[keep], scores=circuit.scores[keep], n_requested=4)
+    check = rivals(under_test(own, circuit, own.held_out, own.task), gp.evaluate(own.model, circuit, own.held_out))
+    assert (check.value, check.details["nodes"]) == (shared, pytest.approx(nodes))
+    assert check.passed is None
+    if name == "chain":
+        assert check.about == "none was found: with at most 3 of its 4 edges, circuits are less faithful"
+    else:
+        assert set(check.details["rival"]) == set(own.kinds) - {e for e in circuit.edges if own.kinds[e] == "redundant"}
+        assert check.details["faithfulness"] == pytest.approx(1)
+
+
+def test_all_adds_two_tests_and_rivals_decide_nothing():
+    own = load("pattern")
+    circuit = gp.select(gp.attribute(own.model, own.task, "exact"), len(own.kinds), selection="top")
+    verdict = gp.test(own.model, circuit, own.held_out, found_on=own.task, all=True)
+    assert [*verdict.checks] == [*NAMES, "specificity", "rivals"]
+    assert verdict.specificity.about == "needs another built-in task that the model does"
+    assert verdict.rivals.value == 1
+    assert limit_of("rivals", verdict.rivals) == ""
+    assert "rivals" not in verdict.verdict
+    assert verdict.to_json()["rivals"]["decision"] == "undecided"
 
 
 def test_effects_are_those_of_patching_and_the_bound_finds_a_missing_edge():
@@ -274,6 +328,10 @@ def test_nothing_is_tested_where_the_model_does_not_do_the_task():
     assert "does not do this task" in repr(verdict)
     assert verdict.to_json()["does_task"] == "no"
     assert verdict.to_json()["effects"] is None
+    page = page_of(verdict_report(own.circuit, verdict))
+    assert page["undone"]
+    assert page["verdict"]["sentence"] == "The model does not do this task: faithfulness means nothing here"
+    assert {check["value"] for check in page["verdict"]["checks"]} == {None}
 
 
 def test_a_circuit_that_beats_chance_but_keeps_little_is_not_sufficient():

@@ -115,7 +115,9 @@ def test_a_task_that_the_model_does_not_do_is_warned_of():
         numbers = numbers_of(
             circuit, Result(clean, corrupted, clean, edges_requested=5, edges_kept=5, has_answers=True)
         )
-        lines = "\n".join(lines_of({**numbers, "ablation": "corrupted"}, 12))
+        first, *lines = lines_of({**numbers, "ablation": "corrupted"}, 12)
+        assert first.startswith("  WARNING") == (word == "WARNING")
+        lines = "\n".join([first, *lines])
         assert word in lines
         assert ("the model does not do this task: faithfulness means nothing here" in lines) == (word == "WARNING")
         assert "right answer ahead on 100% of the examples" in lines

@@ -226,13 +226,14 @@ def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None
 @click.option(
     "--out", type=opt.FILE, metavar="PAGE.html", help="Write the report of the circuit, with the verdict at the top."
 )
+@click.option("--all", "everything", is_flag=True, help="Also test whether it is of this task alone, and the only one.")
 @saved_options("Examples to test on.")
-def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **values: Any) -> None:
+def test_command(circuit_file: str | Path, out: Path | None, everything: bool, as_json: bool, **values: Any) -> None:
     """Test a saved circuit: is it better than chance, equivalent to the model, necessary, minimal, stable?
 
     \b
     gradpath test out/ioi/circuit.json
-    gradpath test out/ioi/circuit.json --examples 50 --json
+    gradpath test out/ioi/circuit.json --all --json
     gradpath test out/ioi/circuit.json --out out/ioi/verdict.html
     """
     from gradpath.report import verdict_report, write
@@ -251,9 +252,10 @@ def test_command(circuit_file: str | Path, out: Path | None, as_json: bool, **va
         saved.task,
         found_on=found_on or saved.draw("train", recipe),
         attributed=found_on,
-        draws=[] if recipe.data else [saved.draw("train", recipe.changed(seed=recipe.seed + 1))],
+        draw=None if recipe.data else saved.draw("train", recipe.changed(seed=recipe.seed + 1)),
         reworded=saved.draw(defaults.REWORDED, recipe) if has_templates else None,
         mean_over=saved.mean_over,
+        all=everything,
         seed=recipe.seed,
         batch_size=saved.limits.batch_size,
         memory=saved.limits.memory,

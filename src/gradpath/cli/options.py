@@ -260,13 +260,14 @@ def lines_of(s: dict[str, Any], n: int) -> list[str]:
 
     steady = "edges_in_every_resample"
     none = "corrupted" if s["ablation"] == "corrupted" else f"all ablated ({s['ablation']})"
-    warning = {"yes": "model   ", "unclear": "NOTE    ", "no": "WARNING "}[s["does_task"]]
-    return [
+    word = {"yes": "model   ", "unclear": "NOTE    ", "no": "WARNING "}[s["does_task"]]
+    lines = [
         f"  edges         {s['edges_kept']:,} after pruning, {s['edges_requested']:,} requested, "
         f"{s['edges_total']:,} in the model ({s['sparsity']:.2%} sparsity)",
         *([f"                {s[steady]:,} of them are in the circuit of every resample"] if steady in s else []),
         f"  metric        clean {s['clean']:.3f}, {none} {s['corrupted']:.3f}, circuit {s['circuit']:.3f}",
         f"  faithfulness  {s['faithfulness']:.1%}  ({interval_text(s['faithfulness_interval'], n, '.1%')})",
         f"  error         {s['error']:.3f}  ({interval_text(s['error_interval'], n, '.3f')})",
-        f"  {warning}      {s['behaviour']}",
     ]
+    lines.insert(len(lines) if s["does_task"] == "yes" else 0, f"  {word}      {s['behaviour']}")
+    return lines

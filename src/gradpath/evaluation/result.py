@@ -151,11 +151,11 @@ class Result(Shown):
 
     @property
     def behaviour(self) -> str:
-        """How well the model does the task, in one line; unless it clearly does, also what follows from that."""
+        """How well the model does the task, in one line; unless it clearly does, what follows from that comes first."""
         ahead = "" if self.accuracy is None else f"right answer ahead on {self.accuracy:.0%} of the examples; "
         gain = interval_text(self.gain_interval, len(self.clean_values), ".3f")
-        verdict = {"yes": "", "unclear": f"; {UNCLEAR}", "no": f"; {NOT_DONE}"}[self.does_task]
-        return f"{ahead}clean - corrupted{':' if self.gain_interval is None else ''} {gain}{verdict}"
+        why = f"{ahead}clean - corrupted{':' if self.gain_interval is None else ''} {gain}"
+        return why if self.does_task == "yes" else f"{NOT_DONE if self.does_task == 'no' else UNCLEAR} ({why})"
 
     def to_pandas(self) -> Any:
         """The examples as a pandas DataFrame, one row each.

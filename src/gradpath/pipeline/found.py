@@ -174,6 +174,7 @@ class Found:
             inside=self._inside(),
             checks={} if verdict is None else verdict.checks,
             summary=self.summary,
+            undone=self.result.does_task == "no",
             effects=None if verdict is None else verdict.effects,
             command=command,
             about=facts,

@@ -124,6 +124,7 @@ class Report:
     inside: Inside | str | None = None  # what the circuit does on these examples, or why that is not known
     checks: Mapping[str, Check] = field(default_factory=dict)  # the results of ``verdict.test``, by name
     summary: str = ""  # what is known of the circuit without them, in one sentence
+    undone: bool = False  # whether the model does not do the task, so that faithfulness means nothing
     effects: Effects | None = None  # estimated and measured effects of a sample of its edges, from the verdict
     small: int | None = None  # the edges of the best circuit that can be read, where the chosen one has too many
     small_text: str = ""  # a sentence about it
@@ -147,6 +148,7 @@ def verdict_report(circuit: Circuit, verdict: Verdict, command: str = "") -> Rep
         task=verdict.task,
         runs=[MethodRun(None, [point], circuit=circuit)],
         checks=verdict.checks,
+        undone=verdict.result.does_task == "no",
         effects=verdict.effects,
         about={"tested on": f"{verdict.examples} examples of {verdict.task}"},
     )

@@ -65,6 +65,7 @@ def page_of(report: Report, limit: int = LIMIT) -> Json:
         "command": report.command,
         "bibtex": bibtex((run.origin.recipe and run.origin.recipe.method) or "" for run in report.runs),
         "verdict": _verdict(report) if report.checks or report.summary else None,
+        "undone": report.undone,
         "inside": _inside(report.inside) if isinstance(report.inside, Inside) else None,
         "no_inside": report.inside if isinstance(report.inside, str) else "",  # why it is not known
         "small": report.small,
@@ -205,9 +206,9 @@ def _cut(n: int, total: int, limit: int | None) -> str:
 
 def _verdict(report: Report) -> Json:
     """The tests as the page lists them, and the command for those that were not run."""
-    missing = [name for name in NAMES if name not in report.checks]
+    missing = [] if report.undone else [name for name in NAMES if name not in report.checks]
     n = report.about.get("examples measured")
-    few = type(n) is int and n < FEWEST
+    few = type(n) is int and n < FEWEST and not report.undone
     note = (
         f"Not tested here: {', '.join(missing)}. For the whole verdict, in the folder of this page: " if missing else ""
     )

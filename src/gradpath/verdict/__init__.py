@@ -49,8 +49,8 @@ from gradpath.model.transformer import Transformer
 from gradpath.runtime.progress import bars, describe, progress_bar
 from gradpath.sweep import Limits
 from gradpath.tasks.task import Task
-from gradpath.verdict import checks
-from gradpath.verdict.checks import Check, CircuitUnderTest
+from gradpath.verdict import checks, optional
+from gradpath.verdict.checks import Check, CircuitUnderTest, limit_of
 from gradpath.verdict.effects import Effects, measure_effects
 
 # The question of each test, in the order in which a verdict lists them.
@@ -63,11 +63,12 @@ QUESTIONS = {
     "transfer": "The same on other examples?",
 }
 NAMES = tuple(QUESTIONS)
+QUESTIONS |= {"specificity": "Of this task alone?", "rivals": "How much must another one share?"}  # optional
 
 
 def sentence(checks: Mapping[str, Check]) -> str:
     """Which tests the circuit passes and fails and which are undecided, of those that could be run."""
-    run = {name: check for name, check in checks.items() if check.value is not None}
+    run = {name: check for name, check in checks.items() if limit_of(name, check)}
     if not run:
         reasons = {check.about for check in checks.values()}
         return reasons.pop() if len(reasons) == 1 else "no test could be run"
@@ -103,6 +104,8 @@ class Verdict:
         task: The name of the task.
         examples: The number of examples.
         edges: The number of edges of the circuit.
+        specificity: Is it of this task alone? None unless all tests were requested.
+        rivals: How much does another circuit, as faithful, have to share with it? None unless all were requested.
     """
 
     sufficiency: Check
@@ -117,16 +120,18 @@ class Verdict:
     task: str
     examples: int
     edges: int
+    specificity: Check | None = None
+    rivals: Check | None = None
 
     @property
     def checks(self) -> dict[str, Check]:
         """The tests by name."""
-        return {name: getattr(self, name) for name in NAMES}
+        return {name: check for name in QUESTIONS if (check := getattr(self, name)) is not None}
 
     @property
     def passed(self) -> bool | None:
         """Whether every test that could be run is passed; None if none failed, but some are undecided."""
-        outcomes = [check.passed for check in self.checks.values() if check.value is not None]
+        outcomes = [check.passed for name, check in self.checks.items() if limit_of(name, check)]
         return False if False in outcomes else None if None in outcomes or not outcomes else True
 
     @property
@@ -149,7 +154,7 @@ class Verdict:
             return f"{head}\n  {self.result.behaviour}"
         signs = {"yes": "pass", "no": "FAIL", "undecided": "   ?"}
         lines = [
-            f"  {'   -' if check.value is None else signs[check.decision]}  {name:<12} {check.about}"
+            f"  {signs[check.decision] if limit_of(name, check) else '   -'}  {name:<12} {check.about}"
             for name, check in self.checks.items()
         ]
         lines.append(f"        {'effects':<12} {self.effects.about}")
@@ -164,9 +169,10 @@ def test(
     *,
     found_on: Task | None = None,
     attributed: Task | None = None,
-    draws: Sequence[Task] = (),
+    draw: Task | None = None,
     reworded: Task | None = None,
     mean_over: Task | None = None,
+    all: bool = False,  # noqa: A002
     seed: int = 0,
     batch_size: int | None = None,
     memory: int | None = None,
@@ -181,10 +187,11 @@ def test(
         found_on: The examples that the circuit was found on, for the tests of stability and transfer.
         attributed: The examples that were attributed, if they are not exactly ``found_on``. Examples of ``task`` that
             are among them are counted, with a warning.
-        draws: Other draws of those examples, for the test of stability.
+        draw: Another draw of those examples, for the test of stability of a selection that runs circuits.
         reworded: Examples in other templates, for the test of transfer: ``load_task(..., split="reworded")``.
         mean_over: The task whose clean prompts the means of an ablation are taken over; by default those that were
             attributed, as in ``find``, or else ``task``.
+        all: Whether to run the two optional tests, too: specificity and rivals, which takes several selections.
         seed: The seed for random circuits and samples.
         batch_size: The largest number of examples in a batch; by default it depends on prompt length and free memory.
         memory: A budget in bytes, weights included; by default the weights and half of the free memory.
@@ -209,6 +216,7 @@ def test(
         torch.Generator(device="cpu").manual_seed(seed),
         Limits(batch_size, memory),
         mean_over=mean_over or attributed or task,
+        found_on=found_on,
     )
     shared = checks.shared_pairs(task, attributed)
     if shared:
@@ -216,23 +224,26 @@ def test(
             f"{shared} of the {len(task)} examples to test on were attributed to find the circuit: it may do worse on "
             "examples that were not."
         )
-    with bars(progress), progress_bar("testing", 1 + len(QUESTIONS), unit="test") as bar:
-        return _verdict(tested, found_on, draws, reworded, shared, bar)
+    with bars(progress), progress_bar("testing", 1 + len(QUESTIONS if all else NAMES), unit="test") as bar:
+        return _verdict(tested, draw, reworded, shared, all, bar)
 
 
 def _verdict(
-    tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[Task], reworded: Task | None, shared: int, bar: Any
+    tested: CircuitUnderTest, draw: Task | None, reworded: Task | None, shared: int, every: bool, bar: Any
 ) -> Verdict:
-    """Run all tests, as ``test`` documents them."""
+    """Run the tests, as ``test`` documents them."""
     result = tested.measure([tested.circuit.mask])[0]
     runs: dict[str, Callable[[], Check]] = {
         "sufficiency": lambda: checks.sufficiency(tested, result),
         "equivalence": lambda: checks.equivalence(result),
         "necessity": lambda: checks.necessity(tested, result),
         "minimality": lambda: checks.minimality(tested, result),
-        "stability": lambda: checks.stability(tested, found_on, draws),
-        "transfer": lambda: checks.transfer(tested, result, found_on, reworded, shared),
+        "stability": lambda: checks.stability(tested, draw),
+        "transfer": lambda: checks.transfer(tested, result, reworded, shared),
     }
+    if every:
+        runs["specificity"] = lambda: optional.specificity(tested, optional.other_tasks(tested))
+        runs["rivals"] = lambda: optional.rivals(tested, result)
     outcomes, effects = dict.fromkeys(runs, checks.not_run(NOT_DONE)), None
     if result.does_task != "no":
         for name, run in runs.items():

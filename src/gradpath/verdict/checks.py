@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from random import Random
 from typing import Any
 
@@ -21,9 +21,11 @@ from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate_many
 from gradpath.evaluation.result import Result
 from gradpath.model.transformer import Transformer
+from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
 from gradpath.scores import Scores
 from gradpath.selection import SELECTIONS, measures, rank
+from gradpath.selection.ranking import circuit_of
 from gradpath.sweep import Limits, own_settings
 from gradpath.tasks.task import Task
 from gradpath.verdict.random_circuits import random_circuits_like
@@ -46,7 +48,9 @@ WEAKEST = 20  # edges that are removed one by one
 RESAMPLES, AGAIN = 100, 2  # where scores can be resampled, and where each circuit takes a selection of its own
 FLOOR, MARGIN, KEPT, NEEDED, SHARED, PUBLISHED = 0.5, 0.2, 0.2, 0.9, 0.5, 0.8
 FEWEST = 10  # examples
-FEW, NO_BEHAVIOUR = 12, 0.01  # examples for what needs few; a share of the whole behaviour
+NEEDS_EXAMPLES = "needs the examples that it was found with (found_on)"
+FEW, DENSE = 12, 6  # examples for what needs few, and where each circuit has a large share of all edges
+NO_BEHAVIOUR = 0.01  # a share of the whole behaviour
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def not_run(reason: str) -> Check:
     return Check(None, None, "undecided", reason)
 
 
-def _check(
+def decided(
     value: float, null: float, decision: Decision, about: str, details: dict[str, Any], enough: int | None = None
 ) -> Check:
     """A test that was run; if it is undecided for lack of examples, ``enough`` of them would do."""
@@ -94,7 +98,11 @@ def _check(
 
 
 # What ``null`` is, where it is not the limit of the test; and the limit.
-NULLS = {"sufficiency": "by chance", "necessity": "by chance", "stability": "by chance", "transfer": "where found"}
+NULLS = {
+    **dict.fromkeys(("sufficiency", "necessity", "stability", "rivals"), "by chance"),
+    "transfer": "where found",
+    "specificity": "other task",
+}
 _LIMITS = {
     "sufficiency": f"≥ {FLOOR}, p ≤ {LEVEL}",
     "equivalence": f"within ±{MARGIN}",
@@ -102,12 +110,13 @@ _LIMITS = {
     "minimality": f"≥ {NEEDED}",
     "stability": f"≥ {SHARED}",
     "transfer": f"within ±{MARGIN}",
+    "specificity": "> other tasks",
 }
 
 
 def limit_of(name: str, check: Check) -> str:
-    """What a value has to be for its test to be passed; empty if the test could not be run."""
-    return "" if check.value is None else _LIMITS[name]
+    """What a value has to be for its test to be passed; empty if the test could not be run, or decides nothing."""
+    return "" if check.value is None else _LIMITS.get(name, "")
 
 
 def faithfulness_ratio(result: Result, most: float = 2.0) -> Ratio:
@@ -126,6 +135,7 @@ class CircuitUnderTest:
     generator: torch.Generator
     limits: Limits
     mean_over: Task  # for the means of an ablation
+    found_on: Task | None = None
 
     def measure(self, masks: Sequence[Tensor], task: Task | None = None) -> list[Result]:
         """Evaluate each mask of edges as a circuit, on ``task`` or the examples of all tests."""
@@ -142,6 +152,20 @@ class CircuitUnderTest:
             mask[tuple(self.circuit.index[edge])] = False
             masks.append(mask)
         return self.measure(masks)
+
+    def prepared(self, task: Task) -> PreparedBatches:
+        """Other examples, for finding circuits on them."""
+        return PreparedBatches(self.model, task, self.circuit.ablation, self.limits)
+
+    @cached_property
+    def without(self) -> Result:
+        """The model without the circuit's edges."""
+        return self.measure([self.circuit.graph.mask & ~self.circuit.mask])[0]
+
+    @cached_property
+    def where_found(self) -> Result:
+        """The circuit on the examples that it was found on."""
+        return self.measure([self.circuit.mask], self.found_on)[0]
 
     @cached_property
     def random_masks(self) -> list[Tensor]:
@@ -183,7 +207,7 @@ def _sufficiency(result: Result, on_few: Result, random: Sequence[Result]) -> Ch
     details = {"faithfulness": result.faithfulness, "at_least": low, "p": p, "random_best": min(errors)}
     # More examples help with the floor alone.
     enough = enough_examples(len(result.clean_values), decide) if kept == "undecided" and better == "yes" else None
-    return _check(result.error, median, all_of([better, kept]), about, details, enough)
+    return decided(result.error, median, all_of([better, kept]), about, details, enough)
 
 
 def equivalence(result: Result) -> Check:
@@ -193,14 +217,13 @@ def equivalence(result: Result) -> Check:
     (low, high), off, decision = bounds(faithfulness_ratio(result)), result.faithfulness - 1, decide(1)
     about = f"off by {off:+.3f} of the behaviour [{low - 1:+.3f}, {high - 1:+.3f}], margin {MARGIN}"
     enough = enough_examples(len(result.clean_values), decide) if decision == "undecided" else None
-    return _check(off, MARGIN, decision, about, {"interval": [low - 1, high - 1]}, enough)
+    return decided(off, MARGIN, decision, about, {"interval": [low - 1, high - 1]}, enough)
 
 
 def necessity(tested: CircuitUnderTest, result: Result) -> Check:
-    graph, circuit = tested.circuit.graph, tested.circuit.mask
-    whole = tested.measure([graph.mask & ~circuit])[0]
+    graph, circuit, whole = tested.circuit.graph, tested.circuit.mask, tested.without
     masks = [circuit, *(tested.random_edges() for _ in range(RANDOM))]
-    without = tested.measure([graph.mask & ~mask for mask in masks], few_examples(tested.task, result))
+    without = tested.measure([graph.mask & ~mask for mask in masks], few_examples(tested.task, result, DENSE))
     on_few, *random = (x.faithfulness for x in without)
     p, by_chance = rank_test(on_few, random)
     chance = float(torch.tensor(random, dtype=torch.float64, device="cpu").median())
@@ -219,18 +242,20 @@ def necessity(tested: CircuitUnderTest, result: Result) -> Check:
         about += f"; corrupting only the circuit loses {moved.faithfulness:.3f} (limit {1 - KEPT})"
 
     def decide(times: int) -> Decision:
-        return all_of([_claim(ratio.repeated(times), least, most, len(claims)) for ratio, least, most in claims])
+        return all_of(
+            [claim(partial(bounds, x.repeated(times)), least, most, len(claims)) for x, least, most in claims]
+        )
 
     details["at_most"] = bounds(claims[0][0])[1]
     enough = enough_examples(len(tested.task), decide) if decide(1) == "undecided" and by_chance == "yes" else None
-    return _check(whole.faithfulness, chance, all_of([by_chance, decide(1)]), about, details, enough)
+    return decided(whole.faithfulness, chance, all_of([by_chance, decide(1)]), about, details, enough)
 
 
-def _claim(ratio: Ratio, least: float, most: float, n: int) -> Decision:
-    """Whether a ratio is between two limits, as one of n claims: a "no" to any of them has the level 5% in all."""
-    if within(*bounds(ratio), least, most) == "yes":
+def claim(bounds_at: Callable[[float], tuple[float, float]], least: float, most: float, n: int) -> Decision:
+    """Whether a value is between two limits, as one of n claims: a "no" to any of them has the level 5% in all."""
+    if within(*bounds_at(LEVEL), least, most) == "yes":
         return "yes"
-    return "no" if within(*bounds(ratio, LEVEL / n), least, most) == "no" else "undecided"
+    return "no" if within(*bounds_at(LEVEL / n), least, most) == "no" else "undecided"
 
 
 def minimality(tested: CircuitUnderTest, result: Result) -> Check:
@@ -258,26 +283,27 @@ def minimality(tested: CircuitUnderTest, result: Result) -> Check:
     enough = None
     if decision == "undecided":
         enough = enough_examples(len(loss), lambda times: needed_edges(loss.repeat(times, 1), NEEDED)[0])
-    return _check(n_needed / len(names), NEEDED, decision, about, details, enough)
+    return decided(n_needed / len(names), NEEDED, decision, about, details, enough)
 
 
-def stability(tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[Task]) -> Check:
-    circuit = tested.circuit
-    name = circuit.selection.partition("=")[0].partition("+")[0]
-    if circuit.recipe is None or circuit.recipe.method not in METHODS or name not in SELECTIONS:
-        return not_run("the circuit does not say how it was found, so it cannot be found again")
-    if found_on is None:
-        return not_run("needs the examples that it was found with (found_on)")
-    others = [_find_again(tested, draw) for draw in draws[:AGAIN]]
+def why_not_again(tested: CircuitUnderTest) -> str:
+    """Why the circuit cannot be found again; empty if it can."""
+    recipe, name = tested.circuit.recipe, tested.circuit.selection.partition("=")[0].partition("+")[0]
+    if recipe is None or recipe.method not in METHODS or name not in SELECTIONS:
+        return "the circuit does not say how it was found, so it cannot be found again"
+    return NEEDS_EXAMPLES if tested.found_on is None else ""
+
+
+def stability(tested: CircuitUnderTest, draw: Task | None) -> Check:
+    circuit, found_on, reason = tested.circuit, tested.found_on, why_not_again(tested)
+    if found_on is None or reason:
+        return not_run(reason)
     if measures(circuit.selection):
-        # Each takes a descent of its own. The circuit and those of other draws are as good as bootstrap samples.
-        size = (len(found_on),)
-        while len(others) < AGAIN:
-            rows = torch.randint(len(found_on), size, generator=tested.generator, device="cpu").tolist()
-            others.append(_find_again(tested, found_on.take(rows)))
-        again, what = [circuit, *others], f"it and {AGAIN} circuits of other samples (few: each takes a selection)"
+        # Each takes a selection of its own. The circuit and that of another draw are as good as bootstrap samples.
+        again = [circuit, *_resampled(tested, draw or found_on, AGAIN, whole=draw is not None)]
+        what = f"it and {AGAIN} circuits of other samples (few: each takes a selection)"
     else:
-        again, what = _resampled(tested, found_on), f"{RESAMPLES} bootstrap samples"
+        again, what = _resampled(tested, found_on, RESAMPLES), f"{RESAMPLES} bootstrap samples"
     edges, low, high = mean_overlap(torch.stack([x.mask.flatten() for x in again]))
     nodes, *_ = mean_overlap(torch.stack([_nodes(x) for x in again]))
     n, total = len(circuit), circuit.graph.n_edges
@@ -287,19 +313,14 @@ def stability(tested: CircuitUnderTest, found_on: Task | None, draws: Sequence[T
         f"{PUBLISHED}), {nodes:.2f} of nodes, over {what}; random {chance:.2f}"
     )
     details: dict[str, Any] = {"interval": [low, high], "nodes": nodes, "circuits": len(again), "published": PUBLISHED}
-    if others:
-        details["draws"] = _mean_jaccard(circuit, others)
     decision = within(low, high, max(SHARED, chance), float("inf"))
     if again[0] is not circuit:
-        alike = details["with_circuit"] = _mean_jaccard(circuit, again)
-        about += f"; {alike:.2f} with the circuit itself"
-        if alike < SHARED:
+        alike = torch.tensor([circuit.compare(x).jaccard_edges for x in again], dtype=torch.float64, device="cpu")
+        details["with_circuit"] = float(alike.mean())
+        about += f"; {float(alike.mean()):.2f} with the circuit itself"
+        if float(alike.mean() + 2 * alike.std() / len(again) ** 0.5) < SHARED:
             decision = "no"  # they agree with each other, but not with the circuit
-    return _check(edges, chance, decision, about, details)
-
-
-def _mean_jaccard(circuit: Circuit, others: Sequence[Circuit]) -> float:
-    return sum(circuit.compare(other).jaccard_edges for other in others) / len(others)
+    return decided(edges, chance, decision, about, details)
 
 
 def _nodes(circuit: Circuit) -> Tensor:
@@ -308,46 +329,42 @@ def _nodes(circuit: Circuit) -> Tensor:
     return torch.tensor([name in names for name in circuit.graph.sources[1:]], device="cpu")
 
 
-def _resampled(tested: CircuitUnderTest, task: Task) -> list[Circuit]:
-    """The circuits of bootstrap samples of the examples, for a selection that uses only scores: one attribution."""
-    scores = _attributed(tested, task, per_example=True)
+def _resampled(tested: CircuitUnderTest, task: Task, times: int, *, whole: bool = False) -> list[Circuit]:
+    """The circuits of bootstrap samples of the examples, of which the first may be ``whole``: one attribution."""
+    examples, again, runs = tested.prepared(task), list[Circuit](), measures(tested.circuit.selection)
+    scores = scores_again(tested, examples, per_example=True)
     assert scores.examples is not None
-    n, again = len(task), []
-    for _ in range(RESAMPLES):
-        rows = torch.randint(n, (n,), generator=tested.generator, device="cpu")
-        share = torch.bincount(rows, minlength=n) / n
-        again.append(
-            _selected(tested, replace(scores, values=torch.tensordot(share, scores.examples, 1), examples=None))
-        )
+    for _ in range(times):
+        rows, sample = torch.arange(len(task), device="cpu"), examples
+        if again or not whole:
+            rows = torch.randint(len(task), rows.shape, generator=tested.generator, device="cpu")
+            sample = tested.prepared(task.take(rows.tolist())) if runs else examples
+        values = torch.tensordot(torch.bincount(rows, minlength=len(task)) / len(task), scores.examples, 1)
+        again.append(circuit_again(tested, replace(scores, values=values, examples=None), sample))
     return again
 
 
-def _find_again(tested: CircuitUnderTest, task: Task) -> Circuit:
-    """The circuit that the same method and selection find on these examples."""
-    return _selected(tested, _attributed(tested, task), task)
-
-
-def _attributed(tested: CircuitUnderTest, task: Task, *, per_example: bool = False) -> Scores:
-    recipe = tested.circuit.recipe or Recipe()
-    method, options = recorded_method(recipe)
+def scores_again(tested: CircuitUnderTest, examples: PreparedBatches, *, per_example: bool = False) -> Scores:
+    """The scores of the circuit's method on these examples."""
+    method, options = recorded_method(tested.circuit.recipe or Recipe())
     with own_settings(tested.model):
-        return attribute_at_steps(
-            tested.model, task, method, options, limits=tested.limits, ablation=recipe.ablation, per_example=per_example
-        )[-1]
+        *_, scores = attribute_at_steps(
+            tested.model, examples.task, method, options, prepared=examples, per_example=per_example
+        )
+    return scores
 
 
-def _selected(tested: CircuitUnderTest, scores: Scores, task: Task | None = None) -> Circuit:
-    n, recipe = tested.circuit.requested, tested.circuit.recipe or Recipe()
-    order = rank(
-        scores,
-        tested.circuit.selection,
-        tested.model,
-        task,
-        sizes=[n],
-        limits=tested.limits,
-        resamples=recipe.resamples,
-    )
-    return order.circuit(n if order.size is None else order.size)
+def circuit_again(
+    tested: CircuitUnderTest, scores: Scores, examples: PreparedBatches, forbidden: Sequence[int] = ()
+) -> Circuit:
+    """The circuit that the circuit's selection finds by these scores, without some edges."""
+    n, recipe, name = tested.circuit.requested, tested.circuit.recipe or Recipe(), tested.circuit.selection
+    excluded = torch.tensor(forbidden, dtype=torch.long, device="cpu")
+    values = scores.values.flatten().index_fill(0, excluded, 0.0)
+    scores, largest = replace(scores, values=values.view_as(scores.values)), min(n + len(excluded), scores.n_edges)
+    order = rank(scores, name, sizes=[n], largest=largest, prepared=examples, resamples=recipe.resamples)
+    edges = order.edges[~torch.isin(order.edges, excluded)]
+    return circuit_of(scores, edges[: order.size or n], selection=name)
 
 
 def shared_pairs(task: Task, attributed: Task | None) -> int:
@@ -361,13 +378,11 @@ def shared_pairs(task: Task, attributed: Task | None) -> int:
     return sum(pair in known for pair in pairs(task))
 
 
-def transfer(
-    tested: CircuitUnderTest, result: Result, found_on: Task | None, reworded: Task | None, shared: int = 0
-) -> Check:
+def transfer(tested: CircuitUnderTest, result: Result, reworded: Task | None, shared: int = 0) -> Check:
     """The faithfulness on other examples; ``shared`` of the tested ones were attributed."""
-    if found_on is None:
-        return not_run("needs the examples that it was found with (found_on)")
-    before = tested.measure([tested.circuit.mask], found_on)[0]
+    if tested.found_on is None:
+        return not_run(NEEDS_EXAMPLES)
+    before = tested.where_found
     where = (
         f"the tested examples, of which {shared} of {len(tested.task)} were attributed" if shared else "other examples"
     )
@@ -389,27 +404,22 @@ def transfer(
     if reworded is not None:
         details |= {"reworded": elsewhere[1].faithfulness, "reworded_interval": list(ends[1])}
     value = elsewhere[worst].faithfulness
-    return _check(value, before.faithfulness, decide(1), f"{about}; margin {MARGIN}", details, enough)
+    return decided(value, before.faithfulness, decide(1), f"{about}; margin {MARGIN}", details, enough)
 
 
 def _transfer_decision(before: Result, elsewhere: Sequence[Result]) -> Callable[[int], Decision]:
     """Whether the faithfulness is the same everywhere, up to the margin, if there were several times the examples."""
 
     def decide(times: int) -> Decision:
-        decisions = list[Decision]()
-        for result in elsewhere:
-            pair = faithfulness_ratio(result).repeated(times), faithfulness_ratio(before).repeated(times)
-            shown = within(*difference_bounds(*pair), -MARGIN, MARGIN)
-            refuted = within(*difference_bounds(*pair, LEVEL / len(elsewhere)), -MARGIN, MARGIN)
-            decisions.append("yes" if shown == "yes" else "no" if refuted == "no" else "undecided")
-        return all_of(decisions)
+        first, *ratios = (faithfulness_ratio(x).repeated(times) for x in (before, *elsewhere))
+        return all_of([claim(partial(difference_bounds, x, first), -MARGIN, MARGIN, len(ratios)) for x in ratios])
 
     return decide
 
 
-def few_examples(task: Task, result: Result) -> Task:
+def few_examples(task: Task, result: Result, n: int = FEW) -> Task:
     """The first examples, as many as show the behaviour: a metric such as accuracy may not differ on a few."""
-    n, behaviour = FEW, (result.clean_values - result.corrupted_values).double()
+    behaviour = (result.clean_values - result.corrupted_values).double()
     while n < len(task) and abs(float(behaviour[:n].mean())) < NO_BEHAVIOUR * abs(float(behaviour.mean())):
         n *= 2
     return task[:n]

@@ -46,7 +46,7 @@ from gradpath.runtime import distributed
 from gradpath.sweep import own_settings, sweep
 from gradpath.tasks.metrics import NoGradientError
 from gradpath.tasks.task import Pairs, Task
-from gradpath.verdict.checks import CircuitUnderTest, few_examples
+from gradpath.verdict.checks import DENSE, CircuitUnderTest, few_examples
 
 SAMPLE = 12  # edges of the circuit that are patched one by one
 SUBSETS = 40
@@ -116,7 +116,7 @@ def measure_effects(tested: CircuitUnderTest, result: Result) -> Effects:
         estimated: list[float] | None = (_estimates(tested)[sample] / unit).tolist()
     except NoGradientError:
         estimated = None
-    bound, edge = _bound(tested, few_examples(tested.task, result))
+    bound, edge = _bound(tested, few_examples(tested.task, result, DENSE))
     return Effects([circuit.edges[i] for i in sample.tolist()], measured, estimated, bound, edge, SUBSETS)
 
 

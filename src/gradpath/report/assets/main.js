@@ -81,13 +81,14 @@ function start() {
     const run = data.runs[state.run];
     const at = (of) => readCurve(measured(run, state.how, of), requestedNow(run, state), of);
     const [kept, error] = [at("faithfulness"), at("error")];
-    const comparable = state.prune === data.chosen.pruned && !state.least;
+    const unmeasured = data.undone ? "the model does not do this task" : "not measured here";
+    const comparable = !data.undone && state.prune === data.chosen.pruned && !state.least;
     say("faithfulness", kept && comparable ? (kept.exact ? "" : "≈ ") + percent(kept.value) : "–");
-    say("faithfulness-note", !kept || !comparable ? "not measured here"
+    say("faithfulness-note", !kept || !comparable ? unmeasured
       : !kept.exact ? `between ${kept.between.map((point) => `${percent(point.faithfulness)} at ${count(point.requested)}`).join(" and ")} edges`
       : kept.exact.low === null || kept.exact.high === null ? "measured" : `95% interval ${percent(kept.exact.low)} to ${percent(kept.exact.high)}`);
     say("error", error && comparable ? (error.exact ? "" : "≈ ") + number(error.value) : "–");
-    say("error-note", error && comparable ? "0: the model, 1: the corrupted run" : "not measured here");
+    say("error-note", error && comparable ? "0: the model, 1: the corrupted run" : unmeasured);
     say("kept", count(scene.whole.kept.length));
     const requested = scene.edges.n ? requestedNow(run, state) || state.n : 0;
     const { frequency, kept: edges } = scene.whole;

@@ -10,13 +10,13 @@ function drawVerdict(data) {
   byId("verdict-said").textContent = verdict.sentence;
   const figure = (label, value) => element("dd", { class: "figure" }, element("span", {}, label), typeof value === "string" ? value || "–" : number(value));
   byId("checks").replaceChildren(...verdict.checks.map((check) => {
-    const [kind, word] = check.value === null ? ["none", "not run"] : DECISIONS[check.decision];
+    const [kind, word] = check.value === null ? ["none", "not run"] : !check.limit ? ["none", "no test"] : DECISIONS[check.decision];
     return element("div", { class: "testrow", id: `check-${check.name}` },
       element("dt", {}, element("i", { class: `sign ${kind}` }, word), element("b", {}, check.question), element("span", {}, check.name)),
       figure("result", check.value), figure(check.null_is || "by chance", check.null_is ? check.null : ""), figure("to pass", check.limit), element("dd", { class: "told" }, check.about));
   }));
   if (verdict.effects) byId("checks").append(effectsRow(verdict.effects));
-  byId("verdict-note").replaceChildren(...(verdict.command ? [verdict.note, element("code", {}, verdict.command)] : []));
+  byId("verdict-note").replaceChildren(verdict.note, ...(verdict.command ? [element("code", {}, verdict.command)] : []));
 }
 
 /* The effects of some edges, as gradients estimate them and as measured: on the diagonal the two are equal. */
