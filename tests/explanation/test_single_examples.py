@@ -94,4 +94,5 @@ def test_the_prompts_of_a_batch_are_run_once(monkeypatch):
     monkeypatch.setattr(Transformer, "run", counted)
     monkeypatch.setattr(explanation, "known_head_scores", lambda model, heads: torch.zeros(len(heads), 3))
     look_inside(model, circuit, TASK.take([1]))
-    assert lengths == [(1, 7), (1, 7)]  # on the corrupted and on the clean prompt
+    # Tokens 3 and 4 of 7 differ: the suffix on the corrupted and on the clean prompt, then the prefix.
+    assert lengths == [(1, 4), (1, 4), (1, 3)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from gradpath import defaults
-from gradpath.ablation import ablation_of
+from gradpath.ablation import ablation_of, all_positions
 from gradpath.attribution.attribute import rows_of_examples, score_batch
 from gradpath.attribution.batch import BatchRuns
 from gradpath.attribution.methods import Options, Path, find_method, recorded_method
@@ -209,15 +209,14 @@ def look_inside(
 
         method, options = _method(circuit.recipe)
         ablation = ablation_of(circuit.ablation, model, mean_over or task, limits)
-        every = replace(pairs, first=torch.zeros_like(pairs.first))  # patterns are of all positions
-        points, whole = method.points(options), method.whole(options)
-        batches, at_once = limits.attribution(model, every, points=points, whole=whole)
+        pairs, points, whole = all_positions(pairs, ablation), method.points(options), method.whole(options)
+        batches, at_once = limits.attribution(model, pairs, points=points, whole=whole)
         effects = torch.zeros(n, len(circuit), device="cpu")
 
         def inspect(work: BatchWork) -> None:
             runs, batch = work.runs, work.runs.batch
             for row, example in enumerate(batch.index.tolist()):
-                weights = [x[:, row] for x in work.patterns]  # by layer (run, head, query, key)
+                weights = [x[:, row] for x in work.whole_patterns]  # by layer (run, head, query, key)
                 attention[example] = _triangle(weights, int(batch.last[row]) + 1)
             tokens[batch.index], logits[batch.index] = _most_changed(model, work.writes)
             if answers is not None:

@@ -210,6 +210,21 @@ class BatchWork:
 
     @cached_property
     @torch.no_grad()
+    def whole_patterns(self) -> list[Float[Tensor, "run batch head query key"]]:
+        """The same for all queries: before the first difference of the pairs, attention is the same in all runs."""
+        model, start = self.model, self.runs.start
+        if not start:
+            return self.patterns
+        prefix = model.run(model.embed(self.runs.batch.clean[:, :start]))
+        info, whole = model.position_info(0, start), []
+        for (layer, heads), later in zip(self.heads.items(), self.patterns, strict=True):
+            earlier = patterns(model, layer, prefix.layers[layer], info)[:, heads]
+            earlier = F.pad(earlier, (0, later.shape[-1] - start))
+            whole.append(torch.cat([earlier.expand(len(later), *earlier.shape), later], 3))
+        return whole
+
+    @cached_property
+    @torch.no_grad()
     def writes(self) -> Float[Tensor, "batch source d_model"]:
         """What each node writes at the last position on the clean prompt, after the final norm."""
         model = self.model
