@@ -7,7 +7,6 @@ import json
 import pytest
 
 import gradpath as gp
-from gradpath.study.faithfulness import _suggested
 from gradpath.study.outcome import percent
 
 TYPED = ("--task", "ioi", "--examples", "4", "--sparsities", "0.5,0.2")
@@ -58,17 +57,8 @@ def test_without_a_folder_it_says_how_to_keep_the_result(run, model_folder):
     assert "report.html" not in done.out
 
 
-def test_a_curve_says_what_to_use_and_compares_methods_in_pairs(run, model_folder):
+def test_a_curve_compares_methods_in_pairs(run, model_folder):
     options = ("--model", model_folder, "--methods", "eap,eap-ig", "--selection", "top", "--sparsities", "0.9,0.5,0.2")
     told = run("curve", *options, "--examples", 10)
     assert told.code == 0, told.err
-    top = " ".join(told.out.partition("\n\n")[0].split())
-    assert "has the smallest mean error" in top
-    assert "suggested size: " in top
     assert "Mean error minus the smallest one, on the same examples [95% interval]" in told.out
-
-
-def test_the_suggested_size_is_the_smallest_that_keeps_the_share_or_has_the_smallest_error():
-    rows = [{"edges_requested": n, "faithfulness": x, "error": 1 - x} for n, x in ((10, 0.2), (50, 0.9), (200, 0.97))]
-    assert _suggested(rows) == (50, "the smallest one measured that keeps 85% (90.0%)")
-    assert _suggested(rows[:1]) == (10, "where the error is smallest (0.800); no size measured keeps 85% (20.0%)")

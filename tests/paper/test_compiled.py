@@ -14,9 +14,9 @@ from gradpath.paper import compiled as compiled_module
 from gradpath.paper import truth
 from gradpath.paper.compiled import LEVELS, hf_model, layout_of, load_program, program_names, rotation_of
 from gradpath.paper.truth import agreement, circuits_of_ranking
+from gradpath.study import Study
 from gradpath.study.bench import Bench, Store
 from gradpath.study.outcome import reproduce
-from gradpath.study.spec import Study
 from true_edges import CHANGE, true_edges, without
 
 load_compiled = cache(compiled_module.load_compiled)

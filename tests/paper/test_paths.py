@@ -13,7 +13,7 @@ from gradpath.circuit import Circuit
 from gradpath.evaluation import evaluate
 from gradpath.paper.saturation import follow_gradpath, follow_line
 from gradpath.paper.steps import attribute_nested, is_nested
-from gradpath.study.spec import method_options, method_recipe
+from gradpath.study import method_options, method_recipe
 from gradpath.sweep import Limits
 
 TASK = prompts([6, 9, 9, 7], [[2], [4, 6], [3], [5]])

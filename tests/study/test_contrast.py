@@ -7,9 +7,9 @@ import torch
 
 from gradpath.evaluation.result import Result, distance_difference, error_difference
 from gradpath.recipe import Recipe
+from gradpath.study import Study
 from gradpath.study.bench import Bench, Store, cell_of
 from gradpath.study.faithfulness import outcome
-from gradpath.study.spec import Study
 
 
 def cells(off, n=40, seed=0):

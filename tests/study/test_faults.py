@@ -148,7 +148,7 @@ def test_a_signal_ends_a_run_that_can_go_on(server, tiny_folder, tmp_path, verb,
         assert code == expected
         assert says in server.said()
         again = "start over" if verb == "find" else "continue where it stopped, if it has --out"
-        assert f"No partial files were written. Rerun to {again}." in server.said()
+        assert f"no partial files were written; rerun to {again}." in server.said()
         assert not parts(out)
         assert not (out / ".gradpath-lock").exists()
     else:

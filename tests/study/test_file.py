@@ -15,7 +15,7 @@ from gradpath import registry
 from gradpath.attribution.methods import METHODS
 from gradpath.errors import InputError, UsageError
 from gradpath.study.file import KEYS, read_study
-from gradpath.study.tables import over_differences
+from gradpath.study.run import over_differences
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "study.yaml"
 SMALL = "\nedges: 10\nsparsity: 0.5\nexamples: 4\n"

@@ -11,10 +11,10 @@ from gradpath.evaluation import evaluate_many
 from gradpath.paper import steps
 from gradpath.recipe import Recipe
 from gradpath.report.style import GREY
+from gradpath.study import Study
 from gradpath.study import bench as bench_module
 from gradpath.study.bench import Bench, Store
 from gradpath.study.faithfulness import outcome
-from gradpath.study.spec import Study
 
 SIZES = (("sparsity", 0.5), ("sparsity", 0.8))
 STUDY = Study(Recipe(examples=4), ("ioi",), sizes=SIZES, steps=(2, 3, 4))

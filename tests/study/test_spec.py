@@ -7,7 +7,7 @@ import pytest
 from gradpath.errors import UsageError
 from gradpath.paper import ABOUT, find_experiment
 from gradpath.recipe import Recipe
-from gradpath.study.spec import GRIDS, Study, check_methods, method_label, method_options, method_recipe, whole_numbers
+from gradpath.study import GRIDS, Study, check_methods, method_label, method_options, method_recipe, whole_numbers
 
 
 def test_a_method_carries_its_options():

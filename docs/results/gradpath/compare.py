@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gradpath as gp
 from gradpath.registry import load_plugin
-from gradpath.study.spec import check_methods, method_options, method_recipe
+from gradpath.study import check_methods, method_options, method_recipe
 
 SPARSITIES = (0.99, 0.975)
 

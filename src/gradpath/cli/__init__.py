@@ -157,7 +157,7 @@ def _after_stop(arguments: list[str] | None) -> str:
     """What a command that was stopped has left behind, and what happens when it is run again."""
     command = next(iter(sys.argv[1:] if arguments is None else arguments), None)
     again = "continue where it stopped, if it has --out" if command in CONTINUED else "start over"
-    return f"No partial files were written. Rerun to {again}."
+    return f"no partial files were written; rerun to {again}."
 
 
 class Terminated(BaseException):

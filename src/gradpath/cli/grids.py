@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,10 +19,10 @@ from gradpath.recipe import Recipe
 
 if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
+    from gradpath.study import Study
     from gradpath.study.bench import Bench
     from gradpath.study.file import StudyFile
     from gradpath.study.outcome import Experiment, Outcome, Written
-    from gradpath.study.spec import Study
 
 NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
 
@@ -48,7 +48,6 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
     """
     opt.check_folder(out)
     from gradpath.study import faithfulness
-    from gradpath.study.curve_page import write_report
     from gradpath.study.outcome import Experiment
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
@@ -57,9 +56,8 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
 
     def outcome(bench: Bench) -> Outcome:
         measured = faithfulness.outcome(bench, "curve")
-        if out is None:
-            return measured
-        return replace(measured, files=lambda draft: write_report(bench, measured, draft, opt.command_line()))
+        page = partial(faithfulness.write_page, bench, measured, opt.command_line())
+        return measured if out is None else replace(measured, files=page)
 
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradpath-")))
@@ -69,11 +67,11 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
 
 def _curve_text(written: Written, out: Path | None) -> str:
     """The measurements for a terminal: a table for each method and selection, and where the rest is."""
+    from gradpath.study.faithfulness import examples_of
     from gradpath.study.outcome import grouped, nfs
-    from gradpath.study.tables import examples_of
 
     rows, facts = written.outcome.rows, written.outcome.facts
-    lines = [f"{rows[0]['task']}: {examples_of(rows[0])}", *wrap(facts["advice"]["sentence"], 79)]
+    lines = [f"{rows[0]['task']}: {examples_of(rows[0])}"]
     for (method, selection), group in grouped(rows, "method", "selection").items():
         lines += ["", f"{method}, {selection}", f"{'sparsity':>10}{'edges':>10}{'kept':>10}  {'NFS % [95%]':<20}error"]
         for row in group:
@@ -202,29 +200,21 @@ def _remaining_text(file: StudyFile, counts: list[dict[str, Any]]) -> str:
 @click.option(
     "--steps", default=defaults.PAPER_STEPS, show_default=True, metavar="K-K", help="Numbers of steps (steps only)."
 )
-@click.option("--edge", metavar="EDGE", help="The edge to follow (saturation only).  [the strongest]")
 @opt.plugin_option
 @opt.out_option("Write measurements and results to this folder.  [out/reproduce/MODEL]")
 @opt.json_option
 @opt.load_options
 def reproduce_command(
-    name: str,
-    tasks: str | None,
-    how: str | None,
-    steps: str,
-    edge: str | None,
-    out: Path | None,
-    as_json: bool,
-    **values: Any,
+    name: str, tasks: str | None, how: str | None, steps: str, out: Path | None, as_json: bool, **values: Any
 ) -> None:
     names = [name for name in ABOUT if name not in OWN_MODELS] if name == "all" else [name]
     experiments = [find_experiment(name) for name in names]
     opt.check_folder(out)
-    from gradpath.study.spec import whole_numbers
+    from gradpath.study import whole_numbers
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
     study = _study(recipe, values, tasks=tasks, selections=how, default=defaults.PAPER_SELECTIONS)
-    study = replace(study, steps=whole_numbers(steps, "--steps"), edge=edge)
+    study = replace(study, steps=whole_numbers(steps, "--steps"))
     place = name if experiments[0].own_model else Path(str(recipe.model)).name or "model"
     written = _measure(experiments, study, recipe, out or Path("out") / "reproduce" / place, values)
     parts = []
@@ -257,7 +247,7 @@ def _measure(
 
 def _study(recipe: Recipe, values: dict[str, Any], *, tasks: str | None, selections: str | None, default: str) -> Study:
     """The study of a grid, from a recipe and the values of the command's other options."""
-    from gradpath.study.spec import Study, check_methods, numbers, words
+    from gradpath.study import Study, check_methods, numbers, words
 
     if values["grid"] == defaults.MIB_GRID:  # its areas are defined for rankings
         default = ",".join(defaults.MIB_RANKINGS)

@@ -26,10 +26,10 @@ from gradpath.recipe import Recipe
 from gradpath.report.figure import circuit_figure
 from gradpath.report.style import INK, LINES, colour, method_title, panels, save, task_title
 from gradpath.runtime.files import write_atomically
+from gradpath.study import method_recipe
 from gradpath.study.bench import Bench, Row
 from gradpath.study.faithfulness import READING
 from gradpath.study.outcome import Column, Experiment, Outcome, grouped, markdown, nfs, percent, table
-from gradpath.study.spec import method_recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

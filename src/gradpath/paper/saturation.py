@@ -2,9 +2,7 @@ r"""The figure that explains the paper: the gradient and the metric along each m
 
 One edge u -> v, the mean over a task's examples. EAP takes the gradient at the clean prompt only, EAP-IG at k points
 of the straight line to the corrupted prompt, EAP-GP at k points of its own path. The path is saturated where the
-gradient at v is close to zero (here: its norm is below a tenth of its largest on the straight line). It is flat, a
-weaker and more common condition, where the product of the gradient with x_u - x'_u is close to zero in the same sense:
-there is a gradient, but it contributes nothing to the score of this edge.
+gradient at v is close to zero (here: its norm is below a tenth of its largest on the straight line).
 
 For an edge u -> v and a point p of a path::
 
@@ -35,7 +33,7 @@ from gradpath.runtime import distributed
 from gradpath.scores import Scores
 from gradpath.study.bench import Bench, Cell, Row
 from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
-from gradpath.study.spec import method_options, method_recipe
+from gradpath.study import method_options, method_recipe
 from gradpath.sweep import Limits, sweep
 from gradpath.tasks import Pairs, Task, encode
 
@@ -47,17 +45,15 @@ QUANTITIES = ("gradient", "score", "metric")
 SATURATED = 0.1  # of the largest gradient on the straight line
 STEPS = 5
 LINE_POINTS = 8 * STEPS + 1  # so that every point of EAP-IG is among them
-RANKING = defaults.METHOD  # its strongest edge is followed if none was requested
-CONDITIONS = {"saturated": "gradient", "flat": "score"}  # the quantity that is close to zero
+HALF = 0.5 / (LINE_POINTS - 1)  # of the distance between two of them
+RANKING = defaults.METHOD  # its strongest edge is followed
 PAINT = {"eap": INK, "eap-ig": METHOD_COLOURS["eap-ig"], "eap-gp": METHOD_COLOURS["eap-gp"]}  # the paper's methods
 PANELS = {
     "gradient": "gradient at the target\n$\\|\\partial L/\\partial\\,in_v\\|$ (metric per unit)",
     "score": "the point's score\n$(x_u - x'_u)\\cdot\\partial L/\\partial\\,in_v$ (metric)",
     "metric": "metric $L$\n(task's own unit)",
 }
-SHADES = {"flat": "#f0efe9", "saturated": "#e8c9b5"}  # saturated is drawn over flat
-
-
+SHADE = "#e8c9b5"  # where the straight line is saturated
 Points = Callable[[BatchRuns], Iterator[PointRun]]
 
 
@@ -142,15 +138,13 @@ def read_gradient(model: Transformer, run: Run, objective: Tensor, target: int) 
 
 def _followed(bench: Bench, task: str) -> Cell:
     """An edge followed along the straight line and along GradPath."""
-    study, model = bench.study, bench.model
-    recipe = study.at(task, RANKING)
-    edge = study.edge or f"strongest by {RANKING}, not into logits"
-    key = {"kind": "saturation", **bench.task_key(recipe, "train"), "edge": edge, "steps": STEPS, "points": LINE_POINTS}
-    key["gradpath"] = defaults.PAPER_GP
+    model, recipe = bench.model, bench.study.at(task, RANKING)
+    points = {"by": RANKING, "gradpath": defaults.PAPER_GP, "steps": STEPS, "points": LINE_POINTS}
+    key = {"kind": "saturation", **bench.task_key(recipe, "train"), **points}
 
     def compute() -> Mapping[str, Any]:
-        train, limits = bench.task(recipe, "train"), study.limits
-        edge = study.edge or strongest(bench.scores(recipe))
+        train, limits = bench.task(recipe, "train"), bench.study.limits
+        edge = strongest(bench.scores(recipe))
         line = follow_line(model, train, edge, LINE_POINTS, limits=limits)
         path = follow_gradpath(model, train, edge, STEPS, limits=limits)
         paths = {
@@ -180,14 +174,11 @@ def _summary(at: list[float], values: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def outcome(bench: Bench) -> Outcome:
-    if bench.study.edge is not None:
-        bench.model.graph.index(bench.study.edge)  # refuses an unknown edge before any work
     cells = {task: _followed(bench, task) for task in bench.study.task_names}
     rows = {task: _rows(task, cell) for task, cell in cells.items()}
     note = (
         f"Saturated: the gradient's mean norm is below {SATURATED:.0%} of its largest on the straight line. "
-        "Flat: the same for its product with the difference of what the edge's source writes, which is what a "
-        "point adds to the edge's score. Position 0 is the clean prompt; 1 is the corrupted prompt for the "
+        "Position 0 is the clean prompt; 1 is the corrupted prompt for the "
         "straight line and gamma_k for EAP-GP, whose unit steps can end anywhere."
     )
     return Outcome(
@@ -205,16 +196,14 @@ def outcome(bench: Bench) -> Outcome:
 
 def _rows(task: str, cell: Mapping[str, Any]) -> list[Row]:
     """One row per point of the line and of GradPath, with the methods that use it."""
-    largest = {name: max(map(abs, cell["line"][name]["mean"])) for name in QUANTITIES}
-    rows = []
+    largest, rows = max(cell["line"]["gradient"]["mean"]), list[Row]()
     for path in ("line", "eap-gp"):
         for i, at in enumerate(cell[path]["at"]):
             row: Row = {"task": task, "edge": cell["edge"], "path": path, "at": at, "point_of": _methods_at(path, i)}
             for name in QUANTITIES:
                 mean, low, high = (cell[path][name][end][i] for end in ("mean", "low", "high"))
                 row |= {name: mean, f"{name}_low": low, f"{name}_high": high}
-            row |= {word: abs(row[name]) < SATURATED * largest[name] for word, name in CONDITIONS.items()}
-            rows.append(row)
+            rows.append({**row, "saturated": row["gradient"] < SATURATED * largest})
     return rows
 
 
@@ -239,17 +228,19 @@ def _score(method: str, rows: Sequence[Row]) -> float:
 
 
 def _text(cells: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Sequence[Row]]) -> str:
-    headings = ["task", "edge", "examples", "line saturated", "line flat"]
-    headings += [f"{method.upper()} {what}" for method in PAINT for what in ("saturated", "flat", "score")]
+    headings = ["task", "edge", "examples", "line saturated"]
+    headings += [f"{method.upper()} {what}" for method in PAINT for what in ("saturated", "score")]
     lines = []
     for task, cell in cells.items():
         on_line = [row for row in rows[task] if row["path"] == "line"]
         line = [task_title(task), f"`{cell['edge']}`", str(cell["examples"])]
-        line += [f"{100 * sum(row[word] for row in on_line) / len(on_line):.0f}%" for word in CONDITIONS]
+        line.append(f"{100 * sum(row['saturated'] for row in on_line) / len(on_line):.0f}%")
         for method in PAINT:
             points = _points_of(method, rows[task])
-            line += [f"{sum(row[word] for row in points)} of {len(points)}" for word in CONDITIONS]
-            line.append(f"{_score(method, rows[task]):+.3f}")
+            line += [
+                f"{sum(row['saturated'] for row in points)} of {len(points)}",
+                f"{_score(method, rows[task]):+.3f}",
+            ]
         lines.append(line)
     return markdown(headings, lines)
 
@@ -262,7 +253,8 @@ def draw_saturation(model: str, examples: int, rows: Sequence[Row]) -> Figure:
     figure, axes = panels(len(PANELS), 1, (7.8, 8.4), sharex=True)
     paths = grouped(rows, "path")
     for (name, label), ax in zip(PANELS.items(), axes, strict=True):
-        _shade(ax, paths["line"])
+        for x in (row["at"] for row in paths["line"] if row["saturated"]):
+            ax.axvspan(max(0, x - HALF), min(1, x + HALF), color=SHADE, linewidth=0, zorder=0)
         for path, method, line in (("line", "eap-ig", "-"), ("eap-gp", "eap-gp", "--")):
             at, mean, low, high = ([row[x] for row in paths[path]] for x in ("at", name, f"{name}_low", f"{name}_high"))
             ax.plot(at, mean, color=PAINT[method], linewidth=1.3, linestyle=line)
@@ -280,14 +272,6 @@ def draw_saturation(model: str, examples: int, rows: Sequence[Row]) -> Figure:
     figure.suptitle(f"What each method sees of the edge {rows[0]['edge']}\n{where}", fontsize=11.5, color=INK)
     figure.legend(handles=_legend(), loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
     return figure
-
-
-def _shade(ax: Axes, line: Sequence[Row]) -> None:
-    """Shade where the straight line is flat, and where it is saturated."""
-    half = 0.5 / (len(line) - 1)
-    for word, shade in SHADES.items():
-        for at in (row["at"] for row in line if row[word]):
-            ax.axvspan(max(0, at - half), min(1, at + half), color=shade, linewidth=0, zorder=0)
 
 
 def _mark_means(ax: Axes, rows: Sequence[Row]) -> None:
@@ -320,6 +304,5 @@ def _legend() -> list[Any]:
         point("eap-gp", "EAP-GP: points of GradPath", color=PAINT["eap-gp"]),
         Line2D([], [], color=PAINT["eap-ig"], label="straight line (band: middle half of examples)"),
         Line2D([], [], color=PAINT["eap-gp"], linestyle="--", label="GradPath (band: the same)"),
-        Patch(color=SHADES["saturated"], label="straight line saturated: gradient < 10% of its largest"),
-        Patch(color=SHADES["flat"], label="straight line flat: the edge's score < 10% of its largest"),
+        Patch(color=SHADE, label="straight line saturated: gradient < 10% of its largest"),
     ]

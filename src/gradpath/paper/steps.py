@@ -23,10 +23,10 @@ from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
 from gradpath.report.style import INK, method_title, task_title, tiled
 from gradpath.scores import Scores
+from gradpath.study import method_options, method_recipe
 from gradpath.study.bench import Bench, Row, timed
 from gradpath.study.faithfulness import READING
 from gradpath.study.outcome import Experiment, Outcome, grouped, markdown, percent
-from gradpath.study.spec import method_options, method_recipe
 from gradpath.sweep import Limits
 from gradpath.tasks import Task
 

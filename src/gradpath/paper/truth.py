@@ -31,10 +31,10 @@ from gradpath.report.style import method_title
 from gradpath.runtime.progress import progress_bar
 from gradpath.scores import Scores
 from gradpath.selection import rank
+from gradpath.study import method_options, method_recipe, words
 from gradpath.study.bench import Bench, Row
 from gradpath.study.bench import Cell as Measured
 from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
-from gradpath.study.spec import method_options, method_recipe, words
 from gradpath.tasks.task import task_digest
 
 METHODS = f"eap,eap-ig,eap-ig+steps=9,eap-ig+steps=50,eap-gp,{defaults.PAPER_GP},relp,gim,atp-star,exact"

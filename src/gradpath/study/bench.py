@@ -43,7 +43,7 @@ from gradpath.scores import Scores, load_scores
 from gradpath.selection import NeedsModelError, Order, rank
 from gradpath.selection.faithful import smallest_faithful
 from gradpath.selection.ranking import Sample, edge_count
-from gradpath.study.spec import CUSTOM, GRIDS, Size, Study, method_label, method_options
+from gradpath.study import CUSTOM, GRIDS, Size, Study, method_label, method_options
 from gradpath.sweep import own_settings
 from gradpath.tasks import Task
 from gradpath.tasks.load import draw_task

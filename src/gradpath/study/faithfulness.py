@@ -1,16 +1,18 @@
-"""Faithfulness against sparsity: the paper's main figure and its three large tables, and ``gradpath curve``.
+"""Faithfulness (NFS) and error of circuits of several sizes: rows, tables, the figure and the page of ``curve``.
 
-For every task, method, selection and sparsity: the share of the behaviour that the circuit keeps (NFS) and the
-error per example, on examples that were not attributed, with intervals, and the number of edges after pruning.
-All methods and selections are compared with one of them on the same examples. On MIB's grid there are its areas.
+A row is one circuit; a way is a method with a selection. Beside every curve are random circuits of the same sizes. All
+ways are compared with one of them on the same examples. On MIB's grid there are its areas.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from itertools import product
+from operator import itemgetter
+from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +21,13 @@ from gradpath import defaults
 from gradpath.ablation import CORRUPTED
 from gradpath.evaluation import mib
 from gradpath.evaluation.result import Cell, distance_difference, error_difference
+from gradpath.recipe import Recipe
+from gradpath.report import Chosen, CurvePoint, MethodRun, Report, write
+from gradpath.report.data import CHANCE, IN_PAGE, READABLE, SAVED
+from gradpath.report.payload import LIMIT
 from gradpath.report.style import GREY, INK, LINES, MUTED, colour, fit, marker, method_title, task_title, tiled
 from gradpath.study.bench import Bench, Row
-from gradpath.study.outcome import Experiment, Outcome, grouped, markdown, mean_of, spread, with_interval
-from gradpath.study.tables import comparison_table, means_table, size_tables, way_of
+from gradpath.study.outcome import Experiment, Outcome, grouped, markdown, mean_of, nfs, percent, signed, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,15 +42,16 @@ MIB_READING = (
     "CPR: area under the faithfulness over the shares of edges .001 to 1, on a linear scale; CMD: area under "
     "its distance from 1; both with 95% intervals. top ranks by |score|, signed by the score with its sign."
 )
-PRICE_READING = (
-    "Forward, backward: passes that the scores take, as a mean over tasks. Units: one forward and one backward pass, "
-    "a backward pass counting as two forward passes. Passes are over the positions from the first differing token "
-    "on, those of literal eap-gp over the whole prompt."
-)
 # Random circuits of the same sizes: the baseline of every curve.
 RANDOM = tuple(f"random+seed={seed}" for seed in range(5))
-Way = tuple[str, str]  # a method and a selection
+SEARCHED = ("", "faithfulness")  # sizes that differ between circuits: fields of a recipe
 AREAS = ("cpr", "cmd")
+# What ways are compared by; of each, less is better.
+QUANTITIES: dict[str, tuple[str, Callable[[Row], float]]] = {
+    "error": ("error", lambda row: float(row["error"])),
+    "distance": ("|1 - NFS|", lambda row: abs(1 - float(row["faithfulness"]))),
+    "edges": ("edges", lambda row: float(row["edges_requested"])),
+}
 SELECTION_TITLES = {
     "top": "top-n edges by |score|",
     "greedy": "greedy from the logits",
@@ -55,12 +61,27 @@ SELECTION_TITLES = {
 }
 
 
-def curve_rows(bench: Bench, task: str) -> list[Row]:
-    """The rows of all circuits of the study on a task."""
-    return bench.rows(list(bench.study.recipes(task, bench.sizes(task))))
+def measured_rows(
+    bench: Bench, task: str, recipes: Sequence[Recipe], names: Mapping[str, str]
+) -> tuple[list[Row], list[Row]]:
+    """The rows of circuits on a task, and those of random ones of the same sizes; ``names`` are columns of all rows."""
+    rows = [{**row, "size": _size(x), **names} for x, row in zip(recipes, bench.rows(recipes), strict=True)]
+    # In a part of a study, random circuits of a size that all methods share are those of the first method.
+    first = bench.study.methods[0]
+    own = [row for x, row in zip(recipes, rows, strict=True) if row["method"] == first or (x.size or "") in SEARCHED]
+    return rows, [{**row, **names} for row in _random_rows(bench, task, own)]
 
 
-def random_rows(bench: Bench, task: str, rows: Sequence[Row]) -> list[Row]:
+def _size(recipe: Recipe) -> str:
+    """The requested size of a circuit in tables."""
+    if recipe.edges is not None:
+        return f"{recipe.edges:,} edges"
+    if recipe.sparsity is not None:
+        return f"{100 * recipe.sparsity:.4g}% sparsity"
+    return "as in find" if recipe.faithfulness is None else f"{recipe.faithfulness:.0%} kept"
+
+
+def _random_rows(bench: Bench, task: str, rows: Sequence[Row]) -> list[Row]:
     """For every size of some circuits the faithfulness and error of random ones: mean, worst and best."""
     sizes = grouped([row for row in rows if row["edges_requested"]], "seed", "edges_requested")
     recipes = [
@@ -69,22 +90,32 @@ def random_rows(bench: Bench, task: str, rows: Sequence[Row]) -> list[Row]:
         for ((seed, n), group), selection in product(sizes.items(), RANDOM)
     ]
     measured, found = bench.rows(recipes), list[Row]()
-    for i, group in enumerate(sizes.values()):
-        names = ["task", "seed", "size", "sparsity", "edges_requested", "examples", "examples_attributed", "held_out"]
-        row = {name: group[0][name] for name in names if name in group[0]}
+    names = ["task", "seed", "size", "sparsity", "edges_requested", "examples", "examples_attributed", "held_out"]
+    for i, (first, *_) in enumerate(sizes.values()):
+        row: Row = {name: first[name] for name in names if name in first} | {"method": "random", "selection": ""}
         circuits = measured[i * len(RANDOM) : (i + 1) * len(RANDOM)]
-        found.append({**row, "circuits": len(circuits), **spread(circuits, "faithfulness", "error")})
+        row["circuits"] = len(circuits)
+        for name in ("faithfulness", "error"):
+            values = [float(circuit[name]) for circuit in circuits]
+            row |= {name: mean(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+        found.append(row)
     return found
 
 
 def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
+    """All circuits of a study in one model."""
     study, rows, random = bench.study, list[Row](), list[Row]()
     for task in study.task_names:
-        own = curve_rows(bench, task)
-        rows, random = rows + own, random + random_rows(bench, task, own)
+        own, chance = measured_rows(bench, task, list(study.recipes(task, bench.sizes(task))), {"model": bench.title})
+        rows, random = rows + own, random + chance
+    # EAP-IG with the first selection is what the others are compared with, if it is among them.
+    ways = [(method, selection) for selection, method in product(study.selections, study.methods)]
+    ways.sort(key=lambda way: (way[1] != study.selections[0], way[0] != "eap-ig"))
+    if name == "curve":  # one task: the way with the smallest error
+        errors = {way: mean_of(group, "error") for way, group in grouped(rows, "method", "selection").items()}
+        ways.sort(key=lambda way: errors[way])
     areas = _areas(bench) if study.measures_mib else []
-    prices = price_rows(bench)
-    notes = [READING, *([MIB_READING] if areas else []), PRICE_READING]
+    notes = [MIB_READING] if areas else []
     if study.recipe.ablation != CORRUPTED:
         notes.append(
             f"Ablation: {study.recipe.ablation}. Corrupted is the run in which every node is ablated so; "
@@ -92,47 +123,63 @@ def outcome(bench: Bench, name: str = "faithfulness") -> Outcome:
         )
     if bench.paper is not None:
         notes.append(f"Paper: {bench.paper.source}; it does not say how its edges were selected.")
-    log = study.grid == defaults.MIB_GRID
-    ways = _ways(bench)
-    if name == "curve":  # one task: its best way is what the others are compared with
-        errors = {way: mean_of(group, "error") for way, group in grouped(rows, "method", "selection").items()}
-        ways.sort(key=lambda way: errors[way])
-    differences = [row for task in study.task_names for row in _differences(bench, task, ways)]
-    told = {"advice": advice(rows, ways, differences)} if name == "curve" else {}
-    shown, random_shown = (
-        [{**row, "model": bench.title, "size": f"{100 * row['sparsity']:.4g}% sparsity"} for row in some]
-        for some in (rows, [{**row, "method": "random", "selection": ""} for row in random])
+    return report(
+        name,
+        f"Faithfulness against sparsity in {bench.title}",
+        rows,
+        random,
+        compared=[row for task in study.task_names for row in _differences(bench, task, ways)],
+        baseline=", ".join(ways[0]),
+        areas=areas,
+        notes=notes,
+        log=study.grid == defaults.MIB_GRID,
     )
-    more = {kind: {row["method"]: f"{row[kind]:.4g}" for row in prices} for kind in ("forward", "backward", "units")}
-    parts = [
-        *(one["sentence"] for one in told.values()),
-        means_table(shown, random_shown, more),
-        *([_areas_table(areas)] if areas else []),
-        *([comparison_table(", ".join(ways[0]), differences)] if differences else []),
-        *size_tables(shown, random_shown),
-    ]
+
+
+def report(
+    name: str,
+    title: str,
+    rows: list[Row],
+    random: list[Row],
+    *,
+    compared: Sequence[Row],
+    baseline: str,
+    areas: Sequence[Row] = (),
+    notes: Sequence[str] = (),
+    log: bool = False,
+) -> Outcome:
+    """The tables and the figure of measured rows.
+
+    Args:
+        name: The name of the files.
+        title: The heading.
+        rows: A row for each circuit.
+        random: A row for the random circuits of each size.
+        compared: The differences of ways from the first one.
+        baseline: The first way, for the heading of that table.
+        areas: The rows of MIB's areas.
+        notes: Further paragraphs.
+        log: Whether the figure has the share of edges on a logarithmic axis, instead of the sparsity.
+    """
+    means, chance = over_seeds(rows), over_seeds(random)
+    tables = [_means_table(rows, random)] if rows else []
+    tables += [_areas_table(areas)] if areas else []
+    tables += [_comparison_table(baseline, compared)] if compared else []
+    seeds = len(grouped(rows, "seed"))
     return Outcome(
         name=name,
-        title=f"Faithfulness against sparsity in {bench.title}",
+        title=title,
         rows=rows,
-        text="\n\n".join(parts),
-        figures={name: lambda: draw_curves(rows, bench.title, log=log, random=random)},
-        notes=tuple(notes),
+        text="\n\n".join([*tables, *_size_tables(means, chance)]) or "No circuit was measured.",
+        figures={name: lambda: _figure(title, means, chance, seeds, log)} if means else {},
+        notes=(READING, *notes),
         facts={
             "random": random,
-            "prices": prices,
-            "compared": differences,
-            **told,
+            "compared": compared,
+            **({"over_seeds": means} if seeds > 1 else {}),
             **({"mib": areas} if areas else {}),
         },
     )
-
-
-def _ways(bench: Bench) -> list[Way]:
-    """All methods with all selections; EAP-IG with the first selection comes first, if it is among them."""
-    first = bench.study.selections[0]
-    ways = [(method, selection) for selection, method in product(bench.study.selections, bench.study.methods)]
-    return sorted(ways, key=lambda way: (way[1] != first, way[0] != "eap-ig"))
 
 
 def _cells(bench: Bench, task: str, method: str, selection: str) -> Sequence[Cell]:
@@ -140,7 +187,7 @@ def _cells(bench: Bench, task: str, method: str, selection: str) -> Sequence[Cel
     return bench.measure(list(bench.study.recipes(task, bench.sizes(task), [method], [selection])))
 
 
-def _differences(bench: Bench, task: str, ways: Sequence[Way]) -> list[Row]:
+def _differences(bench: Bench, task: str, ways: Sequence[tuple[str, str]]) -> list[Row]:
     """Every way minus the first one: means over sizes, with bootstrap intervals over the examples that both ran on."""
     baseline, *others = (_cells(bench, task, *way) for way in ways)
     rows = []
@@ -177,17 +224,136 @@ def _areas_table(rows: Sequence[Row]) -> str:
     return "## MIB\n\n" + markdown(["", *map(str.upper, AREAS)], lines)
 
 
-def price_rows(bench: Bench) -> list[Row]:
-    """The passes that each method's scores took, as means over tasks."""
-    rows, tasks = [], bench.study.task_names
-    for method in bench.study.methods:
-        prices = [bench.price(bench.study.at(task, method)) for task in tasks]
-        row: Row = {"method": method}
-        for kind in ("forward", "backward"):
-            row[kind] = sum(price[kind] for price in prices) / len(tasks)
-        row["units"] = (row["forward"] + 2 * row["backward"]) / 3
-        rows.append(row)
-    return rows
+def way_of(row: Row) -> str:
+    return f"{row['method']}, {row['selection']}" if row["selection"] else "random circuits"
+
+
+def _place_of(row: Row) -> str:
+    return f"{task_title(row['task'])} in {row['model']}"
+
+
+def by_seed(rows: Sequence[Row], value: Callable[[Row], float]) -> dict[int, float]:
+    """The mean of a value over the rows of each seed."""
+    return {seed: mean(map(value, group)) for seed, group in grouped(rows, "seed").items()}
+
+
+def over_seeds(rows: Sequence[Row]) -> list[Row]:
+    """One row for circuits that differ only in their seed: means, and standard deviations if there are several.
+
+    The ends of an interval are then one standard deviation from the mean; of random circuits, the outermost ones.
+    """
+    merged = []
+    for group in grouped(rows, "model", "task", "method", "selection", "size").values():
+        names = [name for name in ("sparsity", "edges_requested", "edges_kept") if name in group[0]]
+        row: Row = {**group[0], **{name: mean_of(group, name) for name in names}}
+        for name in ("faithfulness", "error"):
+            values = [*by_seed(group, itemgetter(name)).values()]
+            row[name] = mean(values)
+            if len(values) > 1:
+                row[f"{name}_sd"] = stdev(values)
+            for end, outermost, sign in (("low", min, -1), ("high", max, 1)):
+                if len(values) > 1 and row["method"] != "random":
+                    row[f"{name}_{end}"] = row[name] + sign * row[f"{name}_sd"]
+                else:
+                    ends = [float(x) for other in group if (x := other[f"{name}_{end}"]) is not None]
+                    row[f"{name}_{end}"] = outermost(ends, default=None)
+        merged.append(row)
+    return merged
+
+
+def _means_table(rows: Sequence[Row], random: Sequence[Row]) -> str:
+    """Means over sizes: a line per way, a column per model and task."""
+    places = [*grouped(rows, "model", "task")]
+
+    def cell(group: Sequence[Row]) -> str:
+        def number(name: str, form: Callable[[float], str]) -> str:
+            values = [*by_seed(group, itemgetter(name)).values()]
+            return " ± ".join([form(mean(values)), *([form(stdev(values))] if len(values) > 1 else [])])
+
+        return f"{number('faithfulness', percent)} / {number('error', '{:.3f}'.format)}" if group else ""
+
+    lines = []
+    for group in grouped([*rows, *random], "method", "selection").values():
+        at = grouped(group, "model", "task")
+        every = [cell(group)] if len(places) > 1 else []
+        lines.append([way_of(group[0]), *every, *(cell(at.get(place, [])) for place in places)])
+    headings = ["method, selection", *(["all"] if len(places) > 1 else [])]
+    headings += [f"{task_title(task)}, {model}" for model, task in places]
+    return "## Means\n\nNFS in percent / error, as means over all sizes.\n\n" + markdown(headings, lines)
+
+
+def _comparison_table(first: str, differences: Sequence[Row]) -> str:
+    """A line per model, task and way with its differences from the first way; bold where they are clear."""
+    several = "error_seeds" in differences[0]
+
+    def cell(row: Row, name: str) -> str:
+        difference, low, high = (row[f"{name}_{key}"] for key in ("difference", "low", "high"))
+        form = ",.0f" if name == "edges" else ".3f"
+        text = f"{difference:+{form}} [{low:+{form}}, {high:+{form}}]"
+        if several:
+            ahead = f"{row[f'{name}_ahead']} of {row[f'{name}_seeds']}"
+            text = f"{difference:+{form}} ± {row[f'{name}_standard_error']:{form}}, {ahead}"
+        return f"**{text}**" if row[f"{name}_clear"] else text
+
+    names = [name for name in QUANTITIES if f"{name}_difference" in differences[0]]
+    lines = [[f"{_place_of(row)}: {way_of(row)}", *(cell(row, name) for name in names)] for row in differences]
+    reading = f"Means over sizes minus those of {first}, on the same examples; below zero is better. "
+    reading += (
+        "The mean over seeds ± its standard error, and the number of seeds below zero. Bold: clear, the 95% interval "
+        "of Student's t over seeds excludes zero."
+        if several
+        else "In brackets the 95% bootstrap interval of the difference; bold where it excludes zero."
+    )
+    table = markdown(["", *(QUANTITIES[name][0] for name in names)], lines)
+    return f"## Compared with {first}\n\n{reading}\n\n{table}"
+
+
+def _size_tables(rows: Sequence[Row], random: Sequence[Row]) -> list[str]:
+    """For each model and task the circuits: a line per size, a column per way."""
+
+    def cell(row: Row) -> str:
+        if "error_sd" in row:
+            shares = f"{percent(row['faithfulness'])} ± {percent(row['faithfulness_sd'])}"
+            text = f"{shares} / {row['error']:.3f} ± {row['error_sd']:.3f}"
+        else:
+            text = f"{nfs(row)} / {row['error']:.3f}"
+        text += f" / {row['edges_kept']:,.0f}" if "edges_kept" in row else ""
+        return text + (f"; paper {percent(row['paper'])} ({signed(row['difference'])})" if "paper" in row else "")
+
+    tables, chance = [], grouped(random, "model", "task")
+    for place, group in grouped(rows, "model", "task").items():
+        ways = grouped([*group, *chance.get(place, [])], "method", "selection").values()
+        lines = []
+        for size, same in grouped(group, "size").items():
+            edges = sorted({round(row["edges_requested"]) for row in same})
+            at = [{row["size"]: row for row in way} for way in ways]
+            requested = f"{edges[0]:,}" if len(edges) == 1 else f"{edges[0]:,} to {edges[-1]:,}"
+            lines.append([size, requested, *(cell(way[size]) if size in way else "" for way in at)])
+        head = f"## {_place_of(group[0])}\n\n{examples_of(group[0])}. NFS in percent / error / edges left.\n\n"
+        headings = ["size", "edges requested", *(way_of(way[0]) for way in ways)]
+        tables.append(head + markdown(headings, lines))
+    return tables
+
+
+def examples_of(row: Row) -> str:
+    """The numbers of examples that were attributed and measured, as text."""
+    if not row.get("held_out", True):
+        return f"{row['examples']} examples for both attribution and evaluation: nothing is held out"
+    return f"{row['examples_attributed']} examples for attribution, {row['examples']} held out"
+
+
+def _figure(title: str, rows: Sequence[Row], random: Sequence[Row], seeds: int, log: bool) -> Figure:
+    """A panel per model and task, with curves over sparsity."""
+    several = len({row["model"] for row in rows}) > 1
+
+    def panel(row: Row) -> Row:
+        return {**row, "task": f"{task_title(row['task'])}, {row['model']}"} if several else row
+
+    groups = grouped([panel(row) for row in rows], "task").values()
+    ordered = [row for group in groups for row in sorted(group, key=lambda row: -row["sparsity"])]
+    chance = sorted((panel(row) for row in random), key=lambda row: -row["sparsity"])
+    band = "95% interval" if seeds == 1 else f"standard deviation over {seeds} seeds"
+    return draw_curves(ordered, title if several else rows[0]["model"], log=log, random=chance, band=band)
 
 
 def draw_curves(
@@ -272,34 +438,55 @@ def _curve_handles(rows: Sequence[Row], random: Sequence[Row], band: str) -> lis
     return handles
 
 
-def advice(rows: Sequence[Row], ways: Sequence[Way], differences: Sequence[Row]) -> dict[str, Any]:
-    """What the curves of one task suggest: a size, its reason, and a sentence.
-
-    ``ways`` are sorted by their mean error over all sizes. The size is the smallest one measured at which the best way
-    keeps the share that ``find`` looks for.
-    """
-    best = grouped(rows, "method", "selection")[ways[0]]
-    size, reason = _suggested(best)
-    ties = [way_of(row) for row in differences if not row["error_clear"]]
-    sentence = f"{', '.join(ways[0])} has the smallest mean error ({mean_of(best, 'error'):.3f})"
-    if ties:
-        sentence += f", which is not clearly smaller than that of {' and '.join(ties)}"
-    elif differences:
-        sentence += f", clearly smaller than {'that of the other' if len(ways) == 2 else 'those of all others'}"
-    sentence += f"; suggested size: {size:,} edges, {reason}."
-    return {"sentence": sentence, "edges": size, "reason": reason}
-
-
-def _suggested(rows: Sequence[Row]) -> tuple[int, str]:
-    """A number of edges for a curve, and why."""
-    share = defaults.FAITHFULNESS
-    enough = [row for row in rows if abs(1 - row["faithfulness"]) <= 1 - share]
-    if enough:
-        row = min(enough, key=lambda row: row["edges_requested"])
-        return row["edges_requested"], f"the smallest one measured that keeps {share:.0%} ({row['faithfulness']:.1%})"
-    row = min(rows, key=lambda row: row["error"])
-    kept = f"no size measured keeps {share:.0%} ({row['faithfulness']:.1%})"
-    return row["edges_requested"], f"where the error is smallest ({row['error']:.3f}); {kept}"
-
-
 FAITHFULNESS = Experiment("faithfulness", outcome)
+
+
+def write_page(bench: Bench, outcome: Outcome, command: str, folder: Path) -> list[Path]:
+    """Write ``report.html``: all methods side by side, opened on the last circuit of the first of them."""
+    rows = outcome.rows
+    runs = _runs(bench, outcome)
+    report = Report(
+        title=f"{rows[0]['task']} in {bench.model.name}",
+        model=bench.model.name,
+        task=rows[0]["task"],
+        runs=runs,
+        chosen=_chosen(rows, runs[0]),
+        command=command,
+        about={"examples measured": rows[0]["examples"], "seed": rows[0]["seed"]},
+    )
+    write(report, folder / "report.html")
+    return [folder / "report.html"]
+
+
+def _point(selection: str, row: Row) -> CurvePoint:
+    names = ("edges_requested", "edges_kept", "faithfulness", "faithfulness_low", "faithfulness_high", "error")
+    return CurvePoint(selection, *(row[name] for name in names))
+
+
+def _runs(bench: Bench, outcome: Outcome) -> list[MethodRun]:
+    """The scores, the points of the curve and the circuits of every method."""
+    rows, study, selection = outcome.rows, bench.study, outcome.rows[0]["selection"]
+    [task] = study.task_names
+    sizes, runs = [row["edges_requested"] for row in outcome.facts["random"]], list[MethodRun]()
+    chance = [study.at(task, study.methods[0]).changed(selection=name, edges=n) for name in RANDOM for n in sizes]
+    chance_points = [_point(CHANCE, row) for row in bench.rows(chance)]
+    for method in study.methods:
+        points = [_point(row["selection"], row) for row in rows if row["method"] == method]
+        mib_rows = [row for row in outcome.facts.get("mib", ()) if row["method"] == method]
+        areas = {row["selection"]: mib.Areas(*(row[field.name] for field in fields(mib.Areas))) for row in mib_rows}
+        recipes = list(study.recipes(task, bench.sizes(task), [method], [selection]))
+        run = MethodRun(bench.scores(recipes[0]), points + chance_points, name=method, areas=areas)
+        if selection not in IN_PAGE:
+            order = bench.order(recipes[0], {bench.edge_count(recipe) for recipe in recipes})
+            run = replace(run, circuit=order.circuit(len(order), prune=False), smallest=order.smallest)
+        runs.append(run)
+    return runs
+
+
+def _chosen(rows: Sequence[Row], run: MethodRun) -> Chosen:
+    """The circuit that the page opens with."""
+    selection = rows[0]["selection"]
+    shown = selection if selection in IN_PAGE else SAVED if run.circuit is not None else "top"
+    # A page of half of all edges would be large and would show nothing.
+    sizes = [row["edges_requested"] for row in rows if 0 < row["edges_requested"] <= LIMIT] or [LIMIT]
+    return Chosen(edges=max((n for n in sizes if n <= READABLE), default=min(sizes)), how=shown, found=False)

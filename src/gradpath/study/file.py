@@ -33,7 +33,7 @@ from gradpath.recipe import SIZES, Recipe
 from gradpath.registry import load_plugin
 from gradpath.runtime.files import readable
 from gradpath.selection import find_selection
-from gradpath.study.spec import Study, check_method
+from gradpath.study import Study, check_method
 from gradpath.sweep import Limits, parse_bytes
 from gradpath.tasks import TASKS, find_metric
 from gradpath.tasks.load import check_task

@@ -57,15 +57,6 @@ def mean_of(rows: Sequence[Row], column: str) -> float:
     return sum(float(row[column]) for row in rows) / len(rows)
 
 
-def spread(rows: Sequence[Row], *columns: str) -> Row:
-    """The mean, smallest and largest value of each column: ``error``, ``error_low``, ``error_high``."""
-    summary: Row = {}
-    for name in columns:
-        values = [float(row[name]) for row in rows]
-        summary |= {name: mean_of(rows, name), f"{name}_low": min(values), f"{name}_high": max(values)}
-    return summary
-
-
 def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
     """A Markdown table with a line for each row."""
     return markdown([heading for heading, _ in columns], [[cell(row) for _, cell in columns] for row in rows])

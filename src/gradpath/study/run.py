@@ -7,27 +7,26 @@ folder, they are all that a run of the whole study needs.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, TypeVar
 
 from gradpath.errors import UsageError
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import Recipe
-from gradpath.report.style import task_title
+from gradpath.study import Size, method_label
 from gradpath.study.bench import Bench, Row, Store
-from gradpath.study.faithfulness import READING, draw_curves, random_rows
+from gradpath.study.faithfulness import QUANTITIES, SEARCHED, by_seed, measured_rows, report, way_of
 from gradpath.study.file import StudyFile
 from gradpath.study.outcome import Note, Outcome, Written, environment, grouped, write_outcome
-from gradpath.study.spec import Size, method_label
-from gradpath.study.tables import QUANTITIES, compared, comparison_table, means_table, over_seeds, size_tables, way_of
 
 T = TypeVar("T")
 LoadModel = Callable[[str], Transformer]
-SEARCHED = ("", "faithfulness")  # sizes that differ between circuits: fields of a recipe
 
 
 @dataclass(frozen=True)
@@ -83,17 +82,9 @@ def measure_study(
             note(f"{label} has {total} edges, so there are no circuits of {', '.join(left_out)} edges in it.")
         for task in bench.study.task_names:
             recipes = _recipes(bench, name, task, attributions)
-            rows = [{**row, "size": _size(recipe)} for recipe, row in zip(recipes, bench.rows(recipes), strict=True)]
-            # Random circuits of a size that all methods share are those of the first method's part.
-            own = [
-                row
-                for recipe, row in zip(recipes, rows, strict=True)
-                if row["method"] == bench.study.methods[0] or (recipe.size or "") in SEARCHED
-            ]
-            names = {"model": label, "task": file.task_labels[task]}
-            measured.rows += [{**row, **names} for row in rows]
-            chance = {"method": "random", "selection": ""}
-            measured.random += [{**row, **names, **chance} for row in random_rows(bench, task, own)]
+            rows, random = measured_rows(bench, task, recipes, {"model": label, "task": file.task_labels[task]})
+            measured.rows += rows
+            measured.random += random
         about = {"name": label, "edges_total": bench.model.graph.n_edges, "weights": bench.model.digest}
         measured.models.append({**about, "dtype": bench.model.dtype_name, "device": str(bench.model.device)})
         del bench
@@ -133,15 +124,6 @@ def _bench(file: StudyFile, model: Transformer, out: Path) -> Bench:
     return replace(bench, study=replace(file.study, sizes=sizes))
 
 
-def _size(recipe: Recipe) -> str:
-    """The requested size of a circuit in tables."""
-    if recipe.edges is not None:
-        return f"{recipe.edges:,} edges"
-    if recipe.sparsity is not None:
-        return f"{100 * recipe.sparsity:.4g}% sparsity"
-    return "as in find" if recipe.faithfulness is None else f"{recipe.faithfulness:.0%} kept"
-
-
 def run_study(file: StudyFile, out: Path, load: LoadModel, *, command: str, note: Note = lambda text: None) -> Written:
     """Measure the missing circuits of a study, and write its report."""
     started, begin = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.monotonic()
@@ -154,39 +136,47 @@ def run_study(file: StudyFile, out: Path, load: LoadModel, *, command: str, note
 
 def study_outcome(file: StudyFile, measured: Measured) -> Outcome:
     """The report on measured rows."""
-    rows, seeds, notes = measured.rows, len(file.study.seeds), [READING]
-    means, random = over_seeds(rows), over_seeds(measured.random)
+    rows, seeds, notes, differences = measured.rows, len(file.study.seeds), list[str](), list[Row]()
     searched = any(field in SEARCHED for field, _ in file.study.sizes or ())
-    pairs = compared(rows, [name for name in QUANTITIES if name != "edges" or searched]) if seeds > 1 else []
-    tables = [means_table(rows, measured.random)] if rows else []
-    tables += [comparison_table(way_of(rows[0]), pairs)] if pairs else []
     if seeds > 1:
         notes.append(
             f"Numbers are means over {seeds} seeds ± their standard deviation; each seed draws other examples."
         )
+        differences = compared(rows, [name for name in QUANTITIES if name != "edges" or searched])
     elif len(grouped(rows, "method", "selection")) > 1:
         notes.append("One seed: with several (seed: [0, 1, 2]), methods and selections are compared over them.")
-    return Outcome(
-        name="study",
-        title=file.title,
-        rows=rows,
-        text="\n\n".join([*tables, *size_tables(means, random)]) or "No circuit was measured.",
-        figures={"study": lambda: _figure(file.title, means, random, seeds)} if means else {},
-        notes=tuple(notes),
-        facts={"random": measured.random, "over_seeds": means, "compared": pairs},
-    )
+    baseline = way_of(rows[0]) if rows else ""
+    return report("study", file.title, rows, measured.random, compared=differences, baseline=baseline, notes=notes)
 
 
-def _figure(title: str, rows: Sequence[Row], random: Sequence[Row], seeds: int) -> Any:
-    """A panel per model and task, with curves over sparsity."""
-    several = len({row["model"] for row in rows}) > 1
+def compared(rows: Sequence[Row], quantities: Sequence[str]) -> list[Row]:
+    """Every way minus the first one, on the same examples: a row for each model, task and way.
 
-    def panel(row: Row) -> Row:
-        return {**row, "task": f"{task_title(row['task'])}, {row['model']}"} if several else row
+    Differences are those of means over sizes, one for each seed.
+    """
+    found = []
+    for group in grouped(rows, "model", "task").values():
+        first, *others = grouped(group, "method", "selection").values()
+        for other in others:
+            row: Row = {name: other[0][name] for name in ("model", "task", "method", "selection")}
+            for name in quantities:
+                ours, theirs = (by_seed(way, QUANTITIES[name][1]) for way in (other, first))
+                difference = over_differences([ours[seed] - theirs[seed] for seed in theirs])
+                row |= {f"{name}_{key}": value for key, value in difference.items()}
+            found.append(row)
+    return found
 
-    ordered = sorted((panel(row) for row in rows), key=lambda row: -row["sparsity"])  # stable: panels keep their order
-    first = {row["task"]: i for i, row in enumerate(map(panel, reversed(rows)))}
-    ordered.sort(key=lambda row: -first[row["task"]])
-    chance = sorted((panel(row) for row in random), key=lambda row: -row["sparsity"])
-    band = "95% interval" if seeds == 1 else f"standard deviation over {seeds} seeds"
-    return draw_curves(ordered, title if several else rows[0]["model"], log=False, random=chance, band=band)
+
+def over_differences(differences: Sequence[float]) -> dict[str, Any]:
+    """The mean of the differences of several seeds, its standard error and the 95% interval of Student's t.
+
+    It is ``clear`` if the interval excludes zero; ``ahead`` is the number of seeds with a difference below zero.
+    """
+    from scipy.stats import t
+
+    n, centre = len(differences), mean(differences)
+    error = stdev(differences) / math.sqrt(n)
+    low, high = (centre + sign * float(t.ppf(0.975, n - 1)) * error for sign in (-1, 1))
+    ahead = sum(x < 0 for x in differences)
+    spread = {"difference": centre, "standard_error": error, "low": low, "high": high}
+    return {**spread, "seeds": n, "ahead": ahead, "clear": not low <= 0 <= high}
