@@ -32,10 +32,3 @@ def test_check_of_a_device_compares_with_the_cpu(run, model_folder):
     ran = run("check", "--model", model_folder, "--device", "cpu")
     assert ran.code == 0
     assert ran.out.count("against the CPU: deviation 0.0e+00 (limit ") == 4
-
-
-def test_a_device_that_is_not_there_is_refused_in_one_sentence(run, model_folder):
-    ran = run("check", "--model", model_folder, "--device", "cuda:7")
-    assert ran.code == 1
-    assert "the device 'cuda:7' cannot be used" in ran.err
-    assert ran.err.strip().count("\n") == 0

@@ -10,16 +10,6 @@ import torch
 from gradpath.circuit import load_circuit
 
 
-def test_eval_gives_what_find_measured(run, found):
-    summary, out = found
-    again = run("eval", out / "circuit.json", "--examples", 6, "--json")
-    assert again.code == 0, again.err
-    for name in ("clean", "corrupted", "circuit", "faithfulness", "error", "edges_kept"):
-        assert again.json[name] == pytest.approx(summary[name])
-    told = run("eval", out / "circuit.json", "--examples", 6)
-    assert f"{summary['faithfulness']:.1%}" in told.out
-
-
 @pytest.mark.parametrize(
     ("verb", "default"),
     [

@@ -16,65 +16,63 @@ from launching import environment, gradpath_command
 from gradpath.circuit import load_circuit
 from gradpath.evaluation.result import Result
 
-WRONG_USAGE = {
-    "an unknown command": (["fnd"], "Did you mean 'find'"),
-    "an unknown flag": (["find", "--edgs", "5"], "--edgs"),
-    "an unknown method": (["find", "--method", "eap-igg"], "Did you mean 'eap-ig'"),
-    "an unknown task": (["find", "--model", "MODEL", "--task", "iou"], "Did you mean 'ioi'"),
-    "an unknown selection": (["find", "--selection", "topp"], "Did you mean 'top'"),
-    "too sparse": (["find", "--sparsity", "1.5"], "--sparsity must be a number, at least 0 and below 1: got 1.5."),
-    "no edges": (["find", "--edges", "0"], "--edges must be a whole number, at least 1: got 0."),
-    "too many edges": (["find", "--model", "MODEL", "--edges", "9999"], "from 1 to"),
-    "two sizes": (
-        ["find", "--edges", "5", "--sparsity", "0.5"],
-        "--edges and --sparsity each set the size of the circuit: give one of them.",
+# What is typed, the exit code, and some words of the error. MODEL, CIRCUIT, FILE, BROKEN and NOTHING are paths.
+MISTAKES = {
+    "an unknown command": (["fnd"], 2, "Did you mean 'find'"),
+    "an unknown flag": (["find", "--edgs", "5"], 2, "--edgs"),
+    "an unknown task": (["find", "--task", "iou"], 2, "Did you mean 'ioi'"),
+    "an unknown method": (["find", "--method", "eap-igg"], 2, "Did you mean 'eap-ig'"),
+    "an unknown selection": (["find", "--selection", "topp"], 2, "Did you mean 'top'"),
+    "an unknown metric": (["find", "--metric", "lk"], 2, "there is no metric 'lk'"),
+    "an unknown ablation": (["find", "--ablation", "noise"], 2, "there is no ablation 'noise'"),
+    "a value of the recipe": (["find", "--sparsity", "1.5"], 2, "--sparsity must be a number, at least 0 and below 1"),
+    "two sizes": (["find", "--edges", "5", "--sparsity", "0.5"], 2, "--edges and --sparsity each set the size"),
+    "too many edges": (["find", "--model", "MODEL", "--examples", "2", "--edges", "9999"], 2, "from 1 to"),
+    "no batch": (["find", "--batch-size", "0"], 2, "--batch-size"),
+    "steps beyond reason": (["find", "--steps", "9" * 20], 2, "steps must be a whole number from 1 to 10,000"),
+    "an option without a value": (["find", "-o", "stride"], 2, "NAME=VALUE"),
+    "an option of no method": (["find", "-o", "strid=matched"], 2, "no option 'strid'"),
+    "an option of neither": (
+        ["find", "--selection", "learned+rate=0.2", "-o", "stps=3"],
+        2,
+        "neither the method 'eap-ig' nor the selection 'learned' has an option 'stps'. Did you mean 'steps'?",
     ),
-    "edges and nodes": (
-        ["find", "--selection", "top", "--nodes", "5"],
-        "--selection selects edges and --nodes selects nodes",
-    ),
-    "no batch": (["find", "--batch-size", "0"], "--batch-size"),
-    "no steps": (["find", "--steps", "0"], "--steps"),
-    "an unknown list": (["ls", "method"], "LIST must be models, tasks, methods, selections, metrics, ablations"),
-    "a list like a known one": (["ls", "method"], "got 'method'. Did you mean 'methods'?"),
-    "an unknown split": (["find", "--split", "hold-out"], "--split must be held-out, same or all: got 'hold-out'."),
-    "an unknown split of a task": (["eval", "CIRCUIT", "--split", "tset"], "Did you mean 'test'?"),
-    "an unknown grid": (["curve", "--grid", "mob"], "--grid must be paper or mib: got 'mob'. Did you mean 'mib'?"),
-    "an unknown ablation": (["find", "--ablation", "noise"], "there is no ablation 'noise'"),
-    "an option without a value": (["find", "-o", "stride"], "NAME=VALUE"),
-    "an option of no method": (["find", "--model", "MODEL", "-o", "speed=3", "--examples", "2"], "no option 'speed'"),
-    "a file for a folder": (["find", "--out", "FILE"], "--out has to be a folder"),
+    "a value of an option": (["find", "-o", "end=nowhere"], 2, "the option end of"),
+    "a metric without a function": (["find", "--metric", "mine.py"], 2, "as in mine.py:my_metric"),
+    "a metric of no file": (["find", "--metric", "nothing.py:f"], 1, "there is no such file nothing.py"),
+    "kl at the clean prompt": (["find", "--metric", "kl", "--method", "eap"], 2, "all scores would be zero"),
+    "kl with gim": (["find", "--metric", "kl", "--method", "gim"], 2, "all scores would be zero"),
+    "no data": (["find", "--data", "nothing.csv"], 1, "there is no file nothing.csv"),
+    "no plug-in": (["find", "--plugin", "nothing.py"], 1, "there is no such file nothing.py"),
+    "a file for a folder": (["find", "--out", "FILE"], 2, "--out has to be a folder"),
+    "no model": (["find", "--model", "./nowhere"], 1, "there is no file or folder"),
+    "an unknown device": (["find", "--model", "MODEL", "--device", "abacus"], 1, "abacus"),
+    "a task of a curve": (["curve", "--task", "oio"], 2, "there is no task 'oio'"),
+    "the data of a curve": (["curve", "--data", "nothing.csv"], 1, "there is no file nothing.csv"),
+    "a grid": (["curve", "--grid", "mob"], 2, "--grid must be paper or mib: got 'mob'. Did you mean 'mib'?"),
+    "the task of a check": (["check", "--task", "oio"], 2, "there is no task 'oio'"),
+    "an unknown list": (["ls", "method"], 2, "LIST must be models, tasks, methods, selections, metrics, ablations"),
+    "an unknown split": (["eval", "CIRCUIT", "--split", "tset"], 2, "Did you mean 'test'?"),
+    "no circuit": (["eval", "NOTHING"], 1, "there is no file"),
+    "a damaged circuit": (["eval", "BROKEN"], 1, "cannot be read as a gradpath circuit"),
 }
+READ_A_MODEL = ("too many edges", "no model", "an unknown device")
 
 
-@pytest.mark.parametrize("kind", WRONG_USAGE)
-def test_wrong_usage_is_one_sentence_and_exit_2(run, model_folder, tmp_path, kind):
+def never(*_, **__):
+    raise AssertionError("a model was read")
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_is_one_sentence_before_a_model_is_read(run, model_folder, tmp_path, monkeypatch, kind):
+    if kind not in READ_A_MODEL:
+        monkeypatch.setattr("gradpath.model.load.load_model", never)
     (tmp_path / "file").write_text("")
-    arguments, words = WRONG_USAGE[kind]
-    places = {"MODEL": model_folder, "FILE": tmp_path / "file"}
-    ran = run(*(places.get(argument, argument) for argument in arguments))
-    assert ran.code == 2, ran.err
-    assert words in ran.error
-    assert ran.out == ""
-    assert "Traceback" not in ran.err
-
-
-FAILURES = {
-    "no circuit": (["eval", "MISSING"], "there is no file"),
-    "a damaged circuit": (["eval", "BROKEN"], "cannot be read as a gradpath circuit"),
-    "no model": (["find", "--model", "./nowhere"], "there is no file or folder"),
-    "a missing data file": (["find", "--model", "MODEL", "--data", "MISSING"], "MISSING"),
-    "an unknown device": (["find", "--model", "MODEL", "--device", "abacus"], "abacus"),
-}
-
-
-@pytest.mark.parametrize("kind", FAILURES)
-def test_a_failure_is_one_sentence_and_exit_1(run, model_folder, tmp_path, kind):
     (tmp_path / "broken.json").write_text('{"gradpath_circuit": 1, "edges": [')
-    places = {"MODEL": model_folder, "MISSING": tmp_path / "MISSING", "BROKEN": tmp_path / "broken.json"}
-    arguments, words = FAILURES[kind]
+    places = {"MODEL": model_folder, "FILE": tmp_path / "file", "BROKEN": tmp_path / "broken.json"}
+    arguments, code, words = MISTAKES[kind]
     ran = run(*(places.get(argument, argument) for argument in arguments))
-    assert ran.code == 1, ran.err
+    assert (ran.code, ran.out) == (code, ""), ran.err
     assert words in ran.error
     assert "Traceback" not in ran.err
 

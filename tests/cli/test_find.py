@@ -10,31 +10,13 @@ from covering import some
 from gradpath.circuit import load_circuit
 from gradpath.scores import load_scores
 
-CONTRACT = {
-    "version",
-    "model",
-    "task",
-    "method",
-    "steps",
-    "seed",
-    "examples",
-    "edges_total",
-    "edges_requested",
-    "edges_kept",
-    "sparsity",
-    "clean",
-    "corrupted",
-    "circuit",
-    "faithfulness",
-    "faithfulness_interval",
-    "error",
-    "seconds",
-}
+CONTRACT = "version model task method steps seed examples edges_total edges_requested edges_kept sparsity clean "
+CONTRACT += "corrupted circuit faithfulness faithfulness_interval error accuracy does_task seconds"
 
 
 def test_find_prints_one_object_with_what_the_contract_names(found, model_folder):
     summary, _ = found
-    assert set(summary) >= CONTRACT
+    assert set(summary) >= {*CONTRACT.split()}
     assert summary["model"] == str(model_folder)
     assert (summary["task"], summary["method"], summary["steps"], summary["examples"]) == ("ioi", "eap-ig", 3, 6)
     assert summary["edges_requested"] == 30
@@ -43,14 +25,6 @@ def test_find_prints_one_object_with_what_the_contract_names(found, model_folder
     assert low <= summary["faithfulness"] <= high
     expected = (summary["circuit"] - summary["corrupted"]) / (summary["clean"] - summary["corrupted"])
     assert summary["faithfulness"] == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("how", ["learned", "learned+rate=0.2"])
-def test_an_option_of_neither_method_nor_selection_lists_the_options_of_both(run, model_folder, how):
-    ran = run("find", "--model", model_folder, "--selection", how, "-o", "stps=3")
-    assert ran.code == 2
-    assert "neither the method 'eap-ig' nor the selection 'learned' has an option 'stps'." in ran.err
-    assert "Did you mean 'steps'? Options of the method 'eap-ig': steps, end. Options of the selection" in ran.err
 
 
 def test_find_keeps_scores_circuit_and_report(found):
@@ -75,14 +49,6 @@ def test_the_page_shows_the_circuit_however_it_was_chosen(run, model_folder, tmp
     assert (ran.json["method"], ran.json["selection"]) == ("eap-ig", how or "refined")
     assert f'"how":"{offered}"' in (tmp_path / "report.html").read_text().replace('": "', '":"')
     assert load_circuit(tmp_path / "circuit.json").selection == (how or "refined")
-
-
-def test_find_speaks_to_people(run, model_folder):
-    ran = run("find", "--model", model_folder, "--examples", 4, "--method", "eap", "--sparsity", 0.5)
-    assert ran.code == 0, ran.err
-    assert "faithfulness" in ran.out
-    assert "4 for attribution, 4 held out" in ran.out
-    assert "scoring" not in ran.out  # progress is on stderr
 
 
 def test_find_takes_the_methods_options(run, model_folder):
@@ -133,18 +99,8 @@ def test_find_takes_every_kind_of_method_by_its_name(run, model_folder, method):
 
 
 def test_find_takes_the_size_that_acdc_decides_on_unless_another_is_given(run, model_folder, tmp_path):
-    arguments = [
-        "find",
-        "--model",
-        model_folder,
-        "--examples",
-        4,
-        "--selection",
-        "acdc",
-        "-o",
-        "threshold=0.03",
-        "--json",
-    ]
+    arguments = ["find", "--model", model_folder, "--examples", 4, "--json"]
+    arguments += ["--selection", "acdc", "-o", "threshold=0.03"]
     own = run(*arguments, "--out", tmp_path)
     assert own.code == 0, own.err
     assert own.json["selection"] == load_circuit(tmp_path / "circuit.json").selection == "acdc+threshold=0.03"
@@ -193,13 +149,6 @@ def test_steps_of_a_method_without_steps_are_warned_of_once(run, model_folder, t
     assert done.err.count("has no steps: steps=7 is ignored") == 1
 
 
-@pytest.mark.parametrize("task", ["sva", "greater-than", "hypernymy"])
-def test_a_circuit_of_one_node_is_found_and_reported(run, model_folder, tmp_path, task):
-    run("find", "--model", model_folder, "--task", task, "--examples", "6", "--nodes", "1", "--out", tmp_path / "out")
+def test_a_circuit_of_one_node_is_found_and_reported(run, model_folder, tmp_path):
+    run("find", "--model", model_folder, "--task", "sva", "--examples", "6", "--nodes", "1", "--out", tmp_path / "out")
     assert (tmp_path / "out" / "report.html").exists()
-
-
-def test_a_number_of_steps_beyond_reason_is_refused_at_once(run, model_folder):
-    done = run("find", "--model", model_folder, "--task", "ioi", "--steps", "99999999999999999999")
-    assert done.code == 2
-    assert "steps must be a whole number from 1 to 10,000" in done.err

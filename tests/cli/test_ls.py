@@ -22,14 +22,6 @@ def test_ls_models_says_what_each_family_supports(run):
     assert "soft caps" in rows["gemma2"]["about"]
 
 
-def test_ls_alone_says_what_can_be_listed(run):
-    ran = run("ls")
-    assert ran.code == 0
-    for name in ("models", "tasks", "methods", "selections", "metrics", "ablations", "formats"):
-        assert name in ran.out
-        assert run("ls", name).code == 0
-
-
 def test_lists_have_no_markup_and_a_fixed_order(run):
     for name in ("methods", "selections", "metrics"):
         assert "``" not in run("ls", name).out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-from covering import some
 
 from gradpath.circuit import load_circuit
 from gradpath.selection import SELECTIONS
@@ -47,7 +46,7 @@ CASES = {
         ["--plugin", "plugin.py"],
     ),
 }
-FEW = ["seed, examples and means", "own data", "all examples", "a plug-in"]
+TESTED = ["seed, examples and means", "own data", "all examples", "a plug-in"]  # ``test`` takes longest
 
 
 @pytest.fixture
@@ -60,40 +59,33 @@ def here(tmp_path, monkeypatch):
         SELECTIONS.remove("backwards")
 
 
+@pytest.mark.filterwarnings("ignore:.* were attributed")
 @pytest.mark.parametrize("case", CASES)
 def test_every_command_uses_the_examples_metric_precision_and_means_of_find(run, here, model_folder, case):
     options, again = CASES[case]
-    size = [] if {"--nodes", "--edges"} & set(map(str, options)) else ["--edges", 40]
-    selection = [] if {"--nodes", "--selection"} & set(map(str, options)) else ["--selection", "top"]
-    found = run("find", "--model", model_folder, *options, *size, *selection, "--out", "out", "--json")
-    assert found.code == 0, found.err
-    expected = found.json
-    measured = run("eval", "out", *again, "--json")
-    assert measured.code == 0, measured.err
+    if not {"--nodes", "--edges"} & {*map(str, options)}:
+        options = [*options, "--edges", 40, "--selection", "top"]
+
+    def answer(verb, *arguments):
+        ran = run(verb, *arguments, "--json")
+        assert ran.code == 0, ran.err
+        return ran.json
+
+    expected = answer("find", "--model", model_folder, *options, "--out", "out")
+    measured = answer("eval", "out", *again)
     for name in ("seed", "ablation", "metric", "clean", "corrupted", "circuit", "faithfulness", "error"):
-        assert measured.json[name] == pytest.approx(expected[name]), name
-    assert measured.json["examples"] == expected["examples_measured"]
-    explained = run("explain", "out", *again, "--json")
-    assert explained.code == 0, explained.err
-    assert explained.json["clean"] == pytest.approx(expected["clean"], abs=1e-2 if "bfloat16" in options else 1e-5)
-    assert explained.json["ablation"] == expected["ablation"]
-    compared = run("compare", "out", "out", "--json").json
-    assert compared["jaccard_edges"] == 1
+        assert measured[name] == pytest.approx(expected[name]), name
+    assert measured["examples"] == expected["examples_measured"]
+    explained = answer("explain", "out", *again)
+    assert explained["clean"] == pytest.approx(expected["clean"], abs=1e-2 if "bfloat16" in options else 1e-5)
+    assert explained["ablation"] == expected["ablation"]
+    if case in TESTED:
+        tested = answer("test", "out", *again)
+        assert tested["examples"] == expected["examples_measured"]
+        assert tested["faithfulness"] == pytest.approx(expected["faithfulness"], abs=1e-5)
+    assert answer("compare", "out", "out")["jaccard_edges"] == 1
     assert run("show", "out", "--out", "page.html").code == 0
     assert os.path.getsize("page.html") > 10_000
-
-
-@pytest.mark.filterwarnings("ignore:.* were attributed")
-@pytest.mark.parametrize("case", some(list(CASES), FEW))
-def test_a_test_is_on_the_same_examples_too(run, here, model_folder, case):
-    options, again = CASES[case]
-    size = [] if {"--nodes", "--edges"} & set(map(str, options)) else ["--edges", 40]
-    selection = [] if {"--nodes", "--selection"} & set(map(str, options)) else ["--selection", "top"]
-    found = run("find", "--model", model_folder, *options, *size, *selection, "--out", "out", "--json").json
-    tested = run("test", "out", *again, "--json")
-    assert tested.code == 0, tested.err
-    assert tested.json["examples"] == found["examples_measured"]
-    assert tested.json["faithfulness"] == pytest.approx(found["faithfulness"], abs=1e-5)
 
 
 def test_own_data_that_is_gone_is_asked_for(run, here, model_folder):

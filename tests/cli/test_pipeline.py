@@ -16,13 +16,11 @@ from small_models import prompts, tiny_model
 import gradpath as gp
 from gradpath import defaults
 from gradpath.errors import GradpathWarning, UsageError
-from gradpath.evaluation.result import Result
 from gradpath.pipeline import checked
 from gradpath.pipeline.found import Found
 from gradpath.prepared import PreparedBatches
 from gradpath.recipe import Recipe
 from gradpath.selection.faithful import smallest_faithful
-from gradpath.verdict.checks import few_examples
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +184,6 @@ def test_the_whole_verdict_takes_the_place_of_the_sentence(model, tmp_path):
         name: check.passed for name, check in verdict.checks.items()
     }
     assert shown["command"] == ""
-
-
-def test_random_circuits_run_on_as_many_examples_as_show_a_behaviour():
-    same, other = torch.ones(30), torch.ones(30)
-    other[20:] = 0.0
-    result = Result(same, other, same, 5, 5)
-    assert len(few_examples(prompts([5] * 30, [[2]] * 30), result)) == 24
-    assert len(few_examples(prompts([5] * 30, [[2]] * 30), replace(result, corrupted_values=1 - same))) == 12
 
 
 def test_a_report_of_a_metric_without_a_gradient_says_why_it_has_no_inside(tmp_path):

@@ -18,7 +18,7 @@ from gradpath.cli import VERBS, gradpath
 from gradpath.paper import ABOUT
 from gradpath.recipe import Recipe
 from gradpath.selection import SELECTIONS
-from gradpath.study.file import read_study
+from gradpath.study.run import read_study
 from gradpath.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]

@@ -31,7 +31,7 @@ from gradpath.model.tokenizer import Tokenizer
 from gradpath.recipe import Facts, Recipe
 from gradpath.report.figure import fold
 from gradpath.study.bench import Store
-from gradpath.study.file import read_study
+from gradpath.study.run import read_study
 
 GRAPH = Graph(2, 2)
 

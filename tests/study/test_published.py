@@ -43,6 +43,8 @@ def test_other_models_have_no_figures_beside_them(tiny):
 def test_the_tables_are_complete():
     for model in _data()["models"].values():
         assert set(model["faithfulness"]) == set(PAPER_TASKS)
+        for numbers in (*model.get("baselines", {}).values(),):
+            assert numbers["corrupted"] < numbers["clean"]
         for table in model["faithfulness"].values():
             assert 5 <= len(table) <= 7
             assert all(set(row) == {"eap", "eap-ig", "eap-gp"} for row in table.values())

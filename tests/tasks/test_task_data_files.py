@@ -6,9 +6,7 @@ import csv
 from collections import Counter
 from itertools import chain
 
-import pytest
-
-from gradpath.tasks.builtin import half, read_json, read_text
+from gradpath.tasks.builtin import read_json, read_text
 
 
 def twice(items):
@@ -20,14 +18,6 @@ def test_no_name_profession_template_or_noun_is_there_twice():
     for listed in ([*bias["male"], *bias["female"]], bias["templates"], years["nouns"], read_json("ioi.json")["names"]):
         assert not twice(listed)
     assert all(len(century) == 2 for century in years["centuries"])
-
-
-def test_ioi_templates_name_the_giver_last():
-    facts = read_json("ioi.json")
-    for template in facts["templates"]:
-        assert all(template.count(place) == 1 for place in ("{A}", "{B}", "{S}", "{object}", "{place}"))
-        assert template.index("{S}") > max(template.index("{A}"), template.index("{B}"))
-        assert "a {object}" in template
 
 
 def test_countries_are_not_named_by_their_capitals():
@@ -56,9 +46,3 @@ def test_verbs_and_nouns_differ_in_number():
     forms = list(chain.from_iterable(facts["verbs"]))
     assert not twice(forms), "a form of two verbs would count twice"
     assert not twice(chain.from_iterable(facts["nouns"]))
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_both_halves_have_women_and_men(split):
-    names = half(read_json("ioi.json")["names"], split)
-    assert {"train": {"Mary", "John"}, "test": {"Sarah", "James"}}[split] <= set(names)

@@ -11,7 +11,7 @@ import torch
 
 from gradpath.errors import GradpathWarning, InputError, UsageError
 from gradpath.recipe import Recipe
-from gradpath.tasks import load_task, logit_difference, probability_difference
+from gradpath.tasks import load_task
 from gradpath.tasks.pairs import LENGTHS, NO_TOKEN, REPEATED, SAME, SHARED
 
 
@@ -101,14 +101,6 @@ def test_answers_are_compared_by_the_first_token_in_which_they_differ(smollm2, a
     assert smollm2.tokenizer.encode(task.clean)[0][-1:] == smollm2.tokenizer.encode([f"5 times 7 is{end}"])[0][-1:]
 
 
-def test_lists_of_answers_are_compared_by_the_tokens_after_what_all_share(smollm2):
-    row = {"clean": "5 times 7 is", "corrupted": "5 times 8 is", "answers": [" 35", " 36"], "wrong_answers": [" 40"]}
-    task = load_task(None, smollm2, data=[row], split="all", first_token=True)
-    decode = smollm2.tokenizer.decode
-    sides = [[decode([token]) for token in side if token >= 0] for side in task.labels[0].tolist()]
-    assert sides == [["3"], ["4"]]
-
-
 def test_an_answer_that_begins_another_is_left_out(smollm2):
     data = rows(("It is", "It was", " 35", " 3"), ("He is", "He was", " 35", " 42"))
     task = load_task(None, smollm2, data=data, split="all", first_token=True)
@@ -121,13 +113,6 @@ def test_rows_with_several_tokens_are_said_with_the_option_that_keeps_them(smoll
     task = load_task(None, smollm2, data=data, split="all")
     assert len(task) == 1
     assert any("--first-token" in note for note in task.facts["notes"])
-
-
-def test_a_metric_of_another_name_brings_its_labels(smollm2):
-    task = load_task("ioi", smollm2, n=5, metric="probability-difference")
-    assert task.metric is probability_difference
-    assert task.labels.shape == (5, 2, 1)
-    assert task.record.metric == "probability-difference"
 
 
 def test_a_metric_of_ones_own(smollm2):
@@ -150,11 +135,6 @@ def test_answers_that_are_no_tokens_are_left_out_and_named(words):
     task = load_task(None, words, data=data, n=1, split="all")
     assert (task.labels >= 0).sum(-1).tolist() == [[1, 2]]
     assert task.facts["notes"] == ["answers that are not a single token count for neither side: ' two words'"]
-
-
-def test_the_tasks_own_metric_is_the_default(words):
-    assert load_task("ioi", words, n=3).metric is logit_difference
-    assert load_task("hypernymy", words, n=3).metric is probability_difference
 
 
 def test_a_task_prints_its_labels_as_words_and_only_a_few_of_them(smollm2):

@@ -11,7 +11,6 @@ import pytest
 from gradpath.errors import InputError
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.tasks import load_task, logit_difference, probability_difference
-from gradpath.tasks.load import check_task
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing is held out")  # most of these files have one row
 
@@ -75,13 +74,6 @@ def test_a_missing_space_is_said_and_not_mended(tmp_path, words):
     assert answers(task, words) == [[["Mary"], ["John"]]]
 
 
-def test_a_word_without_a_space_is_its_own_token(model):
-    """'He said "' is followed by "the", not by " the"; both are single tokens everywhere."""
-    with_space, without = model.tokenizer.continuations([" the", "the"])
-    assert len(with_space) == len(without) == 1
-    assert [model.tokenizer.decode(ids) for ids in (with_space, without)] == [" the", "the"]
-
-
 def test_an_answer_outside_the_vocabulary_is_not_the_unknown_token(tmp_path, closed):
     row = "Then{} gave it to,Then{} gave it to,{},{}\n"
     content = HEADER + row.format(" Ann", " Bob", " Mary", " Zed") + row.format(" Bob", " Ann", " Mary", "?")
@@ -100,12 +92,6 @@ def test_prompts_with_unknown_text_are_warned_about_once(tmp_path, closed):
         load(tmp_path, content, closed, split="all")
     assert len(said) == 1
     assert "(first: row " in str(said[0].message)
-
-
-def test_a_tokenizer_that_knows_every_text_has_no_unknown_token(model):
-    texts = [" Zed", " \u1f40e", " <|endoftext|>", " \u4e2d"]
-    assert all(model.tokenizer.continuations(texts))
-    assert not model.tokenizer.has_unknown("\u1f40e", model.tokenizer.encode(["\u1f40e"])[0])
 
 
 def many(count):
@@ -289,13 +275,3 @@ def test_every_row_that_is_left_out_is_named_with_its_reason(tmp_path, words):
             "row 10 (line 11 of pairs.csv): an answer is not a single token (' two words' is ' two' + ' words')"
         ],
     }
-
-
-def test_a_file_is_checked_without_a_model(tmp_path):
-    file = tmp_path / "pairs.csv"
-    file.write_text(OWN)
-    check_task(None, file)
-    file.write_text(OWN + "one field\n")
-    with pytest.raises(InputError, match=r"row 2 .line 3 of pairs.csv. has 1 fields"):
-        check_task(None, str(file))
-    check_task(None, [{"anything": 1}])  # rows are read with the model

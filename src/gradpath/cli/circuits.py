@@ -88,9 +88,9 @@ class OpenedCircuit:
 
     def draw(self, split: str, recipe: Recipe) -> Task:
         """The examples of a split, with the number and the seed of a recipe, and the metric of this one."""
-        from gradpath.pipeline.examples import draw
+        from gradpath.tasks.load import draw_task
 
-        return draw(self.model, recipe.changed(metric=self.recipe.metric), split, data=self.recipe.data)
+        return draw_task(self.model, recipe.changed(metric=self.recipe.metric), split, data=self.recipe.data)
 
     def run(self, function: Callable[..., T]) -> T:
         """Call ``evaluate`` or ``explain`` for the circuit and the examples."""
@@ -112,8 +112,8 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     """
     from gradpath.circuit import load_circuit
     from gradpath.evaluation.patched_run import check_same_graph
-    from gradpath.pipeline.examples import draw, notices
-    from gradpath.tasks.load import WARNING, check_task
+    from gradpath.pipeline.examples import notices
+    from gradpath.tasks.load import WARNING, check_task, draw_task
 
     limits = opt.limits_of(values.get("batch_size"), values.get("memory"))
     split, typed, circuit = values.pop("split", None), opt.typed(values), load_circuit(file)
@@ -126,7 +126,8 @@ def open_circuit(file: str | Path, values: dict[str, Any]) -> OpenedCircuit:
     if "model" not in typed and recipe.dtype == found.dtype and circuit.facts.weights not in (None, model.digest):
         warn(f"{file} was found in other weights: {model.name} has changed since, or another model has its name now.")
     split = split or recipe.measured_split
-    opened = OpenedCircuit(circuit, recipe, model, draw(model, recipe, split, data=recipe.data), split, limits)
+    task = draw_task(model, recipe, split, data=recipe.data)
+    opened = OpenedCircuit(circuit, recipe, model, task, split, limits)
     if recipe.data is not None:
         for line in notices(None, opened.task):
             # Of a circuit that was found on other data, none of these pairs was attributed.

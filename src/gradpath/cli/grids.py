@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gradpath.model.transformer import Transformer
     from gradpath.study import Study
     from gradpath.study.bench import Bench
-    from gradpath.study.file import StudyFile
     from gradpath.study.outcome import Experiment, Outcome, Written
 
 NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
@@ -98,15 +97,12 @@ def _curve_text(written: Written, out: Path | None) -> str:
 @click.option(
     "--part", "part_text", metavar="I/N", default="1/1", help="Only measure the I-th of N parts of the study."
 )
-@click.option("--dry-run", is_flag=True, help="Check the file, and print what would be measured.")
 @opt.plugin_option
 @opt.recipe_options("model", model="those of the file")
 @opt.load_options
 @opt.out_option("Write measurements and the report to this folder.  [out/NAME, for NAME.yaml]")
 @opt.json_option
-def run_command(
-    study_file: Path, part_text: str, dry_run: bool, out: Path | None, as_json: bool, **values: Any
-) -> None:
+def run_command(study_file: Path, part_text: str, out: Path | None, as_json: bool, **values: Any) -> None:
     """Measure circuits for all combinations of models, tasks, methods, selections and sizes that a file lists.
 
     An interrupted run continues where it stopped. All mistakes in the file are listed at once. --model, --device
@@ -114,14 +110,12 @@ def run_command(
     folder of its own. Copy these into one folder; a run without --part writes the report from them.
 
     \b
-    gradpath run study.yaml --dry-run
     gradpath run study.yaml --out out/study
     gradpath run study.yaml --part 3/8
     """
     opt.check_folder(out)
     from gradpath.runtime.files import lock_folder
-    from gradpath.study.file import read_study
-    from gradpath.study.run import Part, measure_study, remaining, run_study
+    from gradpath.study.run import Part, measure_study, read_study, run_study
 
     typed = {name: values[name] for name in ("model", "device", "dtype")}
     part, study = Part.parse(part_text), read_study(study_file, **typed)
@@ -131,12 +125,6 @@ def run_command(
     def load(name: str) -> Transformer:
         return opt.load(Recipe(model=name, dtype=study.dtype, bos=values["bos"]), {**values, "device": study.device})
 
-    if dry_run:
-        counts = remaining(study, folder, load, part)
-        total = sum(left["circuits"] for left in counts)
-        plan = {"study": dict(study.plain), "circuits": total, "models": counts}
-        print_result(plan if as_json else _remaining_text(study, counts))
-        return
     with lock_folder(folder):
         if part.count > 1:
             measured = measure_study(study, folder, load, part=part, note=note)
@@ -158,25 +146,6 @@ def _part_text(done: dict[str, Any], folder: Path, whole: Path) -> str:
         f"{folder}.\nCopy the contents of the folders of all parts into one, such as {whole}, and run the study on it "
         "without --part for its report."
     )
-
-
-def _remaining_text(file: StudyFile, counts: list[dict[str, Any]]) -> str:
-    """What would be measured, and how much of it is missing."""
-    study = file.study
-    parts = {
-        "model": [left["model"] for left in counts],
-        "task": file.task_labels.values(),
-        "method": study.methods,
-        "selection": study.selections,
-        "size": [f"{field} {value}" if field else "as in find" for field, value in study.sizes or ()],
-        "seed": study.seeds,
-    }
-    total, examples = sum(left["circuits"] for left in counts), study.recipe.examples
-    lines = [f"{file.title}: {total:,} circuits, each measured on {examples} examples"]
-    lines += [f"  {name:<11} {len(values):>3}  {', '.join(map(str, values))}" for name, values in parts.items()]
-    lines += ["", "Still to measure:"]
-    lines += ["  {model}: {missing:,} of {circuits:,} circuits".format(**left) for left in counts]
-    return "\n".join(lines)
 
 
 @click.command(
@@ -247,18 +216,17 @@ def _measure(
 
 def _study(recipe: Recipe, values: dict[str, Any], *, tasks: str | None, selections: str | None, default: str) -> Study:
     """The study of a grid, from a recipe and the values of the command's other options."""
-    from gradpath.study import Study, check_methods, numbers, words
+    from gradpath.study import Study, check_methods, sparsities, words
 
     if values["grid"] == defaults.MIB_GRID:  # its areas are defined for rankings
         default = ",".join(defaults.MIB_RANKINGS)
-    levels = values["sparsities"]
     examples = opt.examples_or_default(recipe.examples, recipe.data)
     return Study(
         recipe=Recipe(examples=examples, data=recipe.data, metric=recipe.metric, ablation=recipe.ablation),
         tasks=None if tasks is None else words(tasks),
         methods=check_methods(values["methods"]),
         selections=words(selections or default),
-        sizes=None if levels is None else tuple(("sparsity", level) for level in numbers(levels, "--sparsities")),
+        sizes=None if values["sparsities"] is None else sparsities(values["sparsities"]),
         grid=values["grid"],
         seeds=(recipe.seed,),
         limits=opt.limits_of(values["batch_size"], values["memory"]),

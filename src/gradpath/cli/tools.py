@@ -87,8 +87,8 @@ def convert_command(
 
 def _select(scores: Scores, counts: list[int], name: str, values: dict[str, Any], source: Path) -> list[Circuit]:
     """Circuits of these scores. A selection that measures loads the model and the examples of the scores."""
-    from gradpath.pipeline.examples import draw
     from gradpath.selection import NeedsModelError, rank
+    from gradpath.tasks.load import draw_task
 
     try:
         order = rank(scores, name, sizes=counts)
@@ -105,7 +105,8 @@ def _select(scores: Scores, counts: list[int], name: str, values: dict[str, Any]
     if recipe.data is not None and not Path(recipe.data).is_file():  # the task may have the name of a built-in one
         raise UsageError(f"{source} was made on your own data, {recipe.data}, which is not here. Give it with --data.")
     model = opt.load(recipe, values, scores.facts.weights)
-    order = rank(scores, name, model, draw(model, recipe, recipe.attributed_split, data=recipe.data), sizes=counts)
+    task = draw_task(model, recipe, recipe.attributed_split, data=recipe.data)
+    order = rank(scores, name, model, task, sizes=counts)
     return [order.circuit(n) for n in counts]
 
 

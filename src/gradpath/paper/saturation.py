@@ -31,14 +31,13 @@ from gradpath.model.transformer import Run, Transformer, at_least_float32
 from gradpath.report.style import FORMULA, INK, MARKERS, METHOD_COLOURS, MUTED, panels, task_title
 from gradpath.runtime import distributed
 from gradpath.scores import Scores
+from gradpath.study import method_options, method_recipe
 from gradpath.study.bench import Bench, Cell, Row
 from gradpath.study.outcome import Experiment, Outcome, grouped, markdown
-from gradpath.study import method_options, method_recipe
 from gradpath.sweep import Limits, sweep
 from gradpath.tasks import Pairs, Task, encode
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 QUANTITIES = ("gradient", "score", "metric")
@@ -265,30 +264,13 @@ def draw_saturation(model: str, examples: int, rows: Sequence[Row]) -> Figure:
             face = "none" if method == "eap" else PAINT[method]
             ax.scatter(x, y, s=size, marker=MARKERS[method], facecolors=face, edgecolors=PAINT[method], zorder=4)
         ax.set_ylabel(label).set_label(FORMULA)
-    _mark_means(axes[1], rows)
+    axes[1].axhline(0, color=MUTED, linewidth=0.8)
     axes[0].set_ylim(bottom=0)
     axes[-1].set_xlabel("share of the path walked (0: clean prompt, 1: corrupted prompt, or EAP-GP's end)")
     where = f"{task_title(rows[0]['task'])}, mean over {examples} examples of {model}"
     figure.suptitle(f"What each method sees of the edge {rows[0]['edge']}\n{where}", fontsize=11.5, color=INK)
     figure.legend(handles=_legend(), loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
     return figure
-
-
-def _mark_means(ax: Axes, rows: Sequence[Row]) -> None:
-    """A tick at the right edge for each method's score of the edge."""
-    ax.axhline(0, color=MUTED, linewidth=0.8)
-    low, high = ax.get_ylim()
-    lowest = low
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # hides the zero line behind the text
-    for mean, method in sorted((_score(method, rows), method) for method in PAINT):
-        height = max(mean, lowest)  # labels of equal means would overlap
-        lowest = height + 0.09 * (high - low)
-        ax.plot([1.01, 1.03], [mean, mean], color=PAINT[method], linewidth=2.4)
-        text = f"{method.upper()} {mean:+.2f}"
-        ax.text(1.04, height, text, color=PAINT[method], fontsize=8, va="center", bbox=box)
-    ax.text(1.01, high, "mean of its points:", color=MUTED, fontsize=7.5, va="top")
-    ax.set_xlim(-0.03, 1.21)
-    ax.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1])
 
 
 def _legend() -> list[Any]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gradpath import defaults
 from gradpath.errors import warn
 from gradpath.model.tokenizer import prompt_ids
 from gradpath.model.transformer import Transformer
@@ -41,30 +40,12 @@ def load_examples(
         for line in task.facts["notes"]:
             note(line)
         return task, task
-    attributed = measured = draw(model, recipe, recipe.attributed_split, data=data, metric=metric)
+    attributed = measured = draw_task(model, recipe, recipe.attributed_split, data=data, metric=metric)
     if recipe.measured_split != recipe.attributed_split and attributed.facts.get("held_out", True):
-        measured = draw(model, recipe, recipe.measured_split, data=data, metric=metric)
+        measured = draw_task(model, recipe, recipe.measured_split, data=data, metric=metric)
     for line in notices(attributed, measured):
         note(line)
     return attributed, measured
-
-
-def draw(
-    model: Transformer, recipe: Recipe, split: str, *, data: Any = None, metric: str | Metric | None = None
-) -> Task:
-    """The examples of one split, as the recipe says."""
-    if recipe.clean is not None:
-        return one_pair(model, recipe, metric)
-    return draw_task(
-        recipe.task or (None if data is not None else defaults.TASK),
-        model,
-        n="auto" if recipe.examples is None else recipe.examples,
-        seed=recipe.seed,
-        split=split,
-        data=data,
-        metric=recipe.metric if metric is None else metric,
-        first_token=bool(recipe.first_token),
-    )
 
 
 def _halves(task: Task, model: Transformer, recipe: Recipe, note: Note) -> tuple[Task, Task]:

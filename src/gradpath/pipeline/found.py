@@ -49,20 +49,10 @@ from gradpath.verdict import Verdict
 class Found:
     """Everything that one ``find`` computed.
 
-    Args:
-        model: The model.
-        attributed: The examples that were attributed.
-        measured: The examples that the circuit was measured on.
-        scores: The scores of all edges.
-        circuit: The circuit.
-        result: The circuit's result on the measured examples.
-        curve: The results of circuits of other sizes, by size.
-        order: The order of edges: ``found.order[:n]`` is the circuit of the first n. None if nodes were selected.
-        top: The results of circuits of ``top``, for comparison.
-        limits: The batch size and memory, also for the report.
-        few: The result of the circuit on the few examples that random circuits are measured on, if there are any.
-        random: The results of random circuits on these examples: 19 of the circuit's size, and 3 of each of three
-            other sizes.
+    ``order[:n]`` is the circuit of the first n edges; there is no order if nodes were selected. ``curve`` has the
+    results of circuits of other sizes, ``top`` those of the ranking ``top``, and ``random`` those of random circuits:
+    19 of the circuit's size, and 3 of each of three other sizes. These run on a few examples; ``few`` is the result of
+    the circuit on them.
     """
 
     model: Transformer
@@ -211,14 +201,9 @@ class Found:
             return str(problem)  # a metric without a gradient: the report has all else
 
     def save(self, folder: str | Path, *, command: str = "", seconds: float | None = None) -> None:
-        """Write the scores and the circuit, and then the report.
+        """Write the scores and the circuit to a folder, and then the report; ``command`` and ``seconds`` are for it.
 
         A report that cannot be made costs neither scores nor circuit: a warning says that it is missing, and why.
-
-        Args:
-            folder: The folder to write to.
-            command: The command that makes the report again, to show in it.
-            seconds: How long it took, to show in it.
         """
         folder = Path(folder)
         with write_together(folder, instead_of=("report.html",)) as draft:

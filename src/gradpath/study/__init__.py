@@ -1,4 +1,7 @@
-"""A study: a recipe, some of whose fields have several values.
+"""A study: a recipe, some of whose fields have several values. Its measurements are resumable.
+
+``bench`` is the one driver: it measures the circuits of a study's recipes, and keeps every finished measurement as a
+file. ``outcome`` and ``faithfulness`` make tables and figures of them, ``run`` those of a study that a file describes.
 
 A method with its options is one word, as in ``eap-gp+move=differing+steps=10``, and a size is a pair of a field and its
 value, as in ``("sparsity", 0.975)``.
@@ -41,12 +44,12 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def numbers(text: str, option: str) -> tuple[float, ...]:
-    """``0.99,0.975`` as numbers; ``option`` is named in the error."""
+def sparsities(text: str) -> tuple[Size, ...]:
+    """``0.99,0.975`` as the sizes of circuits."""
     try:
-        return tuple(float(word) for word in words(text))
+        return tuple(("sparsity", float(word)) for word in words(text))
     except ValueError:
-        raise UsageError(f"{option} is a list of numbers with commas, such as 0.99,0.975: got {text!r}.") from None
+        raise UsageError(f"--sparsities is a list of numbers with commas, such as 0.99,0.975: got {text!r}.") from None
 
 
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:
@@ -113,29 +116,17 @@ def method_label(recipe: Recipe) -> str:
 
 @dataclass(frozen=True)
 class Study:
-    """Tasks x methods x selections x sizes x seeds; ``None`` leaves the choice to the table or figure.
+    """Tasks x methods x selections x sizes x seeds; ``None`` leaves the choice to the table or figure."""
 
-    Args:
-        recipe: The fields that all circuits share.
-        tasks: Names of tasks, or files of the user's own pairs.
-        methods: Methods, each with its options.
-        selections: Selections, each with its options.
-        sizes: The sizes of circuits; a size without a field is left to the selection, as in ``find``.
-        grid: The sparsities where there are no sizes: ``paper`` or ``mib``.
-        seeds: Seeds for drawing examples.
-        limits: The batch size and memory.
-        steps: Numbers of steps (of the heat map).
-    """
-
-    recipe: Recipe = Recipe(examples=defaults.EXAMPLES)
-    tasks: tuple[str, ...] | None = None
-    methods: tuple[str, ...] = words(defaults.PAPER_METHODS)
+    recipe: Recipe = Recipe(examples=defaults.EXAMPLES)  # the fields that all circuits share
+    tasks: tuple[str, ...] | None = None  # names, or files of the user's own pairs
+    methods: tuple[str, ...] = words(defaults.PAPER_METHODS)  # each with its options, as selections
     selections: tuple[str, ...] = words(defaults.PAPER_SELECTIONS)
-    sizes: tuple[Size, ...] | None = None
-    grid: str = defaults.GRID
+    sizes: tuple[Size, ...] | None = None  # a size without a field is left to the selection, as in ``find``
+    grid: str = defaults.GRID  # the sparsities where there are no sizes
     seeds: tuple[int, ...] = (defaults.SEED,)
     limits: Limits = Limits()
-    steps: tuple[int, ...] = whole_numbers(defaults.PAPER_STEPS, "--steps")
+    steps: tuple[int, ...] = whole_numbers(defaults.PAPER_STEPS, "--steps")  # of the heat map
 
     def __post_init__(self) -> None:
         for name in self.tasks or ():

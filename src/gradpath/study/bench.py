@@ -29,7 +29,7 @@ from gradpath._version import __version__
 from gradpath.attribution.attribute import attribute_at_steps
 from gradpath.attribution.methods import find_method
 from gradpath.circuit import Circuit
-from gradpath.errors import InputError, UsageError, reason, warn
+from gradpath.errors import InputError, reason, warn
 from gradpath.evaluation import evaluate_many, mib
 from gradpath.evaluation.result import Result
 from gradpath.model.transformer import Transformer
@@ -46,7 +46,7 @@ from gradpath.selection.ranking import Sample, edge_count
 from gradpath.study import CUSTOM, GRIDS, Size, Study, method_label, method_options
 from gradpath.sweep import own_settings
 from gradpath.tasks import Task
-from gradpath.tasks.load import draw_task
+from gradpath.tasks.load import draw_or_all
 from gradpath.tasks.task import task_digest
 
 if TYPE_CHECKING:
@@ -170,19 +170,12 @@ def cell_of(result: Result) -> Cell:
 
 @dataclass
 class Bench:
-    """A model, a study and a store.
-
-    Args:
-        model: The model.
-        study: What to measure.
-        store: The folder of finished results.
-        paper: The paper's numbers for this model, if it is one of the paper's.
-    """
+    """A model, a study and a store."""
 
     model: Transformer
     study: Study
     store: Store
-    paper: Published | None = None
+    paper: Published | None = None  # the paper's numbers for this model, if it is one of the paper's
     _tasks: dict[tuple[object, ...], tuple[Task, str]] = field(default_factory=dict)
 
     @property
@@ -197,23 +190,10 @@ class Bench:
     def _task_and_digest(self, recipe: Recipe, split: str) -> tuple[Task, str]:
         place = recipe.task, recipe.data, recipe.metric, recipe.first_token, recipe.examples, recipe.seed, split
         if place not in self._tasks:
-            task = self._load_task(recipe, split)
+            # A task may have fewer pairs with this tokenizer. Then all are used; the tables have their number.
+            task = draw_or_all(self.model, recipe, split, data=recipe.data)
             self._tasks[place] = task, task_digest(task, self.model.tokenizer)
         return self._tasks[place]
-
-    def _load_task(self, recipe: Recipe, split: str) -> Task:
-        def load(n: int | None) -> Task:
-            options: dict[str, Any] = {"seed": recipe.seed, "split": split, "data": recipe.data}
-            options |= {"metric": recipe.metric, "first_token": bool(recipe.first_token)}
-            return draw_task(recipe.task, self.model, n=n, **options)
-
-        try:
-            return load(recipe.examples)
-        except UsageError as too_few:
-            # A task may have fewer pairs with this tokenizer. Then all are used; the tables have their number.
-            if recipe.examples is None or len(task := load(None)) >= recipe.examples:
-                raise too_few from None
-            return task
 
     def task_key(self, recipe: Recipe, split: str) -> dict[str, Any]:
         """Everything that a result on a task depends on, except the method and the circuit."""
@@ -311,10 +291,6 @@ class Bench:
         has_grid = self.paper is not None and self.paper.name != "gpt2"
         sparsities = self.paper.sparsities(task) if self.paper is not None and has_grid else GRIDS[study.grid]
         return tuple(("sparsity", sparsity) for sparsity in sparsities)
-
-    def missing(self, recipes: Iterable[Recipe]) -> list[Recipe]:
-        """The recipes whose circuits are not measured yet."""
-        return [recipe for recipe in recipes if self.store.cell(self.circuit_key(recipe)) is None]
 
     def measure(self, recipes: Sequence[Recipe]) -> list[Cell]:
         """Measure the circuits of some recipes, except those that are in the store."""

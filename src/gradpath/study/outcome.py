@@ -112,27 +112,16 @@ def nfs(row: Row) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of an experiment.
+    """The result of an experiment."""
 
-    Args:
-        name: The experiment's name, which is also that of its files.
-        title: The heading of its page.
-        rows: The table for programs.
-        text: The tables for people, in Markdown.
-        figures: Functions that draw, by the stems of their files.
-        notes: Paragraphs that explain the tables.
-        facts: Further numbers for the JSON record.
-        files: A function that writes further files into a folder and returns their paths.
-    """
-
-    name: str
+    name: str  # also of its files
     title: str
-    rows: list[Row]
-    text: str
-    figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    files: Callable[[Path], list[Path]] = lambda folder: []
+    rows: list[Row]  # the table for programs
+    text: str  # the tables for people, in Markdown
+    figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)  # by the stems of their files
+    notes: tuple[str, ...] = ()  # paragraphs that explain the tables
+    facts: Mapping[str, Any] = field(default_factory=dict)  # further numbers for the JSON record
+    files: Callable[[Path], list[Path]] = lambda folder: []  # writes further files, and returns their paths
 
     @property
     def page(self) -> str:
@@ -172,19 +161,12 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure.
+    """A table or figure."""
 
-    Args:
-        name: The name that users type.
-        outcome: Measures what is not in the store, and makes the result.
-        refusal: Why the experiment cannot be run on this bench, or None if it can.
-        own_model: Loads the experiment's own model, for one that does not depend on --model.
-    """
-
-    name: str
-    outcome: Callable[[Bench], Outcome]
-    refusal: Callable[[Bench], str | None] = lambda bench: None
-    own_model: Callable[[], Transformer] | None = None
+    name: str  # that users type
+    outcome: Callable[[Bench], Outcome]  # measures what is not in the store
+    refusal: Callable[[Bench], str | None] = lambda bench: None  # why it cannot be run on this bench
+    own_model: Callable[[], Transformer] | None = None  # of an experiment that does not depend on --model
 
 
 @dataclass(frozen=True)
@@ -242,10 +224,8 @@ def _check_folder(bench: Bench, names: Sequence[str], out: Path, note: Note) -> 
 
 def _record_of(bench: Bench, command: str) -> dict[str, Any]:
     """Versions, commit, seed, model and study, as plain values."""
-    first = environment(command)
-    versions = first.pop("versions")
     return {
-        **first,
+        **environment(command),
         "model": bench.model.name,
         "weights": bench.model.digest,
         "dtype": bench.model.dtype_name,
@@ -254,7 +234,6 @@ def _record_of(bench: Bench, command: str) -> dict[str, Any]:
         "edges_total": bench.model.graph.n_edges,
         "seed": bench.study.seeds[0],
         "study": _study_record(bench),
-        "versions": versions,
     }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradpath import defaults
 from gradpath.defaults import REWORDED, TASK_SPLITS
-from gradpath.errors import InputError, UsageError, check_choice, warn, whole_number
+from gradpath.errors import InputError, UsageError, check_choice, warn
 from gradpath.model.tokenizer import Tokenizer, check_tokenizer, padded, prompt_ids
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import IN_MEMORY, PROMPT, Recipe
@@ -85,7 +85,10 @@ def load_task(
         The task. ``task.facts["dropped"]`` counts the pairs that were dropped, by reason, and ``task.facts["notes"]``
         has notes on the pairs. If nothing can be held out of your own data, there is a warning.
     """
-    task = draw_task(name, model, n=n, seed=seed, split=split, data=data, metric=metric, first_token=first_token)
+    if name is None and data is None:
+        raise UsageError("a task needs a name or data: got neither. Give --task NAME or --data FILE.")
+    recipe = Recipe(task=name, seed=seed, examples=None if n == "auto" else n, first_token=first_token or None)
+    task = draw_task(model, recipe, split, data=data, metric=metric, every=n is None)
     for note in task.facts["notes"]:
         if note.startswith(WARNING):
             warn(note.removeprefix(WARNING))
@@ -93,32 +96,41 @@ def load_task(
 
 
 def draw_task(
-    name: str | None,
     model: HasTokenizer | None,
+    recipe: Recipe,
+    split: str,
     *,
-    n: int | Literal["auto"] | None = "auto",
-    seed: int = 0,
-    split: str = "train",
     data: Any = None,
     metric: str | Metric | None = None,
-    first_token: bool = False,
+    every: bool = False,
 ) -> Task:
-    """The same as ``load_task`` without a warning, for callers that show the notes on the pairs themselves."""
-    if n == "auto":
-        n = defaults.EXAMPLES if data is None else None
+    """The pairs of one split, as a recipe says; callers show the notes on them.
+
+    Args:
+        model: The model.
+        recipe: The task, the metric, the number of examples and the seed.
+        split: The split.
+        data: The user's own pairs.
+        metric: A metric, instead of the recipe's.
+        every: Whether to take all pairs, whatever number the recipe has.
+    """
+    metric = recipe.metric if metric is None else metric
+    if recipe.clean is not None:
+        assert isinstance(model, Transformer)
+        return one_pair(model, recipe, metric)
     check_choice("split", split, [*TASK_SPLITS, REWORDED])
-    if n is not None:
-        whole_number("the number of pairs", n)
-    whole_number("a seed", seed, least=0)
+    n, first_token, seed = recipe.examples, bool(recipe.first_token), recipe.seed
+    if every or (n is None and data is not None):
+        n = None
+    elif n is None:
+        n = defaults.EXAMPLES
     if metric is not None:
         find_metric(metric)
     tokenizer = _tokenizer(model)
-    if data is not None:
-        source = _read_own(name, data, split, tokenizer)
-    elif name is not None:
-        source = read_built_in(name, split, tokenizer)
+    if data is None:
+        source = read_built_in(recipe.task or defaults.TASK, split, tokenizer)
     else:
-        raise UsageError("a task needs a name or data: got neither. Give --task NAME or --data FILE.")
+        source = _read_own(recipe.task, data, split, tokenizer)
     metric = source.metric if metric is None else metric
     function = find_metric(metric)
     # Any other metric gets the labels of the task's own metric.
@@ -311,7 +323,7 @@ def one_pair(model: Transformer, recipe: Recipe, metric: str | Metric | None = N
     tokenizer = check_tokenizer(model.tokenizer)
     clean, corrupted, answer = str(recipe.clean), str(recipe.corrupted), str(recipe.answer)
     wrong = _most_likely(model, tokenizer, corrupted, answer) if recipe.wrong is None else recipe.wrong
-    metric = metric or recipe.metric or "logit-difference"
+    metric = metric or "logit-difference"
     function, first_token = find_metric(metric), bool(recipe.first_token)
     many = function is probability_difference
     usable = usable_pairs(
@@ -383,22 +395,24 @@ def more_examples(task: Task, model: HasTokenizer, n: int) -> Task:
         For a built-in task, ``n`` pairs of the same split, or as many as there are; the pairs of ``task`` come first.
         Any other task is returned unchanged.
     """
-    recipe = task.recipe
-    if recipe is None or recipe.data is not None or task.name not in TASKS or n <= len(task):
+    if task.recipe is None or task.recipe.data is not None or task.name not in TASKS or n <= len(task):
         return task
-    metric = "kl" if task.metric is kl_divergence else task.metric
-
-    def draw(n: int | None) -> Task:
-        options: dict[str, Any] = {"metric": metric, "first_token": bool(recipe.first_token)}
-        return draw_task(task.name, model, n=n, seed=recipe.seed, split=recipe.attributed_split, **options)
-
-    try:
-        drawn = draw(min(n, _MAX_PAIRS))
-    except UsageError:  # the task, or what the tokenizer can represent of it, has fewer pairs
-        drawn = draw(None)
+    recipe = task.recipe.changed(task=task.name, examples=min(n, _MAX_PAIRS))
+    drawn = draw_or_all(model, recipe, recipe.attributed_split, metric=task.metric)
     first = drawn[: len(task)]
     same = list(first.clean) == list(task.clean) and list(first.corrupted) == list(task.corrupted)
     return drawn if same else task
+
+
+def draw_or_all(model: HasTokenizer, recipe: Recipe, split: str, **options: Any) -> Task:
+    """The pairs of a recipe; all of them where the task, or what the tokenizer has of it, has fewer."""
+    try:
+        return draw_task(model, recipe, split, **options)
+    except UsageError as too_few:
+        task = draw_task(model, recipe, split, **options, every=True)
+        if recipe.examples is None or len(task) >= recipe.examples:
+            raise too_few from None
+        return task
 
 
 def clean_logits(model: HasTokenizer | None, task: Task) -> Float[Tensor, "example vocab"]:

@@ -28,10 +28,10 @@ class NamedTask:
     summary: str
     metric: str
     citation: str
-    changed: str  # the part of a prompt in which the two prompts of a pair differ
+    changed: str
     candidates: MakeCandidates
-    reworded: bool  # whether the task has other templates, for the split "reworded"
-    answers: tuple[str, str] | None = None  # what the correct and the wrong answer are called, if the prompt has them
+    reworded: bool
+    answers: tuple[str, str] | None = None
 
 
 TASKS = Registry[NamedTask]("task", [f"{__name__}.prompts"])
