@@ -42,7 +42,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
     model: str | None = _option(None, "Hub name, folder, .gguf file, smollm2 or gemma3-270m.")
-    dtype: Dtype | None = _option(None, "Number format of the model.", default_text="float32", metavar="TYPE")
+    dtype: Dtype | None = _option(None, "Number format of the model.", default_text="float32")
     bos: bool | None = _option(None, "Prepend the BOS token to prompts.", default_text="depends on the family")
     task: str | None = _option(
         None, "A built-in task (gradpath ls tasks).", default_text=f"{defaults.TASK}, unless your own data is given"
@@ -88,7 +88,7 @@ class Recipe(BaseModel):
     )
     resamples: int | None = _option(
         None,
-        "Resamples of the examples whose circuits the selection is a consensus of; 1: no consensus.",
+        "Resamples of the examples; the circuit is the consensus of theirs. 1: no resampling.",
         default_text=f"{defaults.RESAMPLES}",
         metavar="N",
         ge=1,

@@ -53,7 +53,7 @@ def saved_options(about_examples: str) -> opt.Decorator:
         opt.batch_options,
         opt.plugin_option,
         opt.json_option,
-        opt.load_options,
+        opt.load_options(dtype=own["model"], bos=own["model"]),
     )
 
 
@@ -150,17 +150,8 @@ def _recipe(circuit: Circuit, typed: dict[str, Any], file: str | Path) -> Recipe
         typed = {**typed, "task": found.task, "data": data}  # the same data, wherever it is now
         found = found.changed(data=data)
     elif "task" in typed or data is not None:
-        dropped = [
-            "task",
-            "data",
-            "metric",
-            "first_token",
-            "clean",
-            "corrupted",
-            "answer",
-            "wrong",
-            *(["examples"] if (data is None) != (found.data is None) else []),
-        ]
+        dropped = {"task", "data", "metric", "first_token", "clean", "corrupted", "answer", "wrong"}
+        dropped |= {"examples"} if (data is None) != (found.data is None) else set()
         found = Recipe(**{name: value for name, value in found.recorded.items() if name not in dropped})
     recipe = found.changed(**typed)
     for name, value in (("model", recipe.model), ("task", recipe.task or recipe.data)):
@@ -230,7 +221,7 @@ def eval_command(circuit_file: str | Path, as_json: bool, **values: Any) -> None
 @click.option("--all", "everything", is_flag=True, help="Also test whether it is of this task alone, and the only one.")
 @saved_options("Examples to test on.")
 def test_command(circuit_file: str | Path, out: Path | None, everything: bool, as_json: bool, **values: Any) -> None:
-    """Test a saved circuit: is it better than chance, equivalent to the model, necessary, minimal, stable?
+    """Stress-test a saved circuit: is it better than chance, equivalent to the model, necessary, minimal, stable?
 
     \b
     gradpath test out/ioi/circuit.json
@@ -270,7 +261,7 @@ def test_command(circuit_file: str | Path, out: Path | None, everything: bool, a
 
 @click.command(name="explain")
 @circuit_argument
-@click.option("--top", type=click.IntRange(min=1), default=25, show_default=True, help="Nodes to show in the table.")
+@click.option("--top", type=opt.COUNT, default=25, help="Nodes to show in the table.  [25]")
 @saved_options("Examples to explain the circuit on.")
 def explain_command(circuit_file: str | Path, top: int, as_json: bool, **values: Any) -> None:
     """Explain what each node of a saved circuit reads, where it attends and what it writes.
@@ -339,7 +330,7 @@ def _cells(role: Role) -> tuple[str, ...]:
 @click.command(name="show")
 @circuit_argument
 @click.option("--out", type=opt.FILE, metavar="FILE", help="The file to write.  [CIRCUIT.html]")
-@click.option("--edges", type=click.IntRange(min=1), metavar="N", help="Draw only the first N edges of the file.")
+@click.option("--edges", type=opt.COUNT, help="Draw only the first N edges of the file.")
 @click.option(
     "--attention",
     multiple=True,

@@ -32,28 +32,21 @@ ASSUMED = 20, 10  # tokens of a prompt, and from the first difference on, where 
 @opt.model_option
 @opt.recipe_options("task", "data", "clean", "corrupted", "answer", "wrong", "method", "steps")
 @click.option(
-    "-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the method or selection."
+    "-o",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the method or selection, as in stride=unit.",
 )
-@opt.recipe_options(
-    "faithfulness",
-    "edges",
-    "sparsity",
-    "nodes",
-    "selection",
-    "resamples",
-    "metric",
-    "first_token",
-    "examples",
-    "split",
-    "ablation",
-    "seed",
-)
+@opt.recipe_options("faithfulness", "edges", "sparsity", "nodes", "selection", "resamples", "metric", "first_token")
+@opt.recipe_options("examples", "split", "ablation", "seed")
 @opt.batch_options
 @opt.plugin_option
 @opt.out_option("Folder for the scores, the circuit and the report.  [a new one, named after model and task]")
 @click.option("--dry-run", is_flag=True, help="Say what the run takes in memory and passes, and run nothing.")
 @opt.json_option
-@opt.load_options
+@opt.load_options()
 def find_command(
     options: tuple[str, ...],
     batch_size: int | None,

@@ -28,14 +28,14 @@ NAMES = "\n    ".join(f"{name:<13} {about}" for name, about in ABOUT.items())
 
 @click.command(name="curve")
 @opt.model_option
-@opt.example_options
-@opt.grid_options(methods=defaults.METHOD, how=defaults.SELECTION, data=True)
+@opt.recipe_options("task", "data", "metric", "examples", "seed")
+@opt.grid_options(methods=defaults.METHOD, selections=defaults.SELECTION)
 @opt.recipe_option("ablation")
 @opt.plugin_option
 @opt.out_option("Write the table, the figure, a report and all measurements to this folder.")
 @opt.json_option
-@opt.load_options
-def curve_command(how: str | None, out: Path | None, as_json: bool, **values: Any) -> None:
+@opt.load_options()
+def curve_command(selections: str | None, out: Path | None, as_json: bool, **values: Any) -> None:
     """Measure circuits of many sizes, found by several methods on one task.
 
     With --out, an interrupted run continues where it stopped.
@@ -51,7 +51,7 @@ def curve_command(how: str | None, out: Path | None, as_json: bool, **values: An
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
     name = recipe.task or ("custom" if recipe.data else defaults.TASK)
-    study = _study(recipe, values, tasks=name, selections=how, default=defaults.SELECTION)
+    study = _study(recipe, values, tasks=name, selections=selections, default=defaults.SELECTION)
 
     def outcome(bench: Bench) -> Outcome:
         measured = faithfulness.outcome(bench, "curve")
@@ -99,7 +99,7 @@ def _curve_text(written: Written, out: Path | None) -> str:
 )
 @opt.plugin_option
 @opt.recipe_options("model", model="those of the file")
-@opt.load_options
+@opt.load_options(dtype="that of the file")
 @opt.out_option("Write measurements and the report to this folder.  [out/NAME, for NAME.yaml]")
 @opt.json_option
 def run_command(study_file: Path, part_text: str, out: Path | None, as_json: bool, **values: Any) -> None:
@@ -165,16 +165,20 @@ def _part_text(done: dict[str, Any], folder: Path, whole: Path) -> str:
 @click.argument("name", metavar="NAME")
 @opt.model_option
 @click.option("--tasks", metavar="A,B", help="Tasks (gradpath ls tasks).  [those of the paper's table or figure]")
-@opt.grid_options(methods=defaults.PAPER_METHODS, how=defaults.PAPER_SELECTIONS, data=False)
+@opt.recipe_options("examples", "seed", examples=str(defaults.EXAMPLES))
+@opt.grid_options(methods=defaults.PAPER_METHODS, selections=defaults.PAPER_SELECTIONS)
 @click.option(
-    "--steps", default=defaults.PAPER_STEPS, show_default=True, metavar="K-K", help="Numbers of steps (steps only)."
+    "--steps",
+    default=defaults.PAPER_STEPS,
+    metavar="K-K",
+    help=f"Numbers of steps (steps only).  [{defaults.PAPER_STEPS}]",
 )
 @opt.plugin_option
 @opt.out_option("Write measurements and results to this folder.  [out/reproduce/MODEL]")
 @opt.json_option
-@opt.load_options
+@opt.load_options()
 def reproduce_command(
-    name: str, tasks: str | None, how: str | None, steps: str, out: Path | None, as_json: bool, **values: Any
+    name: str, tasks: str | None, selections: str | None, steps: str, out: Path | None, as_json: bool, **values: Any
 ) -> None:
     names = [name for name in ABOUT if name not in OWN_MODELS] if name == "all" else [name]
     experiments = [find_experiment(name) for name in names]
@@ -182,7 +186,7 @@ def reproduce_command(
     from gradpath.study import whole_numbers
 
     recipe = Recipe(**{"model": defaults.MODEL, **opt.typed(values)})
-    study = _study(recipe, values, tasks=tasks, selections=how, default=defaults.PAPER_SELECTIONS)
+    study = _study(recipe, values, tasks=tasks, selections=selections, default=defaults.PAPER_SELECTIONS)
     study = replace(study, steps=whole_numbers(steps, "--steps"))
     place = name if experiments[0].own_model else Path(str(recipe.model)).name or "model"
     written = _measure(experiments, study, recipe, out or Path("out") / "reproduce" / place, values)
@@ -220,7 +224,7 @@ def _study(recipe: Recipe, values: dict[str, Any], *, tasks: str | None, selecti
 
     if values["grid"] == defaults.MIB_GRID:  # its areas are defined for rankings
         default = ",".join(defaults.MIB_RANKINGS)
-    examples = opt.examples_or_default(recipe.examples, recipe.data)
+    examples = recipe.examples or (None if recipe.data else defaults.EXAMPLES)
     return Study(
         recipe=Recipe(examples=examples, data=recipe.data, metric=recipe.metric, ablation=recipe.ablation),
         tasks=None if tasks is None else words(tasks),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from gradpath import defaults
-from gradpath.errors import UsageError, check_choice, printable
+from gradpath.errors import UsageError, check_choice, printable, whole_number
 from gradpath.recipe import Recipe
 from gradpath.runtime import distributed
 from gradpath.runtime.progress import write_line
@@ -50,6 +50,19 @@ class Choice(click.Choice[str]):
         name = "" if param is None else param.human_readable_name.strip("[]")
         check_choice(f"--{name}" if isinstance(param, click.Option) else name, value, self.choices)
         return str(value)
+
+
+class Count(click.types.IntParamType):
+    """A whole number above 0."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        option = "a number" if param is None else param.opts[-1]
+        return whole_number(option, int(value) if str(value).isdecimal() else value)
+
+
+COUNT = Count()
 
 
 def together(*options: Decorator) -> Decorator:
@@ -118,17 +131,18 @@ def typed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 model_option = recipe_option("model", default=defaults.MODEL)
-load_options = together(
-    click.option(
-        "--device", metavar="NAME", help="Where to run: cpu, cuda, mps ...  [cpu; with torchrun, a GPU per process]"
-    ),
-    recipe_options("dtype", "bos"),
-)
-example_options = recipe_options("task", "data", "metric", "examples", "seed")
+
+
+def load_options(**defaults_: str) -> Decorator:
+    """How a model is loaded; ``defaults_`` are those of ``dtype`` and ``bos``."""
+    where = "Where to run: cpu, cuda, mps ...  [cpu; with torchrun, a GPU per process]"
+    return together(click.option("--device", metavar="NAME", help=where), recipe_options("dtype", "bos", **defaults_))
+
+
 batch_options = together(
     click.option(
         "--batch-size",
-        type=click.IntRange(min=1),
+        type=COUNT,
         help="Maximum number of examples in a batch.  [depends on prompt length and free memory]",
     ),
     click.option(
@@ -162,37 +176,29 @@ plugin_option = click.option(
 )
 
 
-def examples_or_default(examples: int | None, data: object) -> int | None:
-    """The number of examples: None for all of the user's own data."""
-    return defaults.EXAMPLES if examples is None and data is None else examples
-
-
-def grid_options(*, methods: str, how: str, data: bool) -> Decorator:
-    """Methods, selections, sparsities and examples of a grid of measurements, with its defaults."""
+def grid_options(*, methods: str, selections: str) -> Decorator:
+    """Methods, selections and sparsities of a grid of measurements, with its defaults."""
     rankings = ",".join(defaults.MIB_RANKINGS)
     return together(
         click.option(
             "--methods",
             default=methods,
-            show_default=True,
             metavar="A,B",
-            help="Methods, with options after plus signs: eap-gp+stride=unit+steps=10.",
+            help=f"Methods, with options after plus signs: eap-gp+stride=unit+steps=10.  [{methods}]",
         ),
         click.option("--sparsities", metavar="S,S", help="Sparsity levels.  [those of --grid]"),
         click.option(
             "--grid",
             type=Choice([defaults.GRID, defaults.MIB_GRID]),
             default=defaults.GRID,
-            show_default=True,
-            help="Sparsities of the paper (96.9 to 99.9%), or of the MIB benchmark with its CPR and CMD.",
+            help="Sparsities of the paper (96.9 to 99.9%), or of the MIB benchmark with its CPR and CMD.  [paper]",
         ),
         click.option(
             "--selection",
-            "how",
+            "selections",
             metavar="A,B",
-            help=f"Selections.  [{how}; with --grid {defaults.MIB_GRID} {rankings}]",
+            help=f"Selections.  [{selections}; with --grid {defaults.MIB_GRID} {rankings}]",
         ),
-        *(() if data else (recipe_options("examples", "seed", examples=str(defaults.EXAMPLES)),)),
         batch_options,
     )
 

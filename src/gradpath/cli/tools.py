@@ -32,12 +32,12 @@ Rows = list[dict[str, str]]
 @click.argument("target", type=opt.FILE, metavar="OUT")
 @click.option("--to", metavar="FORMAT", help="The format of OUT (gradpath ls formats).  [from the name of OUT]")
 @click.option("--scores", type=opt.FILE, metavar="FILE", help="Scores of all edges, to include in OUT.")
-@click.option("--edges", type=int, metavar="N", help="Select a circuit of N edges from the scores, and prune it.")
+@click.option("--edges", type=opt.COUNT, help="Select a circuit of N edges from the scores, and prune it.")
 @opt.recipe_option("selection", default=defaults.RANKING)
-@click.option("--d-model", type=click.IntRange(min=1), metavar="N", help="The model's width, if IN has none.")
+@click.option("--d-model", type=opt.COUNT, help="The model's width, if IN has none.")
 @opt.recipe_options("model", "data", model="that of the scores")
 @opt.plugin_option
-@opt.load_options
+@opt.load_options()
 def convert_command(
     source: Path,
     target: Path,
@@ -235,12 +235,12 @@ def ls_command(what: str | None, as_json: bool) -> None:
 @click.command(name="check")
 @opt.model_option
 @click.option(
-    "--task", default=defaults.TASK, show_default=True, help="The task to take prompts from (gradpath ls tasks)."
+    "--task", default=defaults.TASK, help=f"The task to take prompts from (gradpath ls tasks).  [{defaults.TASK}]"
 )
-@click.option("--examples", type=click.IntRange(min=1), default=2, show_default=True, help="How many pairs of prompts.")
+@click.option("--examples", type=opt.COUNT, default=2, help="Number of pairs of prompts.  [2]")
 @opt.plugin_option
 @opt.json_option
-@opt.load_options
+@opt.load_options()
 def check_command(task: str, examples: int, as_json: bool, **values: Any) -> None:
     """Check a model's logits, scores and circuits against transformers and a plain, slow reference.
 

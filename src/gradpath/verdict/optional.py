@@ -23,6 +23,7 @@ from itertools import islice
 
 from gradpath.errors import InputError
 from gradpath.evaluation.result import Result, interval_text
+from gradpath.recipe import Recipe
 from gradpath.tasks.builtin import TASKS, read_built_in
 from gradpath.tasks.load import draw_task, shuffled
 from gradpath.tasks.pairs import usable_pairs
@@ -59,7 +60,7 @@ def other_tasks(tested: CircuitUnderTest) -> list[Task]:
         first = (source.candidates.pairs[i] for i in islice(shuffled(len(source.candidates.pairs), 0, "test"), TRIED))
         many = source.metric != "logit-difference"
         if len(usable_pairs(first, model.tokenizer, OTHERS, many=many).pairs) == OTHERS:
-            tasks.append(draw_task(name, model, n=OTHERS, split="test"))
+            tasks.append(draw_task(model, Recipe(task=name, examples=OTHERS), "test"))
     return tasks
 
 
