@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gradpath.evaluation.result import Result, load_result, ratio_interval
-from gradpath.verdict.checks import FLOOR, KEPT, MARGIN, NEEDED, RANDOM, SHARED, WEAKEST, claim
+from gradpath.verdict.checks import FLOOR, KEPT, MARGIN, NEEDED, RANDOM, SHARED, WEAKEST, WITHOUT, claim
 from gradpath.verdict.optional import OTHERS
 from gradpath.verdict.statistics import (
     Decision,
@@ -51,7 +51,7 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=GENERATOR, dtype=torch.float64)
 
 
-def ratio(n: int, kind: str, share: float, most: float = 2.0) -> Ratio:
+def ratio(n: int, kind: str, share: float, least: float = 0.0) -> Ratio:
     """n examples that keep this share of their behaviour on average."""
     behaviour = (0.4 * normal(n)).exp()
     if kind == "rare failures":
@@ -60,7 +60,7 @@ def ratio(n: int, kind: str, share: float, most: float = 2.0) -> Ratio:
         kept = share + NOISE * normal(n)
     else:
         kept = share + NOISE * (1 + random(n).log())
-    return Ratio(behaviour * kept, behaviour, most=most)
+    return Ratio(behaviour * kept, behaviour, least, least + 2)
 
 
 def losses(kind: str, n: int, chance: float, edges: int) -> Tensor:
@@ -81,7 +81,7 @@ def equivalent(kind: str, n: int, share: float) -> Decision:
 
 
 def left(kind: str, n: int, share: float) -> Decision:
-    return within(*bounds(ratio(n, kind, share, most=1.0)), -float("inf"), KEPT)
+    return within(*bounds(ratio(n, kind, share, WITHOUT)), -float("inf"), KEPT)
 
 
 def transferred(kind: str, n: int, off: float) -> Decision:
@@ -90,7 +90,7 @@ def transferred(kind: str, n: int, off: float) -> Decision:
 
 def specific(kind: str, n: int, left: Sequence[float]) -> Decision:
     """What is left of a task without its circuit, and of other tasks."""
-    own, *others = (ratio(n if i == 0 else OTHERS, kind, x, most=1.0) for i, x in enumerate(left))
+    own, *others = (ratio(n if i == 0 else OTHERS, kind, x, WITHOUT) for i, x in enumerate(left))
     return all_of([claim(partial(difference_bounds, x, own), 0, float("inf"), len(others)) for x in others])
 
 

@@ -225,7 +225,7 @@ def _verdict(report: Report) -> Json:
                 "limit": limit_of(name, check),
                 **check.to_json(),
             }
-            for name, check in report.checks.items()
+            for name, check in ({} if report.undone else report.checks).items()
         ],
         "sentence": summary[0].upper() + summary[1:],
         "note": note,

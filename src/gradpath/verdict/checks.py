@@ -50,6 +50,7 @@ FLOOR, MARGIN, KEPT, NEEDED, SHARED, PUBLISHED = 0.5, 0.2, 0.2, 0.9, 0.5, 0.8
 FEWEST = 10  # examples
 NEEDS_EXAMPLES = "needs the examples that it was found with (found_on)"
 FEW, DENSE = 12, 6  # examples for what needs few, and where each circuit has a large share of all edges
+WITHOUT = -1.0  # the least that an example has without the circuit: it may also lose more than its behaviour
 NO_BEHAVIOUR = 0.01  # a share of the whole behaviour
 
 
@@ -119,10 +120,10 @@ def limit_of(name: str, check: Check) -> str:
     return "" if check.value is None else _LIMITS.get(name, "")
 
 
-def faithfulness_ratio(result: Result, most: float = 2.0) -> Ratio:
-    """The faithfulness of a result as a ratio of means over examples; an example has at most ``most`` of it."""
+def faithfulness_ratio(result: Result, least: float = 0.0) -> Ratio:
+    """The faithfulness as a ratio of means over examples; an example has ``least`` of it, or up to 2 more."""
     clean, corrupted, circuit = result.clean_values, result.corrupted_values, result.circuit_values
-    return Ratio(circuit - corrupted, clean - corrupted, most=most)
+    return Ratio(circuit - corrupted, clean - corrupted, least, least + 2)
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ def necessity(tested: CircuitUnderTest, result: Result) -> Check:
     on_few, *random = (x.faithfulness for x in without)
     p, by_chance = rank_test(on_few, random)
     chance = float(torch.tensor(random, dtype=torch.float64, device="cpu").median())
-    claims: list[tuple[Ratio, float, float]] = [(faithfulness_ratio(whole, most=1), -float("inf"), KEPT)]
+    claims: list[tuple[Ratio, float, float]] = [(faithfulness_ratio(whole, WITHOUT), -float("inf"), KEPT)]
     about = (
         f"{whole.faithfulness:.3f} of the behaviour is left without it (limit {KEPT}); without as many random edges "
         f"{chance:.3f} (p = {p:.2f})"

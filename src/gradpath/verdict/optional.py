@@ -29,6 +29,7 @@ from gradpath.tasks.load import draw_task, shuffled
 from gradpath.tasks.pairs import usable_pairs
 from gradpath.tasks.task import Task
 from gradpath.verdict.checks import (
+    WITHOUT,
     Check,
     CircuitUnderTest,
     circuit_again,
@@ -69,15 +70,15 @@ def specificity(tested: CircuitUnderTest, others: Sequence[Task]) -> Check:
     done = {task.name: x for task, x in zip(others, results, strict=True) if x.does_task == "yes"}
     if not done:
         return not_run("needs another built-in task that the model does")
-    left = faithfulness_ratio(tested.without, most=1)
+    left = faithfulness_ratio(tested.without, WITHOUT)
 
     def decide(times: int) -> Decision:
-        pairs = [(faithfulness_ratio(x, most=1).repeated(times), left.repeated(times)) for x in done.values()]
+        pairs = [(faithfulness_ratio(x, WITHOUT).repeated(times), left.repeated(times)) for x in done.values()]
         return all_of([claim(partial(difference_bounds, *pair), 0, float("inf"), len(done)) for pair in pairs])
 
     losses = {name: 1 - x.faithfulness for name, x in done.items()}
     most, own, decision = max(losses, key=losses.__getitem__), 1 - tested.without.faithfulness, decide(1)
-    low, high = difference_bounds(faithfulness_ratio(done[most], most=1), left)
+    low, high = difference_bounds(faithfulness_ratio(done[most], WITHOUT), left)
     about = (
         f"without it, {own:.3f} of the behaviour is lost; of {len(done)} other tasks that the model does, {most} loses "
         f"most, {losses[most]:.3f} (difference {own - losses[most]:+.3f} [{low:+.3f}, {high:+.3f}])"
