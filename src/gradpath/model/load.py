@@ -14,7 +14,7 @@ import torch
 
 from gradpath.errors import GradpathError, InputError, did_you_mean, is_out_of_memory, reason
 from gradpath.model.architecture import fields_of
-from gradpath.model.cache import PACKAGED, Packaged, cached_model
+from gradpath.model.cache import PACKAGED, Packaged, cached_model, packaged
 from gradpath.model.families import FAMILIES, check_family, convert
 from gradpath.model.file_checks import NO_CODE, GgufFile, auto_class, check_claims, empty_model
 from gradpath.model.tokenizer import Tokenizer, panics_as_errors
@@ -66,8 +66,8 @@ def load_model(
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _enough_memory(source):
         if not isinstance(source, (str, Path)):
             loaded = _from_object(source)
-        elif packaged := _installed(str(source)):
-            loaded = _from_package(packaged)
+        elif known := _installed(str(source)):
+            loaded = _from_package(known)
         else:
             loaded = _from_files(str(source), precision or torch.float32)
         model = loaded.model
@@ -104,9 +104,9 @@ def load_shape(source: str, *, dtype: torch.dtype | str | None = None, bos: bool
 def load_original(source: str, dtype: torch.dtype) -> Any:
     """The ``transformers`` model itself, for comparison."""
     with _enough_memory(source):
-        if (packaged := _installed(source)) is None:
+        if (known := _installed(source)) is None:
             return _read(source, dtype)[0].eval()
-        with packaged.whole_file() as file:
+        with known.whole_file() as file:
             return _read(str(file), dtype)[0].eval()
 
 
@@ -127,20 +127,20 @@ def _enough_memory(source: Any) -> Iterator[None]:
 
 def _installed(source: str) -> Packaged | None:
     """The packaged model of that name, if its packages are installed; otherwise it is loaded from the hub."""
-    packaged = PACKAGED.get(source)
-    return packaged if packaged is not None and packaged.parts() else None
+    known = packaged(source)
+    return known if known is not None and known.parts() else None
 
 
-def _from_package(packaged: Packaged) -> _Loaded:
+def _from_package(known: Packaged) -> _Loaded:
     """A packaged model from the cache, where it is stored after it was converted from its GGUF file."""
 
     def converted() -> tuple[Transformer, Any]:
-        announce(f"converting {packaged.name} from its package: once, about a minute")
-        with packaged.whole_file() as file:
+        announce(f"converting {known.name} from its package: once, about a minute")
+        with known.whole_file() as file:
             loaded = _from_files(str(file), torch.float32)
         return loaded.model, loaded.hf_tokenizer
 
-    return _Loaded(*cached_model(packaged.cache(), converted), packaged.name)
+    return _Loaded(*cached_model(known.cache(), converted), known.name)
 
 
 def _from_files(source: str, dtype: torch.dtype) -> _Loaded:
@@ -215,12 +215,11 @@ def _one_sentence(source: str, folder: str) -> Iterator[None]:
             raise
         if Path(folder).is_dir():
             message = f"no model could be loaded from {source}: {reason(problem)}. Check or download it again."
-        elif packaged := PACKAGED.get(source):
-            package = "the package" if len(packaged.packages) == 1 else "one of the packages"
+        elif known := PACKAGED.get(source):
+            package = "the package" if len(known.packages) == 1 else "one of the packages"
             message = (
-                f"{package} {', '.join(packaged.packages)} with the model {source!r} is not installed, and "
-                f"{packaged.hub_name} could not be reached on the hub ({reason(problem)}). Install it: "
-                f"{packaged.install}"
+                f"{package} {', '.join(known.packages)} with the model {source!r} is not installed, and "
+                f"{known.hub_name} could not be reached on the hub ({reason(problem)}). Install it: {known.install}"
             )
         else:
             message = (
@@ -296,14 +295,14 @@ def _check_all_loaded(source: str, loaded: Mapping[str, Any]) -> None:
 
 def _locate(source: str) -> tuple[str, str | None]:
     """A folder or hub name for transformers, and the file in the folder if it is a .gguf."""
-    if packaged := PACKAGED.get(source):
-        return packaged.hub_name, None
+    path = Path(source).expanduser()
+    if (known := PACKAGED.get(source)) and not (path / "config.json").is_file():
+        return known.hub_name, None
     if source.startswith(ELSEWHERE):
         raise InputError(
             f"the model {source} was outside of the working directory, so its path was not recorded. Give its folder "
             "or file with --model."
         )
-    path = Path(source).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return str(path.parent), path.name
     if (path / "config.json").is_file():

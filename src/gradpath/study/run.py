@@ -36,6 +36,7 @@ import yaml
 from gradpath import defaults
 from gradpath.ablation import ABLATIONS
 from gradpath.errors import GradpathError, InputError, UsageError, reason, unknown, whole_number
+from gradpath.model.cache import packaged
 from gradpath.model.load import find_device, find_dtype
 from gradpath.model.transformer import Transformer
 from gradpath.recipe import SIZES, Recipe
@@ -229,7 +230,8 @@ def _path(folder: Path, name: str) -> Path:
 def _model(folder: Path, name: str) -> str:
     """A folder or file, or a name that is looked up as --model does."""
     path = _path(folder, name)
-    if os.path.exists(path):  # Path.exists raises for some names that the system does not allow
+    # Path.exists raises for some names that the system does not allow.
+    if packaged(name, path) is None and os.path.exists(path):
         return str(path)
     if name.startswith((".", "/", "~")) or name.endswith(".gguf"):
         raise InputError(f"there is no folder or file {path}.")
